@@ -1,0 +1,146 @@
+//! The receipt's inner part: what this process can see of its own confinement.
+//!
+//! Read before the payload exists, and judged here too: a layer that is not in force
+//! ends the run before its first instruction. What only the launcher can see
+//! (namespace ids, maps, cgroup membership) it reads itself, from outside.
+
+use alloc::{vec, vec::Vec};
+
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, RawDir, mknodat, openat},
+    io::Errno,
+};
+use stockade_protocol::{
+    frame::{Evidence, Job},
+    step::Step,
+};
+
+use crate::Failure;
+
+pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
+    let failed = |errno| Failure::new(Step::Receipt, errno);
+    let status = read(c"/proc/self/status").map_err(failed)?;
+    check_status(&status)?;
+    let mounts = check_mounts(&read(c"/proc/self/mountinfo").map_err(failed)?, job)?;
+    let descriptors = count_descriptors().map_err(failed)?;
+    if descriptors != EXPECTED_DESCRIPTORS {
+        return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
+    }
+    let clone3_errno = stockade_sys::process::probe_clone3();
+    if clone3_errno != Errno::NOSYS {
+        return Err(failed(clone3_errno).because(b"clone3 is not refused: the system call filter is not in force"));
+    }
+    let landlock_errno = if job.expect_landlock { probe_landlock()? } else { 0 };
+    Ok(Evidence { status, mounts, descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno })
+}
+
+/// Job, stdout, stderr, status, the payload's stdin.
+const EXPECTED_DESCRIPTORS: u32 = 5;
+
+fn read(path: &core::ffi::CStr) -> Result<Vec<u8>, Errno> {
+    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = vec![0; 16 << 10];
+    let mut length = 0;
+    loop {
+        match rustix::io::read(&file, bytes.get_mut(length..).unwrap_or_default()) {
+            Ok(0) if length == bytes.len() => bytes.resize(length * 2, 0),
+            Ok(0) => break,
+            Ok(n) => length += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+        if length == bytes.len() {
+            bytes.resize(length * 2, 0);
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+fn check_status(status: &[u8]) -> Result<(), Failure> {
+    const EXPECTED: [(&[u8], &[u8]); 7] = [
+        (b"CapInh:", b"0000000000000000"),
+        (b"CapPrm:", b"0000000000000000"),
+        (b"CapEff:", b"0000000000000000"),
+        (b"CapBnd:", b"0000000000000000"),
+        (b"CapAmb:", b"0000000000000000"),
+        (b"NoNewPrivs:", b"1"),
+        (b"Seccomp:", b"2"),
+    ];
+    for (key, expected) in EXPECTED {
+        let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(key));
+        let found = line.map(<[u8]>::trim_ascii);
+        if found != Some(expected) {
+            return Err(Failure::new(Step::Receipt, Errno::PERM).because(key).because(found.unwrap_or(b"missing")));
+        }
+    }
+    Ok(())
+}
+
+/// Every mount is read-only and nosuid unless the plan lists it as writable; every
+/// mount that the plan requires is there. Returns how many there are.
+fn check_mounts(mountinfo: &[u8], job: &Job<'_>) -> Result<u32, Failure> {
+    let wrong = |what: &[u8], point: &[u8]| Err(Failure::new(Step::Receipt, Errno::PERM).because(what).because(point));
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    for line in mountinfo.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        let mut fields = line.split(|&byte| byte == b' ').skip(4);
+        let (Some(point), Some(options)) = (fields.next(), fields.next()) else { return wrong(b"unreadable mount ", line) };
+        let point = unescape(point);
+        let has = |option: &[u8]| options.split(|&byte| byte == b',').any(|o| o == option);
+        let may_be_writable = job.writable_mounts.iter().any(|writable| *writable == point);
+        if !has(b"ro") && !may_be_writable {
+            return wrong(b"writable: ", &point);
+        }
+        if !has(b"nosuid") {
+            return wrong(b"honours set-ID bits: ", &point);
+        }
+        seen.push(point);
+    }
+    for required in &job.required_mounts {
+        if !seen.iter().any(|point| point == required) {
+            return wrong(b"not mounted: ", required);
+        }
+    }
+    Ok(seen.len() as u32)
+}
+
+/// Undoes the octal escapes of mountinfo (`\040` for a space).
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        match tail {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', more @ ..] if byte == b'\\' => {
+                plain.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = more;
+            }
+            _ => plain.push(byte),
+        }
+    }
+    plain
+}
+
+fn count_descriptors() -> Result<u32, Errno> {
+    let directory = openat(CWD, c"/proc/self/fd", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(2048);
+    let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+    let mut count = 0;
+    while let Some(entry) = entries.next() {
+        count += u32::from(!entry?.file_name().to_bytes().starts_with(b"."));
+    }
+    // Without the directory itself.
+    Ok(count - 1)
+}
+
+/// Tries what Landlock alone forbids: a fifo in `/dev/shm`.
+fn probe_landlock() -> Result<u32, Failure> {
+    const PROBE: &core::ffi::CStr = c"/dev/shm/.stockade-probe";
+    match mknodat(CWD, PROBE, FileType::Fifo, Mode::from_raw_mode(0o600), 0) {
+        Err(Errno::ACCESS) => Ok(Errno::ACCESS.raw_os_error() as u32),
+        other => {
+            let errno = other.err().unwrap_or(Errno::PERM);
+            Err(Failure::new(Step::Receipt, errno).because(b"a fifo in /dev/shm is not refused: Landlock is not in force"))
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Writing the request's files and the program.
+//!
+//! Never follows a link: scratch may be a host directory in which an earlier run left
+//! some. Paths were checked by the launcher and hold no `.` or `..`.
+
+use rustix::{
+    fd::{BorrowedFd, OwnedFd},
+    fs::{CWD, FileType, Mode, OFlags, fstat, mkdirat, openat},
+    io::Errno,
+};
+use stockade_protocol::{
+    frame::{FileToWrite, Job},
+    step::Step,
+};
+
+use crate::Failure;
+
+/// The job's bytes, mapped.
+pub(crate) fn map_job(job: BorrowedFd<'_>) -> Result<&'static [u8], Errno> {
+    let length = usize::try_from(fstat(job)?.st_size).map_err(|_| Errno::INVAL)?;
+    stockade_sys::process::map_file(job, length)
+}
+
+pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
+    for (index, file) in job.files.iter().enumerate() {
+        let failed = |errno| Failure::new(Step::WriteFile, errno).at(index);
+        let contents = Job::contents(bytes, file).map_err(|_| failed(Errno::BADMSG))?;
+        write_below(file.path, contents).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Writes the program under a name that nothing had before (O_EXCL).
+pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
+    if job.program_directory.is_empty() {
+        return Ok(());
+    }
+    let failed = |errno| Failure::new(Step::WriteProgram, errno);
+    let FileToWrite { path: name, .. } = job.program;
+    let contents = Job::contents(bytes, &job.program).map_err(|_| failed(Errno::BADMSG))?;
+    let directory =
+        openat(CWD, job.program_directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(&directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+    write_all(&file, contents).map_err(failed)
+}
+
+fn write_below(path: &[u8], contents: &[u8]) -> Result<(), Errno> {
+    let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut current = openat(CWD, c".", directory, Mode::empty())?;
+    let mut components = path.split(|&byte| byte == b'/').peekable();
+    while let Some(component) = components.next() {
+        if components.peek().is_none() {
+            let file = create(&current, component)?;
+            return write_all(&file, contents);
+        }
+        match mkdirat(&current, component, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        current = openat(&current, component, directory, Mode::empty())?;
+    }
+    Err(Errno::INVAL)
+}
+
+fn create(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    // NONBLOCK: a fifo that lies there must not hold up the run (ENXIO instead).
+    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(directory, name, flags, Mode::from_raw_mode(0o644))?;
+    if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile { Ok(file) } else { Err(Errno::INVAL) }
+}
+
+fn write_all(file: &OwnedFd, mut contents: &[u8]) -> Result<(), Errno> {
+    while !contents.is_empty() {
+        match rustix::io::write(file, contents) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(n) => contents = contents.get(n..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

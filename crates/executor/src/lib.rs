@@ -1,0 +1,105 @@
+//! Pid 1 of the sandbox: writes the request's files, checks what is in force, starts
+//! the payload, waits for it, tells the launcher how it ended.
+//!
+//! It runs behind every layer that the launcher put in place, as the payload's uid,
+//! and is not dumpable, so that the payload can neither trace nor read it. It takes
+//! no input but the sealed job and parses no text of the payload's. It decides
+//! nothing: limits, paths and rules arrive ready-made. When it ends, the kernel ends
+//! every process of the sandbox.
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+mod evidence;
+mod files;
+mod payload;
+
+use alloc::vec::Vec;
+
+use rustix::{
+    fd::BorrowedFd,
+    io::Errno,
+    process::{DumpableBehavior, set_dumpable_behavior},
+};
+use stockade_protocol::{
+    frame::{Event, Job},
+    step::Step,
+};
+use stockade_sys::start::descriptor;
+
+/// A step that failed, as it crosses the pipe.
+pub(crate) struct Failure {
+    step: Step,
+    errno: Errno,
+    index: u32,
+    detail: Vec<u8>,
+}
+
+impl Failure {
+    pub(crate) fn new(step: Step, errno: Errno) -> Self {
+        Failure { step, errno, index: u32::MAX, detail: Vec::new() }
+    }
+
+    pub(crate) fn at(mut self, index: usize) -> Self {
+        self.index = index as u32;
+        self
+    }
+
+    pub(crate) fn because(mut self, detail: &[u8]) -> Self {
+        self.detail.extend_from_slice(detail);
+        self
+    }
+}
+
+/// The executor's whole life. Returns its exit status, which nobody relies on: the
+/// launcher believes only the events on the status pipe.
+pub fn run() -> i32 {
+    let status = descriptor::STATUS;
+    match supervise(status) {
+        Ok(()) => 0,
+        Err(failure) => {
+            let Failure { step, errno, index, detail } = failure;
+            let event = Event::Failed { step: step as u16, errno: errno.raw_os_error() as u16, index, detail };
+            i32::from(tell(status, &event).is_err())
+        }
+    }
+}
+
+fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
+    // First of all: from here on the payload's uid may not trace or read this process.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    let bytes = files::map_job(descriptor::JOB).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
+
+    files::write_files(bytes, &job)?;
+    files::write_program(bytes, &job)?;
+
+    let evidence = evidence::gather(&job)?;
+    tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
+
+    let pid = payload::start(&job)?;
+    // A launcher that is gone takes this process with it; a failed write needs no care.
+    tell(status, &Event::Started).map_err(|errno| Failure::new(Step::ExecPayload, errno))?;
+
+    loop {
+        let ended = stockade_sys::process::wait_any().map_err(|errno| Failure::new(Step::ExecPayload, errno))?;
+        // Others are orphans of the payload; reaping them keeps the process count honest.
+        if ended.pid == pid {
+            let event = Event::Ended { status: ended.status, user_us: ended.user_us, system_us: ended.system_us };
+            return tell(status, &event).map_err(|errno| Failure::new(Step::ExecPayload, errno));
+        }
+    }
+}
+
+fn tell(status: BorrowedFd<'_>, event: &Event) -> Result<(), Errno> {
+    let frame = event.encode();
+    let mut rest = frame.as_slice();
+    while !rest.is_empty() {
+        match rustix::io::write(status, rest) {
+            Ok(n) => rest = rest.get(n..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}

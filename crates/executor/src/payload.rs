@@ -1,0 +1,120 @@
+//! Starting the payload: limits, its own Landlock layer, its descriptors, execve.
+//!
+//! The child borrows this process's memory until it execs, so it only makes system
+//! calls on prepared pointers; it reports a failed step in shared memory.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    io::Errno,
+};
+use stockade_protocol::{frame::Job, step::Step};
+use stockade_sys::{
+    landlock, process,
+    start::{Arguments, TerminatedBytes, descriptor, exec_prepared, vfork},
+};
+
+use crate::Failure;
+
+struct Prepared<'a> {
+    job: &'a Job<'a>,
+    arguments: Arguments<'a>,
+    /// Paths to try, in this order: one, or argv[0] below each directory of PATH.
+    candidates: Vec<TerminatedBytes<'a>>,
+    failed_step: AtomicU32,
+    failed_errno: AtomicU32,
+}
+
+/// Starts the payload and returns its pid once its execve has succeeded.
+pub(crate) fn start(job: &Job<'_>) -> Result<i32, Failure> {
+    let name = job.argv.first().copied().ok_or_else(|| Failure::new(Step::ExecPayload, Errno::INVAL))?;
+    let (argv, envp) = (with_nul(&job.argv), with_nul(&job.envp));
+    let candidates = candidates(name, &job.envp);
+    let prepared = Prepared {
+        job,
+        arguments: Arguments::new(&terminated(&argv)?, &terminated(&envp)?),
+        candidates: terminated(&candidates)?,
+        failed_step: AtomicU32::new(0),
+        failed_errno: AtomicU32::new(0),
+    };
+    process::close_on_exec_from(3).map_err(|errno| Failure::new(Step::Fork, errno))?;
+    let pid = vfork(become_payload, &prepared).map_err(|errno| Failure::new(Step::Fork, errno))?;
+    let number = prepared.failed_step.load(Relaxed);
+    match Step::from_number(number as u16) {
+        None => Ok(pid),
+        Some(step) => Err(Failure::new(step, Errno::from_raw_os_error(prepared.failed_errno.load(Relaxed) as i32))),
+    }
+}
+
+fn with_nul(strings: &[&[u8]]) -> Vec<Vec<u8>> {
+    strings.iter().map(|string| [string, b"\0".as_slice()].concat()).collect()
+}
+
+fn terminated(strings: &[Vec<u8>]) -> Result<Vec<TerminatedBytes<'_>>, Failure> {
+    let all: Option<_> = strings.iter().map(|string| TerminatedBytes::new(string)).collect();
+    all.ok_or_else(|| Failure::new(Step::ReadJob, Errno::BADMSG))
+}
+
+fn candidates(name: &[u8], envp: &[&[u8]]) -> Vec<Vec<u8>> {
+    let join = |directory: &[u8]| [directory, b"/", name, b"\0"].concat();
+    if name.contains(&b'/') {
+        return alloc::vec![[name, b"\0"].concat()];
+    }
+    let path = envp.iter().find_map(|variable| variable.strip_prefix(b"PATH=")).unwrap_or(b"/usr/bin:/bin");
+    path.split(|&byte| byte == b':').filter(|directory| !directory.is_empty()).map(join).collect()
+}
+
+fn become_payload(prepared: &Prepared<'_>) -> i32 {
+    match confine_and_exec(prepared) {
+        Ok(never) => match never {},
+        Err((step, errno)) => {
+            prepared.failed_errno.store(errno.raw_os_error() as u32, Relaxed);
+            prepared.failed_step.store(u32::from(step as u16), Relaxed);
+            127
+        }
+    }
+}
+
+fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible, (Step, Errno)> {
+    let job = prepared.job;
+    process::reset_signals();
+    // A session of its own: signals to the process group do not meet pid 1.
+    rustix::process::setsid().map_err(|errno| (Step::Session, errno))?;
+    if job.terminal {
+        process::take_terminal(descriptor::STDIN).map_err(|errno| (Step::Terminal, errno))?;
+    }
+    // stdin takes descriptor 0, where the job was; 3 and 4 are close-on-exec.
+    process::place_descriptor(descriptor::STDIN, 0).map_err(|errno| (Step::Descriptors, errno))?;
+
+    if job.landlock_handled != 0 {
+        restrict(job).map_err(|errno| (Step::PayloadLandlock, errno))?;
+    }
+    // Last: a small address space or file size would hit the steps above.
+    for (resource, value) in &job.rlimits {
+        process::set_rlimit(*resource, *value).map_err(|errno| (Step::ResourceLimits, errno))?;
+    }
+
+    // As execvp: a missing file is passed over, a forbidden one remembered.
+    let mut failed = Errno::NOENT;
+    for &path in &prepared.candidates {
+        failed = match exec_prepared(path, &prepared.arguments) {
+            Errno::NOENT | Errno::NOTDIR => failed,
+            Errno::ACCESS => Errno::ACCESS,
+            errno => return Err((Step::ExecPayload, errno)),
+        };
+    }
+    Err((Step::ExecPayload, failed))
+}
+
+/// The payload's own layer: from a domain below pid 1's it can neither signal nor
+/// trace pid 1, and it may not change the files that only the executor writes.
+fn restrict(job: &Job<'_>) -> Result<(), Errno> {
+    let ruleset = landlock::create_ruleset(job.landlock_handled, job.landlock_scoped)?;
+    for (path, rights) in &job.landlock_rules {
+        let parent = openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        landlock::allow_beneath(&ruleset, &parent, *rights)?;
+    }
+    landlock::restrict_self(&ruleset)
+}

@@ -1,0 +1,502 @@
+//! The privileged sequence: from the clone to the executor's first instruction.
+//!
+//! Everything irreversible of a run happens in this file, top to bottom. It makes only
+//! system calls on prepared data: what could allocate, be parsed or be refused by a
+//! rule of ours was done before the clone. A step that fails sends its number, the
+//! errno and the entry's index to the launcher, and the process ends: there is no
+//! going on without.
+//!
+//! The order is the kernel's, not ours; the comment at each step says why it cannot
+//! come earlier or later. It reads no policy and decides nothing.
+
+use std::{convert::Infallible, ffi::CStr, mem::MaybeUninit};
+
+use nix::sched::CloneFlags;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    fs::{AtFlags, CWD, Mode, OFlags, mkdirat, open, openat, statat, symlinkat, unlinkat},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
+    },
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask},
+    thread::sched_setaffinity,
+};
+use stockade_protocol::{frame::failed_frame, step::Step};
+use stockade_sys::{clone, cred, landlock, mount::attr, net, process, seccomp};
+
+use crate::prepared::{Entry, Prepared, PreparedScratch, Streams};
+
+/// A step that failed.
+struct Failure {
+    step: Step,
+    errno: Errno,
+    index: u32,
+}
+
+type Outcome<T> = Result<T, Failure>;
+
+/// Ties an errno to its step.
+trait At<T> {
+    fn at(self, step: Step) -> Outcome<T>;
+    fn at_entry(self, step: Step, index: usize) -> Outcome<T>;
+}
+
+impl<T> At<T> for Result<T, Errno> {
+    fn at(self, step: Step) -> Outcome<T> {
+        self.map_err(|errno| Failure { step, errno, index: u32::MAX })
+    }
+    fn at_entry(self, step: Step, index: usize) -> Outcome<T> {
+        self.map_err(|errno| Failure { step, errno, index: u32::try_from(index).unwrap_or(u32::MAX) })
+    }
+}
+
+/// Runs the sequence; never returns. On failure the launcher learns the step.
+pub(crate) fn enter(prepared: &Prepared<'_>) -> Infallible {
+    let failure = match sequence(prepared) {
+        Ok(never) => return never,
+        Err(failure) => failure,
+    };
+    let frame = failed_frame(failure.step, u16::try_from(failure.errno.raw_os_error()).unwrap_or(0), failure.index);
+    // If the launcher is gone too there is nobody to tell.
+    let _unheard = rustix::io::write(&prepared.pipes.status_write, &frame);
+    process::exit_now(125)
+}
+
+/// The crossings. Each state owns the descriptors that the next one needs.
+fn sequence(prepared: &Prepared<'_>) -> Outcome<Infallible> {
+    let isolated = Isolated::enter(prepared)?;
+    let rooted = isolated.build_root()?;
+    let confined = rooted.confine()?;
+    confined.exec()
+}
+
+/// In its namespaces, with its ids, alone in its cgroup.
+struct Isolated<'p> {
+    prepared: &'p Prepared<'p>,
+}
+
+impl<'p> Isolated<'p> {
+    fn enter(prepared: &'p Prepared<'p>) -> Outcome<Self> {
+        // Modes below are meant as written.
+        umask(Mode::empty());
+        // Before anything that needs an id: until the maps are written we are nobody.
+        await_launcher(prepared)?;
+        // v1: joined before the cgroup namespace is made, or its path would show from inside.
+        for (index, tasks) in prepared.cgroup_tasks.iter().enumerate() {
+            rustix::io::write(tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
+        }
+        if prepared.unshare_cgroup_namespace {
+            unshare(CloneFlags::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        }
+        // After the gid map, before the uid change takes the capability away; rootless it
+        // is refused for ever (setgroups=deny), and the receipt names the groups kept.
+        if prepared.clear_groups {
+            cred::set_groups(&[]).at(Step::Groups)?;
+        }
+        // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
+        let (uid, gid) = prepared.plan.identity.inside;
+        cred::set_group(gid).at(Step::Ids)?;
+        cred::set_user(uid).at(Step::Ids)?;
+        // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
+        set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::DeathSignal)?;
+        set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
+        // It may have died just before: getppid() is 0 in here and proves nothing.
+        still_alive(prepared)?;
+        setsid().map(drop).at(Step::Session)?;
+        cred::join_new_session_keyring().at(Step::Keyring)?;
+        rustix::system::sethostname(prepared.plan.identity.hostname.as_bytes()).at(Step::Hostname)?;
+        net::bring_up_loopback().at(Step::Loopback)?;
+        if let Some(cpus) = &prepared.cpus {
+            sched_setaffinity(None, cpus).at(Step::Affinity)?;
+        }
+        Ok(Isolated { prepared })
+    }
+
+    /// Builds the root from nothing and pivots into it.
+    fn build_root(self) -> Outcome<Rooted<'p>> {
+        let prepared = self.prepared;
+        // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
+        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)?;
+        let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755").at(Step::RootTmpfs)?;
+        // Over "/", so that no directory of the host is needed; paths still start at the
+        // old root, where this process's root directory stays until the pivot.
+        move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
+        let mut proc = None;
+        for (index, entry) in prepared.entries.iter().enumerate() {
+            make_entry(&root, entry, &mut proc).at_entry(Step::RootEntry, index)?;
+        }
+        let scratch = mount_scratch(prepared, &root)?;
+        let executor = place_executor(prepared, &root).at(Step::PlaceExecutor)?;
+        // The stand-ins for hidden files stay mounted, their names go.
+        for name in [HIDDEN_FILE, MASK_FILE] {
+            unlinkat(&root, name, AtFlags::empty()).at(Step::SealRoot)?;
+        }
+        unlinkat(&root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
+
+        rustix::process::fchdir(&root).at(Step::PivotRoot)?;
+        rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
+        // The old root now lies over the new one; after this no path leads to the host.
+        unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot)?;
+        stockade_sys::mount::set_attributes(&root, attr::RDONLY, false).at(Step::SealRoot)?;
+        // fchdir left us at the root of the tmpfs, which is "/" now.
+        rustix::process::chdir(c"/").at(Step::PivotRoot)?;
+        let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
+        let terminal = if prepared.plan.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
+        Ok(Rooted { prepared, root, scratch, executor, proc, terminal })
+    }
+}
+
+fn unshare(namespaces: CloneFlags) -> Result<(), Errno> {
+    nix::sched::unshare(namespaces).map_err(|errno| Errno::from_raw_os_error(errno as i32))
+}
+
+/// Reads the byte that the launcher sends once the maps are written.
+fn await_launcher(prepared: &Prepared<'_>) -> Outcome<()> {
+    // Our copy of the write end would hide the launcher's death from us.
+    let ours = prepared.pipes.lifeline_write.as_raw_fd().unsigned_abs();
+    process::close_range(ours, ours).at(Step::AwaitMaps)?;
+    let mut byte = [0u8];
+    loop {
+        match rustix::io::read(&prepared.pipes.lifeline_read, &mut byte) {
+            Ok(1) => return Ok(()),
+            Ok(_) => return Err(Errno::PIPE).at(Step::AwaitMaps),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).at(Step::AwaitMaps),
+        }
+    }
+}
+
+/// The lifeline hangs up when the launcher ends, however it ends.
+fn still_alive(prepared: &Prepared<'_>) -> Outcome<()> {
+    let mut fds = [PollFd::new(&prepared.pipes.lifeline_read, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Step::DeathSignal)?;
+    if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) { Err(Errno::SRCH).at(Step::DeathSignal) } else { Ok(()) }
+}
+
+const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+/// Names in the root tmpfs, gone before the payload starts.
+const HIDDEN_FILE: &CStr = c".hidden-file";
+const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
+const MASK_FILE: &CStr = c".mask";
+
+fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr) -> Result<OwnedFd, Errno> {
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, c"mode", mode)?;
+    if let Some(size) = size {
+        fsconfig_set_string(&context, c"size", size)?;
+    }
+    if let Some(inodes) = inodes {
+        fsconfig_set_string(&context, c"nr_inodes", inodes)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE)
+}
+
+fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
+    move_mount(mount, c"", root, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+/// A copy of a mount, not attached anywhere. AT_RECURSIVE: without it a directory with
+/// mounts below it is refused (EINVAL), as it would uncover what they hide.
+fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
+}
+
+fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
+    let set = stockade_sys::mount::set_attributes::<&OwnedFd>;
+    match entry {
+        Entry::Directory { target, mode } => match mkdirat(root, *target, Mode::from_raw_mode(*mode)) {
+            // Above a scratch in /tmp, say, another entry has made it.
+            Err(Errno::EXIST) => Ok(()),
+            other => other,
+        },
+        Entry::Link { target, to } => symlinkat(*to, root, *target),
+        Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
+        Entry::Bind { source, tree, target, executable } => {
+            let copy;
+            // Root has opened what belongs to the caller with the caller's rights.
+            let tree = match tree {
+                Some(tree) => tree,
+                None => {
+                    copy = copy_tree(CWD, source)?;
+                    &copy
+                }
+            };
+            let noexec = if *executable { 0 } else { attr::NOEXEC };
+            set(tree, attr::RDONLY | attr::NOSUID | attr::NODEV | noexec, true)?;
+            attach(tree, root, target)
+        }
+        Entry::Device { source, target } => {
+            // mknod is refused in a user namespace; nodev would make the node useless.
+            let node = open_tree(CWD, *source, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+            set(&node, attr::RDONLY | attr::NOSUID | attr::NOEXEC, false)?;
+            attach(&node, root, target)
+        }
+        Entry::Writable { target } => {
+            // A mount of its own stays writable when the root mount is sealed.
+            let own = copy_tree(root, target)?;
+            attach(&own, root, target)
+        }
+        Entry::Proc { target } => {
+            // Before the old root is detached: afterwards "mount too revealing" (EPERM).
+            let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&context)?;
+            let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
+            attach(&placed, root, target)?;
+            // A writable copy, for the user namespace's maps and counts; never attached.
+            *proc = Some(copy_tree(root, target)?);
+            set(&placed, attr::RDONLY, false)
+        }
+        Entry::Devpts { target } => {
+            let context = fsopen(c"devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            // Not gid=5: that group is not mapped (EINVAL).
+            fsconfig_set_string(&context, c"mode", c"0620")?;
+            fsconfig_set_string(&context, c"ptmxmode", c"0666")?;
+            fsconfig_create(&context)?;
+            let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+            attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
+        }
+        Entry::Mask { target } => {
+            if statat(root, *target, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+                return Ok(());
+            }
+            cover(root, root, MASK_FILE, target)
+        }
+        Entry::StandIns => {
+            write_file(root, HIDDEN_FILE, 0, b"").map(drop)?;
+            write_file(root, MASK_FILE, 0o444, b"").map(drop)?;
+            mkdirat(root, HIDDEN_DIRECTORY, Mode::empty())
+        }
+    }
+}
+
+/// Lays a read-only copy of one of the root's own files over `target`.
+fn cover(root: &OwnedFd, below: &OwnedFd, stand_in: &CStr, target: &CStr) -> Result<(), Errno> {
+    let copy = copy_tree(root, stand_in)?;
+    stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
+    attach(&copy, below, target)
+}
+
+fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = openat(root, target, flags, Mode::from_raw_mode(mode))?;
+    while !text.is_empty() {
+        let written = rustix::io::write(&file, text)?;
+        text = text.get(written..).unwrap_or_default();
+    }
+    Ok(file)
+}
+
+/// Mounts scratch at its place and returns its root.
+fn mount_scratch(prepared: &Prepared<'_>, root: &OwnedFd) -> Outcome<OwnedFd> {
+    let scratch = match &prepared.scratch {
+        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755").at(Step::Scratch)?,
+        // Root: idmapped already, which only the initial user namespace's root may do.
+        PreparedScratch::Tree(tree) => rustix::io::fcntl_dupfd_cloexec(tree, 0).at(Step::Scratch)?,
+        // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
+        // so it is opened again here, and must be the directory that was checked.
+        PreparedScratch::Path { path, device, inode } => {
+            let again = copy_tree(CWD, path).at(Step::Scratch)?;
+            let found = rustix::fs::fstat(&again).at(Step::Scratch)?;
+            if (found.st_dev, found.st_ino) != (*device, *inode) {
+                return Err(Errno::STALE).at(Step::Scratch);
+            }
+            again
+        }
+    };
+    let read_only = if prepared.plan.scratch.read_only { attr::RDONLY } else { 0 };
+    stockade_sys::mount::set_attributes(&scratch, attr::NOSUID | attr::NODEV | read_only, true).at(Step::Scratch)?;
+    attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
+    for (index, rule) in prepared.scratch_rules.iter().enumerate() {
+        let done = match rule.stand_in() {
+            Some(true) => cover(root, &scratch, HIDDEN_DIRECTORY, rule.path()),
+            Some(false) => cover(root, &scratch, HIDDEN_FILE, rule.path()),
+            None => copy_tree(&scratch, rule.path()).and_then(|copy| {
+                stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
+                attach(&copy, &scratch, rule.path())
+            }),
+        };
+        done.at_entry(Step::ScratchRule, index)?;
+    }
+    Ok(scratch)
+}
+
+/// Writes the executor into the root and takes its name away again: a file of this run
+/// alone, through which nothing on the host can be reached.
+fn place_executor(prepared: &Prepared<'_>, root: &OwnedFd) -> Result<OwnedFd, Errno> {
+    const NAME: &CStr = c".executor";
+    // Closed before the exec, which refuses a file open for writing (ETXTBSY).
+    drop(write_file(root, NAME, 0o500, prepared.executor)?);
+    let executor = openat(root, NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    unlinkat(root, NAME, AtFlags::empty())?;
+    Ok(executor)
+}
+
+/// The two ends of a terminal of the sandbox's own devpts.
+struct Terminal {
+    master: OwnedFd,
+    slave: OwnedFd,
+}
+
+fn open_terminal() -> Result<Terminal, Errno> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
+    rustix::pty::unlockpt(&master)?;
+    // The first terminal of a fresh instance.
+    let slave = open(c"/dev/pts/0", flags, Mode::empty())?;
+    Ok(Terminal { master, slave })
+}
+
+/// In its own root, with nothing of the host in reach by path.
+struct Rooted<'p> {
+    prepared: &'p Prepared<'p>,
+    root: OwnedFd,
+    scratch: OwnedFd,
+    executor: OwnedFd,
+    proc: OwnedFd,
+    terminal: Option<Terminal>,
+}
+
+impl<'p> Rooted<'p> {
+    /// Gives up everything that could undo the above.
+    fn confine(self) -> Outcome<Confined<'p>> {
+        let Rooted { prepared, root, scratch, executor, proc, terminal } = self;
+        // While we still own the outer namespace: its counts bind whatever is made below it.
+        for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
+            write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
+        }
+        // The inner user namespace comes before the drop, because it refills the sets,
+        // the bounding set too. From here on mounts, host name and network of the outer
+        // one are out of reach for any capability.
+        unshare(CloneFlags::CLONE_NEWUSER).at(Step::InnerUserNamespace)?;
+        set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::InnerUserNamespace)?;
+        write_proc(&proc, c"self/setgroups", b"deny").at(Step::InnerUserNamespace)?;
+        write_proc(&proc, c"self/gid_map", prepared.inner_gid_map.as_bytes()).at(Step::InnerUserNamespace)?;
+        write_proc(&proc, c"self/uid_map", prepared.inner_uid_map.as_bytes()).at(Step::InnerUserNamespace)?;
+        // The only writable proc.
+        drop(proc);
+        rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
+        umask(Mode::from_raw_mode(0o022));
+        // 1, not 0: a piped core_pattern ignores 0, and 1 makes the kernel skip it.
+        process::set_rlimit(RLIMIT_CORE, Some(1)).at(Step::CoreLimit)?;
+        // Each needs CAP_SETPCAP, which the last of them gives up.
+        cred::lock_securebits().at(Step::Capabilities)?;
+        cred::drop_bounding_set().at(Step::Capabilities)?;
+        cred::drop_all_sets().at(Step::Capabilities)?;
+        // Without capabilities, Landlock and the filter are refused until this is set.
+        rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
+        // After the last mount call, which a Landlock domain forbids.
+        if prepared.plan.landlock.handled != 0 {
+            restrict(prepared, &executor)?;
+        }
+        // unshare(NEWUSER) has cleared it once more.
+        set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
+        still_alive(prepared)?;
+        // Last: what follows must pass the filter itself.
+        let listener = load_filter(prepared)?;
+        Ok(Confined { prepared, root, scratch, executor, listener, terminal })
+    }
+}
+
+const RLIMIT_CORE: u32 = 4;
+
+/// One inner user namespace and no further; few inotify objects (user_namespaces(7)
+/// and inotify(7): they are counted for each user namespace and its ancestors).
+const NAMESPACE_COUNTS: [(&CStr, &[u8]); 3] = [
+    (c"sys/user/max_user_namespaces", b"1"),
+    (c"sys/user/max_inotify_instances", b"64"),
+    (c"sys/user/max_inotify_watches", b"8192"),
+];
+
+fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
+    let file = openat(proc, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&file, value).map(drop)
+}
+
+fn restrict(prepared: &Prepared<'_>, executor: &OwnedFd) -> Outcome<()> {
+    let plan = &prepared.plan.landlock;
+    let ruleset = landlock::create_ruleset(plan.handled, plan.scoped).at(Step::Landlock)?;
+    for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
+        let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
+        // A right on directories is refused for a plain file (EINVAL).
+        let is_directory = rustix::fs::fstat(&parent).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()).at_entry(Step::Landlock, index)?;
+        let rights = if is_directory { *rights } else { rights & landlock::access::ON_FILE };
+        landlock::allow_beneath(&ruleset, &parent, rights).at_entry(Step::Landlock, index)?;
+    }
+    // execveat reads the file as well as executing it.
+    landlock::allow_beneath(&ruleset, executor, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
+    landlock::restrict_self(&ruleset).at(Step::Landlock)
+}
+
+/// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
+/// stay and only their reports are lost.
+fn load_filter(prepared: &Prepared<'_>) -> Outcome<Option<OwnedFd>> {
+    match seccomp::load_filter_with_listener(&prepared.filter) {
+        Ok(listener) => Ok(Some(listener)),
+        Err(Errno::BUSY) => seccomp::load_filter(&prepared.filter_without_listener).map(|()| None).at(Step::Seccomp),
+        Err(errno) => Err(errno).at(Step::Seccomp),
+    }
+}
+
+/// Behind every layer. What is left is to become the executor.
+struct Confined<'p> {
+    prepared: &'p Prepared<'p>,
+    root: OwnedFd,
+    scratch: OwnedFd,
+    executor: OwnedFd,
+    listener: Option<OwnedFd>,
+    terminal: Option<Terminal>,
+}
+
+impl Confined<'_> {
+    fn exec(self) -> Outcome<Infallible> {
+        self.hand_over().at(Step::HandOver)?;
+        let pipes = &self.prepared.pipes;
+        // Clear of the fixed numbers, so that placing one cannot overwrite another.
+        let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
+        let job = above(self.prepared.job.as_fd())?;
+        let status = above(pipes.status_write.as_fd())?;
+        let (input, output, error) = match (&self.terminal, &pipes.streams) {
+            (Some(terminal), _) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
+            (None, Streams { stdin, stdout, stderr }) => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
+        };
+        let executor = above(self.executor.as_fd())?;
+        for (fd, number) in [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4)] {
+            process::place_descriptor(fd, number).at(Step::Descriptors)?;
+        }
+        // Every other descriptor, of ours or of whoever started the launcher, is closed by
+        // the exec; none was opened without close-on-exec after this.
+        process::close_on_exec_from(5).at(Step::Descriptors)?;
+        Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
+    }
+
+    /// Sends the launcher what only it may keep: the listener and the two file systems
+    /// whose use it will read.
+    fn hand_over(&self) -> Result<(), Errno> {
+        let mut fds = [self.root.as_fd(); 4];
+        let mut tags = [b'r', 0, 0, 0];
+        let more = [(b's', Some(&self.scratch)), (b'l', self.listener.as_ref()), (b't', self.terminal.as_ref().map(|terminal| &terminal.master))];
+        let mut count = 1;
+        for (tag, fd) in more {
+            if let (Some(fd), Some(fd_slot), Some(tag_slot)) = (fd, fds.get_mut(count), tags.get_mut(count)) {
+                *fd_slot = fd.as_fd();
+                *tag_slot = tag;
+                count += 1;
+            }
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(fds.get(..count).unwrap_or_default())) {
+            return Err(Errno::NOBUFS);
+        }
+        let tags = [std::io::IoSlice::new(tags.get(..count).unwrap_or_default())];
+        sendmsg(&self.prepared.pipes.handover_child, &tags, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+    }
+}
+
+const LOWEST_FREE: i32 = 16;

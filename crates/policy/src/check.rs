@@ -1,0 +1,328 @@
+//! What a single value must look like; nothing about how values go together.
+//!
+//! Each function turns a written text into the value that the model holds or says what is
+//! wrong with it. None looks at the host: whether a path exists is the plan's question.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::{
+    diagnostic::{Complaint, quote},
+    names,
+};
+
+pub(crate) type Checked<T> = Result<T, Complaint>;
+
+fn complain<T>(title: String, label: &str) -> Checked<T> {
+    Err(Complaint::new(title, label))
+}
+
+/// Looks a word up, with a guess when it is unknown.
+pub(crate) fn word<T: Copy>(table: &[(&str, T)], what: &str, text: &str) -> Checked<T> {
+    names::find(table, text).ok_or_else(|| unknown(what, text, table.iter().map(|(name, _)| *name)))
+}
+
+/// An unknown word: the likely one where there is one, else all.
+pub(crate) fn unknown<'a>(what: &str, text: &str, known: impl Iterator<Item = &'a str> + Clone) -> Complaint {
+    let complaint = Complaint::new(format!("unknown {what} {}", quote(text)), "not known");
+    match names::nearest(text, known.clone()) {
+        Some(name) => complaint.help(format!("did you mean `{name}`?")),
+        None => complaint.help(format!("known: {}", known.collect::<Vec<_>>().join(", "))),
+    }
+}
+
+/// A path below the root of the host, in its plainest spelling.
+pub(crate) fn absolute(text: &str) -> Checked<PathBuf> {
+    let path = Path::new(text);
+    let title = || format!("{} is not a usable path", quote(text));
+    if text.chars().any(char::is_control) {
+        return complain(title(), "holds a control character");
+    }
+    if !path.is_absolute() {
+        return complain(title(), "must be absolute: start with /");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return complain(title(), "must not hold `..`");
+    }
+    if text.len() >= 4096 {
+        return complain(title(), "longer than the kernel takes");
+    }
+    let plain: PathBuf = path.components().collect();
+    if plain.as_os_str() != text {
+        return Err(Complaint::new(title(), "not in its plain spelling").help(format!("write `{}`", plain.display())));
+    }
+    Ok(plain)
+}
+
+/// A path that the sandbox's root may show.
+pub(crate) fn shown(text: &str) -> Checked<PathBuf> {
+    let path = absolute(text)?;
+    if path == Path::new("/") {
+        return Err(
+            Complaint::new("the whole host cannot be shown", "every file of the host").help("name the directories that the code needs")
+        );
+    }
+    for own in ["/proc", "/sys", "/dev"] {
+        if path.starts_with(own) {
+            return Err(Complaint::new(format!("{} cannot be taken from the host", quote(text)), "made by the launcher")
+                .help(format!("the sandbox has a {own} of its own, or none")));
+        }
+    }
+    Ok(path)
+}
+
+pub(crate) fn device(text: &str) -> Checked<String> {
+    if names::DEVICES.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    Err(unknown("device", text, names::DEVICES.iter().copied()))
+}
+
+pub(crate) fn syscall(text: &str) -> Checked<String> {
+    if names::is_syscall(text) {
+        return Ok(text.to_owned());
+    }
+    let complaint = Complaint::new(format!("unknown system call {}", quote(text)), "libseccomp knows none of this name");
+    let known = names::syscalls();
+    Err(match names::nearest(text, known.iter().map(String::as_str)) {
+        Some(name) => complaint.help(format!("did you mean `{name}`?")),
+        None => complaint,
+    })
+}
+
+pub(crate) fn ioctl(text: &str) -> Checked<u32> {
+    let number = text.strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16).ok());
+    let forbidden = names::FORBIDDEN_IOCTLS.iter().find(|(name, value, _)| *name == text || number == Some(Some(*value)));
+    if let Some((name, _, reason)) = forbidden {
+        return complain(format!("no policy may allow {name}"), reason);
+    }
+    match number {
+        Some(Some(number)) if !text.starts_with("0x+") => Ok(number),
+        Some(_) => complain(format!("{} is not a number of an ioctl request", quote(text)), "0x and at most 8 digits"),
+        None => names::find(names::IOCTLS, text).ok_or_else(|| {
+            let complaint = Complaint::new(format!("unknown ioctl request {}", quote(text)), "not known");
+            complaint.help(match names::nearest(text, names::IOCTLS.iter().map(|(name, _)| *name)) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None => "a request without a name is written as a number, such as \"0x5401\"".to_owned(),
+            })
+        }),
+    }
+}
+
+fn is_variable(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 256
+        && !text.starts_with(|c: char| c.is_ascii_digit())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// The name of an environment variable that a policy sets.
+pub(crate) fn variable(text: &str) -> Checked<String> {
+    if text == "HOME" {
+        return Err(Complaint::new("`HOME` cannot be set", "chosen by the launcher").help("`[scratch] home = true` moves it into scratch"));
+    }
+    if is_variable(text) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot name a variable", quote(text)), "letters, digits and _, no digit first")
+}
+
+pub(crate) fn variable_value(text: &str) -> Checked<String> {
+    if text.contains('\0') {
+        return complain("a variable's value cannot hold NUL".to_owned(), "holds NUL");
+    }
+    Ok(text.to_owned())
+}
+
+/// A variable's name, or its beginning and a star.
+pub(crate) fn pattern(text: &str) -> Checked<String> {
+    let stem = text.strip_suffix('*').unwrap_or(text);
+    if is_variable(stem) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot name a variable", quote(text)), "letters, digits and _, no digit first, a * only at the end")
+}
+
+/// A glob below scratch.
+pub(crate) fn glob(text: &str) -> Checked<String> {
+    let title = || format!("{} is not a usable glob", quote(text));
+    if text.is_empty() || text.chars().any(char::is_control) {
+        return complain(title(), "empty, or with a control character");
+    }
+    if text.starts_with('/') {
+        return complain(title(), "must be relative to scratch: no / first");
+    }
+    if text.split('/').any(|part| matches!(part, ".." | "." | "")) {
+        return complain(title(), "must not hold `..`, `.` or an empty part");
+    }
+    // An unfinished class matches nothing, so that what it should hide would be seen.
+    for (open, close) in [('[', ']'), ('{', '}')] {
+        if text.matches(open).count() != text.matches(close).count() {
+            return complain(title(), "a bracket is not closed");
+        }
+    }
+    Ok(text.to_owned())
+}
+
+pub(crate) fn user(text: &str) -> Checked<String> {
+    let first = text.starts_with(|c: char| c.is_ascii_lowercase() || c == '_');
+    let rest = text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-'));
+    if !first || !rest || text.len() > 32 {
+        return complain(
+            format!("{} cannot be a login name", quote(text)),
+            "a small letter or _ first, then small letters, digits, _ and -; at most 32",
+        );
+    }
+    if text == "root" {
+        return complain("the code is never root".to_owned(), "choose another name");
+    }
+    Ok(text.to_owned())
+}
+
+/// A user or group id inside.
+pub(crate) fn id(number: i64) -> Checked<u32> {
+    match u32::try_from(number) {
+        Ok(0) => complain("the code is never user or group 0".to_owned(), "must be above 0"),
+        Ok(65534) => complain("65534 stands for ids that are not mapped".to_owned(), "choose another"),
+        Ok(number) if number < u32::MAX => Ok(number),
+        _ => complain(format!("{number} is not a user or group id"), "1 to 4294967294"),
+    }
+}
+
+pub(crate) fn hostname(text: &str) -> Checked<String> {
+    let label = |part: &str| {
+        !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    };
+    if text.len() <= 64 && text.split('.').all(label) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot be a host name", quote(text)), "letters, digits and inner -, at most 64")
+}
+
+/// The name of a language.
+pub(crate) fn language(text: &str) -> Checked<String> {
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-' | '+' | '#' | '.');
+    if text.starts_with(|c: char| c.is_ascii_lowercase()) && text.len() <= 32 && text.chars().all(good) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot name a language", quote(text)), "a small letter first, then small letters, digits, _ - + # .; at most 32")
+}
+
+pub(crate) fn extension(text: &str) -> Checked<String> {
+    if (1..=16).contains(&text.len()) && text.chars().all(|c| c.is_ascii_alphanumeric()) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot end a file's name", quote(text)), "letters and digits without the dot, at most 16")
+}
+
+/// The name of a policy.
+pub(crate) fn policy_name(text: &str) -> Checked<String> {
+    if is_policy_name(text) {
+        return Ok(text.to_owned());
+    }
+    complain(
+        format!("{} cannot name a policy", quote(text)),
+        "a small letter or digit first, then small letters, digits, _ and -; at most 64",
+    )
+}
+
+pub(crate) fn is_policy_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && text.len() <= 64
+        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-'))
+}
+
+/// A line for a person.
+pub(crate) fn line(text: &str) -> Checked<String> {
+    if text.trim().is_empty() || text.len() > 200 || text.chars().any(char::is_control) {
+        return complain("this is not one line for a person".to_owned(), "one line, not empty, at most 200 bytes");
+    }
+    Ok(text.to_owned())
+}
+
+/// One word of a runtime's command.
+pub(crate) fn argument(text: &str) -> Checked<String> {
+    if text.is_empty() || text.contains('\0') {
+        return complain("a command's word is empty or holds NUL".to_owned(), "here");
+    }
+    Ok(text.to_owned())
+}
+
+pub(crate) fn peer(text: &str) -> Checked<String> {
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_absolute_and_plain() {
+        assert_eq!(absolute("/usr/share").ok(), Some(PathBuf::from("/usr/share")));
+        for bad in ["", "usr", "./usr", "/usr/../etc", "/usr/", "//usr", "/usr/./x", "/a\0b", "/a\nb"] {
+            assert!(absolute(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["/", "/proc", "/proc/self", "/sys/class", "/dev"] {
+            assert!(shown(bad).is_err(), "{bad:?}");
+        }
+        assert!(shown("/devices").is_ok());
+    }
+
+    #[test]
+    fn ids_are_never_zero() {
+        assert_eq!(id(1000).ok(), Some(1000));
+        for bad in [0, -1, 65534, i64::from(u32::MAX), i64::MAX] {
+            assert!(id(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_hold_only_what_a_passwd_line_can() {
+        assert!(user("sandbox").is_ok() && user("_a-1").is_ok());
+        for bad in ["", "root", "a:b", "a b", "-a", "A", "a\n", "1a"] {
+            assert!(user(bad).is_err(), "{bad:?}");
+        }
+        assert!(hostname("stockade").is_ok() && hostname("a.b-c").is_ok());
+        for bad in ["", "-a", "a-", "a..b", "a_b", "a b", "a\n"] {
+            assert!(hostname(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn globs_stay_below_scratch() {
+        for good in [".git", ".env*", "**/*.pem", "a/[ab]/{x,y}"] {
+            assert!(glob(good).is_ok(), "{good}");
+        }
+        for bad in ["", "/etc", "../x", "a/../b", "a//b", "[ab", "{a,b", "a\0"] {
+            assert!(glob(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn variables_have_names_that_a_shell_can_spell() {
+        assert!(variable("LANG").is_ok() && pattern("LC_*").is_ok());
+        for bad in ["", "1A", "A=B", "A B", "HOME", "A*"] {
+            assert!(variable(bad).is_err(), "{bad:?}");
+        }
+        for bad in ["*", "A*B", "A**", ""] {
+            assert!(pattern(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn terminal_injection_is_refused_by_name_and_by_number() {
+        for bad in ["TIOCSTI", "0x5412", "0x00005412", "TIOCLINUX", "0x541C", "TIOCSETD", "0x5423", "TIOCCONS", "0x541d"] {
+            assert!(ioctl(bad).is_err_and(|complaint| complaint.title.starts_with("no policy may allow")), "{bad}");
+        }
+        assert_eq!(ioctl("TCGETS").ok(), Some(0x5401));
+        assert_eq!(ioctl("0x5401").ok(), Some(0x5401));
+        for bad in ["5401", "0x", "0x+5401", "0x100005401", "TCGETZ"] {
+            assert!(ioctl(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_system_call_is_refused_with_the_likely_name() {
+        assert_eq!(syscall("opnat").err().and_then(|complaint| complaint.help).as_deref(), Some("did you mean `openat`?"));
+        assert!(syscall("read\0x").is_err());
+    }
+}

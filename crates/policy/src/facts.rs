@@ -1,0 +1,82 @@
+//! What a plan needs to know of the host and of the caller.
+//!
+//! Plain values: `runtime` reads them, `doctor` probes them, a test writes them down.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+/// The host as one run sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostFacts {
+    /// Release of the running kernel.
+    pub kernel: String,
+    /// Landlock ABI; 0: none.
+    pub landlock_abi: u32,
+    /// The launcher has root's rights (effective uid 0 and CAP_SYS_ADMIN).
+    pub privileged: bool,
+    /// Who asked: the launcher's own ids, or those behind sudo.
+    pub caller: Caller,
+    /// Host uid and gid that belong to this run alone; only root can give one.
+    pub unique_id: Option<u32>,
+    /// Why there is none.
+    pub unique_id_refusal: Option<String>,
+    /// CPUs that the launcher may run on.
+    pub cpus: Vec<u32>,
+    /// What cgroups offer.
+    pub cgroup: CgroupFacts,
+    /// Swap is switched on.
+    pub swap: bool,
+    /// What stands at each path that the policy names.
+    pub paths: BTreeMap<PathBuf, PathKind>,
+    /// Top-level links of a merged /usr, such as `bin` to `usr/bin`.
+    pub links: Vec<(String, String)>,
+    /// The launcher's own hard limits by resource number, where finite.
+    pub hard_limits: BTreeMap<u32, u64>,
+}
+
+/// Ids of whoever asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// User id.
+    pub uid: u32,
+    /// Primary group id.
+    pub gid: u32,
+    /// Supplementary group ids.
+    pub groups: Vec<u32>,
+}
+
+/// What stands at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathKind {
+    /// A directory.
+    Directory,
+    /// Anything else.
+    File,
+}
+
+/// Where cgroups could be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CgroupFacts {
+    /// The launcher's own directory in each v1 hierarchy, by controller.
+    V1 {
+        /// memory, pids and cpu, each writable; cpuacct where there is one.
+        controllers: BTreeMap<String, PathBuf>,
+    },
+    /// A v2 directory below which the launcher may make cgroups.
+    V2 {
+        /// The directory.
+        parent: PathBuf,
+        /// The launcher is the only process in it and must leave for a child first.
+        vacate: bool,
+    },
+    /// None, and why, with the remedy.
+    Unavailable {
+        /// For a person.
+        reason: String,
+    },
+}
+
+impl Default for CgroupFacts {
+    fn default() -> Self {
+        CgroupFacts::Unavailable { reason: String::from("not looked for") }
+    }
+}

@@ -1,0 +1,200 @@
+//! A policy after loading: every value checked and typed, independent of any host.
+//!
+//! Lists are resolved (`add`, `remove` and `replace` are gone) and system calls are
+//! known names. What this host can do with them is the plan's question.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use stockade_protocol::Limits;
+
+/// One resolved policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Policy {
+    /// The name under which it was found.
+    pub name: String,
+    /// Where it came from.
+    pub origin: Origin,
+    /// SHA-256 in hex over its text and the text of everything that it extends.
+    pub sha256: String,
+    /// One line for a person.
+    pub description: String,
+    /// The runtime of a request that names none.
+    pub language: String,
+    /// What of the host is visible.
+    pub filesystem: Filesystem,
+    /// Who the code is, inside.
+    pub identity: Identity,
+    /// The program's environment.
+    pub environment: Environment,
+    /// How each language is run, by name.
+    pub runtimes: BTreeMap<String, Runtime>,
+    /// What a run gets unasked.
+    pub limits: Limits,
+    /// How far a request may go.
+    pub limits_max: Limits,
+    /// System calls.
+    pub seccomp: Seccomp,
+    /// What may leave.
+    pub egress: Egress,
+    /// The writable directory.
+    pub scratch: Scratch,
+    /// Layers that may be missing.
+    pub degrade: Degrade,
+}
+
+/// Where a policy came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// Compiled in.
+    Shipped,
+    /// Read from this file.
+    File(PathBuf),
+}
+
+/// What of the host the sandbox's root shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filesystem {
+    /// Absolute paths bound read-only at their own place; a missing one is refused.
+    pub read_only: Vec<PathBuf>,
+    /// The same, but a missing one is left out.
+    pub read_only_optional: Vec<PathBuf>,
+    /// Names of nodes below `/dev`: of null, zero, full, random, urandom, tty.
+    pub devices: Vec<String>,
+}
+
+/// Who the code is, inside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// Login name; letters, digits, `_`, `-`.
+    pub user: String,
+    /// User and group id inside, never 0.
+    pub uid: u32,
+    /// Group id inside, never 0.
+    pub gid: u32,
+    /// Host name of the UTS namespace.
+    pub hostname: String,
+}
+
+/// The program's environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Environment {
+    /// Variables that every program gets.
+    pub set: BTreeMap<String, String>,
+    /// Names that a request may set; a trailing `*` matches any ending.
+    pub accept: Vec<String>,
+}
+
+/// How one language is run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Runtime {
+    /// Program and arguments; one of them holds `{file}`, the path of the code. The
+    /// request's `args` follow.
+    pub command: Vec<String>,
+    /// Other names of this language.
+    pub aliases: Vec<String>,
+    /// Ending of the code's file name, without the dot.
+    pub extension: String,
+    /// A virtual environment, shown read-only; its interpreter takes the place of the
+    /// command's first word.
+    pub venv: Option<PathBuf>,
+    /// Further variables for this language.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// What a system call's filter answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seccomp {
+    /// Names of allowed system calls.
+    pub allow: Vec<String>,
+    /// Calls that end the run when they are tried.
+    pub kill: Vec<String>,
+    /// Calls answered ENOSYS, as if the kernel were older; a program falls back.
+    pub enosys: Vec<String>,
+    /// Socket families that `socket` may open.
+    pub socket_families: Vec<SocketFamily>,
+    /// Requests that `ioctl` may make, by number.
+    pub ioctl: Vec<u32>,
+}
+
+/// A socket family that a policy can allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketFamily {
+    /// AF_UNIX.
+    Unix,
+    /// AF_INET, with TCP and UDP.
+    Inet,
+    /// AF_INET6, with TCP and UDP.
+    Inet6,
+    /// AF_NETLINK with NETLINK_ROUTE only, which getifaddrs needs.
+    Netlink,
+}
+
+/// What may leave the sandbox. A rule is refused at load until the gate exists.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Egress {
+    /// Peers; empty: none.
+    pub whitelist: Vec<String>,
+}
+
+/// How scratch is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// Readable and writable.
+    #[default]
+    Rw,
+    /// Readable only.
+    Ro,
+}
+
+/// The writable directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scratch {
+    /// Whether the code may write there.
+    pub access: Access,
+    /// Make a missing directory (its parent must exist).
+    pub create: bool,
+    /// HOME is in scratch and survives.
+    pub home: bool,
+    /// Globs below scratch that stay read-only.
+    pub read_only: Vec<String>,
+    /// Globs below scratch that cannot be read.
+    pub hidden: Vec<String>,
+}
+
+/// A layer that a policy may let a run go without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Degradable {
+    /// Memory, process and CPU limits of a cgroup.
+    Cgroup,
+    /// The Landlock rules.
+    Landlock,
+    /// A host uid of the run's own.
+    UniqueUid,
+    /// User namespaces, when root launches.
+    UserNamespace,
+}
+
+impl Degradable {
+    /// The name in `[degrade]` and in the receipt.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Degradable::Cgroup => "cgroup",
+            Degradable::Landlock => "landlock",
+            Degradable::UniqueUid => "unique_uid",
+            Degradable::UserNamespace => "user_namespace",
+        }
+    }
+}
+
+/// Layers that may be missing, by who launches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Degrade {
+    /// When an ordinary user launches.
+    pub rootless: Vec<Degradable>,
+    /// When root launches.
+    pub root: Vec<Degradable>,
+}

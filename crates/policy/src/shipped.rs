@@ -1,0 +1,21 @@
+//! The policies and examples that are compiled in, as text.
+//!
+//! They are read like any other; nothing about them is special but that no file can
+//! change them.
+
+/// The shipped policies by name.
+pub const SHIPPED: &[(&str, &str)] = &[
+    ("default", include_str!("../../../policies/default.toml")),
+    ("strict", include_str!("../../../policies/strict.toml")),
+    ("shell", include_str!("../../../policies/shell.toml")),
+    ("data-science", include_str!("../../../policies/data-science.toml")),
+    ("blueprint", include_str!("../../../policies/blueprint.toml")),
+];
+
+/// Policies to copy from; no name finds them.
+pub const EXAMPLES: &[(&str, &str)] = &[("perl", include_str!("../../../policies/examples/perl.toml"))];
+
+/// The text of a shipped policy.
+pub(crate) fn text(name: &str) -> Option<&'static str> {
+    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}

@@ -1,0 +1,306 @@
+//! Reading a small text file, either as it is or only if root alone could have written it.
+//!
+//! A trusted read walks from the root directory by descriptor, one component at a time,
+//! follows no symbolic link, and judges each opened descriptor, never a path: between the
+//! look and the use nothing can be exchanged. What the file says is not judged here.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path, PathBuf},
+};
+
+// The workspace's rustix is built without std, for the executor's sake; it has its own
+// descriptors then, and takes paths as bytes.
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{FileType, Mode, OFlags, Stat, fstat, open, openat},
+    io::Errno,
+};
+
+/// The largest file that is read.
+const LARGEST: usize = 1 << 20;
+
+/// Why a privileged launcher does not believe a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Distrust {
+    /// The path is relative or holds `..`.
+    #[error("its path is not absolute and plain; name it from / on, without `..`")]
+    Path,
+    /// A symbolic link on the way.
+    #[error("{} is a symbolic link; name the file itself", .0.display())]
+    Link(PathBuf),
+    /// Somebody else owns it, or a directory above it.
+    #[error("{} belongs to uid {owner}, not to root; run `chown root {}`", path.display(), path.display())]
+    Owner {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// Others may write it, or a directory above it.
+    #[error("{} may be written by others than its owner (mode {mode:04o}); run `chmod go-w {}`", path.display(), path.display())]
+    Writable {
+        /// The file or directory.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+}
+
+/// Why a file was not read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The kernel refused.
+    #[error("cannot read {}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        error: io::Error,
+    },
+    /// It is a directory, a device or the like.
+    #[error("{} is not a regular file", .0.display())]
+    NotRegular(PathBuf),
+    /// It is too large.
+    #[error("{} is larger than 1 MiB, so it is no such file", .0.display())]
+    TooLarge(PathBuf),
+    /// It is not UTF-8.
+    #[error("{} is not UTF-8 text (byte {at})", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The first byte that is not.
+        at: usize,
+    },
+    /// Others than root could have written it.
+    #[error("{} is not trusted while running as root: {why}", path.display())]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it or with a directory above it.
+        why: Distrust,
+    },
+}
+
+const FILE: OFlags = OFlags::RDONLY
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NOCTTY)
+    // A fifo must not keep the launcher waiting before it is seen to be one.
+    .union(OFlags::NONBLOCK);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Reads a file that its reader chose for himself. `None`: there is none.
+pub(crate) fn read_any(path: &Path) -> Result<Option<String>, ReadError> {
+    match open(path.as_os_str().as_bytes(), FILE, Mode::empty()) {
+        Ok(file) => read(file, path).map(Some),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(error) => Err(refused(path, error)),
+    }
+}
+
+/// Reads a file that only root can have written. `None`: there is none.
+pub(crate) fn read_trusted(path: &Path) -> Result<Option<String>, ReadError> {
+    let root = open("/", DIRECTORY, Mode::empty()).map_err(|error| refused(Path::new("/"), error))?;
+    walk(root, path, 0)
+}
+
+/// The walk, from any directory and for any owner, so that a test needs no root.
+fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadError> {
+    let distrust = |why| ReadError::Untrusted { path: path.to_owned(), why };
+    let mut parts: Vec<&OsStr> = Vec::new();
+    for (index, part) in path.components().enumerate() {
+        match part {
+            Component::RootDir if index == 0 => {}
+            Component::Normal(part) if index > 0 => parts.push(part),
+            _ => return Err(distrust(Distrust::Path)),
+        }
+    }
+    let Some((name, above)) = parts.split_last() else { return Err(ReadError::NotRegular(path.to_owned())) };
+    let mut here = PathBuf::from("/");
+    let mut directory = root;
+    judge(&stat(&directory, path)?, &here, owner).map_err(distrust)?;
+    for part in above {
+        here.push(part);
+        directory = match openat(&directory, part.as_bytes(), DIRECTORY, Mode::empty()) {
+            Ok(next) => next,
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            Err(error) => return Err(refused(path, error)),
+        };
+        judge(&stat(&directory, path)?, &here, owner).map_err(distrust)?;
+    }
+    here.push(name);
+    match openat(&directory, name.as_bytes(), FILE | OFlags::NOFOLLOW, Mode::empty()) {
+        Ok(file) => {
+            judge(&stat(&file, path)?, &here, owner).map_err(distrust)?;
+            read(file, path).map(Some)
+        }
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        // O_NOFOLLOW answers ELOOP for a link in the last place.
+        Err(Errno::LOOP) => Err(distrust(Distrust::Link(here))),
+        Err(error) => Err(refused(path, error)),
+    }
+}
+
+/// Judges one opened file or directory. The group bits are also the mask of an ACL, so
+/// that an ACL which lets anybody write shows here.
+fn judge(stat: &Stat, path: &Path, owner: u32) -> Result<(), Distrust> {
+    let path = path.to_owned();
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        return Err(Distrust::Link(path));
+    }
+    if stat.st_uid != owner {
+        return Err(Distrust::Owner { path, owner: stat.st_uid });
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(Distrust::Writable { path, mode: stat.st_mode & 0o7777 });
+    }
+    Ok(())
+}
+
+fn stat(file: impl AsFd, path: &Path) -> Result<Stat, ReadError> {
+    fstat(file).map_err(|error| refused(path, error))
+}
+
+fn refused(path: &Path, error: Errno) -> ReadError {
+    ReadError::Io { path: path.to_owned(), error: io::Error::from_raw_os_error(error.raw_os_error()) }
+}
+
+fn read(file: OwnedFd, path: &Path) -> Result<String, ReadError> {
+    if FileType::from_raw_mode(stat(&file, path)?.st_mode) != FileType::RegularFile {
+        return Err(ReadError::NotRegular(path.to_owned()));
+    }
+    let mut bytes = Vec::new();
+    let mut chunk = [0; 1 << 14];
+    loop {
+        match rustix::io::read(&file, &mut chunk) {
+            Ok(0) => break,
+            Ok(count) => bytes.extend_from_slice(chunk.get(..count).unwrap_or_default()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(refused(path, error)),
+        }
+        if bytes.len() > LARGEST {
+            return Err(ReadError::TooLarge(path.to_owned()));
+        }
+    }
+    String::from_utf8(bytes).map_err(|error| ReadError::NotText { path: path.to_owned(), at: error.utf8_error().valid_up_to() })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    use super::*;
+
+    /// A directory that goes with the test.
+    pub(crate) struct Scene(pub PathBuf);
+
+    impl Scene {
+        pub(crate) fn new() -> Self {
+            static COUNT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("stockade-policy-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+            Scene(path)
+        }
+
+        pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o755)).unwrap();
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+            path
+        }
+
+        fn walk(&self, path: &str) -> Result<Option<String>, ReadError> {
+            let root = open(self.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
+            walk(root, Path::new(path), rustix::process::geteuid().as_raw())
+        }
+
+        fn distrust(&self, path: &str) -> Distrust {
+            match self.walk(path) {
+                Err(ReadError::Untrusted { why, .. }) => why,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    impl Drop for Scene {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    #[test]
+    fn a_file_that_only_its_owner_can_write_is_read() {
+        let scene = Scene::new();
+        scene.write("a/b/policy.toml", "text");
+        assert_eq!(scene.walk("/a/b/policy.toml").unwrap().as_deref(), Some("text"));
+        assert!(scene.walk("/a/b/other.toml").unwrap().is_none());
+        assert!(scene.walk("/a/c/policy.toml").unwrap().is_none());
+    }
+
+    #[test]
+    fn a_file_or_directory_that_others_can_write_is_not_trusted() {
+        for (path, mode) in [("a/f", 0o664), ("a/f", 0o646), ("a", 0o775), ("a", 0o1777), ("", 0o1777)] {
+            let scene = Scene::new();
+            scene.write("a/f", "text");
+            fs::set_permissions(scene.0.join(path), Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(scene.distrust("/a/f"), Distrust::Writable { mode: found, .. } if found == mode), "{path}");
+        }
+    }
+
+    #[test]
+    fn no_symbolic_link_is_followed() {
+        let scene = Scene::new();
+        scene.write("a/f", "text");
+        symlink("f", scene.0.join("a/link")).unwrap();
+        symlink("a", scene.0.join("b")).unwrap();
+        assert_eq!(scene.distrust("/a/link"), Distrust::Link(PathBuf::from("/a/link")));
+        assert_eq!(scene.distrust("/b/f"), Distrust::Link(PathBuf::from("/b")));
+    }
+
+    #[test]
+    fn a_path_that_is_relative_or_climbs_is_not_trusted() {
+        let scene = Scene::new();
+        scene.write("a/f", "text");
+        for path in ["a/f", "./a/f", "/a/../a/f"] {
+            assert_eq!(scene.distrust(path), Distrust::Path);
+        }
+    }
+
+    #[test]
+    fn somebody_elses_file_is_not_trusted() {
+        let scene = Scene::new();
+        scene.write("f", "text");
+        let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
+        let stranger = rustix::process::geteuid().as_raw().wrapping_add(1);
+        let Err(ReadError::Untrusted { why: Distrust::Owner { .. }, .. }) = walk(root, Path::new("/f"), stranger) else {
+            panic!("somebody else's file was read")
+        };
+    }
+
+    #[test]
+    fn only_small_regular_text_files_are_read() {
+        let scene = Scene::new();
+        let large = scene.write("large", &"x".repeat(1 << 20));
+        assert!(read_any(&large).unwrap().is_some());
+        fs::write(&large, "x".repeat((1 << 20) + 1)).unwrap();
+        assert!(matches!(read_any(&large), Err(ReadError::TooLarge(_))));
+        fs::write(&large, [b'a', 0xff]).unwrap();
+        assert!(matches!(read_any(&large), Err(ReadError::NotText { at: 1, .. })));
+        assert!(matches!(read_any(&scene.0), Err(ReadError::NotRegular(_))));
+        assert!(matches!(read_any(Path::new("/dev/null")), Err(ReadError::NotRegular(_))));
+        let fifo = scene.0.join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, fifo.as_os_str().as_bytes(), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        assert!(matches!(read_any(&fifo), Err(ReadError::NotRegular(_))));
+    }
+}

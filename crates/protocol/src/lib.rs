@@ -1,0 +1,23 @@
+//! What crosses a boundary: the request and the result of the fixed contract, and
+//! the frames between launcher and executor.
+//!
+//! Only values and their encoding live here; nothing in this crate acts. It builds
+//! without std, because the executor does. It does not judge a request: that is
+//! `runtime`'s work.
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+pub mod frame;
+mod limit;
+#[cfg(feature = "json")]
+mod report;
+#[cfg(feature = "json")]
+mod request;
+pub mod step;
+
+pub use limit::{LimitError, LimitKey, Limits, Quantity};
+#[cfg(feature = "json")]
+pub use report::*;
+#[cfg(feature = "json")]
+pub use request::{Base64, Encoding, LimitValue, Request, Stdin, TextOrBase64};

@@ -1,0 +1,263 @@
+//! The result: one JSON object that speaks about one run.
+//!
+//! Numbers are integers with their unit in the name; unlimited and unknown are
+//! null. Fields are only ever added. How a verdict is reached is not decided here.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use serde::{Serialize, Serializer};
+
+use crate::limit::Limits;
+
+/// The one typed cause of a run's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The program ended by itself.
+    Exited,
+    /// A signal ended it that no limit sent.
+    Signaled,
+    /// The wall clock ran out.
+    WallTimeout,
+    /// The CPU time ran out.
+    CpuTimeout,
+    /// The kernel's oom killer ended it.
+    OutOfMemory,
+    /// It failed, and the process limit had refused a fork.
+    ProcessLimit,
+    /// It failed, and scratch or tmp was full, or scratch outgrew its limit.
+    DiskLimit,
+    /// It printed beyond 64 times the output limit.
+    OutputLimit,
+    /// The policy kills for the system call that it made.
+    SyscallDenied,
+    /// The caller ended the run.
+    Cancelled,
+    /// The request cannot be run as written.
+    BadRequest,
+    /// The sandbox could not be put in place, or broke.
+    SandboxError,
+}
+
+/// Text or base64 of one stream, as the request asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct StreamText(pub String);
+
+/// One value for each of the program's two streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PerStream<T> {
+    /// For stdout.
+    pub output: T,
+    /// For stderr.
+    pub error: T,
+}
+
+/// What the run used at its peak; null where the kernel keeps no such count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Peak memory of all processes, tmpfs included.
+    pub memory_peak_bytes: Option<u64>,
+    /// Most processes and threads at one time.
+    pub processes_peak: Option<u64>,
+    /// CPU time in user mode.
+    pub cpu_user_ms: Option<u64>,
+    /// CPU time in the kernel.
+    pub cpu_system_ms: Option<u64>,
+    /// What scratch had grown by at the end.
+    pub scratch_bytes: Option<u64>,
+    /// What `/tmp`, `/dev/shm` and home held at the end.
+    pub tmp_bytes: Option<u64>,
+}
+
+/// One refusal, with the rule that decided and the line that would allow it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Denial {
+    /// `syscall`, later `connect` and `path`.
+    pub kind: &'static str,
+    /// What was tried, such as `ptrace` or `socket(AF_VSOCK)`.
+    pub what: String,
+    /// How often.
+    pub count: u64,
+    /// The errno that the code saw, or `killed`.
+    pub answer: String,
+    /// The policy's rule that decided.
+    pub rule: String,
+    /// The smallest policy line that would allow it; null where none may.
+    pub allow: Option<String>,
+}
+
+/// What left the sandbox through the egress gate, or tried to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EgressReport {
+    /// `none`: the network namespace holds only `lo`.
+    pub mode: &'static str,
+    /// Connections that a rule allowed.
+    pub allowed: Vec<String>,
+    /// Connections that no rule allows.
+    pub denied: Vec<String>,
+    /// Allowed connections whose peer could not be reached.
+    pub failed: Vec<String>,
+}
+
+/// One collected file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CollectedFile {
+    /// Path below scratch.
+    pub path: String,
+    /// Its size.
+    pub size: u64,
+    /// SHA-256 of its bytes in hex; null when it was not read.
+    pub sha256: Option<String>,
+    /// Its bytes, where they are UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Its bytes, where they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base64: Option<String>,
+    /// Why neither is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub omitted: Option<String>,
+}
+
+/// How a statement of the receipt is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Known {
+    /// Read back from the kernel after it was set.
+    ReadBack,
+    /// A forbidden act was tried and failed.
+    Probed,
+    /// It was set; the kernel offers no way to look.
+    Applied,
+    /// The policy's `[degrade]` let the run go on without it.
+    Degraded,
+}
+
+/// One layer's line in the receipt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LayerReceipt {
+    /// The layer's name, as in the plan.
+    pub layer: &'static str,
+    /// How the statement is known.
+    pub known: Known,
+    /// What was found in force.
+    pub detail: String,
+}
+
+/// What was in force, taken before the program's first instruction.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Receipt {
+    /// `root` or `rootless`.
+    pub mode: &'static str,
+    /// The running kernel.
+    pub kernel: String,
+    /// One line for each layer.
+    pub layers: Vec<LayerReceipt>,
+    /// The names of degraded layers; empty when every layer was in force.
+    pub degraded: Vec<String>,
+    /// SHA-256 of the canonical plan in hex.
+    pub plan_sha256: String,
+}
+
+/// Which policy decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PolicyId {
+    /// Its name.
+    pub name: String,
+    /// `shipped`, or the file it came from.
+    pub origin: String,
+    /// SHA-256 over its text and the text of all that it extends.
+    pub sha256: String,
+}
+
+/// The result of one request.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Version of this format.
+    pub schema: u32,
+    /// The request's `id`.
+    pub id: Option<String>,
+    /// The program's stdout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<StreamText>,
+    /// The program's stderr, or what went wrong before it could start.
+    pub error: StreamText,
+    /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 2 and 125 for no run.
+    pub code: i32,
+    /// It exited by itself with 0.
+    pub success: bool,
+    /// The one cause of the end.
+    pub verdict: Verdict,
+    /// A stable identifier of the detail.
+    pub reason: Option<String>,
+    /// Whether the first instruction of the code ran.
+    pub started: bool,
+    /// The signal that ended the program.
+    pub signal: Option<String>,
+    /// From the start of the program to its end.
+    pub duration_ms: u64,
+    /// Limits that were touched without ending the program.
+    pub limits_hit: Vec<&'static str>,
+    /// Bytes that each stream carried in all.
+    pub bytes: PerStream<u64>,
+    /// Whether the middle of a stream was cut out.
+    pub truncated: PerStream<bool>,
+    /// Whether a stream held bytes that are not UTF-8.
+    pub lossy: PerStream<bool>,
+    /// Peaks.
+    pub usage: Usage,
+    /// The limits in force.
+    #[serde(serialize_with = "limits_with_units")]
+    pub limits: Limits,
+    /// What was refused.
+    pub denials: Vec<Denial>,
+    /// Refusals beyond those that `denials` lists.
+    pub denials_omitted: u64,
+    /// Connections out.
+    pub egress: EgressReport,
+    /// Collected files.
+    pub files: Vec<CollectedFile>,
+    /// What was in force; null when no sandbox came to stand.
+    pub receipt: Option<Receipt>,
+    /// Which policy decided; null when none could be read.
+    pub policy: Option<PolicyId>,
+    /// The request's labels, echoed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn limits_with_units<S: Serializer>(limits: &Limits, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(limits.iter().map(|(key, value)| (key.json_name(), value)))
+}
+
+impl Report {
+    /// A result that speaks of a run which never began.
+    pub fn refused(verdict: Verdict, reason: &str, error: String) -> Self {
+        Report {
+            schema: 1,
+            id: None,
+            output: Some(StreamText::default()),
+            error: StreamText(error),
+            code: if verdict == Verdict::BadRequest { 2 } else { 125 },
+            success: false,
+            verdict,
+            reason: Some(String::from(reason)),
+            started: false,
+            signal: None,
+            duration_ms: 0,
+            limits_hit: Vec::new(),
+            bytes: PerStream::default(),
+            truncated: PerStream::default(),
+            lossy: PerStream::default(),
+            usage: Usage::default(),
+            limits: Limits::default(),
+            denials: Vec::new(),
+            denials_omitted: 0,
+            egress: EgressReport { mode: "none", ..EgressReport::default() },
+            files: Vec::new(),
+            receipt: None,
+            policy: None,
+            labels: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The request: what a caller asks for, exactly as written.
+//!
+//! Unknown fields are refused by name. Values are not judged here (paths, limits
+//! and base64 stay text), so that every refusal can name its field.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use serde::Deserialize;
+
+/// One request of `stockade exec`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The program.
+    pub code: String,
+    /// Absolute host directory to expose; absent: a private one that vanishes.
+    pub scratch: Option<String>,
+    /// A runtime that the policy names, or an alias of one.
+    pub language: Option<String>,
+    /// Arguments of the program.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// The program's stdin; absent: `/dev/null`.
+    pub stdin: Option<Stdin>,
+    /// Environment variables, of the names that the policy accepts.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Files to write into scratch before the start, by relative path.
+    #[serde(default)]
+    pub files: BTreeMap<String, TextOrBase64>,
+    /// Globs of the regular files under scratch to return.
+    #[serde(default)]
+    pub collect: Vec<String>,
+    /// Limits, up to the policy's maximum.
+    #[serde(default)]
+    pub limits: BTreeMap<String, LimitValue>,
+    /// How the streams come back.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// Echoed in the result.
+    pub id: Option<String>,
+    /// Claims of the caller, for the audit trail.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Text, or bytes in base64.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a string or {\"base64\": \"…\"}")]
+pub enum TextOrBase64 {
+    /// The bytes of this text in UTF-8.
+    Text(String),
+    /// The bytes that this base64 stands for.
+    Base64(Base64),
+}
+
+/// The program's stdin has the same two forms as a file.
+pub type Stdin = TextOrBase64;
+
+/// Bytes written as standard base64 with padding.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Base64 {
+    /// The encoded bytes.
+    pub base64: String,
+}
+
+/// A limit as the caller wrote it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged, expecting = "expected a number or a string such as \"30s\", \"256MiB\", \"none\"")]
+pub enum LimitValue {
+    /// A whole number.
+    Integer(i64),
+    /// A number with a decimal point.
+    Float(f64),
+    /// A value with its unit, or `none`.
+    Text(String),
+}
+
+/// How stdout and stderr come back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encoding {
+    /// UTF-8, with U+FFFD for what is not; `lossy` says whether that happened.
+    #[default]
+    Text,
+    /// Base64 of the exact bytes.
+    Base64,
+}

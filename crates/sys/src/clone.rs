@@ -1,0 +1,195 @@
+//! Making processes: clone3 into namespaces, vfork, and exec by descriptor.
+//!
+//! Waiting and killing are not done here.
+
+use core::{arch::asm, convert::Infallible};
+use rustix::fd::{FromRawFd, OwnedFd};
+
+use crate::{Result, call::decode};
+
+/// `struct clone_args` of clone3(2), up to `cgroup` (Linux 5.7).
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// Flags of clone3(2), 64 bits wide: libc's `CLONE_INTO_CGROUP` is truncated to 0.
+pub mod flags {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    pub const VM: u64 = 0x100;
+    pub const VFORK: u64 = 0x4000;
+    pub const PIDFD: u64 = 0x1000;
+    pub const NEWNS: u64 = 0x2_0000;
+    pub const NEWCGROUP: u64 = 0x200_0000;
+    pub const NEWUTS: u64 = 0x400_0000;
+    pub const NEWIPC: u64 = 0x800_0000;
+    pub const NEWUSER: u64 = 0x1000_0000;
+    pub const NEWPID: u64 = 0x2000_0000;
+    pub const NEWNET: u64 = 0x4000_0000;
+    pub const INTO_CGROUP: u64 = 0x2_0000_0000;
+}
+
+const SIGCHLD: u64 = 17;
+
+/// Memory for a child's stack.
+#[repr(C, align(4096))]
+struct Stack<const N: usize>([u8; N]);
+
+/// A child process.
+pub struct Child {
+    /// Its pid in the caller's PID namespace.
+    pub pid: i32,
+    /// Its pidfd.
+    pub pidfd: OwnedFd,
+}
+
+/// Copies this process into new namespaces, as fork(2) does, and runs `child` in the
+/// copy, which has its own memory and descriptor table. Not CLONE_VM: a process that
+/// shares its memory with another may not make a user namespace (EINVAL), and the
+/// child must.
+///
+/// `cgroup` is the directory of a v2 cgroup to start in (CLONE_INTO_CGROUP).
+///
+/// # Errors
+/// EBUSY where this process has a second thread, whose locks would stay locked in the
+/// child for ever; else what clone3(2) answers: EPERM where user namespaces are
+/// forbidden, ENOSPC where their number is limited to none, EOPNOTSUPP for a cgroup
+/// that cannot take it.
+pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>, child: impl FnOnce() -> Infallible) -> Result<Child> {
+    // "." and ".." and one directory for each thread.
+    if rustix::fs::stat(c"/proc/self/task")?.st_nlink != 3 {
+        return Err(crate::Errno::BUSY);
+    }
+    let mut pidfd: i32 = -1;
+    let mut args =
+        CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal: SIGCHLD, ..CloneArgs::default() };
+    if let Some(fd) = cgroup {
+        args.flags |= flags::INTO_CGROUP;
+        args.cgroup = rustix::fd::AsRawFd::as_raw_fd(&fd) as u64;
+    }
+    // SAFETY: the arguments live; without CLONE_VM the child goes on in its own copy of
+    // this stack frame; the process is single-threaded.
+    let pid = unsafe { crate::call::syscall(435, [(&raw const args) as usize, core::mem::size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;
+    if pid == 0 {
+        match child() {}
+    }
+    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Child { pid: pid as i32, pidfd })
+}
+
+/// What a child that borrows memory runs; it may return only an exit status.
+pub type Entry<T> = fn(&T) -> i32;
+
+struct Trampoline<'a, T> {
+    entry: Entry<T>,
+    argument: &'a T,
+}
+
+extern "C" fn enter<T>(trampoline: *const Trampoline<'_, T>) -> ! {
+    // SAFETY: CLONE_VFORK keeps the parent's frame, and the trampoline in it, alive.
+    let Trampoline { entry, argument } = unsafe { &*trampoline };
+    crate::process::exit_now(entry(argument))
+}
+
+/// clone(2) with CLONE_VM and CLONE_VFORK: the child runs `entry` on `stack`, and this
+/// process stands still until it has exec'd or ended.
+unsafe fn clone_borrowing<T, const N: usize>(
+    more: u64,
+    pidfd: *mut i32,
+    stack: &mut Stack<N>,
+    entry: Entry<T>,
+    argument: &T,
+) -> Result<i32> {
+    let trampoline = Trampoline { entry, argument };
+    let top = stack.0.as_mut_ptr() as usize + N;
+    let answer: isize;
+    // SAFETY: CLONE_VFORK keeps this frame alive while the child uses its stack and
+    // the trampoline; in the child rax is 0 and the stack pointer is `top`, from which
+    // `enter` is called and never returns.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "and rsp, -16",
+            "mov rdi, r13",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") 56isize => answer,
+            in("rdi") flags::VM | flags::VFORK | SIGCHLD | more,
+            in("rsi") top, in("rdx") pidfd, in("r10") 0, in("r8") 0,
+            in("r12") enter::<T> as extern "C" fn(*const Trampoline<'_, T>) -> !,
+            in("r13") &raw const trampoline,
+            out("rcx") _, out("r11") _,
+        );
+    }
+    decode(answer).map(|pid| pid as i32)
+}
+
+/// Makes a user namespace whose only process has ended by the time this returns: an
+/// idmapped mount needs the namespace, not a process in it. The zombie must be reaped
+/// through the pidfd, after its maps are written.
+///
+/// # Errors
+/// EPERM where user namespaces are forbidden, ENOSPC where their number is limited.
+pub fn user_namespace_holder() -> Result<Child> {
+    let mut stack = Stack::<4096>([0; 4096]);
+    let mut pidfd: i32 = -1;
+    // SAFETY: the child returns at once and touches nothing.
+    let pid = unsafe { clone_borrowing(flags::NEWUSER | flags::PIDFD, &raw mut pidfd, &mut stack, |(): &()| 0, &()) }?;
+    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Child { pid, pidfd })
+}
+
+/// Starts a child as vfork(2) does. Uses clone(2), because the sandbox's filter
+/// answers clone3 with ENOSYS. `entry` returns only when it failed; its value becomes
+/// the exit status.
+///
+/// # Safety
+/// `entry` makes only system calls that bypass libc and never panics.
+///
+/// # Errors
+/// EAGAIN at the process limit, ENOMEM.
+pub unsafe fn vfork<T>(entry: Entry<T>, argument: &T) -> Result<i32> {
+    let mut stack = Stack::<16384>([0; 16384]);
+    // SAFETY: the caller vouches for `entry`.
+    unsafe { clone_borrowing(0, core::ptr::null_mut(), &mut stack, entry, argument) }
+}
+
+/// Replaces this process by the program behind `program`, with a name of its own as
+/// the only argument and no environment. Returns the errno when that failed.
+pub fn exec_alone(program: rustix::fd::BorrowedFd<'_>) -> crate::Errno {
+    const AT_EMPTY_PATH: usize = 0x1000;
+    let argv = [c"stockade-executor".as_ptr(), core::ptr::null()];
+    let envp = [core::ptr::null::<u8>()];
+    let fd = rustix::fd::AsRawFd::as_raw_fd(&program) as usize;
+    // SAFETY: both arrays live, hold NUL-terminated strings and end in null.
+    let answer =
+        unsafe { crate::call::syscall(322, [fd, c"".as_ptr() as usize, argv.as_ptr() as usize, envp.as_ptr() as usize, AT_EMPTY_PATH, 0]) };
+    answer.err().unwrap_or(crate::Errno::NOEXEC)
+}
+
+/// Replaces this process by the program at `path`. Returns only when it failed.
+///
+/// # Safety
+/// As [`exec_fd`]; `path` is NUL-terminated.
+pub unsafe fn exec_path(path: *const u8, argv: *const *const u8, envp: *const *const u8) -> Result<Infallible> {
+    // SAFETY: the caller vouches for all three.
+    let failed = unsafe { crate::call::syscall(59, [path as usize, argv as usize, envp as usize, 0, 0, 0]) };
+    Err(failed.err().unwrap_or(crate::Errno::NOEXEC))
+}

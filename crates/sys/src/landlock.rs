@@ -1,0 +1,103 @@
+//! Landlock's three system calls, raw: the rules are added between clone and exec,
+//! where the `landlock` crate's allocations are forbidden.
+//!
+//! Access bits are those of `linux/landlock.h`; which of them a kernel knows follows
+//! from [`abi`]. The choice of rules is the plan's.
+
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use crate::{Result, call::syscall};
+
+/// Access rights to files (`LANDLOCK_ACCESS_FS_*`).
+pub mod access {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    pub const EXECUTE: u64 = 1;
+    pub const WRITE_FILE: u64 = 1 << 1;
+    pub const READ_FILE: u64 = 1 << 2;
+    pub const READ_DIR: u64 = 1 << 3;
+    pub const REMOVE_DIR: u64 = 1 << 4;
+    pub const REMOVE_FILE: u64 = 1 << 5;
+    pub const MAKE_CHAR: u64 = 1 << 6;
+    pub const MAKE_DIR: u64 = 1 << 7;
+    pub const MAKE_REG: u64 = 1 << 8;
+    pub const MAKE_SOCK: u64 = 1 << 9;
+    pub const MAKE_FIFO: u64 = 1 << 10;
+    pub const MAKE_BLOCK: u64 = 1 << 11;
+    pub const MAKE_SYM: u64 = 1 << 12;
+    pub const REFER: u64 = 1 << 13;
+    pub const TRUNCATE: u64 = 1 << 14;
+    pub const IOCTL_DEV: u64 = 1 << 15;
+
+    /// Every right that a kernel with this ABI handles.
+    pub const fn handled(abi: u32) -> u64 {
+        match abi {
+            0 => 0,
+            1 => (1 << 13) - 1,
+            2 => (1 << 14) - 1,
+            3 | 4 => (1 << 15) - 1,
+            _ => (1 << 16) - 1,
+        }
+    }
+
+    /// Rights that the kernel accepts on a file that is no directory.
+    pub const ON_FILE: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+}
+
+/// Scopes (`LANDLOCK_SCOPE_*`): abstract sockets and signals, from ABI 6.
+pub const fn scopes(abi: u32) -> u64 {
+    if abi >= 6 { 3 } else { 0 }
+}
+
+#[repr(C)]
+struct RulesetAttr {
+    handled_access_fs: u64,
+    handled_access_net: u64,
+    scoped: u64,
+}
+
+#[repr(C, packed)]
+struct PathBeneathAttr {
+    allowed_access: u64,
+    parent_fd: i32,
+}
+
+/// The kernel's Landlock ABI; 0 where there is none or it is switched off.
+pub fn abi() -> u32 {
+    const CREATE_RULESET_VERSION: usize = 1;
+    // SAFETY: with this flag the kernel reads no attribute.
+    unsafe { syscall(444, [0, 0, CREATE_RULESET_VERSION, 0, 0, 0]) }.unwrap_or(0) as u32
+}
+
+/// Makes a ruleset that handles `rights` and scopes.
+///
+/// # Errors
+/// EINVAL for a right that this kernel does not know, EOPNOTSUPP where it is off.
+pub fn create_ruleset(rights: u64, scoped: u64) -> Result<OwnedFd> {
+    let attr = RulesetAttr { handled_access_fs: rights, handled_access_net: 0, scoped };
+    // An older kernel takes a shorter structure; it refuses unknown bytes only when set.
+    let size = if scoped == 0 { 8 } else { core::mem::size_of::<RulesetAttr>() };
+    // SAFETY: `attr` lives and is at least `size` bytes long.
+    let fd = unsafe { syscall(444, [(&raw const attr) as usize, size, 0, 0, 0, 0]) }?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Allows `rights` on and below the file behind `parent`.
+///
+/// # Errors
+/// EINVAL for a directory right on a file, EBADFD for a file of no file system.
+pub fn allow_beneath(ruleset: &OwnedFd, parent: impl AsFd, rights: u64) -> Result<()> {
+    const RULE_PATH_BENEATH: usize = 1;
+    let attr = PathBeneathAttr { allowed_access: rights, parent_fd: parent.as_fd().as_raw_fd() };
+    // SAFETY: `attr` lives and has the layout of the rule type.
+    unsafe { syscall(445, [ruleset.as_raw_fd() as usize, RULE_PATH_BENEATH, (&raw const attr) as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Confines this thread by the ruleset, for good.
+///
+/// # Errors
+/// EPERM without no_new_privs, E2BIG beyond 16 layers.
+pub fn restrict_self(ruleset: &OwnedFd) -> Result<()> {
+    // SAFETY: integers only.
+    unsafe { syscall(446, [ruleset.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+}

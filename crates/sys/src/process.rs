@@ -1,0 +1,199 @@
+//! Descriptors, limits, waiting and leaving of the calling process.
+//!
+//! What rustix has is not repeated here.
+
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+
+use crate::{Errno, Result, call::syscall};
+
+/// Ends this process at once: no destructors, no flushing, no exit handlers, which
+/// belong to the process whose memory a clone borrows.
+pub fn exit_now(status: i32) -> ! {
+    loop {
+        // SAFETY: exit_group takes an integer and does not return.
+        let _never = unsafe { syscall(231, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Closes every descriptor in `first..=last`.
+///
+/// # Errors
+/// EINVAL where `first` is above `last`, ENOSYS before Linux 5.9.
+pub fn close_range(first: u32, last: u32) -> Result<()> {
+    // SAFETY: integers only. The callers own none of the descriptors as `OwnedFd`
+    // afterwards: they are about to exec, or say so themselves.
+    unsafe { syscall(436, [first as usize, last as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Marks every descriptor from `first` on as close-on-exec.
+///
+/// # Errors
+/// EINVAL before Linux 5.11.
+pub fn close_on_exec_from(first: u32) -> Result<()> {
+    const CLOSE_RANGE_CLOEXEC: usize = 4;
+    // SAFETY: integers only, nothing is closed.
+    unsafe { syscall(436, [first as usize, u32::MAX as usize, CLOSE_RANGE_CLOEXEC, 0, 0, 0]) }.map(drop)
+}
+
+/// Makes descriptor `target` a copy of `source`, without close-on-exec.
+///
+/// # Errors
+/// EBADF, or EMFILE where `target` is beyond the limit.
+pub fn place_descriptor(source: impl AsFd, target: i32) -> Result<()> {
+    let source = source.as_fd().as_raw_fd();
+    if source == target {
+        const F_SETFD: usize = 2;
+        // SAFETY: integers only.
+        return unsafe { syscall(72, [source as usize, F_SETFD, 0, 0, 0, 0]) }.map(drop);
+    }
+    // SAFETY: integers only; the target numbers are fixed ones that no `OwnedFd` holds.
+    unsafe { syscall(33, [source as usize, target as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Borrows one of the fixed descriptors that the launcher hands to the executor.
+///
+/// # Safety
+/// The descriptor is open and stays open for the life of the process.
+pub unsafe fn fixed_descriptor(number: i32) -> rustix::fd::BorrowedFd<'static> {
+    // SAFETY: the caller vouches for it.
+    unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }
+}
+
+/// Copies a descriptor to the lowest free number at or above `least`, close-on-exec.
+///
+/// # Errors
+/// EMFILE.
+pub fn duplicate_above(source: impl AsFd, least: i32) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(source, least)
+}
+
+/// Sets soft and hard limit of a resource of this process, by the kernel's number.
+/// `None` is RLIM_INFINITY.
+///
+/// # Errors
+/// EPERM where the hard limit would rise.
+pub fn set_rlimit(resource: u32, value: Option<u64>) -> Result<()> {
+    let both = [value.unwrap_or(u64::MAX); 2];
+    // SAFETY: `both` has the layout of rlimit64 and lives; no old value is asked for.
+    unsafe { syscall(302, [0, resource as usize, both.as_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Soft and hard limit of a resource of this process.
+///
+/// # Errors
+/// EINVAL for an unknown resource.
+pub fn rlimit(resource: u32) -> Result<(u64, u64)> {
+    let mut both = [0u64; 2];
+    // SAFETY: `both` has the layout of rlimit64 and is writable.
+    unsafe { syscall(302, [0, resource as usize, 0, both.as_mut_ptr() as usize, 0, 0]) }?;
+    Ok((both[0], both[1]))
+}
+
+/// How a child ended and what it used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ended {
+    /// Its pid.
+    pub pid: i32,
+    /// The status word of wait(2).
+    pub status: i32,
+    /// CPU time in user mode, microseconds, its own waited-for children included.
+    pub user_us: u64,
+    /// CPU time in the kernel, microseconds.
+    pub system_us: u64,
+    /// Largest resident size, KiB.
+    pub max_rss_kib: u64,
+}
+
+/// Waits for any child to end; retries when a signal interrupts.
+///
+/// # Errors
+/// ECHILD when there is none.
+pub fn wait_any() -> Result<Ended> {
+    let mut usage = [0u64; 18];
+    let mut status = 0i32;
+    loop {
+        // SAFETY: `status` and `usage` (struct rusage, 144 bytes) are writable.
+        let answer = unsafe { syscall(61, [usize::MAX, (&raw mut status) as usize, 0, usage.as_mut_ptr() as usize, 0, 0]) };
+        match answer {
+            Ok(pid) => {
+                return Ok(Ended {
+                    pid: pid as i32,
+                    status,
+                    user_us: usage[0] * 1_000_000 + usage[1],
+                    system_us: usage[2] * 1_000_000 + usage[3],
+                    max_rss_kib: usage[4],
+                });
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Sends `signal` to every process that this one may signal.
+///
+/// # Errors
+/// ESRCH when there is none.
+pub fn kill_all(signal: i32) -> Result<()> {
+    // SAFETY: integers only.
+    unsafe { syscall(62, [usize::MAX, signal as usize, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// Sets every signal's handler to the default and blocks none, so that a program
+/// starts as from a login: ignored signals survive exec.
+pub fn reset_signals() {
+    // struct kernel_sigaction: handler, flags, restorer, mask; all zero is SIG_DFL.
+    let default = [0u64; 4];
+    for signal in 1..=64usize {
+        // SIGKILL and SIGSTOP answer EINVAL, and are default anyway.
+        // SAFETY: `default` lives, no old action is asked for, the mask size is 8.
+        let _unchangeable = unsafe { syscall(13, [signal, default.as_ptr() as usize, 0, 8, 0, 0]) };
+    }
+    let none = 0u64;
+    const SIG_SETMASK: usize = 2;
+    // SAFETY: `none` lives; 8 is the size of the kernel's signal set.
+    let _cannot_fail = unsafe { syscall(14, [SIG_SETMASK, (&raw const none) as usize, 0, 8, 0, 0]) };
+}
+
+/// Makes the terminal behind `terminal` the controlling one of this session.
+///
+/// # Errors
+/// EPERM where this process leads no session, or it is another's.
+pub fn take_terminal(terminal: impl AsFd) -> Result<()> {
+    const TIOCSCTTY: usize = 0x540E;
+    // SAFETY: the request takes an integer.
+    unsafe { syscall(16, [terminal.as_fd().as_raw_fd() as usize, TIOCSCTTY, 0, 0, 0, 0]) }.map(drop)
+}
+
+/// What clone3 answers to a null request: ENOSYS under our filter, EINVAL without it.
+pub fn probe_clone3() -> Errno {
+    // SAFETY: a null structure of size 0 makes the kernel refuse before it reads.
+    unsafe { syscall(435, [0, 0, 0, 0, 0, 0]) }.err().unwrap_or(Errno::ALREADY)
+}
+
+/// Maps the whole of a file read-only.
+///
+/// # Errors
+/// What mmap(2) answers.
+pub fn map_file(file: impl AsFd, length: usize) -> Result<&'static [u8]> {
+    const PROT_READ: usize = 1;
+    const MAP_PRIVATE: usize = 2;
+    if length == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the kernel chooses the address; the mapping is never removed, so it is
+    // valid for the life of the process. Its only writer has sealed the file.
+    let address = unsafe { syscall(9, [0, length, PROT_READ, MAP_PRIVATE, file.as_fd().as_raw_fd() as usize, 0]) }?;
+    // SAFETY: `length` bytes from `address` are mapped and stay unchanged.
+    Ok(unsafe { core::slice::from_raw_parts(address as *const u8, length) })
+}
+
+/// Whether the kernel started this program with more rights than its caller has
+/// (AT_SECURE: set-ID bits or file capabilities), from `/proc/self/auxv`'s bytes.
+pub fn is_secure_exec(auxv: &[u8]) -> bool {
+    const AT_SECURE: u64 = 23;
+    auxv.chunks_exact(16).any(|pair| {
+        let (key, value) = pair.split_at(8);
+        matches!((key.try_into().map(u64::from_ne_bytes), value.try_into().map(u64::from_ne_bytes)), (Ok(AT_SECURE), Ok(secure)) if secure != 0)
+    })
+}

@@ -1,0 +1,103 @@
+//! Loading a filter and answering its notifications (seccomp(2), seccomp_unotify(2)).
+//!
+//! libseccomp's loader allocates and keeps the listener in a global; the bytes are
+//! ready before the clone, so one system call is all there is to do. Notifications
+//! are only ever answered with an error: `CONTINUE` would let the code change the
+//! arguments after they were judged.
+
+use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use crate::{Result, call::syscall};
+
+/// One BPF instruction, `struct sock_filter`.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instruction(pub u64);
+
+#[repr(C)]
+struct Program {
+    length: u16,
+    instructions: *const Instruction,
+}
+
+fn load(filter: &[Instruction], flags: usize) -> Result<usize> {
+    const SECCOMP_SET_MODE_FILTER: usize = 1;
+    let Ok(length) = u16::try_from(filter.len()) else { return Err(crate::Errno::TOOBIG) };
+    let program = Program { length, instructions: filter.as_ptr() };
+    // SAFETY: the program points to `length` live instructions; the kernel copies and
+    // verifies them.
+    unsafe { syscall(317, [SECCOMP_SET_MODE_FILTER, flags, (&raw const program) as usize, 0, 0, 0]) }
+}
+
+/// Loads a filter whose notifications nobody hears.
+///
+/// # Errors
+/// EACCES without no_new_privs, EINVAL for a filter that the kernel rejects.
+pub fn load_filter(filter: &[Instruction]) -> Result<()> {
+    load(filter, 0).map(drop)
+}
+
+/// Loads a filter and returns its listener. The waiting call can then be ended only by
+/// a deadly signal (WAIT_KILLABLE_RECV, Linux 5.19), where the kernel knows that.
+///
+/// # Errors
+/// As [`load_filter`]; EBUSY where an outer filter has a listener already.
+pub fn load_filter_with_listener(filter: &[Instruction]) -> Result<OwnedFd> {
+    const NEW_LISTENER: usize = 8;
+    const WAIT_KILLABLE_RECV: usize = 32;
+    let fd = match load(filter, NEW_LISTENER | WAIT_KILLABLE_RECV) {
+        Err(crate::Errno::INVAL) => load(filter, NEW_LISTENER)?,
+        other => other?,
+    };
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// A system call that waits for an answer, `struct seccomp_notif`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Notification {
+    /// Names the waiting call.
+    pub id: u64,
+    /// The waiting thread, in the listener's PID namespace.
+    pub pid: u32,
+    flags: u32,
+    /// System call number.
+    pub number: i32,
+    /// AUDIT_ARCH_*.
+    pub architecture: u32,
+    instruction_pointer: u64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+}
+
+/// Fetches a waiting call.
+///
+/// # Errors
+/// ENOENT when the caller was killed meanwhile.
+pub fn receive(listener: impl AsFd) -> Result<Notification> {
+    const SECCOMP_IOCTL_NOTIF_RECV: usize = 0xc050_2100;
+    let mut notification = Notification::default();
+    // SAFETY: the structure is zeroed, as the kernel demands, and has its 80 bytes.
+    unsafe { syscall(16, [listener.as_fd().as_raw_fd() as usize, SECCOMP_IOCTL_NOTIF_RECV, (&raw mut notification) as usize, 0, 0, 0]) }?;
+    Ok(notification)
+}
+
+/// Answers a waiting call with an error.
+///
+/// # Errors
+/// ENOENT when the caller was killed meanwhile.
+pub fn refuse(listener: impl AsFd, id: u64, errno: crate::Errno) -> Result<()> {
+    #[repr(C)]
+    struct Response {
+        id: u64,
+        value: i64,
+        error: i32,
+        flags: u32,
+    }
+    const SECCOMP_IOCTL_NOTIF_SEND: usize = 0xc018_2101;
+    let response = Response { id, value: 0, error: -errno.raw_os_error(), flags: 0 };
+    // SAFETY: the structure lives and has its 24 bytes.
+    unsafe { syscall(16, [listener.as_fd().as_raw_fd() as usize, SECCOMP_IOCTL_NOTIF_SEND, (&raw const response) as usize, 0, 0, 0]) }
+        .map(drop)
+}
