@@ -54,16 +54,16 @@ impl<T> At<T> for Result<T, Errno> {
     }
 }
 
-/// Runs the sequence; never returns. On failure the launcher learns the step.
-pub(crate) fn enter(prepared: &Prepared<'_>) -> Infallible {
+/// Runs the sequence. Returns only when a step failed: the launcher has learnt which.
+pub(crate) fn enter(prepared: &Prepared<'_>) -> i32 {
     let failure = match sequence(prepared) {
-        Ok(never) => return never,
+        Ok(never) => match never {},
         Err(failure) => failure,
     };
     let frame = failed_frame(failure.step, u16::try_from(failure.errno.raw_os_error()).unwrap_or(0), failure.index);
     // If the launcher is gone too there is nobody to tell.
     let _unheard = rustix::io::write(&prepared.pipes.status_write, &frame);
-    process::exit_now(125)
+    125
 }
 
 /// The crossings. Each state owns the descriptors that the next one needs.
@@ -208,14 +208,14 @@ fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
 }
 
 fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
-    let set = stockade_sys::mount::set_attributes::<&OwnedFd>;
+    let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
-        Entry::Directory { target, mode } => match mkdirat(root, *target, Mode::from_raw_mode(*mode)) {
+        Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
             // Above a scratch in /tmp, say, another entry has made it.
             Err(Errno::EXIST) => Ok(()),
             other => other,
         },
-        Entry::Link { target, to } => symlinkat(*to, root, *target),
+        Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
         Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
         Entry::Bind { source, tree, target, executable } => {
             let copy;
@@ -233,7 +233,7 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
         }
         Entry::Device { source, target } => {
             // mknod is refused in a user namespace; nodev would make the node useless.
-            let node = open_tree(CWD, *source, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+            let node = open_tree(CWD, source.as_c_str(), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
             set(&node, attr::RDONLY | attr::NOSUID | attr::NOEXEC, false)?;
             attach(&node, root, target)
         }
@@ -262,7 +262,7 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
             attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
         }
         Entry::Mask { target } => {
-            if statat(root, *target, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+            if statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).is_err() {
                 return Ok(());
             }
             cover(root, root, MASK_FILE, target)

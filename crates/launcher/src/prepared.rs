@@ -179,6 +179,14 @@ impl<'a> Prepared<'a> {
     }
 }
 
+impl Prepared<'_> {
+    /// What the launcher keeps of it once the child has its copy: the write end whose
+    /// closing ends the sandbox.
+    pub(crate) fn into_lifeline(self) -> OwnedFd {
+        self.pipes.lifeline_write
+    }
+}
+
 fn without_listener(instruction: Instruction) -> Instruction {
     const RETURN: u64 = 0x06;
     let return_notify = RETURN | u64::from(RET_WITH_LISTENER) << 32;

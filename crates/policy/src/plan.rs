@@ -15,7 +15,7 @@ use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
     facts::{CgroupFacts, HostFacts, PathKind},
-    filter::{self, Rules},
+    filter,
     model::{Access, Degradable, Origin, Policy, Runtime},
 };
 

@@ -66,7 +66,9 @@ pub struct Child {
 /// child for ever; else what clone3(2) answers: EPERM where user namespaces are
 /// forbidden, ENOSPC where their number is limited to none, EOPNOTSUPP for a cgroup
 /// that cannot take it.
-pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>, child: impl FnOnce() -> Infallible) -> Result<Child> {
+///
+/// What `child` returns becomes the exit status.
+pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>, child: impl FnOnce() -> i32) -> Result<Child> {
     // "." and ".." and one directory for each thread.
     if rustix::fs::stat(c"/proc/self/task")?.st_nlink != 3 {
         return Err(crate::Errno::BUSY);
@@ -82,7 +84,8 @@ pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>
     // this stack frame; the process is single-threaded.
     let pid = unsafe { crate::call::syscall(435, [(&raw const args) as usize, core::mem::size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;
     if pid == 0 {
-        match child() {}
+        // Never by returning: the parent's destructors are not the child's to run.
+        crate::process::exit_now(child());
     }
     // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };

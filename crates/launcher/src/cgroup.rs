@@ -1,0 +1,187 @@
+//! One run's cgroup, on v1 or v2.
+//!
+//! Every limit is read back after it was written: cgroup files accept values that they
+//! round, and libraries ignore files that are not there. The launcher never enters the
+//! cgroup of a run. Which limits there are is the plan's decision.
+
+mod v1;
+mod v2;
+
+use rustix::{
+    event::epoll,
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{Mode, OFlags, openat},
+    io::Errno,
+};
+use stockade_policy::plan::{CgroupPlan, CgroupSetting, Plan};
+
+use crate::{LaunchError, What, registry::Record};
+
+/// What the kernel counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    pub(crate) memory_peak: Option<u64>,
+    pub(crate) processes_peak: Option<u64>,
+    pub(crate) cpu_user_us: Option<u64>,
+    pub(crate) cpu_system_us: Option<u64>,
+    /// Processes that the oom killer ended.
+    pub(crate) oom_kills: u64,
+    /// Forks that the process limit refused.
+    pub(crate) forks_refused: u64,
+}
+
+/// A run's cgroup; removed when dropped, at the latest.
+pub(crate) enum Cgroup {
+    V1(v1::V1),
+    V2(v2::V2),
+    Absent,
+}
+
+/// Makes the plan's cgroup and sets its limits. The record learns each directory before
+/// it is made, so that a later start can sweep it.
+///
+/// # Errors
+/// A directory cannot be made, or a limit is not kept.
+pub(crate) fn create(plan: &Plan, record: Option<&mut Record>) -> Result<Cgroup, LaunchError> {
+    match &plan.cgroup {
+        CgroupPlan::Absent { .. } => Ok(Cgroup::Absent),
+        CgroupPlan::V1 { parents, settings } => v1::V1::create(parents, settings, record).map(Cgroup::V1),
+        CgroupPlan::V2 { parent, vacate, settings } => v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2),
+    }
+}
+
+impl Cgroup {
+    /// v1: the files through which the child joins.
+    pub(crate) fn take_tasks(&mut self) -> Vec<OwnedFd> {
+        match self {
+            Cgroup::V1(v1) => v1.take_tasks(),
+            Cgroup::V2(_) | Cgroup::Absent => Vec::new(),
+        }
+    }
+
+    /// v2: the directory that clone3 starts the child in.
+    pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Cgroup::V2(v2) => Some(v2.directory()),
+            Cgroup::V1(_) | Cgroup::Absent => None,
+        }
+    }
+
+    /// Adds the source that becomes ready when the oom killer has struck.
+    pub(crate) fn watch_oom(&mut self, epoll: &OwnedFd, data: epoll::EventData) -> Result<(), Errno> {
+        match self {
+            Cgroup::V1(v1) => epoll::add(epoll, v1.oom_event(), data, epoll::EventFlags::IN),
+            Cgroup::V2(v2) => epoll::add(epoll, v2.oom_event(), data, epoll::EventFlags::PRI | epoll::EventFlags::ET),
+            Cgroup::Absent => Ok(()),
+        }
+    }
+
+    /// Clears that source.
+    pub(crate) fn acknowledge_oom(&self) {
+        if let Cgroup::V1(v1) = self {
+            v1.acknowledge_oom();
+        }
+    }
+
+    /// Whether the oom killer has ended a process of this cgroup.
+    pub(crate) fn oom_kills(&self) -> u64 {
+        match self {
+            Cgroup::V1(v1) => v1.oom_kills(),
+            Cgroup::V2(v2) => v2.oom_kills(),
+            Cgroup::Absent => 0,
+        }
+    }
+
+    /// CPU time used so far, microseconds.
+    pub(crate) fn cpu_us(&self) -> Option<u64> {
+        match self {
+            Cgroup::V1(v1) => v1.cpu_us(),
+            Cgroup::V2(v2) => v2.cpu_us(),
+            Cgroup::Absent => None,
+        }
+    }
+
+    /// Kills every process in it; v1 has no such thing, there the death of pid 1 does it.
+    pub(crate) fn kill(&self) {
+        if let Cgroup::V2(v2) = self {
+            v2.kill();
+        }
+    }
+
+    /// Whether a process's `/proc/PID/cgroup` says that it is in this cgroup.
+    pub(crate) fn holds(&self, membership: &str) -> bool {
+        match self {
+            Cgroup::V1(v1) => v1.holds(membership),
+            Cgroup::V2(v2) => v2.holds(membership),
+            Cgroup::Absent => true,
+        }
+    }
+
+    /// The limits as read back, for the receipt.
+    pub(crate) fn describe(&self) -> String {
+        match self {
+            Cgroup::V1(v1) => v1.describe(),
+            Cgroup::V2(v2) => v2.describe(),
+            Cgroup::Absent => String::new(),
+        }
+    }
+
+    /// Reads all counters.
+    pub(crate) fn counters(&self) -> Counters {
+        match self {
+            Cgroup::V1(v1) => v1.counters(),
+            Cgroup::V2(v2) => v2.counters(),
+            Cgroup::Absent => Counters::default(),
+        }
+    }
+}
+
+/// Opens a file of a cgroup directory.
+fn open_in(directory: impl AsFd, file: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    openat(directory, file, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Reads a file of a cgroup directory whole.
+fn read_in(directory: impl AsFd, file: &str) -> Option<String> {
+    crate::proc::read_to_string(open_in(directory, file, OFlags::RDONLY).ok()?).ok()
+}
+
+fn number_in(directory: impl AsFd, file: &str) -> Option<u64> {
+    read_in(directory, file)?.trim().parse().ok()
+}
+
+/// The value of `key` in a file of `key value` lines.
+fn keyed(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Writes a limit and reads it back.
+fn apply_setting(directory: impl AsFd, setting: &CgroupSetting) -> Result<(), LaunchError> {
+    let CgroupSetting { file, value, optional, .. } = setting;
+    let failed = |errno| {
+        let attempt = format!("set cgroup limit {file} to {value}");
+        LaunchError::system(What::Cgroup, &attempt, errno)
+    };
+    let handle = match open_in(&directory, file, OFlags::RDWR) {
+        Err(Errno::NOENT) if *optional => return Ok(()),
+        other => other.map_err(failed)?,
+    };
+    match rustix::io::write(&handle, value.as_bytes()) {
+        Err(_) if *optional => return Ok(()),
+        other => other.map(drop).map_err(failed)?,
+    }
+    let mut kept = [0; 64];
+    let length = rustix::io::pread(&handle, &mut kept, 0).map_err(failed)?;
+    let kept = String::from_utf8_lossy(kept.get(..length).unwrap_or_default()).trim().to_owned();
+    if kept == *value || *optional {
+        return Ok(());
+    }
+    Err(LaunchError::other(What::Cgroup, format!("set cgroup limit {file} to {value}: the kernel keeps {kept}")))
+}
+
+/// A name that no other run has.
+fn unique_name() -> String {
+    use std::time::{SystemTime, UNIX_EPOCH};
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    format!("stockade-{}-{nanos:x}", std::process::id())
+}

@@ -1,0 +1,166 @@
+//! cgroup v1: one directory in each of the memory, pids and cpu hierarchies, and in
+//! cpuacct where it is mounted.
+//!
+//! Directories and counters go through cgroups-rs; limits are written and read back
+//! here, because the crate does not read back. The child joins by writing `0` into
+//! each `tasks` through a descriptor opened here: joining by `cgroup.procs` can wait
+//! for an RCU grace period of more than ten milliseconds.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use cgroups_rs::fs::{Controller, cpu::CpuController, cpuacct::CpuAcctController, memory::MemController, pid::PidController};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    fs::{CWD, Mode, OFlags, openat},
+};
+use stockade_policy::plan::CgroupSetting;
+
+use super::{Counters, apply_setting, keyed, number_in, open_in, read_in, unique_name};
+use crate::{LaunchError, What, registry::Record};
+
+struct Hierarchy {
+    controller: Box<dyn Controller>,
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+/// See the module.
+pub(crate) struct V1 {
+    name: String,
+    hierarchies: BTreeMap<String, Hierarchy>,
+    tasks: Vec<OwnedFd>,
+    oom_event: OwnedFd,
+    described: String,
+}
+
+impl V1 {
+    pub(super) fn create(parents: &BTreeMap<String, PathBuf>, settings: &[CgroupSetting], mut record: Option<&mut Record>) -> Result<Self, LaunchError> {
+        let name = unique_name();
+        let failed = |attempt: &str| {
+            let attempt = attempt.to_owned();
+            move |errno| LaunchError::system(What::Cgroup, &attempt, errno)
+        };
+        let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
+        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
+        let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), tasks: Vec::new(), oom_event, described };
+        if let Some(record) = record.as_deref_mut() {
+            record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
+        }
+        for (kind, parent) in parents {
+            let path = parent.join(&name);
+            let mkdir = format!("make cgroup {}", path.display());
+            let controller = controller(kind, path.clone(), parent.clone());
+            controller.create().map_err(|error| LaunchError::other(What::Cgroup, format!("{mkdir}: {error}; the launcher must be able to write there")))?;
+            let directory = openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
+            made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
+        }
+        for setting in settings {
+            let kind = setting.controller.unwrap_or_default();
+            let missing = || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
+            let hierarchy = made.hierarchies.get(kind).ok_or_else(missing)?;
+            apply_setting(&hierarchy.directory, setting)?;
+        }
+        for hierarchy in made.hierarchies.values() {
+            let tasks = open_in(&hierarchy.directory, "tasks", OFlags::WRONLY).map_err(failed("open the cgroup's tasks"))?;
+            made.tasks.push(tasks);
+        }
+        made.register_oom_event()?;
+        Ok(made)
+    }
+
+    /// Asks for an event when the oom killer strikes (cgroup-v1/memory.rst, section 10).
+    fn register_oom_event(&self) -> Result<(), LaunchError> {
+        let Some(memory) = self.hierarchies.get("memory") else { return Ok(()) };
+        let failed = |errno| LaunchError::system(What::Cgroup, "watch the cgroup for an oom kill", errno);
+        let control = open_in(&memory.directory, "memory.oom_control", OFlags::RDONLY).map_err(failed)?;
+        let register = open_in(&memory.directory, "cgroup.event_control", OFlags::WRONLY).map_err(failed)?;
+        let line = format!("{} {}", self.oom_event.as_raw_fd(), control.as_raw_fd());
+        rustix::io::write(&register, line.as_bytes()).map(drop).map_err(failed)
+    }
+
+    fn directory(&self, kind: &str) -> Option<BorrowedFd<'_>> {
+        self.hierarchies.get(kind).map(|hierarchy| hierarchy.directory.as_fd())
+    }
+
+    pub(super) fn take_tasks(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.tasks)
+    }
+
+    /// Clears the event, so that it can become ready again.
+    pub(super) fn acknowledge_oom(&self) {
+        let mut count = [0; 8];
+        // EAGAIN: cleared already.
+        let _cleared = rustix::io::read(&self.oom_event, &mut count);
+    }
+
+    pub(super) fn oom_event(&self) -> BorrowedFd<'_> {
+        self.oom_event.as_fd()
+    }
+
+    pub(super) fn oom_kills(&self) -> u64 {
+        let control = self.directory("memory").and_then(|directory| read_in(directory, "memory.oom_control"));
+        control.and_then(|text| keyed(&text, "oom_kill")).unwrap_or(0)
+    }
+
+    pub(super) fn cpu_us(&self) -> Option<u64> {
+        number_in(self.directory("cpuacct")?, "cpuacct.usage").map(|nanos| nanos / 1000)
+    }
+
+    /// Each hierarchy's line ends in this run's name.
+    pub(super) fn holds(&self, membership: &str) -> bool {
+        let end = format!("/{}", self.name);
+        self.hierarchies.keys().all(|kind| {
+            membership.lines().any(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                let controllers = fields.next().unwrap_or_default();
+                controllers.split(',').any(|controller| controller == kind) && fields.next().is_some_and(|path| path.ends_with(&end))
+            })
+        })
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("v1 {}: {}", self.name, self.described)
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        let memory = self.directory("memory");
+        let pids = self.directory("pids");
+        let cpuacct = self.directory("cpuacct");
+        let nanos = |file| cpuacct.and_then(|directory| number_in(directory, file)).map(|nanos| nanos / 1000);
+        Counters {
+            memory_peak: memory.and_then(|directory| number_in(directory, "memory.max_usage_in_bytes")),
+            processes_peak: pids.and_then(|directory| number_in(directory, "pids.peak")).map(without_executor),
+            cpu_user_us: nanos("cpuacct.usage_user"),
+            cpu_system_us: nanos("cpuacct.usage_sys"),
+            oom_kills: self.oom_kills(),
+            forks_refused: pids.and_then(|directory| read_in(directory, "pids.events")).and_then(|text| keyed(&text, "max")).unwrap_or(0),
+        }
+    }
+}
+
+/// Pid 1 is the executor, which no user means.
+pub(super) fn without_executor(peak: u64) -> u64 {
+    peak.saturating_sub(1)
+}
+
+fn controller(kind: &str, path: PathBuf, root: PathBuf) -> Box<dyn Controller> {
+    match kind {
+        "memory" => Box::new(MemController::new(path, root, false)),
+        "pids" => Box::new(PidController::new(path, root, false)),
+        "cpu" => Box::new(CpuController::new(path, root, false)),
+        _ => Box::new(CpuAcctController::new(path, root)),
+    }
+}
+
+impl Drop for V1 {
+    fn drop(&mut self) {
+        for hierarchy in self.hierarchies.values() {
+            // The crate's own removal waits and retries, as the last process may still be
+            // leaving; what it cannot remove stands in the record for the next start.
+            if rustix::fs::rmdir(&hierarchy.path).is_err() {
+                let _swept_later = hierarchy.controller.delete();
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! cgroup v2: one directory below the launcher's own.
+//!
+//! The hierarchy's rule of no internal processes means that a launcher which is alone
+//! in its cgroup must first leave for a child of it ("vacate"), before controllers can
+//! be handed down. The run itself starts inside by CLONE_INTO_CGROUP.
+
+use std::path::{Path, PathBuf};
+
+use rustix::{
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{CWD, Mode, OFlags, mkdir, openat},
+    io::Errno,
+};
+use stockade_policy::plan::CgroupSetting;
+
+use super::{Counters, apply_setting, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
+use crate::{LaunchError, What, registry::Record};
+
+/// See the module.
+pub(crate) struct V2 {
+    name: String,
+    path: PathBuf,
+    directory: OwnedFd,
+    events: OwnedFd,
+    described: String,
+}
+
+const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+
+impl V2 {
+    pub(super) fn create(parent: &Path, vacate: bool, settings: &[CgroupSetting], record: Option<&mut Record>) -> Result<Self, LaunchError> {
+        let failed = |attempt: String| move |errno| LaunchError::system(What::Cgroup, &attempt, errno);
+        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(format!("open cgroup {}", parent.display())))?;
+        if vacate {
+            leave_for_child(&above, parent)?;
+        }
+        hand_down_controllers(&above, parent)?;
+        let name = unique_name();
+        let path = parent.join(&name);
+        if let Some(record) = record {
+            record.note_cgroups([path.clone()])?;
+        }
+        mkdir(&path, Mode::from_raw_mode(0o755)).map_err(failed(format!("make cgroup {}", path.display())))?;
+        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
+        let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let opened = open(&path).and_then(|directory| Ok((open_in(&directory, "memory.events", OFlags::RDONLY)?, directory)));
+        let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, described });
+        let made = made.map_err(|errno| {
+            // Nothing else knows of it yet; the record does, should this fail too.
+            let _swept_later = rustix::fs::rmdir(&path);
+            LaunchError::system(What::Cgroup, &format!("open cgroup {}", path.display()), errno)
+        })?;
+        for setting in settings {
+            apply_setting(&made.directory, setting)?;
+        }
+        Ok(made)
+    }
+
+    pub(super) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    pub(super) fn oom_event(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    pub(super) fn oom_kills(&self) -> u64 {
+        let mut text = [0; 512];
+        let length = rustix::io::pread(&self.events, &mut text, 0).unwrap_or(0);
+        keyed(&String::from_utf8_lossy(text.get(..length).unwrap_or_default()), "oom_kill").unwrap_or(0)
+    }
+
+    pub(super) fn cpu_us(&self) -> Option<u64> {
+        keyed(&read_in(&self.directory, "cpu.stat")?, "usage_usec")
+    }
+
+    pub(super) fn kill(&self) {
+        // Linux 5.14; before that the death of pid 1 does the same a little later.
+        if let Ok(file) = open_in(&self.directory, "cgroup.kill", OFlags::WRONLY) {
+            let _pid_one_dies_anyway = rustix::io::write(&file, b"1");
+        }
+    }
+
+    pub(super) fn holds(&self, membership: &str) -> bool {
+        let end = format!("/{}", self.name);
+        membership.lines().any(|line| line.strip_prefix("0::").is_some_and(|path| path.ends_with(&end)))
+    }
+
+    pub(super) fn describe(&self) -> String {
+        format!("v2 {}: {}", self.name, self.described)
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        let cpu = read_in(&self.directory, "cpu.stat").unwrap_or_default();
+        Counters {
+            // Linux 5.19 and 6.1.
+            memory_peak: number_in(&self.directory, "memory.peak"),
+            processes_peak: number_in(&self.directory, "pids.peak").map(without_executor),
+            cpu_user_us: keyed(&cpu, "user_usec"),
+            cpu_system_us: keyed(&cpu, "system_usec"),
+            oom_kills: self.oom_kills(),
+            forks_refused: read_in(&self.directory, "pids.events").and_then(|text| keyed(&text, "max")).unwrap_or(0),
+        }
+    }
+}
+
+/// Moves the launcher, the only process of its cgroup, into a child of it.
+fn leave_for_child(above: &OwnedFd, parent: &Path) -> Result<(), LaunchError> {
+    const LEAF: &str = "stockade-launcher";
+    let failed = |errno| LaunchError::system(What::Cgroup, &format!("leave cgroup {} for its child {LEAF}", parent.display()), errno);
+    match rustix::fs::mkdirat(above, LEAF, Mode::from_raw_mode(0o755)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    let procs = open_in(above, &format!("{LEAF}/cgroup.procs"), OFlags::WRONLY).map_err(failed)?;
+    rustix::io::write(&procs, b"0").map(drop).map_err(failed)
+}
+
+/// Sees to it that children have the controllers that limits need.
+fn hand_down_controllers(above: &OwnedFd, parent: &Path) -> Result<(), LaunchError> {
+    let enabled = read_in(above, "cgroup.subtree_control").unwrap_or_default();
+    let missing: Vec<String> = NEEDED.iter().filter(|needed| !enabled.split_ascii_whitespace().any(|on| on == **needed)).map(|needed| format!("+{needed}")).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let attempt = format!("hand {} down from cgroup {}", missing.join(" "), parent.display());
+    let failed = |errno| LaunchError::system(What::Cgroup, &attempt, errno);
+    let control = open_in(above, "cgroup.subtree_control", OFlags::WRONLY).map_err(failed)?;
+    rustix::io::write(&control, missing.join(" ").as_bytes()).map(drop).map_err(failed)
+}
+
+impl Drop for V2 {
+    fn drop(&mut self) {
+        // The last process may still be leaving: a few milliseconds at most.
+        for _ in 0..200 {
+            match rustix::fs::rmdir(&self.path) {
+                Err(Errno::BUSY) => std::thread::sleep(std::time::Duration::from_millis(1)),
+                // Gone, or left to the next start, which finds it in the record.
+                _ => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Files that the request asked to get back.
+//!
+//! Read when everything inside is dead, from a tree that hostile code wrote: beneath
+//! scratch, through no link, on no other file system, regular files only, bounded in
+//! number and size.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::{
+    fd::OwnedFd,
+    fs::{FileType, OFlags},
+};
+use sha2::{Digest, Sha256};
+use std::{fmt::Write, fs::File, io::Read, path::Path};
+use stockade_protocol::CollectedFile;
+
+use crate::tree::{Walk, open_beneath, walk};
+
+/// Files that a result lists.
+const MOST_FILES: usize = 4096;
+
+/// Returns the files below `scratch` that match one of `globs`, in the order of their
+/// paths; those beyond `limit` bytes in all are named but not read.
+pub(crate) fn collect(scratch: &OwnedFd, globs: &[String], limit: Option<u64>) -> Vec<CollectedFile> {
+    if globs.is_empty() {
+        return Vec::new();
+    }
+    let mut matched: Vec<(String, u64)> = Vec::new();
+    // A tree that cannot be read has no files to give.
+    let _unreadable = walk(scratch, &mut |found| {
+        if found.kind == FileType::RegularFile && globs.iter().any(|glob| fast_glob::glob_match(glob, found.path)) {
+            matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
+        }
+        if matched.len() > MOST_FILES { Walk::Stop } else { Walk::On }
+    });
+    matched.sort();
+    let mut room = limit.unwrap_or(u64::MAX);
+    let mut files = Vec::with_capacity(matched.len());
+    for (index, (path, size)) in matched.into_iter().enumerate() {
+        files.push(if index >= MOST_FILES {
+            omitted(path, size, "more than 4096 files match")
+        } else if size > room {
+            omitted(path, size, "collect_size")
+        } else {
+            read(scratch, path, size, &mut room)
+        });
+    }
+    files
+}
+
+fn omitted(path: String, size: u64, why: &str) -> CollectedFile {
+    CollectedFile { path, size, sha256: None, text: None, base64: None, omitted: Some(why.to_owned()) }
+}
+
+fn read(scratch: &OwnedFd, path: String, size: u64, room: &mut u64) -> CollectedFile {
+    // NONBLOCK: what was a file when it was listed may be a fifo now.
+    let opened = open_beneath(scratch, Path::new(&path), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW);
+    let Ok(file) = opened else { return omitted(path, size, "unreadable") };
+    if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile) {
+        return omitted(path, size, "not a regular file");
+    }
+    let mut bytes = Vec::new();
+    // One byte more than there is room for shows that it has grown.
+    if File::from(file).take(room.saturating_add(1)).read_to_end(&mut bytes).is_err() {
+        return omitted(path, size, "unreadable");
+    }
+    let size = bytes.len() as u64;
+    if size > *room {
+        return omitted(path, size, "collect_size");
+    }
+    *room -= size;
+    let mut hex = String::with_capacity(64);
+    for byte in Sha256::digest(&bytes) {
+        let _infallible = write!(hex, "{byte:02x}");
+    }
+    let (text, base64) = match String::from_utf8(bytes) {
+        Ok(text) => (Some(text), None),
+        Err(error) => (None, Some(BASE64_STANDARD.encode(error.as_bytes()))),
+    };
+    CollectedFile { path, size, sha256: Some(hex), text, base64, omitted: None }
+}

@@ -1,0 +1,78 @@
+//! Who the sandbox is on the host: uid and gid maps, and the idmapped scratch.
+//!
+//! Maps are read back after they were written. Which ids are used is the plan's
+//! decision; no id is invented here.
+
+use rustix::{fd::OwnedFd, io::Errno};
+use stockade_policy::plan::{Mode, Plan};
+use stockade_sys::{clone, mount};
+
+use crate::{LaunchError, What, proc::ProcDirectory};
+
+/// The outer user namespace, as read back.
+pub(crate) struct OuterNamespaces {
+    pub(crate) proc: ProcDirectory,
+}
+
+/// Writes the maps of the child's outer user namespace and reads them back.
+///
+/// # Errors
+/// The kernel refused, or keeps other maps than were written.
+pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, LaunchError> {
+    let failed = |errno| LaunchError::system(What::Maps, "write the user namespace's maps", errno);
+    let proc = ProcDirectory::open(pid).map_err(failed)?;
+    let (inside, outside) = (plan.identity.inside, plan.identity.outside);
+    if plan.mode == Mode::Rootless {
+        // user_namespaces(7): without it an unprivileged gid map is refused.
+        proc.write("setgroups", "deny").map_err(failed)?;
+    }
+    for (file, inside, outside) in [("uid_map", inside.0, outside.0), ("gid_map", inside.1, outside.1)] {
+        proc.write(file, &format!("{inside} {outside} 1")).map_err(failed)?;
+        let kept = proc.read(file).map_err(failed)?;
+        if kept.split_ascii_whitespace().collect::<Vec<_>>() != [inside.to_string(), outside.to_string(), String::from("1")] {
+            return Err(LaunchError::other(What::Maps, format!("the kernel keeps {file} as `{}`, not `{inside} {outside} 1`", kept.trim())));
+        }
+    }
+    Ok(OuterNamespaces { proc })
+}
+
+/// Idmaps a detached copy of a directory: every id to itself, except the owner's and
+/// the run's, which change places. Files that the run makes so belong to the owner.
+///
+/// # Errors
+/// EINVAL where the file system cannot idmap, EPERM without privilege over it.
+pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<(), Errno> {
+    let holder = clone::user_namespace_holder()?;
+    let result = ProcDirectory::open(holder.pid).and_then(|proc| {
+        proc.write("uid_map", &exchange(owner.0, run.0))?;
+        proc.write("gid_map", &exchange(owner.1, run.1))?;
+        let namespace = proc.open_namespace("user")?;
+        mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)
+    });
+    // The zombie has served; a failed wait would only leave it to our own end.
+    let reaped = rustix::process::waitid(rustix::process::WaitId::PidFd(rustix::fd::AsFd::as_fd(&holder.pidfd)), rustix::process::WaitIdOptions::EXITED);
+    result.and(reaped.map(drop))
+}
+
+/// A map of all ids to themselves with `a` and `b` exchanged.
+fn exchange(a: u32, b: u32) -> String {
+    const END: u64 = u32::MAX as u64;
+    let (low, high) = (u64::from(a.min(b)), u64::from(a.max(b)));
+    if low == high {
+        return format!("0 0 {END}\n");
+    }
+    let ranges = [(0, 0, low), (low, high, 1), (low + 1, low + 1, high - low - 1), (high, low, 1), (high + 1, high + 1, END - high - 1)];
+    ranges.iter().filter(|(.., count)| *count > 0).map(|(inside, outside, count)| format!("{inside} {outside} {count}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exchange;
+
+    #[test]
+    fn two_ids_change_places_and_the_rest_stay() {
+        assert_eq!(exchange(1000, 1_879_048_192), "0 0 1000\n1000 1879048192 1\n1001 1001 1879047191\n1879048192 1000 1\n1879048193 1879048193 2415919102\n");
+        assert_eq!(exchange(5, 5), "0 0 4294967295\n");
+        assert_eq!(exchange(0, 1), "0 1 1\n1 0 1\n2 2 4294967293\n");
+    }
+}

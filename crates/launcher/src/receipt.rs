@@ -1,0 +1,86 @@
+//! The receipt: what was in force, from the kernel's own words.
+//!
+//! The launcher reads from outside what only it can see; the executor's evidence comes
+//! from inside. Both are compared with the plan: what does not match is an error.
+
+use stockade_policy::plan::Plan;
+use stockade_protocol::{Known, LayerReceipt, Receipt, frame::Evidence};
+
+use crate::{LaunchError, What, cgroup::Cgroup, identity::OuterNamespaces, proc::ProcDirectory};
+
+const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"];
+
+/// Checks from outside that every namespace differs from the launcher's own.
+fn check_namespaces(outer: &OuterNamespaces) -> Result<String, LaunchError> {
+    let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
+    let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
+    let mut seen = Vec::new();
+    for name in NAMESPACES {
+        // The pid namespace is that of the children; pid 1's own is the new one.
+        let theirs = outer.proc.namespace(name).map_err(failed)?;
+        if theirs == own.namespace(name).map_err(failed)? {
+            return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
+        }
+        seen.push(theirs);
+    }
+    Ok(seen.join(" "))
+}
+
+fn status_line<'a>(status: &'a str, key: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim()
+}
+
+/// Puts the receipt together and checks the launcher's half of it.
+///
+/// # Errors
+/// A layer is not as planned.
+pub(crate) fn assemble(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Result<Receipt, LaunchError> {
+    let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's state", errno);
+    let namespaces = check_namespaces(outer)?;
+    let membership = outer.proc.read("cgroup").map_err(failed)?;
+    if !cgroup.holds(&membership) {
+        return Err(LaunchError::other(What::Receipt, format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " "))));
+    }
+    let status = String::from_utf8_lossy(&evidence.status);
+    let mut layers = Vec::new();
+    let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });
+    layer("user_namespace", Known::ReadBack, format!("two nested; inside {}:{} is host {}:{}", plan.identity.inside.0, plan.identity.inside.1, plan.identity.outside.0, plan.identity.outside.1));
+    if !plan.identity.groups_kept.is_empty() {
+        let groups: Vec<String> = plan.identity.groups_kept.iter().map(u32::to_string).collect();
+        layer("supplementary_groups", Known::Applied, format!("an unprivileged launcher cannot drop host groups {}", groups.join(" ")));
+    }
+    layer("namespaces", Known::ReadBack, namespaces);
+    layer("mounts", Known::ReadBack, format!("{} mounts, read-only but for {}", evidence.mounts, plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")));
+    layer("capabilities", Known::ReadBack, format!("effective {}, bounding {}, no_new_privs {}", status_line(&status, "CapEff:"), status_line(&status, "CapBnd:"), status_line(&status, "NoNewPrivs:")));
+    layer(
+        "seccomp",
+        Known::Probed,
+        format!("mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}", status_line(&status, "Seccomp:"), status_line(&status, "Seccomp_filters:"), plan.filter.sha256, if listener { "" } else { "; denials are not reported: another supervisor holds the listener" }),
+    );
+    if plan.landlock.handled != 0 {
+        layer("landlock", Known::Probed, format!("ABI {}, {} rules, a fifo in /dev/shm answered EACCES{}", plan.landlock.abi, plan.landlock.rules.len(), if plan.landlock.scoped == 0 { "; signals and abstract sockets are kept in by the PID and network namespaces (scopes need ABI 6)" } else { "" }));
+    }
+    if !matches!(cgroup, Cgroup::Absent) {
+        layer("cgroup", Known::ReadBack, cgroup.describe());
+    }
+    let rlimits: Vec<String> = plan.rlimits.iter().map(|limit| format!("{}={}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string()))).collect();
+    layer("rlimits", Known::Applied, rlimits.join(" "));
+    layer("descriptors", Known::ReadBack, format!("{} in the executor, 3 in the program", evidence.descriptors));
+    layer("network", Known::ReadBack, String::from("a namespace with only lo; no egress"));
+    if plan.scratch.host {
+        layer("scratch", Known::Applied, format!("{}; blocks are counted about every {} ms, so up to one interval's writes may exceed scratch_size", plan.scratch.path.display(), crate::scratch::INTERVAL_MS));
+    }
+    for (name, reason) in &plan.degraded {
+        layer(name, Known::Degraded, reason.clone());
+    }
+    Ok(Receipt {
+        mode: match plan.mode {
+            stockade_policy::plan::Mode::Root => "root",
+            stockade_policy::plan::Mode::Rootless => "rootless",
+        },
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        layers,
+        degraded: plan.degraded.iter().map(|(name, _)| String::from(*name)).collect(),
+        plan_sha256: String::new(),
+    })
+}

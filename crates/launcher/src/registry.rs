@@ -1,0 +1,231 @@
+//! Which runs are alive, and what a killed launcher left behind.
+//!
+//! Each run has a file in the registry's directory, locked for as long as its launcher
+//! lives. What the kernel will not remove by itself (cgroup directories, the program's
+//! file in a host scratch) is noted there first. A file that can be locked belongs to
+//! nobody: the next start removes what it lists, and then the file. The file's number
+//! is also what makes a root run's uid its own.
+
+use std::{
+    ffi::OsStr,
+    fs::{DirBuilder, File, OpenOptions},
+    io::{Read, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, openat, unlinkat},
+    io::Errno,
+};
+
+use crate::{LaunchError, What};
+
+/// How many runs may be alive at one time.
+const SLOTS: u32 = 16384;
+/// Every program file that a run makes begins so.
+pub const PROGRAM_PREFIX: &str = "stockade_";
+
+/// A directory of records.
+#[derive(Clone, Debug)]
+pub struct Registry {
+    directory: PathBuf,
+}
+
+/// One run's record, locked until dropped.
+#[derive(Debug)]
+pub struct Record {
+    file: File,
+    path: PathBuf,
+    slot: u32,
+}
+
+fn failed(attempt: String) -> impl Fn(std::io::Error) -> LaunchError {
+    move |error| LaunchError::other(What::Registry, format!("{attempt}: {error}"))
+}
+
+impl Registry {
+    /// Opens the registry at `directory`, making it if need be. It must belong to
+    /// `owner` and be closed to everybody else: its files say what to remove.
+    ///
+    /// # Errors
+    /// It cannot be made, or is not the owner's alone.
+    pub fn open(directory: &Path, owner: u32) -> Result<Self, LaunchError> {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(failed(format!("make the registry {}", directory.display()))(error));
+            }
+            _ => {}
+        }
+        let metadata = std::fs::symlink_metadata(directory).map_err(failed(format!("look at the registry {}", directory.display())))?;
+        if !metadata.is_dir() || metadata.uid() != owner || metadata.mode() & 0o022 != 0 {
+            return Err(LaunchError::other(
+                What::Registry,
+                format!("the registry {} must be a directory of uid {owner} that nobody else may write to; remove it or mend its owner and mode", directory.display()),
+            ));
+        }
+        Ok(Registry { directory: directory.to_path_buf() })
+    }
+
+    /// Removes what killed launchers left behind. Returns how many records it cleared.
+    ///
+    /// # Errors
+    /// The directory cannot be read. A leftover that cannot be removed stays for the
+    /// next start.
+    pub fn sweep(&self) -> Result<usize, LaunchError> {
+        let mut cleared = 0;
+        let entries = std::fs::read_dir(&self.directory).map_err(failed(format!("read the registry {}", self.directory.display())))?;
+        for entry in entries.flatten() {
+            if let Some(record) = lock_existing(&entry.path()) {
+                cleared += usize::from(record.sweep());
+            }
+        }
+        Ok(cleared)
+    }
+
+    /// Claims a free record.
+    ///
+    /// # Errors
+    /// All are taken, or the file system refuses.
+    pub fn claim(&self) -> Result<Record, LaunchError> {
+        // Different launchers begin at different places, so that they seldom meet.
+        let start = std::process::id() % SLOTS;
+        for offset in 0..SLOTS {
+            let slot = (start + offset) % SLOTS;
+            let path = self.directory.join(format!("run-{slot}"));
+            let attempt = failed(format!("claim {}", path.display()));
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow()).open(&path).map_err(&attempt)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::AGAIN) => continue,
+                other => other.map_err(|errno| attempt(errno.into()))?,
+            }
+            let record = Record { file, path, slot };
+            // Its last owner may have removed it between our opening and locking.
+            if record.file.metadata().map_err(&attempt)?.nlink() == 0 || (record.has_leftovers() && !record.clear()) {
+                continue;
+            }
+            return Ok(record);
+        }
+        Err(LaunchError::other(What::Registry, format!("{SLOTS} runs are alive already; wait for one to end")))
+    }
+}
+
+fn nofollow() -> i32 {
+    nix::libc::O_NOFOLLOW
+}
+
+fn lock_existing(path: &Path) -> Option<Record> {
+    let slot = path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()?;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(nofollow()).open(path).ok()?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
+    (file.metadata().ok()?.nlink() > 0).then(|| Record { file, path: path.to_path_buf(), slot })
+}
+
+impl Record {
+    /// A number that no other live run of this registry has.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    fn note(&mut self, kind: &str, path: &Path) -> Result<(), LaunchError> {
+        let attempt = failed(format!("note {} in the registry", path.display()));
+        // A newline in a path would make two lines of one.
+        if path.as_os_str().as_bytes().contains(&b'\n') {
+            return Err(LaunchError::other(What::Registry, format!("the path {path:?} holds a line break")));
+        }
+        let line = [kind.as_bytes(), b" ", path.as_os_str().as_bytes(), b"\n"].concat();
+        self.file.write_all(&line).map_err(attempt)
+    }
+
+    /// Notes cgroup directories that are about to be made.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_cgroups(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Result<(), LaunchError> {
+        paths.into_iter().try_for_each(|path| self.note("cgroup", &path))
+    }
+
+    /// Notes the program's file in a host scratch.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_program(&mut self, path: &Path) -> Result<(), LaunchError> {
+        self.note("program", path)
+    }
+
+    fn has_leftovers(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.len() > 0)
+    }
+
+    /// Removes what is listed; true if nothing of it is left.
+    fn clear(&self) -> bool {
+        let mut text = Vec::new();
+        if rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_err() || (&self.file).read_to_end(&mut text).is_err() {
+            return false;
+        }
+        let all_gone = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(remove_leftover);
+        all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
+    }
+
+    fn sweep(&self) -> bool {
+        self.clear() && rustix::fs::unlink(&self.path).is_ok()
+    }
+}
+
+/// The run's own end: what was noted is gone by now, the file goes too.
+impl Drop for Record {
+    fn drop(&mut self) {
+        if !self.has_leftovers() || self.clear() {
+            let _next_start_removes_it = rustix::fs::unlink(&self.path);
+        }
+    }
+}
+
+fn remove_leftover(line: &[u8]) -> bool {
+    if let Some(path) = line.strip_prefix(b"cgroup ") {
+        return remove_cgroup(Path::new(OsStr::from_bytes(path)));
+    }
+    if let Some(path) = line.strip_prefix(b"program ") {
+        return remove_program(Path::new(OsStr::from_bytes(path)));
+    }
+    // A line cut short by a full disk: nothing was made under its name.
+    true
+}
+
+fn remove_cgroup(path: &Path) -> bool {
+    let ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-"));
+    if !ours || !path.starts_with("/sys/fs/cgroup") {
+        return true;
+    }
+    // The sandbox died with its launcher; its last process may still be leaving.
+    for _ in 0..500 {
+        match rustix::fs::rmdir(path) {
+            Ok(()) | Err(Errno::NOENT) => return true,
+            Err(Errno::BUSY) => {
+                if let Ok(kill) = openat(CWD, path.join("cgroup.kill"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                    let _waits_for_it_anyway = rustix::io::write(&kill, b"1");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Removes a program's file, and only such a file: no link is followed on the way, so
+/// that a scratch rearranged by its owner cannot lead us elsewhere.
+fn remove_program(path: &Path) -> bool {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return true };
+    if !name.as_bytes().starts_with(PROGRAM_PREFIX.as_bytes()) {
+        return true;
+    }
+    let Ok(directory) = crate::tree::open_directory(directory) else { return true };
+    match unlinkat(&directory, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => true,
+        Err(_) => false,
+    }
+}

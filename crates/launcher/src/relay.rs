@@ -1,0 +1,257 @@
+//! Passing the program's streams on: its stdin fed, its output copied out.
+//!
+//! No descriptor of the caller enters the sandbox: through one, the code could reopen
+//! files, reconnect sockets or walk directories. Every copy goes through a pipe, and
+//! none may hold up the loop that watches the limits. What the bytes mean is not
+//! looked at.
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{OFlags, fcntl_getfl, fcntl_setfl},
+    io::Errno,
+};
+
+use crate::capture::Capture;
+
+/// A write of this size to a pipe that polls as writable never blocks (PIPE_BUF).
+const PIECE: usize = 4096;
+
+/// Where one output stream goes.
+pub(crate) enum Outlet {
+    /// Into memory, bounded.
+    Capture(Capture),
+    /// To one of the launcher's own streams.
+    Relay { to: BorrowedFd<'static>, total: u64 },
+}
+
+/// What came of one turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// More may come.
+    More,
+    /// The receiver is not ready: wait for it.
+    Blocked,
+    /// The stream has ended.
+    Ended,
+}
+
+impl Outlet {
+    pub(crate) fn total(&self) -> u64 {
+        match self {
+            Outlet::Capture(capture) => capture.total(),
+            Outlet::Relay { total, .. } => *total,
+        }
+    }
+
+    /// Moves what is there, once.
+    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [u8]) -> Turn {
+        let room = match self {
+            Outlet::Capture(_) => buffer.len(),
+            Outlet::Relay { to, .. } if !is_writable(to) => return Turn::Blocked,
+            Outlet::Relay { .. } => PIECE,
+        };
+        let Some(space) = buffer.get_mut(..room) else { return Turn::Ended };
+        let bytes: &[u8] = match rustix::io::read(from, &mut *space) {
+            Ok(0) => return Turn::Ended,
+            Ok(length) => space.get(..length).unwrap_or_default(),
+            Err(Errno::AGAIN | Errno::INTR) => return Turn::More,
+            // EIO: the other side of a terminal has closed.
+            Err(_) => return Turn::Ended,
+        };
+        match self {
+            Outlet::Capture(capture) => capture.push(bytes),
+            Outlet::Relay { to, total } => {
+                *total += bytes.len() as u64;
+                // A reader that went away is the caller's affair; the program still runs.
+                let _reader_gone = write_all(*to, bytes);
+            }
+        }
+        Turn::More
+    }
+
+    /// The launcher's stream that must become writable after [`Turn::Blocked`].
+    pub(crate) fn target(&self) -> Option<BorrowedFd<'static>> {
+        match self {
+            Outlet::Capture(_) => None,
+            Outlet::Relay { to, .. } => Some(*to),
+        }
+    }
+}
+
+fn is_writable(fd: &BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    // An error condition counts as ready: the write will tell.
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+}
+
+pub(crate) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let mut fds = [PollFd::new(&to, PollFlags::OUT)];
+                poll(&mut fds, None)?;
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+/// Where the program's stdin comes from.
+pub(crate) enum Source<'a> {
+    Bytes(&'a [u8]),
+    Stdin { pollable: bool },
+}
+
+/// Feeds the program's stdin.
+pub(crate) struct Feed<'a> {
+    to: Option<OwnedFd>,
+    source: Source<'a>,
+    buffer: Vec<u8>,
+    waits_for_room: bool,
+    keep_open: bool,
+}
+
+/// The loop's names for the two descriptors of a feed.
+pub(crate) struct FeedTokens {
+    pub(crate) source: epoll::EventData,
+    pub(crate) target: epoll::EventData,
+}
+
+impl<'a> Feed<'a> {
+    /// `keep_open`: the target is a terminal, whose end of input is a character.
+    pub(crate) fn new(to: OwnedFd, source: Source<'a>, keep_open: bool) -> Result<Self, Errno> {
+        fcntl_setfl(&to, fcntl_getfl(&to)? | OFlags::NONBLOCK)?;
+        Ok(Feed { to: Some(to), source, buffer: Vec::new(), waits_for_room: false, keep_open })
+    }
+
+    /// Begins: registers what there is to wait for.
+    pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+        match &mut self.source {
+            Source::Bytes(_) => self.on_room(epoll, tokens),
+            Source::Stdin { pollable } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
+                Ok(()) => {
+                    *pollable = true;
+                    Ok(())
+                }
+                // A regular file is always ready, and epoll refuses it.
+                Err(Errno::PERM) => self.on_room(epoll, tokens),
+                Err(errno) => Err(errno),
+            },
+        }
+    }
+
+    /// The launcher's stdin has something.
+    pub(crate) fn on_source(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+        let ended = !self.refill();
+        if ended {
+            epoll::delete(epoll, stdin())?;
+        }
+        self.push(epoll, tokens, ended)
+    }
+
+    /// The program's stdin has room.
+    pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+        loop {
+            let pollable = matches!(self.source, Source::Stdin { pollable: true });
+            let ended = self.buffer.is_empty() && !pollable && !self.refill();
+            self.push(epoll, tokens, ended)?;
+            if self.to.is_none() || self.waits_for_room || pollable {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads the next piece; false at the end.
+    fn refill(&mut self) -> bool {
+        match &mut self.source {
+            Source::Bytes(rest) => {
+                let (piece, more) = rest.split_at(rest.len().min(1 << 16));
+                self.buffer.extend_from_slice(piece);
+                *rest = more;
+                !piece.is_empty()
+            }
+            Source::Stdin { .. } => {
+                let mut piece = [0; PIECE];
+                match rustix::io::read(stdin(), &mut piece) {
+                    Ok(length) => {
+                        self.buffer.extend_from_slice(piece.get(..length).unwrap_or_default());
+                        length > 0
+                    }
+                    Err(Errno::AGAIN | Errno::INTR) => true,
+                    Err(_) => false,
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, epoll: &OwnedFd, tokens: &FeedTokens, ended: bool) -> Result<(), Errno> {
+        let Some(to) = &self.to else { return Ok(()) };
+        while !self.buffer.is_empty() {
+            match rustix::io::write(to, &self.buffer) {
+                Ok(written) => drop(self.buffer.drain(..written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return self.wait_for_room(epoll, tokens),
+                // EPIPE: the program reads no more.
+                Err(_) => return self.close(epoll),
+            }
+        }
+        if self.waits_for_room {
+            epoll::delete(epoll, to)?;
+            self.waits_for_room = false;
+            if matches!(self.source, Source::Stdin { pollable: true }) {
+                epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::IN)?;
+            }
+        }
+        if ended && !self.keep_open { self.close(epoll) } else { Ok(()) }
+    }
+
+    fn wait_for_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+        let (Some(to), false) = (&self.to, self.waits_for_room) else { return Ok(()) };
+        epoll::add(epoll, to, tokens.target, epoll::EventFlags::OUT)?;
+        self.waits_for_room = true;
+        if matches!(self.source, Source::Stdin { pollable: true }) {
+            // Nothing more is read until there is room for it.
+            match epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
+        if let Some(to) = self.to.take() {
+            if self.waits_for_room {
+                epoll::delete(epoll, &to)?;
+                self.waits_for_room = false;
+            }
+        }
+        if matches!(self.source, Source::Stdin { pollable: true }) {
+            match epoll::delete(epoll, stdin()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn stdin() -> BorrowedFd<'static> {
+    rustix::stdio::stdin()
+}
+
+/// The launcher's own output streams.
+pub(crate) fn own_streams() -> (BorrowedFd<'static>, BorrowedFd<'static>) {
+    (rustix::stdio::stdout(), rustix::stdio::stderr())
+}
+
+/// Whether a descriptor has something to read now.
+pub(crate) fn is_readable(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+}

@@ -1,0 +1,299 @@
+//! The host scratch: opened as its owner, guarded, counted.
+//!
+//! A launcher with root's rights opens it with the caller's uid, groups and no
+//! capabilities, so that it can name nothing that the caller could not. The directory
+//! is opened once; afterwards only its descriptor is used.
+
+use std::{
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{CWD, Mode, OFlags, fstat, mkdir},
+    io::Errno,
+    mount::{OpenTreeFlags, open_tree},
+};
+use stockade_policy::{
+    facts::{Caller, PathKind},
+    model::Policy,
+    plan::{HostScratch, Protection},
+};
+use stockade_sys::cred;
+
+use crate::{identity, tree};
+
+/// About how often a host scratch is counted while the code runs.
+pub const INTERVAL_MS: u64 = 100;
+/// The owner of a scratch that root makes for itself: no code may run as root, nor leave
+/// files that are root's.
+const NOBODY: u32 = 65534;
+
+/// A host directory, opened.
+pub struct OpenedScratch {
+    pub(crate) directory: OwnedFd,
+    /// Root: an idmapped copy of its mount.
+    pub(crate) tree: Option<OwnedFd>,
+    /// What the plan needs to know.
+    pub facts: HostScratch,
+}
+
+/// Why a directory is no scratch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scratch {path}: {why}")]
+pub struct ScratchError {
+    /// As named by the caller.
+    pub path: String,
+    /// A stable identifier.
+    pub reason: &'static str,
+    /// What is wrong and how to mend it.
+    pub why: String,
+}
+
+/// Who opens it, for whom.
+#[derive(Clone, Debug)]
+pub struct Opener<'a> {
+    /// Who asked.
+    pub caller: &'a Caller,
+    /// The launcher is root.
+    pub privileged: bool,
+    /// The run's own host id, for the idmap.
+    pub unique_id: Option<u32>,
+    /// Home directories, none of which may be a scratch itself.
+    pub homes: &'a [PathBuf],
+}
+
+/// Opens `path` as a scratch under `policy`.
+///
+/// # Errors
+/// It is missing (and the policy makes none), not a directory, not the caller's, root's,
+/// a home directory itself, or reached through somebody else's link.
+pub fn open(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchError> {
+    let error = |reason, why: String| ScratchError { path: path.to_owned(), reason, why };
+    let named = Path::new(path);
+    if !named.is_absolute() {
+        return Err(error("scratch_relative", String::from("name an absolute path")));
+    }
+    if path.contains('\0') || named.components().any(|part| part == Component::ParentDir) || path.contains('\n') {
+        return Err(error("scratch_malformed", String::from("the path must hold no `..`, NUL or line break")));
+    }
+    let as_caller = AsCaller::enter(opener).map_err(|errno| error("scratch_failed", format!("cannot take on the caller's rights: {errno}")))?;
+    let opened = open_as_caller(named, policy, opener, &error);
+    as_caller.leave().map_err(|errno| error("scratch_failed", format!("cannot take root's rights back: {errno}")))?;
+    let (directory, real) = opened?;
+    finish(directory, real, policy, opener, &error)
+}
+
+/// Takes on the caller's ids for as long as host paths are resolved. Leaving effective
+/// uid 0 empties the effective capabilities; the kernel gives them back with it.
+struct AsCaller {
+    own_groups: Option<Vec<u32>>,
+}
+
+impl AsCaller {
+    fn enter(opener: &Opener<'_>) -> Result<Self, Errno> {
+        if !opener.privileged || opener.caller.uid == 0 {
+            return Ok(AsCaller { own_groups: None });
+        }
+        let own: Vec<u32> = nix::unistd::getgroups().map_err(|errno| Errno::from_raw_os_error(errno as i32))?.iter().map(|group| group.as_raw()).collect();
+        cred::set_groups(&opener.caller.groups)?;
+        cred::set_effective(opener.caller.uid, opener.caller.gid)?;
+        Ok(AsCaller { own_groups: Some(own) })
+    }
+
+    fn leave(self) -> Result<(), Errno> {
+        let Some(groups) = self.own_groups else { return Ok(()) };
+        cred::restore_effective_root()?;
+        cred::set_groups(&groups)
+    }
+}
+
+type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
+
+fn open_as_caller(named: &Path, policy: &Policy, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(OwnedFd, PathBuf), ScratchError> {
+    if named.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+        if !policy.scratch.create {
+            return Err(error("scratch_missing", format!("it does not exist; make it, or let policy `{}` make it by `[scratch] create = true`", policy.name)));
+        }
+        make(named, opener, error)?;
+    }
+    let real = resolve(named, opener.caller.uid, error)?;
+    let directory = tree::open_directory(&real).map_err(|errno| match errno {
+        Errno::NOTDIR => error("scratch_not_directory", String::from("it is not a directory")),
+        Errno::NOENT => error("scratch_missing", String::from("it does not exist")),
+        errno => error("scratch_unreadable", crate::error::describe(errno)),
+    })?;
+    Ok((directory, real))
+}
+
+fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), ScratchError> {
+    let refused = |errno| error("scratch_not_made", format!("cannot make it: {}; its parent must exist and be writable by the caller", crate::error::describe(errno)));
+    mkdir(named, Mode::from_raw_mode(0o755)).map_err(refused)?;
+    if opener.privileged && opener.caller.uid == 0 {
+        let nobody = (rustix::fs::Uid::from_raw(NOBODY), rustix::fs::Gid::from_raw(NOBODY));
+        rustix::fs::chownat(CWD, named, Some(nobody.0), Some(nobody.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// The path without links. A link on the way must be root's or the caller's own: anybody
+/// else could turn it elsewhere.
+fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, ScratchError> {
+    use std::os::unix::fs::MetadataExt;
+    let mut real = PathBuf::from("/");
+    let mut pending: Vec<PathBuf> = named.components().rev().filter_map(|part| matches!(part, Component::Normal(_)).then(|| PathBuf::from(part.as_os_str()))).collect();
+    let mut links = 0;
+    while let Some(part) = pending.pop() {
+        if part.as_os_str() == ".." {
+            real.pop();
+            continue;
+        }
+        let next = real.join(&part);
+        let metadata = match next.symlink_metadata() {
+            Ok(metadata) => metadata,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(error("scratch_missing", format!("{} does not exist", next.display()))),
+            Err(e) => return Err(error("scratch_unreadable", format!("{}: {e}", next.display()))),
+        };
+        if !metadata.is_symlink() {
+            real = next;
+            continue;
+        }
+        if metadata.uid() != 0 && metadata.uid() != uid {
+            return Err(error("scratch_foreign_link", format!("{} is a link of uid {}, who could turn it elsewhere; name the directory itself", next.display(), metadata.uid())));
+        }
+        links += 1;
+        let target = std::fs::read_link(&next).map_err(|e| error("scratch_unreadable", format!("{}: {e}", next.display())))?;
+        if links > 16 {
+            return Err(error("scratch_link_loop", String::from("too many links on the way")));
+        }
+        if target.is_absolute() {
+            real = PathBuf::from("/");
+        }
+        for part in target.components().rev() {
+            match part {
+                Component::Normal(name) => pending.push(PathBuf::from(name)),
+                Component::ParentDir => pending.push(PathBuf::from("..")),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+    }
+    Ok(real)
+}
+
+fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<OpenedScratch, ScratchError> {
+    let stat = fstat(&directory).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))?;
+    let owner = (stat.st_uid, stat.st_gid);
+    if real.as_os_str().as_bytes() == b"/" || opener.homes.contains(&real) {
+        return Err(error("scratch_is_home", String::from("it is the root or a home directory itself; use a directory below it")));
+    }
+    if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
+        return Err(error("scratch_root_owned", String::from("it belongs to root, and code run for root would write as root there; give it to an ordinary user: chown -R USER:GROUP")));
+    }
+    if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
+        return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
+    }
+    let protected = find_protected(&directory, policy);
+    let mut idmappable = true;
+    let mut tree = None;
+    if opener.privileged {
+        let copy = || open_tree(&directory, c"", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH);
+        let copied = copy().map_err(|errno| error("scratch_failed", format!("copy its mount: {}", crate::error::describe(errno))))?;
+        idmappable = opener.unique_id.is_some_and(|id| identity::idmap(&copied, owner, (id, id)).is_ok());
+        tree = Some(copied);
+    }
+    Ok(OpenedScratch { directory, tree, facts: HostScratch { path: real, owner, idmappable, protected } })
+}
+
+/// What lies in scratch and matches the policy's globs.
+fn find_protected(directory: &OwnedFd, policy: &Policy) -> Vec<(PathBuf, PathKind, Protection)> {
+    let globs = || {
+        let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
+        hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
+    };
+    if globs().next().is_none() {
+        return Vec::new();
+    }
+    let deep = globs().any(|(glob, _)| glob.contains('/'));
+    let mut found = Vec::new();
+    let mut visit = |entry: &tree::Found<'_>| {
+        let wanted = globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path));
+        if let Some((_, protection)) = wanted.filter(|_| !entry.kind.is_symlink()) {
+            let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
+            found.push((PathBuf::from(entry.path), kind, protection));
+        }
+        tree::Walk::On
+    };
+    // What cannot be read here cannot be read by the code either.
+    let _unreadable = if deep { tree::walk(directory, &mut visit) } else { tree::list(directory, &mut visit) };
+    // Above before below, so that nothing is laid over what is covered already.
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut kept: Vec<(PathBuf, PathKind, Protection)> = Vec::new();
+    for entry in found {
+        if !kept.iter().any(|(above, _, protection)| *protection == Protection::Hidden && entry.0.starts_with(above)) {
+            kept.push(entry);
+        }
+    }
+    kept
+}
+
+/// Blocks and entries of a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TreeUse {
+    pub(crate) bytes: u64,
+    pub(crate) entries: u64,
+}
+
+/// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,
+/// preallocated blocks do.
+pub(crate) fn count(directory: impl AsFd) -> TreeUse {
+    let mut seen = TreeUse::default();
+    let Ok(top) = rustix::io::fcntl_dupfd_cloexec(directory, 0) else { return seen };
+    let _unreadable = tree::walk(&top, &mut |found| {
+        seen.bytes += u64::try_from(found.stat.st_blocks).unwrap_or(0) * 512;
+        seen.entries += 1;
+        tree::Walk::On
+    });
+    seen
+}
+
+/// Opens host directories that root shows inside on the caller's behalf.
+///
+/// # Errors
+/// The caller may not open one of them.
+pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, ScratchError> {
+    let error = |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
+    let as_caller = AsCaller::enter(opener).map_err(error)?;
+    let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    as_caller.leave().map_err(error)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+    opened.and_then(|fd| open_tree(&fd, c"", flags)).map_err(error)
+}
+
+/// Bytes of files in scratch that have no name any more but are held open inside: they
+/// take room that no walk finds. Descriptors are looked at, memory maps are not.
+pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd) -> u64 {
+    let Ok(scratch) = fstat(directory) else { return 0 };
+    let mut seen = std::collections::BTreeMap::new();
+    let mut pending = vec![pid_one.to_string()];
+    while let Some(pid) = pending.pop() {
+        for task in entries(&format!("/proc/{pid}/task")) {
+            let children = std::fs::read_to_string(task.join("children")).unwrap_or_default();
+            pending.extend(children.split_ascii_whitespace().map(String::from));
+        }
+        for link in entries(&format!("/proc/{pid}/fd")) {
+            // Follows the link to the open file itself.
+            if let Ok(stat) = rustix::fs::stat(link) {
+                if stat.st_nlink == 0 && stat.st_dev == scratch.st_dev {
+                    seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
+                }
+            }
+        }
+    }
+    seen.values().sum()
+}
+
+/// Paths of a directory's entries; none where it is gone.
+fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+}

@@ -1,0 +1,769 @@
+//! Watching one run from the clone to the last byte.
+//!
+//! One loop over pidfd, pipes, the filter's listener, the cgroup's oom event, signals
+//! and deadlines. The launcher tells the executor nothing but by descriptors, believes
+//! nothing but its status pipe, and ends a run by killing pid 1, upon which the kernel
+//! kills everything inside.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::{
+    signal::{SigSet, Signal as NixSignal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{Timespec, epoll},
+    fd::{AsFd, OwnedFd},
+    fs::{AtFlags, unlinkat},
+    io::Errno,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
+};
+use stockade_policy::plan::Plan;
+use stockade_protocol::{
+    LimitKey, PerStream, Receipt, Usage, Verdict,
+    frame::{Event, Evidence},
+    step::Step,
+};
+use stockade_sys::clone::Child;
+
+use crate::{
+    Inputs, LaunchError, Outcome, Stdin, Streams, What,
+    capture::{Capture, Captured},
+    cgroup::Cgroup,
+    collect::collect,
+    error::step_failed,
+    identity::OuterNamespaces,
+    notify::{Denials, Next},
+    prepared::LauncherPipes,
+    receipt,
+    relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
+    scratch::{self, INTERVAL_MS, TreeUse},
+    terminal::{self, RawTerminal},
+    verdict::{Cause, Observed, decide},
+};
+
+/// Setting up takes milliseconds; large files take longer.
+const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+/// A program that prints this many times the limit is ended.
+const OUTPUT_FACTOR: u64 = 64;
+
+/// The signals that end or reach a run, held back and read from a descriptor.
+pub(crate) struct Signals {
+    fd: SignalFd,
+    before: SigSet,
+}
+
+impl Signals {
+    /// Holds them back; the old mask returns when this is dropped.
+    pub(crate) fn block() -> Result<Self, LaunchError> {
+        let failed = |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
+        let set: SigSet = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT, NixSignal::SIGUSR1, NixSignal::SIGUSR2, NixSignal::SIGWINCH].into_iter().collect();
+        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
+        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
+        Ok(Signals { fd, before })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let _mask_was_valid = self.before.thread_set_mask();
+    }
+}
+
+/// Pid 1 and everything below it; killed and reaped when dropped, at the latest.
+pub(crate) struct Sandbox {
+    child: Child,
+    reaped: bool,
+}
+
+impl Sandbox {
+    pub(crate) fn new(child: Child) -> Self {
+        Sandbox { child, reaped: false }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.pid
+    }
+
+    fn kill(&self) {
+        // It may have ended by itself.
+        let _ended = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
+    }
+
+    /// Waits for pid 1's end, by which everything inside has ended.
+    fn reap(&mut self) {
+        while !self.reaped {
+            match waitid(WaitId::PidFd(self.child.pidfd.as_fd()), WaitIdOptions::EXITED) {
+                Err(Errno::INTR) => {}
+                _ => self.reaped = true,
+            }
+        }
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill();
+            self.reap();
+        }
+    }
+}
+
+/// Sources of the loop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Token {
+    Pid,
+    Status,
+    Stdout,
+    Stderr,
+    StdoutTarget,
+    StderrTarget,
+    FeedSource,
+    FeedTarget,
+    HandOver,
+    Listener,
+    Signals,
+    Oom,
+}
+
+impl Token {
+    const ALL: [Token; 12] = [
+        Token::Pid,
+        Token::Status,
+        Token::Stdout,
+        Token::Stderr,
+        Token::StdoutTarget,
+        Token::StderrTarget,
+        Token::FeedSource,
+        Token::FeedTarget,
+        Token::HandOver,
+        Token::Listener,
+        Token::Signals,
+        Token::Oom,
+    ];
+
+    fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(self as u64)
+    }
+
+    fn from_data(data: epoll::EventData) -> Option<Token> {
+        usize::try_from(data.u64()).ok().and_then(|index| Token::ALL.get(index)).copied()
+    }
+}
+
+const FEED: FeedTokens = FeedTokens { source: epoll::EventData::new_u64(Token::FeedSource as u64), target: epoll::EventData::new_u64(Token::FeedTarget as u64) };
+
+/// How far the sandbox has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    SettingUp,
+    /// The receipt is in; the program may run from now on.
+    Ready,
+    Started,
+    Ended,
+}
+
+struct Supervision<'a> {
+    plan: &'a Plan,
+    epoll: OwnedFd,
+    sandbox: Sandbox,
+    cgroup: Cgroup,
+    outer: OuterNamespaces,
+    signals: Signals,
+    streams: Streams,
+    status_read: OwnedFd,
+    status: Vec<u8>,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+    out: Outlet,
+    err: Outlet,
+    feed: Option<Feed<'a>>,
+    handover: OwnedFd,
+    listener: Option<OwnedFd>,
+    listener_rests_until: Option<Instant>,
+    master: Option<OwnedFd>,
+    raw: Option<RawTerminal>,
+    root_fs: Option<OwnedFd>,
+    scratch_fs: Option<OwnedFd>,
+    scratch_directory: Option<OwnedFd>,
+    scratch_before: TreeUse,
+    next_scratch_count: Option<Instant>,
+    next_cpu_check: Option<Instant>,
+    denials: Denials,
+    phase: Phase,
+    begun: Instant,
+    started_at: Option<Instant>,
+    ended_at: Option<Instant>,
+    cause: Option<Cause>,
+    failure: Option<LaunchError>,
+    receipt: Option<Receipt>,
+    wait_status: Option<i32>,
+    rusage_us: Option<(u64, u64)>,
+    buffer: Vec<u8>,
+}
+
+fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
+    move |errno| LaunchError::system(What::Prepare, attempt, errno)
+}
+
+/// Lets the child go on, watches the run to its end and takes everything down.
+///
+/// # Errors
+/// The program was not started.
+#[expect(clippy::too_many_arguments, reason = "each is a thing that the run owns, made in its own step")]
+pub(crate) fn supervise(
+    plan: &Plan,
+    inputs: Inputs<'_>,
+    cgroup: Cgroup,
+    sandbox: Sandbox,
+    pipes: LauncherPipes,
+    lifeline: OwnedFd,
+    signals: Signals,
+    outer: OuterNamespaces,
+) -> Result<Outcome, LaunchError> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
+    // From here on the child builds; what follows runs beside it.
+    rustix::io::write(&lifeline, b"g").map_err(failed("let the sandbox go on"))?;
+    let outlet = |stream| match inputs.streams {
+        Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
+        Streams::Relay => Outlet::Relay { to: stream, total: 0 },
+    };
+    let (own_out, own_err) = own_streams();
+    let scratch_directory = inputs.scratch.map(|opened| opened.directory);
+    let scratch_before = scratch_directory.as_ref().map(scratch::count).unwrap_or_default();
+    let feed = match (pipes.stdin, inputs.stdin) {
+        (Some(pipe), Stdin::Bytes(bytes)) => Some(Feed::new(pipe, Source::Bytes(bytes), false)),
+        (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::Stdin { pollable: false }, false)),
+        _ => None,
+    };
+    let mut supervision = Supervision {
+        plan,
+        epoll,
+        sandbox,
+        cgroup,
+        outer,
+        signals,
+        streams: inputs.streams,
+        status_read: pipes.status_read,
+        status: Vec::new(),
+        stdout: Some(pipes.stdout),
+        stderr: Some(pipes.stderr),
+        out: outlet(own_out),
+        err: outlet(own_err),
+        feed: feed.transpose().map_err(failed("feed stdin"))?,
+        handover: pipes.handover,
+        listener: None,
+        listener_rests_until: None,
+        master: None,
+        raw: None,
+        root_fs: None,
+        scratch_fs: None,
+        scratch_directory,
+        scratch_before,
+        next_scratch_count: None,
+        next_cpu_check: None,
+        denials: Denials::new(plan.filter.kill.clone()),
+        phase: Phase::SettingUp,
+        begun: Instant::now(),
+        started_at: None,
+        ended_at: None,
+        cause: None,
+        failure: None,
+        receipt: None,
+        wait_status: None,
+        rusage_us: None,
+        buffer: vec![0; 1 << 16],
+    };
+    supervision.register().map_err(failed("fill the event loop"))?;
+    supervision.watch()?;
+    let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
+    // Held until here: its end is the sandbox's.
+    drop(lifeline);
+    let outcome = supervision.finish(program, &inputs.collect);
+    drop(inputs.record);
+    outcome
+}
+
+impl<'a> Supervision<'a> {
+    fn register(&mut self) -> Result<(), Errno> {
+        let add = |fd: rustix::fd::BorrowedFd<'_>, token: Token| epoll::add(&self.epoll, fd, token.data(), epoll::EventFlags::IN);
+        add(self.sandbox.child.pidfd.as_fd(), Token::Pid)?;
+        add(self.status_read.as_fd(), Token::Status)?;
+        add(self.handover.as_fd(), Token::HandOver)?;
+        add(self.signals.fd.as_fd(), Token::Signals)?;
+        for (stream, token) in [(&self.stdout, Token::Stdout), (&self.stderr, Token::Stderr)] {
+            if let Some(stream) = stream {
+                add(stream.as_fd(), token)?;
+            }
+        }
+        self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
+    }
+
+    /// The loop: until pid 1 has ended.
+    fn watch(&mut self) -> Result<(), LaunchError> {
+        let mut events = Vec::with_capacity(16);
+        loop {
+            let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
+            let timeout = timeout.map(|left| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed("wait for the sandbox")(errno)),
+            }
+            let mut over = false;
+            for event in &events {
+                match Token::from_data(event.data) {
+                    Some(Token::Pid) => over = true,
+                    Some(token) => self.serve(token).map_err(failed("serve the sandbox"))?,
+                    None => {}
+                }
+            }
+            if over {
+                return Ok(());
+            }
+            self.check_deadlines();
+        }
+    }
+
+    fn serve(&mut self, token: Token) -> Result<(), Errno> {
+        match token {
+            Token::Status => self.read_status(),
+            Token::Stdout | Token::StdoutTarget => self.move_output(Token::Stdout),
+            Token::Stderr | Token::StderrTarget => self.move_output(Token::Stderr),
+            Token::FeedSource => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_source(&self.epoll, &FEED)),
+            Token::FeedTarget => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_room(&self.epoll, &FEED)),
+            Token::HandOver => self.take_descriptors(),
+            Token::Listener => self.serve_listener(),
+            Token::Signals => self.serve_signals(),
+            Token::Oom => {
+                if self.cgroup.oom_kills() > 0 {
+                    self.end(Cause::OutOfMemory);
+                }
+                self.cgroup.acknowledge_oom();
+                Ok(())
+            }
+            Token::Pid => Ok(()),
+        }
+    }
+
+    /// Ends the run; the first cause stays.
+    fn end(&mut self, cause: Cause) {
+        self.cause.get_or_insert(cause);
+        self.cgroup.kill();
+        self.sandbox.kill();
+    }
+
+    fn break_off(&mut self, failure: LaunchError) {
+        self.failure.get_or_insert(failure);
+        self.cgroup.kill();
+        self.sandbox.kill();
+    }
+
+    fn read_status(&mut self) -> Result<(), Errno> {
+        let mut bytes = [0; 4096];
+        let length = rustix::io::read(&self.status_read, &mut bytes)?;
+        if length == 0 {
+            return epoll::delete(&self.epoll, &self.status_read);
+        }
+        self.status.extend_from_slice(bytes.get(..length).unwrap_or_default());
+        loop {
+            match Event::take(&mut self.status) {
+                Ok(Some(event)) => self.take_event(event),
+                Ok(None) => return Ok(()),
+                Err(_) => {
+                    self.break_off(LaunchError::other(What::Executor, String::from("the executor sent something that is no event")));
+                    return epoll::delete(&self.epoll, &self.status_read);
+                }
+            }
+        }
+    }
+
+    fn take_event(&mut self, event: Event) {
+        match (event, self.phase) {
+            (Event::Ready(evidence), Phase::SettingUp) => self.become_ready(&evidence),
+            (Event::Started, Phase::Ready) => self.phase = Phase::Started,
+            (Event::Ended { status, user_us, system_us }, Phase::Started) => {
+                self.phase = Phase::Ended;
+                self.ended_at = Some(Instant::now());
+                self.wait_status = Some(status);
+                self.rusage_us = Some((user_us, system_us));
+            }
+            (Event::Failed { step, errno, index, detail }, Phase::SettingUp | Phase::Ready) => {
+                let errno = Errno::from_raw_os_error(i32::from(errno));
+                let detail = String::from_utf8_lossy(&detail);
+                let failure = match Step::from_number(step) {
+                    Some(step) => step_failed(self.plan, step, errno, usize::try_from(index).ok(), &detail),
+                    None => LaunchError::other(What::Executor, format!("the sandbox failed at an unknown step {step}")),
+                };
+                self.phase = Phase::SettingUp;
+                self.break_off(failure);
+            }
+            _ => self.break_off(LaunchError::other(What::Executor, String::from("the executor sent an event out of turn"))),
+        }
+    }
+
+    fn become_ready(&mut self, evidence: &Evidence) {
+        match receipt::assemble(self.plan, &self.outer, &self.cgroup, evidence, self.listener.is_some()) {
+            Ok(receipt) => self.receipt = Some(receipt),
+            Err(failure) => return self.break_off(failure),
+        }
+        let now = Instant::now();
+        self.phase = Phase::Ready;
+        self.started_at = Some(now);
+        if self.scratch_directory.is_some() && !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some() {
+            self.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
+        }
+        if self.plan.limits.get(LimitKey::Cpu).is_some() && self.cgroup.cpu_us().is_some() {
+            self.next_cpu_check = Some(now);
+        }
+        // Only now: nothing of the caller's is read for a program that will not run.
+        let fed = self.feed.as_mut().map_or(Ok(()), |feed| feed.start(&self.epoll, &FEED));
+        if let Err(errno) = fed {
+            self.break_off(failed("feed stdin")(errno));
+        }
+    }
+
+    fn move_output(&mut self, which: Token) -> Result<(), Errno> {
+        let (stream, outlet, target) = match which {
+            Token::Stdout => (&mut self.stdout, &mut self.out, Token::StdoutTarget),
+            _ => (&mut self.stderr, &mut self.err, Token::StderrTarget),
+        };
+        let Some(from) = stream.as_ref() else { return Ok(()) };
+        match outlet.turn(from, &mut self.buffer) {
+            Turn::More => {
+                if let Some(to) = outlet.target() {
+                    // It may have been waiting for its receiver.
+                    epoll::modify(&self.epoll, from, which.data(), epoll::EventFlags::IN)?;
+                    match epoll::delete(&self.epoll, to) {
+                        Ok(()) | Err(Errno::NOENT | Errno::PERM) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+            }
+            Turn::Blocked => {
+                epoll::modify(&self.epoll, from, which.data(), epoll::EventFlags::empty())?;
+                if let Some(to) = outlet.target() {
+                    match epoll::add(&self.epoll, to, target.data(), epoll::EventFlags::OUT) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+            }
+            Turn::Ended => {
+                epoll::delete(&self.epoll, from)?;
+                *stream = None;
+            }
+        }
+        let most = self.plan.limits.get(LimitKey::OutputSize).map(|limit| limit.saturating_mul(OUTPUT_FACTOR));
+        if self.streams == Streams::Capture && most.is_some_and(|most| self.out.total().max(self.err.total()) > most) {
+            self.end(Cause::Output);
+        }
+        Ok(())
+    }
+
+    /// Takes the listener and the file systems that the child hands over, once.
+    fn take_descriptors(&mut self) -> Result<(), Errno> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut tags = [0; 4];
+        let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        epoll::delete(&self.epoll, &self.handover)?;
+        let mut fds = Vec::new();
+        for received in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = received {
+                fds.extend(rights);
+            }
+        }
+        for (tag, fd) in tags.iter().take(message.bytes).zip(fds) {
+            match tag {
+                b'r' => self.root_fs = Some(fd),
+                b's' => self.scratch_fs = Some(fd),
+                b't' => self.use_terminal(fd)?,
+                b'l' => {
+                    epoll::add(&self.epoll, &fd, Token::Listener.data(), epoll::EventFlags::IN)?;
+                    self.listener = Some(fd);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The inner terminal takes the place of the pipes.
+    fn use_terminal(&mut self, master: OwnedFd) -> Result<(), Errno> {
+        terminal::copy_size(&master);
+        self.raw = Some(RawTerminal::enter()?);
+        let stream = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
+        if let Some(pipe) = self.stdout.replace(stream) {
+            epoll::delete(&self.epoll, &pipe)?;
+        }
+        if let Some(stream) = &self.stdout {
+            epoll::add(&self.epoll, stream, Token::Stdout.data(), epoll::EventFlags::IN)?;
+        }
+        let input = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
+        self.feed = Some(Feed::new(input, Source::Stdin { pollable: false }, true)?);
+        self.master = Some(master);
+        Ok(())
+    }
+
+    fn serve_listener(&mut self) -> Result<(), Errno> {
+        let Some(listener) = &self.listener else { return Ok(()) };
+        loop {
+            if !is_readable(listener) {
+                return Ok(());
+            }
+            // A dead sandbox makes it readable for ever, with nothing to receive.
+            match self.denials.serve(listener) {
+                Next::On if is_hung_up(listener) => return epoll::delete(&self.epoll, listener),
+                Next::On => {}
+                Next::Kill => {
+                    self.end(Cause::SystemCall);
+                    return Ok(());
+                }
+                Next::Rest => {
+                    epoll::modify(&self.epoll, listener, Token::Listener.data(), epoll::EventFlags::empty())?;
+                    self.listener_rests_until = Some(Instant::now() + Duration::from_millis(20));
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn serve_signals(&mut self) -> Result<(), Errno> {
+        while let Ok(Some(info)) = self.signals.fd.read_signal() {
+            let signal = info.ssi_signo.cast_signed();
+            if signal == NixSignal::SIGWINCH as i32 {
+                if let Some(master) = &self.master {
+                    terminal::copy_size(master);
+                }
+            } else if self.streams == Streams::Capture || self.phase == Phase::SettingUp {
+                self.end(Cause::Cancelled(signal));
+            } else {
+                self.forward(signal);
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes a signal on to the program, the oldest child of pid 1.
+    fn forward(&self, signal: i32) {
+        let pid = self.sandbox.pid();
+        let children = self.outer.proc.read(&format!("task/{pid}/children")).unwrap_or_default();
+        let program = children.split_ascii_whitespace().next().and_then(|child| child.parse().ok()).and_then(Pid::from_raw);
+        if let (Some(program), Some(signal)) = (program, Signal::from_named_raw(signal)) {
+            // Ended meanwhile: its status is on the way.
+            let _ended = pidfd_open(program, PidfdFlags::empty()).and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let wall = match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
+            (None, _) => Some(self.begun + SETUP_DEADLINE),
+            (Some(at), Some(wall)) => Some(at + Duration::from_millis(wall)),
+            (Some(_), None) => None,
+        };
+        [wall, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
+    }
+
+    fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
+            (None, _) if now >= self.begun + SETUP_DEADLINE => {
+                self.break_off(LaunchError::other(What::Executor, format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs())));
+            }
+            (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
+            _ => {}
+        }
+        if self.next_cpu_check.is_some_and(|at| now >= at) {
+            self.check_cpu(now);
+        }
+        if self.next_scratch_count.is_some_and(|at| now >= at) {
+            self.check_scratch();
+        }
+        if self.listener_rests_until.is_some_and(|at| now >= at) {
+            self.listener_rests_until = None;
+            self.denials.refill();
+            if let Some(listener) = &self.listener {
+                let _gone = epoll::modify(&self.epoll, listener, Token::Listener.data(), epoll::EventFlags::IN);
+            }
+        }
+    }
+
+    /// Looks again no sooner than the rest could be used up by all CPUs.
+    fn check_cpu(&mut self, now: Instant) {
+        let Some(limit_us) = self.plan.limits.get(LimitKey::Cpu).map(|ms| ms * 1000) else { return };
+        let used = self.cgroup.cpu_us().unwrap_or(0);
+        if used >= limit_us {
+            self.next_cpu_check = None;
+            return self.end(Cause::CpuTime);
+        }
+        let cpus = u64::try_from(self.plan.cpus.len().max(1)).unwrap_or(1);
+        let wait = ((limit_us - used) / cpus).clamp(5_000, 250_000);
+        self.next_cpu_check = Some(now + Duration::from_micros(wait));
+    }
+
+    /// Counting may take long in a large tree: it takes a tenth of the time at most.
+    fn check_scratch(&mut self) {
+        let Some(directory) = &self.scratch_directory else { return };
+        let before = Instant::now();
+        let held = scratch::held_open(self.sandbox.pid(), directory);
+        let now = scratch::count(directory);
+        let grown = TreeUse {
+            bytes: (now.bytes + held).saturating_sub(self.scratch_before.bytes),
+            entries: now.entries.saturating_sub(self.scratch_before.entries),
+        };
+        let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        if over(self.plan.scratch.size, grown.bytes) || over(self.plan.scratch.files, grown.entries) {
+            self.next_scratch_count = None;
+            return self.end(Cause::Disk);
+        }
+        self.next_scratch_count = Some(Instant::now() + Duration::from_millis(INTERVAL_MS).max(before.elapsed() * 9));
+    }
+
+    /// Everything inside is dead: takes what is left in the pipes, counts, decides.
+    fn finish(mut self, program: Option<&str>, globs: &[String]) -> Result<Outcome, LaunchError> {
+        self.sandbox.reap();
+        while self.read_status_to_end() {}
+        for token in [Token::Stdout, Token::Stderr] {
+            self.drain(token);
+        }
+        self.raw = None;
+        if self.cgroup.oom_kills() > 0 && self.wait_status.is_none() && self.failure.is_none() {
+            // The event and pid 1's end can arrive together.
+            self.cause.get_or_insert(Cause::OutOfMemory);
+        }
+        let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
+        if let (Some(name), Some(root)) = (program, scratch_root) {
+            // A run that failed early has written none; a read-only scratch holds none.
+            let _never_written = unlinkat(root, name, AtFlags::empty());
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if self.phase == Phase::SettingUp && self.cause.is_none() {
+            return Err(LaunchError::other(What::Executor, String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)")));
+        }
+        let counters = self.cgroup.counters();
+        let (scratch_bytes, scratch_full) = self.scratch_use();
+        let tmp = self.root_fs.as_ref().and_then(filesystem_use);
+        let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
+        let no_cgroup = matches!(self.cgroup, Cgroup::Absent);
+        let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us / 1000 + 50 >= ms.div_ceil(1000) * 1000);
+        if self.wait_status.is_none() && self.cause.is_none() {
+            let message = "the executor vanished without a report: something outside killed the sandbox";
+            let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
+            outcome.reason = Some(What::Executor.reason());
+            outcome.message = Some(String::from(message));
+            return Ok(outcome);
+        }
+        let observed = Observed {
+            cause: self.cause,
+            status: self.wait_status,
+            oom_kills: counters.oom_kills,
+            forks_refused: counters.forks_refused,
+            scratch_full,
+            tmp_full: tmp.is_some_and(|(_, full)| full),
+            cpu_limit_reached,
+        };
+        let decision = decide(&observed);
+        let files = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref()).map(|root| collect(root, globs, self.plan.limits.get(LimitKey::CollectSize))).unwrap_or_default();
+        let rusage = self.rusage_us;
+        let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
+        outcome.files = files;
+        outcome.usage = Usage {
+            memory_peak_bytes: counters.memory_peak,
+            processes_peak: counters.processes_peak,
+            cpu_user_ms: counters.cpu_user_us.or(rusage.map(|(user, _)| user)).map(|us| us / 1000),
+            cpu_system_ms: counters.cpu_system_us.or(rusage.map(|(_, system)| system)).map(|us| us / 1000),
+            scratch_bytes,
+            tmp_bytes: tmp.map(|(bytes, _)| bytes),
+        };
+        Ok(outcome)
+    }
+
+    fn read_status_to_end(&mut self) -> bool {
+        is_readable(&self.status_read) && self.read_status().is_ok() && is_readable(&self.status_read) && !self.status_at_end()
+    }
+
+    /// At end of file a pipe stays readable for ever.
+    fn status_at_end(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.status_read).is_ok_and(|left| left == 0)
+    }
+
+    fn drain(&mut self, which: Token) {
+        let (stream, outlet) = match which {
+            Token::Stdout => (self.stdout.take(), &mut self.out),
+            _ => (self.stderr.take(), &mut self.err),
+        };
+        let Some(from) = stream else { return };
+        // Every writer is dead: what the pipe holds is finite.
+        loop {
+            match outlet.turn(&from, &mut self.buffer) {
+                Turn::Ended => return,
+                Turn::More => {}
+                Turn::Blocked => match outlet.target() {
+                    Some(target) => {
+                        let mut fds = [rustix::event::PollFd::new(&target, rustix::event::PollFlags::OUT)];
+                        let _interrupted = rustix::event::poll(&mut fds, None);
+                    }
+                    None => return,
+                },
+            }
+        }
+    }
+
+    /// By how much scratch has grown, and whether it is full.
+    fn scratch_use(&self) -> (Option<u64>, bool) {
+        match (&self.scratch_directory, &self.scratch_fs) {
+            (Some(directory), _) => (Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)), false),
+            (None, Some(fs)) => filesystem_use(fs).map_or((None, false), |(bytes, full)| (Some(bytes), full)),
+            (None, None) => (None, false),
+        }
+    }
+
+    fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
+        let started = self.phase != Phase::SettingUp;
+        let ended_at = self.ended_at.unwrap_or_else(Instant::now);
+        let duration_ms = self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
+        let (denials, denials_omitted) = self.denials.finish();
+        let bytes = PerStream { output: self.out.total(), error: self.err.total() };
+        let captured = |outlet| match outlet {
+            Outlet::Capture(capture) => capture.finish(),
+            Outlet::Relay { .. } => Captured::default(),
+        };
+        Outcome {
+            verdict,
+            reason: None,
+            code,
+            signal,
+            started,
+            message: None,
+            duration_ms,
+            limits_hit,
+            usage: Usage::default(),
+            denials,
+            denials_omitted,
+            output: captured(self.out),
+            error: captured(self.err),
+            bytes,
+            files: Vec::new(),
+            receipt: self.receipt,
+        }
+    }
+}
+
+fn is_hung_up(fd: &OwnedFd) -> bool {
+    let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+    let polled = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.is_ok() && fds.iter().any(|fd| fd.revents().contains(rustix::event::PollFlags::HUP))
+}
+
+/// Bytes in use on a file system of ours, and whether it is full by bytes or by files.
+fn filesystem_use(fs: &OwnedFd) -> Option<(u64, bool)> {
+    let stat = rustix::fs::fstatvfs(fs).ok()?;
+    let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+    Some((used, (stat.f_blocks > 0 && stat.f_bfree == 0) || (stat.f_files > 0 && stat.f_ffree == 0)))
+}

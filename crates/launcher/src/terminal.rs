@@ -1,0 +1,48 @@
+//! The caller's terminal while a command runs on a terminal of its own.
+//!
+//! Raw mode on the outside, so that the inner terminal's line discipline is the only
+//! one; put back when the run ends. Nothing of the caller's terminal enters the sandbox.
+
+use rustix::{
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    io::Errno,
+    termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize},
+};
+
+/// Whether the launcher's stdin and stdout are both terminals.
+pub fn is_interactive() -> bool {
+    isatty(rustix::stdio::stdin()) && isatty(rustix::stdio::stdout())
+}
+
+/// The caller's terminal in raw mode, until dropped.
+pub(crate) struct RawTerminal {
+    before: Termios,
+}
+
+impl RawTerminal {
+    pub(crate) fn enter() -> Result<Self, Errno> {
+        let before = tcgetattr(own())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(own(), OptionalActions::Now, &raw)?;
+        Ok(RawTerminal { before })
+    }
+}
+
+impl Drop for RawTerminal {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no settings.
+        let _gone = tcsetattr(own(), OptionalActions::Now, &self.before);
+    }
+}
+
+/// Gives the inner terminal the outer one's size.
+pub(crate) fn copy_size(inner: &OwnedFd) {
+    if let Ok(size) = tcgetwinsize(own()) {
+        let _ended = tcsetwinsize(inner.as_fd(), size);
+    }
+}
+
+fn own() -> BorrowedFd<'static> {
+    rustix::stdio::stdin()
+}

@@ -1,0 +1,94 @@
+//! Walking a directory that hostile code may have written.
+//!
+//! No link is followed, no other file system is entered, and depth and number of
+//! entries are bounded. Nothing is opened but directories.
+
+use std::{ffi::CStr, path::Path};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat},
+    io::Errno,
+};
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Opens a directory by an absolute path in which no component is a link.
+///
+/// # Errors
+/// ELOOP for a link, else what openat2(2) answers.
+pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    openat2(CWD, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
+}
+
+/// Opens something below a directory: no links, no way out, no other file system.
+///
+/// # Errors
+/// What openat2(2) answers: ELOOP, EXDEV.
+pub(crate) fn open_beneath(directory: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    openat2(directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// What stands at an entry.
+pub(crate) struct Found<'a> {
+    /// Path below the start, without a leading slash.
+    pub(crate) path: &'a str,
+    pub(crate) kind: FileType,
+    pub(crate) stat: rustix::fs::Stat,
+}
+
+/// Whether a walk goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Walk {
+    On,
+    Stop,
+}
+
+const DEEPEST: usize = 64;
+
+/// Visits every entry below `top`. Names that are not UTF-8 are visited with U+FFFD in
+/// place of what is not. Returns false if the walk was stopped.
+pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
+    let start = openat(top, c".", DIRECTORY, Mode::empty())?;
+    let device = rustix::fs::fstat(&start)?.st_dev;
+    let mut path = String::new();
+    Ok(walk_below(&start, device, &mut path, 0, visit) == Walk::On)
+}
+
+fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Walk {
+    let Ok(mut entries) = Dir::read_from(directory) else { return Walk::On };
+    while let Some(Ok(entry)) = entries.next() {
+        let name: &CStr = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        // Gone meanwhile, or unreadable: not there.
+        let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let length = path.len();
+        if length > 0 {
+            path.push('/');
+        }
+        path.push_str(&name.to_string_lossy());
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let mut next = visit(&Found { path, kind, stat });
+        if next == Walk::On && kind.is_dir() && stat.st_dev == device && depth < DEEPEST {
+            if let Ok(below) = openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()) {
+                next = walk_below(&below, device, path, depth + 1, visit);
+            }
+        }
+        path.truncate(length);
+        if next == Walk::Stop {
+            return Walk::Stop;
+        }
+    }
+    Walk::On
+}
+
+/// Visits the entries of `top` itself, not those below them.
+pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
+    let start = openat(top, c".", DIRECTORY, Mode::empty())?;
+    let mut path = String::new();
+    // Already at the deepest level: no directory is entered.
+    Ok(walk_below(&start, 0, &mut path, DEEPEST, visit) == Walk::On)
+}

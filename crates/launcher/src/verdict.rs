@@ -1,0 +1,121 @@
+//! The verdict: what ended the run, from what was seen of it.
+//!
+//! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a
+//! refused fork. It decides only where it ended the run or the program failed; else it
+//! stands in `limits_hit`. Pure.
+
+use stockade_protocol::Verdict;
+
+/// What the launcher ended the run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// By a signal to the launcher.
+    Cancelled(i32),
+    OutOfMemory,
+    CpuTime,
+    WallClock,
+    Output,
+    Disk,
+    SystemCall,
+}
+
+/// What was seen of a run that started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Observed {
+    pub(crate) cause: Option<Cause>,
+    /// Status word of wait(2), if the payload ended before the sandbox was.
+    pub(crate) status: Option<i32>,
+    pub(crate) oom_kills: u64,
+    pub(crate) forks_refused: u64,
+    pub(crate) scratch_full: bool,
+    pub(crate) tmp_full: bool,
+    /// CPU time reached a limit that only rlimits enforce.
+    pub(crate) cpu_limit_reached: bool,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) verdict: Verdict,
+    pub(crate) code: i32,
+    pub(crate) signal: Option<i32>,
+    pub(crate) limits_hit: Vec<&'static str>,
+}
+
+const SIGKILL: i32 = 9;
+const SIGXCPU: i32 = 24;
+const SIGXFSZ: i32 = 25;
+
+pub(crate) fn decide(seen: &Observed) -> Decision {
+    let signal = seen.status.map(|status| status & 0x7f).filter(|signal| *signal != 0);
+    let exited = seen.status.filter(|status| status & 0x7f == 0).map(|status| status >> 8 & 0xff);
+    let failed = exited != Some(0);
+    let own_code = exited.unwrap_or_else(|| 128 + signal.unwrap_or(SIGKILL));
+    let disk_full = seen.scratch_full || seen.tmp_full;
+    let (verdict, code) = match seen.cause {
+        Some(Cause::Cancelled(by)) => (Verdict::Cancelled, 128 + by),
+        Some(Cause::OutOfMemory) => (Verdict::OutOfMemory, 137),
+        Some(Cause::CpuTime) => (Verdict::CpuTimeout, 137),
+        Some(Cause::WallClock) => (Verdict::WallTimeout, 124),
+        Some(Cause::Output) => (Verdict::OutputLimit, 137),
+        Some(Cause::Disk) => (Verdict::DiskLimit, 137),
+        Some(Cause::SystemCall) => (Verdict::SyscallDenied, 137),
+        None if failed && seen.oom_kills > 0 => (Verdict::OutOfMemory, own_code),
+        None if seen.cpu_limit_reached && matches!(signal, Some(SIGXCPU | SIGKILL)) => (Verdict::CpuTimeout, 137),
+        None if failed && seen.forks_refused > 0 => (Verdict::ProcessLimit, own_code),
+        None if signal == Some(SIGXFSZ) || (failed && disk_full) => (Verdict::DiskLimit, own_code),
+        None if signal.is_some() => (Verdict::Signaled, own_code),
+        None => (Verdict::Exited, own_code),
+    };
+    let touched = [
+        (seen.oom_kills > 0, Verdict::OutOfMemory, "memory"),
+        (seen.forks_refused > 0, Verdict::ProcessLimit, "processes"),
+        (seen.scratch_full, Verdict::DiskLimit, "scratch_size"),
+        (seen.tmp_full, Verdict::DiskLimit, "tmp_size"),
+    ];
+    let limits_hit = touched.iter().filter(|(hit, owner, _)| *hit && *owner != verdict).map(|(.., name)| *name).collect();
+    Decision { verdict, code, signal, limits_hit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: i32) -> Option<i32> {
+        Some(code << 8)
+    }
+
+    #[test]
+    fn counters_decide_only_where_the_program_failed() {
+        let seen = Observed { status: exit(0), forks_refused: 3, tmp_full: true, ..Observed::default() };
+        let decision = decide(&seen);
+        assert_eq!((decision.verdict, decision.code), (Verdict::Exited, 0));
+        assert_eq!(decision.limits_hit, ["processes", "tmp_size"]);
+        let decision = decide(&Observed { status: exit(1), ..seen });
+        assert_eq!((decision.verdict, decision.code), (Verdict::ProcessLimit, 1));
+        assert_eq!(decision.limits_hit, ["tmp_size"]);
+    }
+
+    #[test]
+    fn what_the_launcher_did_comes_first() {
+        for (cause, verdict, code) in [
+            (Cause::Cancelled(15), Verdict::Cancelled, 143),
+            (Cause::OutOfMemory, Verdict::OutOfMemory, 137),
+            (Cause::WallClock, Verdict::WallTimeout, 124),
+            (Cause::SystemCall, Verdict::SyscallDenied, 137),
+        ] {
+            let decision = decide(&Observed { cause: Some(cause), forks_refused: 1, ..Observed::default() });
+            assert_eq!((decision.verdict, decision.code), (verdict, code));
+        }
+    }
+
+    #[test]
+    fn the_programs_own_137_and_its_own_sigkill_are_told_apart() {
+        let own = decide(&Observed { status: exit(137), ..Observed::default() });
+        assert_eq!((own.verdict, own.code, own.signal), (Verdict::Exited, 137, None));
+        let killed = decide(&Observed { status: Some(9), ..Observed::default() });
+        assert_eq!((killed.verdict, killed.code, killed.signal), (Verdict::Signaled, 137, Some(9)));
+        let limited = decide(&Observed { status: Some(9), cpu_limit_reached: true, ..Observed::default() });
+        assert_eq!(limited.verdict, Verdict::CpuTimeout);
+    }
+}
