@@ -1,1 +1,129 @@
-//! (being written)
+//! What one request goes through: admission, launch, result.
+//!
+//! Every door (the command line, later the socket, sessions, MCP) comes through here,
+//! so that one set of rules decides who may do what. Nothing here makes a system call
+//! that confines anything (that is `launcher`), and nothing is printed.
+#![forbid(unsafe_code)]
+
+pub mod admit;
+pub mod caller;
+pub mod facts;
+pub mod inventory;
+mod policies;
+mod report;
+
+use std::path::PathBuf;
+
+use stockade_launcher::{LaunchError, Outcome, Streams, What, launch};
+use stockade_policy::{model::Policy, plan::Plan};
+use stockade_protocol::{Report, Verdict, step::Step};
+
+pub use admit::{Admission, Ask, LARGEST_REQUEST};
+pub use policies::{list_policies, load_policy, lookup_context};
+
+/// What the command line fixes, whatever a request says.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A policy's name or file; none: `default`.
+    pub policy: Option<String>,
+    /// The directory that a request's scratch must be or lie below.
+    pub scratch: Option<PathBuf>,
+    /// Interpreters in place of the policy's, by runtime.
+    pub interpreters: Vec<(String, PathBuf)>,
+}
+
+/// Why a request is not run.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// `bad_request` or `sandbox_error`.
+    pub verdict: Verdict,
+    /// A stable identifier.
+    pub reason: String,
+    /// What, where, why and how to mend it.
+    pub message: String,
+    /// The errno, where a system call failed at the program's execve.
+    pub exec_errno: Option<i32>,
+}
+
+impl Refusal {
+    /// The caller must mend the request.
+    pub fn bad_request(reason: &str, message: impl Into<String>) -> Self {
+        Refusal { verdict: Verdict::BadRequest, reason: reason.to_owned(), message: message.into(), exec_errno: None }
+    }
+
+    /// The host or the policy must be mended.
+    pub fn sandbox_error(reason: &str, message: impl Into<String>) -> Self {
+        Refusal { verdict: Verdict::SandboxError, reason: reason.to_owned(), message: message.into(), exec_errno: None }
+    }
+
+    /// The result that says so.
+    pub fn report(&self) -> Report {
+        Report::refused(self.verdict, &self.reason, self.message.clone())
+    }
+}
+
+impl From<LaunchError> for Refusal {
+    fn from(error: LaunchError) -> Self {
+        let callers_fault = matches!(error.what, What::Step(Step::WriteFile));
+        let mut refusal = if callers_fault { Refusal::bad_request("files_not_writable", error.message) } else { Refusal::sandbox_error(error.what.reason(), error.message) };
+        if error.what == What::Step(Step::ExecPayload) {
+            refusal.exec_errno = error.errno;
+            refusal.reason = String::from("program_not_started");
+        }
+        refusal
+    }
+}
+
+/// Runs one JSON request. Always gives a result: a refusal is one too.
+pub fn exec(request: &[u8], options: &Options) -> Report {
+    let request = match admit::parse_request(request) {
+        Ok(request) => request,
+        Err(refusal) => return refusal.report(),
+    };
+    let echo = report::Echo::of(&request);
+    let run = || -> Result<(Report, Policy), Refusal> {
+        let policy = load_policy(options)?;
+        let admission = Admission::new(Ask::Request(&request), &policy, options, true)?;
+        let plan = admission.plan.clone();
+        let outcome = launch(&plan, admission.into_inputs(Streams::Capture))?;
+        Ok((report::from_outcome(outcome, &plan, &policy, request.encoding), policy))
+    };
+    match run() {
+        Ok((report, _)) => echo.onto(report),
+        Err(refusal) => echo.onto(refusal.report()),
+    }
+}
+
+/// What came of a command whose streams were relayed.
+pub struct CommandResult {
+    /// The exit status for the caller.
+    pub code: i32,
+    /// The result, without streams.
+    pub report: Report,
+}
+
+/// Runs a command with relayed streams.
+///
+/// # Errors
+/// It was not started.
+pub fn run(command: &[String], options: &Options) -> Result<CommandResult, Refusal> {
+    let policy = load_policy(options)?;
+    let terminal = stockade_launcher::terminal::is_interactive();
+    let admission = Admission::new(Ask::Command { command, terminal }, &policy, options, true)?;
+    let plan = admission.plan.clone();
+    let outcome: Outcome = launch(&plan, admission.into_inputs(Streams::Relay))?;
+    let code = outcome.code;
+    let mut report = report::from_outcome(outcome, &plan, &policy, stockade_protocol::Encoding::Text);
+    report.output = None;
+    Ok(CommandResult { code, report })
+}
+
+/// The plan of a request or a command, without running it.
+///
+/// # Errors
+/// There is none.
+pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
+    let policy = load_policy(options)?;
+    Admission::new(ask, &policy, options, false).map(|admission| admission.plan)
+}

@@ -1,0 +1,179 @@
+//! The program `stockade`: flags to options, results to text and exit status.
+//!
+//! Decides nothing about a sandbox. What goes to stdout is the answer alone; everything
+//! else goes to stderr. A usage error of `exec` is a result too, so that whoever reads
+//! stdout always finds one.
+#![forbid(unsafe_code)]
+
+mod args;
+mod dry_run;
+mod output;
+mod policy;
+
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::ExitCode,
+};
+
+use anyhow::Context;
+use clap::{Parser, error::ErrorKind};
+use stockade_protocol::{Report, Verdict};
+use stockade_runtime::{Ask, Options, Refusal, admit};
+
+use args::{Cli, Command, PolicyChoice, Sandbox};
+use output::{say, warn};
+
+const SANDBOX_ERROR: u8 = 125;
+const USAGE_ERROR: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let done = match cli.command {
+        Command::Exec(exec) => exec_command(&exec),
+        Command::Run(run) => run_command(&run),
+        Command::Policy(command) => policy::run(command),
+        Command::Runtimes(_) | Command::Doctor(_) => Err(anyhow::anyhow!("being written")),
+        Command::Version(version) => show_version(version.json),
+    };
+    done.unwrap_or_else(|error| {
+        warn(&format!("stockade: {error:#}"));
+        ExitCode::from(SANDBOX_ERROR)
+    })
+}
+
+/// Help goes to stdout; an error of `exec` is a result as well.
+fn usage(error: &clap::Error) -> ExitCode {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    if !asked_for && std::env::args_os().nth(1).is_some_and(|first| first == "exec") {
+        let message = error.render().to_string();
+        let report = Report::refused(Verdict::BadRequest, "usage", message.trim_end().to_owned());
+        return print_report(&report).unwrap_or(ExitCode::from(SANDBOX_ERROR));
+    }
+    // Nobody listens where both streams are closed.
+    let _unheard = error.print();
+    ExitCode::from(if asked_for { 0 } else { USAGE_ERROR })
+}
+
+impl From<&Sandbox> for Options {
+    fn from(sandbox: &Sandbox) -> Self {
+        Options { policy: sandbox.policy.clone(), scratch: sandbox.scratch.clone(), interpreters: sandbox.runtimes.clone() }
+    }
+}
+
+impl From<&PolicyChoice> for Options {
+    fn from(choice: &PolicyChoice) -> Self {
+        Options { policy: choice.policy.clone(), scratch: None, interpreters: choice.runtimes.clone() }
+    }
+}
+
+fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
+    let options = Options::from(&exec.sandbox);
+    let bytes = match admit::read_request(io::stdin().lock()) {
+        Ok(bytes) => bytes,
+        Err(refusal) => return print_report(&refusal.report()),
+    };
+    if exec.sandbox.dry_run {
+        let planned = admit::parse_request(&bytes).and_then(|request| stockade_runtime::plan(Ask::Request(&request), &options));
+        return match planned {
+            Ok(plan) => dry_run::print(&plan, exec.sandbox.json),
+            Err(refusal) => print_report(&refusal.report()),
+        };
+    }
+    let report = stockade_runtime::exec(&bytes, &options);
+    warn_of_degraded(&report);
+    print_report(&report)
+}
+
+/// What the run goes without is said on stderr too, where a person sees it.
+fn warn_of_degraded(report: &Report) {
+    for layer in report.receipt.iter().flat_map(|receipt| &receipt.layers) {
+        if layer.known == stockade_protocol::Known::Degraded {
+            warn(&format!("stockade: running without `{}`: {}", layer.layer, layer.detail));
+        }
+    }
+}
+
+fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
+    let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
+    line.push(b'\n');
+    io::stdout().lock().write_all(&line).context("print the result")?;
+    Ok(match report.verdict {
+        Verdict::BadRequest => ExitCode::from(USAGE_ERROR),
+        Verdict::SandboxError => ExitCode::from(SANDBOX_ERROR),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
+    const NOT_EXECUTABLE: u8 = 126;
+    const NOT_FOUND: u8 = 127;
+    const ENOENT: i32 = 2;
+    let options = Options::from(&run.sandbox);
+    if run.sandbox.dry_run {
+        let ask = Ask::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
+        return match stockade_runtime::plan(ask, &options) {
+            Ok(plan) => dry_run::print(&plan, run.sandbox.json),
+            Err(refusal) => Ok(refuse(&refusal)),
+        };
+    }
+    let (report, code) = match stockade_runtime::run(&run.command, &options) {
+        Ok(result) => (result.report, u8::try_from(result.code & 0xff).unwrap_or(SANDBOX_ERROR)),
+        Err(refusal) => {
+            refuse(&refusal);
+            let code = match refusal.exec_errno {
+                Some(ENOENT) => NOT_FOUND,
+                Some(_) => NOT_EXECUTABLE,
+                None if refusal.verdict == Verdict::BadRequest => USAGE_ERROR,
+                None => SANDBOX_ERROR,
+            };
+            (Report { output: None, ..refusal.report() }, code)
+        }
+    };
+    warn_of_degraded(&report);
+    explain(&report);
+    if let Some(path) = &run.report {
+        write_report(path, &report)?;
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// One line for a person, where something other than the command ended it.
+fn explain(report: &Report) {
+    let why = match report.verdict {
+        Verdict::WallTimeout => "the wall clock ran out",
+        Verdict::CpuTimeout => "its CPU time ran out",
+        Verdict::OutOfMemory => "it ran out of memory",
+        Verdict::DiskLimit => "scratch or tmp is full",
+        Verdict::ProcessLimit => "it reached the process limit",
+        Verdict::OutputLimit => "it printed too much",
+        Verdict::SyscallDenied => "it made a system call for which the policy kills",
+        _ => return,
+    };
+    warn(&format!("stockade: {why}"));
+}
+
+fn refuse(refusal: &Refusal) -> ExitCode {
+    warn(&format!("stockade: {refusal}"));
+    ExitCode::from(if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR })
+}
+
+fn write_report(path: &Path, report: &Report) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec(report).context("write the report as JSON")?;
+    text.push(b'\n');
+    std::fs::write(path, text).with_context(|| format!("write the report to {}", path.display()))
+}
+
+fn show_version(json: bool) -> anyhow::Result<ExitCode> {
+    let version = env!("CARGO_PKG_VERSION");
+    if json {
+        let features = ["exec", "run", "runtimes", "policy", "doctor"];
+        say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
+    } else {
+        say(&format!("stockade {version}"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,21 @@
+//! Resolves the shipped policies at build time: a run under one of them parses no TOML.
+//! A shipped policy with an error therefore does not build.
+
+use std::{env, fs, path::PathBuf};
+
+fn main() {
+    println!("cargo:rerun-if-changed=../../policies");
+    println!("cargo:rerun-if-changed=../policy/src");
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
+    let mut table = String::from("&[\n");
+    for (name, _) in stockade_policy::SHIPPED {
+        let policy = stockade_policy::load_shipped(name);
+        assert!(policy.is_ok(), "policies/{name}.toml: {}", policy.as_ref().err().map(ToString::to_string).unwrap_or_default());
+        let bytes = policy.ok().and_then(|policy| postcard::to_allocvec(&policy).ok()).unwrap_or_default();
+        let file = out.join(format!("{name}.policy"));
+        assert!(fs::write(&file, bytes).is_ok(), "cannot write {}", file.display());
+        table.push_str(&format!("    ({name:?}, include_bytes!({:?})),\n", file.display().to_string()));
+    }
+    table.push(']');
+    assert!(fs::write(out.join("shipped.rs"), table).is_ok(), "cannot write the table of shipped policies");
+}

@@ -1,0 +1,95 @@
+//! Who asks, and with whose rights the launcher acts.
+//!
+//! Accounts are read from `/etc/passwd` and `/etc/group` alone: a static program has no
+//! safe way to ask name services. When root acts, no environment variable is read but
+//! the two that sudo sets, and those can only take rights away.
+
+use std::{env, path::PathBuf};
+
+use caps::{CapSet, Capability};
+use stockade_policy::facts::Caller;
+
+use crate::Refusal;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The launcher has root's rights.
+    pub privileged: bool,
+    /// The caller's ids.
+    pub caller: Caller,
+    /// Root acts for somebody else, whose grants decide.
+    pub on_behalf: bool,
+}
+
+fn own_groups() -> Vec<u32> {
+    nix::unistd::getgroups().unwrap_or_default().iter().map(|group| group.as_raw()).collect()
+}
+
+/// Finds out who asks.
+///
+/// # Errors
+/// The program was started with more rights than its caller has (set-ID bits or file
+/// capabilities), or sudo's variables make no sense.
+pub fn identify() -> Result<Identity, Refusal> {
+    let auxv = std::fs::read("/proc/self/auxv").unwrap_or_default();
+    if auxv.is_empty() || stockade_sys::process::is_secure_exec(&auxv) {
+        return Err(Refusal::sandbox_error(
+            "set_id_program",
+            "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",
+        ));
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let privileged = uid == 0 && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
+    if uid == 0 && !privileged {
+        return Err(Refusal::sandbox_error("root_without_capabilities", "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them"));
+    }
+    let own = Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false };
+    match (privileged, env::var("SUDO_UID")) {
+        (true, Ok(sudo_uid)) => behind_sudo(&sudo_uid),
+        _ => Ok(own),
+    }
+}
+
+fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {
+    let number = |name: &str, text: &str| text.parse::<u32>().map_err(|_| Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it")));
+    let uid = number("SUDO_UID", sudo_uid)?;
+    let gid = number("SUDO_GID", &env::var("SUDO_GID").unwrap_or_default())?;
+    if uid == 0 {
+        return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
+    }
+    let groups = supplementary_groups(uid, gid);
+    Ok(Identity { privileged: true, caller: Caller { uid, gid, groups }, on_behalf: true })
+}
+
+/// Lines of an account file, split at colons.
+fn account_lines(path: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(|line| line.split(':').map(String::from).collect()).collect()
+}
+
+fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
+    let passwd = account_lines("/etc/passwd");
+    let name = passwd.iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid))).and_then(|fields| fields.first());
+    let mut groups = vec![gid];
+    if let Some(name) = name {
+        for fields in account_lines("/etc/group") {
+            if let (Some(number), Some(members)) = (fields.get(2).and_then(|field| field.parse().ok()), fields.get(3)) {
+                if members.split(',').any(|member| member == name) {
+                    groups.push(number);
+                }
+            }
+        }
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// Every account's home directory; none of them may be a scratch itself.
+pub fn homes() -> Vec<PathBuf> {
+    let mut homes: Vec<PathBuf> = account_lines("/etc/passwd").into_iter().filter_map(|fields| fields.into_iter().nth(5)).filter(|home| home.len() > 1).map(PathBuf::from).collect();
+    homes.sort();
+    homes.dedup();
+    homes
+}

@@ -1,0 +1,221 @@
+//! Reading what a plan needs to know of the host.
+//!
+//! Read, not probed: whether a feature works is shown by the run itself, and by
+//! `doctor`. Every source is a small file of the kernel's.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rlimit::Resource;
+use rustix::{
+    fs::{Access, access},
+    thread::sched_getaffinity,
+};
+use stockade_launcher::registry::{Record, Registry};
+use stockade_policy::{
+    facts::{CgroupFacts, HostFacts, PathKind},
+    model::Policy,
+};
+
+use crate::{Refusal, caller::Identity};
+
+/// The first host id that runs use; the run's number is added.
+const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
+
+/// Reads the facts that do not depend on the request.
+pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
+    let (unique_id, unique_id_refusal) = match (identity.privileged, record) {
+        (true, Some(record)) => match unique_id(FIRST_UNIQUE_ID + record.slot()) {
+            Ok(id) => (Some(id), None),
+            Err(why) => (None, Some(why)),
+        },
+        _ => (None, None),
+    };
+    HostFacts {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        landlock_abi: stockade_sys::landlock::abi(),
+        privileged: identity.privileged,
+        caller: identity.caller.clone(),
+        unique_id,
+        unique_id_refusal,
+        cpus: own_cpus(),
+        cgroup: cgroup_facts(),
+        swap: fs::read_to_string("/proc/swaps").unwrap_or_default().lines().count() > 1,
+        paths: BTreeMap::new(),
+        links: merged_usr_links(),
+        hard_limits: hard_limits(),
+    }
+}
+
+/// Whether a host id is nobody's: the launcher's own map must hold it, and no account
+/// may have it among its subordinate ids.
+fn unique_id(id: u32) -> Result<u32, String> {
+    for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
+        let text = fs::read_to_string(map).unwrap_or_default();
+        let mapped = text.lines().any(|line| {
+            let numbers: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+            matches!(numbers[..], [inside, _, count] if (inside..inside + count).contains(&u64::from(id)))
+        });
+        if !mapped {
+            return Err(format!("the launcher's own {map} does not map id {id}, as in a container with a map of its own"));
+        }
+    }
+    for file in ["/etc/subuid", "/etc/subgid"] {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let taken = text.lines().find(|line| {
+            let mut fields = line.split(':').skip(1).map(str::parse::<u64>);
+            matches!((fields.next(), fields.next()), (Some(Ok(first)), Some(Ok(count))) if (first..first.saturating_add(count)).contains(&u64::from(id)))
+        });
+        if let Some(line) = taken {
+            return Err(format!("{file} gives id {id} away (`{line}`); change that range"));
+        }
+    }
+    Ok(id)
+}
+
+fn own_cpus() -> Vec<u32> {
+    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).filter_map(|cpu| u32::try_from(cpu).ok()).collect()
+}
+
+fn merged_usr_links() -> Vec<(String, String)> {
+    let link = |name: &str| Some((name.to_owned(), fs::read_link(Path::new("/").join(name)).ok()?.to_str()?.to_owned()));
+    ["bin", "sbin", "lib", "lib32", "lib64", "libx32"].into_iter().filter_map(link).collect()
+}
+
+/// Finite hard limits of the launcher, which no child can exceed.
+fn hard_limits() -> BTreeMap<u32, u64> {
+    let resources = [(0, Resource::CPU), (1, Resource::FSIZE), (2, Resource::DATA), (3, Resource::STACK), (6, Resource::NPROC), (7, Resource::NOFILE), (9, Resource::AS), (12, Resource::MSGQUEUE)];
+    let finite = |(number, resource): (u32, Resource)| resource.get_hard().ok().filter(|hard| *hard != rlimit::INFINITY).map(|hard| (number, hard));
+    resources.into_iter().filter_map(finite).collect()
+}
+
+/// A mounted cgroup hierarchy.
+struct Mount {
+    /// Where it is mounted.
+    point: PathBuf,
+    /// Which of its directories is mounted there.
+    root: PathBuf,
+    version2: bool,
+    controllers: Vec<String>,
+}
+
+fn cgroup_mounts(mountinfo: &str) -> Vec<Mount> {
+    let mut mounts = Vec::new();
+    for line in mountinfo.lines() {
+        // "36 35 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+        let Some((head, tail)) = line.split_once(" - ") else { continue };
+        let mut tail = tail.split(' ');
+        let (Some(kind), options) = (tail.next(), tail.nth(1).unwrap_or_default()) else { continue };
+        if kind != "cgroup" && kind != "cgroup2" {
+            continue;
+        }
+        let mut fields = head.split(' ').skip(3);
+        let (Some(root), Some(point)) = (fields.next(), fields.next()) else { continue };
+        mounts.push(Mount { point: PathBuf::from(point), root: PathBuf::from(root), version2: kind == "cgroup2", controllers: options.split(',').map(String::from).collect() });
+    }
+    mounts
+}
+
+/// The directory of a hierarchy in which the launcher is.
+fn own_directory(mount: &Mount, path: &str) -> PathBuf {
+    let below = Path::new(path).strip_prefix(&mount.root).or_else(|_| Path::new(path).strip_prefix("/"));
+    mount.point.join(below.unwrap_or(Path::new("")))
+}
+
+/// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.
+pub fn cgroup_facts() -> CgroupFacts {
+    let mounts = cgroup_mounts(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
+    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let path_of = |controller: &str| {
+        membership.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            controllers.split(',').any(|c| c == controller).then_some(path)
+        })
+    };
+    let v1 = |controller: &str| {
+        let mount = mounts.iter().find(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == controller))?;
+        Some((controller.to_owned(), own_directory(mount, path_of(controller)?)))
+    };
+    let mut controllers: BTreeMap<String, PathBuf> = ["memory", "pids", "cpu"].into_iter().filter_map(v1).collect();
+    if controllers.len() == 3 {
+        controllers.extend(v1("cpuacct"));
+        return match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
+            Some(closed) => CgroupFacts::Unavailable { reason: format!("{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`", closed.display()) },
+            None => CgroupFacts::V1 { controllers },
+        };
+    }
+    match (mounts.iter().find(|mount| mount.version2), path_of("")) {
+        (Some(mount), Some(path)) => v2_facts(&own_directory(mount, path), &mount.point),
+        _ => CgroupFacts::Unavailable { reason: String::from("neither cgroup v2 nor the v1 controllers memory, pids and cpu are mounted; mount cgroup2 at /sys/fs/cgroup") },
+    }
+}
+
+const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";
+
+fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
+    let read = |directory: &Path, file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+    let has_all = |directory: &Path, file: &str| {
+        let text = read(directory, file);
+        V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed))
+    };
+    let unavailable = |why: String| CgroupFacts::Unavailable { reason: format!("{why}; {DELEGATE}") };
+    let writable = |directory: &Path| access(directory, Access::WRITE_OK).is_ok() && access(directory.join("cgroup.subtree_control"), Access::WRITE_OK).is_ok();
+    // A launcher that has left for the child of its cgroup before, in this scope.
+    if own.file_name().is_some_and(|name| name == "stockade-launcher") {
+        if let Some(above) = own.parent().filter(|above| writable(above) && has_all(above, "cgroup.subtree_control")) {
+            return CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false };
+        }
+    }
+    if !has_all(own, "cgroup.controllers") {
+        return unavailable(format!("cgroup {} is not given the controllers cpu, memory and pids (it has: {})", own.display(), read(own, "cgroup.controllers").trim()));
+    }
+    if !writable(own) {
+        return unavailable(format!("cgroup {} is not delegated to this user", own.display()));
+    }
+    // The root cgroup has no limits, and may hold processes beside children.
+    let is_root = own == top && !own.join("cgroup.type").exists();
+    if is_root || has_all(own, "cgroup.subtree_control") {
+        return CgroupFacts::V2 { parent: own.to_path_buf(), vacate: false };
+    }
+    let alone = read(own, "cgroup.procs").lines().map(str::trim).eq([std::process::id().to_string().as_str()]);
+    if alone {
+        return CgroupFacts::V2 { parent: own.to_path_buf(), vacate: true };
+    }
+    // A sibling loses no cap, where the launcher's own cgroup sets none.
+    let uncapped = ["memory.max", "memory.high", "pids.max", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | "")) && read(own, "cpu.max").trim_start().starts_with("max");
+    match own.parent().filter(|above| uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")) {
+        Some(above) => CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false },
+        None => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),
+    }
+}
+
+/// Looks at every path that the plan may show.
+pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIterator<Item = &'a Path>) {
+    let named = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
+    let commands = policy.runtimes.values().filter_map(|runtime| runtime.command.first()).map(Path::new);
+    for path in named.chain(commands).chain(more) {
+        if let Ok(metadata) = fs::metadata(path) {
+            facts.paths.insert(path.to_path_buf(), if metadata.is_dir() { PathKind::Directory } else { PathKind::File });
+        }
+    }
+}
+
+/// The registry of whoever runs this.
+///
+/// # Errors
+/// Its directory is somebody else's, or cannot be made.
+pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
+    let directory = if identity.privileged {
+        PathBuf::from("/run/stockade")
+    } else {
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+        runtime.map_or_else(|| PathBuf::from(format!("/tmp/stockade-{}", identity.caller.uid)), |runtime| runtime.join("stockade"))
+    };
+    Ok(Registry::open(&directory, rustix::process::geteuid().as_raw())?)
+}

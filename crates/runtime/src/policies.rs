@@ -1,0 +1,66 @@
+//! Finding the policy of a run.
+//!
+//! Shipped policies were resolved when the program was built. Which file a name means,
+//! and whom to trust, is `stockade-policy`'s to say.
+
+use std::{env, path::PathBuf};
+
+use stockade_policy::{LookupContext, PolicyError, model::Policy};
+
+use crate::{Options, Refusal};
+
+/// The policy of a run that names none.
+const DEFAULT: &str = "default";
+
+static RESOLVED: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/shipped.rs"));
+
+/// Where names are sought by whoever runs this.
+pub fn lookup_context() -> LookupContext {
+    if rustix::process::geteuid().is_root() {
+        return LookupContext::privileged();
+    }
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    LookupContext::rootless(config.map(|config| config.join("stockade/policies")))
+}
+
+/// Loads the policy that the options name.
+///
+/// # Errors
+/// There is none of that name, it is not trusted, or it has errors.
+pub fn load_policy(options: &Options) -> Result<Policy, Refusal> {
+    let name = options.policy.as_deref().unwrap_or(DEFAULT);
+    let context = lookup_context();
+    if let Some(policy) = shipped(name, &context) {
+        return Ok(policy);
+    }
+    stockade_policy::load(name, &context).map_err(|error| {
+        let reason = match &error {
+            PolicyError::Name { .. } => "policy_name",
+            PolicyError::NotFound { .. } => "policy_not_found",
+            PolicyError::Read(_) => "policy_unreadable",
+            PolicyError::Invalid(_) => "policy_invalid",
+        };
+        Refusal::sandbox_error(reason, error.to_string())
+    })
+}
+
+/// A shipped policy that no file shadows.
+fn shipped(name: &str, context: &LookupContext) -> Option<Policy> {
+    let bytes = RESOLVED.iter().find(|(shipped, _)| *shipped == name)?.1;
+    let file = format!("{name}.toml");
+    let directories = std::iter::once(&context.system_dir).chain(&context.user_dir);
+    // Anything but "not there" is for the loader to judge.
+    for directory in directories {
+        match rustix::fs::lstat(directory.join(&file)) {
+            Err(rustix::io::Errno::NOENT) => {}
+            _ => return None,
+        }
+    }
+    postcard::from_bytes(bytes).ok()
+}
+
+/// Every policy that a name can mean here.
+pub fn list_policies() -> Vec<(String, stockade_policy::model::Origin)> {
+    stockade_policy::list_names(&lookup_context())
+}
