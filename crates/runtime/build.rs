@@ -1,4 +1,5 @@
-//! Resolves the shipped policies at build time: a run under one of them parses no TOML.
+//! Resolves the shipped policies at build time, and compiles their filters: a run under
+//! one of them parses no TOML.
 //! A shipped policy with an error therefore does not build.
 
 use std::{env, fs, path::PathBuf};
@@ -11,7 +12,10 @@ fn main() {
     for (name, _) in stockade_policy::SHIPPED {
         let policy = stockade_policy::load_shipped(name);
         assert!(policy.is_ok(), "policies/{name}.toml: {}", policy.as_ref().err().map(ToString::to_string).unwrap_or_default());
-        let bytes = policy.ok().and_then(|policy| postcard::to_allocvec(&policy).ok()).unwrap_or_default();
+        let filters = policy.as_ref().ok().map(|policy| stockade_policy::filter::Filters::new(&policy.seccomp));
+        assert!(matches!(filters, Some(Ok(_))), "policies/{name}.toml: {filters:?}");
+        let both = policy.ok().zip(filters.and_then(Result::ok));
+        let bytes = both.and_then(|both| postcard::to_allocvec(&both).ok()).unwrap_or_default();
         let file = out.join(format!("{name}.policy"));
         assert!(fs::write(&file, bytes).is_ok(), "cannot write {}", file.display());
         table.push_str(&format!("    ({name:?}, include_bytes!({:?})),\n", file.display().to_string()));

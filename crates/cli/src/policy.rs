@@ -23,7 +23,7 @@ pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
 }
 
 fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_runtime::Refusal> {
-    load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() })
+    load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() }).map(|loaded| loaded.policy)
 }
 
 fn check(policies: &[String]) -> anyhow::Result<ExitCode> {

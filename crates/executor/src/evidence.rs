@@ -34,8 +34,8 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     Ok(Evidence { status, mounts, descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno })
 }
 
-/// Job, stdout, stderr, status, the payload's stdin.
-const EXPECTED_DESCRIPTORS: u32 = 5;
+/// Job, stdout, stderr, status, the payload's stdin, lifeline.
+const EXPECTED_DESCRIPTORS: u32 = 6;
 
 fn read(path: &core::ffi::CStr) -> Result<Vec<u8>, Errno> {
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -75,6 +75,14 @@ fn check_status(status: &[u8]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The signals that whoever started the launcher, or the launcher, ignores.
+pub(crate) fn ignored_signals(status: &[u8]) -> u64 {
+    let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"SigIgn:"));
+    let hex = line.map(<[u8]>::trim_ascii).and_then(|hex| core::str::from_utf8(hex).ok());
+    // An unreadable mask means all: setting a default signal to its default is harmless.
+    hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(u64::MAX)
 }
 
 /// Every mount is read-only and nosuid unless the plan lists it as writable; every

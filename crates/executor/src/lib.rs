@@ -75,9 +75,11 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     files::write_program(bytes, &job)?;
 
     let evidence = evidence::gather(&job)?;
+    let ignored_signals = evidence::ignored_signals(&evidence.status);
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
 
-    let pid = payload::start(&job)?;
+    await_launcher().map_err(|errno| Failure::new(Step::Receipt, errno))?;
+    let pid = payload::start(&job, ignored_signals)?;
     // A launcher that is gone takes this process with it; a failed write needs no care.
     tell(status, &Event::Started).map_err(|errno| Failure::new(Step::ExecPayload, errno))?;
 
@@ -87,6 +89,19 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
         if ended.pid == pid {
             let event = Event::Ended { status: ended.status, user_us: ended.user_us, system_us: ended.system_us };
             return tell(status, &event).map_err(|errno| Failure::new(Step::ExecPayload, errno));
+        }
+    }
+}
+
+/// Waits until the launcher has checked from outside what only it can see.
+fn await_launcher() -> Result<(), Errno> {
+    let mut byte = [0];
+    loop {
+        match rustix::io::read(descriptor::LIFELINE, &mut byte) {
+            Ok(1) => return Ok(()),
+            Ok(_) => return Err(Errno::PIPE),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
         }
     }
 }

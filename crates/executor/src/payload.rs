@@ -23,12 +23,13 @@ struct Prepared<'a> {
     arguments: Arguments<'a>,
     /// Paths to try, in this order: one, or argv[0] below each directory of PATH.
     candidates: Vec<TerminatedBytes<'a>>,
+    ignored_signals: u64,
     failed_step: AtomicU32,
     failed_errno: AtomicU32,
 }
 
 /// Starts the payload and returns its pid once its execve has succeeded.
-pub(crate) fn start(job: &Job<'_>) -> Result<i32, Failure> {
+pub(crate) fn start(job: &Job<'_>, ignored_signals: u64) -> Result<i32, Failure> {
     let name = job.argv.first().copied().ok_or_else(|| Failure::new(Step::ExecPayload, Errno::INVAL))?;
     let (argv, envp) = (with_nul(&job.argv), with_nul(&job.envp));
     let candidates = candidates(name, &job.envp);
@@ -36,6 +37,7 @@ pub(crate) fn start(job: &Job<'_>) -> Result<i32, Failure> {
         job,
         arguments: Arguments::new(&terminated(&argv)?, &terminated(&envp)?),
         candidates: terminated(&candidates)?,
+        ignored_signals,
         failed_step: AtomicU32::new(0),
         failed_errno: AtomicU32::new(0),
     };
@@ -79,7 +81,7 @@ fn become_payload(prepared: &Prepared<'_>) -> i32 {
 
 fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible, (Step, Errno)> {
     let job = prepared.job;
-    process::reset_signals();
+    process::reset_signals(prepared.ignored_signals);
     // A session of its own: signals to the process group do not meet pid 1.
     rustix::process::setsid().map_err(|errno| (Step::Session, errno))?;
     if job.terminal {

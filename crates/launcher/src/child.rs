@@ -465,13 +465,14 @@ impl Confined<'_> {
             (Some(terminal), _) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
             (None, Streams { stdin, stdout, stderr }) => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
         };
+        let lifeline = above(pipes.lifeline_read.as_fd())?;
         let executor = above(self.executor.as_fd())?;
-        for (fd, number) in [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4)] {
+        for (fd, number) in [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)] {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
         }
         // Every other descriptor, of ours or of whoever started the launcher, is closed by
         // the exec; none was opened without close-on-exec after this.
-        process::close_on_exec_from(5).at(Step::Descriptors)?;
+        process::close_on_exec_from(6).at(Step::Descriptors)?;
         Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
     }
 

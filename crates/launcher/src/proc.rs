@@ -39,7 +39,7 @@ impl ProcDirectory {
 
 /// Reads a small file of the kernel whole; what is no UTF-8 is replaced.
 pub(crate) fn read_to_string(file: OwnedFd) -> Result<String, Errno> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(4096);
     std::fs::File::from(file).read_to_end(&mut bytes).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -10,37 +10,40 @@ use crate::{LaunchError, What, cgroup::Cgroup, identity::OuterNamespaces, proc::
 
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"];
 
-/// Checks from outside that every namespace differs from the launcher's own.
-fn check_namespaces(outer: &OuterNamespaces) -> Result<String, LaunchError> {
+/// What only the launcher can see, read while the executor waits for it.
+pub(crate) struct Outside {
+    namespaces: String,
+}
+
+/// Checks from outside that every namespace differs from the launcher's own, and that
+/// the sandbox is in its cgroup.
+///
+/// # Errors
+/// It shares one, or is not.
+pub(crate) fn check_outside(outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
     let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
     let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
     let mut seen = Vec::new();
     for name in NAMESPACES {
-        // The pid namespace is that of the children; pid 1's own is the new one.
         let theirs = outer.proc.namespace(name).map_err(failed)?;
         if theirs == own.namespace(name).map_err(failed)? {
             return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
         }
         seen.push(theirs);
     }
-    Ok(seen.join(" "))
+    let membership = outer.proc.read("cgroup").map_err(failed)?;
+    if !cgroup.holds(&membership) {
+        return Err(LaunchError::other(What::Receipt, format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " "))));
+    }
+    Ok(Outside { namespaces: seen.join(" ") })
 }
 
 fn status_line<'a>(status: &'a str, key: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim()
 }
 
-/// Puts the receipt together and checks the launcher's half of it.
-///
-/// # Errors
-/// A layer is not as planned.
-pub(crate) fn assemble(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Result<Receipt, LaunchError> {
-    let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's state", errno);
-    let namespaces = check_namespaces(outer)?;
-    let membership = outer.proc.read("cgroup").map_err(failed)?;
-    if !cgroup.holds(&membership) {
-        return Err(LaunchError::other(What::Receipt, format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " "))));
-    }
+/// Puts the receipt together.
+pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Receipt {
     let status = String::from_utf8_lossy(&evidence.status);
     let mut layers = Vec::new();
     let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });
@@ -49,7 +52,7 @@ pub(crate) fn assemble(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup, ev
         let groups: Vec<String> = plan.identity.groups_kept.iter().map(u32::to_string).collect();
         layer("supplementary_groups", Known::Applied, format!("an unprivileged launcher cannot drop host groups {}", groups.join(" ")));
     }
-    layer("namespaces", Known::ReadBack, namespaces);
+    layer("namespaces", Known::ReadBack, outside.namespaces.clone());
     layer("mounts", Known::ReadBack, format!("{} mounts, read-only but for {}", evidence.mounts, plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")));
     layer("capabilities", Known::ReadBack, format!("effective {}, bounding {}, no_new_privs {}", status_line(&status, "CapEff:"), status_line(&status, "CapBnd:"), status_line(&status, "NoNewPrivs:")));
     layer(
@@ -73,7 +76,7 @@ pub(crate) fn assemble(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup, ev
     for (name, reason) in &plan.degraded {
         layer(name, Known::Degraded, reason.clone());
     }
-    Ok(Receipt {
+    Receipt {
         mode: match plan.mode {
             stockade_policy::plan::Mode::Root => "root",
             stockade_policy::plan::Mode::Rootless => "rootless",
@@ -82,5 +85,5 @@ pub(crate) fn assemble(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup, ev
         layers,
         degraded: plan.degraded.iter().map(|(name, _)| String::from(*name)).collect(),
         plan_sha256: String::new(),
-    })
+    }
 }

@@ -36,7 +36,7 @@ use crate::{
     identity::OuterNamespaces,
     notify::{Denials, Next},
     prepared::LauncherPipes,
-    receipt,
+    receipt::{self, Outside},
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
     scratch::{self, INTERVAL_MS, TreeUse},
     terminal::{self, RawTerminal},
@@ -172,6 +172,7 @@ struct Supervision<'a> {
     sandbox: Sandbox,
     cgroup: Cgroup,
     outer: OuterNamespaces,
+    lifeline: OwnedFd,
     signals: Signals,
     streams: Streams,
     status_read: OwnedFd,
@@ -199,6 +200,7 @@ struct Supervision<'a> {
     ended_at: Option<Instant>,
     cause: Option<Cause>,
     failure: Option<LaunchError>,
+    outside: Option<Outside>,
     receipt: Option<Receipt>,
     wait_status: Option<i32>,
     rusage_us: Option<(u64, u64)>,
@@ -245,6 +247,7 @@ pub(crate) fn supervise(
         sandbox,
         cgroup,
         outer,
+        lifeline,
         signals,
         streams: inputs.streams,
         status_read: pipes.status_read,
@@ -272,6 +275,7 @@ pub(crate) fn supervise(
         ended_at: None,
         cause: None,
         failure: None,
+        outside: None,
         receipt: None,
         wait_status: None,
         rusage_us: None,
@@ -280,8 +284,6 @@ pub(crate) fn supervise(
     supervision.register().map_err(failed("fill the event loop"))?;
     supervision.watch()?;
     let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
-    // Held until here: its end is the sandbox's.
-    drop(lifeline);
     let outcome = supervision.finish(program, &inputs.collect);
     drop(inputs.record);
     outcome
@@ -406,10 +408,10 @@ impl<'a> Supervision<'a> {
     }
 
     fn become_ready(&mut self, evidence: &Evidence) {
-        match receipt::assemble(self.plan, &self.outer, &self.cgroup, evidence, self.listener.is_some()) {
-            Ok(receipt) => self.receipt = Some(receipt),
-            Err(failure) => return self.break_off(failure),
-        }
+        let Some(outside) = &self.outside else {
+            return self.break_off(LaunchError::other(What::Executor, String::from("the executor was ready before the sandbox was handed over")));
+        };
+        self.receipt = Some(receipt::assemble(self.plan, outside, &self.cgroup, evidence, self.listener.is_some()));
         let now = Instant::now();
         self.phase = Phase::Ready;
         self.started_at = Some(now);
@@ -489,7 +491,17 @@ impl<'a> Supervision<'a> {
                 _ => {}
             }
         }
-        Ok(())
+        // The executor is on its way, and waits for this before it starts the program.
+        match receipt::check_outside(&self.outer, &self.cgroup) {
+            Ok(outside) => {
+                self.outside = Some(outside);
+                rustix::io::write(&self.lifeline, b"g").map(drop)
+            }
+            Err(failure) => {
+                self.break_off(failure);
+                Ok(())
+            }
+        }
     }
 
     /// The inner terminal takes the place of the pipes.

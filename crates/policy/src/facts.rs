@@ -21,6 +21,8 @@ pub struct HostFacts {
     pub unique_id_refusal: Option<String>,
     /// CPUs that the launcher may run on.
     pub cpus: Vec<u32>,
+    /// The CPU that the launcher is on.
+    pub launcher_cpu: u32,
     /// What cgroups offer.
     pub cgroup: CgroupFacts,
     /// Swap is switched on.

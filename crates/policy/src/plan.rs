@@ -15,7 +15,7 @@ use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
     facts::{CgroupFacts, HostFacts, PathKind},
-    filter,
+    filter::Filters,
     model::{Access, Degradable, Origin, Policy, Runtime},
 };
 
@@ -407,16 +407,18 @@ pub mod access {
 pub const PRIVATE_SCRATCH: &str = "/scratch";
 /// Where home stands, unless it is in scratch.
 pub const HOME: &str = "/home/sandbox";
-const PROC_MASKS: [&str; 8] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug", "kallsyms", "sysrq-trigger"];
+/// What tells of the host or of other users and is of no use inside. kallsyms shows
+/// zeros and sysrq-trigger is root's; neither needs a mask.
+const PROC_MASKS: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug"];
 /// What the root tmpfs holds beside the writable parts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
-/// Works out the plan of one run.
+/// Works out the plan of one run. `filters` are those of the policy.
 ///
 /// # Errors
 /// The request asks for more than the policy allows, or the host lacks a layer that
 /// the policy does not let the run go without.
-pub fn plan(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
+pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
     let mut degraded = Vec::new();
     let limits = narrow_limits(policy, narrowing)?;
     let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
@@ -426,7 +428,7 @@ pub fn plan(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing) -> Result
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
     let environment = plan_environment(policy, narrowing, &scratch)?;
-    let filter = plan_filter(policy, &scratch)?;
+    let filter = plan_filter(policy, filters, &scratch);
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = plan_cpus(facts, &limits);
     Ok(Plan {
@@ -933,7 +935,11 @@ fn plan_landlock(
     rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
     for entry in root {
         if let RootEntry::Bind { target, executable, .. } = entry {
-            rule(&Path::new("/").join(target), access::READ | if *executable { access::EXECUTE } else { 0 });
+            let path = Path::new("/").join(target);
+            // Rules reach through mounts: that of /etc covers what is bound there.
+            if *executable || !path.starts_with("/etc") {
+                rule(&path, access::READ | if *executable { access::EXECUTE } else { 0 });
+            }
         }
     }
     for path in writable {
@@ -953,11 +959,15 @@ fn plan_landlock(
     Ok((LandlockPlan { abi, handled, scoped, rules }, payload))
 }
 
-fn plan_filter(policy: &Policy, scratch: &ScratchPlan) -> Result<FilterPlan, PlanError> {
-    let program = filter::program(policy, scratch.host && !scratch.read_only)
-        .map_err(|error| lacking("filter_unusable", format!("policy `{}`: {error}", policy.name)))?;
-    let kill = policy.seccomp.kill.iter().filter_map(|name| filter::names::number(name)).collect();
-    Ok(FilterPlan { sha256: filter::sha256(&program), instructions: program.len(), program, kill, kill_names: policy.seccomp.kill.clone() })
+fn plan_filter(policy: &Policy, filters: &Filters, scratch: &ScratchPlan) -> FilterPlan {
+    let filter = if scratch.host && !scratch.read_only { &filters.host_scratch } else { &filters.private_scratch };
+    FilterPlan {
+        sha256: filter.sha256.clone(),
+        instructions: filter.program.len(),
+        program: filter.program.clone(),
+        kill: filters.kill.clone(),
+        kill_names: policy.seccomp.kill.clone(),
+    }
 }
 
 fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) -> Vec<RlimitPlan> {
@@ -990,13 +1000,14 @@ fn usable_cpus(facts: &HostFacts, limits: &Limits) -> usize {
     limits.get(LimitKey::Cpus).map_or(present, |milli| usize::try_from(milli.div_ceil(1000)).unwrap_or(usize::MAX)).min(present)
 }
 
-/// Which CPUs: spread by the run's id, so that small sandboxes do not crowd the first.
+/// Which CPUs. The launcher's place is the scheduler's choice, so runs spread with it.
 fn plan_cpus(facts: &HostFacts, limits: &Limits) -> Vec<u32> {
     let count = usable_cpus(facts, limits);
     if facts.cpus.is_empty() || count == facts.cpus.len() {
         return facts.cpus.clone();
     }
-    let start = facts.unique_id.unwrap_or(facts.caller.uid) as usize;
+    // The one behind the launcher's own, so that both can run at once.
+    let start = facts.cpus.iter().position(|cpu| *cpu == facts.launcher_cpu).map_or(0, |index| index + 1);
     (0..count).filter_map(|i| facts.cpus.get((start + i) % facts.cpus.len())).copied().collect()
 }
 

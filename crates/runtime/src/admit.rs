@@ -25,7 +25,7 @@ use stockade_policy::{
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
 use crate::{
-    Options, Refusal,
+    Loaded, Options, Refusal,
     caller::{self, Identity},
     facts,
 };
@@ -117,7 +117,8 @@ impl<'a> Admission<'a> {
     /// # Errors
     /// The request is malformed, asks for too much, is not granted, or the host lacks a
     /// layer that the policy requires.
-    pub fn new(ask: Ask<'a>, policy: &Policy, options: &Options, claim: bool) -> Result<Self, Refusal> {
+    pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, claim: bool) -> Result<Self, Refusal> {
+        let Loaded { policy, filters } = loaded;
         let identity = caller::identify()?;
         let mut narrowing = Narrowing::default();
         let mut parts = Parts::default();
@@ -150,7 +151,7 @@ impl<'a> Admission<'a> {
         facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path));
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
-        let plan = plan(policy, &host, &narrowing).map_err(|error| match error.callers_fault {
+        let plan = plan(policy, filters, &host, &narrowing).map_err(|error| match error.callers_fault {
             true => Refusal::bad_request(error.reason, error.message),
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
@@ -165,8 +166,8 @@ impl<'a> Admission<'a> {
         Ok(Admission { plan, program, files, stdin, scratch, trees, collect, record })
     }
 
-    /// The parts that the launcher takes.
-    pub fn into_inputs(self, streams: Streams) -> Inputs<'a> {
+    /// The plan, and the parts that the launcher takes beside it.
+    pub fn into_parts(self, streams: Streams) -> (Plan, Inputs<'a>) {
         // Decoded bytes live as long as the run does: the process runs one request.
         let leak = |bytes: FileBytes<'a>| -> &'a [u8] {
             match bytes {
@@ -174,7 +175,7 @@ impl<'a> Admission<'a> {
                 std::borrow::Cow::Owned(bytes) => Vec::leak(bytes),
             }
         };
-        Inputs {
+        let inputs = Inputs {
             program: self.program,
             files: self.files.into_iter().map(|(path, bytes)| (path, leak(bytes))).collect(),
             stdin: match self.stdin {
@@ -187,7 +188,8 @@ impl<'a> Admission<'a> {
             streams,
             collect: self.collect,
             record: self.record,
-        }
+        };
+        (self.plan, inputs)
     }
 }
 

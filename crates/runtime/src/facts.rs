@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -42,19 +43,29 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
         unique_id,
         unique_id_refusal,
         cpus: own_cpus(),
+        launcher_cpu: u32::try_from(rustix::thread::sched_getcpu()).unwrap_or(0),
         cgroup: cgroup_facts(),
-        swap: fs::read_to_string("/proc/swaps").unwrap_or_default().lines().count() > 1,
+        swap: small_file("/proc/swaps").lines().count() > 1,
         paths: BTreeMap::new(),
         links: merged_usr_links(),
         hard_limits: hard_limits(),
     }
 }
 
+/// Reads a file of the kernel's in few calls: it gives such a file no size to go by, and
+/// makes its text anew for each read. What cannot be read is empty.
+fn small_file(path: impl AsRef<Path>) -> String {
+    let Ok(mut file) = fs::File::open(path) else { return String::new() };
+    let mut bytes = Vec::with_capacity(16 << 10);
+    let _unreadable = file.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Whether a host id is nobody's: the launcher's own map must hold it, and no account
 /// may have it among its subordinate ids.
 fn unique_id(id: u32) -> Result<u32, String> {
     for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
-        let text = fs::read_to_string(map).unwrap_or_default();
+        let text = small_file(map);
         let mapped = text.lines().any(|line| {
             let numbers: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
             matches!(numbers[..], [inside, _, count] if (inside..inside + count).contains(&u64::from(id)))
@@ -64,7 +75,7 @@ fn unique_id(id: u32) -> Result<u32, String> {
         }
     }
     for file in ["/etc/subuid", "/etc/subgid"] {
-        let text = fs::read_to_string(file).unwrap_or_default();
+        let text = small_file(file);
         let taken = text.lines().find(|line| {
             let mut fields = line.split(':').skip(1).map(str::parse::<u64>);
             matches!((fields.next(), fields.next()), (Some(Ok(first)), Some(Ok(count))) if (first..first.saturating_add(count)).contains(&u64::from(id)))
@@ -128,8 +139,8 @@ fn own_directory(mount: &Mount, path: &str) -> PathBuf {
 
 /// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.
 pub fn cgroup_facts() -> CgroupFacts {
-    let mounts = cgroup_mounts(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
-    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mounts = cgroup_mounts(&small_file("/proc/self/mountinfo"));
+    let membership = small_file("/proc/self/cgroup");
     let path_of = |controller: &str| {
         membership.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -159,7 +170,7 @@ const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";
 
 fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
-    let read = |directory: &Path, file: &str| fs::read_to_string(directory.join(file)).unwrap_or_default();
+    let read = |directory: &Path, file: &str| small_file(directory.join(file));
     let has_all = |directory: &Path, file: &str| {
         let text = read(directory, file);
         V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed))

@@ -14,12 +14,12 @@ mod report;
 
 use std::path::PathBuf;
 
-use stockade_launcher::{LaunchError, Outcome, Streams, What, launch};
-use stockade_policy::{model::Policy, plan::Plan};
+use stockade_launcher::{LaunchError, Streams, What, launch};
+use stockade_policy::plan::Plan;
 use stockade_protocol::{Report, Verdict, step::Step};
 
 pub use admit::{Admission, Ask, LARGEST_REQUEST};
-pub use policies::{list_policies, load_policy, lookup_context};
+pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
 /// What the command line fixes, whatever a request says.
 #[derive(Clone, Debug, Default)]
@@ -82,15 +82,14 @@ pub fn exec(request: &[u8], options: &Options) -> Report {
         Err(refusal) => return refusal.report(),
     };
     let echo = report::Echo::of(&request);
-    let run = || -> Result<(Report, Policy), Refusal> {
-        let policy = load_policy(options)?;
-        let admission = Admission::new(Ask::Request(&request), &policy, options, true)?;
-        let plan = admission.plan.clone();
-        let outcome = launch(&plan, admission.into_inputs(Streams::Capture))?;
-        Ok((report::from_outcome(outcome, &plan, &policy, request.encoding), policy))
+    let run = || -> Result<Report, Refusal> {
+        let loaded = load_policy(options)?;
+        let (plan, inputs) = Admission::new(Ask::Request(&request), &loaded, options, true)?.into_parts(Streams::Capture);
+        let outcome = launch(&plan, inputs)?;
+        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding))
     };
     match run() {
-        Ok((report, _)) => echo.onto(report),
+        Ok(report) => echo.onto(report),
         Err(refusal) => echo.onto(refusal.report()),
     }
 }
@@ -108,13 +107,12 @@ pub struct CommandResult {
 /// # Errors
 /// It was not started.
 pub fn run(command: &[String], options: &Options) -> Result<CommandResult, Refusal> {
-    let policy = load_policy(options)?;
+    let loaded = load_policy(options)?;
     let terminal = stockade_launcher::terminal::is_interactive();
-    let admission = Admission::new(Ask::Command { command, terminal }, &policy, options, true)?;
-    let plan = admission.plan.clone();
-    let outcome: Outcome = launch(&plan, admission.into_inputs(Streams::Relay))?;
+    let (plan, inputs) = Admission::new(Ask::Command { command, terminal }, &loaded, options, true)?.into_parts(Streams::Relay);
+    let outcome = launch(&plan, inputs)?;
     let code = outcome.code;
-    let mut report = report::from_outcome(outcome, &plan, &policy, stockade_protocol::Encoding::Text);
+    let mut report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     report.output = None;
     Ok(CommandResult { code, report })
 }
@@ -124,6 +122,6 @@ pub fn run(command: &[String], options: &Options) -> Result<CommandResult, Refus
 /// # Errors
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
-    let policy = load_policy(options)?;
-    Admission::new(ask, &policy, options, false).map(|admission| admission.plan)
+    let loaded = load_policy(options)?;
+    Admission::new(ask, &loaded, options, false).map(|admission| admission.plan)
 }

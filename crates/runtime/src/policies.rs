@@ -5,7 +5,7 @@
 
 use std::{env, path::PathBuf};
 
-use stockade_policy::{LookupContext, PolicyError, model::Policy};
+use stockade_policy::{LookupContext, PolicyError, filter::Filters, model::Policy};
 
 use crate::{Options, Refusal};
 
@@ -24,17 +24,25 @@ pub fn lookup_context() -> LookupContext {
     LookupContext::rootless(config.map(|config| config.join("stockade/policies")))
 }
 
+/// A policy with its filters.
+pub struct Loaded {
+    /// The policy.
+    pub policy: Policy,
+    /// Its system call filters, compiled.
+    pub filters: Filters,
+}
+
 /// Loads the policy that the options name.
 ///
 /// # Errors
 /// There is none of that name, it is not trusted, or it has errors.
-pub fn load_policy(options: &Options) -> Result<Policy, Refusal> {
+pub fn load_policy(options: &Options) -> Result<Loaded, Refusal> {
     let name = options.policy.as_deref().unwrap_or(DEFAULT);
     let context = lookup_context();
-    if let Some(policy) = shipped(name, &context) {
-        return Ok(policy);
+    if let Some((policy, filters)) = shipped(name, &context) {
+        return Ok(Loaded { policy, filters });
     }
-    stockade_policy::load(name, &context).map_err(|error| {
+    let policy = stockade_policy::load(name, &context).map_err(|error| {
         let reason = match &error {
             PolicyError::Name { .. } => "policy_name",
             PolicyError::NotFound { .. } => "policy_not_found",
@@ -42,11 +50,13 @@ pub fn load_policy(options: &Options) -> Result<Policy, Refusal> {
             PolicyError::Invalid(_) => "policy_invalid",
         };
         Refusal::sandbox_error(reason, error.to_string())
-    })
+    })?;
+    let filters = Filters::new(&policy.seccomp).map_err(|error| Refusal::sandbox_error("filter_unusable", format!("policy `{}`: {error}", policy.name)))?;
+    Ok(Loaded { policy, filters })
 }
 
 /// A shipped policy that no file shadows.
-fn shipped(name: &str, context: &LookupContext) -> Option<Policy> {
+fn shipped(name: &str, context: &LookupContext) -> Option<(Policy, Filters)> {
     let bytes = RESOLVED.iter().find(|(shipped, _)| *shipped == name)?.1;
     let file = format!("{name}.toml");
     let directories = std::iter::once(&context.system_dir).chain(&context.user_dir);

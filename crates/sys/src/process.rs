@@ -139,15 +139,15 @@ pub fn kill_all(signal: i32) -> Result<()> {
     unsafe { syscall(62, [usize::MAX, signal as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Sets every signal's handler to the default and blocks none, so that a program
-/// starts as from a login: ignored signals survive exec.
-pub fn reset_signals() {
+/// Sets the ignored signals back to their default and blocks none, so that a program
+/// starts as from a login: both survive exec. `ignored` is the mask that
+/// `/proc/self/status` shows as SigIgn.
+pub fn reset_signals(ignored: u64) {
     // struct kernel_sigaction: handler, flags, restorer, mask; all zero is SIG_DFL.
     let default = [0u64; 4];
-    for signal in 1..=64usize {
-        // SIGKILL and SIGSTOP answer EINVAL, and are default anyway.
+    for signal in (1..=64usize).filter(|signal| ignored >> (signal - 1) & 1 == 1) {
         // SAFETY: `default` lives, no old action is asked for, the mask size is 8.
-        let _unchangeable = unsafe { syscall(13, [signal, default.as_ptr() as usize, 0, 8, 0, 0]) };
+        let _cannot_fail = unsafe { syscall(13, [signal, default.as_ptr() as usize, 0, 8, 0, 0]) };
     }
     let none = 0u64;
     const SIG_SETMASK: usize = 2;

@@ -154,7 +154,7 @@ pub mod descriptor {
     use rustix::fd::BorrowedFd;
 
     const fn fixed(number: i32) -> BorrowedFd<'static> {
-        // SAFETY: the launcher's last step before exec places exactly these five, and
+        // SAFETY: the launcher's last step before exec places exactly these, and
         // the executor never closes one.
         unsafe { BorrowedFd::borrow_raw(number) }
     }
@@ -165,6 +165,8 @@ pub mod descriptor {
     pub const STATUS: BorrowedFd<'static> = fixed(3);
     /// The payload's stdin.
     pub const STDIN: BorrowedFd<'static> = fixed(4);
+    /// Where the launcher says go, and whose end is the launcher's.
+    pub const LIFELINE: BorrowedFd<'static> = fixed(5);
 }
 
 /// Pointers to NUL-terminated strings, in the form that execve takes.
