@@ -7,6 +7,8 @@
 mod v1;
 mod v2;
 
+use std::path::PathBuf;
+
 use rustix::{
     event::epoll,
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -37,36 +39,57 @@ pub(crate) enum Cgroup {
     Absent,
 }
 
-/// Makes the plan's cgroup and sets its limits. The record learns each directory before
-/// it is made, so that a later start can sweep it.
+/// A run's cgroup as far as it stands before the clone. On v2 it is complete, because
+/// the child starts in it. On v1 the child joins later, so its directories are made
+/// beside the child's work: making them costs as much as a network namespace.
+pub(crate) enum Pending<'p> {
+    V1(v1::Blueprint<'p>),
+    Complete(Cgroup),
+}
+
+/// Names the plan's cgroup, and makes it where it must stand before the clone. The
+/// record learns each directory before it is made, so that a later start can sweep it.
 ///
 /// # Errors
 /// A directory cannot be made, or a limit is not kept.
-pub(crate) fn create(plan: &Plan, record: Option<&mut Record>) -> Result<Cgroup, LaunchError> {
+pub(crate) fn prepare<'p>(plan: &'p Plan, record: Option<&mut Record>) -> Result<Pending<'p>, LaunchError> {
     match &plan.cgroup {
-        CgroupPlan::Absent { .. } => Ok(Cgroup::Absent),
-        CgroupPlan::V1 { parents, settings } => v1::V1::create(parents, settings, record).map(Cgroup::V1),
-        CgroupPlan::V2 { parent, vacate, settings } => v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2),
+        CgroupPlan::Absent { .. } => Ok(Pending::Complete(Cgroup::Absent)),
+        CgroupPlan::V1 { parents, settings } => v1::Blueprint::new(parents, settings, record).map(Pending::V1),
+        CgroupPlan::V2 { parent, vacate, settings } => v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2).map(Pending::Complete),
     }
 }
 
-impl Cgroup {
+impl Pending<'_> {
     /// v1: the files through which the child joins.
-    pub(crate) fn take_tasks(&mut self) -> Vec<OwnedFd> {
+    pub(crate) fn tasks(&self) -> Vec<PathBuf> {
         match self {
-            Cgroup::V1(v1) => v1.take_tasks(),
-            Cgroup::V2(_) | Cgroup::Absent => Vec::new(),
+            Pending::V1(blueprint) => blueprint.tasks().collect(),
+            Pending::Complete(_) => Vec::new(),
         }
     }
 
     /// v2: the directory that clone3 starts the child in.
     pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Cgroup::V2(v2) => Some(v2.directory()),
-            Cgroup::V1(_) | Cgroup::Absent => None,
+            Pending::Complete(Cgroup::V2(v2)) => Some(v2.directory()),
+            _ => None,
         }
     }
 
+    /// Makes what is not made yet.
+    ///
+    /// # Errors
+    /// A directory cannot be made, or a limit is not kept.
+    pub(crate) fn complete(self) -> Result<Cgroup, LaunchError> {
+        match self {
+            Pending::V1(blueprint) => blueprint.make().map(Cgroup::V1),
+            Pending::Complete(cgroup) => Ok(cgroup),
+        }
+    }
+}
+
+impl Cgroup {
     /// Adds the source that becomes ready when the oom killer has struck.
     pub(crate) fn watch_oom(&mut self, epoll: &OwnedFd, data: epoll::EventData) -> Result<(), Errno> {
         match self {

@@ -23,7 +23,6 @@ use rustix::{
     },
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
     process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask},
-    thread::sched_setaffinity,
 };
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{clone, cred, landlock, mount::attr, net, process, seccomp};
@@ -83,11 +82,16 @@ impl<'p> Isolated<'p> {
     fn enter(prepared: &'p Prepared<'p>) -> Outcome<Self> {
         // Modes below are meant as written.
         umask(Mode::empty());
+        // First, because it takes longest and needs no id: the launcher makes the cgroup
+        // and writes the maps meanwhile.
+        unshare(CloneFlags::CLONE_NEWNET).at(Step::NetworkNamespace)?;
         // Before anything that needs an id: until the maps are written we are nobody.
         await_launcher(prepared)?;
         // v1: joined before the cgroup namespace is made, or its path would show from inside.
+        // Opened before the uid change: the kernel asks who opened it.
         for (index, tasks) in prepared.cgroup_tasks.iter().enumerate() {
-            rustix::io::write(tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
+            let joined = open(tasks.as_c_str(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|tasks| rustix::io::write(&tasks, b"0"));
+            joined.map(drop).at_entry(Step::JoinCgroup, index)?;
         }
         if prepared.unshare_cgroup_namespace {
             unshare(CloneFlags::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
@@ -110,9 +114,6 @@ impl<'p> Isolated<'p> {
         cred::join_new_session_keyring().at(Step::Keyring)?;
         rustix::system::sethostname(prepared.plan.identity.hostname.as_bytes()).at(Step::Hostname)?;
         net::bring_up_loopback().at(Step::Loopback)?;
-        if let Some(cpus) = &prepared.cpus {
-            sched_setaffinity(None, cpus).at(Step::Affinity)?;
-        }
         Ok(Isolated { prepared })
     }
 

@@ -118,14 +118,23 @@ pub struct Outcome {
 /// left behind.
 pub fn launch(plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
     let signals = supervise::Signals::block()?;
-    let mut cgroup = cgroup::create(plan, inputs.record.as_mut())?;
-    let (prepared, pipes) = prepared::Prepared::new(plan, &mut inputs, cgroup.take_tasks())?;
-    let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWNS | clone::flags::NEWPID | clone::flags::NEWNET | clone::flags::NEWUTS | clone::flags::NEWIPC;
+    let pending = cgroup::prepare(plan, inputs.record.as_mut())?;
+    let (prepared, pipes) = prepared::Prepared::new(plan, &mut inputs, &pending.tasks())?;
+    // The network namespace, the dearest of all, the child makes itself, beside us.
+    let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWNS | clone::flags::NEWPID | clone::flags::NEWUTS | clone::flags::NEWIPC;
     if !prepared.unshare_cgroup_namespace {
         namespaces |= clone::flags::NEWCGROUP;
     }
-    let child = clone::clone_process(namespaces, cgroup.directory(), || child::enter(&prepared)).map_err(|errno| error::clone_failed(plan, errno))?;
+    let child = clone::clone_process(namespaces, pending.directory(), || child::enter(&prepared)).map_err(|errno| error::clone_failed(plan, errno))?;
+    // From here on an early return kills the child, which waits for our word.
     let sandbox = supervise::Sandbox::new(child);
+    // At once: a kernel that packs new tasks onto their parent's CPU would run the two by
+    // turns, and a running process would have to be stopped to be moved.
+    if let Some(cpus) = &prepared.cpus {
+        let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
+        rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), cpus).map_err(attempt)?;
+    }
+    let cgroup = pending.complete()?;
     let outer = identity::write_maps(plan, sandbox.pid())?;
     let lifeline = prepared.into_lifeline();
     supervise::supervise(plan, inputs, cgroup, sandbox, pipes, lifeline, signals, outer)

@@ -4,7 +4,11 @@
 //! child only makes system calls on these values. A descriptor opened here is never
 //! looked up again by path.
 
-use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    ffi::CString,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
 
 use rustix::{
     fd::OwnedFd,
@@ -101,7 +105,7 @@ pub(crate) struct Prepared<'a> {
     pub(crate) scratch_target: CString,
     pub(crate) scratch_path: CString,
     pub(crate) scratch_rules: Vec<ScratchRule>,
-    pub(crate) cgroup_tasks: Vec<OwnedFd>,
+    pub(crate) cgroup_tasks: Vec<CString>,
     pub(crate) unshare_cgroup_namespace: bool,
     pub(crate) clear_groups: bool,
     pub(crate) cpus: Option<CpuSet>,
@@ -134,7 +138,7 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 const ROOT_INODES: u64 = 32 << 10;
 
 impl<'a> Prepared<'a> {
-    pub(crate) fn new(plan: &'a Plan, inputs: &mut Inputs<'_>, cgroup_tasks: Vec<OwnedFd>) -> Result<(Self, LauncherPipes), LaunchError> {
+    pub(crate) fn new(plan: &'a Plan, inputs: &mut Inputs<'_>, cgroup_tasks: &[PathBuf]) -> Result<(Self, LauncherPipes), LaunchError> {
         let mut entries = vec![Entry::StandIns];
         for entry in &plan.root {
             entries.push(prepare_entry(entry, inputs)?);
@@ -164,7 +168,7 @@ impl<'a> Prepared<'a> {
             scratch_path: c_path(&plan.scratch.path)?,
             scratch_rules,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
-            cgroup_tasks,
+            cgroup_tasks: cgroup_tasks.iter().map(|path| c_path(path)).collect::<Result<_, LaunchError>>()?,
             clear_groups: plan.mode == stockade_policy::plan::Mode::Root,
             cpus: cpu_set(&plan.cpus),
             inner_uid_map: format!("{uid} {uid} 1"),

@@ -32,6 +32,8 @@ steps! {
     Clone = 1 "make the namespaces";
     /// Writing the uid and gid maps of the outer user namespace.
     Maps = 2 "write the user namespace's maps";
+    /// The network namespace.
+    NetworkNamespace = 42 "make the network namespace";
     /// Waiting for the maps.
     AwaitMaps = 3 "wait for the launcher";
     /// Entering the v1 cgroups.
@@ -110,8 +112,6 @@ steps! {
     PayloadLandlock = 40 "restrict the program with Landlock";
     /// The payload's execve.
     ExecPayload = 41 "start the program";
-    /// The CPU affinity.
-    Affinity = 42 "choose the CPUs";
     /// The terminal of the sandbox's own devpts.
     OpenTerminal = 43 "open a terminal";
 }

@@ -3,8 +3,8 @@
 //!
 //! Directories and counters go through cgroups-rs; limits are written and read back
 //! here, because the crate does not read back. The child joins by writing `0` into
-//! each `tasks` through a descriptor opened here: joining by `cgroup.procs` can wait
-//! for an RCU grace period of more than ten milliseconds.
+//! each `tasks`: joining by `cgroup.procs`, or moving another process, can wait for an
+//! RCU grace period of more than ten milliseconds.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -29,46 +29,60 @@ struct Hierarchy {
 pub(crate) struct V1 {
     name: String,
     hierarchies: BTreeMap<String, Hierarchy>,
-    tasks: Vec<OwnedFd>,
     oom_event: OwnedFd,
     described: String,
 }
 
-impl V1 {
-    pub(super) fn create(parents: &BTreeMap<String, PathBuf>, settings: &[CgroupSetting], mut record: Option<&mut Record>) -> Result<Self, LaunchError> {
+/// Names and settings of a cgroup that is not made yet.
+pub(crate) struct Blueprint<'p> {
+    name: String,
+    parents: &'p BTreeMap<String, PathBuf>,
+    settings: &'p [CgroupSetting],
+}
+
+impl<'p> Blueprint<'p> {
+    pub(super) fn new(parents: &'p BTreeMap<String, PathBuf>, settings: &'p [CgroupSetting], record: Option<&mut Record>) -> Result<Self, LaunchError> {
         let name = unique_name();
+        if let Some(record) = record {
+            record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
+        }
+        Ok(Blueprint { name, parents, settings })
+    }
+
+    /// The files through which the child joins, once it may.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.parents.values().map(|parent| parent.join(&self.name).join("tasks"))
+    }
+
+    /// Makes the directories and sets the limits.
+    pub(super) fn make(self) -> Result<V1, LaunchError> {
         let failed = |attempt: &str| {
             let attempt = attempt.to_owned();
             move |errno| LaunchError::system(What::Cgroup, &attempt, errno)
         };
         let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
-        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
-        let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), tasks: Vec::new(), oom_event, described };
-        if let Some(record) = record.as_deref_mut() {
-            record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
-        }
-        for (kind, parent) in parents {
-            let path = parent.join(&name);
+        let described = self.settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
+        let mut made = V1 { name: self.name.clone(), hierarchies: BTreeMap::new(), oom_event, described };
+        for (kind, parent) in self.parents {
+            let path = parent.join(&self.name);
             let mkdir = format!("make cgroup {}", path.display());
             let controller = controller(kind, path.clone(), parent.clone());
             controller.create().map_err(|error| LaunchError::other(What::Cgroup, format!("{mkdir}: {error}; the launcher must be able to write there")))?;
             let directory = openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
         }
-        for setting in settings {
+        for setting in self.settings {
             let kind = setting.controller.unwrap_or_default();
             let missing = || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
             let hierarchy = made.hierarchies.get(kind).ok_or_else(missing)?;
             apply_setting(&hierarchy.directory, setting)?;
         }
-        for hierarchy in made.hierarchies.values() {
-            let tasks = open_in(&hierarchy.directory, "tasks", OFlags::WRONLY).map_err(failed("open the cgroup's tasks"))?;
-            made.tasks.push(tasks);
-        }
         made.register_oom_event()?;
         Ok(made)
     }
+}
 
+impl V1 {
     /// Asks for an event when the oom killer strikes (cgroup-v1/memory.rst, section 10).
     fn register_oom_event(&self) -> Result<(), LaunchError> {
         let Some(memory) = self.hierarchies.get("memory") else { return Ok(()) };
@@ -81,10 +95,6 @@ impl V1 {
 
     fn directory(&self, kind: &str) -> Option<BorrowedFd<'_>> {
         self.hierarchies.get(kind).map(|hierarchy| hierarchy.directory.as_fd())
-    }
-
-    pub(super) fn take_tasks(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.tasks)
     }
 
     /// Clears the event, so that it can become ready again.
