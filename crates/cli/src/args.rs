@@ -133,6 +133,9 @@ pub(crate) enum Policy {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) policy: PolicyChoice,
+    /// Try this host directory as scratch
+    #[arg(long, value_name = "DIR")]
+    pub(crate) scratch: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod doctor;
 mod dry_run;
 mod output;
 mod policy;
+mod runtimes;
 
 use std::{
     io::{self, Write},
@@ -36,7 +38,8 @@ fn main() -> ExitCode {
         Command::Exec(exec) => exec_command(&exec),
         Command::Run(run) => run_command(&run),
         Command::Policy(command) => policy::run(command),
-        Command::Runtimes(_) | Command::Doctor(_) => Err(anyhow::anyhow!("being written")),
+        Command::Runtimes(choice) => runtimes::run(&choice),
+        Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| {
@@ -120,7 +123,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
             Err(refusal) => Ok(refuse(&refusal)),
         };
     }
-    let (report, code) = match stockade_runtime::run(&run.command, &options) {
+    let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some()) {
         Ok(result) => (result.report, u8::try_from(result.code & 0xff).unwrap_or(SANDBOX_ERROR)),
         Err(refusal) => {
             refuse(&refusal);

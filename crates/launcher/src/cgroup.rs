@@ -149,6 +149,15 @@ impl Cgroup {
         }
     }
 
+    /// Removes it; false if something is left, to be swept by the next start.
+    pub(crate) fn remove(&mut self) -> bool {
+        match self {
+            Cgroup::V1(v1) => v1.remove(),
+            Cgroup::V2(v2) => v2.remove(),
+            Cgroup::Absent => true,
+        }
+    }
+
     /// Reads all counters.
     pub(crate) fn counters(&self) -> Counters {
         match self {

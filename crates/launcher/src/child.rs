@@ -15,7 +15,7 @@ use nix::sched::CloneFlags;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, CWD, Mode, OFlags, mkdirat, open, openat, statat, symlinkat, unlinkat},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, mknodat, open, openat, statat, symlinkat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
@@ -217,6 +217,8 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
             other => other,
         },
         Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
+        // A mount point needs no contents, and so no descriptor.
+        Entry::File { target, mode, text: b"" } => mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0),
         Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
         Entry::Bind { source, tree, target, executable } => {
             let copy;
@@ -269,8 +271,8 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
             cover(root, root, MASK_FILE, target)
         }
         Entry::StandIns => {
-            write_file(root, HIDDEN_FILE, 0, b"").map(drop)?;
-            write_file(root, MASK_FILE, 0o444, b"").map(drop)?;
+            mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;
+            mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)?;
             mkdirat(root, HIDDEN_DIRECTORY, Mode::empty())
         }
     }

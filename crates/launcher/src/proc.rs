@@ -2,8 +2,6 @@
 //!
 //! The directory is opened once, so that a reused pid cannot stand in for the process.
 
-use std::io::Read;
-
 use rustix::{
     fd::OwnedFd,
     fs::{CWD, Mode, OFlags, openat, readlinkat},
@@ -37,9 +35,22 @@ impl ProcDirectory {
     }
 }
 
-/// Reads a small file of the kernel whole; what is no UTF-8 is replaced.
+/// Reads a small file of the kernel whole; what is no UTF-8 is replaced. In one large
+/// read where that is enough: such files have no size to go by.
 pub(crate) fn read_to_string(file: OwnedFd) -> Result<String, Errno> {
-    let mut bytes = Vec::with_capacity(4096);
-    std::fs::File::from(file).read_to_end(&mut bytes).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let mut bytes = vec![0; 4096];
+    let mut length = 0;
+    loop {
+        if length == bytes.len() {
+            bytes.resize(length * 2, 0);
+        }
+        match rustix::io::read(&file, bytes.get_mut(length..).unwrap_or_default()) {
+            Ok(0) => break,
+            Ok(more) => length += more,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    bytes.truncate(length);
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -41,6 +41,7 @@ pub struct Record {
     file: File,
     path: PathBuf,
     slot: u32,
+    settled: bool,
 }
 
 fn failed(attempt: String) -> impl Fn(std::io::Error) -> LaunchError {
@@ -102,7 +103,7 @@ impl Registry {
                 Err(Errno::AGAIN) => continue,
                 other => other.map_err(|errno| attempt(errno.into()))?,
             }
-            let record = Record { file, path, slot };
+            let record = Record { file, path, slot, settled: false };
             // Its last owner may have removed it between our opening and locking.
             if record.file.metadata().map_err(&attempt)?.nlink() == 0 || (record.has_leftovers() && !record.clear()) {
                 continue;
@@ -121,7 +122,7 @@ fn lock_existing(path: &Path) -> Option<Record> {
     let slot = path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()?;
     let file = OpenOptions::new().read(true).write(true).custom_flags(nofollow()).open(path).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-    (file.metadata().ok()?.nlink() > 0).then(|| Record { file, path: path.to_path_buf(), slot })
+    (file.metadata().ok()?.nlink() > 0).then(|| Record { file, path: path.to_path_buf(), slot, settled: false })
 }
 
 impl Record {
@@ -156,6 +157,11 @@ impl Record {
         self.note("program", path)
     }
 
+    /// Forgets what was noted: all of it is gone.
+    pub(crate) fn settle(&mut self) {
+        self.settled = true;
+    }
+
     fn has_leftovers(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
@@ -178,7 +184,7 @@ impl Record {
 /// The run's own end: what was noted is gone by now, the file goes too.
 impl Drop for Record {
     fn drop(&mut self) {
-        if !self.has_leftovers() || self.clear() {
+        if self.settled || !self.has_leftovers() || self.clear() {
             let _next_start_removes_it = rustix::fs::unlink(&self.path);
         }
     }

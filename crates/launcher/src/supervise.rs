@@ -37,6 +37,7 @@ use crate::{
     notify::{Denials, Next},
     prepared::LauncherPipes,
     receipt::{self, Outside},
+    registry::Record,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
     scratch::{self, INTERVAL_MS, TreeUse},
     terminal::{self, RawTerminal},
@@ -284,9 +285,7 @@ pub(crate) fn supervise(
     supervision.register().map_err(failed("fill the event loop"))?;
     supervision.watch()?;
     let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
-    let outcome = supervision.finish(program, &inputs.collect);
-    drop(inputs.record);
-    outcome
+    supervision.finish(program, &inputs.collect, inputs.record)
 }
 
 impl<'a> Supervision<'a> {
@@ -636,21 +635,26 @@ impl<'a> Supervision<'a> {
     }
 
     /// Everything inside is dead: takes what is left in the pipes, counts, decides.
-    fn finish(mut self, program: Option<&str>, globs: &[String]) -> Result<Outcome, LaunchError> {
+    fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
         self.sandbox.reap();
         while self.read_status_to_end() {}
         for token in [Token::Stdout, Token::Stderr] {
             self.drain(token);
         }
         self.raw = None;
-        if self.cgroup.oom_kills() > 0 && self.wait_status.is_none() && self.failure.is_none() {
-            // The event and pid 1's end can arrive together.
-            self.cause.get_or_insert(Cause::OutOfMemory);
-        }
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
+        let mut program_gone = true;
         if let (Some(name), Some(root)) = (program, scratch_root) {
             // A run that failed early has written none; a read-only scratch holds none.
-            let _never_written = unlinkat(root, name, AtFlags::empty());
+            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT));
+        }
+        let counters = self.cgroup.counters();
+        if let (true, true, Some(mut record)) = (self.cgroup.remove(), program_gone, record) {
+            record.settle();
+        }
+        if counters.oom_kills > 0 && self.wait_status.is_none() && self.failure.is_none() {
+            // The event and pid 1's end can arrive together.
+            self.cause.get_or_insert(Cause::OutOfMemory);
         }
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -658,7 +662,6 @@ impl<'a> Supervision<'a> {
         if self.phase == Phase::SettingUp && self.cause.is_none() {
             return Err(LaunchError::other(What::Executor, String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)")));
         }
-        let counters = self.cgroup.counters();
         let (scratch_bytes, scratch_full) = self.scratch_use();
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
         let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);

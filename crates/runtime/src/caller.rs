@@ -4,7 +4,7 @@
 //! safe way to ask name services. When root acts, no environment variable is read but
 //! the two that sudo sets, and those can only take rights away.
 
-use std::{env, path::PathBuf};
+use std::{env, io::Read, path::PathBuf};
 
 use caps::{CapSet, Capability};
 use stockade_policy::facts::Caller;
@@ -23,7 +23,7 @@ pub struct Identity {
 }
 
 fn own_groups() -> Vec<u32> {
-    nix::unistd::getgroups().unwrap_or_default().iter().map(|group| group.as_raw()).collect()
+    rustix::process::getgroups().unwrap_or_default().iter().map(|group| group.as_raw()).collect()
 }
 
 /// Finds out who asks.
@@ -32,8 +32,9 @@ fn own_groups() -> Vec<u32> {
 /// The program was started with more rights than its caller has (set-ID bits or file
 /// capabilities), or sudo's variables make no sense.
 pub fn identify() -> Result<Identity, Refusal> {
-    let auxv = std::fs::read("/proc/self/auxv").unwrap_or_default();
-    if auxv.is_empty() || stockade_sys::process::is_secure_exec(&auxv) {
+    let mut auxv = Vec::with_capacity(4096);
+    let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
+    if read.is_err() || auxv.is_empty() || stockade_sys::process::is_secure_exec(&auxv) {
         return Err(Refusal::sandbox_error(
             "set_id_program",
             "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",

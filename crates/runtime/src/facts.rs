@@ -45,7 +45,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
         cpus: own_cpus(),
         launcher_cpu: u32::try_from(rustix::thread::sched_getcpu()).unwrap_or(0),
         cgroup: cgroup_facts(),
-        swap: small_file("/proc/swaps").lines().count() > 1,
+        swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
         links: merged_usr_links(),
         hard_limits: hard_limits(),
@@ -54,7 +54,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
 
 /// Reads a file of the kernel's in few calls: it gives such a file no size to go by, and
 /// makes its text anew for each read. What cannot be read is empty.
-fn small_file(path: impl AsRef<Path>) -> String {
+pub(crate) fn small_file(path: impl AsRef<Path>) -> String {
     let Ok(mut file) = fs::File::open(path) else { return String::new() };
     let mut bytes = Vec::with_capacity(16 << 10);
     let _unreadable = file.read_to_end(&mut bytes);
@@ -64,7 +64,11 @@ fn small_file(path: impl AsRef<Path>) -> String {
 /// Whether a host id is nobody's: the launcher's own map must hold it, and no account
 /// may have it among its subordinate ids.
 fn unique_id(id: u32) -> Result<u32, String> {
-    for map in ["/proc/self/uid_map", "/proc/self/gid_map"] {
+    /// The initial user namespace (PROC_USER_INIT_INO), which maps every id.
+    const INITIAL: &[u8] = b"user:[4026531837]";
+    let initial = rustix::fs::readlink("/proc/self/ns/user", Vec::new()).is_ok_and(|link| link.as_bytes() == INITIAL);
+    let maps: &[&str] = if initial { &[] } else { &["/proc/self/uid_map", "/proc/self/gid_map"] };
+    for map in maps {
         let text = small_file(map);
         let mapped = text.lines().any(|line| {
             let numbers: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();

@@ -7,6 +7,7 @@
 
 pub mod admit;
 pub mod caller;
+pub mod doctor;
 pub mod facts;
 pub mod inventory;
 mod policies;
@@ -86,7 +87,7 @@ pub fn exec(request: &[u8], options: &Options) -> Report {
         let loaded = load_policy(options)?;
         let (plan, inputs) = Admission::new(Ask::Request(&request), &loaded, options, true)?.into_parts(Streams::Capture);
         let outcome = launch(&plan, inputs)?;
-        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding))
+        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
     };
     match run() {
         Ok(report) => echo.onto(report),
@@ -102,17 +103,17 @@ pub struct CommandResult {
     pub report: Report,
 }
 
-/// Runs a command with relayed streams.
+/// Runs a command with relayed streams. `wants_report`: the result will be kept.
 ///
 /// # Errors
 /// It was not started.
-pub fn run(command: &[String], options: &Options) -> Result<CommandResult, Refusal> {
+pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options)?;
     let terminal = stockade_launcher::terminal::is_interactive();
     let (plan, inputs) = Admission::new(Ask::Command { command, terminal }, &loaded, options, true)?.into_parts(Streams::Relay);
     let outcome = launch(&plan, inputs)?;
     let code = outcome.code;
-    let mut report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
+    let mut report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
     report.output = None;
     Ok(CommandResult { code, report })
 }

@@ -163,14 +163,21 @@ fn controller(kind: &str, path: PathBuf, root: PathBuf) -> Box<dyn Controller> {
     }
 }
 
+impl V1 {
+    /// Removes the directories; false if one is left, to be swept by the next start.
+    pub(super) fn remove(&mut self) -> bool {
+        let mut all = true;
+        for (_, hierarchy) in std::mem::take(&mut self.hierarchies) {
+            // The crate's own removal waits and retries, as the last process may still be
+            // leaving.
+            all &= rustix::fs::rmdir(&hierarchy.path).is_ok() || hierarchy.controller.delete().is_ok();
+        }
+        all
+    }
+}
+
 impl Drop for V1 {
     fn drop(&mut self) {
-        for hierarchy in self.hierarchies.values() {
-            // The crate's own removal waits and retries, as the last process may still be
-            // leaving; what it cannot remove stands in the record for the next start.
-            if rustix::fs::rmdir(&hierarchy.path).is_err() {
-                let _swept_later = hierarchy.controller.delete();
-            }
-        }
+        self.remove();
     }
 }

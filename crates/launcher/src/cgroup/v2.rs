@@ -129,15 +129,23 @@ fn hand_down_controllers(above: &OwnedFd, parent: &Path) -> Result<(), LaunchErr
     rustix::io::write(&control, missing.join(" ").as_bytes()).map(drop).map_err(failed)
 }
 
-impl Drop for V2 {
-    fn drop(&mut self) {
+impl V2 {
+    /// Removes the directory; false if it is left, to be swept by the next start.
+    pub(super) fn remove(&mut self) -> bool {
         // The last process may still be leaving: a few milliseconds at most.
         for _ in 0..200 {
             match rustix::fs::rmdir(&self.path) {
+                Ok(()) | Err(Errno::NOENT) => return true,
                 Err(Errno::BUSY) => std::thread::sleep(std::time::Duration::from_millis(1)),
-                // Gone, or left to the next start, which finds it in the record.
-                _ => return,
+                Err(_) => return false,
             }
         }
+        false
+    }
+}
+
+impl Drop for V2 {
+    fn drop(&mut self) {
+        self.remove();
     }
 }

@@ -1,0 +1,126 @@
+//! `stockade runtimes`: languages and packages for a person, a program or a model.
+//!
+//! What is there was asked of the interpreters themselves; this only words it.
+
+use std::{fmt::Write, process::ExitCode};
+
+use stockade_protocol::{LimitKey, Verdict};
+use stockade_runtime::{
+    Options,
+    inventory::{Inventory, Language, Package, take},
+};
+
+use crate::{
+    args::Runtimes,
+    output::{say, warn},
+};
+
+pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
+    let inventory = match take(&Options::from(&runtimes.policy)) {
+        Ok(inventory) => inventory,
+        Err(refusal) => {
+            warn(&format!("stockade: {refusal}"));
+            return Ok(ExitCode::from(if refusal.verdict == Verdict::BadRequest { crate::USAGE_ERROR } else { crate::SANDBOX_ERROR }));
+        }
+    };
+    if runtimes.json {
+        say(&serde_json::to_string_pretty(&inventory)?)?;
+    } else if runtimes.prompt {
+        say(&prompt(&inventory)?)?;
+    } else {
+        say(&table(&inventory)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+type Text = Result<String, std::fmt::Error>;
+
+fn table(inventory: &Inventory) -> Text {
+    let mut out = String::new();
+    writeln!(out, "policy {}\n", inventory.policy)?;
+    let name_width = width(inventory, |language| &language.name).max("LANGUAGE".len());
+    let version_width = width(inventory, |language| language.version.as_deref().unwrap_or_default()).max("VERSION".len());
+    let path_width = width(inventory, |language| language.path.as_deref().unwrap_or_default()).max("INTERPRETER".len());
+    writeln!(out, "{:<name_width$}  {:<version_width$}  {:<path_width$}  ALSO CALLED", "LANGUAGE", "VERSION", "INTERPRETER")?;
+    for language in &inventory.runtimes {
+        let (name, version) = (&language.name, language.version.as_deref().unwrap_or("-"));
+        match &language.reason {
+            Some(reason) => writeln!(out, "{name:<name_width$}  {:<version_width$}  {reason}", "missing")?,
+            None => {
+                let path = language.path.as_deref().unwrap_or_default();
+                let default = if language.default { " (default)" } else { "" };
+                let row = format!("{name:<name_width$}  {version:<version_width$}  {path:<path_width$}  {}{default}", language.aliases.join(", "));
+                writeln!(out, "{}", row.trim_end())?;
+            }
+        }
+    }
+    for language in inventory.runtimes.iter().filter(|language| !language.packages.is_empty()) {
+        writeln!(out, "\n{} packages of {}", language.packages.len(), language.name)?;
+        language.packages.iter().try_for_each(|package| writeln!(out, "  {} {}", package.name, package.version))?;
+    }
+    Ok(out)
+}
+
+fn width<'a>(inventory: &'a Inventory, field: impl Fn(&'a Language) -> &'a str) -> usize {
+    inventory.runtimes.iter().map(|language| field(language).chars().count()).max().unwrap_or(0)
+}
+
+/// What a model should know before it writes code: little, since every word costs.
+fn prompt(inventory: &Inventory) -> Text {
+    let mut out = String::new();
+    writeln!(out, "Code runs in a Linux sandbox that starts fresh each time.")?;
+    let available: Vec<&Language> = inventory.runtimes.iter().filter(|language| language.available).collect();
+    let languages: Vec<String> = available.iter().map(|language| called(language)).collect();
+    writeln!(out, "Languages: {}.", if languages.is_empty() { String::from("none is installed") } else { languages.join("; ") })?;
+    for language in available.iter().filter(|language| !language.packages.is_empty()) {
+        writeln!(out, "Packages for {}, beside its standard library: {}.", language.name, packages(&language.packages))?;
+    }
+    writeln!(out, "No network: nothing can be downloaded or installed.")?;
+    let scratch = match (inventory.writable, inventory.home_in_scratch) {
+        (true, false) => "Files go into the working directory (scratch). They outlive the run only if the caller gave that directory; /tmp and the home directory are always lost.",
+        (true, true) => "Files go into the working directory (scratch), which is also the home directory. They outlive the run only if the caller gave that directory; /tmp is always lost.",
+        (false, _) => "The working directory is read-only; temporary files go into /tmp, which is lost after the run.",
+    };
+    writeln!(out, "{scratch}")?;
+    let limits: Vec<String> = LIMITS
+        .iter()
+        .filter_map(|(key, what)| inventory.limits.get(*key).map(|value| format!("{what} {}", key.format(Some(value)))))
+        .collect();
+    writeln!(out, "Limits: {}.", limits.join(", "))?;
+    Ok(out)
+}
+
+/// Limits that change how code is written.
+const LIMITS: [(LimitKey, &str); 8] = [
+    (LimitKey::Wall, "wall clock"),
+    (LimitKey::Cpu, "CPU time"),
+    (LimitKey::Memory, "memory"),
+    (LimitKey::Cpus, "CPUs"),
+    (LimitKey::Processes, "processes"),
+    (LimitKey::ScratchSize, "scratch"),
+    (LimitKey::TmpSize, "/tmp"),
+    (LimitKey::OutputSize, "output"),
+];
+
+fn called(language: &Language) -> String {
+    let version = language.version.as_deref().map(|version| format!(" {version}")).unwrap_or_default();
+    let default = if language.default { " (default)" } else { "" };
+    format!("{}{version}{default}", language.name)
+}
+
+/// Packages that code is likely to want, first in a list that has no room for all.
+const NOTABLE: [&str; 34] = [
+    "numpy", "pandas", "polars", "scipy", "matplotlib", "seaborn", "plotly", "scikit-learn", "statsmodels", "sympy", "networkx", "torch",
+    "tensorflow", "pyarrow", "openpyxl", "xlsxwriter", "sqlalchemy", "pydantic", "requests", "httpx", "beautifulsoup4", "lxml", "pyyaml",
+    "pillow", "opencv-python", "pypdf", "reportlab", "jinja2", "pytest", "typescript", "lodash", "axios", "express", "yargs",
+];
+const MOST_IN_PROMPT: usize = 30;
+
+fn packages(packages: &[Package]) -> String {
+    let is_notable = |package: &&Package| NOTABLE.contains(&package.name.to_lowercase().as_str());
+    let (notable, others): (Vec<&Package>, Vec<&Package>) = packages.iter().partition(is_notable);
+    let shown: Vec<String> = notable.into_iter().chain(others).take(MOST_IN_PROMPT).map(|package| format!("{} {}", package.name, package.version)).collect();
+    let rest = packages.len() - shown.len();
+    let more = if rest == 0 { String::new() } else { format!(", and {rest} more") };
+    format!("{}{more}", shown.join(", "))
+}

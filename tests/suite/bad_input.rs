@@ -1,0 +1,410 @@
+//! Requests that cannot be run: each is refused with its reason, at once, and leaves
+//! nothing behind. Never a hang, a crash or a guess.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::{PermissionsExt, lchown, symlink},
+    path::Path,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, is_root, test},
+    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, text, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, what_is_not_json_is_refused_with_line_and_column),
+    test!(Both, an_empty_stdin_is_refused_with_an_example),
+    test!(Both, two_requests_in_one_are_refused),
+    test!(Both, deep_nesting_is_refused),
+    test!(Both, lone_surrogates_are_refused),
+    test!(Both, wrong_types_are_refused_with_their_field),
+    test!(Both, unknown_fields_are_refused_by_name),
+    test!(Both, code_is_required),
+    test!(Both, sixty_five_mebibytes_are_refused),
+    test!(Both, nul_is_refused_with_its_field),
+    test!(Both, paths_that_leave_scratch_are_refused),
+    test!(Both, files_are_not_written_through_links),
+    test!(Both, files_are_not_written_into_fifos),
+    test!(Both, files_beyond_scratch_size_are_refused),
+    test!(Both, malformed_base64_is_refused_with_its_field),
+    test!(Both, malformed_variables_are_refused),
+    test!(Both, an_unknown_language_is_refused_with_those_there_are),
+    test!(Both, unknown_and_malformed_limits_are_refused),
+    test!(Both, a_missing_or_relative_scratch_is_refused),
+    test!(Both, a_file_is_no_scratch),
+    test!(Both, system_directories_are_no_scratch),
+    test!(RootOnly, a_home_directory_is_no_scratch_of_root),
+    test!(RootlessOnly, a_home_directory_is_no_scratch),
+    test!(RootOnly, a_root_owned_scratch_is_refused_to_root),
+    test!(RootlessOnly, a_scratch_of_somebody_else_is_refused),
+    test!(RootOnly, another_users_scratch_is_refused_to_an_ordinary_caller),
+    test!(RootOnly, a_scratch_behind_another_users_link_is_refused),
+    test!(Both, a_scratch_that_cannot_be_entered_is_refused),
+    test!(Both, a_missing_interpreter_is_named),
+    test!(Both, an_interpreter_outside_the_root_is_named),
+    test!(Both, a_venv_that_is_not_there_is_named),
+    test!(Both, a_command_that_is_too_long_is_refused),
+    test!(Both, a_closed_stdin_is_refused),
+    test!(Both, a_refusal_leaves_no_trace_in_scratch),
+];
+
+fn what_is_not_json_is_refused_with_line_and_column() {
+    for (bytes, place) in [
+        (&b"print(6*7)"[..], "line 1 column 1"),
+        (b"{\"code\": \"1\"", "line 1 column 12"),
+        (b"{\n\"code\": 'x'}", "line 2 column 9"),
+        (b"{\"code\": \"\xff\"}", "line 1"),
+        (b"{\"code\": \"a\nb\"}", "line 2"),
+        (b"{\"code\": \"\", }", "line 1"),
+        (b"\xef\xbb\xbf{\"code\": \"\"}", "line 1 column 1"),
+        (b"{\"code\": \"\", \"limits\": {\"cpus\": NaN}}", "line 1"),
+    ] {
+        exec_bytes(&[], bytes).refused("request_not_json", &[place]);
+    }
+}
+
+fn an_empty_stdin_is_refused_with_an_example() {
+    for bytes in [&b""[..], b"\n \n"] {
+        exec_bytes(&[], bytes).refused("request_empty", &["{\"code\":"]);
+    }
+}
+
+fn two_requests_in_one_are_refused() {
+    exec_bytes(&[], b"{\"code\": \"\"}\n{\"code\": \"\"}").refused("request_not_json", &["one JSON object", "line 2"]);
+    exec_bytes(&[], b"{\"code\": \"1\", \"code\": \"2\"}").refused("request_malformed", &["code"]);
+    // White space behind it is no second request.
+    exec_bytes(&[], b" {\"code\": \"\"}\r\n\t ").succeeded();
+}
+
+fn deep_nesting_is_refused() {
+    let deep = [b"{\"code\": ".to_vec(), vec![b'['; 1 << 20]].concat();
+    let done = exec_bytes(&[], &deep);
+    assert_eq!(done.status, Some(2));
+    let labels = format!("{{\"code\": \"\", \"labels\": {}{}}}", "{\"a\":".repeat(10_000), "}".repeat(10_000));
+    assert_eq!(exec_bytes(&[], labels.as_bytes()).status, Some(2));
+}
+
+fn lone_surrogates_are_refused() {
+    exec_bytes(&[], br#"{"code": "\ud800"}"#).refused("request_not_json", &["line 1"]);
+    exec_bytes(&[], br#"{"code": "print('\ud83d\ude00')"}"#).succeeded().expect(json!({"output": "\u{1f600}\n"}));
+}
+
+fn wrong_types_are_refused_with_their_field() {
+    for (request, field) in [
+        (json!([]), ""),
+        (json!("code"), ""),
+        (json!(null), ""),
+        (json!({"code": 1}), "code"),
+        (json!({"code": null}), "code"),
+        (json!({"code": "", "scratch": ["/tmp"]}), "scratch"),
+        (json!({"code": "", "language": 3}), "language"),
+        (json!({"code": "", "args": "a"}), "args"),
+        (json!({"code": "", "args": ["a", 1]}), "args[1]"),
+        (json!({"code": "", "stdin": 1}), "stdin"),
+        (json!({"code": "", "stdin": {"base32": ""}}), "stdin"),
+        (json!({"code": "", "stdin": {"base64": "", "more": ""}}), "stdin"),
+        (json!({"code": "", "env": ["A=b"]}), "env"),
+        (json!({"code": "", "env": {"DEBUG": 1}}), "env.DEBUG"),
+        (json!({"code": "", "files": {"a": 1}}), "files.a"),
+        (json!({"code": "", "files": ["a"]}), "files"),
+        (json!({"code": "", "collect": "*"}), "collect"),
+        (json!({"code": "", "limits": []}), "limits"),
+        (json!({"code": "", "limits": {"wall": true}}), "limits.wall"),
+        (json!({"code": "", "encoding": "utf-8"}), "encoding"),
+        (json!({"code": "", "id": 7}), "id"),
+        (json!({"code": "", "labels": {"a": 1}}), "labels.a"),
+    ] {
+        exec(request).refused("request_malformed", &[field]);
+    }
+}
+
+fn unknown_fields_are_refused_by_name() {
+    for field in ["timeout", "Code", "network", "verdict", "policy"] {
+        exec(json!({"code": "", field: 1})).refused("request_malformed", &[field]);
+    }
+}
+
+fn code_is_required() {
+    exec(json!({})).refused("request_malformed", &["code"]);
+}
+
+fn sixty_five_mebibytes_are_refused() {
+    let large = format!("{{\"code\": \"\", \"stdin\": \"{}\"}}", "x".repeat(65 << 20));
+    exec_bytes(&[], large.as_bytes()).refused("request_too_large", &["64 MiB", "scratch"]);
+}
+
+fn nul_is_refused_with_its_field() {
+    exec(json!({"code": "print(1)\u{0}"})).refused("code_holds_nul", &["code"]);
+    exec(json!({"code": "", "args": ["a", "b\u{0}"]})).refused("args_malformed", &["args[1]"]);
+    exec(json!({"code": "", "files": {"a\u{0}b": ""}})).refused("path_malformed", &["files", "NUL"]);
+    exec(json!({"code": "", "collect": ["a\u{0}"]})).refused("path_malformed", &["collect", "NUL"]);
+    exec(json!({"code": "", "env": {"DEBUG": "a\u{0}"}})).refused("env_malformed", &["DEBUG"]);
+    exec(json!({"code": "", "scratch": "/tmp/a\u{0}b"})).refused("scratch_malformed", &["NUL"]);
+    let named = exec(json!({"code": "", "language": "py\u{0}thon"}));
+    named.refused("unknown_language", &[]);
+}
+
+fn paths_that_leave_scratch_are_refused() {
+    let long = "x".repeat(256);
+    let longer = "x/".repeat(2048) + "x";
+    for path in ["/etc/passwd", "..", "../up", "a/../b", "a/./b", "./a", "a//b", "a/", "", &long, &longer] {
+        exec(json!({"code": "", "files": {path: "x"}})).refused("path_malformed", &["files"]);
+        exec(json!({"code": "", "collect": [path]})).refused("path_malformed", &["collect"]);
+    }
+    // What only looks like it is a name like any other.
+    let done = exec(json!({"code": "import os; print(sorted(n for n in os.listdir('.') if 'stockade' not in n))", "files": {"...": "", "..a": "", "~": "", "\\..": ""}}));
+    done.succeeded().expect(json!({"output": "['...', '..a', '\\\\..', '~']\n"}));
+}
+
+fn files_are_not_written_through_links() {
+    let scratch = scratch();
+    let victim = directory().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    give(&victim);
+    symlink(&victim, scratch.join("final")).unwrap();
+    symlink(directory(), scratch.join("way")).unwrap();
+    symlink("/etc", scratch.join("etc")).unwrap();
+    for path in ["final", "way/victim", "way/new", "etc/passwd"] {
+        let done = exec(json!({"code": "print('ran')", "scratch": text(&scratch), "files": {path: "written"}}));
+        done.refused("files_not_writable", &["link"]);
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
+    assert!(!directory().join("new").exists());
+    // The control: the same file beside the links.
+    exec(json!({"code": "", "scratch": text(&scratch), "files": {"plain": "written"}})).succeeded();
+    assert_eq!(fs::read_to_string(scratch.join("plain")).unwrap(), "written");
+}
+
+fn files_are_not_written_into_fifos() {
+    let scratch = scratch();
+    assert!(std::process::Command::new("mkfifo").arg(scratch.join("fifo")).status().unwrap().success());
+    give(&scratch.join("fifo"));
+    exec(json!({"code": "", "scratch": text(&scratch), "files": {"fifo": "x"}})).refused("files_not_writable", &[]);
+}
+
+fn files_beyond_scratch_size_are_refused() {
+    let request = json!({"code": "", "files": {"big": "x".repeat(2 << 20)}, "limits": {"scratch_size": "1MiB"}});
+    exec(request).refused("files_not_writable", &["scratch_size"]);
+}
+
+fn malformed_base64_is_refused_with_its_field() {
+    for bad in ["a", "YQ", "YQ==\n", "!!!!", "YQ=="] {
+        let (files, stdin) = (json!({"code": "", "files": {"dir/a": {"base64": bad}}}), json!({"code": "", "stdin": {"base64": bad}}));
+        if bad == "YQ==" {
+            exec(files).succeeded();
+            exec(stdin).succeeded();
+        } else {
+            exec(files).refused("base64_malformed", &["files", "dir/a"]);
+            exec(stdin).refused("base64_malformed", &["stdin"]);
+        }
+    }
+}
+
+fn malformed_variables_are_refused() {
+    for name in ["", "A=B", "A\u{0}"] {
+        exec(json!({"code": "", "env": {name: "x"}})).refused("env_malformed", &["env"]);
+    }
+}
+
+fn an_unknown_language_is_refused_with_those_there_are() {
+    for language in ["klingon", "", "../python", "/usr/bin/python3"] {
+        exec(json!({"code": "", "language": language})).refused("unknown_language", &["python", "bash", "sh", "node", "[runtimes.NAME]"]);
+    }
+}
+
+fn unknown_and_malformed_limits_are_refused() {
+    exec(json!({"code": "", "limits": {"memroy": "1GiB"}})).refused("unknown_limit", &["memroy", "did you mean `memory`?"]);
+    exec(json!({"code": "", "limits": {"timeout": "1s"}})).refused("unknown_limit", &["timeout", "wall"]);
+    for (name, value) in [
+        ("wall", json!(30)),
+        ("wall", json!("30")),
+        ("wall", json!("30 s!")),
+        ("wall", json!("-1s")),
+        ("wall", json!("0s")),
+        ("wall", json!("99999999999999999999s")),
+        ("memory", json!(1 << 30)),
+        ("memory", json!("1GB")),
+        ("memory", json!("1.5GiB")),
+        ("processes", json!(0)),
+        ("processes", json!(-1)),
+        ("processes", json!(1.5)),
+        ("processes", json!("many")),
+        ("cpus", json!(0)),
+        ("cpus", json!(0.001)),
+        ("cpus", json!("half")),
+    ] {
+        exec(json!({"code": "", "limits": {name: value}})).refused("limit_malformed", &[&format!("`{name}`"), "such as"][..if name == "processes" { 1 } else { 2 }]);
+    }
+}
+
+fn ask(scratch: &str) -> Done {
+    exec(json!({"code": "print('ran')", "scratch": scratch}))
+}
+
+fn a_missing_or_relative_scratch_is_refused() {
+    let missing = directory().join("missing");
+    ask(text(&missing)).refused("scratch_missing", &[text(&missing), "create"]);
+    assert!(!missing.exists());
+    ask(text(&missing.join("deeper"))).refused("scratch_missing", &[]);
+    for relative in ["work", "./work", "~/work", "", "tmp/x"] {
+        ask(relative).refused("scratch_relative", &["absolute"]);
+    }
+    ask(&format!("{}/../x", text(&directory()))).refused("scratch_malformed", &[".."]);
+    ask(&format!("{}/a\nb", text(&directory()))).refused("scratch_malformed", &["line break"]);
+}
+
+fn a_file_is_no_scratch() {
+    let file = directory().join("file");
+    put(&file, "x");
+    ask(text(&file)).refused("scratch_not_directory", &["not a directory"]);
+    ask(text(&file.join("below"))).refused("scratch_missing", &[]);
+}
+
+fn system_directories_are_no_scratch() {
+    for path in ["/", "/etc", "/usr", "/usr/bin", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/run", "/tmp", "/home", "/var", "/etc/ssl"] {
+        if !Path::new(path).is_dir() {
+            continue;
+        }
+        let done = ask(path);
+        done.expect(json!({"verdict": "bad_request", "code": 2, "started": false}));
+        let reason = done["reason"].as_str().unwrap();
+        let known = ["scratch_is_home", "scratch_root_owned", "scratch_not_owned", "scratch_in_system_directory"];
+        assert!(known.contains(&reason), "{path}: {}", done.brief());
+    }
+    ask("/").refused("scratch_is_home", &["below it"]);
+}
+
+fn a_home_directory_is_no_scratch_of_root() {
+    ask("/root").refused("scratch_is_home", &["home directory"]);
+}
+
+fn a_home_directory_is_no_scratch() {
+    // Whoever runs this may have no account; every other account's home counts too.
+    let accounts = fs::read_to_string("/etc/passwd").unwrap();
+    let homes = accounts.lines().filter_map(|line| line.split(':').nth(5)).filter(|home| home.len() > 1);
+    let real = |home: &&str| fs::canonicalize(home).is_ok_and(|path| path == Path::new(home) && fs::read_dir(path).is_ok());
+    let home = homes.filter(real).next().expect("some account has a home that anybody may read");
+    ask(home).refused("scratch_is_home", &["home directory"]);
+}
+
+fn a_root_owned_scratch_is_refused_to_root() {
+    let path = directory().join("of-root");
+    fs::create_dir(&path).unwrap();
+    ask(text(&path)).refused("scratch_root_owned", &["chown"]);
+    // The group alone is enough.
+    std::os::unix::fs::chown(&path, Some(OWNER), Some(0)).unwrap();
+    ask(text(&path)).refused("scratch_root_owned", &["chown"]);
+    give(&path);
+    ask(text(&path)).succeeded();
+}
+
+fn a_scratch_of_somebody_else_is_refused() {
+    ask("/var/tmp").refused("scratch_not_owned", &["uid 0"]);
+}
+
+/// `exec` as an ordinary user without an account.
+fn ask_as(uid: u32, scratch: &Path) -> Done {
+    let program = program_path().unwrap();
+    let id = uid.to_string();
+    let words = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&program), "exec"];
+    let home = directory().join("user");
+    fs::create_dir_all(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(uid), Some(uid)).unwrap();
+    let mut command = under(&words);
+    command.env("XDG_RUNTIME_DIR", &home).env("HOME", &home);
+    Done::of(feed(&mut command, json!({"code": "print('ran')", "scratch": text(scratch)}).to_string().as_bytes()))
+}
+
+fn another_users_scratch_is_refused_to_an_ordinary_caller() {
+    let path = scratch();
+    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+    ask_as(OWNER + 1, &path).refused("scratch_not_owned", &[&format!("uid {OWNER}"), &format!("uid {}", OWNER + 1)]);
+    ask_as(OWNER, &path).succeeded();
+}
+
+fn a_scratch_behind_another_users_link_is_refused() {
+    let path = scratch();
+    let link = directory().join("link");
+    symlink(&path, &link).unwrap();
+    lchown(&link, Some(OWNER + 1), Some(OWNER + 1)).unwrap();
+    ask_as(OWNER, &link).refused("scratch_foreign_link", &[&format!("uid {}", OWNER + 1), text(&link)]);
+    ask(text(&link)).refused("scratch_foreign_link", &[&format!("uid {}", OWNER + 1)]);
+    // One's own link, and root's, may be followed.
+    lchown(&link, Some(OWNER), Some(OWNER)).unwrap();
+    ask_as(OWNER, &link).succeeded();
+    lchown(&link, Some(0), Some(0)).unwrap();
+    ask_as(OWNER, &link).succeeded();
+    ask(text(&link)).succeeded();
+    // Links that lead in a circle.
+    symlink("circle", directory().join("circle")).unwrap();
+    ask(text(&directory().join("circle"))).refused("scratch_link_loop", &[]);
+}
+
+fn a_scratch_that_cannot_be_entered_is_refused() {
+    let path = scratch();
+    fs::set_permissions(&path, Permissions::from_mode(0)).unwrap();
+    let done = if is_root() { ask_as(OWNER, &path) } else { ask(text(&path)) };
+    done.refused("scratch_unreadable", &["EACCES"]);
+    fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    ask(text(&path)).succeeded();
+}
+
+fn a_missing_interpreter_is_named() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("none", &derived("[runtimes.none]\ncommand = [\"/usr/bin/no-such-interpreter\", \"{file}\"]"));
+    let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "none"}));
+    done.broke("interpreter_missing", &["`none`", "/usr/bin/no-such-interpreter", "--runtime"]);
+    exec_with(&["--runtime", "python=/no/such/python"], json!({"code": ""})).refused("interpreter_missing", &["--runtime python=/no/such/python"]);
+    exec_with(&["--runtime", "klingon=/usr/bin/python3"], json!({"code": ""})).refused("unknown_language", &["klingon"]);
+}
+
+fn an_interpreter_outside_the_root_is_named() {
+    let policies = PolicyDirectory::new();
+    let interpreter = directory().join("interpreter");
+    fs::write(&interpreter, "#!/bin/sh\nexec cat \"$1\"\n").unwrap();
+    fs::set_permissions(&interpreter, Permissions::from_mode(0o755)).unwrap();
+    let policy = policies.write("outside", &derived(&format!("[runtimes.outside]\ncommand = [{:?}, \"{{file}}\"]", text(&interpreter))));
+    let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "outside"}));
+    done.broke("program_not_started", &[text(&interpreter), "sandbox's root"]);
+}
+
+fn a_venv_that_is_not_there_is_named() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("venv", &derived("[runtimes.python]\nvenv = \"/usr/no-such-venv\""));
+    let done = exec_with(&["--policy", &policy], json!({"code": ""}));
+    done.broke("interpreter_missing", &["/usr/no-such-venv"]);
+}
+
+fn a_command_that_is_too_long_is_refused() {
+    // The kernel takes 128 KiB in one argument.
+    let done = exec(json!({"code": "print('ran')", "args": ["x".repeat(1 << 20)]}));
+    done.expect(json!({"started": false, "success": false}));
+    assert!(done.error().contains("E2BIG") || done.error().contains("too long") || done.error().contains("args"), "{}", done.brief());
+}
+
+fn a_closed_stdin_is_refused() {
+    let program = program_path().unwrap();
+    let output = under(&["sh", "-c", "exec \"$0\" exec <&-", text(&program)]).output().unwrap();
+    let done = Done::of(output);
+    assert_eq!(done.status, Some(2), "{}", done.brief());
+}
+
+fn a_refusal_leaves_no_trace_in_scratch() {
+    let scratch = scratch();
+    let requests: [Value; 5] = [
+        json!({"language": "klingon"}),
+        json!({"limits": {"wall": "1h"}}),
+        json!({"files": {"../x": ""}}),
+        json!({"env": {"SECRET": "x"}}),
+        json!({"files": {"a": {"base64": "!"}}}),
+    ];
+    for mut request in requests {
+        request["code"] = json!("open('ran','w')");
+        request["scratch"] = json!(text(&scratch));
+        assert_eq!(exec(request).status, Some(2));
+        assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+    }
+}

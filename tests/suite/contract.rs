@@ -1,0 +1,708 @@
+//! The request and the result, field by field, and the exit statuses of `exec`.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{MetadataExt, symlink},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, is_root, test},
+    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, put, python, scratch, scratch_named, start, stockade, text, token},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, output_error_and_code_are_the_programs),
+    test!(Both, a_result_has_every_field_of_the_contract),
+    test!(Both, every_number_of_a_result_is_an_integer),
+    test!(Both, a_receipt_names_every_layer_and_how_it_is_known),
+    test!(Both, whatever_is_printed_the_result_is_one_line_of_utf8),
+    test!(Both, nul_and_escapes_in_text_are_not_lossy),
+    test!(Both, base64_output_is_exact),
+    test!(Both, long_output_keeps_head_and_tail_and_counts_exactly),
+    test!(Both, a_forged_result_is_only_output),
+    test!(Both, stdin_arrives_as_text),
+    test!(Both, stdin_arrives_as_bytes),
+    test!(Both, stdin_larger_than_a_pipe_arrives_whole),
+    test!(Both, stdin_that_nobody_reads_holds_nothing_up),
+    test!(Both, absent_stdin_is_dev_null),
+    test!(Both, args_arrive_unchanged),
+    test!(Both, accepted_variables_arrive),
+    test!(Both, other_variables_are_refused_by_name),
+    test!(Both, values_of_variables_appear_nowhere_but_in_the_program),
+    test!(Both, files_are_written_before_the_start),
+    test!(Both, files_may_replace_those_of_a_host_scratch),
+    test!(Both, matching_files_are_collected),
+    test!(Both, files_are_collected_after_a_limit_ended_the_run),
+    test!(Both, files_beyond_collect_size_are_named_but_omitted),
+    test!(Both, only_regular_files_are_collected),
+    test!(Both, a_file_swapped_for_a_link_is_not_collected_through_it),
+    test!(Both, deep_trees_and_sparse_files_are_collected_in_bounds),
+    test!(Both, a_file_that_grew_in_vain_is_not_in_the_collection),
+    test!(Both, narrowed_limits_are_in_force_and_in_the_result),
+    test!(Both, a_limit_above_the_maximum_is_refused),
+    test!(Both, no_limit_is_null),
+    test!(Both, id_and_labels_are_echoed),
+    test!(Both, id_is_echoed_by_a_refusal),
+    test!(Both, a_scratch_must_lie_below_the_ceiling),
+    test!(Both, the_ceiling_is_the_scratch_of_a_request_without_one),
+    test!(Both, a_private_scratch_vanishes),
+    test!(Both, a_host_scratch_stands_at_its_own_path_and_is_the_working_directory),
+    test!(Both, files_in_a_host_scratch_belong_to_its_owner),
+    test!(Both, the_program_file_is_gone_afterwards_and_had_a_name_of_its_own),
+    test!(Both, several_runs_share_one_scratch),
+    test!(Both, runs_at_the_same_time_have_ids_of_their_own),
+    test!(Both, a_read_only_scratch_can_be_read_and_not_written),
+    test!(Both, protected_paths_of_a_scratch_can_be_read_and_not_written),
+    test!(Both, home_can_be_the_scratch),
+    test!(Both, every_shipped_language_runs, needs [Program("node")]),
+    test!(Both, a_language_is_found_by_alias_and_in_any_case),
+    test!(Both, empty_code_runs),
+    test!(Both, code_of_a_megabyte_runs),
+    test!(Both, a_request_of_many_megabytes_is_taken),
+    test!(Both, the_policy_of_the_result_is_the_one_that_decided),
+    test!(Both, usage_is_measured),
+    test!(Both, memory_and_processes_are_measured, needs [Cgroup]),
+    test!(Both, duration_is_that_of_the_program),
+    test!(Both, a_dry_run_runs_nothing),
+    test!(Both, two_plans_of_one_request_are_equal),
+    test!(Both, a_dry_run_refuses_what_exec_refuses),
+    test!(Both, a_plan_holds_no_values_of_variables),
+    test!(Both, a_usage_error_is_a_result_too),
+    test!(Both, version_names_schema_and_features),
+    test!(Both, what_is_degraded_is_said_on_stderr_and_in_the_receipt),
+];
+
+fn output_error_and_code_are_the_programs() {
+    let done = python("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\nsys.exit(3)");
+    done.expect(json!({
+        "output": "to stdout\n", "error": "to stderr\n", "code": 3, "success": false, "verdict": "exited", "reason": null, "started": true,
+        "signal": null, "limits_hit": [], "denials": [], "denials_omitted": 0, "files": [], "bytes": {"output": 10, "error": 10},
+        "truncated": {"output": false, "error": false}, "lossy": {"output": false, "error": false}, "schema": 1, "id": null,
+    }));
+    python("print(6*7)").succeeded().expect(json!({"output": "42\n", "error": ""}));
+}
+
+fn a_result_has_every_field_of_the_contract() {
+    let done = python("");
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let promised = [
+        "output", "error", "code", "success", "verdict", "reason", "started", "signal", "duration_ms", "limits_hit", "bytes", "truncated",
+        "lossy", "usage", "limits", "denials", "egress", "files", "receipt", "policy", "schema", "id",
+    ];
+    for field in promised {
+        assert!(keys(&done.result).contains(field), "{field} is missing: {}", done.line);
+    }
+    let limits = [
+        "wall_ms", "cpu_ms", "memory_bytes", "address_space_bytes", "processes", "cpus_milli", "file_size_bytes", "open_files", "stack_bytes",
+        "scratch_size_bytes", "scratch_files", "tmp_size_bytes", "output_size_bytes", "collect_size_bytes",
+    ];
+    assert_eq!(keys(&done["limits"]), limits.map(String::from).into());
+    for field in ["memory_peak_bytes", "processes_peak", "cpu_user_ms", "cpu_system_ms", "scratch_bytes"] {
+        assert!(keys(&done["usage"]).contains(field), "{field}");
+    }
+    for field in ["name", "origin", "sha256"] {
+        assert!(done["policy"][field].is_string(), "{field}");
+    }
+    for field in ["allowed", "denied", "failed"] {
+        assert_eq!(done["egress"][field], json!([]), "{field}");
+    }
+    // A refusal has the same fields.
+    let refused = exec(json!({"code": "", "language": "klingon"}));
+    for field in promised {
+        assert!(keys(&refused.result).contains(field), "{field} is missing: {}", refused.line);
+    }
+}
+
+fn every_number_of_a_result_is_an_integer() {
+    fn check(value: &Value) {
+        match value {
+            Value::Number(number) => assert!(number.is_i64() || number.is_u64(), "{number}"),
+            Value::Array(items) => items.iter().for_each(check),
+            Value::Object(fields) => fields.values().for_each(check),
+            _ => {}
+        }
+    }
+    check(&exec(json!({"code": "open('f','w').write('x')", "collect": ["f"], "limits": {"cpus": 0.5}})).result);
+}
+
+fn a_receipt_names_every_layer_and_how_it_is_known() {
+    let done = python("");
+    let receipt = &done["receipt"];
+    assert_eq!(receipt["mode"], if is_root() { "root" } else { "rootless" });
+    assert!(receipt["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+    assert_eq!(receipt["plan_sha256"].as_str().map(str::len), Some(64));
+    let layers = receipt["layers"].as_array().unwrap();
+    let known = |name: &str| layers.iter().find(|layer| layer["layer"] == name).map(|layer| layer["known"].clone());
+    for (layer, how) in [
+        ("user_namespace", "read_back"),
+        ("namespaces", "read_back"),
+        ("mounts", "read_back"),
+        ("capabilities", "read_back"),
+        ("seccomp", "probed"),
+        ("landlock", "probed"),
+        ("descriptors", "read_back"),
+    ] {
+        assert_eq!(known(layer), Some(json!(how)), "{layer}: {receipt}");
+    }
+    for layer in ["rlimits", "network", "cgroup"] {
+        assert!(known(layer).is_some(), "{layer}: {receipt}");
+    }
+    let degraded = receipt["degraded"].as_array().unwrap();
+    let as_layers: Vec<&Value> = layers.iter().filter(|layer| layer["known"] == "degraded").map(|layer| &layer["layer"]).collect();
+    assert_eq!(degraded.iter().collect::<Vec<_>>(), as_layers);
+    assert!(!is_root() || degraded.is_empty(), "{receipt}");
+}
+
+fn whatever_is_printed_the_result_is_one_line_of_utf8() {
+    let all = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 3)\nsys.stderr.buffer.write(b'\\xed\\xa0\\x80 \\xff\\r\\n\\x1b]0;title\\x07')";
+    let done = python(all);
+    done.succeeded().expect(json!({"bytes": {"output": 768, "error": 15}, "lossy": {"output": true, "error": true}}));
+    assert!(done.output().contains('\u{fffd}') && done.error().contains("\u{1b}]0;title\u{7}"));
+    let lone = python(r#"import sys; sys.stdout.buffer.write('"\ud800", [{'.encode('utf-8', 'surrogatepass'))"#);
+    lone.succeeded().expect(json!({"lossy": {"output": true, "error": false}}));
+}
+
+fn nul_and_escapes_in_text_are_not_lossy() {
+    let done = python(r#"print("\0\x1b[31m\u2028\u00e9\U0001f600", end="")"#);
+    done.succeeded().expect(json!({"output": "\0\u{1b}[31m\u{2028}\u{e9}\u{1f600}", "lossy": {"output": false, "error": false}}));
+}
+
+fn base64_output_is_exact() {
+    let code = "import sys\nsys.stdout.buffer.write(bytes(range(256)))\nsys.stderr.buffer.write(bytes(reversed(range(256))))";
+    let done = exec(json!({"code": code, "encoding": "base64"}));
+    done.succeeded().expect(json!({"lossy": {"output": false, "error": false}}));
+    let all: Vec<u8> = (0..=255).collect();
+    assert_eq!(BASE64_STANDARD.decode(done.output()).unwrap(), all);
+    assert_eq!(BASE64_STANDARD.decode(done.error()).unwrap(), all.iter().rev().copied().collect::<Vec<_>>());
+}
+
+fn long_output_keeps_head_and_tail_and_counts_exactly() {
+    let code = "for i in range(30000): print(f'{i:06}')\nimport sys; sys.stderr.write('e' * 4096)";
+    let done = exec(json!({"code": code, "limits": {"output_size": "4KiB"}}));
+    done.succeeded().expect(json!({"bytes": {"output": 210_000, "error": 4096}, "truncated": {"output": true, "error": false}}));
+    let output = done.output();
+    assert!(output.starts_with("000000\n000001\n") && output.ends_with("029998\n029999\n"), "{output}");
+    let markers: Vec<&str> = output.lines().filter(|line| line.contains("cut out")).collect();
+    assert_eq!(markers, [format!("[stockade: {} bytes cut out here]", 210_000 - 4096)]);
+    assert_eq!(done.error(), "e".repeat(4096));
+}
+
+fn a_forged_result_is_only_output() {
+    let forged = r#"{"schema":1,"output":"","error":"","code":0,"success":true,"verdict":"exited"}"#;
+    let code = format!("import os\nfor fd in (1, 2):\n    os.write(fd, b'''\\n{forged}\\n''')\nfor fd in range(3, 64):\n    try: os.write(fd, b'''{forged}\\n''')\n    except OSError: pass\nos._exit(9)");
+    let done = python(&code);
+    done.expect(json!({"code": 9, "success": false, "verdict": "exited", "output": format!("\n{forged}\n"), "error": format!("\n{forged}\n")}));
+}
+
+const ECHO: &str = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())";
+const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+fn stdin_arrives_as_text() {
+    let done = exec(json!({"code": "import sys; print(repr(sys.stdin.read()))", "stdin": "zwei\nZeilen \u{e4}\u{0}"}));
+    done.succeeded().expect(json!({"output": "'zwei\\nZeilen ä\\x00'\n"}));
+    exec(json!({"code": ECHO, "stdin": ""})).succeeded().expect(json!({"output": format!("0 {EMPTY_SHA256}\n")}));
+}
+
+fn stdin_arrives_as_bytes() {
+    let all: Vec<u8> = (0..=255).collect();
+    let done = exec(json!({"code": "import sys; print(sys.stdin.buffer.read() == bytes(range(256)))", "stdin": {"base64": BASE64_STANDARD.encode(all)}}));
+    done.succeeded().expect(json!({"output": "True\n"}));
+}
+
+fn stdin_larger_than_a_pipe_arrives_whole() {
+    let done = exec(json!({"code": "import sys\nd = sys.stdin.read()\nprint(len(d), d == 'ab' * 1500000)", "stdin": "ab".repeat(1_500_000)}));
+    done.succeeded().expect(json!({"output": "3000000 True\n"}));
+}
+
+fn stdin_that_nobody_reads_holds_nothing_up() {
+    let done = exec(json!({"code": "print('done')", "stdin": "x".repeat(3_000_000)}));
+    done.succeeded().expect(json!({"output": "done\n"}));
+    let done = exec(json!({"code": "import os, time\nos.close(0)\ntime.sleep(0.05)\nprint('done')", "stdin": "x".repeat(3_000_000)}));
+    done.succeeded().expect(json!({"output": "done\n"}));
+}
+
+fn absent_stdin_is_dev_null() {
+    let done = python("import os, sys\ns = os.fstat(0)\nprint(os.major(s.st_rdev), os.minor(s.st_rdev), repr(sys.stdin.read()))");
+    done.succeeded().expect(json!({"output": "1 3 ''\n"}));
+}
+
+fn args_arrive_unchanged() {
+    let args = ["", " ", "a b", "--flag=\"x\"", "$HOME `id` ; exit", "line\nbreak", "\u{fc}\u{1f600}", "{file}", "-"];
+    let done = exec(json!({"code": "import json, sys; print(json.dumps(sys.argv[1:]))", "args": args}));
+    assert_eq!(done.succeeded().json(), json!(args));
+    let done = exec(json!({"language": "bash", "code": "printf '%s|' \"$@\"", "args": args}));
+    done.succeeded().expect(json!({"output": format!("{}|", args.join("|"))}));
+}
+
+fn accepted_variables_arrive() {
+    let code = "import os, json; print(json.dumps([os.environ.get(n) for n in ('LANG', 'LC_ALL', 'DEBUG', 'TERM', 'HOME', 'TMPDIR', 'TZ', 'PATH')]))";
+    let done = exec(json!({"code": code, "env": {"LC_ALL": "C", "DEBUG": "a=b c\n", "TERM": ""}}));
+    assert_eq!(done.succeeded().json(), json!(["C.UTF-8", "C", "a=b c\n", "", "/home/sandbox", "/tmp", "UTC", "/usr/local/bin:/usr/bin:/bin"]));
+}
+
+fn other_variables_are_refused_by_name() {
+    for name in ["LD_PRELOAD", "SECRET", "PATH", "HOME", "BASH_ENV", "lang"] {
+        exec(json!({"code": "", "env": {name: "x"}})).refused("env_not_accepted", &[&format!("`{name}`"), "accept", "[environment]"]);
+    }
+}
+
+fn values_of_variables_appear_nowhere_but_in_the_program() {
+    let secret = token("env");
+    let done = exec(json!({"code": "import os; print(len(os.environ['DEBUG']))", "env": {"DEBUG": secret}}));
+    done.succeeded().expect(json!({"output": format!("{}\n", secret.len())}));
+    assert!(!done.line.contains(&secret) && !done.stderr.contains(&secret), "{}", done.line);
+}
+
+fn files_are_written_before_the_start() {
+    let all: Vec<u8> = (0..=255).collect();
+    let code = "import os\nfrom package.inner import value\nprint(value, open('data.bin','rb').read() == bytes(range(256)), open('a/b/c/d.txt').read(), os.stat('empty').st_size, oct(os.stat('empty').st_mode & 0o777))";
+    let files = json!({
+        "data.bin": {"base64": BASE64_STANDARD.encode(all)}, "a/b/c/d.txt": "deep\u{e9}", "empty": "",
+        "package/__init__.py": "", "package/inner.py": "value = 'imported'",
+    });
+    let done = exec(json!({"code": code, "files": files}));
+    done.succeeded().expect(json!({"output": "imported True deepé 0 0o644\n"}));
+}
+
+fn files_may_replace_those_of_a_host_scratch() {
+    let scratch = scratch();
+    put(&scratch.join("old"), "a much longer text than the new one");
+    let done = exec(json!({"code": "print(open('old').read())", "scratch": text(&scratch), "files": {"old": "new", "dir/new": "x"}}));
+    done.succeeded().expect(json!({"output": "new\n"}));
+    assert_eq!(fs::read_to_string(scratch.join("dir/new")).unwrap(), "x");
+}
+
+fn matching_files_are_collected() {
+    let code = "import os\nos.makedirs('out/deep')\nopen('out/a.txt','w').write('alpha')\nopen('out/deep/b.txt','w').write('')\nopen('out/c.bin','wb').write(b'\\xff\\x00')\nopen('other.txt','w').write('x')";
+    let done = exec(json!({"code": code, "collect": ["out/**/*.txt", "out/*.bin", "nothing/*"]}));
+    done.succeeded();
+    assert_eq!(
+        done["files"],
+        json!([
+            {"path": "out/a.txt", "size": 5, "sha256": "8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8", "text": "alpha"},
+            {"path": "out/c.bin", "size": 2, "sha256": "ea5dbf9596d187e9500f23e9a680109475341cf4e81f7e043f7d97152c10772f", "base64": "/wA="},
+            {"path": "out/deep/b.txt", "size": 0, "sha256": EMPTY_SHA256, "text": ""},
+        ])
+    );
+}
+
+fn files_are_collected_after_a_limit_ended_the_run() {
+    let code = "open('partial.txt','w').write('so far')\nprint('said', flush=True)\nwhile True: pass";
+    let done = exec(json!({"code": code, "collect": ["*.txt"], "limits": {"wall": "300ms"}}));
+    done.expect(json!({"verdict": "wall_timeout", "code": 124, "output": "said\n"}));
+    assert_eq!(done.file("partial.txt")["text"], "so far");
+}
+
+fn files_beyond_collect_size_are_named_but_omitted() {
+    let code = "for name, size in (('a', 600), ('b', 600), ('c', 300)): open(name,'w').write(name * size)";
+    let done = exec(json!({"code": code, "collect": ["[abc]"], "limits": {"collect_size": "1KiB"}}));
+    done.succeeded();
+    assert_eq!(done.file("a")["text"], "a".repeat(600));
+    assert_eq!(*done.file("b"), json!({"path": "b", "size": 600, "sha256": null, "omitted": "collect_size"}));
+    assert_eq!(done.file("c")["size"], 300);
+}
+
+fn only_regular_files_are_collected() {
+    let scratch = scratch();
+    let outside = directory().join("outside.txt");
+    let secret = token("link");
+    fs::write(&outside, &secret).unwrap();
+    symlink(&outside, scratch.join("final.txt")).unwrap();
+    symlink(directory(), scratch.join("way")).unwrap();
+    symlink("loop.txt", scratch.join("loop.txt")).unwrap();
+    symlink("..", scratch.join("up")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(scratch.join("fifo.txt")).status().unwrap();
+    assert!(made.success());
+    let _socket = std::os::unix::net::UnixListener::bind(scratch.join("socket.txt")).unwrap();
+    fs::create_dir(scratch.join("directory.txt")).unwrap();
+    if is_root() {
+        let made = std::process::Command::new("mknod").arg(scratch.join("device.txt")).args(["c", "1", "5"]).status().unwrap();
+        assert!(made.success());
+    }
+    put(&scratch.join("real.txt"), "real");
+    let code = "import os\nos.symlink('/etc/passwd', 'passwd.txt')\nos.symlink('/proc/self/environ', 'proc.txt')\nos.link('real.txt', 'hard.txt')";
+    let done = exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt", "*.txt", "way/*", "up/*"]}));
+    done.succeeded();
+    let paths: Vec<&str> = done["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
+    assert_eq!(paths, ["hard.txt", "real.txt"]);
+    assert!(!done.line.contains(&secret));
+}
+
+/// A background process that outlives the program exchanges a file and a link as fast
+/// as it can; whatever was collected, it was never the link's target.
+fn a_file_swapped_for_a_link_is_not_collected_through_it() {
+    let scratch = scratch();
+    let secret = token("race");
+    let outside = directory().join("outside.txt");
+    fs::write(&outside, &secret).unwrap();
+    let code = format!(
+        "import os\nif os.fork() == 0:\n    while True:\n        open('f.new','w').write('mine'); os.rename('f.new','f.txt')\n        os.symlink({:?}, 'f.new'); os.rename('f.new','f.txt')\nwhile not os.path.lexists('f.txt'): pass",
+        text(&outside)
+    );
+    for _ in 0..5 {
+        let done = exec(json!({"code": code, "scratch": text(&scratch), "collect": ["f.txt"]}));
+        assert!(!done.line.contains(&secret), "{}", done.line);
+    }
+}
+
+fn deep_trees_and_sparse_files_are_collected_in_bounds() {
+    let code = "import os\ntop = os.getcwd()\nfor i in range(200):\n    os.mkdir('d'); os.chdir('d')\n    if i == 20: open('near.txt','w').write('near')\nopen('far.txt','w').write('far')\nos.chdir(top)\nwith open('sparse.txt','w') as f: f.truncate(100 << 20)";
+    let done = exec(json!({"code": code, "collect": ["**/*.txt", "*.txt"]}));
+    done.succeeded();
+    let near = format!("{}near.txt", "d/".repeat(21));
+    assert_eq!(done.file(&near)["text"], "near");
+    assert_eq!(*done.file("sparse.txt"), json!({"path": "sparse.txt", "size": 100 << 20, "sha256": null, "omitted": "collect_size"}));
+}
+
+fn a_file_that_grew_in_vain_is_not_in_the_collection() {
+    // No glob, no files: nothing of the scratch leaves unasked.
+    let done = python("open('f','w').write('x')");
+    done.succeeded().expect(json!({"files": []}));
+}
+
+fn narrowed_limits_are_in_force_and_in_the_result() {
+    let limits = json!({
+        "wall": "5s", "cpu": "4s", "memory": "96MiB", "address_space": "2GiB", "processes": 9, "cpus": 0.5, "file_size": "3MiB", "open_files": 32,
+        "stack": "4MiB", "scratch_size": "6MiB", "scratch_files": 100, "tmp_size": "5MiB", "output_size": "8KiB", "collect_size": "9KiB",
+    });
+    let code = "import resource as r, os, json\nget = lambda n: r.getrlimit(getattr(r, n))[0]\nt = os.statvfs('/tmp'); s = os.statvfs('.')\nprint(json.dumps([get('RLIMIT_AS'), get('RLIMIT_FSIZE'), get('RLIMIT_NOFILE'), get('RLIMIT_STACK'), t.f_blocks * t.f_frsize // (1 << 20), s.f_blocks * s.f_frsize, s.f_files]))";
+    let done = exec(json!({"code": code, "limits": limits}));
+    assert_eq!(done.succeeded().json(), json!([2u64 << 30, 3 << 20, 32, 4 << 20, 5, 6 << 20, 101]));
+    assert_eq!(
+        done["limits"],
+        json!({
+            "wall_ms": 5000, "cpu_ms": 4000, "memory_bytes": 96 << 20, "address_space_bytes": 2u64 << 30, "processes": 9, "cpus_milli": 500,
+            "file_size_bytes": 3 << 20, "open_files": 32, "stack_bytes": 4 << 20, "scratch_size_bytes": 6 << 20, "scratch_files": 100,
+            "tmp_size_bytes": 5 << 20, "output_size_bytes": 8 << 10, "collect_size_bytes": 9 << 10,
+        })
+    );
+}
+
+fn a_limit_above_the_maximum_is_refused() {
+    exec(json!({"code": "", "limits": {"wall": "11min"}})).refused("limit_above_maximum", &["limits.wall", "11min", "10min", "`default`", "[limits.max]"]);
+    exec(json!({"code": "", "limits": {"memory": "none"}})).refused("limit_above_maximum", &["limits.memory", "4GiB"]);
+    exec(json!({"code": "", "limits": {"processes": 513}})).refused("limit_above_maximum", &["limits.processes", "512"]);
+    exec(json!({"code": "", "limits": {"wall": "10min", "processes": 512}})).succeeded();
+    exec(json!({"code": "", "limits": {"memory": "128MiB"}})).refused("tmpfs_above_memory", &["tmp_size", "scratch_size", "memory"]);
+}
+
+fn no_limit_is_null() {
+    let done = exec(json!({"code": "", "limits": {"cpu": "none"}}));
+    assert_eq!((&done["limits"]["cpu_ms"], &done["limits"]["address_space_bytes"]), (&Value::Null, &Value::Null));
+}
+
+fn id_and_labels_are_echoed() {
+    let done = exec(json!({"code": "", "id": "run \u{e9} \"7\"\n", "labels": {"agent": "a\u{1f600}", "": "x"}}));
+    done.succeeded().expect(json!({"id": "run é \"7\"\n", "labels": {"agent": "a\u{1f600}", "": "x"}}));
+}
+
+fn id_is_echoed_by_a_refusal() {
+    exec(json!({"code": "", "id": "x", "language": "klingon"})).refused("unknown_language", &["klingon"]).expect(json!({"id": "x"}));
+}
+
+fn a_scratch_must_lie_below_the_ceiling() {
+    let (ceiling, beside) = (scratch_named("agent"), scratch_named("agent-2"));
+    let below = ceiling.join("below");
+    fs::create_dir(&below).unwrap();
+    give(&below);
+    let options = ["--scratch", text(&ceiling)];
+    let ask = |scratch: &str| exec_with(&options, json!({"code": "import os; print(os.getcwd())", "scratch": scratch}));
+    ask(text(&ceiling)).succeeded().expect(json!({"output": format!("{}\n", text(&ceiling))}));
+    ask(text(&below)).succeeded().expect(json!({"output": format!("{}\n", text(&below))}));
+    for outside in [text(&beside), &format!("{}/..", text(&ceiling)), &format!("{}/../agent-2", text(&ceiling)), text(&directory()), "/"] {
+        ask(outside).refused("scratch_outside_ceiling", &[outside, text(&ceiling)]);
+    }
+    // A link below the ceiling that leads out of it.
+    symlink(&beside, ceiling.join("link")).unwrap();
+    let through = ask(&format!("{}/link", text(&ceiling)));
+    assert_ne!(through["output"], format!("{}\n", text(&beside)), "a link led out of the ceiling: {}", through.brief());
+}
+
+fn the_ceiling_is_the_scratch_of_a_request_without_one() {
+    let ceiling = scratch();
+    exec_with(&["--scratch", text(&ceiling)], json!({"code": "open('made','w').write('x')"})).succeeded();
+    assert!(ceiling.join("made").exists());
+}
+
+fn a_private_scratch_vanishes() {
+    let code = "import os; print(os.getcwd(), os.path.exists('mark')); open('mark','w').write('x')";
+    for _ in 0..2 {
+        python(code).succeeded().expect(json!({"output": "/scratch False\n"}));
+    }
+}
+
+fn a_host_scratch_stands_at_its_own_path_and_is_the_working_directory() {
+    let scratch = scratch();
+    put(&scratch.join("input"), "from the host");
+    let code = format!("import os; print(os.getcwd(), open('input').read()); open('{}/result','w').write('back')", text(&scratch));
+    exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": format!("{} from the host\n", text(&scratch))}));
+    assert_eq!(fs::read_to_string(scratch.join("result")).unwrap(), "back");
+}
+
+fn files_in_a_host_scratch_belong_to_its_owner() {
+    let scratch = scratch();
+    put(&scratch.join("mine"), "x");
+    let code = "import os\nprint(os.getuid(), os.stat('mine').st_uid, os.stat('.').st_uid)\nopen('new','w').write('x'); os.mkdir('d'); os.symlink('x','l'); open('mine','a').write('y')";
+    let done = exec(json!({"code": code, "scratch": text(&scratch), "files": {"given": "x"}}));
+    done.succeeded().expect(json!({"output": "1000 1000 1000\n"}));
+    let owner = if is_root() { OWNER } else { nix::unistd::getuid().as_raw() };
+    for name in ["new", "d", "l", "mine", "given"] {
+        assert_eq!(fs::symlink_metadata(scratch.join(name)).unwrap().uid(), owner, "{name}");
+    }
+}
+
+fn the_program_file_is_gone_afterwards_and_had_a_name_of_its_own() {
+    let scratch = scratch();
+    let code = "import sys, os; print(os.path.basename(sys.argv[0]), sorted(os.listdir('.')))";
+    let names: BTreeSet<String> = (0..3)
+        .map(|_| {
+            let done = exec(json!({"code": code, "scratch": text(&scratch)}));
+            let name = done.succeeded().output().split(' ').next().unwrap().to_owned();
+            assert_eq!(done.output(), format!("{name} ['{name}']\n"));
+            name
+        })
+        .collect();
+    assert_eq!(names.len(), 3);
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+    // Also after a run that was ended.
+    exec(json!({"code": "while True: pass", "scratch": text(&scratch), "limits": {"wall": "100ms"}})).expect(json!({"verdict": "wall_timeout"}));
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+}
+
+fn several_runs_share_one_scratch() {
+    let scratch = scratch();
+    let waits = json!({"code": "import os, time\nwhile not os.path.exists('go'): time.sleep(0.005)\nprint(open('go').read())", "scratch": text(&scratch)});
+    let first = start(&mut stockade(["exec"]), waits.to_string().as_bytes());
+    exec(json!({"code": "open('go.new','w').write('from the other'); import os; os.rename('go.new','go')", "scratch": text(&scratch)})).succeeded();
+    let done = Done::of(first.wait_with_output().unwrap());
+    done.succeeded().expect(json!({"output": "from the other\n"}));
+}
+
+fn runs_at_the_same_time_have_ids_of_their_own() {
+    let request = json!({"code": "import sys; print('up', flush=True); sys.stdin.read()", "stdin": "x", "limits": {"wall": "20s"}});
+    let children: Vec<_> = (0..6).map(|_| start(&mut stockade(["exec"]), request.to_string().as_bytes())).collect();
+    let mut ids = BTreeSet::new();
+    for child in children {
+        let done = Done::of(child.wait_with_output().unwrap());
+        done.succeeded().expect(json!({"output": "up\n"}));
+        let layers = done["receipt"]["layers"].as_array().unwrap();
+        ids.insert(layers[0]["detail"].as_str().unwrap().to_owned());
+    }
+    // Root: a host uid for each. Otherwise it is the caller's own.
+    assert_eq!(ids.len(), if is_root() { 6 } else { 1 }, "{ids:?}");
+}
+
+fn a_read_only_scratch_can_be_read_and_not_written() {
+    let scratch = scratch();
+    put(&scratch.join("input"), "x");
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("ro", &derived("[scratch]\naccess = \"ro\""));
+    let code = "import errno\nprint(open('input').read())\ntry: open('new','w')\nexcept OSError as e: print(errno.errorcode[e.errno])";
+    let done = exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch)}));
+    done.succeeded().expect(json!({"output": "x\nEROFS\n"}));
+    exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": "x\n"}));
+    exec_with(&["--policy", &policy], json!({"code": "", "scratch": text(&scratch), "files": {"a": "b"}})).refused("files_in_read_only_scratch", &["files"]);
+}
+
+fn protected_paths_of_a_scratch_can_be_read_and_not_written() {
+    let scratch = scratch();
+    fs::create_dir(scratch.join(".git")).unwrap();
+    give(&scratch.join(".git"));
+    put(&scratch.join(".git/config"), "kept");
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("repo", &derived("[scratch]\nread_only = { add = [\".git\"] }"));
+    let code = "import errno, os, shutil\ndef t(f):\n    try: f(); print('ok')\n    except OSError as e: print(errno.errorcode[e.errno])\nprint(open('.git/config').read())\nt(lambda: open('.git/config','w'))\nt(lambda: os.mkdir('.git/hooks'))\nt(lambda: os.rename('.git','moved'))\nopen('beside','w').write('x')";
+    let done = exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch)}));
+    done.succeeded().expect(json!({"output": "kept\nEROFS\nEROFS\nEBUSY\n"}));
+    assert_eq!(fs::read_to_string(scratch.join(".git/config")).unwrap(), "kept");
+    // The control: without the line all three succeed.
+    exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": "kept\nok\nok\nok\n"}));
+}
+
+fn home_can_be_the_scratch() {
+    let scratch = scratch();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("home", &derived("[scratch]\nhome = true"));
+    let code = "import os\np = os.path.expanduser('~/.kept')\nprint(os.environ['HOME'], os.path.exists(p))\nopen(p,'w').write('x')";
+    let ask = || exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch)}));
+    ask().succeeded().expect(json!({"output": format!("{} False\n", text(&scratch))}));
+    ask().succeeded().expect(json!({"output": format!("{} True\n", text(&scratch))}));
+}
+
+fn every_shipped_language_runs() {
+    for (language, code) in [
+        ("python", "print(6*7)"),
+        ("bash", "a=(6 7); echo $((a[0] * a[1]))"),
+        ("sh", "echo $((6 * 7))"),
+        ("node", "console.log(6 * 7)"),
+    ] {
+        exec(json!({"language": language, "code": code})).succeeded().expect(json!({"output": "42\n"}));
+    }
+}
+
+fn a_language_is_found_by_alias_and_in_any_case() {
+    for language in ["py", "Python3", "PYTHON"] {
+        exec(json!({"language": language, "code": "print(1)"})).succeeded();
+    }
+    exec(json!({"language": "Shell", "code": "[[ a == a ]] && echo 1"})).succeeded().expect(json!({"output": "1\n"}));
+}
+
+fn empty_code_runs() {
+    python("").succeeded().expect(json!({"output": "", "error": "", "bytes": {"output": 0, "error": 0}}));
+}
+
+fn code_of_a_megabyte_runs() {
+    let code = format!("{}print('end')", "x = 1  # filler\n".repeat(70_000));
+    python(&code).succeeded().expect(json!({"output": "end\n"}));
+}
+
+fn a_request_of_many_megabytes_is_taken() {
+    let big = "0123456789abcdef".repeat(1 << 20);
+    let done = exec(json!({"code": "import hashlib; d = open('big').read(); print(len(d), d[-3:])", "files": {"big": big}}));
+    done.succeeded().expect(json!({"output": "16777216 def\n"}));
+}
+
+fn the_policy_of_the_result_is_the_one_that_decided() {
+    let done = python("");
+    assert_eq!((&done["policy"]["name"], &done["policy"]["origin"]), (&json!("default"), &json!("shipped")));
+    assert_eq!(done["policy"]["sha256"].as_str().map(str::len), Some(64));
+    let policies = PolicyDirectory::new();
+    let path = policies.write("own", &derived(""));
+    let own = exec_with(&["--policy", &path], json!({"code": ""}));
+    assert_eq!(own["policy"]["origin"], json!(path));
+    assert_ne!(own["policy"]["sha256"], done["policy"]["sha256"]);
+}
+
+fn usage_is_measured() {
+    let code = "import os, time\nopen('f','wb').write(b'x' * (2 << 20)); open('/tmp/f','wb').write(b'x' * (3 << 20))\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass";
+    let done = python(code);
+    let usage = &done.succeeded()["usage"];
+    let number = |name: &str| usage[name].as_u64().unwrap_or_else(|| panic!("{name}: {usage}"));
+    assert!((2 << 20..3 << 20).contains(&number("scratch_bytes")), "{usage}");
+    assert!((3 << 20..4 << 20).contains(&number("tmp_bytes")), "{usage}");
+    let cpu = number("cpu_user_ms") + number("cpu_system_ms");
+    assert!((190..2000).contains(&cpu), "{usage}");
+}
+
+fn memory_and_processes_are_measured() {
+    let code = "import subprocess\na = b'x' * (100 << 20)\np = [subprocess.Popen(['sleep', '0.05']) for _ in range(4)]\nfor q in p: q.wait()";
+    let done = python(code);
+    let usage = &done.succeeded()["usage"];
+    assert!((100 << 20..200 << 20).contains(&usage["memory_peak_bytes"].as_u64().unwrap()), "{usage}");
+    // The kernel keeps a peak of processes since 6.1 on v2 only; the launcher's own count otherwise.
+    assert!(usage["processes_peak"].is_null() || usage["processes_peak"].as_u64() >= Some(1), "{usage}");
+}
+
+fn duration_is_that_of_the_program() {
+    let done = python("import time; time.sleep(0.25)");
+    let took = done["duration_ms"].as_u64().unwrap();
+    assert!((250..3000).contains(&took), "{took}");
+}
+
+fn a_dry_run_runs_nothing() {
+    let scratch = scratch();
+    let request = json!({"code": "open('made','w')", "scratch": text(&scratch), "files": {"given": "x"}}).to_string();
+    let output = feed(&mut stockade(["exec", "--dry-run"]), request.as_bytes());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for part in ["plan under policy default", "/usr read-only", text(&scratch), "memory", "lo only"] {
+        assert!(said.contains(part), "{part} is not in: {said}");
+    }
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
+    let output = stockade(["run", "--dry-run", "--", "/bin/sh", "-c", "exit 7"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("exit 7"));
+}
+
+/// A plan as JSON, without what is new in each run: its id, its CPUs and the program's name.
+fn plan(request: &Value) -> Value {
+    let output = feed(&mut stockade(["exec", "--dry-run", "--json"]), request.to_string().as_bytes());
+    assert_eq!(output.status.code(), Some(0));
+    let mut plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let name = plan["program_file"][1].as_str().unwrap().to_owned();
+    assert!(name.starts_with("stockade_") && name.ends_with(".py") && name.len() == "stockade_0123456789abcdef.py".len(), "{name}");
+    if is_root() {
+        plan["identity"]["outside"] = json!("new");
+    }
+    plan["cpus"] = json!(plan["cpus"].as_array().unwrap().len());
+    serde_json::from_str(&plan.to_string().replace(&name, "NAME")).unwrap()
+}
+
+fn two_plans_of_one_request_are_equal() {
+    let scratch = scratch();
+    put(&scratch.join(".env"), "x");
+    for request in [
+        json!({"code": "1"}),
+        json!({"code": "1", "scratch": text(&scratch), "args": ["a"], "env": {"DEBUG": "1"}, "limits": {"memory": "1GiB"}}),
+    ] {
+        let first = plan(&request);
+        assert_eq!(first, plan(&request));
+        assert_ne!(first, plan(&json!({"code": "1", "limits": {"memory": "2GiB"}})));
+    }
+    let protected = &plan(&json!({"code": "1", "scratch": text(&scratch)}))["scratch"]["protected"];
+    assert_eq!(*protected, json!([[".env", "file", "hidden"]]));
+}
+
+fn a_dry_run_refuses_what_exec_refuses() {
+    for (request, reason) in [
+        (json!({"code": "", "language": "klingon"}), "unknown_language"),
+        (json!({"code": "", "limits": {"wall": "1h"}}), "limit_above_maximum"),
+        (json!({"code": "", "scratch": "/no/such/place"}), "scratch_missing"),
+    ] {
+        for options in [&["--dry-run"][..], &["--dry-run", "--json"], &[]] {
+            exec_with(options, request.clone()).refused(reason, &[]);
+        }
+    }
+}
+
+fn a_plan_holds_no_values_of_variables() {
+    let secret = token("plan");
+    let request = json!({"code": format!("# {secret}"), "env": {"DEBUG": secret}, "stdin": secret, "files": {"f": secret}}).to_string();
+    for options in [&["exec", "--dry-run"][..], &["exec", "--dry-run", "--json"]] {
+        let output = feed(&mut stockade(options), request.as_bytes());
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("DEBUG") && !said.contains(&secret), "{said}");
+    }
+}
+
+fn a_usage_error_is_a_result_too() {
+    for options in [&["--nonsense"][..], &["--policy"], &["surplus"], &["--json"], &["--runtime", "python"]] {
+        exec_bytes(options, b"{\"code\": \"\"}").refused("usage", &["error"]);
+    }
+    let output = stockade(["run"]).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+    let output = stockade(["exec", "--help"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+}
+
+fn version_names_schema_and_features() {
+    let output = stockade(["version", "--json"]).output().unwrap();
+    let version: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(version["schema"], 1);
+    assert!(version["features"].as_array().unwrap().contains(&json!("exec")));
+    let plain = stockade(["--version"]).output().unwrap();
+    assert!(String::from_utf8(plain.stdout).unwrap().contains(version["version"].as_str().unwrap()));
+}
+
+fn what_is_degraded_is_said_on_stderr_and_in_the_receipt() {
+    let done = python("");
+    let degraded = done["receipt"]["degraded"].as_array().unwrap();
+    let said: Vec<&str> = done.stderr.lines().filter(|line| line.starts_with("stockade: running without ")).collect();
+    assert_eq!(said.len(), degraded.len(), "{}", done.stderr);
+    for layer in degraded {
+        assert!(said.iter().any(|line| line.contains(&format!("`{}`", layer.as_str().unwrap()))), "{}", done.stderr);
+    }
+    // Nothing is degraded that the policy does not name.
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("whole", &derived("[degrade]\nrootless = { replace = [] }"));
+    let done = exec_with(&["--policy", &policy], json!({"code": "print(1)"}));
+    if degraded.is_empty() {
+        done.succeeded();
+    } else {
+        done.broke("cgroup_unavailable", &["cgroup", "[degrade]"]);
+    }
+}

@@ -1,0 +1,303 @@
+//! The runner: one process for each test, so that a test which hangs or crashes ends
+//! alone, with everything that it started.
+//!
+//! A test passes only by returning. What a host cannot run is printed with its reason
+//! and counted, never passed over. Tests run one after another: many look at the whole
+//! host for what a run left behind.
+
+use std::{
+    ffi::OsString,
+    fs::{self, DirBuilder},
+    io::{Read, Write},
+    os::unix::{
+        fs::DirBuilderExt,
+        process::{CommandExt, ExitStatusExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::{Pid, Uid},
+};
+use serde_json::json;
+
+use crate::stockade;
+
+/// Whose test it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Root and everybody else.
+    Both,
+    /// Only root can set it up, or only root's launcher promises it.
+    RootOnly,
+    /// Only an ordinary user's launcher promises it.
+    RootlessOnly,
+}
+
+/// What a host must offer for a test to say anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// A cgroup of the run's own, with limits.
+    Cgroup,
+    /// No cgroup: the rlimits that stand in.
+    NoCgroup,
+    /// A program of the host.
+    Program(&'static str),
+    /// The environment that `scripts/prepare-data-science` makes.
+    DataScience,
+    /// Two CPUs or more.
+    TwoCpus,
+}
+
+/// One test. Its name is the promise that it holds the program to.
+#[derive(Clone, Copy)]
+pub struct Test {
+    pub module: &'static str,
+    pub name: &'static str,
+    pub who: Who,
+    pub needs: &'static [Need],
+    pub seconds: u64,
+    pub body: fn(),
+}
+
+/// `test!(Both, name)`, `test!(RootOnly, name, needs [Cgroup], seconds 90)`.
+macro_rules! test {
+    ($who:ident, $name:ident $(, needs [$($need:expr),*])? $(, seconds $seconds:literal)?) => {
+        $crate::harness::Test {
+            module: module_path!(),
+            name: stringify!($name),
+            who: $crate::harness::Who::$who,
+            needs: {
+                #[allow(unused_imports, reason = "not every test has a need")]
+                use $crate::harness::Need::*;
+                &[$($($need),*)?]
+            },
+            seconds: { #[allow(unused_variables, reason = "the default")] let seconds = 30; $(let seconds = $seconds;)? seconds },
+            body: $name,
+        }
+    };
+}
+pub(crate) use test;
+
+/// Names the directory of one test, for the process that runs it.
+const DIRECTORY: &str = "STOCKADE_TEST_DIRECTORY";
+const SELECT: &str = "--exactly";
+/// Tests that the meta test runs, and nobody else.
+const BROKEN: &str = "--broken";
+
+impl Test {
+    fn full_name(&self) -> String {
+        let module = self.module.rsplit("::").next().unwrap_or(self.module);
+        format!("{module}::{}", self.name)
+    }
+}
+
+enum Ending {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+pub fn is_root() -> bool {
+    Uid::effective().is_root()
+}
+
+/// The directory of the test that this process runs; removed when it has ended.
+pub fn directory() -> PathBuf {
+    std::env::var_os(DIRECTORY).map(PathBuf::from).expect("only a test has a directory")
+}
+
+/// See the module.
+pub fn main(tests: &[Test]) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        [SELECT, name] => return run_here(tests.iter().chain(crate::meta::BROKEN), name),
+        [BROKEN, rest @ ..] => return run_all(&chosen(crate::meta::BROKEN, rest)),
+        ["--list"] => {
+            tests.iter().for_each(|test| println!("{} ({:?})", test.full_name(), test.who));
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
+    if let Some(option) = words.iter().find(|word| word.starts_with('-')) {
+        eprintln!("sandbox: no option {option}; there is --list, and words that select tests by name");
+        return ExitCode::from(2);
+    }
+    if let Err(why) = stockade::program_path() {
+        eprintln!("sandbox: {why}");
+        return ExitCode::from(2);
+    }
+    run_all(&chosen(tests, &words))
+}
+
+fn chosen(tests: &[Test], words: &[&str]) -> Vec<Test> {
+    let wanted = |test: &&Test| words.is_empty() || words.iter().any(|word| test.full_name().contains(word));
+    tests.iter().filter(wanted).copied().collect()
+}
+
+/// The process of one test.
+fn run_here<'a>(mut tests: impl Iterator<Item = &'a Test>, name: &str) -> ExitCode {
+    let Some(test) = tests.find(|test| test.full_name() == name) else { return ExitCode::from(2) };
+    (test.body)();
+    ExitCode::SUCCESS
+}
+
+fn run_all(tests: &[Test]) -> ExitCode {
+    let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
+    let who = if is_root() { "root" } else { "an ordinary user" };
+    println!("{} tests as {who} (uid {})", tests.len(), Uid::effective());
+    let begin = Instant::now();
+    for test in tests {
+        let name = test.full_name();
+        let started = Instant::now();
+        match reason_to_skip(test).map_or_else(|| run_apart(test), Ending::Skipped) {
+            Ending::Passed => {
+                passed += 1;
+                println!("ok       {name} ({} ms)", started.elapsed().as_millis());
+            }
+            Ending::Skipped(why) => {
+                skipped += 1;
+                println!("skipped  {name}: {why}");
+            }
+            Ending::Failed(how) => {
+                println!("FAILED   {name}\n{}", how.trim_end().lines().map(|line| format!("    {line}\n")).collect::<String>());
+                failed.push(name);
+            }
+        }
+        let _nobody_reads = std::io::stdout().flush();
+    }
+    if !failed.is_empty() {
+        println!("\nfailed:\n    {}", failed.join("\n    "));
+    }
+    println!("\nin {} s", begin.elapsed().as_secs());
+    println!("{passed} passed, {} failed, {skipped} skipped", failed.len());
+    // No tests, or nothing but skipped ones, prove nothing.
+    if failed.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn reason_to_skip(test: &Test) -> Option<String> {
+    match (test.who, is_root()) {
+        (Who::RootOnly, false) => return Some(String::from("for root only")),
+        (Who::RootlessOnly, true) => return Some(String::from("for ordinary users only")),
+        _ => {}
+    }
+    test.needs.iter().find_map(|need| match need {
+        Need::Cgroup if !has_cgroup() => Some(String::from("no cgroup of one's own here: rlimits stand in")),
+        Need::NoCgroup if has_cgroup() => Some(String::from("there is a cgroup, which no rlimit has to stand in for")),
+        Need::Program(name) if find_program(name).is_none() => Some(format!("{name} is not installed")),
+        Need::DataScience if !Path::new("/opt/stockade/data-science/bin/python3").exists() => {
+            Some(String::from("scripts/prepare-data-science has not been run"))
+        }
+        Need::TwoCpus if thread::available_parallelism().map_or(1, usize::from) < 2 => Some(String::from("one CPU only")),
+        _ => None,
+    })
+}
+
+/// A program of the host, by name.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].iter().map(|directory| Path::new(directory).join(name)).find(|path| path.is_file())
+}
+
+/// Whether a run here has a cgroup, by its own receipt.
+fn has_cgroup() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let program = stockade::program_path().expect("checked at the start");
+        let asked = Command::new(program).arg("exec").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut child = asked.expect("start the program");
+        let _refused = child.stdin.take().expect("piped").write_all(br#"{"code": "0"}"#);
+        let output = child.wait_with_output().expect("wait for the program");
+        let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        result["receipt"]["degraded"] == json!([])
+    })
+}
+
+/// Removed with everything in it when dropped.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn make(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("suite-{}-{name}", std::process::id()));
+        DirBuilder::new().mode(0o755).create(&path).expect("make the test's directory");
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // A test may have left directories that nobody may enter.
+        if fs::remove_dir_all(&self.0).is_err() {
+            let _tried = Command::new("chmod").args(["-R", "u+rwx"]).arg(&self.0).stderr(Stdio::null()).status();
+            let _left = fs::remove_dir_all(&self.0);
+        }
+    }
+}
+
+/// Runs a test in a process group of its own, within its time.
+fn run_apart(test: &Test) -> Ending {
+    let directory = Directory::make(test.name);
+    let program = std::env::current_exe().expect("this program has a path");
+    let log = directory.0.join("log");
+    let file = fs::File::create(&log).expect("make the test's log");
+    let mut command = Command::new(program);
+    command.arg(SELECT).arg(test.full_name()).env(DIRECTORY, &directory.0).stdin(Stdio::null()).process_group(0);
+    command.stdout(file.try_clone().expect("share the log")).stderr(file);
+    let mut child = command.spawn().expect("start the test's process");
+    let status = wait_within(&mut child, Duration::from_secs(test.seconds));
+    // Whatever it left behind in its group.
+    let _gone = killpg(group(&child), Signal::SIGKILL);
+    let mut said = String::new();
+    let _unread = fs::File::open(&log).map(|file| file.take(1 << 16).read_to_string(&mut said));
+    match status {
+        Some(status) if status.success() => Ending::Passed,
+        Some(status) => Ending::Failed(match status.signal() {
+            Some(signal) => format!("{said}\nended by signal {signal}"),
+            None => said,
+        }),
+        None => {
+            let _reaped = child.wait();
+            Ending::Failed(format!("{said}\nnot done after {} s", test.seconds))
+        }
+    }
+}
+
+fn group(child: &Child) -> Pid {
+    Pid::from_raw(i32::try_from(child.id()).expect("a process id"))
+}
+
+/// Waits for a child; none where the time was up. It is not killed.
+pub fn wait_within(child: &mut Child, time: Duration) -> Option<std::process::ExitStatus> {
+    let mut status = None;
+    eventually(time, || {
+        status = child.try_wait().expect("wait for a child");
+        status.is_some()
+    });
+    status
+}
+
+/// Asks until the answer is yes, or the time is up. True: it was yes.
+pub fn eventually(time: Duration, mut ask: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        if ask() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Runs this suite's deliberately broken tests, for the meta test.
+pub fn run_broken(words: &[&str]) -> std::process::Output {
+    let program = std::env::current_exe().expect("this program has a path");
+    let arguments = std::iter::once(OsString::from(BROKEN)).chain(words.iter().map(OsString::from));
+    Command::new(program).args(arguments).env_remove(DIRECTORY).stdin(Stdio::null()).output().expect("run the suite again")
+}

@@ -1,0 +1,46 @@
+//! The integration suite. It drives the real program, named by the environment variable
+//! `STOCKADE`, as whoever runs it: root's tests as root, the rootless ones as anybody
+//! else. It never builds or changes the program, and needs no account, network or service.
+//!
+//! usage: sandbox [--list] [WORD …]    only tests whose `module::name` holds a WORD
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test panics where its promise is broken, and a runner prints"
+)]
+
+mod harness;
+mod probe;
+mod stockade;
+
+mod bad_input;
+mod cleanup;
+mod contract;
+mod kernel;
+mod meta;
+mod misdeeds;
+mod policies;
+mod run;
+mod verdicts;
+mod workloads;
+
+fn main() -> std::process::ExitCode {
+    let mut tests = Vec::new();
+    for module in [
+        contract::TESTS,
+        bad_input::TESTS,
+        verdicts::TESTS,
+        misdeeds::TESTS,
+        kernel::TESTS,
+        policies::TESTS,
+        workloads::TESTS,
+        run::TESTS,
+        cleanup::TESTS,
+        meta::TESTS,
+    ] {
+        tests.extend_from_slice(module);
+    }
+    harness::main(&tests)
+}

@@ -1,0 +1,93 @@
+//! The suite on trial: a test that fails, hangs or crashes must make it fail.
+
+use crate::harness::{Test, run_broken, test};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, a_failing_test_fails_the_suite),
+    test!(Both, a_crashing_test_fails_the_suite),
+    test!(Both, a_hanging_test_is_ended_and_fails_the_suite),
+    test!(Both, a_skipped_test_is_named_with_its_reason_and_counted),
+    test!(Both, a_suite_in_which_nothing_ran_fails),
+    test!(Both, without_a_program_the_suite_fails),
+];
+
+/// Run by the tests above alone.
+pub const BROKEN: &[Test] = &[
+    test!(Both, passes),
+    test!(Both, fails),
+    test!(Both, crashes),
+    test!(Both, hangs, seconds 1),
+    test!(Both, lacks_something, needs [Program("no-such-program")]),
+];
+
+fn passes() {}
+
+fn fails() {
+    assert_eq!(1 + 1, 3, "as it should");
+}
+
+fn crashes() {
+    std::process::abort();
+}
+
+fn hangs() {
+    loop {
+        std::thread::park();
+    }
+}
+
+fn lacks_something() {}
+
+fn ending(words: &[&str]) -> (Option<i32>, String, String) {
+    let output = run_broken(words);
+    let text = String::from_utf8(output.stdout).unwrap();
+    (output.status.code(), text.lines().last().unwrap_or_default().to_owned(), text)
+}
+
+fn a_failing_test_fails_the_suite() {
+    let (status, last, text) = ending(&["meta::passes", "meta::fails"]);
+    assert_eq!((status, last.as_str()), (Some(1), "1 passed, 1 failed, 0 skipped"), "{text}");
+    assert!(text.contains("FAILED   meta::fails") && text.contains("as it should"), "{text}");
+    // The control: without it the suite passes.
+    let (status, last, text) = ending(&["meta::passes"]);
+    assert_eq!((status, last.as_str()), (Some(0), "1 passed, 0 failed, 0 skipped"), "{text}");
+}
+
+fn a_crashing_test_fails_the_suite() {
+    let (status, last, text) = ending(&["meta::crashes", "meta::passes"]);
+    assert_eq!((status, last.as_str()), (Some(1), "1 passed, 1 failed, 0 skipped"), "{text}");
+    assert!(text.contains("ended by signal 6"), "{text}");
+}
+
+fn a_hanging_test_is_ended_and_fails_the_suite() {
+    let (status, last, text) = ending(&["meta::hangs"]);
+    assert_eq!((status, last.as_str()), (Some(1), "0 passed, 1 failed, 0 skipped"), "{text}");
+    assert!(text.contains("not done after 1 s"), "{text}");
+}
+
+fn a_skipped_test_is_named_with_its_reason_and_counted() {
+    let (status, last, text) = ending(&["meta::passes", "meta::lacks_something"]);
+    assert_eq!((status, last.as_str()), (Some(0), "1 passed, 0 failed, 1 skipped"), "{text}");
+    assert!(text.contains("skipped  meta::lacks_something: no-such-program is not installed"), "{text}");
+}
+
+fn a_suite_in_which_nothing_ran_fails() {
+    assert_eq!(ending(&["meta::lacks_something"]).0, Some(1));
+    assert_eq!(ending(&["no test has this name"]).0, Some(1));
+}
+
+fn without_a_program_the_suite_fails() {
+    let again = |program: Option<&str>| {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.arg("meta::passes").env_remove("STOCKADE").stdin(std::process::Stdio::null());
+        command.envs(program.map(|path| ("STOCKADE", path)));
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (status, said) = again(None);
+    assert_eq!(status, Some(2));
+    assert!(said.contains("STOCKADE"), "{said}");
+    let (status, said) = again(Some("/no/such/program"));
+    assert_eq!(status, Some(2));
+    assert!(said.contains("/no/such/program"), "{said}");
+}
