@@ -202,8 +202,10 @@ fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
     if alone {
         return CgroupFacts::V2 { parent: own.to_path_buf(), vacate: true };
     }
-    // A sibling loses no cap, where the launcher's own cgroup sets none.
-    let uncapped = ["memory.max", "memory.high", "pids.max", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | "")) && read(own, "cpu.max").trim_start().starts_with("max");
+    // A sibling loses no cap on memory or CPU, where the launcher's own cgroup sets none.
+    // systemd gives every unit a cap on its tasks: that one a sibling escapes, but its own
+    // process limit is far below.
+    let uncapped = ["memory.max", "memory.high", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | "")) && read(own, "cpu.max").trim_start().starts_with("max");
     match own.parent().filter(|above| uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")) {
         Some(above) => CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false },
         None => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),
