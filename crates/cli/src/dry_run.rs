@@ -21,7 +21,11 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     let mode = if plan.mode == Mode::Root { "root" } else { "rootless" };
     writeln!(out, "plan under policy {} ({mode})", plan.policy)?;
     writeln!(out, "\nidentity")?;
-    writeln!(out, "  inside {}:{} ({}), on the host {}:{}, host name {}", identity.inside.0, identity.inside.1, identity.user, identity.outside.0, identity.outside.1, identity.hostname)?;
+    writeln!(
+        out,
+        "  inside {}:{} ({}), on the host {}:{}, host name {}",
+        identity.inside.0, identity.inside.1, identity.user, identity.outside.0, identity.outside.1, identity.hostname
+    )?;
     if let Some((uid, gid)) = identity.idmapped_to {
         writeln!(out, "  files in scratch belong to {uid}:{gid} (idmapped)")?;
     }
@@ -46,7 +50,11 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     }
     match &plan.cgroup {
         CgroupPlan::V1 { parents, settings } => {
-            writeln!(out, "  cgroup v1 below {}", parents.values().map(|parent| parent.display().to_string()).collect::<Vec<_>>().join(", "))?;
+            writeln!(
+                out,
+                "  cgroup v1 below {}",
+                parents.values().map(|parent| parent.display().to_string()).collect::<Vec<_>>().join(", ")
+            )?;
             settings.iter().try_for_each(|setting| writeln!(out, "    {} = {}", setting.file, setting.value))?;
         }
         CgroupPlan::V2 { parent, settings, .. } => {
@@ -79,7 +87,9 @@ fn describe_entry(entry: &RootEntry) -> String {
         RootEntry::Link { target, to } => format!("link      /{} -> {}", target.display(), to.display()),
         RootEntry::File { target, text, .. } if text.is_empty() => format!("file      /{} (mount point)", target.display()),
         RootEntry::File { target, .. } => format!("file      /{}", target.display()),
-        RootEntry::Bind { source, executable, .. } => format!("bind      {} read-only{}", source.display(), if *executable { "" } else { ", noexec" }),
+        RootEntry::Bind { source, executable, .. } => {
+            format!("bind      {} read-only{}", source.display(), if *executable { "" } else { ", noexec" })
+        }
         RootEntry::Device { source, .. } => format!("device    {}", source.display()),
         RootEntry::Writable { target } => format!("writable  /{}", target.display()),
         RootEntry::Proc { target } => format!("proc      /{} read-only", target.display()),

@@ -19,6 +19,9 @@ pub(crate) fn say(text: &str) -> io::Result<()> {
 
 /// Prints a remark for a person; control characters are made visible.
 pub(crate) fn warn(text: &str) {
-    let visible: String = text.chars().flat_map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect();
+    let visible: String = text
+        .chars()
+        .flat_map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
+        .collect();
     let _unheard = writeln!(io::stderr().lock(), "{}", visible.trim_end());
 }

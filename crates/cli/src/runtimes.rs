@@ -49,7 +49,10 @@ fn table(inventory: &Inventory) -> Text {
             None => {
                 let path = language.path.as_deref().unwrap_or_default();
                 let default = if language.default { " (default)" } else { "" };
-                let row = format!("{name:<name_width$}  {version:<version_width$}  {path:<path_width$}  {}{default}", language.aliases.join(", "));
+                let row = format!(
+                    "{name:<name_width$}  {version:<version_width$}  {path:<path_width$}  {}{default}",
+                    language.aliases.join(", ")
+                );
                 writeln!(out, "{}", row.trim_end())?;
             }
         }
@@ -77,8 +80,12 @@ fn prompt(inventory: &Inventory) -> Text {
     }
     writeln!(out, "No network: nothing can be downloaded or installed.")?;
     let scratch = match (inventory.writable, inventory.home_in_scratch) {
-        (true, false) => "Files go into the working directory (scratch). They outlive the run only if the caller gave that directory; /tmp and the home directory are always lost.",
-        (true, true) => "Files go into the working directory (scratch), which is also the home directory. They outlive the run only if the caller gave that directory; /tmp is always lost.",
+        (true, false) => {
+            "Files go into the working directory (scratch). They outlive the run only if the caller gave that directory; /tmp and the home directory are always lost."
+        }
+        (true, true) => {
+            "Files go into the working directory (scratch), which is also the home directory. They outlive the run only if the caller gave that directory; /tmp is always lost."
+        }
         (false, _) => "The working directory is read-only; temporary files go into /tmp, which is lost after the run.",
     };
     writeln!(out, "{scratch}")?;
@@ -110,16 +117,48 @@ fn called(language: &Language) -> String {
 
 /// Packages that code is likely to want, first in a list that has no room for all.
 const NOTABLE: [&str; 34] = [
-    "numpy", "pandas", "polars", "scipy", "matplotlib", "seaborn", "plotly", "scikit-learn", "statsmodels", "sympy", "networkx", "torch",
-    "tensorflow", "pyarrow", "openpyxl", "xlsxwriter", "sqlalchemy", "pydantic", "requests", "httpx", "beautifulsoup4", "lxml", "pyyaml",
-    "pillow", "opencv-python", "pypdf", "reportlab", "jinja2", "pytest", "typescript", "lodash", "axios", "express", "yargs",
+    "numpy",
+    "pandas",
+    "polars",
+    "scipy",
+    "matplotlib",
+    "seaborn",
+    "plotly",
+    "scikit-learn",
+    "statsmodels",
+    "sympy",
+    "networkx",
+    "torch",
+    "tensorflow",
+    "pyarrow",
+    "openpyxl",
+    "xlsxwriter",
+    "sqlalchemy",
+    "pydantic",
+    "requests",
+    "httpx",
+    "beautifulsoup4",
+    "lxml",
+    "pyyaml",
+    "pillow",
+    "opencv-python",
+    "pypdf",
+    "reportlab",
+    "jinja2",
+    "pytest",
+    "typescript",
+    "lodash",
+    "axios",
+    "express",
+    "yargs",
 ];
 const MOST_IN_PROMPT: usize = 30;
 
 fn packages(packages: &[Package]) -> String {
     let is_notable = |package: &&Package| NOTABLE.contains(&package.name.to_lowercase().as_str());
     let (notable, others): (Vec<&Package>, Vec<&Package>) = packages.iter().partition(is_notable);
-    let shown: Vec<String> = notable.into_iter().chain(others).take(MOST_IN_PROMPT).map(|package| format!("{} {}", package.name, package.version)).collect();
+    let shown: Vec<String> =
+        notable.into_iter().chain(others).take(MOST_IN_PROMPT).map(|package| format!("{} {}", package.name, package.version)).collect();
     let rest = packages.len() - shown.len();
     let more = if rest == 0 { String::new() } else { format!(", and {rest} more") };
     format!("{}{more}", shown.join(", "))

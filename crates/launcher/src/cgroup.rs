@@ -56,7 +56,9 @@ pub(crate) fn prepare<'p>(plan: &'p Plan, record: Option<&mut Record>) -> Result
     match &plan.cgroup {
         CgroupPlan::Absent { .. } => Ok(Pending::Complete(Cgroup::Absent)),
         CgroupPlan::V1 { parents, settings } => v1::Blueprint::new(parents, settings, record).map(Pending::V1),
-        CgroupPlan::V2 { parent, vacate, settings } => v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2).map(Pending::Complete),
+        CgroupPlan::V2 { parent, vacate, settings } => {
+            v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2).map(Pending::Complete)
+        }
     }
 }
 

@@ -90,7 +90,8 @@ impl<'p> Isolated<'p> {
         // v1: joined before the cgroup namespace is made, or its path would show from inside.
         // Opened before the uid change: the kernel asks who opened it.
         for (index, tasks) in prepared.cgroup_tasks.iter().enumerate() {
-            let joined = open(tasks.as_c_str(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|tasks| rustix::io::write(&tasks, b"0"));
+            let joined =
+                open(tasks.as_c_str(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|tasks| rustix::io::write(&tasks, b"0"));
             joined.map(drop).at_entry(Step::JoinCgroup, index)?;
         }
         if prepared.unshare_cgroup_namespace {
@@ -410,11 +411,8 @@ const RLIMIT_CORE: u32 = 4;
 
 /// One inner user namespace and no further; few inotify objects (user_namespaces(7)
 /// and inotify(7): they are counted for each user namespace and its ancestors).
-const NAMESPACE_COUNTS: [(&CStr, &[u8]); 3] = [
-    (c"sys/user/max_user_namespaces", b"1"),
-    (c"sys/user/max_inotify_instances", b"64"),
-    (c"sys/user/max_inotify_watches", b"8192"),
-];
+const NAMESPACE_COUNTS: [(&CStr, &[u8]); 3] =
+    [(c"sys/user/max_user_namespaces", b"1"), (c"sys/user/max_inotify_instances", b"64"), (c"sys/user/max_inotify_watches", b"8192")];
 
 fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
     let file = openat(proc, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -427,7 +425,9 @@ fn restrict(prepared: &Prepared<'_>, executor: &OwnedFd) -> Outcome<()> {
     for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
         let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
         // A right on directories is refused for a plain file (EINVAL).
-        let is_directory = rustix::fs::fstat(&parent).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()).at_entry(Step::Landlock, index)?;
+        let is_directory = rustix::fs::fstat(&parent)
+            .map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
+            .at_entry(Step::Landlock, index)?;
         let rights = if is_directory { *rights } else { rights & landlock::access::ON_FILE };
         landlock::allow_beneath(&ruleset, &parent, rights).at_entry(Step::Landlock, index)?;
     }
@@ -484,7 +484,8 @@ impl Confined<'_> {
     fn hand_over(&self) -> Result<(), Errno> {
         let mut fds = [self.root.as_fd(); 4];
         let mut tags = [b'r', 0, 0, 0];
-        let more = [(b's', Some(&self.scratch)), (b'l', self.listener.as_ref()), (b't', self.terminal.as_ref().map(|terminal| &terminal.master))];
+        let more =
+            [(b's', Some(&self.scratch)), (b'l', self.listener.as_ref()), (b't', self.terminal.as_ref().map(|terminal| &terminal.master))];
         let mut count = 1;
         for (tag, fd) in more {
             if let (Some(fd), Some(fd_slot), Some(tag_slot)) = (fd, fds.get_mut(count), tags.get_mut(count)) {

@@ -85,7 +85,9 @@ pub(crate) fn clone_failed(plan: &Plan, errno: Errno) -> LaunchError {
     let attempt = "make the namespaces";
     let remedy = match errno {
         Errno::PERM | Errno::ACCESS => namespace_remedy(plan),
-        Errno::NOSPC => "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into(),
+        Errno::NOSPC => {
+            "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
+        }
         Errno::BUSY => "; the launcher must have one thread only".into(),
         _ => String::new(),
     };
@@ -103,15 +105,21 @@ pub fn namespace_remedy(plan: &Plan) -> String {
     if read("/proc/sys/kernel/unprivileged_userns_clone").trim() == "0" {
         return String::from("; unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1");
     }
-    String::from("; user namespaces are forbidden here (a container's seccomp profile, or a security module); inside Docker run with --security-opt seccomp=unconfined or use the host")
+    String::from(
+        "; user namespaces are forbidden here (a container's seccomp profile, or a security module); inside Docker run with --security-opt seccomp=unconfined or use the host",
+    )
 }
 
 /// Words a step's failure from the plan.
 pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<usize>, detail: &str) -> LaunchError {
     let subject = match (step, index) {
         (Step::RootEntry, Some(index)) => entry_subject(plan, index),
-        (Step::ScratchRule, Some(index)) => plan.scratch.protected.get(index).map(|(path, ..)| format!(" {}", path.display())).unwrap_or_default(),
-        (Step::Landlock, Some(index)) => plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default(),
+        (Step::ScratchRule, Some(index)) => {
+            plan.scratch.protected.get(index).map(|(path, ..)| format!(" {}", path.display())).unwrap_or_default()
+        }
+        (Step::Landlock, Some(index)) => {
+            plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
+        }
         (Step::Scratch | Step::WorkingDirectory | Step::WriteProgram, _) => format!(" {}", plan.scratch.path.display()),
         (Step::ExecPayload, _) => format!(" {}", plan.argv.first().map_or("", String::as_str)),
         _ => String::new(),
@@ -131,7 +139,11 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
     };
     let detail = if detail.is_empty() { String::new() } else { format!(" ({detail})") };
     let what = if step == Step::Receipt { What::Receipt } else { What::Step(step) };
-    LaunchError { what, errno: Some(errno.raw_os_error()), message: format!("{}{subject}: {}{detail}{remedy}", step.name(), describe(errno)) }
+    LaunchError {
+        what,
+        errno: Some(errno.raw_os_error()),
+        message: format!("{}{subject}: {}{detail}{remedy}", step.name(), describe(errno)),
+    }
 }
 
 /// The plan's entries are numbered from 1 behind the stand-ins, which come first.
@@ -149,7 +161,12 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
         Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),
         Some(RootEntry::Devpts { .. }) => String::from(", mount devpts on /dev/pts"),
         Some(RootEntry::Mask { target }) => format!(", mask /{}", target.display()),
-        Some(RootEntry::Directory { target, .. } | RootEntry::Link { target, .. } | RootEntry::File { target, .. } | RootEntry::Writable { target }) => {
+        Some(
+            RootEntry::Directory { target, .. }
+            | RootEntry::Link { target, .. }
+            | RootEntry::File { target, .. }
+            | RootEntry::Writable { target },
+        ) => {
             format!(", make /{}", target.display())
         }
         None => String::new(),

@@ -30,7 +30,10 @@ pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, Launc
         proc.write(file, &format!("{inside} {outside} 1")).map_err(failed)?;
         let kept = proc.read(file).map_err(failed)?;
         if kept.split_ascii_whitespace().collect::<Vec<_>>() != [inside.to_string(), outside.to_string(), String::from("1")] {
-            return Err(LaunchError::other(What::Maps, format!("the kernel keeps {file} as `{}`, not `{inside} {outside} 1`", kept.trim())));
+            return Err(LaunchError::other(
+                What::Maps,
+                format!("the kernel keeps {file} as `{}`, not `{inside} {outside} 1`", kept.trim()),
+            ));
         }
     }
     Ok(OuterNamespaces { proc })
@@ -50,7 +53,10 @@ pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Resul
         mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)
     });
     // The zombie has served; a failed wait would only leave it to our own end.
-    let reaped = rustix::process::waitid(rustix::process::WaitId::PidFd(rustix::fd::AsFd::as_fd(&holder.pidfd)), rustix::process::WaitIdOptions::EXITED);
+    let reaped = rustix::process::waitid(
+        rustix::process::WaitId::PidFd(rustix::fd::AsFd::as_fd(&holder.pidfd)),
+        rustix::process::WaitIdOptions::EXITED,
+    );
     result.and(reaped.map(drop))
 }
 
@@ -71,7 +77,10 @@ mod tests {
 
     #[test]
     fn two_ids_change_places_and_the_rest_stay() {
-        assert_eq!(exchange(1000, 1_879_048_192), "0 0 1000\n1000 1879048192 1\n1001 1001 1879047191\n1879048192 1000 1\n1879048193 1879048193 2415919102\n");
+        assert_eq!(
+            exchange(1000, 1_879_048_192),
+            "0 0 1000\n1000 1879048192 1\n1001 1001 1879047191\n1879048192 1000 1\n1879048193 1879048193 2415919102\n"
+        );
         assert_eq!(exchange(5, 5), "0 0 4294967295\n");
         assert_eq!(exchange(0, 1), "0 1 1\n1 0 1\n2 2 4294967293\n");
     }

@@ -125,7 +125,8 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchErro
     if !prepared.unshare_cgroup_namespace {
         namespaces |= clone::flags::NEWCGROUP;
     }
-    let child = clone::clone_process(namespaces, pending.directory(), || child::enter(&prepared)).map_err(|errno| error::clone_failed(plan, errno))?;
+    let child = clone::clone_process(namespaces, pending.directory(), || child::enter(&prepared))
+        .map_err(|errno| error::clone_failed(plan, errno))?;
     // From here on an early return kills the child, which waits for our word.
     let sandbox = supervise::Sandbox::new(child);
     // At once: a kernel that packs new tasks onto their parent's CPU would run the two by

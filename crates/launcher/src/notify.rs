@@ -104,7 +104,8 @@ fn describe(name: &str, arguments: &[u64; 6]) -> (String, String, Option<String>
         }
         "ioctl" => {
             let request = low(1);
-            let what = stockade_policy::names::ioctl_name(request).map_or_else(|| format!("ioctl({request:#x})"), |name| format!("ioctl({name})"));
+            let what =
+                stockade_policy::names::ioctl_name(request).map_or_else(|| format!("ioctl({request:#x})"), |name| format!("ioctl({name})"));
             (what, String::from("[seccomp] ioctl"), add("ioctl", &format!("\"{request:#x}\"")))
         }
         "clone" => {
@@ -128,7 +129,11 @@ fn describe(name: &str, arguments: &[u64; 6]) -> (String, String, Option<String>
         }
         "prctl" => (format!("prctl({})", low(0)), String::from("[seccomp] allow"), add("allow", "\"prctl\"")),
         _ => {
-            let allow = if stockade_policy::names::FORBIDDEN_SYSCALLS.iter().any(|(forbidden, _)| *forbidden == name) { None } else { add("allow", &format!("\"{name}\"")) };
+            let allow = if stockade_policy::names::FORBIDDEN_SYSCALLS.iter().any(|(forbidden, _)| *forbidden == name) {
+                None
+            } else {
+                add("allow", &format!("\"{name}\""))
+            };
             (String::from(name), String::from("[seccomp] allow"), allow)
         }
     }

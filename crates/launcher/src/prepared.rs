@@ -32,15 +32,41 @@ static EXECUTOR: &[u8] = include_bytes!(env!("STOCKADE_EXECUTOR"));
 
 /// A root entry with its paths in the kernel's form, relative to the new root.
 pub(crate) enum Entry<'a> {
-    Directory { target: CString, mode: u32 },
-    Link { target: CString, to: CString },
-    File { target: CString, mode: u32, text: &'a [u8] },
-    Bind { source: CString, tree: Option<OwnedFd>, target: CString, executable: bool },
-    Device { source: CString, target: CString },
-    Writable { target: CString },
-    Proc { target: CString },
-    Devpts { target: CString },
-    Mask { target: CString },
+    Directory {
+        target: CString,
+        mode: u32,
+    },
+    Link {
+        target: CString,
+        to: CString,
+    },
+    File {
+        target: CString,
+        mode: u32,
+        text: &'a [u8],
+    },
+    Bind {
+        source: CString,
+        tree: Option<OwnedFd>,
+        target: CString,
+        executable: bool,
+    },
+    Device {
+        source: CString,
+        target: CString,
+    },
+    Writable {
+        target: CString,
+    },
+    Proc {
+        target: CString,
+    },
+    Devpts {
+        target: CString,
+    },
+    Mask {
+        target: CString,
+    },
     /// The empty things that masks and hidden paths are covered with.
     StandIns,
 }
@@ -276,8 +302,13 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let writable: Vec<Vec<u8>> = plan.writable_mounts().iter().map(|path| bytes(path)).collect();
     let required: Vec<Vec<u8>> = plan.required_mounts().iter().map(|path| bytes(path)).collect();
-    let (directory, name) = plan.program_file.as_ref().map_or((&[][..], &[][..]), |(directory, name)| (directory.as_os_str().as_bytes(), name.as_bytes()));
-    let files = inputs.files.iter().map(|(path, contents)| FileToWrite { path: path.as_bytes(), offset: 0, length: contents.len() as u64 }).collect();
+    let (directory, name) =
+        plan.program_file.as_ref().map_or((&[][..], &[][..]), |(directory, name)| (directory.as_os_str().as_bytes(), name.as_bytes()));
+    let files = inputs
+        .files
+        .iter()
+        .map(|(path, contents)| FileToWrite { path: path.as_bytes(), offset: 0, length: contents.len() as u64 })
+        .collect();
     let mut job = Job {
         argv: plan.argv.iter().map(String::as_bytes).collect(),
         envp: plan.environment_values.iter().map(String::as_bytes).collect(),
@@ -296,7 +327,8 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
     job.place_contents();
     let memory = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
     let frame = job.encode();
-    let parts = std::iter::once(frame.as_slice()).chain(std::iter::once(inputs.program)).chain(inputs.files.iter().map(|(_, contents)| *contents));
+    let parts =
+        std::iter::once(frame.as_slice()).chain(std::iter::once(inputs.program)).chain(inputs.files.iter().map(|(_, contents)| *contents));
     for mut part in parts {
         while !part.is_empty() {
             let written = rustix::io::write(&memory, part).map_err(failed)?;

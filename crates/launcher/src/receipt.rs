@@ -33,7 +33,10 @@ pub(crate) fn check_outside(outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<
     }
     let membership = outer.proc.read("cgroup").map_err(failed)?;
     if !cgroup.holds(&membership) {
-        return Err(LaunchError::other(What::Receipt, format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " "))));
+        return Err(LaunchError::other(
+            What::Receipt,
+            format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " ")),
+        ));
     }
     Ok(Outside { namespaces: seen.join(" ") })
 }
@@ -47,31 +50,86 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
     let status = String::from_utf8_lossy(&evidence.status);
     let mut layers = Vec::new();
     let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });
-    layer("user_namespace", Known::ReadBack, format!("two nested; inside {}:{} is host {}:{}", plan.identity.inside.0, plan.identity.inside.1, plan.identity.outside.0, plan.identity.outside.1));
+    layer(
+        "user_namespace",
+        Known::ReadBack,
+        format!(
+            "two nested; inside {}:{} is host {}:{}",
+            plan.identity.inside.0, plan.identity.inside.1, plan.identity.outside.0, plan.identity.outside.1
+        ),
+    );
     if !plan.identity.groups_kept.is_empty() {
         let groups: Vec<String> = plan.identity.groups_kept.iter().map(u32::to_string).collect();
         layer("supplementary_groups", Known::Applied, format!("an unprivileged launcher cannot drop host groups {}", groups.join(" ")));
     }
     layer("namespaces", Known::ReadBack, outside.namespaces.clone());
-    layer("mounts", Known::ReadBack, format!("{} mounts, read-only but for {}", evidence.mounts, plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")));
-    layer("capabilities", Known::ReadBack, format!("effective {}, bounding {}, no_new_privs {}", status_line(&status, "CapEff:"), status_line(&status, "CapBnd:"), status_line(&status, "NoNewPrivs:")));
+    layer(
+        "mounts",
+        Known::ReadBack,
+        format!(
+            "{} mounts, read-only but for {}",
+            evidence.mounts,
+            plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+        ),
+    );
+    layer(
+        "capabilities",
+        Known::ReadBack,
+        format!(
+            "effective {}, bounding {}, no_new_privs {}",
+            status_line(&status, "CapEff:"),
+            status_line(&status, "CapBnd:"),
+            status_line(&status, "NoNewPrivs:")
+        ),
+    );
     layer(
         "seccomp",
         Known::Probed,
-        format!("mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}", status_line(&status, "Seccomp:"), status_line(&status, "Seccomp_filters:"), plan.filter.sha256, if listener { "" } else { "; denials are not reported: another supervisor holds the listener" }),
+        format!(
+            "mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}",
+            status_line(&status, "Seccomp:"),
+            status_line(&status, "Seccomp_filters:"),
+            plan.filter.sha256,
+            if listener { "" } else { "; denials are not reported: another supervisor holds the listener" }
+        ),
     );
     if plan.landlock.handled != 0 {
-        layer("landlock", Known::Probed, format!("ABI {}, {} rules, a fifo in /dev/shm answered EACCES{}", plan.landlock.abi, plan.landlock.rules.len(), if plan.landlock.scoped == 0 { "; signals and abstract sockets are kept in by the PID and network namespaces (scopes need ABI 6)" } else { "" }));
+        layer(
+            "landlock",
+            Known::Probed,
+            format!(
+                "ABI {}, {} rules, a fifo in /dev/shm answered EACCES{}",
+                plan.landlock.abi,
+                plan.landlock.rules.len(),
+                if plan.landlock.scoped == 0 {
+                    "; signals and abstract sockets are kept in by the PID and network namespaces (scopes need ABI 6)"
+                } else {
+                    ""
+                }
+            ),
+        );
     }
     if !matches!(cgroup, Cgroup::Absent) {
         layer("cgroup", Known::ReadBack, cgroup.describe());
     }
-    let rlimits: Vec<String> = plan.rlimits.iter().map(|limit| format!("{}={}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string()))).collect();
+    let rlimits: Vec<String> = plan
+        .rlimits
+        .iter()
+        .map(|limit| format!("{}={}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string())))
+        .collect();
     layer("rlimits", Known::Applied, rlimits.join(" "));
     layer("descriptors", Known::ReadBack, format!("{} in the executor, 3 in the program", evidence.descriptors));
     layer("network", Known::ReadBack, String::from("a namespace with only lo; no egress"));
     if plan.scratch.host {
-        layer("scratch", Known::Applied, format!("{}; blocks are counted about every {} ms, so up to one interval's writes may exceed scratch_size", plan.scratch.path.display(), crate::scratch::INTERVAL_MS));
+        layer(
+            "scratch",
+            Known::Applied,
+            format!(
+                "{}; blocks are counted about every {} ms, so up to one interval's writes may exceed scratch_size",
+                plan.scratch.path.display(),
+                crate::scratch::INTERVAL_MS
+            ),
+        );
     }
     for (name, reason) in &plan.degraded {
         layer(name, Known::Degraded, reason.clone());

@@ -65,7 +65,10 @@ impl Registry {
         if !metadata.is_dir() || metadata.uid() != owner || metadata.mode() & 0o022 != 0 {
             return Err(LaunchError::other(
                 What::Registry,
-                format!("the registry {} must be a directory of uid {owner} that nobody else may write to; remove it or mend its owner and mode", directory.display()),
+                format!(
+                    "the registry {} must be a directory of uid {owner} that nobody else may write to; remove it or mend its owner and mode",
+                    directory.display()
+                ),
             ));
         }
         Ok(Registry { directory: directory.to_path_buf() })
@@ -98,7 +101,15 @@ impl Registry {
             let slot = (start + offset) % SLOTS;
             let path = self.directory.join(format!("run-{slot}"));
             let attempt = failed(format!("claim {}", path.display()));
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow()).open(&path).map_err(&attempt)?;
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(nofollow())
+                .open(&path)
+                .map_err(&attempt)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::AGAIN) => continue,
                 other => other.map_err(|errno| attempt(errno.into()))?,

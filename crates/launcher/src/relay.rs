@@ -224,11 +224,10 @@ impl<'a> Feed<'a> {
     }
 
     fn close(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
-        if let Some(to) = self.to.take() {
-            if self.waits_for_room {
-                epoll::delete(epoll, &to)?;
-                self.waits_for_room = false;
-            }
+        if let Some(to) = self.to.take()
+            && std::mem::take(&mut self.waits_for_room)
+        {
+            epoll::delete(epoll, &to)?;
         }
         if matches!(self.source, Source::Stdin { pollable: true }) {
             match epoll::delete(epoll, stdin()) {

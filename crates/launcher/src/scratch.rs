@@ -78,7 +78,8 @@ pub fn open(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedSc
     if path.contains('\0') || named.components().any(|part| part == Component::ParentDir) || path.contains('\n') {
         return Err(error("scratch_malformed", String::from("the path must hold no `..`, NUL or line break")));
     }
-    let as_caller = AsCaller::enter(opener).map_err(|errno| error("scratch_failed", format!("cannot take on the caller's rights: {errno}")))?;
+    let as_caller =
+        AsCaller::enter(opener).map_err(|errno| error("scratch_failed", format!("cannot take on the caller's rights: {errno}")))?;
     let opened = open_as_caller(named, policy, opener, &error);
     as_caller.leave().map_err(|errno| error("scratch_failed", format!("cannot take root's rights back: {errno}")))?;
     let (directory, real) = opened?;
@@ -96,7 +97,8 @@ impl AsCaller {
         if !opener.privileged || opener.caller.uid == 0 {
             return Ok(AsCaller { own_groups: None });
         }
-        let own: Vec<u32> = nix::unistd::getgroups().map_err(|errno| Errno::from_raw_os_error(errno as i32))?.iter().map(|group| group.as_raw()).collect();
+        let own: Vec<u32> =
+            nix::unistd::getgroups().map_err(|errno| Errno::from_raw_os_error(errno as i32))?.iter().map(|group| group.as_raw()).collect();
         cred::set_groups(&opener.caller.groups)?;
         cred::set_effective(opener.caller.uid, opener.caller.gid)?;
         Ok(AsCaller { own_groups: Some(own) })
@@ -114,7 +116,10 @@ type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
 fn open_as_caller(named: &Path, policy: &Policy, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(OwnedFd, PathBuf), ScratchError> {
     if named.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
         if !policy.scratch.create {
-            return Err(error("scratch_missing", format!("it does not exist; make it, or let policy `{}` make it by `[scratch] create = true`", policy.name)));
+            return Err(error(
+                "scratch_missing",
+                format!("it does not exist; make it, or let policy `{}` make it by `[scratch] create = true`", policy.name),
+            ));
         }
         make(named, opener, error)?;
     }
@@ -128,7 +133,12 @@ fn open_as_caller(named: &Path, policy: &Policy, opener: &Opener<'_>, error: &Ma
 }
 
 fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), ScratchError> {
-    let refused = |errno| error("scratch_not_made", format!("cannot make it: {}; its parent must exist and be writable by the caller", crate::error::describe(errno)));
+    let refused = |errno| {
+        error(
+            "scratch_not_made",
+            format!("cannot make it: {}; its parent must exist and be writable by the caller", crate::error::describe(errno)),
+        )
+    };
     mkdir(named, Mode::from_raw_mode(0o755)).map_err(refused)?;
     if opener.privileged && opener.caller.uid == 0 {
         let nobody = (rustix::fs::Uid::from_raw(NOBODY), rustix::fs::Gid::from_raw(NOBODY));
@@ -142,7 +152,8 @@ fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), 
 fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, ScratchError> {
     use std::os::unix::fs::MetadataExt;
     let mut real = PathBuf::from("/");
-    let mut pending: Vec<PathBuf> = named.components().rev().filter_map(|part| matches!(part, Component::Normal(_)).then(|| PathBuf::from(part.as_os_str()))).collect();
+    let mut pending: Vec<PathBuf> =
+        named.components().rev().filter(|part| matches!(part, Component::Normal(_))).map(|part| PathBuf::from(part.as_os_str())).collect();
     let mut links = 0;
     while let Some(part) = pending.pop() {
         if part.as_os_str() == ".." {
@@ -152,7 +163,9 @@ fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, Scr
         let next = real.join(&part);
         let metadata = match next.symlink_metadata() {
             Ok(metadata) => metadata,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(error("scratch_missing", format!("{} does not exist", next.display()))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(error("scratch_missing", format!("{} does not exist", next.display())));
+            }
             Err(e) => return Err(error("scratch_unreadable", format!("{}: {e}", next.display()))),
         };
         if !metadata.is_symlink() {
@@ -160,7 +173,10 @@ fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, Scr
             continue;
         }
         if metadata.uid() != 0 && metadata.uid() != uid {
-            return Err(error("scratch_foreign_link", format!("{} is a link of uid {}, who could turn it elsewhere; name the directory itself", next.display(), metadata.uid())));
+            return Err(error(
+                "scratch_foreign_link",
+                format!("{} is a link of uid {}, who could turn it elsewhere; name the directory itself", next.display(), metadata.uid()),
+            ));
         }
         links += 1;
         let target = std::fs::read_link(&next).map_err(|e| error("scratch_unreadable", format!("{}: {e}", next.display())))?;
@@ -181,14 +197,25 @@ fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, Scr
     Ok(real)
 }
 
-fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<OpenedScratch, ScratchError> {
+fn finish(
+    directory: OwnedFd,
+    real: PathBuf,
+    policy: &Policy,
+    opener: &Opener<'_>,
+    error: &MakeError<'_>,
+) -> Result<OpenedScratch, ScratchError> {
     let stat = fstat(&directory).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))?;
     let owner = (stat.st_uid, stat.st_gid);
     if real.as_os_str().as_bytes() == b"/" || opener.homes.contains(&real) {
         return Err(error("scratch_is_home", String::from("it is the root or a home directory itself; use a directory below it")));
     }
     if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
-        return Err(error("scratch_root_owned", String::from("it belongs to root, and code run for root would write as root there; give it to an ordinary user: chown -R USER:GROUP")));
+        return Err(error(
+            "scratch_root_owned",
+            String::from(
+                "it belongs to root, and code run for root would write as root there; give it to an ordinary user: chown -R USER:GROUP",
+            ),
+        ));
     }
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
@@ -197,7 +224,8 @@ fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener: &Opener<'_
     let mut idmappable = true;
     let mut tree = None;
     if opener.privileged {
-        let copy = || open_tree(&directory, c"", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH);
+        let copy =
+            || open_tree(&directory, c"", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH);
         let copied = copy().map_err(|errno| error("scratch_failed", format!("copy its mount: {}", crate::error::describe(errno))))?;
         idmappable = opener.unique_id.is_some_and(|id| identity::idmap(&copied, owner, (id, id)).is_ok());
         tree = Some(copied);
@@ -262,11 +290,13 @@ pub(crate) fn count(directory: impl AsFd) -> TreeUse {
 /// # Errors
 /// The caller may not open one of them.
 pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, ScratchError> {
-    let error = |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
+    let error =
+        |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
     let as_caller = AsCaller::enter(opener).map_err(error)?;
     let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     as_caller.leave().map_err(error)?;
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
     opened.and_then(|fd| open_tree(&fd, c"", flags)).map_err(error)
 }
 
@@ -283,10 +313,11 @@ pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd) -> u64 {
         }
         for link in entries(&format!("/proc/{pid}/fd")) {
             // Follows the link to the open file itself.
-            if let Ok(stat) = rustix::fs::stat(link) {
-                if stat.st_nlink == 0 && stat.st_dev == scratch.st_dev {
-                    seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
-                }
+            if let Ok(stat) = rustix::fs::stat(link)
+                && stat.st_nlink == 0
+                && stat.st_dev == scratch.st_dev
+            {
+                seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
             }
         }
     }

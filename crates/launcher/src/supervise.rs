@@ -17,7 +17,7 @@ use rustix::{
     fs::{AtFlags, unlinkat},
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid},
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use stockade_policy::plan::Plan;
 use stockade_protocol::{
@@ -58,8 +58,19 @@ pub(crate) struct Signals {
 impl Signals {
     /// Holds them back; the old mask returns when this is dropped.
     pub(crate) fn block() -> Result<Self, LaunchError> {
-        let failed = |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
-        let set: SigSet = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT, NixSignal::SIGUSR1, NixSignal::SIGUSR2, NixSignal::SIGWINCH].into_iter().collect();
+        let failed =
+            |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
+        let set: SigSet = [
+            NixSignal::SIGTERM,
+            NixSignal::SIGINT,
+            NixSignal::SIGHUP,
+            NixSignal::SIGQUIT,
+            NixSignal::SIGUSR1,
+            NixSignal::SIGUSR2,
+            NixSignal::SIGWINCH,
+        ]
+        .into_iter()
+        .collect();
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
         Ok(Signals { fd, before })
@@ -92,14 +103,12 @@ impl Sandbox {
         let _ended = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
     }
 
-    /// Waits for pid 1's end, by which everything inside has ended.
-    fn reap(&mut self) {
-        while !self.reaped {
-            match waitid(WaitId::PidFd(self.child.pidfd.as_fd()), WaitIdOptions::EXITED) {
-                Err(Errno::INTR) => {}
-                _ => self.reaped = true,
-            }
-        }
+    /// Waits for pid 1's end, by which everything inside has ended. Returns the CPU time
+    /// of all, user and kernel, in microseconds.
+    fn reap(&mut self) -> Option<(u64, u64)> {
+        self.reaped = true;
+        let ended = stockade_sys::process::wait_child(&self.child.pidfd);
+        ended.ok().map(|ended| (ended.user_us, ended.system_us))
     }
 }
 
@@ -155,7 +164,8 @@ impl Token {
     }
 }
 
-const FEED: FeedTokens = FeedTokens { source: epoll::EventData::new_u64(Token::FeedSource as u64), target: epoll::EventData::new_u64(Token::FeedTarget as u64) };
+const FEED: FeedTokens =
+    FeedTokens { source: epoll::EventData::new_u64(Token::FeedSource as u64), target: epoll::EventData::new_u64(Token::FeedTarget as u64) };
 
 /// How far the sandbox has come.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -408,13 +418,15 @@ impl<'a> Supervision<'a> {
 
     fn become_ready(&mut self, evidence: &Evidence) {
         let Some(outside) = &self.outside else {
-            return self.break_off(LaunchError::other(What::Executor, String::from("the executor was ready before the sandbox was handed over")));
+            return self
+                .break_off(LaunchError::other(What::Executor, String::from("the executor was ready before the sandbox was handed over")));
         };
         self.receipt = Some(receipt::assemble(self.plan, outside, &self.cgroup, evidence, self.listener.is_some()));
         let now = Instant::now();
         self.phase = Phase::Ready;
         self.started_at = Some(now);
-        if self.scratch_directory.is_some() && !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some() {
+        if self.scratch_directory.is_some() && !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some()
+        {
             self.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
         }
         if self.plan.limits.get(LimitKey::Cpu).is_some() && self.cgroup.cpu_us().is_some() {
@@ -583,7 +595,10 @@ impl<'a> Supervision<'a> {
         let now = Instant::now();
         match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
             (None, _) if now >= self.begun + SETUP_DEADLINE => {
-                self.break_off(LaunchError::other(What::Executor, format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs())));
+                self.break_off(LaunchError::other(
+                    What::Executor,
+                    format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs()),
+                ));
             }
             (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
             _ => {}
@@ -636,7 +651,7 @@ impl<'a> Supervision<'a> {
 
     /// Everything inside is dead: takes what is left in the pipes, counts, decides.
     fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
-        self.sandbox.reap();
+        let used_by_all = self.sandbox.reap();
         while self.read_status_to_end() {}
         for token in [Token::Stdout, Token::Stderr] {
             self.drain(token);
@@ -660,13 +675,17 @@ impl<'a> Supervision<'a> {
             return Err(failure);
         }
         if self.phase == Phase::SettingUp && self.cause.is_none() {
-            return Err(LaunchError::other(What::Executor, String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)")));
+            return Err(LaunchError::other(
+                What::Executor,
+                String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
+            ));
         }
         let (scratch_bytes, scratch_full) = self.scratch_use();
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
         let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
         let no_cgroup = matches!(self.cgroup, Cgroup::Absent);
-        let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us / 1000 + 50 >= ms.div_ceil(1000) * 1000);
+        let cpu_limit_reached =
+            no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us / 1000 + 50 >= ms.div_ceil(1000) * 1000);
         if self.wait_status.is_none() && self.cause.is_none() {
             let message = "the executor vanished without a report: something outside killed the sandbox";
             let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
@@ -684,8 +703,13 @@ impl<'a> Supervision<'a> {
             cpu_limit_reached,
         };
         let decision = decide(&observed);
-        let files = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref()).map(|root| collect(root, globs, self.plan.limits.get(LimitKey::CollectSize))).unwrap_or_default();
-        let rusage = self.rusage_us;
+        let files = self
+            .scratch_directory
+            .as_ref()
+            .or(self.scratch_fs.as_ref())
+            .map(|root| collect(root, globs, self.plan.limits.get(LimitKey::CollectSize)))
+            .unwrap_or_default();
+        let rusage = used_by_all.or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
         outcome.files = files;
         outcome.usage = Usage {
@@ -742,7 +766,8 @@ impl<'a> Supervision<'a> {
     fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
         let started = self.phase != Phase::SettingUp;
         let ended_at = self.ended_at.unwrap_or_else(Instant::now);
-        let duration_ms = self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
+        let duration_ms =
+            self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
         let (denials, denials_omitted) = self.denials.finish();
         let bytes = PerStream { output: self.out.total(), error: self.err.total() };
         let captured = |outlet| match outlet {

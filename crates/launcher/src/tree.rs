@@ -72,10 +72,13 @@ fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize,
         path.push_str(&name.to_string_lossy());
         let kind = FileType::from_raw_mode(stat.st_mode);
         let mut next = visit(&Found { path, kind, stat });
-        if next == Walk::On && kind.is_dir() && stat.st_dev == device && depth < DEEPEST {
-            if let Ok(below) = openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()) {
-                next = walk_below(&below, device, path, depth + 1, visit);
-            }
+        if next == Walk::On
+            && kind.is_dir()
+            && stat.st_dev == device
+            && depth < DEEPEST
+            && let Ok(below) = openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
+        {
+            next = walk_below(&below, device, path, depth + 1, visit);
         }
         path.truncate(length);
         if next == Walk::Stop {

@@ -877,7 +877,11 @@ fn plan_cgroup(
             set("pids", "pids.max", processes, false);
             set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
             set("cpu", "cpu.cfs_quota_us", quota, false);
-            Ok(CgroupPlan::V1 { parents: controllers.clone(), settings })
+            // cpuacct only counts: without a CPU limit pid 1's own account does, which in the
+            // end holds that of everything inside.
+            let counted = get(LimitKey::Cpu).is_some();
+            let parents = controllers.iter().filter(|(kind, _)| counted || *kind != "cpuacct");
+            Ok(CgroupPlan::V1 { parents: parents.map(|(kind, path)| (kind.clone(), path.clone())).collect(), settings })
         }
         CgroupFacts::V2 { parent, vacate } => {
             let mut settings = Vec::new();

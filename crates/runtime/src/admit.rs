@@ -46,7 +46,10 @@ pub fn read_request(input: impl Read) -> Result<Vec<u8>, Refusal> {
     let read = input.take(LARGEST_REQUEST as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| Refusal::bad_request("request_unreadable", format!("the request on stdin cannot be read: {error}")))?;
     if bytes.len() > LARGEST_REQUEST {
-        return Err(Refusal::bad_request("request_too_large", "the request is larger than 64 MiB; put large files into scratch and name the directory instead"));
+        return Err(Refusal::bad_request(
+            "request_too_large",
+            "the request is larger than 64 MiB; put large files into scratch and name the directory instead",
+        ));
     }
     Ok(bytes)
 }
@@ -60,7 +63,10 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
         return Err(Refusal::bad_request("request_too_large", "the request is larger than 64 MiB"));
     }
     if bytes.trim_ascii().is_empty() {
-        return Err(Refusal::bad_request("request_empty", "no request: stdin was empty; send one JSON object such as {\"code\": \"print(6*7)\"}"));
+        return Err(Refusal::bad_request(
+            "request_empty",
+            "no request: stdin was empty; send one JSON object such as {\"code\": \"print(6*7)\"}",
+        ));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let request = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -70,7 +76,9 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
         let reason = if inner.is_syntax() || inner.is_eof() { "request_not_json" } else { "request_malformed" };
         Refusal::bad_request(reason, format!("the request is not as it must be{place}: {inner}"))
     })?;
-    deserializer.end().map_err(|error| Refusal::bad_request("request_not_json", format!("one JSON object is expected, but more follows it: {error}")))?;
+    deserializer
+        .end()
+        .map_err(|error| Refusal::bad_request("request_not_json", format!("one JSON object is expected, but more follows it: {error}")))?;
     Ok(request)
 }
 
@@ -104,7 +112,9 @@ pub struct Admission<'a> {
 /// A file's bytes: the request's own text, or decoded.
 type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
 
+#[derive(Default)]
 enum StdinBytes<'a> {
+    #[default]
     Null,
     Bytes(FileBytes<'a>),
     Relay,
@@ -143,11 +153,14 @@ impl<'a> Admission<'a> {
         let homes = if wanted_scratch.is_some() { caller::homes() } else { Vec::new() };
         let opener = Opener { caller: &identity.caller, privileged: identity.privileged, unique_id: host.unique_id, homes: &homes };
         let scratch = match &wanted_scratch {
-            Some(path) => Some(scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?),
+            Some(path) => {
+                Some(scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?)
+            }
             None => None,
         };
         narrowing.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
-        let more: Vec<PathBuf> = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
+        let more: Vec<PathBuf> =
+            interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
         facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path));
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
@@ -156,7 +169,10 @@ impl<'a> Admission<'a> {
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
         if plan.scratch.read_only && !parts.files.is_empty() {
-            return Err(Refusal::bad_request("files_in_read_only_scratch", format!("files: policy `{}` shows scratch read-only (access = \"ro\"), so none can be written there", policy.name)));
+            return Err(Refusal::bad_request(
+                "files_in_read_only_scratch",
+                format!("files: policy `{}` shows scratch read-only (access = \"ro\"), so none can be written there", policy.name),
+            ));
         }
         let mut record = record;
         if let (Some(record), Some((directory, name)), true) = (&mut record, &plan.program_file, plan.scratch.host && claim) {
@@ -201,12 +217,6 @@ struct Parts<'a> {
     collect: Vec<String>,
 }
 
-impl Default for StdinBytes<'_> {
-    fn default() -> Self {
-        StdinBytes::Null
-    }
-}
-
 fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
     match value {
         TextOrBase64::Text(text) => Ok(text.as_bytes().into()),
@@ -219,18 +229,27 @@ fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Ref
 
 fn check_request<'a>(request: &'a Request, policy: &Policy, narrowing: &mut Narrowing, parts: &mut Parts<'a>) -> Result<(), Refusal> {
     if request.code.contains('\0') {
-        return Err(Refusal::bad_request("code_holds_nul", "code: a NUL byte cannot stand in a program's text; write it as an escape of the language, such as \\0"));
+        return Err(Refusal::bad_request(
+            "code_holds_nul",
+            "code: a NUL byte cannot stand in a program's text; write it as an escape of the language, such as \\0",
+        ));
     }
     if let Some(index) = request.args.iter().position(|argument| argument.contains('\0')) {
         return Err(Refusal::bad_request("args_malformed", format!("args[{index}]: an argument cannot hold a NUL byte")));
     }
     for (name, value) in &request.env {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
-            return Err(Refusal::bad_request("env_malformed", format!("env: {name:?}: a variable's name holds no `=`, and neither name nor value a NUL byte")));
+            return Err(Refusal::bad_request(
+                "env_malformed",
+                format!("env: {name:?}: a variable's name holds no `=`, and neither name nor value a NUL byte"),
+            ));
         }
     }
     if request.files.len() > MOST_FILES {
-        return Err(Refusal::bad_request("too_many_files", format!("files: at most {MOST_FILES} in one request; put them into scratch instead")));
+        return Err(Refusal::bad_request(
+            "too_many_files",
+            format!("files: at most {MOST_FILES} in one request; put them into scratch instead"),
+        ));
     }
     for (path, contents) in &request.files {
         check_relative("files", path)?;
@@ -244,7 +263,8 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, narrowing: &mut Narr
     narrowing.environment = request.env.clone();
     narrowing.program = Program::Code { language: request.language.clone(), stem: unique_stem()? };
     // Named early, so that a misspelt language is refused before anything is opened.
-    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language)).map_err(|error| Refusal::bad_request(error.reason, error.message))?;
+    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))
+        .map_err(|error| Refusal::bad_request(error.reason, error.message))?;
     parts.program = request.code.as_bytes();
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {
@@ -275,7 +295,9 @@ fn parse_limits(request: &Request) -> Result<BTreeMap<LimitKey, Option<u64>>, Re
     for (name, value) in &request.limits {
         let key = LimitKey::from_name(name).ok_or_else(|| {
             let names: Vec<&str> = LimitKey::ALL.iter().map(|key| key.name()).collect();
-            let near = stockade_policy::names::nearest(name, names.iter().copied()).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            let near = stockade_policy::names::nearest(name, names.iter().copied())
+                .map(|near| format!("; did you mean `{near}`?"))
+                .unwrap_or_default();
             Refusal::bad_request("unknown_limit", format!("limits: there is no limit `{name}`{near}; there are {}", names.join(", ")))
         })?;
         let parsed = match value {
@@ -291,11 +313,11 @@ fn parse_limits(request: &Request) -> Result<BTreeMap<LimitKey, Option<u64>>, Re
 /// A file name that nothing in scratch has and nobody can guess.
 fn unique_stem() -> Result<String, Refusal> {
     let mut random = [0; 8];
-    nix_random(&mut random)?;
+    random_bytes(&mut random)?;
     Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))
 }
 
-fn nix_random(bytes: &mut [u8]) -> Result<(), Refusal> {
+fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
     let filled = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes));
     filled.map_err(|error| Refusal::sandbox_error("no_randomness", format!("/dev/urandom cannot be read: {error}")))
 }
@@ -309,8 +331,16 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
     };
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {
-            let inside = Path::new(&wanted).starts_with(&ceiling) && !Path::new(&wanted).components().any(|part| part == Component::ParentDir);
-            if inside { Ok(Some(wanted)) } else { Err(Refusal::bad_request("scratch_outside_ceiling", format!("scratch {wanted}: it must be {ceiling}, which --scratch names, or lie below it"))) }
+            let inside =
+                Path::new(&wanted).starts_with(&ceiling) && !Path::new(&wanted).components().any(|part| part == Component::ParentDir);
+            if inside {
+                Ok(Some(wanted))
+            } else {
+                Err(Refusal::bad_request(
+                    "scratch_outside_ceiling",
+                    format!("scratch {wanted}: it must be {ceiling}, which --scratch names, or lie below it"),
+                ))
+            }
         }
         (wanted, ceiling) => Ok(wanted.or(ceiling)),
     }
@@ -321,9 +351,13 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
 fn check_interpreters(policy: &Policy, options: &Options, narrowing: &Narrowing) -> Result<BTreeMap<String, Interpreter>, Refusal> {
     let mut all = BTreeMap::new();
     for (name, path) in &options.interpreters {
-        let (name, _) = stockade_policy::plan::find_runtime(policy, name).map_err(|error| Refusal::bad_request(error.reason, format!("--runtime: {}", error.message)))?;
+        let (name, _) = stockade_policy::plan::find_runtime(policy, name)
+            .map_err(|error| Refusal::bad_request(error.reason, format!("--runtime: {}", error.message)))?;
         if !path.is_absolute() || !path.is_file() {
-            return Err(Refusal::bad_request("interpreter_missing", format!("--runtime {name}={}: name an interpreter by its absolute path", path.display())));
+            return Err(Refusal::bad_request(
+                "interpreter_missing",
+                format!("--runtime {name}={}: name an interpreter by its absolute path", path.display()),
+            ));
         }
         all.insert(name.to_owned(), interpreter(path));
     }
@@ -332,7 +366,11 @@ fn check_interpreters(policy: &Policy, options: &Options, narrowing: &Narrowing)
         Program::Command(_) => &policy.language,
     };
     if let Ok((name, runtime)) = stockade_policy::plan::find_runtime(policy, language) {
-        let program = runtime.venv.as_ref().zip(runtime.command.first()).and_then(|(venv, command)| Some(venv.join("bin").join(Path::new(command).file_name()?)));
+        let program = runtime
+            .venv
+            .as_ref()
+            .zip(runtime.command.first())
+            .and_then(|(venv, command)| Some(venv.join("bin").join(Path::new(command).file_name()?)));
         if let Some(program) = program.filter(|program| program.is_file() && !all.contains_key(name)) {
             all.insert(name.to_owned(), interpreter(&program));
         }
@@ -354,7 +392,9 @@ fn interpreter(program: &Path) -> Interpreter {
     if let Some(environment) = &environment {
         need(environment);
         let settings = std::fs::read_to_string(environment.join("pyvenv.cfg")).unwrap_or_default();
-        let home = settings.lines().find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim().to_owned()));
+        let home = settings
+            .lines()
+            .find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim().to_owned()));
         if let Some(base) = home.as_deref().map(Path::new).and_then(Path::parent) {
             need(base);
         }
@@ -369,18 +409,28 @@ fn check_grants(identity: &Identity, policy: &Policy, scratch: Option<&str>, opt
     let path = Path::new(grants::PATH);
     let loaded = Grants::load(path).map_err(|error| Refusal::sandbox_error("grants_unreadable", error.to_string()))?;
     let grants = loaded.ok_or_else(|| {
-        Refusal::sandbox_error("not_granted", format!("{} does not exist, so root runs nothing for uid {}; name there what this user may run, or start stockade without sudo", path.display(), identity.caller.uid))
+        Refusal::sandbox_error(
+            "not_granted",
+            format!(
+                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or start stockade without sudo",
+                path.display(),
+                identity.caller.uid
+            ),
+        )
     })?;
     let asker = stockade_policy::Caller { uid: identity.caller.uid, gids: identity.caller.groups.clone() };
     let resolved = scratch.map(|scratch| std::fs::canonicalize(scratch).unwrap_or_else(|_| PathBuf::from(scratch)));
     let interpreters: Vec<PathBuf> = options.interpreters.iter().map(|(_, path)| path.clone()).collect();
     let name = options.policy.as_deref().unwrap_or(&policy.name);
-    grants.decide(&asker, name, resolved.as_deref(), &interpreters).map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
+    grants
+        .decide(&asker, name, resolved.as_deref(), &interpreters)
+        .map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
 }
 
 /// The run's record; none where nothing could be left behind.
 fn claim_record(identity: &Identity, host_scratch: bool, claim: bool) -> Result<Option<Record>, Refusal> {
-    let leaves_nothing = !identity.privileged && !host_scratch && matches!(facts::cgroup_facts(), stockade_policy::facts::CgroupFacts::Unavailable { .. });
+    let leaves_nothing =
+        !identity.privileged && !host_scratch && matches!(facts::cgroup_facts(), stockade_policy::facts::CgroupFacts::Unavailable { .. });
     if leaves_nothing || (!claim && !identity.privileged) {
         return Ok(None);
     }
@@ -391,11 +441,16 @@ fn claim_record(identity: &Identity, host_scratch: bool, claim: bool) -> Result<
 
 /// Directories outside the policy that root shows on the caller's behalf, opened with
 /// the caller's rights.
-fn open_trees(identity: &Identity, interpreters: &BTreeMap<String, Interpreter>, opener: &Opener<'_>) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
+fn open_trees(
+    identity: &Identity,
+    interpreters: &BTreeMap<String, Interpreter>,
+    opener: &Opener<'_>,
+) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
     let mut trees = BTreeMap::new();
     if identity.privileged {
         for path in interpreters.values().flat_map(|interpreter| &interpreter.read_only) {
-            let tree = scratch::open_tree_as_caller(path, opener).map_err(|error| Refusal::bad_request(error.reason, format!("{}: {}", error.path, error.why)))?;
+            let tree = scratch::open_tree_as_caller(path, opener)
+                .map_err(|error| Refusal::bad_request(error.reason, format!("{}: {}", error.path, error.why)))?;
             trees.insert(path.clone(), tree);
         }
     }

@@ -43,7 +43,10 @@ pub fn identify() -> Result<Identity, Refusal> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let privileged = uid == 0 && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     if uid == 0 && !privileged {
-        return Err(Refusal::sandbox_error("root_without_capabilities", "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them"));
+        return Err(Refusal::sandbox_error(
+            "root_without_capabilities",
+            "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them",
+        ));
     }
     let own = Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false };
     match (privileged, env::var("SUDO_UID")) {
@@ -53,7 +56,11 @@ pub fn identify() -> Result<Identity, Refusal> {
 }
 
 fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {
-    let number = |name: &str, text: &str| text.parse::<u32>().map_err(|_| Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it")));
+    let number = |name: &str, text: &str| {
+        text.parse::<u32>().map_err(|_| {
+            Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it"))
+        })
+    };
     let uid = number("SUDO_UID", sudo_uid)?;
     let gid = number("SUDO_GID", &env::var("SUDO_GID").unwrap_or_default())?;
     if uid == 0 {
@@ -75,10 +82,10 @@ fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
     let mut groups = vec![gid];
     if let Some(name) = name {
         for fields in account_lines("/etc/group") {
-            if let (Some(number), Some(members)) = (fields.get(2).and_then(|field| field.parse().ok()), fields.get(3)) {
-                if members.split(',').any(|member| member == name) {
-                    groups.push(number);
-                }
+            if let (Some(number), Some(members)) = (fields.get(2).and_then(|field| field.parse().ok()), fields.get(3))
+                && members.split(',').any(|member| member == name)
+            {
+                groups.push(number);
             }
         }
     }
@@ -89,7 +96,12 @@ fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
 
 /// Every account's home directory; none of them may be a scratch itself.
 pub fn homes() -> Vec<PathBuf> {
-    let mut homes: Vec<PathBuf> = account_lines("/etc/passwd").into_iter().filter_map(|fields| fields.into_iter().nth(5)).filter(|home| home.len() > 1).map(PathBuf::from).collect();
+    let mut homes: Vec<PathBuf> = account_lines("/etc/passwd")
+        .into_iter()
+        .filter_map(|fields| fields.into_iter().nth(5))
+        .filter(|home| home.len() > 1)
+        .map(PathBuf::from)
+        .collect();
     homes.sort();
     homes.dedup();
     homes

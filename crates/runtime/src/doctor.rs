@@ -5,16 +5,15 @@
 //! is missing and how to mend it. Nothing is changed on the host, and nothing is left
 //! behind. What is printed is not worded here beyond findings and remedies.
 
+mod features;
 mod probe;
 
 use std::{
-    ffi::CString,
     fs,
-    os::unix::fs::{DirBuilderExt, FileTypeExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
 use serde::Serialize;
 use stockade_launcher::scratch::{self, Opener};
 use stockade_policy::{
@@ -28,7 +27,7 @@ use crate::{
     caller::{self, Identity},
     facts, inventory, load_policy,
 };
-use probe::{Failure, Ids};
+use probe::{Ids, Probe};
 
 /// How a feature stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -118,7 +117,7 @@ type Words = (String, Option<String>);
 /// A message of the form `what: why; remedy`.
 fn split(message: &str) -> Words {
     match message.split_once("; ") {
-        Some((what, remedy)) => (what.to_owned(), Some(remedy.to_owned())),
+        Some((what, remedy)) => (what.to_owned(), Some(remedy.strip_prefix("or ").unwrap_or(remedy).to_owned())),
         None => (message.to_owned(), None),
     }
 }
@@ -145,6 +144,9 @@ struct Examiner<'a> {
     host: HostFacts,
     registry: Result<(), Refusal>,
     ids: Ids,
+    /// Whether a child can be made at all, and a user namespace: most else needs them.
+    child: Probe,
+    user_namespace: Probe,
 }
 
 impl<'a> Examiner<'a> {
@@ -158,7 +160,9 @@ impl<'a> Examiner<'a> {
         let caller = (identity.caller.uid, identity.caller.gid);
         let outside = host.unique_id.map_or(caller, |id| (id, id));
         let ids = Ids { inside: (policy.identity.uid, policy.identity.gid), outside, privileged: identity.privileged };
-        Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids }
+        let child = probe::child();
+        let user_namespace = child.and_then(|()| probe::user_namespace(ids));
+        Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids, child, user_namespace }
     }
 
     fn examine(&self, examination: &mut Examination) {
@@ -167,24 +171,13 @@ impl<'a> Examiner<'a> {
         examination.enforceable = is_enforced(&self.run);
         examination.degraded = self.run.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default();
         let found = &mut examination.findings;
-        found.push(self.kernel());
-        found.push(self.user_namespaces());
-        found.push(self.namespaces());
-        found.push(self.of_probe("root", probe::root_file_system(self.ids), "tmpfs, read-only binds and pivot_root"));
-        found.push(self.proc());
-        found.push(self.of_probe("loopback", probe::loopback(self.ids), "lo comes up in a network namespace of its own; nothing else is there"));
-        found.push(self.of_probe("keyring", probe::keyring(), "a session keyring of its own"));
-        found.push(self.devices());
+        found.extend(self.features());
         found.push(self.paths());
-        found.push(self.seccomp());
-        found.push(denial_reports());
-        found.push(self.landlock());
         found.push(self.cgroup());
         found.push(self.swap());
         found.push(self.identity());
         found.push(self.scratch());
         found.push(self.registry());
-        found.push(self.terminals());
         found.extend(self.runtimes());
         if examination.enforceable {
             // The run has shown that it can do without, or that the probe was at fault.
@@ -205,94 +198,11 @@ impl<'a> Examiner<'a> {
         if self.may_degrade(layer) { State::Degraded } else { State::Missing }
     }
 
-    fn of_probe(&self, feature: &str, outcome: Result<(), Failure>, what: &str) -> Finding {
-        match outcome {
-            Ok(()) => fine(feature, what),
-            Err(failure) => missing(feature, (format!("{what}: {failure}"), Some(self.namespace_remedy(failure)))),
-        }
-    }
-
-    /// What keeps an ordinary act in a user namespace from working here.
-    fn namespace_remedy(&self, failure: Failure) -> String {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let container = Path::new("/.dockerenv").exists() || Path::new("/run/.containerenv").exists();
-        let in_container = "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or use the host";
-        match failure.errno() {
-            Some(Errno::NOSPC) => String::from("the number of namespaces is used up or zero: sysctl -w user.max_user_namespaces=10000 (and likewise user.max_mnt_namespaces, max_pid_, max_net_, max_uts_, max_ipc_ and max_cgroup_namespaces)"),
-            _ if !self.identity.privileged && read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" => String::from(
-                "AppArmor keeps user namespaces from programs without a profile; load ours, which covers /usr/bin/stockade and /usr/local/bin/stockade: sudo install -m 644 scripts/apparmor/stockade /etc/apparmor.d/stockade && sudo apparmor_parser --replace /etc/apparmor.d/stockade",
-            ),
-            _ if !self.identity.privileged && read("/proc/sys/kernel/unprivileged_userns_clone") == "0" => {
-                String::from("unprivileged user namespaces are switched off: sudo sysctl -w kernel.unprivileged_userns_clone=1")
-            }
-            _ if container => String::from(in_container),
-            Some(Errno::NOSYS) => format!("the system call is not there: the kernel is older than 5.15, or an outer filter hides it; in a container, {in_container}"),
-            _ => format!("an outer system call filter or a security module forbids it; in a container, {in_container}; in a systemd unit, drop RestrictNamespaces= and SystemCallFilter="),
-        }
-    }
-
-    fn kernel(&self) -> Finding {
-        let release = &self.host.kernel;
-        let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
-        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        if version >= (5, 15) {
-            return fine("kernel", format!("Linux {release}"));
-        }
-        // Not missing: whether it will do is for the run to say.
-        finding("kernel", State::Degraded, (format!("Linux {release}; stockade is made for 5.15 and later"), Some(String::from("use Ubuntu 22.04, Debian 12 or later"))))
-    }
-
-    fn user_namespaces(&self) -> Finding {
-        let what = "two user namespaces, one in the other";
-        self.of_probe("user_namespaces", probe::user_namespace(self.ids).and_then(|()| probe::nested_user_namespace(self.ids)), what)
-    }
-
-    fn namespaces(&self) -> Finding {
-        let tried = probe::namespaces(self.ids);
-        let failed: Vec<_> = tried.iter().filter_map(|(name, outcome)| Some((name, outcome.err()?))).collect();
-        match failed.first() {
-            None => fine("namespaces", tried.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ")),
-            Some((_, first)) => {
-                let detail = failed.iter().map(|(name, failure)| format!("{name}: {failure}")).collect::<Vec<_>>().join(", ");
-                missing("namespaces", (detail, Some(self.namespace_remedy(*first))))
-            }
-        }
-    }
-
-    fn proc(&self) -> Finding {
-        let what = "a fresh /proc";
-        match probe::fresh_proc(self.ids) {
-            // Where even a namespace is refused, that is what to mend.
-            Err(failure) if failure.errno() == Some(Errno::PERM) && probe::root_file_system(self.ids).is_ok() => {
-                let covered = covered_in_proc();
-                let by = if covered.is_empty() { String::new() } else { format!(", here by {}", covered.join(", ")) };
-                let remedy = "uncover it; Docker: --security-opt systempaths=unconfined; systemd unit: drop ProtectKernelTunables=, ProtectKernelLogs= and ProcSubset=";
-                missing("proc", (format!("{what}: {failure}: the kernel gives none where the host's is partly covered (\"mount too revealing\"){by}"), Some(remedy.to_owned())))
-            }
-            outcome => self.of_probe("proc", outcome, what),
-        }
-    }
-
-    fn devices(&self) -> Finding {
-        let names = &self.policy.filesystem.devices;
-        for name in names {
-            let path = format!("/dev/{name}");
-            let is_device = fs::metadata(&path).is_ok_and(|metadata| metadata.file_type().is_char_device());
-            let outcome = match CString::new(path.as_str()) {
-                Ok(path) if is_device => probe::device(&path, self.ids),
-                _ => Err(Errno::NODEV.into()),
-            };
-            if let Err(failure) = outcome {
-                let remedy = if is_device { self.namespace_remedy(failure) } else { format!("the host has no such device node; make it (mknod(1)), or remove {name:?} from `devices` under [filesystem]") };
-                return missing("devices", (format!("{path}: {failure}"), Some(remedy)));
-            }
-        }
-        fine("devices", names.join(" "))
-    }
-
     fn paths(&self) -> Finding {
         let filesystem = &self.policy.filesystem;
-        let gone = |paths: &[PathBuf]| paths.iter().filter(|path| fs::metadata(path).is_err()).map(|path| path.display().to_string()).collect::<Vec<_>>();
+        let gone = |paths: &[PathBuf]| {
+            paths.iter().filter(|path| fs::metadata(path).is_err()).map(|path| path.display().to_string()).collect::<Vec<_>>()
+        };
         let required = gone(&filesystem.read_only);
         if !required.is_empty() {
             let remedy = "remove it from `read_only` under [filesystem], or move it to `read_only_optional`";
@@ -304,39 +214,6 @@ impl<'a> Examiner<'a> {
         fine("paths", format!("{all} paths of the host are shown read-only{without}"))
     }
 
-    fn seccomp(&self) -> Finding {
-        match probe::filter() {
-            Ok(()) => fine("seccomp", "a filter is loaded and answers"),
-            Err(failure) => {
-                let remedy = match failure.errno() {
-                    Some(Errno::NOSYS | Errno::INVAL) => "the kernel needs CONFIG_SECCOMP_FILTER, and no outer filter may forbid seccomp(2)",
-                    _ => "an outer filter or a security module forbids seccomp(2); allow it there",
-                };
-                missing("seccomp", (format!("load a system call filter: {failure}"), Some(remedy.to_owned())))
-            }
-        }
-    }
-
-    fn landlock(&self) -> Finding {
-        let abi = self.host.landlock_abi;
-        let lost = |words| finding("landlock", self.lost(Degradable::Landlock), words);
-        match probe::landlock() {
-            Ok(()) if abi >= 2 => {
-                let scopes = if abi >= 6 { "" } else { "; its scopes need ABI 6, until then the PID and network namespaces keep signals and abstract sockets in" };
-                fine("landlock", format!("ABI {abi}, and a ruleset refuses what it should{scopes}"))
-            }
-            Ok(()) => lost((format!("ABI {abi}, 2 is needed"), Some(String::from("use Linux 5.19 or later")))),
-            Err(failure) => {
-                let remedy = match failure.errno() {
-                    Some(Errno::OPNOTSUPP) => format!("it is switched off: add landlock to the list of lsm= on the kernel's command line{}, and start anew", current_lsm()),
-                    Some(Errno::NOSYS) => String::from("the kernel needs CONFIG_SECURITY_LANDLOCK, and no outer filter may hide landlock_create_ruleset(2)"),
-                    _ => String::from("an outer filter or a security module forbids it; allow landlock_create_ruleset(2) and landlock_restrict_self(2) there"),
-                };
-                lost((format!("restrict a process: {failure}"), Some(remedy)))
-            }
-        }
-    }
-
     fn cgroup(&self) -> Finding {
         if let CgroupFacts::Unavailable { reason } = &self.host.cgroup {
             return finding("cgroup", self.lost(Degradable::Cgroup), split(reason));
@@ -344,12 +221,15 @@ impl<'a> Examiner<'a> {
         if self.run.reason.as_deref() == Some("cgroup_failed") {
             return missing("cgroup", split(&self.run.error.0));
         }
-        let read_back = |receipt: &Receipt| receipt.layers.iter().find(|layer| layer.layer == "cgroup" && layer.known == Known::ReadBack).map(|layer| layer.detail.clone());
+        let read_back = |receipt: &Receipt| {
+            receipt.layers.iter().find(|layer| layer.layer == "cgroup" && layer.known == Known::ReadBack).map(|layer| layer.detail.clone())
+        };
         if let Some(detail) = self.run.receipt.as_ref().and_then(read_back) {
             return fine("cgroup", detail);
         }
         match self.try_without_other_layers() {
-            Ok(Some(receipt)) => read_back(&receipt).map_or_else(|| missing("cgroup", (String::from("a run had none"), None)), |detail| fine("cgroup", detail)),
+            Ok(Some(receipt)) => read_back(&receipt)
+                .map_or_else(|| missing("cgroup", (String::from("a run had none"), None)), |detail| fine("cgroup", detail)),
             Err(refusal) if refusal.reason == "cgroup_failed" => missing("cgroup", split(&refusal.message)),
             _ => match self.make_directories() {
                 Ok(made) => fine("cgroup", format!("directories can be made in {made}; limits not tried, as no run got so far")),
@@ -390,10 +270,24 @@ impl<'a> Examiner<'a> {
         }
         if matches!(self.host.cgroup, CgroupFacts::Unavailable { .. }) {
             let remedy = "as for cgroup; or switch swap off: sudo swapoff --all";
-            return finding("swap", self.lost(Degradable::Cgroup), (String::from("switched on, and without a cgroup nothing keeps a run out of it"), Some(remedy.to_owned())));
+            return finding(
+                "swap",
+                self.lost(Degradable::Cgroup),
+                (String::from("switched on, and without a cgroup nothing keeps a run out of it"), Some(remedy.to_owned())),
+            );
         }
-        if self.run.reason.as_deref() == Some("cgroup_failed") && (self.run.error.0.contains("memsw") || self.run.error.0.contains("memory.swap.max")) {
-            return missing("swap", (self.run.error.0.clone(), Some(String::from("swap is not accounted: add swapaccount=1 to the kernel's command line, or switch swap off: sudo swapoff --all"))));
+        if self.run.reason.as_deref() == Some("cgroup_failed")
+            && (self.run.error.0.contains("memsw") || self.run.error.0.contains("memory.swap.max"))
+        {
+            return missing(
+                "swap",
+                (
+                    self.run.error.0.clone(),
+                    Some(String::from(
+                        "swap is not accounted: add swapaccount=1 to the kernel's command line, or switch swap off: sudo swapoff --all",
+                    )),
+                ),
+            );
         }
         fine("swap", "switched on; the cgroup keeps runs out of it")
     }
@@ -402,7 +296,11 @@ impl<'a> Examiner<'a> {
         let caller = &self.identity.caller;
         if !self.identity.privileged {
             let groups: Vec<String> = caller.groups.iter().filter(|group| **group != caller.gid).map(u32::to_string).collect();
-            let kept = if groups.is_empty() { String::new() } else { format!("; its groups stay, as only root can drop them: {}", groups.join(" ")) };
+            let kept = if groups.is_empty() {
+                String::new()
+            } else {
+                format!("; its groups stay, as only root can drop them: {}", groups.join(" "))
+            };
             return fine("host_id", format!("runs are uid {} on the host, the caller's own{kept}", caller.uid));
         }
         match (self.host.unique_id, &self.host.unique_id_refusal) {
@@ -412,7 +310,11 @@ impl<'a> Examiner<'a> {
                 let elsewhere = "start stockade outside that container, or in it as an ordinary user";
                 finding("host_id", self.lost(Degradable::UniqueUid), (detail, remedy.or_else(|| Some(elsewhere.to_owned()))))
             }
-            (None, None) => finding("host_id", self.lost(Degradable::UniqueUid), (String::from("none could be set aside"), Some(String::from("see `registry`")))),
+            (None, None) => finding(
+                "host_id",
+                self.lost(Degradable::UniqueUid),
+                (String::from("none could be set aside"), Some(String::from("see `registry`"))),
+            ),
         }
     }
 
@@ -435,10 +337,14 @@ impl<'a> Examiner<'a> {
                 Err(why) => unable.push(why),
             }
         }
-        let remedy = "put scratch on ext4, xfs, btrfs or (Linux 6.3) tmpfs";
+        let remedy = "put scratch on ext4, xfs, btrfs or (Linux 6.3) tmpfs; root of a container's user namespace cannot idmap at all";
         match (able.as_slice(), unable.is_empty()) {
             (able, true) => fine("scratch", format!("idmapped scratch works in {}", able.join(" and "))),
-            ([], false) => finding("scratch", if self.may_degrade(Degradable::UniqueUid) { State::Degraded } else { State::Absent }, (unable.join(", "), Some(remedy.to_owned()))),
+            ([], false) => finding(
+                "scratch",
+                if self.may_degrade(Degradable::UniqueUid) { State::Degraded } else { State::Absent },
+                (unable.join(", "), Some(remedy.to_owned())),
+            ),
             (able, false) => fine("scratch", format!("idmapped scratch works in {}; {}: {remedy}", able.join(" and "), unable.join(", "))),
         }
     }
@@ -466,23 +372,22 @@ impl<'a> Examiner<'a> {
         }
     }
 
-    fn terminals(&self) -> Finding {
-        let what = "terminals of the sandbox's own, for `run` on a terminal";
-        let found = self.of_probe("terminals", probe::terminals(self.ids), what);
-        Finding { state: if found.state == State::Missing { State::Absent } else { found.state }, ..found }
-    }
-
     /// Each interpreter is started, the default's by the run that decides.
     fn runtimes(&self) -> Vec<Finding> {
         let others_fault = !is_enforced(&self.run) && !is_interpreters_fault(&self.run);
         let of = |(name, runtime): (&String, &stockade_policy::model::Runtime)| {
             let feature = format!("runtime {name}");
-            let is_default = stockade_policy::plan::find_runtime(self.policy, &self.policy.language).is_ok_and(|(default, _)| default == name);
+            let is_default =
+                stockade_policy::plan::find_runtime(self.policy, &self.policy.language).is_ok_and(|(default, _)| default == name);
             let program = interpreter_of(name, runtime, self.options);
             if others_fault {
                 let there = program.is_file();
                 let state = if there { State::Ok } else { absent_or_missing(is_default) };
-                let detail = format!("{} is {}on this host; not started, as no sandbox is to be had", program.display(), if there { "" } else { "not " });
+                let detail = format!(
+                    "{} is {}on this host; not started, as no sandbox is to be had",
+                    program.display(),
+                    if there { "" } else { "not " }
+                );
                 return finding(&feature, state, (detail, (!there).then(|| install_hint(&program))));
             }
             let report;
@@ -514,7 +419,10 @@ impl<'a> Examiner<'a> {
 
     fn run(&self) -> Finding {
         if !is_enforced(&self.run) {
-            return missing("run", split(&self.run.error.0));
+            let (detail, remedy) = split(&self.run.error.0);
+            let elsewhere =
+                "mend what is missing above; if nothing is, an outer filter, a limit or a security module stands in the way of this step";
+            return missing("run", (detail, remedy.or_else(|| Some(elsewhere.to_owned()))));
         }
         let (mut read_back, mut probed) = (0, 0);
         for layer in self.run.receipt.iter().flat_map(|receipt| &receipt.layers) {
@@ -539,29 +447,6 @@ fn is_interpreters_fault(report: &Report) -> bool {
 
 fn absent_or_missing(is_default: bool) -> State {
     if is_default { State::Missing } else { State::Absent }
-}
-
-fn denial_reports() -> Finding {
-    let feature = "denial_reports";
-    match probe::listener() {
-        Ok(()) => fine(feature, "the filter's refusals can be listened to"),
-        Err(failure) => {
-            let why = if failure.errno() == Some(Errno::BUSY) { "another supervisor listens already" } else { "the filter gives no listener" };
-            let remedy = "start stockade outside that supervisor; refusals hold all the same";
-            finding(feature, if failure.errno() == Some(Errno::BUSY) { State::Degraded } else { State::Missing }, (format!("{why}: {failure}"), Some(remedy.to_owned())))
-        }
-    }
-}
-
-/// What hides parts of this process's /proc.
-fn covered_in_proc() -> Vec<String> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    mounts.lines().filter_map(|line| line.split(' ').nth(4)).filter(|point| point.starts_with("/proc/") && *point != "/proc/sys/fs/binfmt_misc").map(String::from).collect()
-}
-
-fn current_lsm() -> String {
-    let list = fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
-    if list.trim().is_empty() { String::new() } else { format!(", such as lsm=landlock,{}", list.trim()) }
 }
 
 pub(crate) fn interpreter_of(name: &str, runtime: &stockade_policy::model::Runtime, options: &Options) -> PathBuf {

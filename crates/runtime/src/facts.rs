@@ -103,8 +103,18 @@ fn merged_usr_links() -> Vec<(String, String)> {
 
 /// Finite hard limits of the launcher, which no child can exceed.
 fn hard_limits() -> BTreeMap<u32, u64> {
-    let resources = [(0, Resource::CPU), (1, Resource::FSIZE), (2, Resource::DATA), (3, Resource::STACK), (6, Resource::NPROC), (7, Resource::NOFILE), (9, Resource::AS), (12, Resource::MSGQUEUE)];
-    let finite = |(number, resource): (u32, Resource)| resource.get_hard().ok().filter(|hard| *hard != rlimit::INFINITY).map(|hard| (number, hard));
+    let resources = [
+        (0, Resource::CPU),
+        (1, Resource::FSIZE),
+        (2, Resource::DATA),
+        (3, Resource::STACK),
+        (6, Resource::NPROC),
+        (7, Resource::NOFILE),
+        (9, Resource::AS),
+        (12, Resource::MSGQUEUE),
+    ];
+    let finite =
+        |(number, resource): (u32, Resource)| resource.get_hard().ok().filter(|hard| *hard != rlimit::INFINITY).map(|hard| (number, hard));
     resources.into_iter().filter_map(finite).collect()
 }
 
@@ -130,7 +140,12 @@ fn cgroup_mounts(mountinfo: &str) -> Vec<Mount> {
         }
         let mut fields = head.split(' ').skip(3);
         let (Some(root), Some(point)) = (fields.next(), fields.next()) else { continue };
-        mounts.push(Mount { point: PathBuf::from(point), root: PathBuf::from(root), version2: kind == "cgroup2", controllers: options.split(',').map(String::from).collect() });
+        mounts.push(Mount {
+            point: PathBuf::from(point),
+            root: PathBuf::from(root),
+            version2: kind == "cgroup2",
+            controllers: options.split(',').map(String::from).collect(),
+        });
     }
     mounts
 }
@@ -160,13 +175,22 @@ pub fn cgroup_facts() -> CgroupFacts {
     if controllers.len() == 3 {
         controllers.extend(v1("cpuacct"));
         return match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
-            Some(closed) => CgroupFacts::Unavailable { reason: format!("{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`", closed.display()) },
+            Some(closed) => CgroupFacts::Unavailable {
+                reason: format!(
+                    "{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`",
+                    closed.display()
+                ),
+            },
             None => CgroupFacts::V1 { controllers },
         };
     }
     match (mounts.iter().find(|mount| mount.version2), path_of("")) {
         (Some(mount), Some(path)) => v2_facts(&own_directory(mount, path), &mount.point),
-        _ => CgroupFacts::Unavailable { reason: String::from("neither cgroup v2 nor the v1 controllers memory, pids and cpu are mounted; mount cgroup2 at /sys/fs/cgroup") },
+        _ => CgroupFacts::Unavailable {
+            reason: String::from(
+                "neither cgroup v2 nor the v1 controllers memory, pids and cpu are mounted; mount cgroup2 at /sys/fs/cgroup",
+            ),
+        },
     }
 }
 
@@ -180,15 +204,21 @@ fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
         V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed))
     };
     let unavailable = |why: String| CgroupFacts::Unavailable { reason: format!("{why}; {DELEGATE}") };
-    let writable = |directory: &Path| access(directory, Access::WRITE_OK).is_ok() && access(directory.join("cgroup.subtree_control"), Access::WRITE_OK).is_ok();
+    let writable = |directory: &Path| {
+        access(directory, Access::WRITE_OK).is_ok() && access(directory.join("cgroup.subtree_control"), Access::WRITE_OK).is_ok()
+    };
     // A launcher that has left for the child of its cgroup before, in this scope.
-    if own.file_name().is_some_and(|name| name == "stockade-launcher") {
-        if let Some(above) = own.parent().filter(|above| writable(above) && has_all(above, "cgroup.subtree_control")) {
-            return CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false };
-        }
+    if own.file_name().is_some_and(|name| name == "stockade-launcher")
+        && let Some(above) = own.parent().filter(|above| writable(above) && has_all(above, "cgroup.subtree_control"))
+    {
+        return CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false };
     }
     if !has_all(own, "cgroup.controllers") {
-        return unavailable(format!("cgroup {} is not given the controllers cpu, memory and pids (it has: {})", own.display(), read(own, "cgroup.controllers").trim()));
+        return unavailable(format!(
+            "cgroup {} is not given the controllers cpu, memory and pids (it has: {})",
+            own.display(),
+            read(own, "cgroup.controllers").trim()
+        ));
     }
     if !writable(own) {
         return unavailable(format!("cgroup {} is not delegated to this user", own.display()));
@@ -205,7 +235,8 @@ fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
     // A sibling loses no cap on memory or CPU, where the launcher's own cgroup sets none.
     // systemd gives every unit a cap on its tasks: that one a sibling escapes, but its own
     // process limit is far below.
-    let uncapped = ["memory.max", "memory.high", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | "")) && read(own, "cpu.max").trim_start().starts_with("max");
+    let uncapped = ["memory.max", "memory.high", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | ""))
+        && read(own, "cpu.max").trim_start().starts_with("max");
     match own.parent().filter(|above| uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")) {
         Some(above) => CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false },
         None => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),

@@ -176,7 +176,12 @@ fn ask(name: &str, runtime: &Runtime, loaded: &Loaded, options: &Options) -> Res
     if question.is_some() {
         let answer: Answer = report.output.and_then(|output| serde_json::from_str(&output.0).ok()).unwrap_or_default();
         language.version = Some(answer.version).filter(|version| is_plain(version));
-        language.packages = answer.packages.into_iter().filter(|package| is_plain(&package.name) && is_plain(&package.version)).take(MOST_PACKAGES).collect();
+        language.packages = answer
+            .packages
+            .into_iter()
+            .filter(|package| is_plain(&package.name) && is_plain(&package.version))
+            .take(MOST_PACKAGES)
+            .collect();
     } else {
         language.version = version_by_option(name, &program, loaded, options);
     }
@@ -192,11 +197,17 @@ fn is_plain(text: &str) -> bool {
 fn why_not(report: &Report, program: &Path, runtime: &Runtime) -> Result<String, Refusal> {
     let message = report.error.0.clone();
     match report.reason.as_deref() {
-        Some("interpreter_missing") if runtime.venv.is_none() => Ok(format!("{} is not on this host: {}", program.display(), doctor::install_hint(program))),
+        Some("interpreter_missing") if runtime.venv.is_none() => {
+            Ok(format!("{} is not on this host: {}", program.display(), doctor::install_hint(program)))
+        }
         Some("interpreter_missing" | "program_not_started") => Ok(message),
         reason => {
             let reason = reason.unwrap_or("not_started");
-            Err(if report.verdict == Verdict::BadRequest { Refusal::bad_request(reason, message) } else { Refusal::sandbox_error(reason, message) })
+            Err(if report.verdict == Verdict::BadRequest {
+                Refusal::bad_request(reason, message)
+            } else {
+                Refusal::sandbox_error(reason, message)
+            })
         }
     }
 }
@@ -218,7 +229,9 @@ fn version_by_option(name: &str, program: &Path, loaded: &Loaded, options: &Opti
 fn find_version(text: &str) -> Option<String> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+')))
         .map(|word| word.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(['.', '-', '+']))
-        .find(|word| word.contains('.') && word.split('.').take(2).all(|part| part.starts_with(|c: char| c.is_ascii_digit())) && is_plain(word))
+        .find(|word| {
+            word.contains('.') && word.split('.').take(2).all(|part| part.starts_with(|c: char| c.is_ascii_digit())) && is_plain(word)
+        })
         .map(String::from)
 }
 

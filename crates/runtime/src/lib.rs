@@ -67,7 +67,11 @@ impl Refusal {
 impl From<LaunchError> for Refusal {
     fn from(error: LaunchError) -> Self {
         let callers_fault = matches!(error.what, What::Step(Step::WriteFile));
-        let mut refusal = if callers_fault { Refusal::bad_request("files_not_writable", error.message) } else { Refusal::sandbox_error(error.what.reason(), error.message) };
+        let mut refusal = if callers_fault {
+            Refusal::bad_request("files_not_writable", error.message)
+        } else {
+            Refusal::sandbox_error(error.what.reason(), error.message)
+        };
         if error.what == What::Step(Step::ExecPayload) {
             refusal.exec_errno = error.errno;
             refusal.reason = String::from("program_not_started");

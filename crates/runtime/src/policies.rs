@@ -51,7 +51,8 @@ pub fn load_policy(options: &Options) -> Result<Loaded, Refusal> {
         };
         Refusal::sandbox_error(reason, error.to_string())
     })?;
-    let filters = Filters::new(&policy.seccomp).map_err(|error| Refusal::sandbox_error("filter_unusable", format!("policy `{}`: {error}", policy.name)))?;
+    let filters = Filters::new(&policy.seccomp)
+        .map_err(|error| Refusal::sandbox_error("filter_unusable", format!("policy `{}`: {error}", policy.name)))?;
     Ok(Loaded { policy, filters })
 }
 

@@ -38,7 +38,9 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
     let (output, output_lossy) = encode(outcome.output.clone(), encoding);
     let (error, error_lossy) = encode(outcome.error.clone(), encoding);
     let truncated = PerStream { output: outcome.output.truncated, error: outcome.error.truncated };
-    let receipt = outcome.receipt.map(|receipt| stockade_protocol::Receipt { plan_sha256: if with_hash { plan_hash(plan) } else { String::new() }, ..receipt });
+    let receipt = outcome
+        .receipt
+        .map(|receipt| stockade_protocol::Receipt { plan_sha256: if with_hash { plan_hash(plan) } else { String::new() }, ..receipt });
     Report {
         schema: 1,
         id: None,

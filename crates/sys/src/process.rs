@@ -130,13 +130,33 @@ pub fn wait_any() -> Result<Ended> {
     }
 }
 
-/// Sends `signal` to every process that this one may signal.
+/// Waits for the child behind a pidfd to end, with what it and all that it waited for
+/// used; for pid 1 of a PID namespace that is everything inside.
 ///
 /// # Errors
-/// ESRCH when there is none.
-pub fn kill_all(signal: i32) -> Result<()> {
-    // SAFETY: integers only.
-    unsafe { syscall(62, [usize::MAX, signal as usize, 0, 0, 0, 0]) }.map(drop)
+/// ECHILD when it was waited for already.
+pub fn wait_child(pidfd: impl AsFd) -> Result<Ended> {
+    const P_PIDFD: usize = 3;
+    const WEXITED: usize = 4;
+    let mut usage = [0u64; 18];
+    let mut info = [0u32; 32];
+    loop {
+        let pidfd = pidfd.as_fd().as_raw_fd() as usize;
+        // SAFETY: `info` (siginfo_t, 128 bytes) and `usage` (struct rusage) are writable.
+        match unsafe { syscall(247, [P_PIDFD, pidfd, info.as_mut_ptr() as usize, WEXITED, usage.as_mut_ptr() as usize, 0]) } {
+            Ok(_) => {
+                return Ok(Ended {
+                    pid: info[4] as i32,
+                    status: info[6] as i32,
+                    user_us: usage[0] * 1_000_000 + usage[1],
+                    system_us: usage[2] * 1_000_000 + usage[3],
+                    max_rss_kib: usage[4],
+                });
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// Sets the ignored signals back to their default and blocks none, so that a program

@@ -41,7 +41,11 @@ pub(crate) struct Blueprint<'p> {
 }
 
 impl<'p> Blueprint<'p> {
-    pub(super) fn new(parents: &'p BTreeMap<String, PathBuf>, settings: &'p [CgroupSetting], record: Option<&mut Record>) -> Result<Self, LaunchError> {
+    pub(super) fn new(
+        parents: &'p BTreeMap<String, PathBuf>,
+        settings: &'p [CgroupSetting],
+        record: Option<&mut Record>,
+    ) -> Result<Self, LaunchError> {
         let name = unique_name();
         if let Some(record) = record {
             record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
@@ -67,13 +71,17 @@ impl<'p> Blueprint<'p> {
             let path = parent.join(&self.name);
             let mkdir = format!("make cgroup {}", path.display());
             let controller = controller(kind, path.clone(), parent.clone());
-            controller.create().map_err(|error| LaunchError::other(What::Cgroup, format!("{mkdir}: {error}; the launcher must be able to write there")))?;
-            let directory = openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
+            controller
+                .create()
+                .map_err(|error| LaunchError::other(What::Cgroup, format!("{mkdir}: {error}; the launcher must be able to write there")))?;
+            let directory =
+                openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
         }
         for setting in self.settings {
             let kind = setting.controller.unwrap_or_default();
-            let missing = || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
+            let missing =
+                || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
             let hierarchy = made.hierarchies.get(kind).ok_or_else(missing)?;
             apply_setting(&hierarchy.directory, setting)?;
         }

@@ -28,9 +28,15 @@ pub(crate) struct V2 {
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 impl V2 {
-    pub(super) fn create(parent: &Path, vacate: bool, settings: &[CgroupSetting], record: Option<&mut Record>) -> Result<Self, LaunchError> {
+    pub(super) fn create(
+        parent: &Path,
+        vacate: bool,
+        settings: &[CgroupSetting],
+        record: Option<&mut Record>,
+    ) -> Result<Self, LaunchError> {
         let failed = |attempt: String| move |errno| LaunchError::system(What::Cgroup, &attempt, errno);
-        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(format!("open cgroup {}", parent.display())))?;
+        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(failed(format!("open cgroup {}", parent.display())))?;
         if vacate {
             leave_for_child(&above, parent)?;
         }
@@ -119,7 +125,11 @@ fn leave_for_child(above: &OwnedFd, parent: &Path) -> Result<(), LaunchError> {
 /// Sees to it that children have the controllers that limits need.
 fn hand_down_controllers(above: &OwnedFd, parent: &Path) -> Result<(), LaunchError> {
     let enabled = read_in(above, "cgroup.subtree_control").unwrap_or_default();
-    let missing: Vec<String> = NEEDED.iter().filter(|needed| !enabled.split_ascii_whitespace().any(|on| on == **needed)).map(|needed| format!("+{needed}")).collect();
+    let missing: Vec<String> = NEEDED
+        .iter()
+        .filter(|needed| !enabled.split_ascii_whitespace().any(|on| on == **needed))
+        .map(|needed| format!("+{needed}"))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }

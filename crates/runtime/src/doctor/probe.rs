@@ -46,8 +46,11 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Refused(errno) => {
-                let errno = nix::errno::Errno::from_raw(errno.raw_os_error());
-                write!(f, "{} ({errno:?})", errno.desc().to_lowercase())
+                let number = errno.raw_os_error();
+                let text = std::io::Error::from_raw_os_error(number).to_string();
+                // "Operation not permitted (os error 1)"
+                let text = text.split(" (os error").next().unwrap_or_default().to_lowercase();
+                write!(f, "{text} ({:?})", nix::errno::Errno::from_raw(number))
             }
             Failure::Killed(signal) => write!(f, "the process that tried was killed by signal {signal}"),
         }
@@ -64,7 +67,7 @@ impl Failure {
     }
 }
 
-type Probe = Result<(), Failure>;
+pub(super) type Probe = Result<(), Failure>;
 
 /// The ids that a run would have.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +138,9 @@ fn take_on(read: &OwnedFd, write: &OwnedFd, ids: Ids) -> Result<(), Errno> {
 }
 
 fn write_maps(pid: i32, ids: Ids) -> Result<(), Errno> {
-    let write = |file: &str, text: String| std::fs::write(format!("/proc/{pid}/{file}"), text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    let write = |file: &str, text: String| {
+        std::fs::write(format!("/proc/{pid}/{file}"), text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    };
     if !ids.privileged {
         write("setgroups", String::from("deny"))?;
     }
@@ -143,9 +148,19 @@ fn write_maps(pid: i32, ids: Ids) -> Result<(), Errno> {
     write("gid_map", format!("{} {} 1", ids.inside.1, ids.outside.1))
 }
 
+/// Whether a child can be made at all, as every probe and every run does it.
+pub(super) fn child() -> Probe {
+    apart(|| Ok(()))
+}
+
 /// A user namespace in which a capability counts for something: AppArmor lets an
 /// unconfined program make one, and takes its capabilities away.
 pub(super) fn user_namespace(ids: Ids) -> Probe {
+    inside(0, ids, cred::drop_bounding_set)
+}
+
+/// A host name of one's own.
+pub(super) fn host_name(ids: Ids) -> Probe {
     inside(flags::NEWUTS, ids, || rustix::system::sethostname(b"probe"))
 }
 
@@ -154,7 +169,8 @@ pub(super) fn nested_user_namespace(ids: Ids) -> Probe {
     inside(0, ids, || {
         unshare(CloneFlags::CLONE_NEWUSER)?;
         set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-        let write = |file: &str, text: String| std::fs::write(file, text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let write =
+            |file: &str, text: String| std::fs::write(file, text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
         write("/proc/self/setgroups", String::from("deny"))?;
         write("/proc/self/gid_map", format!("{0} {0} 1", ids.inside.1))?;
         write("/proc/self/uid_map", format!("{0} {0} 1", ids.inside.0))
@@ -200,7 +216,8 @@ pub(super) fn root_file_system(ids: Ids) -> Probe {
         let root = new_tmpfs()?;
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
         mkdirat(&root, c"usr", Mode::from_raw_mode(0o755))?;
-        let tree = open_tree(CWD, c"/usr", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE)?;
+        let tree =
+            open_tree(CWD, c"/usr", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE)?;
         set_attributes(&tree, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
         move_mount(&tree, c"", &root, c"usr", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
         rustix::process::fchdir(&root)?;

@@ -1,0 +1,415 @@
+//! `stockade run`: any command, its streams passed through.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, eventually, test, wait_within},
+    stockade::{PolicyDirectory, derived, feed, no_process_is_left, program_path, put, scratch, stockade, text, token, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, streams_pass_through_byte_for_byte),
+    test!(Both, stdin_may_be_a_pipe_a_file_or_nothing),
+    test!(Both, a_large_stdin_passes_whole_and_ends),
+    test!(Both, an_open_stdin_does_not_keep_a_finished_command),
+    test!(Both, a_slow_reader_loses_nothing),
+    test!(Both, a_reader_that_goes_away_ends_the_command),
+    test!(Both, the_commands_status_is_passed_on, seconds 60),
+    test!(Both, a_signal_is_128_and_its_number),
+    test!(Both, the_wall_clock_is_124),
+    test!(Both, a_sandbox_that_cannot_be_made_is_125),
+    test!(Both, what_cannot_be_executed_is_126_and_what_is_not_there_127),
+    test!(Both, a_mistake_on_the_command_line_is_2),
+    test!(Both, other_limits_are_said_on_stderr),
+    test!(Both, the_report_holds_the_result_without_the_streams),
+    test!(Both, a_report_is_written_for_a_run_that_never_began),
+    test!(Both, a_report_cannot_be_reached_from_inside),
+    test!(Both, signals_reach_the_command),
+    test!(Both, a_signal_that_is_not_caught_ends_the_command),
+    test!(Both, no_descriptor_of_the_caller_enters),
+    test!(Both, nothing_of_the_callers_environment_enters),
+    test!(Both, the_scratch_is_the_working_directory),
+    test!(Both, commands_are_found_by_path_inside_only),
+    test!(Both, an_argument_that_looks_like_an_option_is_the_commands),
+    test!(Both, a_terminal_passes_through, seconds 60),
+    test!(Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
+    test!(Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
+    test!(Both, killing_the_launcher_kills_the_sandbox),
+    test!(Both, output_of_a_killed_run_is_not_lost),
+];
+
+fn run(arguments: &[&str]) -> Command {
+    stockade([&["run", "--"], arguments].concat())
+}
+
+#[track_caller]
+fn says(output: &Output, stdout: &[u8], status: i32) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{stderr}");
+    assert!(output.stdout == stdout, "{:?}\n{stderr}", String::from_utf8_lossy(&output.stdout));
+}
+
+fn every_byte() -> Vec<u8> {
+    (0..=255).cycle().take(70_000).collect()
+}
+
+fn streams_pass_through_byte_for_byte() {
+    let output = feed(&mut run(&["sh", "-c", "tee /dev/stderr"]), &every_byte());
+    assert_eq!(output.stdout, every_byte());
+    assert!(output.stderr.ends_with(&every_byte()));
+    // What is said of the sandbox stands before it, and nowhere else.
+    let said = String::from_utf8_lossy(&output.stderr[..output.stderr.len() - 70_000]).into_owned();
+    assert!(said.lines().all(|line| line.starts_with("stockade: ")), "{said}");
+}
+
+fn stdin_may_be_a_pipe_a_file_or_nothing() {
+    let count = ["wc", "-c"];
+    says(&feed(&mut run(&count), b"12345"), b"5\n", 0);
+    let file = directory().join("input");
+    fs::write(&file, every_byte()).unwrap();
+    says(&run(&count).stdin(File::open(&file).unwrap()).output().unwrap(), b"70000\n", 0);
+    let mut half = File::open(&file).unwrap();
+    half.read_exact(&mut [0; 20_000]).unwrap();
+    says(&run(&count).stdin(half).output().unwrap(), b"50000\n", 0);
+    says(&run(&count).stdin(Stdio::null()).output().unwrap(), b"0\n", 0);
+    let closed = under(&["sh", "-c", "exec \"$0\" run -- wc -c <&-", text(&program_path().unwrap())]).output().unwrap();
+    says(&closed, b"0\n", 0);
+    says(&run(&count).stdin(File::open("/dev/zero").map(|zero| zero.take(0)).unwrap().into_inner()).env("X", "").args(["/dev/null"]).output().unwrap(), b"0 /dev/null\n", 0);
+}
+
+fn a_large_stdin_passes_whole_and_ends() {
+    let large: Vec<u8> = every_byte().into_iter().cycle().take(20 << 20).collect();
+    let file = directory().join("large");
+    fs::write(&file, &large).unwrap();
+    let here = Command::new("sha256sum").stdin(File::open(&file).unwrap()).output().unwrap();
+    says(&feed(&mut run(&["sha256sum"]), &large), &here.stdout, 0);
+    says(&run(&["sha256sum"]).stdin(File::open(&file).unwrap()).output().unwrap(), &here.stdout, 0);
+}
+
+fn an_open_stdin_does_not_keep_a_finished_command() {
+    let mut child = run(&["echo", "done"]).stdin(Stdio::piped()).spawn().unwrap();
+    let stdin = child.stdin.take();
+    assert!(wait_within(&mut child, Duration::from_secs(10)).is_some_and(|status| status.success()));
+    drop(stdin);
+}
+
+fn a_slow_reader_loses_nothing() {
+    let mut child = run(&["head", "-c", "3000000", "/dev/zero"]).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut first = [0; 10];
+    stdout.read_exact(&mut first).unwrap();
+    // The pipe is full long before; the command must wait, not lose.
+    assert!(!eventually(Duration::from_millis(300), || child.try_wait().unwrap().is_some()));
+    let mut rest = Vec::new();
+    stdout.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len() + 10, 3_000_000);
+    assert!(child.wait().unwrap().success());
+}
+
+/// As with any command: `… | head -1` comes back.
+fn a_reader_that_goes_away_ends_the_command() {
+    let mut child = run(&["yes"]).spawn().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 10]).unwrap();
+    drop(stdout);
+    let ended = wait_within(&mut child, Duration::from_secs(5));
+    let _still = child.kill();
+    assert!(ended.is_some(), "the command goes on printing to nobody");
+}
+
+fn the_commands_status_is_passed_on() {
+    for status in 0..=255 {
+        let output = run(&["sh", "-c", &format!("exit {status}")]).output().unwrap();
+        says(&output, b"", status);
+    }
+}
+
+fn a_signal_is_128_and_its_number() {
+    for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("USR1", 10)] {
+        let output = run(&["sh", "-c", &format!("kill -{name} $$")]).output().unwrap();
+        says(&output, b"", 128 + number);
+    }
+}
+
+fn with_policy(lines: &str, arguments: &[&str]) -> Output {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("own", &derived(lines));
+    stockade([&["run", "--policy", &policy, "--"], arguments].concat()).output().unwrap()
+}
+
+fn the_wall_clock_is_124() {
+    let output = with_policy("[limits]\nwall = \"300ms\"", &["sleep", "600"]);
+    says(&output, b"", 124);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("stockade: the wall clock ran out"));
+}
+
+fn a_sandbox_that_cannot_be_made_is_125() {
+    let output = with_policy("[filesystem]\nread_only = { add = [\"/not-on-this-host\"] }", &["true"]);
+    says(&output, b"", 125);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/not-on-this-host"));
+    let output = stockade(["run", "--policy", "no-such-policy", "--", "true"]).output().unwrap();
+    says(&output, b"", 125);
+}
+
+fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
+    for (command, status) in [("no-such-command", 127), ("/usr/bin/no-such-command", 127), ("./missing", 127), ("/etc/hosts", 126), ("/usr", 126), ("/usr/lib/os-release", 126)] {
+        let output = run(&[command]).output().unwrap();
+        says(&output, b"", status);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(command), "{said}");
+    }
+}
+
+fn a_mistake_on_the_command_line_is_2() {
+    for arguments in [&["run"][..], &["run", "--"], &["run", "true"], &["run", "--nonsense", "--", "true"], &["run", "--", ""], &["run", "--scratch", "relative", "--", "true"], &["run", "--scratch", "/no/such", "--", "true"]] {
+        let output = stockade(arguments).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+fn other_limits_are_said_on_stderr() {
+    let output = with_policy("[limits]\ntmp_size = \"2MiB\"", &["sh", "-c", "head -c 5000000 /dev/zero >/tmp/f"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("stockade: scratch or tmp is full"), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn report_of(path: &Path) -> Value {
+    let text = fs::read_to_string(path).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+fn the_report_holds_the_result_without_the_streams() {
+    let path = directory().join("report.json");
+    let output = stockade(["run", "--report", text(&path), "--", "sh", "-c", "echo out; echo err >&2; exit 5"]).output().unwrap();
+    says(&output, b"out\n", 5);
+    let report = report_of(&path);
+    assert_eq!((&report["verdict"], &report["code"], &report["started"], &report["schema"]), (&json!("exited"), &json!(5), &json!(true), &json!(1)));
+    assert_eq!((&report["bytes"]["output"], &report["bytes"]["error"]), (&json!(4), &json!(4)));
+    assert!(report.get("output").is_none() && report["receipt"]["layers"].is_array(), "{report}");
+    // An older and longer one is replaced whole.
+    fs::write(&path, "x".repeat(100_000)).unwrap();
+    stockade(["run", "--report", text(&path), "--", "true"]).output().unwrap();
+    assert_eq!(report_of(&path)["success"], true);
+    let nowhere = stockade(["run", "--report", "/no/such/place/report", "--", "true"]).output().unwrap();
+    assert_eq!(nowhere.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/no/such/place/report"));
+}
+
+fn a_report_is_written_for_a_run_that_never_began() {
+    let path = directory().join("report.json");
+    let output = stockade(["run", "--report", text(&path), "--", "no-such-command"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(127));
+    let report = report_of(&path);
+    assert_eq!((&report["started"], &report["success"], &report["verdict"]), (&json!(false), &json!(false), &json!("sandbox_error")));
+}
+
+fn a_report_cannot_be_reached_from_inside() {
+    let scratch = scratch();
+    let path = scratch.join("report.json");
+    let victim = directory().join("victim");
+    fs::write(&victim, "untouched").unwrap();
+    let script = format!("ln -s {} report.json; echo forged >report.json; exit 0", text(&victim));
+    let output = stockade(["run", "--scratch", text(&scratch), "--report", text(&path), "--", "sh", "-c", &script]).output().unwrap();
+    // Written to where the code's link leads, it would be a way to overwrite any file.
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched", "{:?}", output.status);
+}
+
+fn signals_reach_the_command() {
+    for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGINT, "INT"), (Signal::SIGHUP, "HUP"), (Signal::SIGUSR1, "USR1"), (Signal::SIGUSR2, "USR2"), (Signal::SIGQUIT, "QUIT")] {
+        let script = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut child = run(&["bash", "-c", &script]).spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        stdout.read_exact(&mut [0; 6]).unwrap();
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest).unwrap();
+        assert_eq!((rest, child.wait().unwrap().code()), (format!("got {name}\n"), Some(7)));
+    }
+}
+
+fn a_signal_that_is_not_caught_ends_the_command() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut child = run(&["sh", "-c", "echo ready; exec sleep 600"]).spawn().unwrap();
+        child.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
+        // The exec may not be done yet; sh dies of them just as well.
+        kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+        assert_eq!(wait_within(&mut child, Duration::from_secs(10)).unwrap().code(), Some(128 + signal as i32));
+    }
+}
+
+fn no_descriptor_of_the_caller_enters() {
+    let secret = token("descriptor");
+    let file = directory().join("input");
+    fs::write(&file, format!("first\n{secret}\n")).unwrap();
+    let log = directory().join("log");
+    fs::write(&log, "before\n").unwrap();
+    let script = "import os, stat\nfor fd in (0, 1, 2): print(stat.S_ISFIFO(os.fstat(fd).st_mode), os.readlink(f'/proc/self/fd/{fd}').split(':')[0])\nfor fd in (0, 1):\n    try: print(os.lseek(fd, 0, 0))\n    except OSError as e: print(e.errno)\nprint(sorted(os.listdir('/proc/self/fd'))[:3])";
+    let mut command = run(&["/usr/bin/python3", "-c", script]);
+    command.stdin(File::open(&file).unwrap()).stdout(File::options().append(true).open(&log).unwrap());
+    assert!(command.output().unwrap().status.success());
+    let written = fs::read_to_string(&log).unwrap();
+    assert_eq!(written, "before\nTrue pipe\nTrue pipe\nTrue pipe\n29\n29\n['0', '1', '2']\n");
+    // A directory as stdin is no way out either.
+    let output = run(&["ls", "/proc/self/fd/0/"]).stdin(File::open("/").unwrap()).output().unwrap();
+    assert!(!output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("root"));
+}
+
+fn nothing_of_the_callers_environment_enters() {
+    let secret = token("environment");
+    let output = run(&["env"]).env("SECRET", &secret).env("TERM", "xterm").env("LD_LIBRARY_PATH", "/tmp").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(!said.contains(&secret) && !said.contains("LD_LIBRARY_PATH") && said.contains("HOME=/home/sandbox\n"), "{said}");
+}
+
+fn the_scratch_is_the_working_directory() {
+    let scratch = scratch();
+    put(&scratch.join("input"), "in");
+    let output = stockade(["run", "--scratch", text(&scratch), "--", "sh", "-c", "pwd; cat input; echo x >result"]).output().unwrap();
+    says(&output, format!("{}\nin", text(&scratch)).as_bytes(), 0);
+    assert_eq!(fs::read_to_string(scratch.join("result")).unwrap(), "x\n");
+    says(&run(&["pwd"]).output().unwrap(), b"/scratch\n", 0);
+}
+
+fn commands_are_found_by_path_inside_only() {
+    let scratch = scratch();
+    let script = "printf '#!/bin/sh\\necho planted\\n' >ls; chmod +x ls";
+    assert!(stockade(["run", "--scratch", text(&scratch), "--", "sh", "-c", script]).output().unwrap().status.success());
+    let mut command = stockade(["run", "--scratch", text(&scratch), "--", "ls", "-d", "."]);
+    says(&command.env("PATH", text(&scratch)).output().unwrap(), b".\n", 0);
+    says(&stockade(["run", "--scratch", text(&scratch), "--", "./ls"]).output().unwrap(), b"planted\n", 0);
+}
+
+fn an_argument_that_looks_like_an_option_is_the_commands() {
+    says(&run(&["echo", "--report", "x", "--", "-h"]).output().unwrap(), b"--report x -- -h\n", 0);
+}
+
+/// Drives the program on a terminal: argv is the program, a JSON list of arguments and a
+/// JSON list of steps; prints what was seen as JSON.
+const TERMINAL: &str = r#"
+import fcntl, json, os, pty, select, signal, struct, sys, termios, time
+program, arguments, steps = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+pid, master = pty.fork()
+if pid == 0:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    # Held open and idle behind the program, so that the terminal can be looked at after it.
+    child = os.fork()
+    if child == 0:
+        os.execv(program, [program] + arguments)
+    for s in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(s, signal.SIG_IGN)
+    before = termios.tcgetattr(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.write(1, f"\n<<status {status}>>\n".encode())
+    time.sleep(30)
+    os._exit(0)
+seen, found = b"", {}
+def wait_for(text):
+    global seen
+    end = time.monotonic() + 20
+    while text.encode() not in seen:
+        ready, _, _ = select.select([master], [], [], max(0, end - time.monotonic()))
+        if not ready:
+            print(json.dumps({"missing": text, "seen": seen.decode(errors="replace")}))
+            os.kill(pid, 9)
+            sys.exit(0)
+        seen += os.read(master, 65536)
+settings = termios.tcgetattr(master)
+for step in steps:
+    kind, value = step
+    if kind == "wait": wait_for(value)
+    elif kind == "type": os.write(master, value.encode())
+    elif kind == "resize":
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", *value, 0, 0))
+    elif kind == "raw": found["raw"] = not termios.tcgetattr(master)[3] & termios.ICANON
+    elif kind == "signal":
+        children = open(f"/proc/{pid}/task/{pid}/children").read().split()
+        os.kill(int(children[0]), value)
+wait_for("<<status ")
+wait_for(">>")
+found["restored"] = termios.tcgetattr(master)[:4] == settings[:4]
+found["status"] = int(seen.split(b"<<status ")[1].split(b">>")[0])
+found["seen"] = seen.decode(errors="replace")
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+print(json.dumps(found))
+"#;
+
+#[track_caller]
+fn on_terminal(arguments: &[&str], steps: Value) -> Value {
+    let program = program_path().unwrap();
+    let arguments = json!([&["run"], arguments].concat()).to_string();
+    let output = under(&["/usr/bin/python3", "-c", TERMINAL, text(&program), &arguments, &steps.to_string()]).output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    assert!(found.get("missing").is_none(), "{found}");
+    found
+}
+
+fn a_terminal_passes_through() {
+    let script = r#"
+import os, sys, time
+print([os.isatty(fd) for fd in (0, 1, 2)], tuple(os.get_terminal_size()), os.ttyname(0), os.getsid(0) == os.getpid())
+print("ready", flush=True)
+while tuple(os.get_terminal_size()) != (101, 44): time.sleep(0.01)
+print("resized", flush=True)
+try:
+    while True: time.sleep(0.05)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.exit(5)
+"#;
+    let steps = json!([["wait", "ready"], ["raw", null], ["resize", [44, 101]], ["wait", "resized"], ["type", "\u{3}"], ["wait", "interrupted"]]);
+    let found = on_terminal(&["--", "/usr/bin/python3", "-c", script], steps);
+    let seen = found["seen"].as_str().unwrap();
+    assert!(seen.contains("[True, True, True] (77, 33) /dev/pts/0 True"), "{seen}");
+    assert_eq!((&found["raw"], &found["restored"], &found["status"]), (&json!(true), &json!(true), &json!(5)), "{seen}");
+}
+
+fn a_terminal_is_restored_after_the_launcher_was_asked_to_end() {
+    let found = on_terminal(&["--", "sh", "-c", "echo ready; exec sleep 600"], json!([["wait", "ready"], ["raw", null], ["signal", 15]]));
+    assert_eq!((&found["raw"], &found["restored"], &found["status"]), (&json!(true), &json!(true), &json!(143)), "{found}");
+}
+
+fn what_is_typed_reaches_a_shell_on_a_terminal() {
+    let steps = json!([["wait", "$ "], ["type", "echo $((6 * 7)); tty\r"], ["wait", "42"], ["wait", "/dev/pts/0"], ["type", "sleep 600\r"], ["type", "\u{3}"], ["type", "exit 9\r"]]);
+    let found = on_terminal(&["--policy", "shell", "--", "bash", "--norc", "-i"], steps);
+    assert_eq!((&found["restored"], &found["status"]), (&json!(true), &json!(9)), "{found}");
+    // The end of input is a character there.
+    let found = on_terminal(&["--", "cat"], json!([["type", "typed\r"], ["wait", "typed\r\ntyped"], ["type", "\u{4}"]]));
+    assert_eq!(found["status"], 0, "{found}");
+}
+
+fn killing_the_launcher_kills_the_sandbox() {
+    let mark = format!("600.{}6", std::process::id());
+    let mut child = run(&["bash", "-c", &format!("setsid sleep {mark} & echo ready; sleep {mark}")]).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
+    child.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(9));
+    no_process_is_left(&mark);
+}
+
+fn output_of_a_killed_run_is_not_lost() {
+    let begin = Instant::now();
+    let output = with_policy("[limits]\nwall = \"300ms\"", &["sh", "-c", "echo before; sleep 600"]);
+    says(&output, b"before\n", 124);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    let mut child = run(&["cat"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.as_mut().unwrap().write_all(b"typed").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
