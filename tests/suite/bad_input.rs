@@ -155,7 +155,9 @@ fn paths_that_leave_scratch_are_refused() {
         exec(json!({"code": "", "collect": [path]})).refused("path_malformed", &["collect"]);
     }
     // What only looks like it is a name like any other.
-    let done = exec(json!({"code": "import os; print(sorted(n for n in os.listdir('.') if 'stockade' not in n))", "files": {"...": "", "..a": "", "~": "", "\\..": ""}}));
+    let done = exec(
+        json!({"code": "import os; print(sorted(n for n in os.listdir('.') if 'stockade' not in n))", "files": {"...": "", "..a": "", "~": "", "\\..": ""}}),
+    );
     done.succeeded().expect(json!({"output": "['...', '..a', '\\\\..', '~']\n"}));
 }
 
@@ -236,7 +238,8 @@ fn unknown_and_malformed_limits_are_refused() {
         ("cpus", json!(0.001)),
         ("cpus", json!("half")),
     ] {
-        exec(json!({"code": "", "limits": {name: value}})).refused("limit_malformed", &[&format!("`{name}`"), "such as"][..if name == "processes" { 1 } else { 2 }]);
+        exec(json!({"code": "", "limits": {name: value}}))
+            .refused("limit_malformed", &[&format!("`{name}`"), "such as"][..if name == "processes" { 1 } else { 2 }]);
     }
 }
 
@@ -264,7 +267,9 @@ fn a_file_is_no_scratch() {
 }
 
 fn system_directories_are_no_scratch() {
-    for path in ["/", "/etc", "/usr", "/usr/bin", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/run", "/tmp", "/home", "/var", "/etc/ssl"] {
+    for path in
+        ["/", "/etc", "/usr", "/usr/bin", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/run", "/tmp", "/home", "/var", "/etc/ssl"]
+    {
         if !Path::new(path).is_dir() {
             continue;
         }
@@ -284,9 +289,9 @@ fn a_home_directory_is_no_scratch_of_root() {
 fn a_home_directory_is_no_scratch() {
     // Whoever runs this may have no account; every other account's home counts too.
     let accounts = fs::read_to_string("/etc/passwd").unwrap();
-    let homes = accounts.lines().filter_map(|line| line.split(':').nth(5)).filter(|home| home.len() > 1);
+    let mut homes = accounts.lines().filter_map(|line| line.split(':').nth(5)).filter(|home| home.len() > 1);
     let real = |home: &&str| fs::canonicalize(home).is_ok_and(|path| path == Path::new(home) && fs::read_dir(path).is_ok());
-    let home = homes.filter(real).next().expect("some account has a home that anybody may read");
+    let home = homes.find(real).expect("some account has a home that anybody may read");
     ask(home).refused("scratch_is_home", &["home directory"]);
 }
 
@@ -345,7 +350,7 @@ fn a_scratch_behind_another_users_link_is_refused() {
 
 fn a_scratch_that_cannot_be_entered_is_refused() {
     let path = scratch();
-    fs::set_permissions(&path, Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o0)).unwrap();
     let done = if is_root() { ask_as(OWNER, &path) } else { ask(text(&path)) };
     done.refused("scratch_unreadable", &["EACCES"]);
     fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
@@ -357,7 +362,8 @@ fn a_missing_interpreter_is_named() {
     let policy = policies.write("none", &derived("[runtimes.none]\ncommand = [\"/usr/bin/no-such-interpreter\", \"{file}\"]"));
     let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "none"}));
     done.broke("interpreter_missing", &["`none`", "/usr/bin/no-such-interpreter", "--runtime"]);
-    exec_with(&["--runtime", "python=/no/such/python"], json!({"code": ""})).refused("interpreter_missing", &["--runtime python=/no/such/python"]);
+    exec_with(&["--runtime", "python=/no/such/python"], json!({"code": ""}))
+        .refused("interpreter_missing", &["--runtime python=/no/such/python"]);
     exec_with(&["--runtime", "klingon=/usr/bin/python3"], json!({"code": ""})).refused("unknown_language", &["klingon"]);
 }
 

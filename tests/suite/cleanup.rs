@@ -65,7 +65,8 @@ fn processes_around(scratch: &Path, before: &BTreeSet<u32>) -> Vec<String> {
             continue;
         }
         let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().to_owned()).unwrap_or_default();
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().to_owned()).unwrap_or_default();
         let uid = field("Uid:").split_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(0u32);
         let mounts = fs::read_to_string(entry.path().join("mountinfo")).unwrap_or_default();
         let launcher = fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == Path::new(&program));
@@ -117,7 +118,11 @@ fn an_ended_run_leaves_nothing() {
     assert_eq!(names(&scratch), BTreeSet::new());
     assert_eq!(cgroups_of(&launchers), Vec::<PathBuf>::new());
     assert_eq!(mounts(), mounts_before);
-    assert!(eventually(Duration::from_secs(5), || processes_around(&scratch, &before).is_empty()), "{:?}", processes_around(&scratch, &before));
+    assert!(
+        eventually(Duration::from_secs(5), || processes_around(&scratch, &before).is_empty()),
+        "{:?}",
+        processes_around(&scratch, &before)
+    );
     assert_eq!(dead_records(), Vec::<String>::new());
 }
 
@@ -130,7 +135,9 @@ fn a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_swe
     let scratch = scratch();
     let (mounts_before, before) = (mounts(), processes());
     let mark = format!("600.{}7", std::process::id());
-    let code = format!("import subprocess\nopen('mine', 'w').close()\nsubprocess.Popen(['sleep', '{mark}'], start_new_session=True)\nsubprocess.run(['sleep', '{mark}'])");
+    let code = format!(
+        "import subprocess\nopen('mine', 'w').close()\nsubprocess.Popen(['sleep', '{mark}'], start_new_session=True)\nsubprocess.run(['sleep', '{mark}'])"
+    );
     let request = json!({"code": code, "scratch": text(&scratch), "files": {"given/file": "x"}}).to_string();
     let (mut launchers, mut reached) = (BTreeSet::new(), BTreeSet::new());
     for delay in delays() {
@@ -144,7 +151,8 @@ fn a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_swe
             let path = scratch.join(name);
             let _not_yet = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
         }
-        let nothing_runs = eventually(Duration::from_secs(5), || !host_process_with(&mark) && processes_around(&scratch, &before).is_empty());
+        let nothing_runs =
+            eventually(Duration::from_secs(5), || !host_process_with(&mark) && processes_around(&scratch, &before).is_empty());
         assert!(nothing_runs, "after {delay:?}: {:?}", processes_around(&scratch, &before));
     }
     // It was killed before anything was there, and after the code had begun.
@@ -180,7 +188,10 @@ fn the_sweep_removes_only_what_is_a_programs_file() {
     let victim = directory().join("victim");
     fs::create_dir(&victim).unwrap();
     fs::write(victim.join("file"), "untouched").unwrap();
-    let code = format!("import os, sys, time\nos.unlink(sys.argv[0]); os.symlink({:?}, sys.argv[0])\nopen('running', 'w').close()\ntime.sleep(600)", text(&victim));
+    let code = format!(
+        "import os, sys, time\nos.unlink(sys.argv[0]); os.symlink({:?}, sys.argv[0])\nopen('running', 'w').close()\ntime.sleep(600)",
+        text(&victim)
+    );
     let mut child = kill_when_running(&json!({"code": code, "scratch": text(&scratch)}), &scratch.join("running"));
     child.kill().unwrap();
     child.wait().unwrap();
@@ -221,7 +232,11 @@ fn killed_launchers_by_the_dozen_leave_nothing() {
         child.wait().unwrap();
     }
     no_process_is_left(&mark);
-    assert!(eventually(Duration::from_secs(5), || processes_around(&scratch, &before).is_empty()), "{:?}", processes_around(&scratch, &before));
+    assert!(
+        eventually(Duration::from_secs(5), || processes_around(&scratch, &before).is_empty()),
+        "{:?}",
+        processes_around(&scratch, &before)
+    );
     exec(json!({"code": "print(1)", "scratch": text(&scratch)})).succeeded();
     assert_eq!(names(&scratch), BTreeSet::new());
     assert!(eventually(Duration::from_secs(5), || cgroups_of(&launchers).is_empty()), "{:?}", cgroups_of(&launchers));

@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, is_root, test},
-    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, put, python, scratch, scratch_named, start, stockade, text, token},
+    stockade::{
+        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, put, python, scratch, scratch_named, start,
+        stockade, text, token,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -58,14 +61,14 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_read_only_scratch_can_be_read_and_not_written),
     test!(Both, protected_paths_of_a_scratch_can_be_read_and_not_written),
     test!(Both, home_can_be_the_scratch),
-    test!(Both, every_shipped_language_runs, needs [Program("node")]),
+    test!(Both, every_shipped_language_runs, needs[Program("node")]),
     test!(Both, a_language_is_found_by_alias_and_in_any_case),
     test!(Both, empty_code_runs),
     test!(Both, code_of_a_megabyte_runs),
     test!(Both, a_request_of_many_megabytes_is_taken),
     test!(Both, the_policy_of_the_result_is_the_one_that_decided),
     test!(Both, usage_is_measured),
-    test!(Both, memory_and_processes_are_measured, needs [Cgroup]),
+    test!(Both, memory_and_processes_are_measured, needs[Cgroup]),
     test!(Both, duration_is_that_of_the_program),
     test!(Both, a_dry_run_runs_nothing),
     test!(Both, two_plans_of_one_request_are_equal),
@@ -90,15 +93,47 @@ fn a_result_has_every_field_of_the_contract() {
     let done = python("");
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
     let promised = [
-        "output", "error", "code", "success", "verdict", "reason", "started", "signal", "duration_ms", "limits_hit", "bytes", "truncated",
-        "lossy", "usage", "limits", "denials", "egress", "files", "receipt", "policy", "schema", "id",
+        "output",
+        "error",
+        "code",
+        "success",
+        "verdict",
+        "reason",
+        "started",
+        "signal",
+        "duration_ms",
+        "limits_hit",
+        "bytes",
+        "truncated",
+        "lossy",
+        "usage",
+        "limits",
+        "denials",
+        "egress",
+        "files",
+        "receipt",
+        "policy",
+        "schema",
+        "id",
     ];
     for field in promised {
         assert!(keys(&done.result).contains(field), "{field} is missing: {}", done.line);
     }
     let limits = [
-        "wall_ms", "cpu_ms", "memory_bytes", "address_space_bytes", "processes", "cpus_milli", "file_size_bytes", "open_files", "stack_bytes",
-        "scratch_size_bytes", "scratch_files", "tmp_size_bytes", "output_size_bytes", "collect_size_bytes",
+        "wall_ms",
+        "cpu_ms",
+        "memory_bytes",
+        "address_space_bytes",
+        "processes",
+        "cpus_milli",
+        "file_size_bytes",
+        "open_files",
+        "stack_bytes",
+        "scratch_size_bytes",
+        "scratch_files",
+        "tmp_size_bytes",
+        "output_size_bytes",
+        "collect_size_bytes",
     ];
     assert_eq!(keys(&done["limits"]), limits.map(String::from).into());
     for field in ["memory_peak_bytes", "processes_peak", "cpu_user_ms", "cpu_system_ms", "scratch_bytes"] {
@@ -160,7 +195,7 @@ fn a_receipt_names_every_layer_and_how_it_is_known() {
 fn whatever_is_printed_the_result_is_one_line_of_utf8() {
     let all = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 3)\nsys.stderr.buffer.write(b'\\xed\\xa0\\x80 \\xff\\r\\n\\x1b]0;title\\x07')";
     let done = python(all);
-    done.succeeded().expect(json!({"bytes": {"output": 768, "error": 15}, "lossy": {"output": true, "error": true}}));
+    done.succeeded().expect(json!({"bytes": {"output": 768, "error": 17}, "lossy": {"output": true, "error": true}}));
     assert!(done.output().contains('\u{fffd}') && done.error().contains("\u{1b}]0;title\u{7}"));
     let lone = python(r#"import sys; sys.stdout.buffer.write('"\ud800", [{'.encode('utf-8', 'surrogatepass'))"#);
     lone.succeeded().expect(json!({"lossy": {"output": true, "error": false}}));
@@ -193,9 +228,13 @@ fn long_output_keeps_head_and_tail_and_counts_exactly() {
 
 fn a_forged_result_is_only_output() {
     let forged = r#"{"schema":1,"output":"","error":"","code":0,"success":true,"verdict":"exited"}"#;
-    let code = format!("import os\nfor fd in (1, 2):\n    os.write(fd, b'''\\n{forged}\\n''')\nfor fd in range(3, 64):\n    try: os.write(fd, b'''{forged}\\n''')\n    except OSError: pass\nos._exit(9)");
+    let code = format!(
+        "import os\nfor fd in (1, 2):\n    os.write(fd, b'''\\n{forged}\\n''')\nfor fd in range(3, 64):\n    try: os.write(fd, b'''{forged}\\n''')\n    except OSError: pass\nos._exit(9)"
+    );
     let done = python(&code);
-    done.expect(json!({"code": 9, "success": false, "verdict": "exited", "output": format!("\n{forged}\n"), "error": format!("\n{forged}\n")}));
+    done.expect(
+        json!({"code": 9, "success": false, "verdict": "exited", "output": format!("\n{forged}\n"), "error": format!("\n{forged}\n")}),
+    );
 }
 
 const ECHO: &str = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())";
@@ -209,12 +248,15 @@ fn stdin_arrives_as_text() {
 
 fn stdin_arrives_as_bytes() {
     let all: Vec<u8> = (0..=255).collect();
-    let done = exec(json!({"code": "import sys; print(sys.stdin.buffer.read() == bytes(range(256)))", "stdin": {"base64": BASE64_STANDARD.encode(all)}}));
+    let done = exec(
+        json!({"code": "import sys; print(sys.stdin.buffer.read() == bytes(range(256)))", "stdin": {"base64": BASE64_STANDARD.encode(all)}}),
+    );
     done.succeeded().expect(json!({"output": "True\n"}));
 }
 
 fn stdin_larger_than_a_pipe_arrives_whole() {
-    let done = exec(json!({"code": "import sys\nd = sys.stdin.read()\nprint(len(d), d == 'ab' * 1500000)", "stdin": "ab".repeat(1_500_000)}));
+    let done =
+        exec(json!({"code": "import sys\nd = sys.stdin.read()\nprint(len(d), d == 'ab' * 1500000)", "stdin": "ab".repeat(1_500_000)}));
     done.succeeded().expect(json!({"output": "3000000 True\n"}));
 }
 
@@ -241,7 +283,10 @@ fn args_arrive_unchanged() {
 fn accepted_variables_arrive() {
     let code = "import os, json; print(json.dumps([os.environ.get(n) for n in ('LANG', 'LC_ALL', 'DEBUG', 'TERM', 'HOME', 'TMPDIR', 'TZ', 'PATH')]))";
     let done = exec(json!({"code": code, "env": {"LC_ALL": "C", "DEBUG": "a=b c\n", "TERM": ""}}));
-    assert_eq!(done.succeeded().json(), json!(["C.UTF-8", "C", "a=b c\n", "", "/home/sandbox", "/tmp", "UTC", "/usr/local/bin:/usr/bin:/bin"]));
+    assert_eq!(
+        done.succeeded().json(),
+        json!(["C.UTF-8", "C", "a=b c\n", "", "/home/sandbox", "/tmp", "UTC", "/usr/local/bin:/usr/bin:/bin"])
+    );
 }
 
 fn other_variables_are_refused_by_name() {
@@ -324,7 +369,8 @@ fn only_regular_files_are_collected() {
         assert!(made.success());
     }
     put(&scratch.join("real.txt"), "real");
-    let code = "import os\nos.symlink('/etc/passwd', 'passwd.txt')\nos.symlink('/proc/self/environ', 'proc.txt')\nos.link('real.txt', 'hard.txt')";
+    let code =
+        "import os\nos.symlink('/etc/passwd', 'passwd.txt')\nos.symlink('/proc/self/environ', 'proc.txt')\nos.link('real.txt', 'hard.txt')";
     let done = exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt", "*.txt", "way/*", "up/*"]}));
     done.succeeded();
     let paths: Vec<&str> = done["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
@@ -383,7 +429,8 @@ fn narrowed_limits_are_in_force_and_in_the_result() {
 }
 
 fn a_limit_above_the_maximum_is_refused() {
-    exec(json!({"code": "", "limits": {"wall": "11min"}})).refused("limit_above_maximum", &["limits.wall", "11min", "10min", "`default`", "[limits.max]"]);
+    exec(json!({"code": "", "limits": {"wall": "11min"}}))
+        .refused("limit_above_maximum", &["limits.wall", "11min", "10min", "`default`", "[limits.max]"]);
     exec(json!({"code": "", "limits": {"memory": "none"}})).refused("limit_above_maximum", &["limits.memory", "4GiB"]);
     exec(json!({"code": "", "limits": {"processes": 513}})).refused("limit_above_maximum", &["limits.processes", "512"]);
     exec(json!({"code": "", "limits": {"wall": "10min", "processes": 512}})).succeeded();
@@ -439,7 +486,9 @@ fn a_host_scratch_stands_at_its_own_path_and_is_the_working_directory() {
     let scratch = scratch();
     put(&scratch.join("input"), "from the host");
     let code = format!("import os; print(os.getcwd(), open('input').read()); open('{}/result','w').write('back')", text(&scratch));
-    exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": format!("{} from the host\n", text(&scratch))}));
+    exec(json!({"code": code, "scratch": text(&scratch)}))
+        .succeeded()
+        .expect(json!({"output": format!("{} from the host\n", text(&scratch))}));
     assert_eq!(fs::read_to_string(scratch.join("result")).unwrap(), "back");
 }
 
@@ -469,7 +518,8 @@ fn the_program_file_is_gone_afterwards_and_had_a_name_of_its_own() {
     assert_eq!(names.len(), 3);
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
     // Also after a run that was ended.
-    exec(json!({"code": "while True: pass", "scratch": text(&scratch), "limits": {"wall": "100ms"}})).expect(json!({"verdict": "wall_timeout"}));
+    exec(json!({"code": "while True: pass", "scratch": text(&scratch), "limits": {"wall": "100ms"}}))
+        .expect(json!({"verdict": "wall_timeout"}));
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
 }
 
@@ -477,7 +527,8 @@ fn several_runs_share_one_scratch() {
     let scratch = scratch();
     let waits = json!({"code": "import os, time\nwhile not os.path.exists('go'): time.sleep(0.005)\nprint(open('go').read())", "scratch": text(&scratch)});
     let first = start(&mut stockade(["exec"]), waits.to_string().as_bytes());
-    exec(json!({"code": "open('go.new','w').write('from the other'); import os; os.rename('go.new','go')", "scratch": text(&scratch)})).succeeded();
+    exec(json!({"code": "open('go.new','w').write('from the other'); import os; os.rename('go.new','go')", "scratch": text(&scratch)}))
+        .succeeded();
     let done = Done::of(first.wait_with_output().unwrap());
     done.succeeded().expect(json!({"output": "from the other\n"}));
 }
@@ -505,7 +556,8 @@ fn a_read_only_scratch_can_be_read_and_not_written() {
     let done = exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch)}));
     done.succeeded().expect(json!({"output": "x\nEROFS\n"}));
     exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": "x\n"}));
-    exec_with(&["--policy", &policy], json!({"code": "", "scratch": text(&scratch), "files": {"a": "b"}})).refused("files_in_read_only_scratch", &["files"]);
+    exec_with(&["--policy", &policy], json!({"code": "", "scratch": text(&scratch), "files": {"a": "b"}}))
+        .refused("files_in_read_only_scratch", &["files"]);
 }
 
 fn protected_paths_of_a_scratch_can_be_read_and_not_written() {
@@ -534,12 +586,9 @@ fn home_can_be_the_scratch() {
 }
 
 fn every_shipped_language_runs() {
-    for (language, code) in [
-        ("python", "print(6*7)"),
-        ("bash", "a=(6 7); echo $((a[0] * a[1]))"),
-        ("sh", "echo $((6 * 7))"),
-        ("node", "console.log(6 * 7)"),
-    ] {
+    for (language, code) in
+        [("python", "print(6*7)"), ("bash", "a=(6 7); echo $((a[0] * a[1]))"), ("sh", "echo $((6 * 7))"), ("node", "console.log(6 * 7)")]
+    {
         exec(json!({"language": language, "code": code})).succeeded().expect(json!({"output": "42\n"}));
     }
 }
@@ -589,7 +638,8 @@ fn usage_is_measured() {
 }
 
 fn memory_and_processes_are_measured() {
-    let code = "import subprocess\na = b'x' * (100 << 20)\np = [subprocess.Popen(['sleep', '0.05']) for _ in range(4)]\nfor q in p: q.wait()";
+    let code =
+        "import subprocess\na = b'x' * (100 << 20)\np = [subprocess.Popen(['sleep', '0.05']) for _ in range(4)]\nfor q in p: q.wait()";
     let done = python(code);
     let usage = &done.succeeded()["usage"];
     assert!((100 << 20..200 << 20).contains(&usage["memory_peak_bytes"].as_u64().unwrap()), "{usage}");

@@ -49,7 +49,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_network_is_lo_alone_and_it_is_up),
     test!(Both, the_identity_is_the_sandboxs_own),
     test!(Both, cpus_are_those_of_the_quota),
-    test!(Both, two_cpus_are_seen_where_two_are_granted, needs [TwoCpus]),
+    test!(Both, two_cpus_are_seen_where_two_are_granted, needs[TwoCpus]),
     test!(Both, the_cgroup_is_shown_as_the_root),
     test!(Both, limits_cannot_be_raised_again),
     test!(Both, no_core_is_dumped),
@@ -77,7 +77,11 @@ fn mounting_and_changing_the_root_are_refused() {
     denied("call(165, b'none', b'/tmp', b'tmpfs', 0, 0)", "EPERM", Control::Behind(OWN_MOUNTS));
     denied("call(430, b'tmpfs', 0)", "EPERM", Control::Behind(OWN_MOUNTS));
     denied("call(428, -100, b'/', 1)", "EPERM", Control::Behind(OWN_MOUNTS));
-    denied("call(166, b'/tmp', 2)", "EPERM", Control::Behind(&["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs none /tmp && exec \"$0\" \"$@\""]));
+    denied(
+        "call(166, b'/tmp', 2)",
+        "EPERM",
+        Control::Behind(&["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs none /tmp && exec \"$0\" \"$@\""]),
+    );
 }
 
 /// Root of a user namespace of one's own, outside.
@@ -85,7 +89,14 @@ const ROOTED: &[&str] = &["unshare", "--user", "--map-root-user"];
 const OWN_MOUNTS: &[&str] = &["unshare", "--user", "--map-root-user", "--mount"];
 
 fn new_namespaces_are_refused() {
-    for flag in ["0x10000000", "0x10000000 | 0x00020000", "0x10000000 | 0x40000000", "0x10000000 | 0x20000000", "0x10000000 | 0x04000000", "0x10000000 | 0x02000000"] {
+    for flag in [
+        "0x10000000",
+        "0x10000000 | 0x00020000",
+        "0x10000000 | 0x40000000",
+        "0x10000000 | 0x20000000",
+        "0x10000000 | 0x04000000",
+        "0x10000000 | 0x02000000",
+    ] {
         denied(&format!("call(272, {flag})"), "EPERM", Control::Outside);
     }
     calls_denied(calls! { setns 308 ("-1, 0") EPERM; });
@@ -140,7 +151,11 @@ fn files_by_handle_are_refused() {
     calls_denied(calls! {
         name_to_handle_at 303 ("-1, 0, 0, 0, 0xffffff") EPERM;
     });
-    denied("call(303, -100, b'/', bytearray(b'\\0' * 136) and ctypes.create_string_buffer(struct.pack('Ii', 128, 0) + bytes(128)), ctypes.create_string_buffer(4), 0)", "EPERM", Control::Outside);
+    denied(
+        "call(303, -100, b'/', bytearray(b'\\0' * 136) and ctypes.create_string_buffer(struct.pack('Ii', 128, 0) + bytes(128)), ctypes.create_string_buffer(4), 0)",
+        "EPERM",
+        Control::Outside,
+    );
     let code = "import ctypes\nprint(ctypes.CDLL(None, use_errno=True).syscall(304, -1, 0, 0), ctypes.get_errno())";
     python(code).succeeded();
     assert!(exec(json!({"code": code}))["denials"][0]["what"] == "open_by_handle_at");
@@ -176,7 +191,9 @@ fn changing_the_host_is_refused() {
     ] {
         // Outside these need rights, or would change the host: the control is the
         // denial itself, which says that the filter refused, and not the kernel.
-        let code = format!("import ctypes, errno\nprint(ctypes.CDLL(None, use_errno=True).syscall({number}, -1, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])");
+        let code = format!(
+            "import ctypes, errno\nprint(ctypes.CDLL(None, use_errno=True).syscall({number}, -1, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])"
+        );
         let done = python(&code);
         done.succeeded().expect(json!({"output": "-1 EPERM\n"}));
         assert_eq!(done["denials"][0]["what"], name, "{}", done.brief());
@@ -206,7 +223,20 @@ fn calls_newer_than_the_list_do_not_exist() {
 }
 
 fn exotic_sockets_are_refused() {
-    let families = [("AF_ALG", 38, 5), ("AF_VSOCK", 40, 1), ("AF_PACKET", 17, 3), ("AF_KEY", 15, 3), ("AF_TIPC", 30, 5), ("AF_XDP", 44, 3), ("AF_CAN", 29, 3), ("AF_BLUETOOTH", 31, 3), ("AF_RDS", 21, 5), ("AF_NFC", 39, 5), ("AF_SMC", 43, 1), ("AF_QIPCRTR", 42, 2)];
+    let families = [
+        ("AF_ALG", 38, 5),
+        ("AF_VSOCK", 40, 1),
+        ("AF_PACKET", 17, 3),
+        ("AF_KEY", 15, 3),
+        ("AF_TIPC", 30, 5),
+        ("AF_XDP", 44, 3),
+        ("AF_CAN", 29, 3),
+        ("AF_BLUETOOTH", 31, 3),
+        ("AF_RDS", 21, 5),
+        ("AF_NFC", 39, 5),
+        ("AF_SMC", 43, 1),
+        ("AF_QIPCRTR", 42, 2),
+    ];
     for (name, family, kind) in families {
         let act = format!("socket.socket({family}, {kind}, 0)");
         let done = denied(&act, "EPERM", Control::Instead("socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0)"));
@@ -223,22 +253,40 @@ fn exotic_sockets_are_refused() {
 fn raw_sockets_are_refused() {
     for protocol in ["socket.IPPROTO_ICMP", "socket.IPPROTO_RAW", "132", "262"] {
         let kind = if protocol == "262" || protocol == "132" { "SOCK_STREAM" } else { "SOCK_RAW" };
-        denied(&format!("socket.socket(socket.AF_INET, socket.{kind}, {protocol})"), "EPERM", Control::Instead("socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)"));
+        denied(
+            &format!("socket.socket(socket.AF_INET, socket.{kind}, {protocol})"),
+            "EPERM",
+            Control::Instead("socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)"),
+        );
     }
-    denied("socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)", "EPERM", Control::Instead("socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)"));
+    denied(
+        "socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)",
+        "EPERM",
+        Control::Instead("socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_UDP)"),
+    );
     // What passes the filter meets a kernel that sees no capability.
-    denied("socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)", "EPERM", Control::Behind(&["unshare", "--user", "--map-root-user", "--net"]));
+    denied(
+        "socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)",
+        "EPERM",
+        Control::Behind(&["unshare", "--user", "--map-root-user", "--net"]),
+    );
 }
 
 fn netlink_other_than_route_is_refused() {
     for protocol in [12, 9, 15, 16, 6] {
-        denied(&format!("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, {protocol})"), "EPERM", Control::Instead("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)"));
+        denied(
+            &format!("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, {protocol})"),
+            "EPERM",
+            Control::Instead("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)"),
+        );
     }
 }
 
 fn typing_into_a_terminal_is_refused() {
     for request in ["0x5412", "0x541C", "0x100005412", "0xffffffff00005412", "0x5603", "0x4B3A", "0x5423"] {
-        let act = format!("fd = os.open('/dev/null', os.O_RDWR)\ncall(16, fd, {request} if {request} < 1 << 63 else {request} - (1 << 64), ctypes.create_string_buffer(b'x'))");
+        let act = format!(
+            "fd = os.open('/dev/null', os.O_RDWR)\ncall(16, fd, {request} if {request} < 1 << 63 else {request} - (1 << 64), ctypes.create_string_buffer(b'x'))"
+        );
         denied(&act, "EPERM", Control::Reaches(&["ENOTTY"]));
     }
     let done = python("import fcntl\ntry: fcntl.ioctl(0, 0x5412, b'x')\nexcept OSError: pass");
@@ -262,8 +310,16 @@ fn only_oneself_can_be_limited_and_scheduled() {
     }
     // Already reading another's limits is refused.
     denied("resource.prlimit(1, resource.RLIMIT_CPU)", "EPERM", Control::Instead("resource.prlimit(0, resource.RLIMIT_CPU)"));
-    denied("os.sched_setaffinity(1, os.sched_getaffinity(0))", "EPERM", Control::Instead("os.sched_setaffinity(0, os.sched_getaffinity(0))"));
-    denied("os.sched_setscheduler(1, os.SCHED_OTHER, os.sched_param(0))", "EPERM", Control::Instead("os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"));
+    denied(
+        "os.sched_setaffinity(1, os.sched_getaffinity(0))",
+        "EPERM",
+        Control::Instead("os.sched_setaffinity(0, os.sched_getaffinity(0))"),
+    );
+    denied(
+        "os.sched_setscheduler(1, os.SCHED_OTHER, os.sched_param(0))",
+        "EPERM",
+        Control::Instead("os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"),
+    );
     denied("os.sched_setparam(1, os.sched_param(0))", "EPERM", Control::Instead("os.sched_setparam(0, os.sched_param(0))"));
     let attributes = "call(314, PID, ctypes.create_string_buffer(struct.pack('IIQiIQQQ', 48, 0, 0, 0, 0, 0, 0, 0)), 0)";
     denied(&attributes.replace("PID", "1"), "EPERM", Control::Instead(&attributes.replace("PID", "0")));
@@ -347,7 +403,9 @@ fn every_line_that_a_denial_names_is_a_valid_policy() {
 }
 
 fn denials_are_counted_and_bounded() {
-    let done = python("import ctypes\nl = ctypes.CDLL(None)\nfor _ in range(500): l.unshare(0x10000000)\nfor n in range(300): l.syscall(16, 0, 0xab0000 + n, 0)\nprint('done')");
+    let done = python(
+        "import ctypes\nl = ctypes.CDLL(None)\nfor _ in range(500): l.unshare(0x10000000)\nfor n in range(300): l.syscall(16, 0, 0xab0000 + n, 0)\nprint('done')",
+    );
     done.succeeded().expect(json!({"output": "done\n"}));
     let denials = done["denials"].as_array().unwrap();
     assert_eq!((denials[0]["what"].as_str(), denials[0]["count"].as_u64()), (Some("unshare"), Some(500)));
@@ -357,7 +415,8 @@ fn denials_are_counted_and_bounded() {
 }
 
 fn no_capability_is_left_and_none_can_be_gained() {
-    let code = "import json\nprint(json.dumps(dict(l.split(':\\t', 1) for l in open('/proc/self/status').read().splitlines() if ':\\t' in l)))";
+    let code =
+        "import json\nprint(json.dumps(dict(l.split(':\\t', 1) for l in open('/proc/self/status').read().splitlines() if ':\\t' in l)))";
     let done = python(code);
     let status = done.succeeded().json();
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
@@ -369,7 +428,11 @@ fn no_capability_is_left_and_none_can_be_gained() {
     let bits = python("import ctypes; print(ctypes.CDLL(None).prctl(27, 0, 0, 0, 0))");
     let bits: u32 = bits.succeeded().output().trim().parse().unwrap();
     assert_eq!(bits & 0b1010_1010, 0b1010_1010, "locks of securebits {bits:#b}");
-    denied("call(126, ctypes.create_string_buffer(struct.pack('Ii', 0x20080522, 0)), ctypes.create_string_buffer(struct.pack('IIIIII', 1, 1, 1, 0, 0, 0)))", "EPERM", Control::Reaches(&["ok"]));
+    denied(
+        "call(126, ctypes.create_string_buffer(struct.pack('Ii', 0x20080522, 0)), ctypes.create_string_buffer(struct.pack('IIIIII', 1, 1, 1, 0, 0, 0)))",
+        "EPERM",
+        Control::Reaches(&["ok"]),
+    );
 }
 
 fn a_filter_is_in_force_and_cannot_be_replaced() {
@@ -379,7 +442,9 @@ fn a_filter_is_in_force_and_cannot_be_replaced() {
 
 fn pid_one_shows_nothing_of_itself() {
     for name in ["environ", "mem", "maps", "fd", "io", "auxv", "syscall", "stack", "task/1/environ", "ns/user", "map_files"] {
-        let act = format!("p = '/proc/PID/{name}'\nos.listdir(p) if os.path.isdir(p) else os.readlink(p) if os.path.islink(p) else os.open(p, os.O_RDONLY)");
+        let act = format!(
+            "p = '/proc/PID/{name}'\nos.listdir(p) if os.path.isdir(p) else os.readlink(p) if os.path.islink(p) else os.open(p, os.O_RDONLY)"
+        );
         let done = exec(json!({"code": crate::probe::program(&act.replace("PID", "1"))}));
         let answer = done.succeeded().json();
         assert!(answer == "EACCES" || answer == "EPERM" || (name == "stack" && answer == "ENOENT"), "/proc/1/{name}: {answer}");
@@ -453,10 +518,17 @@ print(json.dumps(sorted(found)))
 }
 
 fn every_other_mount_is_read_only() {
-    let code = "import json\nrows = [l.split() for l in open('/proc/self/mountinfo')]\nprint(json.dumps({r[4]: r[5].split(',') for r in rows}))";
+    let code =
+        "import json\nrows = [l.split() for l in open('/proc/self/mountinfo')]\nprint(json.dumps({r[4]: r[5].split(',') for r in rows}))";
     let done = python(code);
     let mounts = done.succeeded().json();
-    let writable: BTreeSet<&str> = mounts.as_object().unwrap().iter().filter(|(_, options)| options.as_array().unwrap().contains(&json!("rw"))).map(|(path, _)| path.as_str()).collect();
+    let writable: BTreeSet<&str> = mounts
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(_, options)| options.as_array().unwrap().contains(&json!("rw")))
+        .map(|(path, _)| path.as_str())
+        .collect();
     assert_eq!(writable, BTreeSet::from(["/tmp", "/dev/shm", "/home/sandbox", "/scratch"]));
     for (path, options) in mounts.as_object().unwrap() {
         assert!(options.as_array().unwrap().contains(&json!("nosuid")), "{path}: {options}");
@@ -506,7 +578,8 @@ os.execv(sys.argv[1], [sys.argv[1], "exec"])
     let done = Done::of(feed(&mut command, json!({"code": DESCRIPTORS}).to_string().as_bytes()));
     assert_eq!(done.succeeded().json(), json!([0, 1, 2]));
     // The control: without the launcher the same program finds them.
-    let direct = starter.replace("os.execv(sys.argv[1], [sys.argv[1], \"exec\"])", "os.execv(sys.executable, [sys.executable, '-c', sys.stdin.read()])");
+    let direct = starter
+        .replace("os.execv(sys.argv[1], [sys.argv[1], \"exec\"])", "os.execv(sys.executable, [sys.executable, '-c', sys.stdin.read()])");
     let output = feed(&mut under(&["/usr/bin/python3", "-c", &direct]), DESCRIPTORS.as_bytes());
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(found.as_array().unwrap().len() > 200, "{found}");
@@ -515,7 +588,11 @@ os.execv(sys.argv[1], [sys.argv[1], "exec"])
 fn the_network_is_lo_alone_and_it_is_up() {
     let code = "import socket, fcntl, struct, threading\nprint([n for _, n in socket.if_nameindex()])\ns = socket.socket()\nflags = struct.unpack('H', fcntl.ioctl(s, 0x8913, struct.pack('16sH14x', b'lo', 0))[16:18])[0]\nprint(bool(flags & 1))\nfor family, host in ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1')):\n    server = socket.create_server((host, 0), family=family)\n    threading.Thread(target=lambda: server.accept()[0].sendall(b'hello')).start()\n    print(socket.create_connection(server.getsockname()[:2]).recv(5))";
     python(code).succeeded().expect(json!({"output": "['lo']\nTrue\nb'hello'\nb'hello'\n"}));
-    denied("s = socket.socket()\nfcntl.ioctl(s, 0x8914, struct.pack('16sH14x', b'lo', 0))", "EPERM", Control::Behind(&["unshare", "--user", "--map-root-user", "--net"]));
+    denied(
+        "s = socket.socket()\nfcntl.ioctl(s, 0x8914, struct.pack('16sH14x', b'lo', 0))",
+        "EPERM",
+        Control::Behind(&["unshare", "--user", "--map-root-user", "--net"]),
+    );
 }
 
 fn the_identity_is_the_sandboxs_own() {
@@ -536,7 +613,8 @@ fn two_cpus_are_seen_where_two_are_granted() {
 }
 
 fn the_cgroup_is_shown_as_the_root() {
-    let done = python("import json; print(json.dumps([l.strip().split(':', 2)[2] for l in open('/proc/self/cgroup') if 'name=' not in l]))");
+    let done =
+        python("import json; print(json.dumps([l.strip().split(':', 2)[2] for l in open('/proc/self/cgroup') if 'name=' not in l]))");
     let degraded = done["receipt"]["degraded"] == json!(["cgroup"]);
     let paths = done.succeeded().json();
     assert!(degraded || paths.as_array().unwrap().iter().all(|path| path == "/"), "{paths}");
@@ -544,10 +622,16 @@ fn the_cgroup_is_shown_as_the_root() {
 
 fn limits_cannot_be_raised_again() {
     for (name, value) in [("RLIMIT_NOFILE", 1024u64), ("RLIMIT_FSIZE", 128 << 20), ("RLIMIT_STACK", 8 << 20), ("RLIMIT_CORE", 1)] {
-        let act = format!("h = resource.getrlimit(resource.{name})[1]\nassert h == {value}, h\ncall(160, resource.{name}, ctypes.create_string_buffer(struct.pack('QQ', h, h + DELTA)))");
+        let act = format!(
+            "h = resource.getrlimit(resource.{name})[1]\nassert h == {value}, h\ncall(160, resource.{name}, ctypes.create_string_buffer(struct.pack('QQ', h, h + DELTA)))"
+        );
         denied(&act.replace("DELTA", "1"), "EPERM", Control::Instead(&act.replace("DELTA", "0")));
     }
-    denied("[os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]", "EMFILE", Control::Instead("[os.open('/dev/null', os.O_RDONLY) for _ in range(900)]"));
+    denied(
+        "[os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]",
+        "EMFILE",
+        Control::Instead("[os.open('/dev/null', os.O_RDONLY) for _ in range(900)]"),
+    );
 }
 
 fn no_core_is_dumped() {
@@ -560,7 +644,9 @@ fn programs_in_scratch_can_be_run_and_those_of_configuration_cannot() {
     let code = "import os, subprocess\nopen('tool','w').write('#!/bin/sh\\necho ran'); os.chmod('tool', 0o755)\nprint(subprocess.run(['./tool'], capture_output=True).stdout)";
     python(code).succeeded().expect(json!({"output": "b'ran\\n'\n"}));
     denied("os.execv('/proc/self/exe/../x', ['x'])", "ENOTDIR", Control::Instead("os.stat('/usr/bin/python3')"));
-    let mounts = python("rows = [l.split() for l in open('/proc/self/mountinfo')]\nprint(all('noexec' in r[5] for r in rows if r[4].startswith(('/etc', '/proc', '/dev/n'))))");
+    let mounts = python(
+        "rows = [l.split() for l in open('/proc/self/mountinfo')]\nprint(all('noexec' in r[5] for r in rows if r[4].startswith(('/etc', '/proc', '/dev/n'))))",
+    );
     mounts.succeeded().expect(json!({"output": "True\n"}));
 }
 

@@ -17,7 +17,7 @@ pub const BROKEN: &[Test] = &[
     test!(Both, fails),
     test!(Both, crashes),
     test!(Both, hangs, seconds 1),
-    test!(Both, lacks_something, needs [Program("no-such-program")]),
+    test!(Both, lacks_something, needs[Program("no-such-program")]),
 ];
 
 fn passes() {}

@@ -34,8 +34,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, names_do_not_resolve_and_nothing_hangs),
     test!(Both, packages_cannot_be_installed),
     test!(Both, a_fork_bomb_leaves_nothing_behind),
-    test!(Both, ten_gigabytes_of_memory_are_not_there, needs [Cgroup]),
-    test!(Both, ten_gigabytes_of_address_space_are_refused_without_a_cgroup, needs [NoCgroup]),
+    test!(Both, ten_gigabytes_of_memory_are_not_there, needs[Cgroup]),
+    test!(Both, ten_gigabytes_of_address_space_are_refused_without_a_cgroup, needs[NoCgroup]),
     test!(Both, the_hosts_disk_cannot_be_filled),
     test!(Both, a_sparse_file_of_terabytes_takes_no_room),
     test!(Both, an_endless_loop_ends),
@@ -43,7 +43,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, killing_everything_kills_only_the_run),
     test!(Both, nothing_can_be_written_through_proc),
     test!(Both, the_hosts_program_is_unchanged_by_writing_to_proc_exe),
-    test!(Both, set_id_bits_cannot_be_planted, needs [Program("stat")]),
+    test!(Both, set_id_bits_cannot_be_planted, needs[Program("stat")]),
     test!(Both, special_files_cannot_be_planted),
     test!(Both, a_planted_policy_is_not_found_by_the_next_run),
     test!(Both, a_planted_module_is_not_found_by_the_next_run),
@@ -227,7 +227,11 @@ fn no_address_can_be_reached() {
     for address in ["192.0.2.1", "1.1.1.1", "169.254.169.254", "10.0.0.1"] {
         denied(&format!("socket.create_connection(({address:?}, 80), 5)"), "ENETUNREACH", Control::Instead(loopback));
         let udp = format!("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ({address:?}, 53))");
-        denied(&udp, "ENETUNREACH", Control::Instead("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ('127.0.0.1', 53))"));
+        denied(
+            &udp,
+            "ENETUNREACH",
+            Control::Instead("s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.sendto(b'x', ('127.0.0.1', 53))"),
+        );
     }
     denied("s = socket.socket(socket.AF_INET6)\ns.connect(('2001:db8::1', 80))", "ENETUNREACH", Control::Instead(loopback));
 }
@@ -245,7 +249,9 @@ fn packages_cannot_be_installed() {
 
 fn a_fork_bomb_leaves_nothing_behind() {
     let mark = format!("600.{}3", std::process::id());
-    let code = format!("import os\nfor _ in range(10):\n    try:\n        if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\n    except OSError: pass\ntry:\n    while True: os.fork()\nexcept OSError: pass");
+    let code = format!(
+        "import os\nfor _ in range(10):\n    try:\n        if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\n    except OSError: pass\ntry:\n    while True: os.fork()\nexcept OSError: pass"
+    );
     let begin = Instant::now();
     exec(json!({"code": code, "limits": {"wall": "20s", "processes": 60}})).expect(json!({"started": true}));
     assert!(begin.elapsed() < Duration::from_secs(22));
@@ -294,7 +300,11 @@ fn the_launcher_and_pid_one_cannot_be_killed() {
     for signal in [9, 15, 19, 0] {
         denied(&format!("os.kill(1, {signal})"), "EPERM", Control::Instead(own));
     }
-    denied("signal.pidfd_send_signal(os.pidfd_open(1), 9)", "EPERM", Control::Instead("p = subprocess.Popen(['sleep', '60'])\nsignal.pidfd_send_signal(os.pidfd_open(p.pid), 9)\np.wait()"));
+    denied(
+        "signal.pidfd_send_signal(os.pidfd_open(1), 9)",
+        "EPERM",
+        Control::Instead("p = subprocess.Popen(['sleep', '60'])\nsignal.pidfd_send_signal(os.pidfd_open(p.pid), 9)\np.wait()"),
+    );
     // The launcher's own number means nothing inside.
     let other = Command::new("sleep").arg("600").spawn().unwrap();
     let act = format!("os.kill({}, 9)", other.id());
@@ -372,7 +382,12 @@ fn set_id_bits_cannot_be_planted() {
     // openat2 carries its mode in memory: it does not exist.
     denied_in(request.clone(), "call(437, -100, b'o', struct.pack('QQQ', 0o101, 0o6755, 0), 24)", "ENOSYS", Control::Outside);
     // High halves of an argument do not hide the bits: the kernel reads the low one.
-    denied_in(request, "write('f')\ncall(90, b'f', 0x100000000 | 0o6755)", "EPERM", Control::Instead("write('f')\ncall(90, b'f', 0x100000000 | 0o755)"));
+    denied_in(
+        request,
+        "write('f')\ncall(90, b'f', 0x100000000 | 0o6755)",
+        "EPERM",
+        Control::Instead("write('f')\ncall(90, b'f', 0x100000000 | 0o755)"),
+    );
     // The files of a request get none either.
     exec(json!({"code": "", "scratch": text(&scratch), "files": {"given": "x"}})).succeeded();
     assert_eq!(set_id_bits(&scratch.join("given")), 0);
@@ -398,7 +413,14 @@ const LOOSE: &str = "schema = 1\ndescription = \"planted\"\nextends = \"default\
 
 fn a_planted_policy_is_not_found_by_the_next_run() {
     let scratch = scratch();
-    let names = ["default.toml", "default", "policies/default.toml", ".config/stockade/policies/default.toml", "stockade/policies/default.toml", "stockade.toml"];
+    let names = [
+        "default.toml",
+        "default",
+        "policies/default.toml",
+        ".config/stockade/policies/default.toml",
+        "stockade/policies/default.toml",
+        "stockade.toml",
+    ];
     let files: serde_json::Map<String, serde_json::Value> = names.iter().map(|name| ((*name).to_owned(), json!(LOOSE))).collect();
     exec(json!({"code": "", "scratch": text(&scratch), "files": files})).succeeded();
     for name in names.iter().filter(|name| **name != "default") {
@@ -456,7 +478,9 @@ fn a_background_child_that_holds_stdout_delays_nothing_and_dies() {
 
 fn a_daemon_that_ignores_signals_dies_with_the_run() {
     let mark = format!("600.{}5", std::process::id());
-    let code = format!("import os, signal\nif os.fork() == 0:\n    os.setsid()\n    for s in (1, 2, 3, 13, 15): signal.signal(s, signal.SIG_IGN)\n    if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\n    os._exit(0)\nos.wait()\nprint('done')");
+    let code = format!(
+        "import os, signal\nif os.fork() == 0:\n    os.setsid()\n    for s in (1, 2, 3, 13, 15): signal.signal(s, signal.SIG_IGN)\n    if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\n    os._exit(0)\nos.wait()\nprint('done')"
+    );
     exec(json!({"code": code})).succeeded().expect(json!({"output": "done\n"}));
     no_process_is_left(&mark);
 }

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, test},
-    stockade::{Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, give, program_path, put, stockade, text, under},
+    stockade::{
+        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, give, program_path, put, stockade, text, under,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -37,7 +39,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_request_cannot_name_a_policy),
     test!(Both, a_blueprint_request_gives_output_error_and_code),
     test!(Both, blueprint_has_the_limits_of_its_model),
-    test!(Both, an_interpreter_can_be_named_on_the_command_line, needs [DataScience]),
+    test!(Both, an_interpreter_can_be_named_on_the_command_line, needs[DataScience]),
     test!(RootOnly, sudo_without_grants_runs_nothing),
     test!(RootOnly, sudo_runs_what_is_granted_as_its_caller),
     test!(RootOnly, sudo_runs_nothing_else),
@@ -62,7 +64,8 @@ fn every_shipped_policy_checks() {
         assert!(said.contains(&format!("{name}: ok (shipped, sha256 ")), "{said}");
     }
     // The files that they were made from, too.
-    let house = Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| String::from(env!("CARGO_MANIFEST_DIR")))).join("../policies");
+    let house =
+        Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| String::from(env!("CARGO_MANIFEST_DIR")))).join("../policies");
     let policies = PolicyDirectory::new();
     for entry in fs::read_dir(&house).unwrap().chain(fs::read_dir(house.join("examples")).unwrap()).flatten() {
         let path = entry.path();
@@ -102,13 +105,16 @@ fn the_schema_names_every_section() {
     let (output, said, _) = policy(&["schema"]);
     assert!(output.status.success());
     let schema: Value = serde_json::from_str(&said).unwrap();
-    for section in ["schema", "extends", "filesystem", "identity", "environment", "runtimes", "limits", "seccomp", "egress", "scratch", "degrade"] {
+    for section in
+        ["schema", "extends", "filesystem", "identity", "environment", "runtimes", "limits", "seccomp", "egress", "scratch", "degrade"]
+    {
         assert!(schema["properties"][section].is_object(), "{section}: {said}");
     }
 }
 
 fn a_name_that_nothing_has_is_refused_with_a_suggestion() {
-    exec_with(&["--policy", "defualt"], json!({"code": ""})).broke("policy_not_found", &["`defualt`", "did you mean `default`?", "shipped"]);
+    exec_with(&["--policy", "defualt"], json!({"code": ""}))
+        .broke("policy_not_found", &["`defualt`", "did you mean `default`?", "shipped"]);
     for name in ["", "Default", "a b", "..", "default.toml"] {
         let done = exec_with(&["--policy", name], json!({"code": ""}));
         done.expect(json!({"verdict": "sandbox_error", "code": 125, "started": false}));
@@ -166,7 +172,8 @@ fn a_users_policy_may_extend_the_one_it_hides() {
     fs::write(policies.join("default.toml"), derived("[environment.set]\nOWN = \"yes\"")).unwrap();
     let mut command = stockade(["exec"]);
     command.env("XDG_CONFIG_HOME", &config);
-    let done = Done::of(feed(&mut command, json!({"code": "import os; print(os.environ['OWN'], os.environ['TZ'])"}).to_string().as_bytes()));
+    let done =
+        Done::of(feed(&mut command, json!({"code": "import os; print(os.environ['OWN'], os.environ['TZ'])"}).to_string().as_bytes()));
     done.succeeded().expect(json!({"output": "yes UTC\n"}));
     assert_eq!(done["policy"]["origin"], json!(policies.join("default.toml")));
 }
@@ -179,7 +186,10 @@ fn root_reads_no_environment_variable_for_policies() {
     let home = config.join("home");
     fs::create_dir_all(home.join(".config")).unwrap();
     symlink(config.join("stockade"), home.join(".config/stockade")).unwrap();
-    for variables in [[("XDG_CONFIG_HOME", config.as_path()), ("HOME", config.as_path())], [("HOME", home.as_path()), ("XDG_CONFIG_DIRS", config.as_path())]] {
+    for variables in [
+        [("XDG_CONFIG_HOME", config.as_path()), ("HOME", config.as_path())],
+        [("HOME", home.as_path()), ("XDG_CONFIG_DIRS", config.as_path())],
+    ] {
         origin_of("mine", Path::new("/"), &variables).broke("policy_not_found", &["`mine`"]);
         assert_eq!(origin_of("default", Path::new("/"), &variables)["policy"]["origin"], "shipped");
     }
@@ -200,15 +210,18 @@ fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&
     fs::create_dir_all(&staged).unwrap();
     let script = "set -e; mount -t tmpfs -o mode=755 none \"$1\"; cp -a /etc/. \"$1\"; cp -r \"$2\"/. \"$1\"; chmod -R go-w \"$1\"/stockade 2>/dev/null || true; [ -z \"$SPOIL\" ] || chmod o+w \"$1\"/$SPOIL; mount --bind \"$1\" /etc; shift 2; exec \"$@\"";
     let program = program_path().unwrap();
-    let mut command = under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&staged), text(&program)]);
+    let mut command =
+        under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&staged), text(&program)]);
     command.args(arguments).envs(environment.iter().copied());
     feed(&mut command, stdin.as_bytes())
 }
 
 fn a_name_is_sought_in_etc_before_the_shipped() {
-    let files = [("stockade/policies/mine.toml", derived("")), ("stockade/policies/default.toml", derived("[environment.set]\nOWN = \"yes\""))];
+    let files =
+        [("stockade/policies/mine.toml", derived("")), ("stockade/policies/default.toml", derived("[environment.set]\nOWN = \"yes\""))];
     let files: Vec<(&str, &str)> = files.iter().map(|(name, contents)| (*name, contents.as_str())).collect();
-    let ask = |options: &[&str], code: &str| Done::of(with_etc(&files, &[], &[&["exec"], options].concat(), &json!({"code": code}).to_string()));
+    let ask =
+        |options: &[&str], code: &str| Done::of(with_etc(&files, &[], &[&["exec"], options].concat(), &json!({"code": code}).to_string()));
     let done = ask(&["--policy", "mine"], "");
     assert_eq!(done.succeeded()["policy"]["origin"], "/etc/stockade/policies/mine.toml");
     let done = ask(&[], "import os; print(os.environ['OWN'])");
@@ -280,7 +293,8 @@ fn inheritance_adds_removes_and_replaces() {
     let accept: Vec<&str> = accept.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert!(accept.contains(&"OWN_*") && accept.contains(&"LANG") && !accept.contains(&"DEBUG"), "{accept:?}");
     // A second generation, and that the run follows.
-    let path = policies.write("grandchild", &derived_from("strict", "[degrade]\nrootless = { replace = [\"cgroup\"] }\n[limits]\nwall = \"700ms\""));
+    let path = policies
+        .write("grandchild", &derived_from("strict", "[degrade]\nrootless = { replace = [\"cgroup\"] }\n[limits]\nwall = \"700ms\""));
     let done = exec_with(&["--policy", &path], json!({"code": "while True: pass"}));
     done.expect(json!({"verdict": "wall_timeout"}));
     assert_eq!((&done["limits"]["wall_ms"], &done["limits"]["memory_bytes"]), (&json!(700), &json!(256 << 20)));
@@ -297,7 +311,8 @@ fn a_circle_of_policies_is_refused() {
     if crate::harness::is_root() {
         let files = [("stockade/policies/one.toml", derived_from("two", "")), ("stockade/policies/two.toml", derived_from("one", ""))];
         let files: Vec<(&str, &str)> = files.iter().map(|(name, contents)| (*name, contents.as_str())).collect();
-        Done::of(with_etc(&files, &[], &["exec", "--policy", "one"], "{\"code\": \"\"}")).broke("policy_invalid", &["circle", "one -> two -> one"]);
+        Done::of(with_etc(&files, &[], &["exec", "--policy", "one"], "{\"code\": \"\"}"))
+            .broke("policy_invalid", &["circle", "one -> two -> one"]);
     } else {
         origin_of("one", Path::new("/"), &[("XDG_CONFIG_HOME", &config)]).broke("policy_invalid", &["circle", "one -> two -> one"]);
     }
@@ -481,7 +496,9 @@ fn root_opens_a_scratch_only_as_its_caller() {
     chown(&closed, Some(OWNER + 1), Some(OWNER + 1)).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\", \"blueprint\"]\nscratch = [{:?}]\n", text(&directory()));
-    let ask = |policy: &str, scratch: &Path| behind_sudo(Some(&grants), &["--policy", policy], &json!({"code": "print(1)", "scratch": text(scratch)}));
+    let ask = |policy: &str, scratch: &Path| {
+        behind_sudo(Some(&grants), &["--policy", policy], &json!({"code": "print(1)", "scratch": text(scratch)}))
+    };
     ask("default", &below).refused("scratch_unreadable", &[]);
     ask("default", &closed).expect(json!({"verdict": "bad_request"}));
     // It makes none where the caller may not.

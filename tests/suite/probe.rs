@@ -125,10 +125,8 @@ pub struct Call {
 /// every filter and meets the kernel's own opinion of its arguments.
 #[track_caller]
 pub fn calls_denied(calls: &[Call]) -> Done {
-    let list: String = calls
-        .iter()
-        .map(|call| format!("    ({:?}, lambda: call({}, {})),\n", call.name, call.number, call.arguments))
-        .collect();
+    let list: String =
+        calls.iter().map(|call| format!("    ({:?}, lambda: call({}, {})),\n", call.name, call.number, call.arguments)).collect();
     let code = format!("{FRAME}\nresult = {{}}\nfor name, act in [\n{list}]:\n    result[name] = answer(act)\nprint(json.dumps(result))\n");
     let done = exec_with(&[], json!({"code": code}));
     done.succeeded();

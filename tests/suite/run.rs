@@ -87,7 +87,16 @@ fn stdin_may_be_a_pipe_a_file_or_nothing() {
     says(&run(&count).stdin(Stdio::null()).output().unwrap(), b"0\n", 0);
     let closed = under(&["sh", "-c", "exec \"$0\" run -- wc -c <&-", text(&program_path().unwrap())]).output().unwrap();
     says(&closed, b"0\n", 0);
-    says(&run(&count).stdin(File::open("/dev/zero").map(|zero| zero.take(0)).unwrap().into_inner()).env("X", "").args(["/dev/null"]).output().unwrap(), b"0 /dev/null\n", 0);
+    says(
+        &run(&count)
+            .stdin(File::open("/dev/zero").map(|zero| zero.take(0)).unwrap().into_inner())
+            .env("X", "")
+            .args(["/dev/null"])
+            .output()
+            .unwrap(),
+        b"0 /dev/null\n",
+        0,
+    );
 }
 
 fn a_large_stdin_passes_whole_and_ends() {
@@ -165,7 +174,14 @@ fn a_sandbox_that_cannot_be_made_is_125() {
 }
 
 fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
-    for (command, status) in [("no-such-command", 127), ("/usr/bin/no-such-command", 127), ("./missing", 127), ("/etc/hosts", 126), ("/usr", 126), ("/usr/lib/os-release", 126)] {
+    for (command, status) in [
+        ("no-such-command", 127),
+        ("/usr/bin/no-such-command", 127),
+        ("./missing", 127),
+        ("/etc/hosts", 126),
+        ("/usr", 126),
+        ("/usr/lib/os-release", 126),
+    ] {
         let output = run(&[command]).output().unwrap();
         says(&output, b"", status);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -174,7 +190,15 @@ fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
 }
 
 fn a_mistake_on_the_command_line_is_2() {
-    for arguments in [&["run"][..], &["run", "--"], &["run", "true"], &["run", "--nonsense", "--", "true"], &["run", "--", ""], &["run", "--scratch", "relative", "--", "true"], &["run", "--scratch", "/no/such", "--", "true"]] {
+    for arguments in [
+        &["run"][..],
+        &["run", "--"],
+        &["run", "true"],
+        &["run", "--nonsense", "--", "true"],
+        &["run", "--", ""],
+        &["run", "--scratch", "relative", "--", "true"],
+        &["run", "--scratch", "/no/such", "--", "true"],
+    ] {
         let output = stockade(arguments).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(!output.stderr.is_empty());
@@ -184,7 +208,11 @@ fn a_mistake_on_the_command_line_is_2() {
 fn other_limits_are_said_on_stderr() {
     let output = with_policy("[limits]\ntmp_size = \"2MiB\"", &["sh", "-c", "head -c 5000000 /dev/zero >/tmp/f"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("stockade: scratch or tmp is full"), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("stockade: scratch or tmp is full"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn report_of(path: &Path) -> Value {
@@ -198,7 +226,10 @@ fn the_report_holds_the_result_without_the_streams() {
     let output = stockade(["run", "--report", text(&path), "--", "sh", "-c", "echo out; echo err >&2; exit 5"]).output().unwrap();
     says(&output, b"out\n", 5);
     let report = report_of(&path);
-    assert_eq!((&report["verdict"], &report["code"], &report["started"], &report["schema"]), (&json!("exited"), &json!(5), &json!(true), &json!(1)));
+    assert_eq!(
+        (&report["verdict"], &report["code"], &report["started"], &report["schema"]),
+        (&json!("exited"), &json!(5), &json!(true), &json!(1))
+    );
     assert_eq!((&report["bytes"]["output"], &report["bytes"]["error"]), (&json!(4), &json!(4)));
     assert!(report.get("output").is_none() && report["receipt"]["layers"].is_array(), "{report}");
     // An older and longer one is replaced whole.
@@ -230,7 +261,14 @@ fn a_report_cannot_be_reached_from_inside() {
 }
 
 fn signals_reach_the_command() {
-    for (signal, name) in [(Signal::SIGTERM, "TERM"), (Signal::SIGINT, "INT"), (Signal::SIGHUP, "HUP"), (Signal::SIGUSR1, "USR1"), (Signal::SIGUSR2, "USR2"), (Signal::SIGQUIT, "QUIT")] {
+    for (signal, name) in [
+        (Signal::SIGTERM, "TERM"),
+        (Signal::SIGINT, "INT"),
+        (Signal::SIGHUP, "HUP"),
+        (Signal::SIGUSR1, "USR1"),
+        (Signal::SIGUSR2, "USR2"),
+        (Signal::SIGQUIT, "QUIT"),
+    ] {
         let script = format!("trap 'echo got {name}; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let mut child = run(&["bash", "-c", &script]).spawn().unwrap();
         let mut stdout = child.stdout.take().unwrap();
@@ -372,7 +410,8 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 sys.exit(5)
 "#;
-    let steps = json!([["wait", "ready"], ["raw", null], ["resize", [44, 101]], ["wait", "resized"], ["type", "\u{3}"], ["wait", "interrupted"]]);
+    let steps =
+        json!([["wait", "ready"], ["raw", null], ["resize", [44, 101]], ["wait", "resized"], ["type", "\u{3}"], ["wait", "interrupted"]]);
     let found = on_terminal(&["--", "/usr/bin/python3", "-c", script], steps);
     let seen = found["seen"].as_str().unwrap();
     assert!(seen.contains("[True, True, True] (77, 33) /dev/pts/0 True"), "{seen}");
@@ -385,7 +424,15 @@ fn a_terminal_is_restored_after_the_launcher_was_asked_to_end() {
 }
 
 fn what_is_typed_reaches_a_shell_on_a_terminal() {
-    let steps = json!([["wait", "$ "], ["type", "echo $((6 * 7)); tty\r"], ["wait", "42"], ["wait", "/dev/pts/0"], ["type", "sleep 600\r"], ["type", "\u{3}"], ["type", "exit 9\r"]]);
+    let steps = json!([
+        ["wait", "$ "],
+        ["type", "echo $((6 * 7)); tty\r"],
+        ["wait", "42"],
+        ["wait", "/dev/pts/0"],
+        ["type", "sleep 600\r"],
+        ["type", "\u{3}"],
+        ["type", "exit 9\r"]
+    ]);
     let found = on_terminal(&["--policy", "shell", "--", "bash", "--norc", "-i"], steps);
     assert_eq!((&found["restored"], &found["status"]), (&json!(true), &json!(9)), "{found}");
     // The end of input is a character there.

@@ -29,7 +29,11 @@ pub const OWNER: u32 = 54321;
 pub fn program_path() -> Result<PathBuf, String> {
     let path = std::env::var_os("STOCKADE").map(PathBuf::from);
     let path = path.ok_or("the environment variable STOCKADE must name the program to test, by its absolute path")?;
-    if path.is_absolute() && path.is_file() { Ok(path) } else { Err(format!("STOCKADE={}: not the absolute path of a program", path.display())) }
+    if path.is_absolute() && path.is_file() {
+        Ok(path)
+    } else {
+        Err(format!("STOCKADE={}: not the absolute path of a program", path.display()))
+    }
 }
 
 /// A command line of the program, in an empty environment.

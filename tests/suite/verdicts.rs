@@ -29,14 +29,14 @@ pub const TESTS: &[Test] = &[
     test!(Both, sleeping_is_a_wall_timeout),
     test!(Both, ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock),
     test!(Both, using_up_cpu_time_is_a_cpu_timeout),
-    test!(Both, cpu_time_of_children_counts, needs [Cgroup]),
-    test!(Both, using_up_memory_is_out_of_memory, needs [Cgroup]),
-    test!(Both, a_pool_that_uses_up_memory_is_out_of_memory, needs [Cgroup]),
-    test!(Both, memory_filled_through_tmp_is_out_of_memory_or_disk_limit, needs [Cgroup]),
-    test!(Both, without_a_cgroup_memory_is_refused_to_each_process, needs [NoCgroup]),
-    test!(Both, a_fork_bomb_is_a_process_limit, needs [Cgroup]),
-    test!(Both, without_a_cgroup_a_fork_bomb_is_held_down, needs [NoCgroup]),
-    test!(Both, a_refused_fork_that_is_survived_is_only_a_limit_hit, needs [Cgroup]),
+    test!(Both, cpu_time_of_children_counts, needs[Cgroup]),
+    test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]),
+    test!(Both, a_pool_that_uses_up_memory_is_out_of_memory, needs[Cgroup]),
+    test!(Both, memory_filled_through_tmp_is_out_of_memory_or_disk_limit, needs[Cgroup]),
+    test!(Both, without_a_cgroup_memory_is_refused_to_each_process, needs[NoCgroup]),
+    test!(Both, a_fork_bomb_is_a_process_limit, needs[Cgroup]),
+    test!(Both, without_a_cgroup_a_fork_bomb_is_held_down, needs[NoCgroup]),
+    test!(Both, a_refused_fork_that_is_survived_is_only_a_limit_hit, needs[Cgroup]),
     test!(Both, a_full_private_scratch_is_a_disk_limit),
     test!(Both, too_many_files_in_a_private_scratch_are_a_disk_limit),
     test!(Both, a_full_tmp_is_a_disk_limit),
@@ -52,11 +52,11 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_launcher_stays_small_while_the_program_prints, seconds 60),
     test!(Both, the_launcher_stays_small_while_ten_gigabytes_pass_through, seconds 240),
     test!(Both, a_system_call_that_the_policy_kills_for_is_syscall_denied),
-    test!(Both, strict_kills_for_the_tools_of_exploits, needs [Cgroup]),
+    test!(Both, strict_kills_for_the_tools_of_exploits, needs[Cgroup]),
     test!(Both, sigterm_and_sigint_cancel),
     test!(Both, a_mistake_of_the_caller_is_a_bad_request),
     test!(Both, a_host_that_lacks_something_is_a_sandbox_error),
-    test!(RootlessOnly, strict_without_a_cgroup_is_a_sandbox_error, needs [NoCgroup]),
+    test!(RootlessOnly, strict_without_a_cgroup_is_a_sandbox_error, needs[NoCgroup]),
     test!(Both, reading_through_the_page_cache_is_no_out_of_memory, seconds 120),
 ];
 
@@ -149,7 +149,8 @@ fn using_up_memory_is_out_of_memory() {
 /// One worker killed would leave the pool waiting for ever: the first kill ends the run.
 fn a_pool_that_uses_up_memory_is_out_of_memory() {
     let code = "import os\nfrom multiprocessing import Pool\ndef work(_):\n    held = bytearray(50 << 20)\n    for i in range(0, len(held), 4096): held[i] = 1\n    return len(held)\nif __name__ == '__main__':\n    print(os.cpu_count(), flush=True)\n    with Pool(64) as pool: print(sum(pool.map(work, range(64))))";
-    let request = json!({"code": code, "limits": {"memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB", "processes": 128, "wall": "25s"}});
+    let request =
+        json!({"code": code, "limits": {"memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB", "processes": 128, "wall": "25s"}});
     let done = exec(request);
     done.expect(json!({"verdict": "out_of_memory", "code": 137, "started": true, "output": "1\n"}));
     assert!(done["duration_ms"].as_u64().unwrap() < 20_000);
@@ -259,7 +260,10 @@ fn too_many_files_in_a_host_scratch_are_a_disk_limit() {
 }
 
 fn unlinked_files_held_open_are_a_disk_limit() {
-    outgrows("    f = open('f', 'wb', buffering=0); os.unlink('f'); f.write(block); globals().setdefault('held', []).append(f); time.sleep(0.01)", json!({"scratch_size": "16MiB"}));
+    outgrows(
+        "    f = open('f', 'wb', buffering=0); os.unlink('f'); f.write(block); globals().setdefault('held', []).append(f); time.sleep(0.01)",
+        json!({"scratch_size": "16MiB"}),
+    );
 }
 
 fn blocks_of_a_host_scratch_cannot_be_preallocated() {

@@ -28,15 +28,15 @@ pub const TESTS: &[Test] = &[
     test!(Both, files_can_be_locked_mapped_copied_and_moved),
     test!(Both, a_test_suite_runs),
     test!(Both, a_traceback_names_a_familiar_file),
-    test!(Both, node_uses_promises_of_files_and_worker_threads, needs [Program("node")]),
-    test!(Both, node_starts_programs_and_servers, needs [Program("node")]),
+    test!(Both, node_uses_promises_of_files_and_worker_threads, needs[Program("node")]),
+    test!(Both, node_starts_programs_and_servers, needs[Program("node")]),
     test!(Both, bash_substitutes_processes_and_runs_jobs),
     test!(Both, sh_pipes_and_reads_here_documents),
     test!(Both, ordinary_tools_work),
     test!(Both, tar_packs_and_unpacks),
-    test!(Both, git_commits_in_scratch, needs [Program("git")]),
-    test!(Both, perl_runs_by_its_example_policy, needs [Program("perl")]),
-    test!(Both, awk_runs_by_a_policy_of_three_lines, needs [Program("awk")]),
+    test!(Both, git_commits_in_scratch, needs[Program("git")]),
+    test!(Both, perl_runs_by_its_example_policy, needs[Program("perl")]),
+    test!(Both, awk_runs_by_a_policy_of_three_lines, needs[Program("awk")]),
     test!(Both, numpy_and_pandas_run_with_threads_under_default, needs [DataScience], seconds 90),
     test!(Both, the_sales_analysis_finds_the_right_totals, needs [DataScience], seconds 120),
     test!(Both, the_sales_analysis_in_plain_python),
@@ -297,7 +297,10 @@ fn a_program_of_many_files_imports_its_own() {
         crate::stockade::give(&scratch.join(directory));
     }
     put(&scratch.join("shop/__init__.py"), "from .core import total\n");
-    put(&scratch.join("shop/core.py"), "import csv\nfrom .reports.text import render\ndef total(path):\n    rows = list(csv.DictReader(open(path)))\n    return render(sum(int(r['n']) for r in rows))\n");
+    put(
+        &scratch.join("shop/core.py"),
+        "import csv\nfrom .reports.text import render\ndef total(path):\n    rows = list(csv.DictReader(open(path)))\n    return render(sum(int(r['n']) for r in rows))\n",
+    );
     put(&scratch.join("shop/reports/__init__.py"), "");
     put(&scratch.join("shop/reports/text.py"), "def render(n): return f'total {n}'\n");
     put(&scratch.join("data/in.csv"), "n\n1\n2\n39\n");
@@ -306,7 +309,9 @@ fn a_program_of_many_files_imports_its_own() {
     assert_eq!(fs::read_to_string(scratch.join("data/out.txt")).unwrap(), "total 42");
     // No compiled files beside the caller's.
     assert!(!scratch.join("shop/__pycache__").exists());
-    let module = exec(json!({"language": "bash", "code": "python3 -c 'import shop; print(shop.total(\"data/in.csv\"))'; echo done", "scratch": text(&scratch)}));
+    let module = exec(
+        json!({"language": "bash", "code": "python3 -c 'import shop; print(shop.total(\"data/in.csv\"))'; echo done", "scratch": text(&scratch)}),
+    );
     works(&module);
 }
 
@@ -331,7 +336,9 @@ shutil.rmtree("a"); print("done")
 
 fn a_test_suite_runs() {
     let tests = "import unittest\nclass T(unittest.TestCase):\n    def test_sum(self): self.assertEqual(1 + 1, 2)\n    def test_error(self):\n        with self.assertRaises(ZeroDivisionError): 1 / 0\n";
-    works(&exec(json!({"code": "import subprocess, sys\nr = subprocess.run([sys.executable, '-m', 'unittest', '-v'], capture_output=True, text=True)\nassert r.returncode == 0 and 'Ran 2 tests' in r.stderr, r.stderr\nprint('done')", "files": {"test_it.py": tests}})));
+    works(&exec(
+        json!({"code": "import subprocess, sys\nr = subprocess.run([sys.executable, '-m', 'unittest', '-v'], capture_output=True, text=True)\nassert r.returncode == 0 and 'Ran 2 tests' in r.stderr, r.stderr\nprint('done')", "files": {"test_it.py": tests}}),
+    ));
 }
 
 fn a_traceback_names_a_familiar_file() {
@@ -415,7 +422,9 @@ echo done
 }
 
 fn sh_pipes_and_reads_here_documents() {
-    works(&exec(json!({"language": "sh", "code": "set -e\ncat <<E | tr a-z A-Z | grep -q HELLO\nhello\nE\nx=$(mktemp); echo x >\"$x\"; rm \"$x\"\nfor f in a b; do : >\"$f\"; done; [ \"$(ls | grep -c '^[ab]$')\" = 2 ]\nset -- 1 2; shift; [ $1 = 2 ]\necho done"})));
+    works(&exec(
+        json!({"language": "sh", "code": "set -e\ncat <<E | tr a-z A-Z | grep -q HELLO\nhello\nE\nx=$(mktemp); echo x >\"$x\"; rm \"$x\"\nfor f in a b; do : >\"$f\"; done; [ \"$(ls | grep -c '^[ab]$')\" = 2 ]\nset -- 1 2; shift; [ $1 = 2 ]\necho done"}),
+    ));
 }
 
 fn ordinary_tools_work() {
@@ -468,8 +477,12 @@ fn perl_runs_by_its_example_policy() {
 
 fn awk_runs_by_a_policy_of_three_lines() {
     let policies = PolicyDirectory::new();
-    let policy = policies.write("awk", &crate::stockade::derived("[runtimes.awk]\ncommand = [\"/usr/bin/awk\", \"-f\", \"{file}\"]\nextension = \"awk\""));
-    let done = exec_with(&["--policy", &policy], json!({"language": "awk", "code": "{ s += $1 } END { print s; print \"done\" }", "stdin": "40\n2\n"}));
+    let policy = policies
+        .write("awk", &crate::stockade::derived("[runtimes.awk]\ncommand = [\"/usr/bin/awk\", \"-f\", \"{file}\"]\nextension = \"awk\""));
+    let done = exec_with(
+        &["--policy", &policy],
+        json!({"language": "awk", "code": "{ s += $1 } END { print s; print \"done\" }", "stdin": "40\n2\n"}),
+    );
     works(&done);
     assert!(done.output().starts_with("42\n"));
 }

@@ -386,8 +386,10 @@ impl<'p> Rooted<'p> {
         drop(proc);
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
-        // 1, not 0: a piped core_pattern ignores 0, and 1 makes the kernel skip it.
-        process::set_rlimit(RLIMIT_CORE, Some(1)).at(Step::CoreLimit)?;
+        // 1, not 0: a piped core_pattern ignores 0, and 1 makes the kernel skip it. A
+        // hard limit of 0 that the launcher could not raise stays.
+        let (_, hard) = process::rlimit(RLIMIT_CORE).at(Step::CoreLimit)?;
+        process::set_rlimit(RLIMIT_CORE, Some(hard.min(1))).at(Step::CoreLimit)?;
         // Each needs CAP_SETPCAP, which the last of them gives up.
         cred::lock_securebits().at(Step::Capabilities)?;
         cred::drop_bounding_set().at(Step::Capabilities)?;
@@ -408,6 +410,16 @@ impl<'p> Rooted<'p> {
 }
 
 const RLIMIT_CORE: u32 = 4;
+
+/// Makes room for the limit of core dumps that the sandbox will set: sudo hands on a hard
+/// limit of 0. Without CAP_SYS_RESOURCE it stays, and forbids all but piped dumps.
+pub(crate) fn raise_core_limit() -> Result<(), Errno> {
+    let (_, hard) = process::rlimit(RLIMIT_CORE)?;
+    match (hard < 1).then(|| process::set_rlimit(RLIMIT_CORE, Some(1))) {
+        None | Some(Ok(()) | Err(Errno::PERM)) => Ok(()),
+        Some(Err(errno)) => Err(errno),
+    }
+}
 
 /// One inner user namespace and no further; few inotify objects (user_namespaces(7)
 /// and inotify(7): they are counted for each user namespace and its ancestors).

@@ -27,7 +27,7 @@ mod verdict;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::OwnedFd;
-use stockade_policy::plan::Plan;
+use stockade_policy::plan::{Mode, Plan};
 use stockade_protocol::{CollectedFile, Denial, PerStream, Receipt, Usage, Verdict};
 use stockade_sys::clone;
 
@@ -118,6 +118,9 @@ pub struct Outcome {
 /// left behind.
 pub fn launch(plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
     let signals = supervise::Signals::block()?;
+    if plan.mode == Mode::Root {
+        child::raise_core_limit().map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
+    }
     let pending = cgroup::prepare(plan, inputs.record.as_mut())?;
     let (prepared, pipes) = prepared::Prepared::new(plan, &mut inputs, &pending.tasks())?;
     // The network namespace, the dearest of all, the child makes itself, beside us.

@@ -1,0 +1,239 @@
+//! The filter against libseccomp's own: two compilers, one set of rules.
+//!
+//! Both programs run in a small interpreter of classic BPF, for every system call number
+//! and every combination of telling arguments, and must answer alike. It also holds the
+//! promises that a policy cannot change.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation, reason = "a test may panic")]
+
+use std::io::{Read, Seek};
+
+use libseccomp::{ScmpAction, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall};
+use stockade_policy::{
+    filter::{Action, Check, Rules, names},
+    model::{Seccomp, SocketFamily},
+};
+
+const ALLOW: u32 = 0x7fff_0000;
+const NOTIFY: u32 = 0x7fc0_0000;
+const EPERM: u32 = 0x0005_0001;
+const ENOSYS: u32 = 0x0005_0026;
+const X86_64: u32 = 0xc000_003e;
+
+/// Runs a filter as the kernel does (Documentation/networking/filter.rst).
+fn answer(program: &[u64], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+    let mut data = [0u8; 64];
+    data[0..4].copy_from_slice(&number.to_le_bytes());
+    data[4..8].copy_from_slice(&architecture.to_le_bytes());
+    for (index, argument) in arguments.iter().enumerate() {
+        data[16 + 8 * index..24 + 8 * index].copy_from_slice(&argument.to_le_bytes());
+    }
+    let (mut at, mut a) = (0usize, 0u32);
+    loop {
+        let instruction = program[at];
+        let (code, when_true, when_false, k) =
+            (instruction as u16, (instruction >> 16) as u8, (instruction >> 24) as u8, (instruction >> 32) as u32);
+        at += 1;
+        let jump = |taken: bool| usize::from(if taken { when_true } else { when_false });
+        match code {
+            0x20 => a = u32::from_le_bytes(data[k as usize..k as usize + 4].try_into().unwrap()),
+            0x54 => a &= k,
+            0x05 => at += k as usize,
+            0x15 => at += jump(a == k),
+            0x25 => at += jump(a > k),
+            0x35 => at += jump(a >= k),
+            0x45 => at += jump(a & k != 0),
+            0x06 => return k,
+            _ => panic!("instruction {code:#x}"),
+        }
+    }
+}
+
+fn default_policy() -> Seccomp {
+    stockade_policy::load_shipped("default").unwrap().seccomp
+}
+
+fn compiled(policy: &Seccomp) -> (Rules, Vec<u64>) {
+    let rules = Rules::new(policy, false).unwrap();
+    let program = rules.compile();
+    (rules, program)
+}
+
+/// The same rules through libseccomp, whose default stands for our notification.
+fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
+    let mut filter = ScmpFilterContext::new(ScmpAction::Errno(1)).unwrap();
+    let equal = |argument: u32, value: u32| ScmpArgCompare::new(argument, ScmpCompareOp::MaskedEqual(0xffff_ffff), u64::from(value));
+    let masked =
+        |argument: u32, mask: u32, value: u32| ScmpArgCompare::new(argument, ScmpCompareOp::MaskedEqual(u64::from(mask)), u64::from(value));
+    for number in 0..names::END {
+        let call = ScmpSyscall::from(number as i32);
+        let allow = |filter: &mut ScmpFilterContext, conditions: &[ScmpArgCompare]| {
+            filter.add_rule_conditional_exact(ScmpAction::Allow, call, conditions).unwrap();
+        };
+        let action = names::name(number).and_then(|name| rules.action(&name)).unwrap_or(Action::NoSuchCall);
+        match action {
+            Action::Allow => {
+                filter.add_rule_exact(ScmpAction::Allow, call).unwrap();
+            }
+            Action::Deny => {}
+            Action::NoSuchCall => {
+                filter.add_rule_exact(ScmpAction::Errno(38), call).unwrap();
+            }
+            Action::Unsupported => {
+                filter.add_rule_exact(ScmpAction::Errno(95), call).unwrap();
+            }
+            Action::Check(check) => match check {
+                Check::Clone => allow(&mut filter, &[masked(0, 0x7e02_0000, 0)]),
+                Check::Mode(argument) => allow(&mut filter, &[masked(argument.into(), 0o6000, 0)]),
+                Check::Open(argument) => {
+                    let flags = u32::from(argument);
+                    allow(&mut filter, &[masked(flags, 0o20_000_100, 0)]);
+                    // Either creating flag, or both.
+                    for creating in [0o100, 0o20_000_000, 0o20_000_100] {
+                        allow(&mut filter, &[masked(flags, 0o20_000_100, creating), masked(flags + 1, 0o6000, 0)]);
+                    }
+                }
+                Check::Mknod(argument) => {
+                    for kind in [0, 0o100_000, 0o010_000, 0o140_000] {
+                        allow(&mut filter, &[masked(argument.into(), 0o176_000, kind)]);
+                    }
+                }
+                Check::OnSelf(argument) => allow(&mut filter, &[equal(argument.into(), 0)]),
+                Check::Priority(which) => allow(&mut filter, &[equal(0, which), equal(1, 0)]),
+                Check::Personality => {
+                    allow(&mut filter, &[equal(0, 0)]);
+                    allow(&mut filter, &[equal(0, u32::MAX)]);
+                }
+                Check::SocketPair => allow(&mut filter, &[equal(0, 1)]),
+                Check::Ioctl => policy.ioctl.iter().for_each(|request| allow(&mut filter, &[equal(1, *request)])),
+                Check::Socket => {
+                    for family in &policy.socket_families {
+                        let (number, protocols): (u32, &[u32]) = match family {
+                            SocketFamily::Unix => (1, &[]),
+                            SocketFamily::Inet => (2, &[0, 6, 17]),
+                            SocketFamily::Inet6 => (10, &[0, 6, 17]),
+                            SocketFamily::Netlink => (16, &[0]),
+                        };
+                        if protocols.is_empty() {
+                            allow(&mut filter, &[equal(0, number)]);
+                        }
+                        protocols.iter().for_each(|protocol| allow(&mut filter, &[equal(0, number), equal(2, *protocol)]));
+                    }
+                }
+            },
+        }
+    }
+    let path = std::env::temp_dir().join(format!("stockade-filter-test-{}", std::process::id()));
+    let mut file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    filter.export_bpf(&mut file).unwrap();
+    file.rewind().unwrap();
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).unwrap();
+    bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().unwrap())).collect()
+}
+
+/// Values around every limit that a rule compares with, and some with high bits set.
+fn telling_values(policy: &Seccomp) -> Vec<u64> {
+    let mut values = vec![
+        0, 1, 2, 3, 6, 10, 16, 17, 38, 40, 0o644, 0o4755, 0o2755, 0o1777, 0o100, 0o100_644, 0o010_600, 0o060_600, 0o020_600, 0o140_755,
+        0o104_755,
+    ];
+    values.extend([
+        0o20_000_000,
+        0o20_000_102,
+        0x1200_011,
+        0x1000_0011,
+        0x0202_0000,
+        0x5412,
+        0x541c,
+        0xffff_ffff,
+        0x1_0000_0000,
+        0x1_0000_5412,
+        u64::MAX,
+    ]);
+    values.extend(policy.ioctl.iter().take(4).map(|request| u64::from(*request)));
+    values
+}
+
+#[test]
+fn libseccomp_compiles_the_same_answers() {
+    let policy = default_policy();
+    let (rules, ours) = compiled(&policy);
+    let theirs = by_libseccomp(&rules, &policy);
+    let values = telling_values(&policy);
+    let mut compared = 0u64;
+    for number in 0..names::END {
+        let checked = names::name(number).is_some_and(|name| matches!(rules.action(&name), Some(Action::Check(_))));
+        let firsts: &[u64] = if checked { &values } else { &[0] };
+        for &first in firsts {
+            for &second in firsts {
+                for &third in firsts {
+                    // The fourth argument matters to openat alone; it follows the second.
+                    let arguments = [first, second, third, second, 0, 0];
+                    let ours = match answer(&ours, X86_64, number, arguments) {
+                        NOTIFY => EPERM,
+                        other => other,
+                    };
+                    assert_eq!(ours, answer(&theirs, X86_64, number, arguments), "{number} {:?} {arguments:x?}", names::name(number));
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared > 500_000, "{compared}");
+}
+
+#[test]
+fn high_bits_of_an_argument_change_no_answer() {
+    let (_, program) = compiled(&default_policy());
+    let ioctl = names::number("ioctl").unwrap();
+    const TIOCSTI: u64 = 0x5412;
+    for high in [0, 1 << 32, 0xdead_beef << 32] {
+        assert_eq!(answer(&program, X86_64, ioctl, [0, high | TIOCSTI, 0, 0, 0, 0]), NOTIFY);
+        assert_eq!(answer(&program, X86_64, ioctl, [0, high | 0x5401, 0, 0, 0, 0]), ALLOW);
+    }
+}
+
+#[test]
+fn foreign_architectures_and_unknown_numbers_do_not_exist() {
+    let (_, program) = compiled(&default_policy());
+    const I386: u32 = 0x4000_0003;
+    for number in [0, 1, 11, 500] {
+        assert_eq!(answer(&program, I386, number, [0; 6]), ENOSYS);
+    }
+    // x32 marks its numbers by bit 30.
+    for number in [0x4000_0000, 0x4000_003b, 400, 511, 9999, u32::MAX] {
+        assert_eq!(answer(&program, X86_64, number, [0; 6]), ENOSYS);
+    }
+}
+
+#[test]
+fn what_lies_in_memory_cannot_be_allowed() {
+    let mut policy = default_policy();
+    policy.allow.extend(["clone3".to_owned(), "openat2".to_owned()]);
+    let (rules, _) = compiled(&policy);
+    assert_eq!(rules.action("clone3"), Some(Action::NoSuchCall));
+    assert_eq!(rules.action("openat2"), Some(Action::NoSuchCall));
+}
+
+#[test]
+fn a_policy_that_starves_the_executor_is_refused() {
+    let mut policy = default_policy();
+    policy.allow.retain(|name| name != "execveat");
+    assert!(Rules::new(&policy, false).unwrap_err().to_string().contains("`execveat`"));
+}
+
+#[test]
+fn host_scratch_cannot_be_preallocated() {
+    let policy = default_policy();
+    assert_eq!(Rules::new(&policy, true).unwrap().action("fallocate"), Some(Action::Unsupported));
+    assert_eq!(Rules::new(&policy, false).unwrap().action("fallocate"), Some(Action::Allow));
+}
+
+#[test]
+fn every_shipped_filter_loads_within_the_kernels_limit() {
+    for (name, _) in stockade_policy::SHIPPED {
+        let policy = stockade_policy::load_shipped(name).unwrap().seccomp;
+        assert!(compiled(&policy).1.len() < 4096, "{name}");
+    }
+}

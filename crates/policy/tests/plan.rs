@@ -1,0 +1,135 @@
+//! Policy, host facts and a request's narrowing, to the whole plan: compared as one value.
+//!
+//! The expected plans lie beside this file as JSON. After a change that is meant, write
+//! them anew with `UPDATE_PLANS=1 cargo test -p stockade-policy --test plan` and read the
+//! difference.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use stockade_policy::{
+    facts::{Caller, CgroupFacts, HostFacts, PathKind},
+    filter::Filters,
+    load_shipped,
+    model::Policy,
+    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, plan},
+};
+use stockade_protocol::LimitKey;
+
+fn facts(privileged: bool) -> HostFacts {
+    let paths = ["/usr", "/etc/alternatives", "/etc/ssl/certs"].map(|path| (PathBuf::from(path), PathKind::Directory));
+    let files = ["/etc/ld.so.cache", "/usr/bin/python3", "/usr/bin/bash", "/usr/bin/sh", "/usr/bin/node"]
+        .map(|path| (PathBuf::from(path), PathKind::File));
+    let v1 = ["cpu", "cpuacct", "memory", "pids"].map(|kind| (kind.to_owned(), PathBuf::from("/sys/fs/cgroup").join(kind).join("outer")));
+    HostFacts {
+        kernel: String::from("6.1.0"),
+        landlock_abi: 7,
+        privileged,
+        caller: Caller { uid: 1234, gid: 1234, groups: vec![1234, 27] },
+        unique_id: privileged.then_some(0x7000_0007),
+        cpus: vec![0, 1, 2, 3],
+        launcher_cpu: 1,
+        cgroup: if privileged {
+            CgroupFacts::V1 { controllers: v1.into_iter().collect() }
+        } else {
+            CgroupFacts::Unavailable { reason: String::from("not delegated") }
+        },
+        paths: paths.into_iter().chain(files).collect(),
+        links: vec![(String::from("bin"), String::from("usr/bin")), (String::from("lib64"), String::from("usr/lib64"))],
+        hard_limits: BTreeMap::from([(7, 512)]),
+        ..HostFacts::default()
+    }
+}
+
+fn code() -> Narrowing {
+    Narrowing { program: Program::Code { language: None, stem: String::from("stockade_0") }, ..Narrowing::default() }
+}
+
+fn in_scratch(path: &str) -> Narrowing {
+    let protected = vec![(PathBuf::from(".env"), PathKind::File, Protection::Hidden)];
+    Narrowing { scratch: Some(HostScratch { path: PathBuf::from(path), owner: (1234, 1234), idmappable: true, protected }), ..code() }
+}
+
+fn planned(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
+    plan(policy, &Filters::new(&policy.seccomp).unwrap(), facts, narrowing)
+}
+
+#[track_caller]
+fn compare(name: &str, plan: &Plan) {
+    let mut found = serde_json::to_value(plan).unwrap();
+    // These change with every word of the policy and have tests of their own.
+    found["policy_sha256"] = serde_json::Value::Null;
+    found["filter"] = serde_json::Value::Null;
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.json"));
+    if std::env::var_os("UPDATE_PLANS").is_some() {
+        std::fs::write(&file, serde_json::to_string_pretty(&found).unwrap() + "\n").unwrap();
+    }
+    let expected: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(found, expected, "the plan differs from {}", file.display());
+}
+
+#[test]
+fn a_root_run_in_a_host_scratch_is_planned_whole() {
+    compare("plan-root-scratch", &planned(&load_shipped("default").unwrap(), &facts(true), &in_scratch("/srv/work")).unwrap());
+}
+
+#[test]
+fn a_rootless_private_run_is_planned_whole() {
+    compare("plan-rootless-private", &planned(&load_shipped("default").unwrap(), &facts(false), &code()).unwrap());
+}
+
+#[test]
+fn the_same_inputs_give_the_same_plan() {
+    let policy = load_shipped("strict").unwrap();
+    assert_eq!(planned(&policy, &facts(true), &code()), planned(&policy, &facts(true), &code()));
+}
+
+#[track_caller]
+fn refused(result: Result<Plan, PlanError>, reason: &str, callers_fault: bool) {
+    let error = result.unwrap_err();
+    assert_eq!((error.reason, error.callers_fault), (reason, callers_fault), "{error}");
+}
+
+#[test]
+fn a_layer_that_is_missing_is_refused_unless_the_policy_lets_it_go() {
+    let strict = load_shipped("strict").unwrap();
+    refused(planned(&strict, &facts(false), &code()), "cgroup_unavailable", false);
+    let no_landlock = HostFacts { landlock_abi: 0, ..facts(true) };
+    refused(planned(&load_shipped("default").unwrap(), &no_landlock, &code()), "landlock_unavailable", false);
+    let no_id = HostFacts { unique_id: None, ..facts(true) };
+    refused(planned(&load_shipped("default").unwrap(), &no_id, &code()), "unique_uid_unavailable", false);
+    let mut narrowing = in_scratch("/srv/work");
+    narrowing.scratch.as_mut().unwrap().idmappable = false;
+    refused(planned(&load_shipped("default").unwrap(), &facts(true), &narrowing), "unique_uid_unavailable", false);
+}
+
+#[test]
+fn a_request_narrows_and_never_widens() {
+    let policy = load_shipped("default").unwrap();
+    let with = |key, value| Narrowing { limits: BTreeMap::from([(key, value)]), ..code() };
+    assert_eq!(planned(&policy, &facts(true), &with(LimitKey::Wall, Some(1000))).unwrap().limits.get(LimitKey::Wall), Some(1000));
+    refused(planned(&policy, &facts(true), &with(LimitKey::Wall, None)), "limit_above_maximum", true);
+    refused(planned(&policy, &facts(true), &with(LimitKey::Memory, Some(1 << 50))), "limit_above_maximum", true);
+    refused(planned(&policy, &facts(true), &with(LimitKey::Memory, Some(100 << 20))), "tmpfs_above_memory", true);
+    let env = Narrowing { environment: BTreeMap::from([(String::from("LD_PRELOAD"), String::from("x"))]), ..code() };
+    refused(planned(&policy, &facts(true), &env), "env_not_accepted", true);
+    let language =
+        Narrowing { program: Program::Code { language: Some(String::from("cobol")), stem: String::new() }, ..Narrowing::default() };
+    refused(planned(&policy, &facts(true), &language), "unknown_language", true);
+}
+
+#[test]
+fn a_scratch_cannot_cover_the_sandboxs_own_directories() {
+    let policy = load_shipped("default").unwrap();
+    for path in ["/usr/local/work", "/etc", "/proc/self", "/dev/shm/x", "/", "/bin"] {
+        refused(planned(&policy, &facts(true), &in_scratch(path)), "scratch_in_system_directory", true);
+    }
+}
+
+#[test]
+fn no_value_of_an_environment_variable_is_printed() {
+    let narrowing = Narrowing { environment: BTreeMap::from([(String::from("LANG"), String::from("hush-hush"))]), ..code() };
+    let plan = planned(&load_shipped("default").unwrap(), &facts(true), &narrowing).unwrap();
+    assert!(plan.environment_values.iter().any(|value| value == "LANG=hush-hush"));
+    assert!(!serde_json::to_string(&plan).unwrap().contains("hush-hush"));
+}
