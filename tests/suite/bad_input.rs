@@ -263,7 +263,7 @@ fn a_file_is_no_scratch() {
     let file = directory().join("file");
     put(&file, "x");
     ask(text(&file)).refused("scratch_not_directory", &["not a directory"]);
-    ask(text(&file.join("below"))).refused("scratch_missing", &[]);
+    ask(text(&file.join("below"))).refused("scratch_not_directory", &["not a directory"]);
 }
 
 fn system_directories_are_no_scratch() {
@@ -315,7 +315,7 @@ fn ask_as(uid: u32, scratch: &Path) -> Done {
     let program = program_path().unwrap();
     let id = uid.to_string();
     let words = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&program), "exec"];
-    let home = directory().join("user");
+    let home = directory().join(format!("user-{uid}"));
     fs::create_dir_all(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(uid), Some(uid)).unwrap();
     let mut command = under(&words);
@@ -359,7 +359,8 @@ fn a_scratch_that_cannot_be_entered_is_refused() {
 
 fn a_missing_interpreter_is_named() {
     let policies = PolicyDirectory::new();
-    let policy = policies.write("none", &derived("[runtimes.none]\ncommand = [\"/usr/bin/no-such-interpreter\", \"{file}\"]"));
+    let policy =
+        policies.write("none", &derived("[runtimes.none]\ncommand = [\"/usr/bin/no-such-interpreter\", \"{file}\"]\nextension = \"x\""));
     let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "none"}));
     done.broke("interpreter_missing", &["`none`", "/usr/bin/no-such-interpreter", "--runtime"]);
     exec_with(&["--runtime", "python=/no/such/python"], json!({"code": ""}))
@@ -372,7 +373,8 @@ fn an_interpreter_outside_the_root_is_named() {
     let interpreter = directory().join("interpreter");
     fs::write(&interpreter, "#!/bin/sh\nexec cat \"$1\"\n").unwrap();
     fs::set_permissions(&interpreter, Permissions::from_mode(0o755)).unwrap();
-    let policy = policies.write("outside", &derived(&format!("[runtimes.outside]\ncommand = [{:?}, \"{{file}}\"]", text(&interpreter))));
+    let policy = policies
+        .write("outside", &derived(&format!("[runtimes.outside]\ncommand = [{:?}, \"{{file}}\"]\nextension = \"x\"", text(&interpreter))));
     let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "outside"}));
     done.broke("program_not_started", &[text(&interpreter), "sandbox's root"]);
 }

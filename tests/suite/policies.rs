@@ -324,7 +324,7 @@ fn errors_have_line_column_caret_and_a_suggestion() {
     wrong("[limits]\nwall = \"1 fortnight\"", &["wall", "wrong.toml:5:8", "30s"]);
     wrong("[limits]\nwall = 30", &["wall", "wrong.toml:5:8"]);
     wrong("[limits]\nmemory = \"1GB\"", &["memory", "wrong.toml:5:10", "MiB"]);
-    wrong("[limits]\nwall = \"1h\"", &["wall", "wrong.toml:5:8", "limits.max"]);
+    wrong("[limits]\nwall = \"1h\"", &["wall", "wrong.toml:5:8", "10min"]);
     wrong("[seccomp]\nallow = { add = [\"ptarce\"] }", &["ptarce", "wrong.toml:5:18", "did you mean `ptrace`?"]);
     wrong("[seccomp]\nallow = { add = [\"mount\"] }", &["mount", "wrong.toml:5:18"]);
     wrong("[seccomp]\nsocket_families = { add = [\"vsock\"] }", &["vsock", "wrong.toml:5:28"]);

@@ -47,7 +47,7 @@ def answer(act):
         act()
         return "ok"
     except OSError as error:
-        return errno.errorcode.get(error.errno, str(error.errno))
+        return {95: "EOPNOTSUPP"}.get(error.errno) or errno.errorcode.get(error.errno, str(error.errno))
 "#;
 
 /// A program that answers `"ok"` or an errno's name for the act.

@@ -13,7 +13,9 @@ mod policy;
 mod runtimes;
 
 use std::{
+    fs::{File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
 };
@@ -123,6 +125,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
             Err(refusal) => Ok(refuse(&refusal)),
         };
     }
+    let report_file = run.report.as_deref().map(open_report).transpose()?;
     let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some()) {
         Ok(result) => (result.report, u8::try_from(result.code & 0xff).unwrap_or(SANDBOX_ERROR)),
         Err(refusal) => {
@@ -138,8 +141,8 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     };
     warn_of_degraded(&report);
     explain(&report);
-    if let Some(path) = &run.report {
-        write_report(path, &report)?;
+    if let (Some(file), Some(path)) = (report_file, &run.report) {
+        write_report(file, &report).with_context(|| format!("write the report to {}", path.display()))?;
     }
     Ok(ExitCode::from(code))
 }
@@ -164,10 +167,22 @@ fn refuse(refusal: &Refusal) -> ExitCode {
     ExitCode::from(if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR })
 }
 
-fn write_report(path: &Path, report: &Report) -> anyhow::Result<()> {
-    let mut text = serde_json::to_vec(report).context("write the report as JSON")?;
+/// Before the run, and no link: the file may lie where the code can write, and a link in
+/// its place would lead the report to anything that the caller may overwrite.
+fn open_report(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    options.open(path).with_context(|| format!("open the report {}, which must not be a link", path.display()))
+}
+
+fn write_report(mut file: File, report: &Report) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec(report)?;
     text.push(b'\n');
-    std::fs::write(path, text).with_context(|| format!("write the report to {}", path.display()))
+    // A device or a pipe has no length to cut.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file.write_all(&text)?)
 }
 
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {

@@ -89,6 +89,8 @@ pub(crate) fn clone_failed(plan: &Plan, errno: Errno) -> LaunchError {
             "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
         }
         Errno::BUSY => "; the launcher must have one thread only".into(),
+        Errno::NOSYS => "; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it".into(),
+        Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),
     };
     LaunchError { what: What::Clone, errno: Some(errno.raw_os_error()), message: format!("{attempt}: {}{remedy}", describe(errno)) }
@@ -127,6 +129,14 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
     let remedy = match (step, errno) {
         (Step::RootEntry, Errno::PERM) if index.is_some_and(|index| is_proc(plan, index)) => {
             "; the host's /proc is partly covered (\"mount too revealing\"): inside Docker run with --security-opt systempaths=unconfined; in a systemd unit drop ProtectKernelTunables= and ProcSubset="
+        }
+        (Step::NetworkNamespace | Step::CgroupNamespace | Step::InnerUserNamespace, Errno::NOSPC) => {
+            "; the number of namespaces is limited: see the max_* files in /proc/sys/user"
+        }
+        (Step::Keyring, Errno::PERM) => "; a filter around the launcher forbids keyctl, as container engines do; let it through or start stockade on the host",
+        (Step::Keyring, Errno::DQUOT) => "; the user's key quota is used up (/proc/sys/kernel/keys/maxkeys)",
+        (Step::Hostname | Step::Loopback | Step::PrivateMounts | Step::RootTmpfs | Step::Capabilities, Errno::PERM) => {
+            "; a security module takes away the capabilities of the new user namespace (on Ubuntu install the profile scripts/apparmor/stockade), or a filter around the launcher forbids the call"
         }
         (Step::Scratch | Step::WorkingDirectory, Errno::ACCESS) => "; the directory or one above it cannot be entered by the caller",
         (Step::ExecPayload, Errno::NOENT) => "; it is not in the sandbox's root, or its interpreter or dynamic linker is not",
@@ -169,6 +179,6 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
         ) => {
             format!(", make /{}", target.display())
         }
-        None => String::new(),
+        None => String::from(", make the stand-ins for hidden files"),
     }
 }

@@ -132,14 +132,19 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchErro
         .map_err(|errno| error::clone_failed(plan, errno))?;
     // From here on an early return kills the child, which waits for our word.
     let sandbox = supervise::Sandbox::new(child);
-    // At once: a kernel that packs new tasks onto their parent's CPU would run the two by
-    // turns, and a running process would have to be stopped to be moved.
-    if let Some(cpus) = &prepared.cpus {
-        let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
-        rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), cpus).map_err(attempt)?;
-    }
-    let cgroup = pending.complete()?;
-    let outer = identity::write_maps(plan, sandbox.pid())?;
+    let set_up = || -> Result<_, LaunchError> {
+        // At once: a kernel that packs new tasks onto their parent's CPU would run the two
+        // by turns, and a running process would have to be stopped to be moved.
+        if let Some(cpus) = &prepared.cpus {
+            let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
+            rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), cpus).map_err(attempt)?;
+        }
+        let cgroup = pending.complete()?;
+        let outer = identity::write_maps(plan, sandbox.pid())?;
+        Ok((cgroup, outer))
+    };
+    // A child that failed first is the cause of what failed here.
+    let (cgroup, outer) = set_up().map_err(|error| supervise::failure_of_child(plan, &pipes.status_read).unwrap_or(error))?;
     let lifeline = prepared.into_lifeline();
     supervise::supervise(plan, inputs, cgroup, sandbox, pipes, lifeline, signals, outer)
 }

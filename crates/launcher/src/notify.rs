@@ -104,13 +104,19 @@ fn describe(name: &str, arguments: &[u64; 6]) -> (String, String, Option<String>
         }
         "ioctl" => {
             let request = low(1);
-            let what =
-                stockade_policy::names::ioctl_name(request).map_or_else(|| format!("ioctl({request:#x})"), |name| format!("ioctl({name})"));
-            (what, String::from("[seccomp] ioctl"), add("ioctl", &format!("\"{request:#x}\"")))
+            let forbidden = stockade_policy::names::FORBIDDEN_IOCTLS.iter().find(|(_, number, _)| *number == request);
+            let known = forbidden.map(|(name, ..)| *name).or_else(|| stockade_policy::names::ioctl_name(request));
+            let what = known.map_or_else(|| format!("ioctl({request:#x})"), |name| format!("ioctl({name})"));
+            let allow = if forbidden.is_some() { None } else { add("ioctl", &format!("\"{request:#x}\"")) };
+            (what, String::from("[seccomp] ioctl"), allow)
         }
         "clone" => {
             let (rule, allow) = fixed("new namespaces are refused");
             (format!("clone(flags {:#x})", low(0)), rule, allow)
+        }
+        "mknod" | "mknodat" if matches!(low(usize::from(name == "mknodat") + 1) & 0o170_000, 0o020_000 | 0o060_000) => {
+            let (rule, allow) = fixed("device nodes are refused");
+            (format!("{name}(mode {:#o})", low(usize::from(name == "mknodat") + 1)), rule, allow)
         }
         "chmod" | "fchmod" | "mkdir" | "creat" | "mknod" => mode(1),
         "fchmodat" | "fchmodat2" | "mkdirat" | "mknodat" | "open" => mode(2),

@@ -63,8 +63,10 @@ impl Outlet {
             Outlet::Capture(capture) => capture.push(bytes),
             Outlet::Relay { to, total } => {
                 *total += bytes.len() as u64;
-                // A reader that went away is the caller's affair; the program still runs.
-                let _reader_gone = write_all(*to, bytes);
+                // A reader that went away is the program's to notice: its next write fails.
+                if write_all(*to, bytes).is_err() {
+                    return Turn::Ended;
+                }
             }
         }
         Turn::More
@@ -111,6 +113,8 @@ pub(crate) struct Feed<'a> {
     to: Option<OwnedFd>,
     source: Source<'a>,
     buffer: Vec<u8>,
+    /// The source gives no more, though the buffer may still hold some.
+    ended: bool,
     waits_for_room: bool,
     keep_open: bool,
 }
@@ -125,7 +129,7 @@ impl<'a> Feed<'a> {
     /// `keep_open`: the target is a terminal, whose end of input is a character.
     pub(crate) fn new(to: OwnedFd, source: Source<'a>, keep_open: bool) -> Result<Self, Errno> {
         fcntl_setfl(&to, fcntl_getfl(&to)? | OFlags::NONBLOCK)?;
-        Ok(Feed { to: Some(to), source, buffer: Vec::new(), waits_for_room: false, keep_open })
+        Ok(Feed { to: Some(to), source, buffer: Vec::new(), ended: false, waits_for_room: false, keep_open })
     }
 
     /// Begins: registers what there is to wait for.
@@ -146,19 +150,21 @@ impl<'a> Feed<'a> {
 
     /// The launcher's stdin has something.
     pub(crate) fn on_source(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
-        let ended = !self.refill();
-        if ended {
+        if !self.refill() {
+            self.ended = true;
             epoll::delete(epoll, stdin())?;
         }
-        self.push(epoll, tokens, ended)
+        self.push(epoll, tokens)
     }
 
     /// The program's stdin has room.
     pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         loop {
             let pollable = matches!(self.source, Source::Stdin { pollable: true });
-            let ended = self.buffer.is_empty() && !pollable && !self.refill();
-            self.push(epoll, tokens, ended)?;
+            if self.buffer.is_empty() && !pollable && !self.refill() {
+                self.ended = true;
+            }
+            self.push(epoll, tokens)?;
             if self.to.is_none() || self.waits_for_room || pollable {
                 return Ok(());
             }
@@ -188,7 +194,7 @@ impl<'a> Feed<'a> {
         }
     }
 
-    fn push(&mut self, epoll: &OwnedFd, tokens: &FeedTokens, ended: bool) -> Result<(), Errno> {
+    fn push(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         let Some(to) = &self.to else { return Ok(()) };
         while !self.buffer.is_empty() {
             match rustix::io::write(to, &self.buffer) {
@@ -202,11 +208,11 @@ impl<'a> Feed<'a> {
         if self.waits_for_room {
             epoll::delete(epoll, to)?;
             self.waits_for_room = false;
-            if matches!(self.source, Source::Stdin { pollable: true }) {
+            if matches!(self.source, Source::Stdin { pollable: true }) && !self.ended {
                 epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::IN)?;
             }
         }
-        if ended && !self.keep_open { self.close(epoll) } else { Ok(()) }
+        if self.ended && !self.keep_open { self.close(epoll) } else { Ok(()) }
     }
 
     fn wait_for_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {

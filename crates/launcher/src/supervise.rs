@@ -60,7 +60,8 @@ impl Signals {
     pub(crate) fn block() -> Result<Self, LaunchError> {
         let failed =
             |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
-        let set: SigSet = [
+        let mut set = SigSet::empty();
+        for signal in [
             NixSignal::SIGTERM,
             NixSignal::SIGINT,
             NixSignal::SIGHUP,
@@ -68,9 +69,13 @@ impl Signals {
             NixSignal::SIGUSR1,
             NixSignal::SIGUSR2,
             NixSignal::SIGWINCH,
-        ]
-        .into_iter()
-        .collect();
+        ] {
+            // Whoever has it ignored (nohup) does not want it to end the run; once held
+            // back it would be delivered all the same.
+            if !stockade_sys::process::ignores(signal as i32) {
+                set.add(signal);
+            }
+        }
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
         Ok(Signals { fd, before })
@@ -222,6 +227,31 @@ fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
     move |errno| LaunchError::system(What::Prepare, attempt, errno)
 }
 
+/// The failure that the child has sent before it ended, if it has.
+pub(crate) fn failure_of_child(plan: &Plan, status_read: &OwnedFd) -> Option<LaunchError> {
+    // It was written before the child ended; a moment more for one that is about to.
+    let mut fds = [rustix::event::PollFd::new(status_read, rustix::event::PollFlags::IN)];
+    let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    if !matches!(rustix::event::poll(&mut fds, Some(&moment)), Ok(n) if n > 0) || rustix::io::ioctl_fionread(status_read).unwrap_or(0) == 0 {
+        return None;
+    }
+    let mut bytes = vec![0; 4096];
+    let length = rustix::io::read(status_read, &mut bytes).ok()?;
+    bytes.truncate(length);
+    match Event::take(&mut bytes) {
+        Ok(Some(Event::Failed { step, errno, index, detail })) => Some(word_failure(plan, step, errno, index, &detail)),
+        _ => None,
+    }
+}
+
+fn word_failure(plan: &Plan, step: u16, errno: u16, index: u32, detail: &[u8]) -> LaunchError {
+    let errno = Errno::from_raw_os_error(i32::from(errno));
+    match Step::from_number(step) {
+        Some(step) => step_failed(plan, step, errno, usize::try_from(index).ok(), &String::from_utf8_lossy(detail)),
+        None => LaunchError::other(What::Executor, format!("the sandbox failed at an unknown step {step}")),
+    }
+}
+
 /// Lets the child go on, watches the run to its end and takes everything down.
 ///
 /// # Errors
@@ -239,7 +269,11 @@ pub(crate) fn supervise(
 ) -> Result<Outcome, LaunchError> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     // From here on the child builds; what follows runs beside it.
-    rustix::io::write(&lifeline, b"g").map_err(failed("let the sandbox go on"))?;
+    match rustix::io::write(&lifeline, b"g") {
+        // The child has failed already: its word is in the status pipe.
+        Ok(_) | Err(Errno::PIPE) => {}
+        Err(errno) => return Err(failed("let the sandbox go on")(errno)),
+    }
     let outlet = |stream| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
         Streams::Relay => Outlet::Relay { to: stream, total: 0 },
@@ -403,14 +437,10 @@ impl<'a> Supervision<'a> {
                 self.rusage_us = Some((user_us, system_us));
             }
             (Event::Failed { step, errno, index, detail }, Phase::SettingUp | Phase::Ready) => {
-                let errno = Errno::from_raw_os_error(i32::from(errno));
-                let detail = String::from_utf8_lossy(&detail);
-                let failure = match Step::from_number(step) {
-                    Some(step) => step_failed(self.plan, step, errno, usize::try_from(index).ok(), &detail),
-                    None => LaunchError::other(What::Executor, format!("the sandbox failed at an unknown step {step}")),
-                };
                 self.phase = Phase::SettingUp;
-                self.break_off(failure);
+                // Whatever the launcher met meanwhile followed from this.
+                self.failure = None;
+                self.break_off(word_failure(self.plan, step, errno, index, &detail));
             }
             _ => self.break_off(LaunchError::other(What::Executor, String::from("the executor sent an event out of turn"))),
         }
@@ -506,7 +536,10 @@ impl<'a> Supervision<'a> {
         match receipt::check_outside(&self.outer, &self.cgroup) {
             Ok(outside) => {
                 self.outside = Some(outside);
-                rustix::io::write(&self.lifeline, b"g").map(drop)
+                match rustix::io::write(&self.lifeline, b"g") {
+                    Ok(_) | Err(Errno::PIPE) => Ok(()),
+                    Err(errno) => Err(errno),
+                }
             }
             Err(failure) => {
                 self.break_off(failure);

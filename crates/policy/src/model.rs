@@ -174,8 +174,6 @@ pub enum Degradable {
     Landlock,
     /// A host uid of the run's own.
     UniqueUid,
-    /// User namespaces, when root launches.
-    UserNamespace,
 }
 
 impl Degradable {
@@ -185,7 +183,6 @@ impl Degradable {
             Degradable::Cgroup => "cgroup",
             Degradable::Landlock => "landlock",
             Degradable::UniqueUid => "unique_uid",
-            Degradable::UserNamespace => "user_namespace",
         }
     }
 }

@@ -22,7 +22,6 @@ pub const DEGRADABLE: &[(&str, Degradable)] = &[
     ("cgroup", Degradable::Cgroup),
     ("landlock", Degradable::Landlock),
     ("unique_uid", Degradable::UniqueUid),
-    ("user_namespace", Degradable::UserNamespace),
 ];
 
 /// Requests of `ioctl` by name. The numbers are those of x86-64 and arm64, which share

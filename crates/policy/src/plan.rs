@@ -516,7 +516,6 @@ fn degrade(
         Degradable::Cgroup => "cgroup_unavailable",
         Degradable::Landlock => "landlock_unavailable",
         Degradable::UniqueUid => "unique_uid_unavailable",
-        Degradable::UserNamespace => "user_namespace_unavailable",
     };
     Err(lacking(
         id,

@@ -11,7 +11,8 @@ macro_rules! steps {
         pub enum Step { $($(#[$doc])* $variant = $number,)* }
 
         impl Step {
-            /// Every step, in the order in which they are taken.
+            /// Every step, in the order in which they are taken. Some are taken a second time
+            /// later: ARCHITECTURE.md says which.
             pub const ALL: &[Step] = &[$(Step::$variant,)*];
 
             /// The name that errors and documents use.
@@ -72,6 +73,8 @@ steps! {
     DetachOldRoot = 20 "detach the host's root";
     /// The root becomes read-only.
     SealRoot = 21 "seal the root";
+    /// The terminal of the sandbox's own devpts.
+    OpenTerminal = 43 "open a terminal";
     /// Counts of inotify objects and namespaces.
     NamespaceLimits = 22 "limit the user namespace's counts";
     /// The inner user namespace.
@@ -104,16 +107,14 @@ steps! {
     Receipt = 36 "check what is in force";
     /// Starting the payload's process.
     Fork = 37 "start the program's process";
-    /// The payload's resource limits.
-    ResourceLimits = 38 "set resource limits";
     /// The payload's terminal.
     Terminal = 39 "take the terminal";
     /// The payload's Landlock layer.
     PayloadLandlock = 40 "restrict the program with Landlock";
+    /// The payload's resource limits.
+    ResourceLimits = 38 "set resource limits";
     /// The payload's execve.
     ExecPayload = 41 "start the program";
-    /// The terminal of the sandbox's own devpts.
-    OpenTerminal = 43 "open a terminal";
 }
 
 #[cfg(test)]

@@ -154,7 +154,9 @@ impl<'a> Admission<'a> {
         let opener = Opener { caller: &identity.caller, privileged: identity.privileged, unique_id: host.unique_id, homes: &homes };
         let scratch = match &wanted_scratch {
             Some(path) => {
-                Some(scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?)
+                let opened = scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
+                check_ceiling(path, &opened.facts.path, options)?;
+                Some(opened)
             }
             None => None,
         };
@@ -344,6 +346,21 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
         }
         (wanted, ceiling) => Ok(wanted.or(ceiling)),
     }
+}
+
+/// Once more by the path without links: one that an earlier run left below the ceiling
+/// must not lead out of it.
+fn check_ceiling(wanted: &str, real: &Path, options: &Options) -> Result<(), Refusal> {
+    let Some(ceiling) = &options.scratch else { return Ok(()) };
+    // What was opened below it is there; if it has vanished since, nothing lies below it.
+    let inside = std::fs::canonicalize(ceiling).is_ok_and(|ceiling| real.starts_with(ceiling));
+    if inside {
+        return Ok(());
+    }
+    Err(Refusal::bad_request(
+        "scratch_outside_ceiling",
+        format!("scratch {wanted}: it leads to {}; it must be {}, which --scratch names, or lie below it", real.display(), ceiling.display()),
+    ))
 }
 
 /// The interpreters that `--runtime` names, and those of the virtual environments that

@@ -256,7 +256,7 @@ impl<'a> Examiner<'a> {
     /// A run of no policy's: every layer may be missing, so that those which are there
     /// can be seen at work although another is not.
     fn try_without_other_layers(&self) -> Result<Option<Receipt>, Refusal> {
-        let all = vec![Degradable::Cgroup, Degradable::Landlock, Degradable::UniqueUid, Degradable::UserNamespace];
+        let all = vec![Degradable::Cgroup, Degradable::Landlock, Degradable::UniqueUid];
         let mut policy = self.policy.clone();
         policy.degrade.root.clone_from(&all);
         policy.degrade.rootless = all;
@@ -442,7 +442,7 @@ fn is_enforced(report: &Report) -> bool {
 }
 
 fn is_interpreters_fault(report: &Report) -> bool {
-    matches!(report.reason.as_deref(), Some("interpreter_missing" | "program_not_started"))
+    report.verdict == Verdict::SandboxError && matches!(report.reason.as_deref(), Some("interpreter_missing" | "program_not_started"))
 }
 
 fn absent_or_missing(is_default: bool) -> State {
@@ -481,6 +481,10 @@ pub(crate) fn install_hint(program: &Path) -> String {
         "Rscript" => "r-base-core",
         other => other,
     };
+    if !program.starts_with("/usr") {
+        // No package puts anything there.
+        return String::from("make it, or name another by --runtime NAME=PATH");
+    }
     if Path::new("/usr/bin/apt-get").exists() {
         format!("sudo apt-get install {package}")
     } else {

@@ -196,12 +196,14 @@ fn is_plain(text: &str) -> bool {
 /// Why a language did not start, where that is its own fault.
 fn why_not(report: &Report, program: &Path, runtime: &Runtime) -> Result<String, Refusal> {
     let message = report.error.0.clone();
-    match report.reason.as_deref() {
+    // An option of the caller's is refused for every language alike.
+    let reason = report.reason.as_deref();
+    match reason.filter(|_| report.verdict == Verdict::SandboxError) {
         Some("interpreter_missing") if runtime.venv.is_none() => {
             Ok(format!("{} is not on this host: {}", program.display(), doctor::install_hint(program)))
         }
         Some("interpreter_missing" | "program_not_started") => Ok(message),
-        reason => {
+        _ => {
             let reason = reason.unwrap_or("not_started");
             Err(if report.verdict == Verdict::BadRequest {
                 Refusal::bad_request(reason, message)

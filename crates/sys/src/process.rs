@@ -175,6 +175,15 @@ pub fn reset_signals(ignored: u64) {
     let _cannot_fail = unsafe { syscall(14, [SIG_SETMASK, (&raw const none) as usize, 0, 8, 0, 0]) };
 }
 
+/// Whether this process ignores a signal, as under nohup or in a shell's background.
+pub fn ignores(signal: i32) -> bool {
+    const SIG_IGN: u64 = 1;
+    let mut current = [0u64; 4];
+    // SAFETY: no new action is given, `current` takes the old one, the mask size is 8.
+    let asked = unsafe { syscall(13, [signal as usize, 0, current.as_mut_ptr() as usize, 8, 0, 0]) };
+    asked.is_ok() && current[0] == SIG_IGN
+}
+
 /// Makes the terminal behind `terminal` the controlling one of this session.
 ///
 /// # Errors
