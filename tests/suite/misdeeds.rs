@@ -319,23 +319,34 @@ fn killing_everything_kills_only_the_run() {
 }
 
 fn nothing_can_be_written_through_proc() {
-    let control = || Control::Instead("write('/tmp/f')");
-    for path in [
-        "/proc/sys/kernel/core_pattern",
-        "/proc/sys/kernel/hostname",
-        "/proc/sys/vm/drop_caches",
-        "/proc/self/oom_score_adj",
-        "/proc/self/mem",
-        "/proc/self/uid_map",
-        "/proc/self/setgroups",
-        "/proc/self/attr/current",
-        "/proc/self/exe",
+    // What belongs to the host's root is refused by its mode, the rest by the mount.
+    for (path, errno) in [
+        ("/proc/sys/kernel/core_pattern", "EACCES"),
+        ("/proc/sys/kernel/hostname", "EACCES"),
+        ("/proc/sys/vm/drop_caches", "EACCES"),
+        ("/proc/self/oom_score_adj", "EROFS"),
+        ("/proc/self/mem", "EROFS"),
+        ("/proc/self/uid_map", "EROFS"),
+        ("/proc/self/setgroups", "EROFS"),
+        ("/proc/self/attr/current", "EROFS"),
+        ("/proc/self/coredump_filter", "EROFS"),
+        ("/proc/self/exe", "EACCES"),
+        ("/proc/1/mem", "EACCES"),
+        ("/proc/1/exe", "EACCES"),
+        ("/proc/1/oom_score_adj", "EACCES"),
+        ("/proc/1/uid_map", "EACCES"),
     ] {
-        denied(&format!("os.close(os.open({path:?}, os.O_WRONLY | os.O_CREAT))"), "EROFS", control());
+        denied(
+            &format!("os.close(os.open({path:?}, os.O_WRONLY))"),
+            errno,
+            Control::Instead("write('/tmp/f')\nos.close(os.open('/tmp/f', os.O_WRONLY))"),
+        );
     }
-    for path in ["/proc/sysrq-trigger", "/proc/kcore", "/proc/1/mem", "/proc/1/exe", "/proc/1/oom_score_adj", "/proc/1/uid_map"] {
-        // Some of these a kernel may not have, or names an errno of its own for.
-        let done = exec(json!({"code": program(&format!("os.close(os.open({path:?}, os.O_WRONLY | os.O_CREAT))"))}));
+    // One's own, outside: the file system's flag is what refuses it inside.
+    denied("write('/proc/self/oom_score_adj', '1000')", "EROFS", Control::Outside);
+    // A kernel need not have these.
+    for path in ["/proc/sysrq-trigger", "/proc/kcore", "/proc/sys/kernel/modprobe"] {
+        let done = exec(json!({"code": program(&format!("os.close(os.open({path:?}, os.O_WRONLY))"))}));
         let answer = done.succeeded().json();
         assert!(["EROFS", "EACCES", "ENOENT"].iter().any(|errno| answer == *errno), "{path}: {answer}");
     }

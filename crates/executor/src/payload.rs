@@ -21,7 +21,7 @@ use crate::Failure;
 struct Prepared<'a> {
     job: &'a Job<'a>,
     arguments: Arguments<'a>,
-    /// Paths to try, in this order: one, or argv[0] below each directory of PATH.
+    /// Paths to try, in this order: one, or the name below each directory of PATH.
     candidates: Vec<TerminatedBytes<'a>>,
     ignored_signals: u64,
     failed_step: AtomicU32,

@@ -10,7 +10,13 @@ use rustix::{
     fs::{FileType, OFlags},
 };
 use sha2::{Digest, Sha256};
-use std::{fmt::Write, fs::File, io::Read, path::Path};
+use std::{
+    fmt::Write,
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+use stockade_policy::plan::{PathKindName, Protection};
 use stockade_protocol::CollectedFile;
 
 use crate::tree::{Walk, open_beneath, walk};
@@ -19,15 +25,23 @@ use crate::tree::{Walk, open_beneath, walk};
 const MOST_FILES: usize = 4096;
 
 /// Returns the files below `scratch` that match one of `globs`, in the order of their
-/// paths; those beyond `limit` bytes in all are named but not read.
-pub(crate) fn collect(scratch: &OwnedFd, globs: &[String], limit: Option<u64>) -> Vec<CollectedFile> {
+/// paths; those beyond `limit` bytes in all are named but not read. What the policy hides
+/// from the code is hidden from its results too.
+pub(crate) fn collect(
+    scratch: &OwnedFd,
+    globs: &[String],
+    protected: &[(PathBuf, PathKindName, Protection)],
+    limit: Option<u64>,
+) -> Vec<CollectedFile> {
     if globs.is_empty() {
         return Vec::new();
     }
+    let is_hidden = |path: &str| protected.iter().any(|(hidden, _, how)| *how == Protection::Hidden && Path::new(path).starts_with(hidden));
     let mut matched: Vec<(String, u64)> = Vec::new();
     // A tree that cannot be read has no files to give.
     let _unreadable = walk(scratch, &mut |found| {
-        if found.kind == FileType::RegularFile && globs.iter().any(|glob| fast_glob::glob_match(glob, found.path)) {
+        let wanted = || globs.iter().any(|glob| fast_glob::glob_match(glob, found.path));
+        if found.kind == FileType::RegularFile && wanted() && !is_hidden(found.path) {
             matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
         }
         if matched.len() > MOST_FILES { Walk::Stop } else { Walk::On }

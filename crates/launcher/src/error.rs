@@ -133,7 +133,9 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
         (Step::NetworkNamespace | Step::CgroupNamespace | Step::InnerUserNamespace, Errno::NOSPC) => {
             "; the number of namespaces is limited: see the max_* files in /proc/sys/user"
         }
-        (Step::Keyring, Errno::PERM) => "; a filter around the launcher forbids keyctl, as container engines do; let it through or start stockade on the host",
+        (Step::Keyring, Errno::PERM) => {
+            "; a filter around the launcher forbids keyctl, as container engines do; let it through or start stockade on the host"
+        }
         (Step::Keyring, Errno::DQUOT) => "; the user's key quota is used up (/proc/sys/kernel/keys/maxkeys)",
         (Step::Hostname | Step::Loopback | Step::PrivateMounts | Step::RootTmpfs | Step::Capabilities, Errno::PERM) => {
             "; a security module takes away the capabilities of the new user namespace (on Ubuntu install the profile scripts/apparmor/stockade), or a filter around the launcher forbids the call"

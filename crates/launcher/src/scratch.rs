@@ -166,6 +166,9 @@ fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, Scr
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(error("scratch_missing", format!("{} does not exist", next.display())));
             }
+            Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
+                return Err(error("scratch_not_directory", format!("{} is not a directory", real.display())));
+            }
             Err(e) => return Err(error("scratch_unreadable", format!("{}: {e}", next.display()))),
         };
         if !metadata.is_symlink() {

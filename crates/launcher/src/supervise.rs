@@ -232,7 +232,8 @@ pub(crate) fn failure_of_child(plan: &Plan, status_read: &OwnedFd) -> Option<Lau
     // It was written before the child ended; a moment more for one that is about to.
     let mut fds = [rustix::event::PollFd::new(status_read, rustix::event::PollFlags::IN)];
     let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-    if !matches!(rustix::event::poll(&mut fds, Some(&moment)), Ok(n) if n > 0) || rustix::io::ioctl_fionread(status_read).unwrap_or(0) == 0 {
+    if !matches!(rustix::event::poll(&mut fds, Some(&moment)), Ok(n) if n > 0) || rustix::io::ioctl_fionread(status_read).unwrap_or(0) == 0
+    {
         return None;
     }
     let mut bytes = vec![0; 4096];
@@ -358,6 +359,9 @@ impl<'a> Supervision<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(failed("wait for the sandbox")(errno)),
             }
+            // What was handed over was sent before the executor began to speak, but one
+            // wait may bring both, in any order.
+            events.sort_by_key(|event| Token::from_data(event.data) != Some(Token::HandOver));
             let mut over = false;
             for event in &events {
                 match Token::from_data(event.data) {
@@ -691,6 +695,9 @@ impl<'a> Supervision<'a> {
         }
         self.raw = None;
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
+        // Before the program's file makes room.
+        let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
+        let scratch_full = private.and_then(filesystem_use).is_some_and(|(_, full)| full);
         let mut program_gone = true;
         if let (Some(name), Some(root)) = (program, scratch_root) {
             // A run that failed early has written none; a read-only scratch holds none.
@@ -713,12 +720,12 @@ impl<'a> Supervision<'a> {
                 String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
             ));
         }
-        let (scratch_bytes, scratch_full) = self.scratch_use();
+        let scratch_bytes = self.scratch_use();
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
         let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
         let no_cgroup = matches!(self.cgroup, Cgroup::Absent);
-        let cpu_limit_reached =
-            no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us / 1000 + 50 >= ms.div_ceil(1000) * 1000);
+        // The kernel enforces the limit by sampled time, which runs some percent ahead.
+        let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us >= ms.div_ceil(1000) * 850_000);
         if self.wait_status.is_none() && self.cause.is_none() {
             let message = "the executor vanished without a report: something outside killed the sandbox";
             let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
@@ -740,7 +747,7 @@ impl<'a> Supervision<'a> {
             .scratch_directory
             .as_ref()
             .or(self.scratch_fs.as_ref())
-            .map(|root| collect(root, globs, self.plan.limits.get(LimitKey::CollectSize)))
+            .map(|root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize)))
             .unwrap_or_default();
         let rusage = used_by_all.or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
@@ -787,12 +794,12 @@ impl<'a> Supervision<'a> {
         }
     }
 
-    /// By how much scratch has grown, and whether it is full.
-    fn scratch_use(&self) -> (Option<u64>, bool) {
+    /// By how much scratch has grown.
+    fn scratch_use(&self) -> Option<u64> {
         match (&self.scratch_directory, &self.scratch_fs) {
-            (Some(directory), _) => (Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)), false),
-            (None, Some(fs)) => filesystem_use(fs).map_or((None, false), |(bytes, full)| (Some(bytes), full)),
-            (None, None) => (None, false),
+            (Some(directory), _) => Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)),
+            (None, Some(fs)) => filesystem_use(fs).map(|(bytes, _)| bytes),
+            (None, None) => None,
         }
     }
 

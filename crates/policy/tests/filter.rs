@@ -141,7 +141,7 @@ fn telling_values(policy: &Seccomp) -> Vec<u64> {
     values.extend([
         0o20_000_000,
         0o20_000_102,
-        0x1200_011,
+        0x0120_0011,
         0x1000_0011,
         0x0202_0000,
         0x5412,

@@ -359,7 +359,11 @@ fn check_ceiling(wanted: &str, real: &Path, options: &Options) -> Result<(), Ref
     }
     Err(Refusal::bad_request(
         "scratch_outside_ceiling",
-        format!("scratch {wanted}: it leads to {}; it must be {}, which --scratch names, or lie below it", real.display(), ceiling.display()),
+        format!(
+            "scratch {wanted}: it leads to {}; it must be {}, which --scratch names, or lie below it",
+            real.display(),
+            ceiling.display()
+        ),
     ))
 }
 

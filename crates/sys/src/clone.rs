@@ -190,7 +190,7 @@ pub fn exec_alone(program: rustix::fd::BorrowedFd<'_>) -> crate::Errno {
 /// Replaces this process by the program at `path`. Returns only when it failed.
 ///
 /// # Safety
-/// As [`exec_fd`]; `path` is NUL-terminated.
+/// `path` and every string are NUL-terminated; both arrays end in a null pointer.
 pub unsafe fn exec_path(path: *const u8, argv: *const *const u8, envp: *const *const u8) -> Result<Infallible> {
     // SAFETY: the caller vouches for all three.
     let failed = unsafe { crate::call::syscall(59, [path as usize, argv as usize, envp as usize, 0, 0, 0]) };
