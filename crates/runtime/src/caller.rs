@@ -34,10 +34,12 @@ fn own_groups() -> Vec<u32> {
 pub fn identify() -> Result<Identity, Refusal> {
     let mut auxv = Vec::with_capacity(4096);
     let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
-    if read.is_err() || auxv.is_empty() {
+    // It belongs to root where a set-ID bit changed only the group.
+    let withheld = read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+    if !withheld && (read.is_err() || auxv.is_empty()) {
         return Err(Refusal::sandbox_error("no_proc", "/proc/self/auxv cannot be read; mount proc on /proc"));
     }
-    if stockade_sys::process::is_secure_exec(&auxv) {
+    if withheld || stockade_sys::process::is_secure_exec(&auxv) {
         return Err(Refusal::sandbox_error(
             "set_id_program",
             "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",
