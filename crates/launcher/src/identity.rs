@@ -12,6 +12,8 @@ use crate::{LaunchError, What, proc::ProcDirectory};
 /// The outer user namespace, as read back.
 pub(crate) struct OuterNamespaces {
     pub(crate) proc: ProcDirectory,
+    /// Its name, such as `user:[4026532178]`.
+    pub(crate) user: String,
 }
 
 /// Writes the maps of the child's outer user namespace and reads them back.
@@ -36,7 +38,8 @@ pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, Launc
             ));
         }
     }
-    Ok(OuterNamespaces { proc })
+    let user = proc.namespace("user").map_err(failed)?;
+    Ok(OuterNamespaces { proc, user })
 }
 
 /// Idmaps a detached copy of a directory: every id to itself, except the owner's and

@@ -29,6 +29,9 @@ pub(crate) fn check_outside(outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<
         if theirs == own.namespace(name).map_err(failed)? {
             return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
         }
+        if theirs == outer.user {
+            return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
+        }
         seen.push(theirs);
     }
     let membership = outer.proc.read("cgroup").map_err(failed)?;
@@ -118,8 +121,8 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         .map(|limit| format!("{}={}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string())))
         .collect();
     layer("rlimits", Known::Applied, rlimits.join(" "));
-    layer("descriptors", Known::ReadBack, format!("{} in the executor, 3 in the program", evidence.descriptors));
-    layer("network", Known::ReadBack, String::from("a namespace with only lo; no egress"));
+    layer("descriptors", Known::ReadBack, format!("{} in the executor, none of them the caller's", evidence.descriptors));
+    layer("network", Known::Applied, String::from("a namespace of its own, in which only lo was made; no egress"));
     if plan.scratch.host {
         layer(
             "scratch",

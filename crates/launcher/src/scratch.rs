@@ -273,6 +273,8 @@ fn find_protected(directory: &OwnedFd, policy: &Policy) -> Vec<(PathBuf, PathKin
 pub(crate) struct TreeUse {
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
+    /// Directories that could not be counted: unreadable, or too deep.
+    pub(crate) closed: u64,
 }
 
 /// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,
@@ -283,6 +285,7 @@ pub(crate) fn count(directory: impl AsFd) -> TreeUse {
     let _unreadable = tree::walk(&top, &mut |found| {
         seen.bytes += u64::try_from(found.stat.st_blocks).unwrap_or(0) * 512;
         seen.entries += 1;
+        seen.closed += u64::from(found.closed);
         tree::Walk::On
     });
     seen

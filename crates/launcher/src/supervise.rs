@@ -677,9 +677,11 @@ impl<'a> Supervision<'a> {
         let grown = TreeUse {
             bytes: (now.bytes + held).saturating_sub(self.scratch_before.bytes),
             entries: now.entries.saturating_sub(self.scratch_before.entries),
+            closed: now.closed.saturating_sub(self.scratch_before.closed),
         };
         let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        if over(self.plan.scratch.size, grown.bytes) || over(self.plan.scratch.files, grown.entries) {
+        // What was closed while the code ran could hold anything.
+        if over(self.plan.scratch.size, grown.bytes) || over(self.plan.scratch.files, grown.entries) || grown.closed > 0 {
             self.next_scratch_count = None;
             return self.end(Cause::Disk);
         }

@@ -36,6 +36,8 @@ pub(crate) struct Found<'a> {
     pub(crate) path: &'a str,
     pub(crate) kind: FileType,
     pub(crate) stat: rustix::fs::Stat,
+    /// A directory that is not entered: unreadable, too deep, or of another file system.
+    pub(crate) closed: bool,
 }
 
 /// Whether a walk goes on.
@@ -45,7 +47,8 @@ pub(crate) enum Walk {
     Stop,
 }
 
-const DEEPEST: usize = 64;
+/// Each level holds two descriptors.
+const DEEPEST: usize = 200;
 
 /// Visits every entry below `top`. Names that are not UTF-8 are visited with U+FFFD in
 /// place of what is not. Returns false if the walk was stopped.
@@ -71,14 +74,17 @@ fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize,
         }
         path.push_str(&name.to_string_lossy());
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let mut next = visit(&Found { path, kind, stat });
-        if next == Walk::On
-            && kind.is_dir()
-            && stat.st_dev == device
-            && depth < DEEPEST
-            && let Ok(below) = openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())
-        {
-            next = walk_below(&below, device, path, depth + 1, visit);
+        let enter = kind.is_dir() && stat.st_dev == device && depth < DEEPEST;
+        let (below, closed) = match enter.then(|| openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())) {
+            Some(Ok(below)) => (Some(below), false),
+            // Removed or replaced since it was listed.
+            Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => (None, false),
+            Some(Err(_)) => (None, true),
+            None => (None, kind.is_dir()),
+        };
+        let mut next = visit(&Found { path, kind, stat, closed });
+        if let (Walk::On, Some(below)) = (next, &below) {
+            next = walk_below(below, device, path, depth + 1, visit);
         }
         path.truncate(length);
         if next == Walk::Stop {

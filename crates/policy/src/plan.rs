@@ -537,9 +537,10 @@ fn plan_identity(
     if facts.privileged {
         let refusal = match (&narrowing.scratch, facts.unique_id) {
             (_, None) => facts.unique_id_refusal.clone().or_else(|| Some(String::from("no host uid could be set aside for the run"))),
-            (Some(scratch), _) if !scratch.idmappable => {
-                Some(format!("the file system of {} cannot be idmapped; put scratch on ext4, xfs, btrfs or tmpfs", scratch.path.display()))
-            }
+            (Some(scratch), _) if !scratch.idmappable => Some(format!(
+                "the file system of {} cannot be idmapped; put scratch on ext4, xfs or btrfs (tmpfs from Linux 6.3)",
+                scratch.path.display()
+            )),
             _ => None,
         };
         match (refusal, facts.unique_id) {

@@ -40,7 +40,7 @@ pub enum Distrust {
         owner: u32,
     },
     /// Others may write it, or a directory above it.
-    #[error("{} may be written by others than its owner (mode {mode:04o}); run `chmod go-w {}`", path.display(), path.display())]
+    #[error("{} may be written by others than its owner (mode {mode:04o}); put the file into /etc/stockade, or take that right away where it is not meant", path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,
