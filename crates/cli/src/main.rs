@@ -172,7 +172,9 @@ fn refuse(refusal: &Refusal) -> ExitCode {
 fn open_report(path: &Path) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
-    options.open(path).with_context(|| format!("open the report {}, which must not be a link", path.display()))
+    // With the caller's rights: root writes no file for whoever may not.
+    stockade_runtime::with_callers_rights(|| options.open(path))?
+        .with_context(|| format!("open the report {}, which must not be a link", path.display()))
 }
 
 fn write_report(mut file: File, report: &Report) -> anyhow::Result<()> {

@@ -374,6 +374,10 @@ impl<'p> Rooted<'p> {
         for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
             write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
         }
+        // Before the inner user namespace, whose maximum it becomes: pending signals are
+        // counted for the user who made the namespaces, root perhaps, on the whole host.
+        let (_, hard) = process::rlimit(RLIMIT_SIGPENDING).at(Step::NamespaceLimits)?;
+        process::set_rlimit(RLIMIT_SIGPENDING, Some(hard.min(MOST_PENDING_SIGNALS))).at(Step::NamespaceLimits)?;
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
@@ -421,10 +425,13 @@ pub(crate) fn raise_core_limit() -> Result<(), Errno> {
     }
 }
 
+const RLIMIT_SIGPENDING: u32 = 11;
+const MOST_PENDING_SIGNALS: u64 = 512;
+
 /// One inner user namespace and no further; few inotify objects (user_namespaces(7)
 /// and inotify(7): they are counted for each user namespace and its ancestors).
 const NAMESPACE_COUNTS: [(&CStr, &[u8]); 3] =
-    [(c"sys/user/max_user_namespaces", b"1"), (c"sys/user/max_inotify_instances", b"64"), (c"sys/user/max_inotify_watches", b"8192")];
+    [(c"sys/user/max_user_namespaces", b"1"), (c"sys/user/max_inotify_instances", b"8"), (c"sys/user/max_inotify_watches", b"8192")];
 
 fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
     let file = openat(proc, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;

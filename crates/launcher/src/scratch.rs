@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{CWD, Mode, OFlags, fstat, mkdir},
+    fs::{CWD, FileType, Mode, OFlags, fstat, mkdir},
     io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
@@ -35,6 +35,8 @@ pub struct OpenedScratch {
     pub(crate) directory: OwnedFd,
     /// Root: an idmapped copy of its mount.
     pub(crate) tree: Option<OwnedFd>,
+    /// What lay there before the run.
+    pub(crate) before: TreeUse,
     /// What the plan needs to know.
     pub facts: HostScratch,
 }
@@ -62,6 +64,8 @@ pub struct Opener<'a> {
     pub unique_id: Option<u32>,
     /// Home directories, none of which may be a scratch itself.
     pub homes: &'a [PathBuf],
+    /// The registry's directory, which a scratch must neither be nor hold nor lie in.
+    pub registry: Option<&'a Path>,
 }
 
 /// Opens `path` as a scratch under `policy`.
@@ -78,11 +82,8 @@ pub fn open(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedSc
     if path.contains('\0') || named.components().any(|part| part == Component::ParentDir) || path.contains('\n') {
         return Err(error("scratch_malformed", String::from("the path must hold no `..`, NUL or line break")));
     }
-    let as_caller =
-        AsCaller::enter(opener).map_err(|errno| error("scratch_failed", format!("cannot take on the caller's rights: {errno}")))?;
-    let opened = open_as_caller(named, policy, opener, &error);
-    as_caller.leave().map_err(|errno| error("scratch_failed", format!("cannot take root's rights back: {errno}")))?;
-    let (directory, real) = opened?;
+    let opened = as_caller(opener.caller, opener.privileged, || open_as_caller(named, policy, opener, &error));
+    let (directory, real) = opened.map_err(|errno| error("scratch_failed", format!("cannot change to the caller's rights: {errno}")))??;
     finish(directory, real, policy, opener, &error)
 }
 
@@ -93,14 +94,14 @@ struct AsCaller {
 }
 
 impl AsCaller {
-    fn enter(opener: &Opener<'_>) -> Result<Self, Errno> {
-        if !opener.privileged || opener.caller.uid == 0 {
+    fn enter(caller: &Caller, privileged: bool) -> Result<Self, Errno> {
+        if !privileged || caller.uid == 0 {
             return Ok(AsCaller { own_groups: None });
         }
         let own: Vec<u32> =
             nix::unistd::getgroups().map_err(|errno| Errno::from_raw_os_error(errno as i32))?.iter().map(|group| group.as_raw()).collect();
-        cred::set_groups(&opener.caller.groups)?;
-        cred::set_effective(opener.caller.uid, opener.caller.gid)?;
+        cred::set_groups(&caller.groups)?;
+        cred::set_effective(caller.uid, caller.gid)?;
         Ok(AsCaller { own_groups: Some(own) })
     }
 
@@ -109,6 +110,17 @@ impl AsCaller {
         cred::restore_effective_root()?;
         cred::set_groups(&groups)
     }
+}
+
+/// Does something with the caller's ids and no capabilities, where root acts for another.
+///
+/// # Errors
+/// The ids cannot be changed, or not changed back.
+pub fn as_caller<T>(caller: &Caller, privileged: bool, act: impl FnOnce() -> T) -> Result<T, Errno> {
+    let changed = AsCaller::enter(caller, privileged)?;
+    let done = act();
+    changed.leave()?;
+    Ok(done)
 }
 
 type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
@@ -212,6 +224,9 @@ fn finish(
     if real.as_os_str().as_bytes() == b"/" || opener.homes.contains(&real) {
         return Err(error("scratch_is_home", String::from("it is the root or a home directory itself; use a directory below it")));
     }
+    if opener.registry.is_some_and(|registry| real.starts_with(registry) || registry.starts_with(&real)) {
+        return Err(error("scratch_holds_registry", String::from("the launcher keeps its own records there; use another directory")));
+    }
     if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
         return Err(error(
             "scratch_root_owned",
@@ -223,7 +238,7 @@ fn finish(
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
     }
-    let protected = find_protected(&directory, policy);
+    let (protected, before) = look_through(&directory, policy);
     let mut idmappable = true;
     let mut tree = None;
     if opener.privileged {
@@ -233,30 +248,29 @@ fn finish(
         idmappable = opener.unique_id.is_some_and(|id| identity::idmap(&copied, owner, (id, id)).is_ok());
         tree = Some(copied);
     }
-    Ok(OpenedScratch { directory, tree, facts: HostScratch { path: real, owner, idmappable, protected } })
+    Ok(OpenedScratch { directory, tree, before, facts: HostScratch { path: real, owner, idmappable, protected } })
 }
 
-/// What lies in scratch and matches the policy's globs.
-fn find_protected(directory: &OwnedFd, policy: &Policy) -> Vec<(PathBuf, PathKind, Protection)> {
+/// What must be kept from the code: matches of the policy's globs, and sockets and fifos
+/// at whose other end the host may sit. Counts everything on the way.
+fn look_through(directory: &OwnedFd, policy: &Policy) -> (Vec<(PathBuf, PathKind, Protection)>, TreeUse) {
     let globs = || {
         let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
     };
-    if globs().next().is_none() {
-        return Vec::new();
-    }
-    let deep = globs().any(|(glob, _)| glob.contains('/'));
     let mut found = Vec::new();
-    let mut visit = |entry: &tree::Found<'_>| {
-        let wanted = globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path));
-        if let Some((_, protection)) = wanted.filter(|_| !entry.kind.is_symlink()) {
+    let mut seen = TreeUse::default();
+    // What cannot be read here cannot be read by the code either.
+    let _unreadable = tree::walk(directory, &mut |entry| {
+        seen.add(entry);
+        let way_out = matches!(entry.kind, FileType::Socket | FileType::Fifo).then_some(Protection::Hidden);
+        let wanted = || globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path)).map(|(_, protection)| protection);
+        if let Some(protection) = way_out.or_else(wanted).filter(|_| !entry.kind.is_symlink()) {
             let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
             found.push((PathBuf::from(entry.path), kind, protection));
         }
         tree::Walk::On
-    };
-    // What cannot be read here cannot be read by the code either.
-    let _unreadable = if deep { tree::walk(directory, &mut visit) } else { tree::list(directory, &mut visit) };
+    });
     // Above before below, so that nothing is laid over what is covered already.
     found.sort_by(|a, b| a.0.cmp(&b.0));
     let mut kept: Vec<(PathBuf, PathKind, Protection)> = Vec::new();
@@ -265,7 +279,7 @@ fn find_protected(directory: &OwnedFd, policy: &Policy) -> Vec<(PathBuf, PathKin
             kept.push(entry);
         }
     }
-    kept
+    (kept, seen)
 }
 
 /// Blocks and entries of a tree.
@@ -277,15 +291,26 @@ pub(crate) struct TreeUse {
     pub(crate) closed: u64,
 }
 
+impl TreeUse {
+    fn add(&mut self, found: &tree::Found<'_>) {
+        self.bytes += u64::try_from(found.stat.st_blocks).unwrap_or(0) * 512;
+        self.entries += 1;
+        self.closed += u64::from(found.closed);
+    }
+}
+
+/// Bytes that are free on a directory's file system.
+pub(crate) fn free_bytes(directory: impl AsFd) -> u64 {
+    rustix::fs::fstatvfs(directory).map_or(0, |stat| stat.f_bfree * stat.f_frsize)
+}
+
 /// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,
 /// preallocated blocks do.
 pub(crate) fn count(directory: impl AsFd) -> TreeUse {
     let mut seen = TreeUse::default();
     let Ok(top) = rustix::io::fcntl_dupfd_cloexec(directory, 0) else { return seen };
     let _unreadable = tree::walk(&top, &mut |found| {
-        seen.bytes += u64::try_from(found.stat.st_blocks).unwrap_or(0) * 512;
-        seen.entries += 1;
-        seen.closed += u64::from(found.closed);
+        seen.add(found);
         tree::Walk::On
     });
     seen
@@ -298,9 +323,8 @@ pub(crate) fn count(directory: impl AsFd) -> TreeUse {
 pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, ScratchError> {
     let error =
         |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
-    let as_caller = AsCaller::enter(opener).map_err(error)?;
-    let opened = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    as_caller.leave().map_err(error)?;
+    let open = || rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let opened = as_caller(opener.caller, opener.privileged, open).map_err(error)?;
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
     opened.and_then(|fd| open_tree(&fd, c"", flags)).map_err(error)

@@ -46,6 +46,8 @@ use crate::{
 
 /// Setting up takes milliseconds; large files take longer.
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+/// By how much a scratch's file system may shrink during a run, whoever it is.
+const UNSEEN: u64 = 2 << 30;
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
 
@@ -207,6 +209,7 @@ struct Supervision<'a> {
     scratch_fs: Option<OwnedFd>,
     scratch_directory: Option<OwnedFd>,
     scratch_before: TreeUse,
+    scratch_free: u64,
     next_scratch_count: Option<Instant>,
     next_cpu_check: Option<Instant>,
     denials: Denials,
@@ -280,8 +283,8 @@ pub(crate) fn supervise(
         Streams::Relay => Outlet::Relay { to: stream, total: 0 },
     };
     let (own_out, own_err) = own_streams();
-    let scratch_directory = inputs.scratch.map(|opened| opened.directory);
-    let scratch_before = scratch_directory.as_ref().map(scratch::count).unwrap_or_default();
+    let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
+    let scratch_free = scratch_directory.as_ref().map_or(0, scratch::free_bytes);
     let feed = match (pipes.stdin, inputs.stdin) {
         (Some(pipe), Stdin::Bytes(bytes)) => Some(Feed::new(pipe, Source::Bytes(bytes), false)),
         (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::Stdin { pollable: false }, false)),
@@ -311,7 +314,8 @@ pub(crate) fn supervise(
         root_fs: None,
         scratch_fs: None,
         scratch_directory,
-        scratch_before,
+        scratch_before: scratch_before.unwrap_or_default(),
+        scratch_free,
         next_scratch_count: None,
         next_cpu_check: None,
         denials: Denials::new(plan.filter.kill.clone()),
@@ -502,6 +506,13 @@ impl<'a> Supervision<'a> {
             Turn::Ended => {
                 epoll::delete(&self.epoll, from)?;
                 *stream = None;
+                if let Some(to) = outlet.target() {
+                    // A receiver that went away would stay ready for ever.
+                    match epoll::delete(&self.epoll, to) {
+                        Ok(()) | Err(Errno::NOENT | Errno::PERM) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
             }
         }
         let most = self.plan.limits.get(LimitKey::OutputSize).map(|limit| limit.saturating_mul(OUTPUT_FACTOR));
@@ -668,24 +679,34 @@ impl<'a> Supervision<'a> {
         self.next_cpu_check = Some(now + Duration::from_micros(wait));
     }
 
-    /// Counting may take long in a large tree: it takes a tenth of the time at most.
+    /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
     fn check_scratch(&mut self) {
-        let Some(directory) = &self.scratch_directory else { return };
         let before = Instant::now();
-        let held = scratch::held_open(self.sandbox.pid(), directory);
-        let now = scratch::count(directory);
-        let grown = TreeUse {
-            bytes: (now.bytes + held).saturating_sub(self.scratch_before.bytes),
-            entries: now.entries.saturating_sub(self.scratch_before.entries),
-            closed: now.closed.saturating_sub(self.scratch_before.closed),
-        };
-        let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        // What was closed while the code ran could hold anything.
-        if over(self.plan.scratch.size, grown.bytes) || over(self.plan.scratch.files, grown.entries) || grown.closed > 0 {
+        if self.scratch_outgrown() {
             self.next_scratch_count = None;
             return self.end(Cause::Disk);
         }
-        self.next_scratch_count = Some(Instant::now() + Duration::from_millis(INTERVAL_MS).max(before.elapsed() * 9));
+        let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
+        self.next_scratch_count = Some(Instant::now() + pause);
+    }
+
+    /// Whether the host scratch holds more than it may.
+    fn scratch_outgrown(&self) -> bool {
+        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return false };
+        let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        let limit = self.plan.scratch.size;
+        // Deleted files that are in flight or only mapped are found by no walk. What the file
+        // system has lost bounds them; others write there too, so the bound is wide.
+        let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
+        if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
+            return true;
+        }
+        let held = scratch::held_open(self.sandbox.pid(), directory);
+        let now = scratch::count(directory);
+        // What was closed to the count while the code ran could hold anything.
+        over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
+            || over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries))
+            || now.closed > self.scratch_before.closed
     }
 
     /// Everything inside is dead: takes what is left in the pipes, counts, decides.
@@ -721,6 +742,10 @@ impl<'a> Supervision<'a> {
                 What::Executor,
                 String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
             ));
+        }
+        if self.cause.is_none() && self.next_scratch_count.is_some() && self.scratch_outgrown() {
+            // It grew within the last interval, and its program is over.
+            self.cause = Some(Cause::Disk);
         }
         let scratch_bytes = self.scratch_use();
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
@@ -785,13 +810,19 @@ impl<'a> Supervision<'a> {
             match outlet.turn(&from, &mut self.buffer) {
                 Turn::Ended => return,
                 Turn::More => {}
-                Turn::Blocked => match outlet.target() {
-                    Some(target) => {
-                        let mut fds = [rustix::event::PollFd::new(&target, rustix::event::PollFlags::OUT)];
-                        let _interrupted = rustix::event::poll(&mut fds, None);
+                Turn::Blocked => {
+                    let Some(target) = outlet.target() else { return };
+                    let ready = rustix::event::PollFlags::OUT;
+                    let mut fds = [
+                        rustix::event::PollFd::new(&target, ready),
+                        rustix::event::PollFd::new(&self.signals.fd, rustix::event::PollFlags::IN),
+                    ];
+                    let _interrupted = rustix::event::poll(&mut fds, None);
+                    // Whoever ends the launcher does not want the rest.
+                    if fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
+                        return;
                     }
-                    None => return,
-                },
+                }
             }
         }
     }

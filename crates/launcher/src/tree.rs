@@ -93,11 +93,3 @@ fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize,
     }
     Walk::On
 }
-
-/// Visits the entries of `top` itself, not those below them.
-pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
-    let start = openat(top, c".", DIRECTORY, Mode::empty())?;
-    let mut path = String::new();
-    // Already at the deepest level: no directory is entered.
-    Ok(walk_below(&start, 0, &mut path, DEEPEST, visit) == Walk::On)
-}

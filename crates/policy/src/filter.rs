@@ -58,6 +58,13 @@ pub const RET_WITH_LISTENER: u32 = RET_NOTIFY;
 const SET_ID_BITS: u32 = 0o6000;
 /// Every CLONE_NEW* flag that clone(2) takes.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
+const RENAME_WHITEOUT: u32 = 4;
+/// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter of the code's own could answer
+/// in place of ours, unreported.
+pub const FORBIDDEN_PRCTL: [u32; 2] = [22, 59];
+const SOL_SOCKET: u32 = 1;
+/// SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
+pub const FORBIDDEN_SOCKET_OPTIONS: [u32; 4] = [26, 50, 51, 52];
 const O_CREAT_OR_TMPFILE: u32 = 0o100 | 0o20_000_000;
 
 /// What happens to one system call.
@@ -98,6 +105,12 @@ pub enum Check {
     Priority(u32),
     /// `personality` 0 or the query.
     Personality,
+    /// `prctl` without filters and system call dispatch of the code's own.
+    Prctl,
+    /// `setsockopt` without BPF programs, whose compiled form no cgroup counts.
+    SetSockOpt,
+    /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
+    Rename,
 }
 
 /// The argument rule of a call, if it has one.
@@ -117,6 +130,9 @@ fn check_of(name: &str) -> Option<Check> {
         "setpriority" => Check::Priority(0),
         "ioprio_set" => Check::Priority(1),
         "personality" => Check::Personality,
+        "prctl" => Check::Prctl,
+        "setsockopt" => Check::SetSockOpt,
+        "renameat2" => Check::Rename,
         _ => return None,
     })
 }
@@ -258,6 +274,17 @@ impl Rules {
             }
             Check::Personality => equals_any(0, &[0, u32::MAX]),
             Check::SocketPair => equals_any(0, &[1]),
+            Check::Rename => no_bits(4, RENAME_WHITEOUT),
+            Check::Prctl => {
+                let mut code = vec![load(low(0))];
+                code.extend(none_of(&FORBIDDEN_PRCTL));
+                code
+            }
+            Check::SetSockOpt => {
+                let mut code = vec![load(low(1)), jump_equal(SOL_SOCKET, 1, 0), ret(RET_ALLOW), load(low(2))];
+                code.extend(none_of(&FORBIDDEN_SOCKET_OPTIONS));
+                code
+            }
             Check::Ioctl => equals_any(1, &self.ioctl),
             Check::Socket => {
                 let mut code = vec![load(low(0))];
@@ -334,6 +361,16 @@ fn one_of(values: &[u32], body: Vec<u64>) -> Vec<u64> {
     }
     code.push(ret(RET_NOTIFY));
     code.extend(body);
+    code
+}
+
+/// Allows, unless the loaded value is one of `values`.
+fn none_of(values: &[u32]) -> Vec<u64> {
+    let mut code: Vec<u64> = Vec::with_capacity(values.len() + 2);
+    for (index, value) in values.iter().enumerate() {
+        code.push(jump_equal(*value, u8::try_from(values.len() - index).unwrap_or(u8::MAX), 0));
+    }
+    code.extend([ret(RET_ALLOW), ret(RET_NOTIFY)]);
     code
 }
 

@@ -825,11 +825,20 @@ fn home_of(scratch: &ScratchPlan, in_scratch: bool) -> PathBuf {
     if in_scratch { scratch.path.clone() } else { PathBuf::from(HOME) }
 }
 
+/// Where sockets and fifos may be made, and so where TMPDIR points: `/tmp`, unless scratch
+/// lies below it, where the rule would reach.
+fn temporary(scratch: &ScratchPlan) -> &'static Path {
+    if scratch.path.starts_with("/tmp") { Path::new(HOME) } else { Path::new("/tmp") }
+}
+
 fn plan_environment(policy: &Policy, narrowing: &Narrowing, scratch: &ScratchPlan) -> Result<BTreeMap<String, String>, PlanError> {
     let mut all = policy.environment.set.clone();
     all.insert(String::from("HOME"), home_of(scratch, policy.scratch.home).to_string_lossy().into_owned());
     all.insert(String::from("USER"), policy.identity.user.clone());
     all.insert(String::from("LOGNAME"), policy.identity.user.clone());
+    if all.get("TMPDIR").is_some_and(|directory| directory == "/tmp") {
+        all.insert(String::from("TMPDIR"), temporary(scratch).to_string_lossy().into_owned());
+    }
     if let Program::Code { language, .. } = &narrowing.program {
         let (_, runtime) = find_runtime(policy, language.as_deref().unwrap_or(&policy.language))?;
         all.extend(runtime.environment.clone());
@@ -874,6 +883,8 @@ fn plan_cgroup(
             // Memory and swap together: no swap. Missing where swap is not accounted.
             set("memory", "memory.memsw.limit_in_bytes", memory, !facts.swap);
             set("memory", "memory.swappiness", Some(0), true);
+            // Socket buffers are not in the above on v1; this holds those of TCP and UDP.
+            set("memory", "memory.kmem.tcp.limit_in_bytes", memory, true);
             set("pids", "pids.max", processes, false);
             set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
             set("cpu", "cpu.cfs_quota_us", quota, false);
@@ -947,8 +958,8 @@ fn plan_landlock(
         }
     }
     for path in writable {
-        // Only /tmp takes sockets and fifos; the probe of the receipt tries /dev/shm.
-        let rights = if path == Path::new("/tmp") { access::WRITE_TREE } else { access::WRITE_PLAIN };
+        // One place takes sockets and fifos; the probe of the receipt tries /dev/shm.
+        let rights = if path == temporary(scratch) { access::WRITE_TREE } else { access::WRITE_PLAIN };
         rule(path, rights);
     }
     rule(&scratch.path, if scratch.read_only { access::READ | access::EXECUTE } else { access::WRITE_PLAIN });

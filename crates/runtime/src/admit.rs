@@ -138,24 +138,34 @@ impl<'a> Admission<'a> {
                 if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
                     return Err(Refusal::bad_request("command_malformed", "the command is empty or holds a NUL byte"));
                 }
+                check_size("the command", command.iter())?;
                 narrowing.program = Program::Command(command.to_vec());
                 narrowing.terminal = terminal;
                 parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
             }
         }
         let wanted_scratch = scratch_of(ask, options)?;
-        let interpreters = check_interpreters(policy, options, &narrowing)?;
-        if identity.on_behalf {
-            check_grants(&identity, policy, wanted_scratch.as_deref(), options)?;
-        }
+        // Before anything of the host is looked at for whoever has no right to it.
+        check_grants(&identity, &policy.name, None, options)?;
         let record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let mut host = facts::read(&identity, record.as_ref());
         let homes = if wanted_scratch.is_some() { caller::homes() } else { Vec::new() };
-        let opener = Opener { caller: &identity.caller, privileged: identity.privileged, unique_id: host.unique_id, homes: &homes };
+        let registry = facts::registry_directory(&identity);
+        let opener = Opener {
+            caller: &identity.caller,
+            privileged: identity.privileged,
+            unique_id: host.unique_id,
+            homes: &homes,
+            registry: Some(&registry),
+        };
+        let interpreters = scratch::as_caller(opener.caller, opener.privileged, || check_interpreters(policy, options, &narrowing))
+            .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
         let scratch = match &wanted_scratch {
             Some(path) => {
                 let opened = scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
                 check_ceiling(path, &opened.facts.path, options)?;
+                // By the path that was opened: the one that was named may lead elsewhere now.
+                check_grants(&identity, &policy.name, Some(&opened.facts.path), options)?;
                 Some(opened)
             }
             None => None,
@@ -239,6 +249,7 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, narrowing: &mut Narr
     if let Some(index) = request.args.iter().position(|argument| argument.contains('\0')) {
         return Err(Refusal::bad_request("args_malformed", format!("args[{index}]: an argument cannot hold a NUL byte")));
     }
+    check_size("args and env", request.args.iter().chain(request.env.keys()).chain(request.env.values()))?;
     for (name, value) in &request.env {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err(Refusal::bad_request(
@@ -271,6 +282,24 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, narrowing: &mut Narr
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {
         parts.stdin = StdinBytes::Bytes(decode(stdin, "stdin")?);
+    }
+    Ok(())
+}
+
+/// Bounds what execve has to take: 128 KiB for one string is the kernel's own limit.
+fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
+    const LONGEST: usize = (128 << 10) - 256;
+    const MOST: usize = 4096;
+    const TOTAL: usize = 1 << 20;
+    let (mut count, mut total) = (0, 0);
+    for string in strings {
+        (count, total) = (count + 1, total + string.len());
+        if string.len() > LONGEST || count > MOST || total > TOTAL {
+            return Err(Refusal::bad_request(
+                "arguments_too_large",
+                format!("{what}: at most {MOST} strings, 1 MiB together, 127 KiB each; put data into `stdin` or `files`"),
+            ));
+        }
     }
     Ok(())
 }
@@ -412,7 +441,7 @@ fn interpreter(program: &Path) -> Interpreter {
     let environment = prefix(program);
     if let Some(environment) = &environment {
         need(environment);
-        let settings = std::fs::read_to_string(environment.join("pyvenv.cfg")).unwrap_or_default();
+        let settings = small_regular_file(&environment.join("pyvenv.cfg"));
         let home = settings
             .lines()
             .find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim().to_owned()));
@@ -426,7 +455,27 @@ fn interpreter(program: &Path) -> Interpreter {
     Interpreter { program: program.to_path_buf(), read_only }
 }
 
-fn check_grants(identity: &Identity, policy: &Policy, scratch: Option<&str>, options: &Options) -> Result<(), Refusal> {
+/// The text of a file that its owner chose: nothing that has no end or keeps us waiting.
+fn small_regular_file(path: &Path) -> String {
+    use std::os::unix::fs::OpenOptionsExt;
+    const LARGEST: u64 = 64 << 10;
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let opened = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
+    let Some(file) = opened.ok().filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file())) else { return String::new() };
+    let mut text = String::new();
+    let _unreadable = file.take(LARGEST).read_to_string(&mut text);
+    text
+}
+
+/// Where root acts for another: whether that one was granted the policy, the scratch and
+/// the interpreters. Everybody else acts with rights of their own.
+///
+/// # Errors
+/// Not granted; the message says which line of the grants would do it.
+pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, options: &Options) -> Result<(), Refusal> {
+    if !identity.on_behalf {
+        return Ok(());
+    }
     let path = Path::new(grants::PATH);
     let loaded = Grants::load(path).map_err(|error| Refusal::sandbox_error("grants_unreadable", error.to_string()))?;
     let grants = loaded.ok_or_else(|| {
@@ -440,12 +489,9 @@ fn check_grants(identity: &Identity, policy: &Policy, scratch: Option<&str>, opt
         )
     })?;
     let asker = stockade_policy::Caller { uid: identity.caller.uid, gids: identity.caller.groups.clone() };
-    let resolved = scratch.map(|scratch| std::fs::canonicalize(scratch).unwrap_or_else(|_| PathBuf::from(scratch)));
     let interpreters: Vec<PathBuf> = options.interpreters.iter().map(|(_, path)| path.clone()).collect();
-    let name = options.policy.as_deref().unwrap_or(&policy.name);
-    grants
-        .decide(&asker, name, resolved.as_deref(), &interpreters)
-        .map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
+    let name = options.policy.as_deref().unwrap_or(policy);
+    grants.decide(&asker, name, scratch, &interpreters).map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
 }
 
 /// The run's record; none where nothing could be left behind.

@@ -259,11 +259,15 @@ pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIte
 /// # Errors
 /// Its directory is somebody else's, or cannot be made.
 pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
-    let directory = if identity.privileged {
+    Ok(Registry::open(&registry_directory(identity), rustix::process::geteuid().as_raw())?)
+}
+
+/// Where that is.
+pub fn registry_directory(identity: &Identity) -> PathBuf {
+    if identity.privileged {
         PathBuf::from("/run/stockade")
     } else {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
         runtime.map_or_else(|| PathBuf::from(format!("/tmp/stockade-{}", identity.caller.uid)), |runtime| runtime.join("stockade"))
-    };
-    Ok(Registry::open(&directory, rustix::process::geteuid().as_raw())?)
+    }
 }

@@ -122,6 +122,16 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
     Ok(CommandResult { code, report })
 }
 
+/// Does something with the rights of whoever asked, where root acts for another.
+///
+/// # Errors
+/// It cannot be known who that is, or the rights cannot be changed.
+pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
+    let identity = caller::identify()?;
+    stockade_launcher::scratch::as_caller(&identity.caller, identity.privileged, act)
+        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))
+}
+
 /// The plan of a request or a command, without running it.
 ///
 /// # Errors

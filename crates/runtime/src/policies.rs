@@ -7,7 +7,7 @@ use std::{env, path::PathBuf};
 
 use stockade_policy::{LookupContext, PolicyError, filter::Filters, model::Policy};
 
-use crate::{Options, Refusal};
+use crate::{Options, Refusal, admit::check_grants, caller};
 
 /// The policy of a run that names none.
 const DEFAULT: &str = "default";
@@ -38,6 +38,8 @@ pub struct Loaded {
 /// There is none of that name, it is not trusted, or it has errors.
 pub fn load_policy(options: &Options) -> Result<Loaded, Refusal> {
     let name = options.policy.as_deref().unwrap_or(DEFAULT);
+    // Before a file is read for whoever has no right to it: an error would quote it.
+    check_grants(&caller::identify()?, name, None, options)?;
     let context = lookup_context();
     if let Some((policy, filters)) = shipped(name, &context) {
         return Ok(Loaded { policy, filters });
