@@ -276,7 +276,7 @@ fn system_directories_are_no_scratch() {
         let done = ask(path);
         done.expect(json!({"verdict": "bad_request", "code": 2, "started": false}));
         let reason = done["reason"].as_str().unwrap();
-        let known = ["scratch_is_home", "scratch_root_owned", "scratch_not_owned", "scratch_in_system_directory"];
+        let known = ["scratch_is_home", "scratch_holds_registry", "scratch_root_owned", "scratch_not_owned", "scratch_in_system_directory"];
         assert!(known.contains(&reason), "{path}: {}", done.brief());
     }
     ask("/").refused("scratch_is_home", &["below it"]);

@@ -407,9 +407,14 @@ fn set_id_bits_cannot_be_planted() {
 fn special_files_cannot_be_planted() {
     let scratch = scratch();
     let request = || json!({"scratch": text(&scratch)});
-    denied_in(request(), "os.mkfifo('fifo')", "EACCES", Control::Instead("os.mkfifo('/tmp/fifo')"));
-    let bind = "s = socket.socket(socket.AF_UNIX)\ns.bind('PATH')";
-    denied_in(request(), &bind.replace("PATH", "socket"), "EACCES", Control::Instead(&bind.replace("PATH", "/tmp/socket")));
+    denied_in(request(), "os.mkfifo('fifo')", "EACCES", Control::Instead("os.mkfifo(os.environ['TMPDIR'] + '/fifo')"));
+    let bind = "s = socket.socket(socket.AF_UNIX)\ns.bind(PATH)";
+    denied_in(
+        request(),
+        &bind.replace("PATH", "'socket'"),
+        "EACCES",
+        Control::Instead(&bind.replace("PATH", "os.environ['TMPDIR'] + '/socket'")),
+    );
     for (kind, name) in [("stat.S_IFCHR", "character"), ("stat.S_IFBLK", "block")] {
         let act = format!("os.mknod({name:?}, {kind} | 0o666, os.makedev(1, 5))");
         denied_in(request(), &act, "EPERM", Control::Instead(&format!("os.mknod({name:?}, stat.S_IFREG | 0o666)\nos.unlink({name:?})")));

@@ -242,7 +242,7 @@ fn root_believes_no_policy_that_others_could_have_written() {
     ask(&path).succeeded();
     // Its own mode, its owner, a directory's mode and owner, a link.
     fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
-    ask(&path).broke("policy_unreadable", &[&path, "may be written by others", "chmod go-w"]);
+    ask(&path).broke("policy_unreadable", &[&path, "may be written by others", "put the file into /etc/stockade"]);
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     chown(&path, Some(OWNER), None).unwrap();
     ask(&path).broke("policy_unreadable", &[&format!("belongs to uid {OWNER}"), "chown root"]);
