@@ -1,0 +1,184 @@
+//! What confines a run: cgroup, Landlock, filter, resource limits, CPUs.
+//!
+//! A layer that the host lacks is refused here unless the policy lets the run go without.
+
+use std::path::{Path, PathBuf};
+
+use stockade_protocol::{LimitKey, Limits};
+
+use super::{
+    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, RootEntry, ScratchPlan, access, degrade,
+    temporary,
+};
+use crate::{
+    facts::{CgroupFacts, HostFacts},
+    filter::Filters,
+    model::{Degradable, Policy},
+};
+
+pub(super) fn plan_cgroup(
+    policy: &Policy,
+    facts: &HostFacts,
+    limits: &Limits,
+    degraded: &mut Vec<(&'static str, String)>,
+) -> Result<CgroupPlan, PlanError> {
+    const PERIOD_US: u64 = 100_000;
+    let get = |key| limits.get(key);
+    let quota = get(LimitKey::Cpus).map(|milli| (milli * PERIOD_US / 1000).max(1000));
+    // One more than asked for: pid 1 is the executor.
+    let processes = get(LimitKey::Processes).map(|n| n + 1);
+    match &facts.cgroup {
+        CgroupFacts::V1 { controllers } => {
+            let mut settings = Vec::new();
+            let mut set = |controller, file, value: Option<u64>, optional| {
+                if let Some(value) = value {
+                    settings.push(CgroupSetting { controller: Some(controller), file, value: value.to_string(), optional });
+                }
+            };
+            let memory = get(LimitKey::Memory).map(whole_pages);
+            set("memory", "memory.limit_in_bytes", memory, false);
+            // Memory and swap together: no swap. Missing where swap is not accounted.
+            set("memory", "memory.memsw.limit_in_bytes", memory, !facts.swap);
+            set("memory", "memory.swappiness", Some(0), true);
+            // Socket buffers are not in the above on v1; this holds those of TCP and UDP.
+            set("memory", "memory.kmem.tcp.limit_in_bytes", memory, true);
+            set("pids", "pids.max", processes, false);
+            set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
+            set("cpu", "cpu.cfs_quota_us", quota, false);
+            // cpuacct only counts: without a CPU limit pid 1's own account does, which in the
+            // end holds that of everything inside.
+            let counted = get(LimitKey::Cpu).is_some();
+            let parents = controllers.iter().filter(|(kind, _)| counted || *kind != "cpuacct");
+            Ok(CgroupPlan::V1 { parents: parents.map(|(kind, path)| (kind.clone(), path.clone())).collect(), settings })
+        }
+        CgroupFacts::V2 { parent, vacate } => {
+            let mut settings = Vec::new();
+            let mut set = |file, value: Option<String>, optional| {
+                if let Some(value) = value {
+                    settings.push(CgroupSetting { controller: None, file, value, optional });
+                }
+            };
+            let memory = get(LimitKey::Memory).map(whole_pages);
+            set("memory.max", memory.map(|m| m.to_string()), false);
+            set("memory.swap.max", memory.map(|_| String::from("0")), !facts.swap);
+            set("memory.oom.group", Some(String::from("1")), false);
+            set("pids.max", processes.map(|n| n.to_string()), false);
+            set("cpu.max", quota.map(|q| format!("{q} {PERIOD_US}")), false);
+            Ok(CgroupPlan::V2 { parent: parent.clone(), vacate: *vacate, settings })
+        }
+        CgroupFacts::Unavailable { reason } => {
+            degrade(policy, facts, Degradable::Cgroup, reason.clone(), degraded)?;
+            Ok(CgroupPlan::Absent { reason: reason.clone() })
+        }
+    }
+}
+
+/// The kernel keeps memory limits in whole pages; so do we, to read back what we wrote.
+fn whole_pages(bytes: u64) -> u64 {
+    bytes / 4096 * 4096
+}
+
+pub(super) fn plan_landlock(
+    policy: &Policy,
+    facts: &HostFacts,
+    root: &[RootEntry],
+    writable: &[PathBuf],
+    scratch: &ScratchPlan,
+    degraded: &mut Vec<(&'static str, String)>,
+) -> Result<(LandlockPlan, LandlockPlan), PlanError> {
+    let abi = facts.landlock_abi;
+    if abi < 2 {
+        let reason = if abi == 0 {
+            "the kernel offers no Landlock (it needs CONFIG_SECURITY_LANDLOCK and `landlock` in the kernel's lsm= list)"
+        } else {
+            "the kernel's Landlock is ABI 1, 2 is needed (Linux 5.19)"
+        };
+        degrade(policy, facts, Degradable::Landlock, reason.to_owned(), degraded)?;
+        return Ok((LandlockPlan::default(), LandlockPlan::default()));
+    }
+    let handled = access::handled(abi);
+    let scoped = if abi >= 6 { 3 } else { 0 };
+    let mut rules = Vec::new();
+    let mut rule = |path: &Path, rights: u64| rules.push(LandlockRule { path: path.to_path_buf(), rights: rights & handled });
+    rule(Path::new("/"), access::READ_DIR);
+    rule(Path::new("/etc"), access::READ);
+    rule(Path::new("/sys"), access::READ);
+    rule(Path::new("/proc"), access::READ);
+    rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
+    for entry in root {
+        if let RootEntry::Bind { target, executable, .. } = entry {
+            let path = Path::new("/").join(target);
+            // Rules reach through mounts: that of /etc covers what is bound there.
+            if *executable || !path.starts_with("/etc") {
+                rule(&path, access::READ | if *executable { access::EXECUTE } else { 0 });
+            }
+        }
+    }
+    for path in writable {
+        // One place takes sockets and fifos; the probe of the receipt tries /dev/shm.
+        let rights = if path == temporary(scratch) { access::WRITE_TREE } else { access::WRITE_PLAIN };
+        rule(path, rights);
+    }
+    rule(&scratch.path, if scratch.read_only { access::READ | access::EXECUTE } else { access::WRITE_PLAIN });
+    let payload = LandlockPlan {
+        abi,
+        // REFER must be handled to be allowed: without it every layer refuses to move
+        // a file into another directory.
+        handled: access::EXECUTE | access::REFER,
+        scoped,
+        rules: vec![LandlockRule { path: PathBuf::from("/"), rights: access::EXECUTE | access::REFER }],
+    };
+    Ok((LandlockPlan { abi, handled, scoped, rules }, payload))
+}
+
+pub(super) fn plan_filter(policy: &Policy, filters: &Filters, scratch: &ScratchPlan) -> FilterPlan {
+    let filter = if scratch.host && !scratch.read_only { &filters.host_scratch } else { &filters.private_scratch };
+    FilterPlan {
+        sha256: filter.sha256.clone(),
+        instructions: filter.program.len(),
+        program: filter.program.clone(),
+        kill: filters.kill.clone(),
+        kill_names: policy.seccomp.kill.clone(),
+    }
+}
+
+pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) -> Vec<RlimitPlan> {
+    let get = |key| limits.get(key);
+    let mut all = vec![
+        ("RLIMIT_AS", 9, get(LimitKey::AddressSpace)),
+        ("RLIMIT_FSIZE", 1, get(LimitKey::FileSize)),
+        ("RLIMIT_NOFILE", 7, get(LimitKey::OpenFiles)),
+        ("RLIMIT_STACK", 3, get(LimitKey::Stack)),
+        // Message queues would be memory that no tmpfs limit counts.
+        ("RLIMIT_MSGQUEUE", 12, Some(0)),
+    ];
+    if no_cgroup {
+        // Each process, not all together: the receipt says so.
+        all.push(("RLIMIT_DATA", 2, get(LimitKey::Memory)));
+        all.push(("RLIMIT_NPROC", 6, get(LimitKey::Processes).map(|n| n + 1)));
+        all.push(("RLIMIT_CPU", 0, get(LimitKey::Cpu).map(|ms| ms.div_ceil(1000))));
+    }
+    all.into_iter()
+        .map(|(name, resource, value)| {
+            let hard = facts.hard_limits.get(&resource).copied();
+            RlimitPlan { name, resource, value: value.map_or(hard, |v| Some(hard.map_or(v, |h| v.min(h)))) }
+        })
+        .collect()
+}
+
+/// How many CPUs the code sees: its quota rounded up, at most what there is.
+pub(super) fn usable_cpus(facts: &HostFacts, limits: &Limits) -> usize {
+    let present = facts.cpus.len().max(1);
+    limits.get(LimitKey::Cpus).map_or(present, |milli| usize::try_from(milli.div_ceil(1000)).unwrap_or(usize::MAX)).min(present)
+}
+
+/// Which CPUs. The launcher's place is the scheduler's choice, so runs spread with it.
+pub(super) fn plan_cpus(facts: &HostFacts, limits: &Limits) -> Vec<u32> {
+    let count = usable_cpus(facts, limits);
+    if facts.cpus.is_empty() || count == facts.cpus.len() {
+        return facts.cpus.clone();
+    }
+    // The one behind the launcher's own, so that both can run at once.
+    let start = facts.cpus.iter().position(|cpu| *cpu == facts.launcher_cpu).map_or(0, |index| index + 1);
+    (0..count).filter_map(|i| facts.cpus.get((start + i) % facts.cpus.len())).copied().collect()
+}

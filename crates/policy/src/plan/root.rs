@@ -1,0 +1,161 @@
+//! The sandbox's root: every directory, link, file and mount of it, in order.
+//!
+//! It is built from nothing. What is not put into it here is not there.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use stockade_protocol::Limits;
+
+use super::{HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking};
+use crate::{
+    facts::{HostFacts, PathKind},
+    model::Policy,
+};
+
+/// What tells of the host or of other users and is of no use inside. kallsyms shows
+/// zeros and sysrq-trigger is root's; neither needs a mask.
+const PROC_MASKS: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug"];
+struct RootBuilder {
+    entries: Vec<RootEntry>,
+    made: BTreeSet<PathBuf>,
+    bound: Vec<PathBuf>,
+}
+
+impl RootBuilder {
+    /// A path inside without its leading slash.
+    fn relative(path: &Path) -> PathBuf {
+        path.strip_prefix("/").unwrap_or(path).to_path_buf()
+    }
+
+    fn directory(&mut self, path: &Path, mode: u32) {
+        let ancestors: Vec<&Path> = path.ancestors().filter(|ancestor| ancestor.parent().is_some()).collect();
+        for ancestor in ancestors.into_iter().rev() {
+            if self.bound.iter().any(|bound| ancestor.starts_with(bound)) || !self.made.insert(ancestor.to_path_buf()) {
+                continue;
+            }
+            let mode = if ancestor == path { mode } else { 0o755 };
+            self.entries.push(RootEntry::Directory { target: Self::relative(ancestor), mode });
+        }
+    }
+
+    fn parent(&mut self, path: &Path) {
+        if let Some(parent) = path.parent() {
+            self.directory(parent, 0o755);
+        }
+    }
+
+    fn file(&mut self, path: &str, mode: u32, text: String) {
+        self.parent(Path::new(path));
+        self.made.insert(PathBuf::from(path));
+        self.entries.push(RootEntry::File { target: Self::relative(Path::new(path)), mode, text });
+    }
+
+    /// Binds a host path at its own place, unless a bind above shows it already.
+    fn bind(&mut self, path: &Path, kind: PathKind, executable: bool) {
+        if self.bound.iter().any(|bound| path.starts_with(bound)) {
+            return;
+        }
+        match kind {
+            PathKind::Directory => self.directory(path, 0o755),
+            PathKind::File => self.file(&path.to_string_lossy(), 0o644, String::new()),
+        }
+        self.entries.push(RootEntry::Bind { source: path.to_path_buf(), target: Self::relative(path), executable });
+        self.bound.push(path.to_path_buf());
+    }
+}
+
+pub(super) fn plan_root(
+    policy: &Policy,
+    facts: &HostFacts,
+    narrowing: &Narrowing,
+    identity: &Identity,
+    scratch: &ScratchPlan,
+    extra: &[PathBuf],
+    limits: &Limits,
+) -> Result<(Vec<RootEntry>, Vec<PathBuf>), PlanError> {
+    let mut root = RootBuilder { entries: Vec::new(), made: BTreeSet::new(), bound: Vec::new() };
+    let writable = vec![PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), PathBuf::from(HOME)];
+    root.directory(Path::new("/tmp"), 0o1777);
+    root.directory(Path::new("/dev/shm"), 0o1777);
+    root.directory(Path::new(HOME), 0o700);
+    for path in &writable {
+        root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
+    }
+    for (name, to) in &facts.links {
+        root.made.insert(Path::new("/").join(name));
+        root.entries.push(RootEntry::Link { target: PathBuf::from(name), to: PathBuf::from(to) });
+    }
+    for path in &policy.filesystem.read_only {
+        let kind = facts.paths.get(path).copied().ok_or_else(|| {
+            lacking(
+                "path_missing",
+                format!("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", path.display()),
+            )
+        })?;
+        root.bind(path, kind, is_program_directory(path));
+    }
+    for path in &policy.filesystem.read_only_optional {
+        if let Some(kind) = facts.paths.get(path) {
+            root.bind(path, *kind, false);
+        }
+    }
+    for path in extra {
+        let kind = facts
+            .paths
+            .get(path)
+            .copied()
+            .ok_or_else(|| lacking("interpreter_missing", format!("{} is not on this host", path.display())))?;
+        root.bind(path, kind, true);
+    }
+    plan_etc(&mut root, identity, scratch, policy.scratch.home);
+    plan_dev(&mut root, policy, narrowing.terminal);
+    root.directory(Path::new("/proc"), 0o555);
+    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
+    for mask in PROC_MASKS {
+        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+    }
+    // glibc's sysconf reads the number of CPUs here.
+    let online = usable_cpus(facts, limits);
+    let text = if online == 1 { String::from("0\n") } else { format!("0-{}\n", online - 1) };
+    root.file("/sys/devices/system/cpu/online", 0o444, text);
+    root.directory(&scratch.path, 0o755);
+    Ok((root.entries, writable))
+}
+
+/// Only programs of the operating system and of named interpreters may be run; binds
+/// of configuration and data are noexec.
+fn is_program_directory(path: &Path) -> bool {
+    !path.starts_with("/etc")
+}
+
+fn plan_etc(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, home_in_scratch: bool) {
+    let (uid, gid) = identity.inside;
+    let user = &identity.user;
+    let home = home_of(scratch, home_in_scratch);
+    root.file("/etc/passwd", 0o444, format!("root:x:0:0::/nonexistent:/usr/sbin/nologin\n{user}:x:{uid}:{gid}::{}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n", home.display()));
+    root.file("/etc/group", 0o444, format!("root:x:0:\n{user}:x:{gid}:\nnogroup:x:65534:\n"));
+    root.file("/etc/hosts", 0o444, format!("127.0.0.1 localhost {}\n::1 localhost\n", identity.hostname));
+    root.file("/etc/nsswitch.conf", 0o444, String::from("passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n"));
+    root.file("/etc/machine-id", 0o444, String::from("00000000000000000000000000000000\n"));
+    root.file("/etc/hostname", 0o444, format!("{}\n", identity.hostname));
+}
+
+fn plan_dev(root: &mut RootBuilder, policy: &Policy, terminal: bool) {
+    for device in &policy.filesystem.devices {
+        let path = format!("/dev/{device}");
+        root.file(&path, 0o644, String::new());
+        root.entries.push(RootEntry::Device { source: PathBuf::from(&path), target: RootBuilder::relative(Path::new(&path)) });
+    }
+    for (name, to) in [("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")]
+    {
+        root.entries.push(RootEntry::Link { target: Path::new("dev").join(name), to: PathBuf::from(to) });
+    }
+    if terminal {
+        root.directory(Path::new("/dev/pts"), 0o755);
+        root.entries.push(RootEntry::Devpts { target: PathBuf::from("dev/pts") });
+        root.entries.push(RootEntry::Link { target: PathBuf::from("dev/ptmx"), to: PathBuf::from("pts/ptmx") });
+    }
+}

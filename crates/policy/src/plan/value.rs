@@ -1,0 +1,320 @@
+//! The plan as a value: what a run consists of, entry by entry.
+//!
+//! Only types and what can be read off them; how they come about is not said here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+use stockade_protocol::Limits;
+
+use super::Protection;
+use crate::model::{Origin, Policy};
+
+/// Who launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// An ordinary user.
+    Rootless,
+    /// Root, for itself or for another.
+    Root,
+}
+
+/// The ids of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Identity {
+    /// Uid and gid inside.
+    pub inside: (u32, u32),
+    /// Uid and gid on the host.
+    pub outside: (u32, u32),
+    /// The ids on disk of files in an idmapped scratch; none: no idmap.
+    pub idmapped_to: Option<(u32, u32)>,
+    /// Supplementary groups that stay, because only root can drop them.
+    pub groups_kept: Vec<u32>,
+    /// Login name inside.
+    pub user: String,
+    /// Host name inside.
+    pub hostname: String,
+}
+
+/// One entry of the sandbox's root, made in this order. Targets are relative to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "make")]
+pub enum RootEntry {
+    /// A directory of the root tmpfs.
+    Directory {
+        /// Where.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Link {
+        /// Where.
+        target: PathBuf,
+        /// What it says.
+        to: PathBuf,
+    },
+    /// A small file of ours.
+    File {
+        /// Where.
+        target: PathBuf,
+        /// Permission bits.
+        mode: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A host path, read-only, nosuid and nodev.
+    Bind {
+        /// The host's path.
+        source: PathBuf,
+        /// Where.
+        target: PathBuf,
+        /// Programs may be run from it.
+        executable: bool,
+    },
+    /// A device node of the host.
+    Device {
+        /// The host's node.
+        source: PathBuf,
+        /// Where.
+        target: PathBuf,
+    },
+    /// A writable directory: a part of the root tmpfs bound onto itself.
+    Writable {
+        /// Where.
+        target: PathBuf,
+    },
+    /// A fresh proc.
+    Proc {
+        /// Where.
+        target: PathBuf,
+    },
+    /// A fresh devpts.
+    Devpts {
+        /// Where.
+        target: PathBuf,
+    },
+    /// Something of proc replaced by an empty thing, where it exists.
+    Mask {
+        /// Where.
+        target: PathBuf,
+    },
+}
+
+/// The writable directory of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ScratchPlan {
+    /// Its path inside, which for a host directory is its path there.
+    pub path: PathBuf,
+    /// A host directory (else a tmpfs that vanishes).
+    pub host: bool,
+    /// Read-only.
+    pub read_only: bool,
+    /// Bytes: a tmpfs's size, or by how much the host directory may grow.
+    pub size: Option<u64>,
+    /// Files likewise.
+    pub files: Option<u64>,
+    /// Protected paths below it.
+    pub protected: Vec<(PathBuf, PathKindName, Protection)>,
+}
+
+/// [`PathKind`] as the plan prints it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathKindName {
+    /// A directory.
+    Directory,
+    /// Anything else.
+    File,
+}
+
+/// A value to write into a cgroup's file, and to find there afterwards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CgroupSetting {
+    /// The v1 controller; of v2 none.
+    pub controller: Option<&'static str>,
+    /// The file.
+    pub file: &'static str,
+    /// The value.
+    pub value: String,
+    /// The file may be missing (a kernel built without swap accounting).
+    pub optional: bool,
+}
+
+/// The cgroup of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "version")]
+pub enum CgroupPlan {
+    /// One directory in each v1 hierarchy.
+    V1 {
+        /// Parent directory by controller.
+        parents: BTreeMap<String, PathBuf>,
+        /// Limits.
+        settings: Vec<CgroupSetting>,
+    },
+    /// One v2 directory.
+    V2 {
+        /// Its parent.
+        parent: PathBuf,
+        /// The launcher leaves the parent first.
+        vacate: bool,
+        /// Limits.
+        settings: Vec<CgroupSetting>,
+    },
+    /// None: rlimits stand in.
+    Absent {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A rule of Landlock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LandlockRule {
+    /// A path inside.
+    pub path: PathBuf,
+    /// Access rights as bits of `linux/landlock.h`.
+    pub rights: u64,
+}
+
+/// Landlock's part.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LandlockPlan {
+    /// The kernel's ABI.
+    pub abi: u32,
+    /// Rights that are refused unless a rule allows them.
+    pub handled: u64,
+    /// Signals and abstract sockets stay inside.
+    pub scoped: u64,
+    /// What is allowed.
+    pub rules: Vec<LandlockRule>,
+}
+
+/// A resource limit of the payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RlimitPlan {
+    /// The kernel's name.
+    pub name: &'static str,
+    /// The kernel's number.
+    pub resource: u32,
+    /// Soft and hard value; null: unlimited.
+    pub value: Option<u64>,
+}
+
+/// The system call filter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FilterPlan {
+    /// SHA-256 of its instructions in hex.
+    pub sha256: String,
+    /// Instructions, `struct sock_filter` each.
+    #[serde(skip)]
+    pub program: Vec<u64>,
+    /// How many there are.
+    pub instructions: usize,
+    /// Calls whose refusal ends the run, by number.
+    #[serde(skip)]
+    pub kill: BTreeSet<u32>,
+    /// Their names.
+    pub kill_names: Vec<String>,
+}
+
+/// Every decision of one run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The policy's name.
+    pub policy: String,
+    /// The policy's hash.
+    pub policy_sha256: String,
+    /// Who launches.
+    pub mode: Mode,
+    /// Ids.
+    pub identity: Identity,
+    /// The root, entry by entry.
+    pub root: Vec<RootEntry>,
+    /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home.
+    pub root_size: Option<u64>,
+    /// Scratch.
+    pub scratch: ScratchPlan,
+    /// Argument list of the payload.
+    pub argv: Vec<String>,
+    /// Names of the payload's variables.
+    pub environment: Vec<String>,
+    /// Their values, `NAME=value`; never printed: some are the caller's.
+    #[serde(skip)]
+    pub environment_values: Vec<String>,
+    /// Where the code is written, and under which name; none for a command.
+    pub program_file: Option<(PathBuf, String)>,
+    /// Resource limits of the payload.
+    pub rlimits: Vec<RlimitPlan>,
+    /// Cgroup.
+    pub cgroup: CgroupPlan,
+    /// CPUs that the payload may run on.
+    pub cpus: Vec<u32>,
+    /// Landlock.
+    pub landlock: LandlockPlan,
+    /// Landlock of the payload alone, which shuts off pid 1.
+    pub payload_landlock: LandlockPlan,
+    /// The system call filter.
+    pub filter: FilterPlan,
+    /// The limits in force.
+    #[serde(serialize_with = "limits_by_name")]
+    pub limits: Limits,
+    /// A pty of the sandbox's own.
+    pub terminal: bool,
+    /// Layers that this run goes without, and why.
+    pub degraded: Vec<(&'static str, String)>,
+}
+
+fn limits_by_name<S: serde::Serializer>(limits: &Limits, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(limits.iter().map(|(key, value)| (key.json_name(), value)))
+}
+
+impl Plan {
+    /// Where the policy came from, for the result.
+    pub fn origin(policy: &Policy) -> String {
+        match &policy.origin {
+            Origin::Shipped => String::from("shipped"),
+            Origin::File(path) => path.display().to_string(),
+        }
+    }
+
+    /// Mount points inside that may be writable.
+    pub fn writable_mounts(&self) -> Vec<PathBuf> {
+        let mut all: Vec<PathBuf> = self
+            .root
+            .iter()
+            .filter_map(|entry| match entry {
+                RootEntry::Writable { target } | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
+                _ => None,
+            })
+            .collect();
+        if !self.scratch.read_only {
+            all.push(self.scratch.path.clone());
+        }
+        all
+    }
+
+    /// Mount points inside that must be there.
+    pub fn required_mounts(&self) -> Vec<PathBuf> {
+        let mut all: Vec<PathBuf> = self
+            .root
+            .iter()
+            .filter_map(|entry| match entry {
+                RootEntry::Bind { target, .. }
+                | RootEntry::Device { target, .. }
+                | RootEntry::Writable { target }
+                | RootEntry::Proc { target }
+                | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
+                _ => None,
+            })
+            .collect();
+        all.push(PathBuf::from("/"));
+        all.push(self.scratch.path.clone());
+        all.extend(self.scratch.protected.iter().map(|(path, ..)| self.scratch.path.join(path)));
+        all
+    }
+}
