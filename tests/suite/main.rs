@@ -15,6 +15,7 @@ mod harness;
 mod probe;
 mod stockade;
 
+mod attacks;
 mod bad_input;
 mod cleanup;
 mod contract;
@@ -33,6 +34,7 @@ fn main() -> std::process::ExitCode {
         bad_input::TESTS,
         verdicts::TESTS,
         misdeeds::TESTS,
+        attacks::TESTS,
         kernel::TESTS,
         policies::TESTS,
         workloads::TESTS,

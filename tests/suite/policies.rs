@@ -197,7 +197,7 @@ fn root_reads_no_environment_variable_for_policies() {
 
 /// Runs a command line of the program where `/etc` is a copy that holds these files, in a
 /// mount namespace of its own: the host's stays as it is.
-fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
+pub fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
     let place = directory().join("etc");
     let _first = fs::create_dir(&place);
     let staged = directory().join("staged");

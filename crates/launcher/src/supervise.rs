@@ -217,6 +217,8 @@ struct Supervision<'a> {
     begun: Instant,
     started_at: Option<Instant>,
     ended_at: Option<Instant>,
+    /// A signal that ends programs was passed on.
+    asked_to_end: bool,
     cause: Option<Cause>,
     failure: Option<LaunchError>,
     outside: Option<Outside>,
@@ -323,6 +325,7 @@ pub(crate) fn supervise(
         begun: Instant::now(),
         started_at: None,
         ended_at: None,
+        asked_to_end: false,
         cause: None,
         failure: None,
         outside: None,
@@ -620,7 +623,9 @@ impl<'a> Supervision<'a> {
     }
 
     /// Passes a signal on to the program, the oldest child of pid 1.
-    fn forward(&self, signal: i32) {
+    fn forward(&mut self, signal: i32) {
+        let ending = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT];
+        self.asked_to_end |= ending.iter().any(|end| *end as i32 == signal);
         let pid = self.sandbox.pid();
         let children = self.outer.proc.read(&format!("task/{pid}/children")).unwrap_or_default();
         let program = children.split_ascii_whitespace().next().and_then(|child| child.parse().ok()).and_then(Pid::from_raw);
@@ -817,9 +822,11 @@ impl<'a> Supervision<'a> {
                         rustix::event::PollFd::new(&target, ready),
                         rustix::event::PollFd::new(&self.signals.fd, rustix::event::PollFlags::IN),
                     ];
-                    let _interrupted = rustix::event::poll(&mut fds, None);
-                    // Whoever ends the launcher does not want the rest.
-                    if fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
+                    // A slow reader gets everything, unless the run was to end: then it must
+                    // not hold up whoever waits for the launcher.
+                    let patience = (self.asked_to_end || self.cause.is_some()).then_some(Timespec { tv_sec: 2, tv_nsec: 0 });
+                    let ready = rustix::event::poll(&mut fds, patience.as_ref());
+                    if matches!(ready, Ok(0)) || fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
                         return;
                     }
                 }

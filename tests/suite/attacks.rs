@@ -1,0 +1,316 @@
+//! Ways out that attacks on the program have found and that are closed now. Each stands
+//! here as the promise that it broke.
+
+use std::{
+    fs::{self, File, Permissions},
+    io::Read,
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    process::Output,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, test, wait_within},
+    policies::with_etc,
+    probe::{Control, denied, denied_in},
+    stockade::{
+        Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, scratch, scratch_named, stockade, text,
+        token, under,
+    },
+};
+
+pub const TESTS: &[Test] = &[
+    test!(RootOnly, sudo_writes_no_report_where_its_caller_could_not),
+    test!(RootOnly, sudo_quotes_no_file_that_its_caller_could_not_read),
+    test!(Both, a_host_scratch_of_many_files_runs),
+    test!(Both, a_tree_too_deep_to_count_is_a_disk_limit, seconds 60),
+    test!(RootlessOnly, a_directory_closed_to_the_count_is_a_disk_limit, seconds 60),
+    test!(Both, a_socket_of_the_host_in_scratch_cannot_be_reached),
+    test!(RootlessOnly, the_registrys_directory_is_no_scratch),
+    test!(Both, too_many_arguments_are_refused),
+    test!(Both, too_long_a_variable_is_refused),
+    test!(Both, code_cannot_bring_a_seccomp_filter),
+    test!(Both, code_cannot_attach_a_socket_filter),
+    test!(Both, no_rename_leaves_a_whiteout),
+    test!(Both, an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end, seconds 60),
+    test!(Both, pending_signals_are_few),
+    test!(RootOnly, socket_buffers_count_as_memory, needs [Cgroup], seconds 60),
+];
+
+/// `stockade` by root behind sudo, for a caller with these grants.
+fn behind_sudo(grants: Option<&str>, arguments: &[&str]) -> Output {
+    let files: Vec<(&str, &str)> = grants.map(|grants| ("stockade/grants.toml", grants)).into_iter().collect();
+    let id = OWNER.to_string();
+    with_etc(&files, &[("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")], arguments, "")
+}
+
+fn grant_of_default() -> String {
+    format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n")
+}
+
+fn both_streams(output: &Output) -> String {
+    [String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)].concat()
+}
+
+fn sudo_writes_no_report_where_its_caller_could_not() {
+    let place = PolicyDirectory::new();
+    let (old, new, linked) = (place.0.join("old"), place.0.join("new"), directory().join("linked"));
+    fs::write(&old, "untouched").unwrap();
+    fs::set_permissions(&old, Permissions::from_mode(0o600)).unwrap();
+    std::os::unix::fs::symlink(&old, &linked).unwrap();
+    let granted = grant_of_default();
+    for grants in [None, Some(granted.as_str())] {
+        for path in [&old, &new, &linked] {
+            let output = behind_sudo(grants, &["run", "--report", text(path), "--", "true"]);
+            assert_eq!(output.status.code(), Some(125), "{}", both_streams(&output));
+            assert_eq!(fs::read_to_string(&old).unwrap(), "untouched");
+            assert!(!new.exists());
+        }
+    }
+    // The controls: where the caller may write, and root for itself.
+    let own = directory().join("own");
+    fs::create_dir(&own).unwrap();
+    give(&own);
+    let report = own.join("report");
+    let output = behind_sudo(Some(&granted), &["run", "--report", text(&report), "--", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{}", both_streams(&output));
+    for path in [&old, &new] {
+        let output = stockade(["run", "--report", text(path), "--", "true"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", both_streams(&output));
+    }
+    for path in [&report, &old, &new] {
+        let written: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+        assert_eq!(written["success"], true, "{}", path.display());
+    }
+}
+
+fn sudo_quotes_no_file_that_its_caller_could_not_read() {
+    let place = PolicyDirectory::new();
+    let secret = token("quoted");
+    let path = place.write("secret", &format!("root:{secret}:19000:0:99999\n"));
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    let granted = grant_of_default();
+    for grants in [None, Some(granted.as_str())] {
+        for arguments in [&["run", "--policy", &path, "--", "true"][..], &["run", "--dry-run", "--policy", &path, "--", "true"]] {
+            let output = behind_sudo(grants, arguments);
+            assert_eq!(output.status.code(), Some(125), "{}", both_streams(&output));
+            assert!(!both_streams(&output).contains(&secret), "{}", both_streams(&output));
+        }
+    }
+    // The control: the words for root itself do quote it.
+    let output = stockade(["run", "--policy", &path, "--", "true"]).output().unwrap();
+    assert!(output.status.code() == Some(125) && both_streams(&output).contains(&secret), "{}", both_streams(&output));
+}
+
+fn a_host_scratch_of_many_files_runs() {
+    let scratch = scratch();
+    for i in 0..16_000 {
+        File::create(scratch.join(format!("f{i}"))).unwrap();
+    }
+    let done = exec(json!({"code": "import os; print(sum(name[0] == 'f' for name in os.listdir('.')))", "scratch": text(&scratch)}));
+    done.succeeded().expect(json!({"output": "16000\n"}));
+}
+
+fn a_tree_too_deep_to_count_is_a_disk_limit() {
+    let ask = |name: &str, depth: u32| {
+        let code = format!(
+            "import os, time\nfor _ in range({depth}):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'wb').write(b'x' * (1 << 20))\ntime.sleep(3)"
+        );
+        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": "20s"}}))
+    };
+    ask("deep", 250).expect(json!({"verdict": "disk_limit", "code": 137, "success": false}));
+    ask("flat", 50).succeeded();
+}
+
+fn a_directory_closed_to_the_count_is_a_disk_limit() {
+    let ask = |name: &str, mode: &str, size: &str| {
+        let code = format!(
+            "import os, time\nos.mkdir('d')\nfor i in range(40): open(f'd/f{{i}}', 'wb').write(b'x' * (1 << 20))\nos.chmod('d', {mode})\ntime.sleep(3)"
+        );
+        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": "20s", "scratch_size": size}}))
+    };
+    let full = json!({"verdict": "disk_limit", "code": 137, "success": false});
+    ask("closed", "0", "8MiB").expect(full.clone());
+    // However large the limit: what it holds cannot be known.
+    ask("closed-large", "0", "100MiB").expect(full.clone());
+    // The controls: it is the limit that ends an open one.
+    ask("open", "0o700", "8MiB").expect(full);
+    ask("open-large", "0o700", "100MiB").succeeded();
+}
+
+fn a_socket_of_the_host_in_scratch_cannot_be_reached() {
+    let scratch = scratch();
+    fs::create_dir(scratch.join("below")).unwrap();
+    for name in ["host.sock", "below/host.sock"] {
+        let path = scratch.join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        give(&path);
+        let act = format!("s = socket.socket(socket.AF_UNIX)\ns.connect({:?})", text(&path));
+        denied_in(json!({"scratch": text(&scratch)}), &act, "EACCES", Control::Outside);
+        UnixStream::connect(&path).unwrap();
+        // The two controls came in, and nobody else.
+        listener.set_nonblocking(true).unwrap();
+        let mut came = 0;
+        while listener.accept().is_ok() {
+            came += 1;
+        }
+        assert_eq!(came, 2);
+    }
+}
+
+fn the_registrys_directory_is_no_scratch() {
+    let home = directory().join("home");
+    let ask = |path: &Path| exec(json!({"code": "", "scratch": text(path)}));
+    let (registry, other) = (home.join("stockade"), home.join("other"));
+    let below = registry.join("below");
+    // A run that keeps records has made it already.
+    for path in [&below, &other] {
+        fs::create_dir_all(path).unwrap();
+    }
+    for path in [&registry, &below] {
+        ask(path).refused("scratch_holds_registry", &["records"]);
+    }
+    // The control: a directory beside it.
+    ask(&other).succeeded();
+}
+
+fn too_many_arguments_are_refused() {
+    let ask = |count: usize| exec(json!({"code": "import sys; print(len(sys.argv))", "args": vec!["x"; count]}));
+    ask(50_000).refused("arguments_too_large", &["args"]);
+    ask(1000).succeeded().expect(json!({"output": "1001\n"}));
+}
+
+fn too_long_a_variable_is_refused() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("long", &derived("[environment]\naccept = { add = [\"LONG\"] }"));
+    let ask = |length: usize| {
+        let code = "import os; print(len(os.environ['LONG']))";
+        exec_with(&["--policy", &policy], json!({"code": code, "env": {"LONG": "x".repeat(length)}}))
+    };
+    ask(200 << 10).refused("arguments_too_large", &["env"]);
+    ask(100 << 10).succeeded().expect(json!({"output": "102400\n"}));
+}
+
+fn code_cannot_bring_a_seccomp_filter() {
+    denied("call(157, 22, 2, 0, 0, 0)", "EPERM", Control::Instead("call(157, 3, 0, 0, 0, 0)"));
+    // Outside, the kernel takes it: one instruction that allows.
+    let filter = "code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\nprogram = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(code)))\ncall(157, 38, 1, 0, 0, 0)\ncall(157, 22, 2, ctypes.addressof(program), 0, 0)";
+    denied(filter, "EPERM", Control::Outside);
+}
+
+fn code_cannot_attach_a_socket_filter() {
+    let filter = |socket: &str| {
+        format!(
+            "code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0xffff))\nprogram = struct.pack('HxxxxxxQ', 1, ctypes.addressof(code))\ns = {socket}\ns.setsockopt(socket.SOL_SOCKET, 26, program)"
+        )
+    };
+    for socket in ["socket.socket()", "socket.socket(socket.AF_UNIX)", "socket.socketpair()[0]"] {
+        let other = format!("s = {socket}\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)");
+        denied(&filter(socket), "EPERM", Control::Instead(&other));
+    }
+    // The filter itself is one that the kernel takes; some refuse it to users on the Internet's sockets.
+    denied(&filter("socket.socket(socket.AF_UNIX)"), "EPERM", Control::Outside);
+}
+
+fn no_rename_leaves_a_whiteout() {
+    for path in ["", "/tmp/"] {
+        let act = format!("write('{path}from')\ncall(316, -100, b'{path}from', -100, b'{path}to', FLAGS)");
+        let (whiteout, plain) = (act.replace("FLAGS", "4"), act.replace("FLAGS", "0"));
+        denied(&whiteout, "EPERM", Control::Instead(&plain));
+        let scratch = scratch_named(if path.is_empty() { "first" } else { "second" });
+        denied_in(json!({"scratch": text(&scratch)}), &whiteout, "EPERM", Control::Instead(&plain));
+    }
+}
+
+fn an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end() {
+    let mark = token("yes");
+    let mut child = stockade(["run", "--", "yes", &mark]).spawn().unwrap();
+    // It has begun; from here on nobody reads.
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    thread::sleep(Duration::from_millis(500));
+    // The control: by itself it stays.
+    assert!(child.try_wait().unwrap().is_none());
+    let begin = Instant::now();
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    let ended = wait_within(&mut child, Duration::from_secs(15));
+    if ended.is_none() {
+        child.kill().unwrap();
+    }
+    assert!(ended.is_some(), "still there after {:?}", begin.elapsed());
+    no_process_is_left(&mark);
+}
+
+fn pending_signals_are_few() {
+    let code = r#"
+import ctypes, errno, json, os, signal
+library = ctypes.CDLL(None, use_errno=True)
+number = signal.SIGRTMIN + 1
+signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+sent = 0
+while sent < 600 and library.sigqueue(os.getpid(), number, ctypes.c_void_p(0)) == 0:
+    sent += 1
+print(json.dumps([sent, sent < 600 and errno.errorcode[ctypes.get_errno()]]))
+"#;
+    let answer = exec(json!({"code": code})).succeeded().json();
+    let sent = answer[0].as_u64().unwrap();
+    assert!((100..=512).contains(&sent) && answer[1] == "EAGAIN", "{answer}");
+    // The control: outside there is room for all of them.
+    let output = feed(&mut under(&["/usr/bin/python3", "-"]), code.as_bytes());
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), json!([600, false]));
+}
+
+/// Fills the receive buffers of many sockets and says how many bytes they hold.
+const FILL_SOCKETS: &str = r#"
+import socket
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setblocking(False)
+block = b'x' * 32768
+held = []
+for _ in range(500):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    s.setblocking(False)
+    s.bind(('127.0.0.1', 0))
+    held.append(s)
+    for _ in range(20):
+        try: sender.sendto(block, s.getsockname())
+        except OSError: break
+total = 0
+for s in held:
+    try:
+        while True: total += len(s.recv(65536))
+    except OSError: pass
+print(total)
+"#;
+
+fn socket_buffers_count_as_memory() {
+    let ask = |memory: &str| {
+        exec(
+            json!({"code": FILL_SOCKETS, "limits": {"memory": memory, "tmp_size": "8MiB", "scratch_size": "8MiB", "wall": "20s", "open_files": 600}}),
+        )
+    };
+    let total = |done: &Done| done.succeeded().output().trim().parse::<u64>().unwrap();
+    let small = ask("48MiB");
+    // Either way of holding it back will do.
+    if small["verdict"] != "out_of_memory" {
+        let held = total(&small);
+        assert!(held <= 48 << 20, "{held} bytes\n{}", small.brief());
+    }
+    // The control: where memory is plenty, the same sockets hold more than that.
+    let large = ask("1GiB");
+    let held = total(&large);
+    assert!(held > 64 << 20, "{held} bytes\n{}", large.brief());
+}
