@@ -122,7 +122,7 @@ pub struct ScratchPlan {
     pub protected: Vec<(PathBuf, PathKindName, Protection)>,
 }
 
-/// [`PathKind`] as the plan prints it.
+/// [`crate::facts::PathKind`] as the plan prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PathKindName {
