@@ -430,8 +430,12 @@ fn what_is_typed_reaches_a_shell_on_a_terminal() {
         ["type", "echo $((6 * 7)); tty\r"],
         ["wait", "42"],
         ["wait", "/dev/pts/0"],
-        ["type", "sleep 600\r"],
+        // What prints is the command itself, so that it is in the foreground when it is interrupted.
+        ["type", "sh -c 'echo $((7 * 11)); exec sleep 600'\r"],
+        ["wait", "77"],
         ["type", "\u{3}"],
+        // An interrupt throws away what was typed and not read yet: first the prompt.
+        ["wait", "^C\r\nbash-"],
         ["type", "exit 9\r"]
     ]);
     let found = on_terminal(&["--policy", "shell", "--", "bash", "--norc", "-i"], steps);
