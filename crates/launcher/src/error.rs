@@ -17,8 +17,6 @@ pub enum What {
     Clone,
     /// Uid and gid maps.
     Maps,
-    /// The host scratch.
-    Scratch,
     /// The registry of runs.
     Registry,
     /// A step behind the clone.
@@ -37,7 +35,6 @@ impl What {
             What::Cgroup => "cgroup_failed",
             What::Clone => "namespaces_refused",
             What::Maps => "maps_refused",
-            What::Scratch => "scratch_failed",
             What::Registry => "registry_failed",
             What::Step(Step::RootEntry) => "root_entry_failed",
             What::Step(_) => "setup_step_failed",

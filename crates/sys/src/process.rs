@@ -50,15 +50,6 @@ pub fn place_descriptor(source: impl AsFd, target: i32) -> Result<()> {
     unsafe { syscall(33, [source as usize, target as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Borrows one of the fixed descriptors that the launcher hands to the executor.
-///
-/// # Safety
-/// The descriptor is open and stays open for the life of the process.
-pub unsafe fn fixed_descriptor(number: i32) -> rustix::fd::BorrowedFd<'static> {
-    // SAFETY: the caller vouches for it.
-    unsafe { rustix::fd::BorrowedFd::borrow_raw(number) }
-}
-
 /// Copies a descriptor to the lowest free number at or above `least`, close-on-exec.
 ///
 /// # Errors
@@ -100,8 +91,6 @@ pub struct Ended {
     pub user_us: u64,
     /// CPU time in the kernel, microseconds.
     pub system_us: u64,
-    /// Largest resident size, KiB.
-    pub max_rss_kib: u64,
 }
 
 /// Waits for any child to end; retries when a signal interrupts.
@@ -121,7 +110,6 @@ pub fn wait_any() -> Result<Ended> {
                     status,
                     user_us: usage[0] * 1_000_000 + usage[1],
                     system_us: usage[2] * 1_000_000 + usage[3],
-                    max_rss_kib: usage[4],
                 });
             }
             Err(Errno::INTR) => {}
@@ -150,7 +138,6 @@ pub fn wait_child(pidfd: impl AsFd) -> Result<Ended> {
                     status: info[6] as i32,
                     user_us: usage[0] * 1_000_000 + usage[1],
                     system_us: usage[2] * 1_000_000 + usage[3],
-                    max_rss_kib: usage[4],
                 });
             }
             Err(Errno::INTR) => {}
