@@ -14,6 +14,29 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+impl Cli {
+    /// Parses the command line.
+    ///
+    /// Describing every subcommand takes longer than making a process, so a run describes
+    /// its own only. Whatever is wrong or asked about then is left to the whole parser.
+    ///
+    /// # Errors
+    /// A usage error, or a question for help.
+    pub(crate) fn of_process() -> Result<Self, clap::Error> {
+        fn only<T: Args>(name: &'static str) -> Option<T> {
+            let command = T::augment_args(clap::Command::new(name).disable_help_flag(true));
+            let matches = command.try_get_matches_from(std::env::args_os().skip(1)).ok()?;
+            T::from_arg_matches(&matches).ok()
+        }
+        let command = match std::env::args_os().nth(1).as_deref().and_then(std::ffi::OsStr::to_str) {
+            Some("exec") => only("exec").map(Command::Exec),
+            Some("run") => only("run").map(Command::Run),
+            _ => None,
+        };
+        command.map_or_else(Self::try_parse, |command| Ok(Cli { command }))
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run one JSON request from stdin and print one JSON result

@@ -21,7 +21,7 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::{Parser, error::ErrorKind};
+use clap::error::ErrorKind;
 use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Ask, Options, Refusal, admit};
 
@@ -32,7 +32,7 @@ const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::of_process() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };

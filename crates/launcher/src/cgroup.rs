@@ -7,8 +7,6 @@
 mod v1;
 mod v2;
 
-use std::path::PathBuf;
-
 use rustix::{
     event::epoll,
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -17,7 +15,7 @@ use rustix::{
 };
 use stockade_policy::plan::{CgroupPlan, CgroupSetting, Plan};
 
-use crate::{LaunchError, What, registry::Record};
+use crate::{LaunchError, What, embryo::V2Parent, registry::Record};
 
 /// What the kernel counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,59 +37,53 @@ pub(crate) enum Cgroup {
     Absent,
 }
 
-/// A run's cgroup as far as it stands before the clone. On v2 it is complete, because
-/// the child starts in it. On v1 the child joins later, so its directories are made
-/// beside the child's work: making them costs as much as a network namespace.
-pub(crate) enum Pending<'p> {
-    V1(v1::Blueprint<'p>),
-    Complete(Cgroup),
+/// A cgroup that stands before the clone and has no limits yet: on v2 the child starts
+/// in it. On v1 it joins later, so there is none; its directories are made beside the
+/// child's work, since making them costs as much as a network namespace.
+pub(crate) struct Founded(v2::V2);
+
+impl Founded {
+    /// The directory that clone3 starts the child in.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.0.directory()
+    }
 }
 
-/// Names the plan's cgroup, and makes it where it must stand before the clone. The
-/// record learns each directory before it is made, so that a later start can sweep it.
+/// Makes what must stand before the clone. The record learns each directory before it is
+/// made, so that a later start can sweep it.
+///
+/// # Errors
+/// A directory cannot be made.
+pub(crate) fn found(parent: &V2Parent<'_>, record: Option<&mut Record>) -> Result<Founded, LaunchError> {
+    v2::V2::make(parent.path, parent.vacate, record).map(Founded)
+}
+
+/// Makes what is not made yet, and sets the plan's limits.
 ///
 /// # Errors
 /// A directory cannot be made, or a limit is not kept.
-pub(crate) fn prepare<'p>(plan: &'p Plan, record: Option<&mut Record>) -> Result<Pending<'p>, LaunchError> {
-    match &plan.cgroup {
-        CgroupPlan::Absent { .. } => Ok(Pending::Complete(Cgroup::Absent)),
-        CgroupPlan::V1 { parents, settings } => v1::Blueprint::new(parents, settings, record).map(Pending::V1),
-        CgroupPlan::V2 { parent, vacate, settings } => {
-            v2::V2::create(parent, *vacate, settings, record).map(Cgroup::V2).map(Pending::Complete)
-        }
-    }
-}
-
-impl Pending<'_> {
-    /// v1: the files through which the child joins.
-    pub(crate) fn tasks(&self) -> Vec<PathBuf> {
-        match self {
-            Pending::V1(blueprint) => blueprint.tasks().collect(),
-            Pending::Complete(_) => Vec::new(),
-        }
-    }
-
-    /// v2: the directory that clone3 starts the child in.
-    pub(crate) fn directory(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Pending::Complete(Cgroup::V2(v2)) => Some(v2.directory()),
-            _ => None,
-        }
-    }
-
-    /// Makes what is not made yet.
-    ///
-    /// # Errors
-    /// A directory cannot be made, or a limit is not kept.
-    pub(crate) fn complete(self) -> Result<Cgroup, LaunchError> {
-        match self {
-            Pending::V1(blueprint) => blueprint.make().map(Cgroup::V1),
-            Pending::Complete(cgroup) => Ok(cgroup),
-        }
+pub(crate) fn complete(plan: &Plan, founded: Option<Founded>, record: Option<&mut Record>) -> Result<Cgroup, LaunchError> {
+    match (&plan.cgroup, founded) {
+        (CgroupPlan::V1 { parents, settings }, None) => v1::V1::make(parents, settings, record).map(Cgroup::V1),
+        (CgroupPlan::V2 { settings, .. }, Some(Founded(mut v2))) => v2.limit(settings).map(|()| Cgroup::V2(v2)),
+        (CgroupPlan::Absent { .. }, None) => Ok(Cgroup::Absent),
+        _ => Err(LaunchError::other(What::Cgroup, String::from("the plan's cgroup is of another kind than the host's"))),
     }
 }
 
 impl Cgroup {
+    /// v1: the files through which the child joins, opened by us, since the kernel asks who
+    /// opened them.
+    ///
+    /// # Errors
+    /// One cannot be opened.
+    pub(crate) fn tasks(&self) -> Result<Vec<OwnedFd>, LaunchError> {
+        match self {
+            Cgroup::V1(v1) => v1.tasks(),
+            Cgroup::V2(_) | Cgroup::Absent => Ok(Vec::new()),
+        }
+    }
+
     /// Adds the source that becomes ready when the oom killer has struck.
     pub(crate) fn watch_oom(&mut self, epoll: &OwnedFd, data: epoll::EventData) -> Result<(), Errno> {
         match self {

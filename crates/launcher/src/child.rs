@@ -1,33 +1,51 @@
 //! The privileged sequence: from the clone to the executor's first instruction.
 //!
-//! Everything irreversible of a run happens in this file, top to bottom. It makes only
-//! system calls on prepared data: what could allocate, be parsed or be refused by a
-//! rule of ours was done before the clone. A step that fails sends its number, the
-//! errno and the entry's index to the launcher, and the process ends: there is no
-//! going on without.
+//! Everything irreversible of a run happens in this file, top to bottom. It runs in the
+//! launcher's memory, beside it, so it makes only system calls on prepared data: it
+//! allocates nothing, takes no lock and calls no libc, whose thread-local storage is the
+//! launcher's. What could be parsed or be refused by a rule of ours the launcher does. A
+//! step that fails sends its number, the errno and the entry's index to the launcher,
+//! and the process ends: there is no going on without.
 //!
 //! The order is the kernel's, not ours; the comment at each step says why it cannot
 //! come earlier or later. It reads no policy and decides nothing.
 
-use std::{convert::Infallible, ffi::CStr, mem::MaybeUninit};
+use std::{cell::Cell, convert::Infallible, ffi::CStr, mem::MaybeUninit, sync::OnceLock};
 
-use nix::sched::CloneFlags;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, mknodat, open, openat, statat, symlinkat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
         fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
     },
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
-    process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
+    process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask, waitpid},
+    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space},
 };
 use stockade_protocol::{frame::failed_frame, step::Step};
-use stockade_sys::{clone, cred, landlock, mount::attr, net, process, seccomp};
+use stockade_sys::{
+    clone::{self, flags, unshare},
+    cred, landlock,
+    mount::attr,
+    net, process, seccomp,
+};
 
-use crate::prepared::{Entry, Prepared, PreparedScratch, Streams};
+use crate::prepared::{Entry, Prepared, PreparedScratch, Sent};
+
+/// What the child has in common with the launcher.
+pub(crate) struct Shared {
+    pub(crate) status_write: OwnedFd,
+    pub(crate) handover: OwnedFd,
+    /// The number of the launcher's end of it, which the child's table has too.
+    pub(crate) launchers_handover: u32,
+    /// Where the child runs at first: not where the launcher does.
+    pub(crate) cpu: Option<CpuSet>,
+    /// Set before the child is told to go on.
+    pub(crate) prepared: OnceLock<Prepared>,
+}
 
 /// A step that failed.
 struct Failure {
@@ -54,85 +72,154 @@ impl<T> At<T> for Result<T, Errno> {
 }
 
 /// Runs the sequence. Returns only when a step failed: the launcher has learnt which.
-pub(crate) fn enter(prepared: &Prepared<'_>) -> i32 {
-    let failure = match sequence(prepared) {
+pub(crate) fn enter(shared: &Shared) -> i32 {
+    let failure = match sequence(shared) {
         Ok(never) => match never {},
         Err(failure) => failure,
     };
     let frame = failed_frame(failure.step, u16::try_from(failure.errno.raw_os_error()).unwrap_or(0), failure.index);
     // If the launcher is gone too there is nobody to tell.
-    let _unheard = rustix::io::write(&prepared.pipes.status_write, &frame);
+    let _unheard = rustix::io::write(&shared.status_write, &frame);
     125
 }
 
 /// The crossings. Each state owns the descriptors that the next one needs.
-fn sequence(prepared: &Prepared<'_>) -> Outcome<Infallible> {
-    let isolated = Isolated::enter(prepared)?;
+fn sequence(shared: &Shared) -> Outcome<Infallible> {
+    let waiting = Waiting::enter(shared)?;
+    let isolated = waiting.go_on()?;
     let rooted = isolated.build_root()?;
     let confined = rooted.confine()?;
     confined.exec()
 }
 
-/// In its namespaces, with its ids, alone in its cgroup.
-struct Isolated<'p> {
-    prepared: &'p Prepared<'p>,
+/// In namespaces of its own, with nothing in them yet, and nobody's ids.
+struct Waiting<'p> {
+    shared: &'p Shared,
 }
 
-impl<'p> Isolated<'p> {
-    fn enter(prepared: &'p Prepared<'p>) -> Outcome<Self> {
+impl<'p> Waiting<'p> {
+    /// All that needs neither the plan nor an id, beside the launcher.
+    fn enter(shared: &'p Shared) -> Outcome<Self> {
+        // At once, and by ourselves: kernels start a new process on its parent's CPU and
+        // before it goes on, and the two would run by turns.
+        if let Some(cpu) = &shared.cpu {
+            rustix::thread::sched_setaffinity(None, cpu).at(Step::Clone)?;
+        }
         // Modes below are meant as written.
         umask(Mode::empty());
-        // First, because it takes longest and needs no id: the launcher makes the cgroup
-        // and writes the maps meanwhile.
-        unshare(CloneFlags::CLONE_NEWNET).at(Step::NetworkNamespace)?;
-        // Before anything that needs an id: until the maps are written we are nobody.
-        await_launcher(prepared)?;
-        // v1: joined before the cgroup namespace is made, or its path would show from inside.
-        // Opened before the uid change: the kernel asks who opened it.
-        for (index, tasks) in prepared.cgroup_tasks.iter().enumerate() {
-            let joined =
-                open(tasks.as_c_str(), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()).and_then(|tasks| rustix::io::write(&tasks, b"0"));
-            joined.map(drop).at_entry(Step::JoinCgroup, index)?;
-        }
-        if prepared.unshare_cgroup_namespace {
-            unshare(CloneFlags::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
-        }
+        // Our copy of the launcher's end would hide its death from us.
+        process::close_range(shared.launchers_handover, shared.launchers_handover).at(Step::AwaitLauncher)?;
+        unshare(flags::NEWNS | flags::NEWUTS | flags::NEWIPC).at(Step::Namespaces)?;
+        unshare(flags::NEWNET).at(Step::NetworkNamespace)?;
+        net::bring_up_loopback().at(Step::Loopback)?;
+        setsid().map(drop).at(Step::Session)?;
+        // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
+        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)?;
+        Ok(Waiting { shared })
+    }
+
+    fn go_on(self) -> Outcome<Isolated<'p>> {
+        let shared = self.shared;
+        let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
+        let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
         // After the gid map, before the uid change takes the capability away; rootless it
         // is refused for ever (setgroups=deny), and the receipt names the groups kept.
         if prepared.clear_groups {
             cred::set_groups(&[]).at(Step::Groups)?;
         }
         // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
-        let (uid, gid) = prepared.plan.identity.inside;
+        let (uid, gid) = prepared.ids;
         cred::set_group(gid).at(Step::Ids)?;
         cred::set_user(uid).at(Step::Ids)?;
         // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
         set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::DeathSignal)?;
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         // It may have died just before: getppid() is 0 in here and proves nothing.
-        still_alive(prepared)?;
-        setsid().map(drop).at(Step::Session)?;
+        still_alive(&received.lifeline)?;
         cred::join_new_session_keyring().at(Step::Keyring)?;
-        rustix::system::sethostname(prepared.plan.identity.hostname.as_bytes()).at(Step::Hostname)?;
-        net::bring_up_loopback().at(Step::Loopback)?;
-        Ok(Isolated { prepared })
+        rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
+        Ok(Isolated { shared, prepared, received })
     }
+}
 
+/// The descriptors that the launcher sends with its word to go on.
+struct Received {
+    job: OwnedFd,
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+    lifeline: OwnedFd,
+    trees: [Option<OwnedFd>; Sent::MOST_TREES],
+}
+
+impl Received {
+    /// Waits for them.
+    fn wait(handover: &OwnedFd) -> Result<Self, Errno> {
+        let mut all = await_word(handover)?.into_iter().flatten();
+        let mut next = || all.next().ok_or(Errno::BADF);
+        let (job, stdin, stdout, stderr, lifeline) = (next()?, next()?, next()?, next()?, next()?);
+        let mut trees = [const { None }; Sent::MOST_TREES];
+        for (place, tree) in trees.iter_mut().zip(all) {
+            *place = Some(tree);
+        }
+        Ok(Received { job, stdin, stdout, stderr, lifeline, trees })
+    }
+}
+
+/// Waits for the launcher's word and the descriptors that come with it. EPIPE: it is gone.
+fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; Sent::FIXED + Sent::MOST_TREES], Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Sent::FIXED + Sent::MOST_TREES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut word = [0u8];
+    loop {
+        match recvmsg(handover, &mut [std::io::IoSliceMut::new(&mut word)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) if message.bytes == 1 => break,
+            Ok(_) => return Err(Errno::PIPE),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    let mut fds = [const { None }; Sent::FIXED + Sent::MOST_TREES];
+    let received = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    for (place, fd) in fds.iter_mut().zip(received.flatten()) {
+        *place = Some(fd);
+    }
+    Ok(fds)
+}
+
+/// The lifeline hangs up when the launcher ends, however it ends.
+fn still_alive(lifeline: &OwnedFd) -> Outcome<()> {
+    let mut fds = [PollFd::new(lifeline, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Step::DeathSignal)?;
+    if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) { Err(Errno::SRCH).at(Step::DeathSignal) } else { Ok(()) }
+}
+
+/// In its namespaces, with its ids.
+struct Isolated<'p> {
+    shared: &'p Shared,
+    prepared: &'p Prepared,
+    received: Received,
+}
+
+impl<'p> Isolated<'p> {
     /// Builds the root from nothing and pivots into it.
     fn build_root(self) -> Outcome<Rooted<'p>> {
-        let prepared = self.prepared;
-        // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
-        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)?;
+        let Isolated { shared, prepared, received } = self;
         let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755").at(Step::RootTmpfs)?;
         // Over "/", so that no directory of the host is needed; paths still start at the
         // old root, where this process's root directory stays until the pivot.
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
         let mut proc = None;
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &mut proc).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
         }
-        let scratch = mount_scratch(prepared, &root)?;
         let executor = place_executor(prepared, &root).at(Step::PlaceExecutor)?;
+        let mut second = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
+        let scratch = mount_scratch(prepared, &mut second, &root)?;
+        enter_cgroup(prepared, second)?;
         // The stand-ins for hidden files stay mounted, their names go.
         for name in [HIDDEN_FILE, MASK_FILE] {
             unlinkat(&root, name, AtFlags::empty()).at(Step::SealRoot)?;
@@ -147,36 +234,19 @@ impl<'p> Isolated<'p> {
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
         let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
-        let terminal = if prepared.plan.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { prepared, root, scratch, executor, proc, terminal })
+        let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
+        Ok(Rooted { shared, prepared, received, root, scratch, executor, proc, terminal })
     }
 }
 
-fn unshare(namespaces: CloneFlags) -> Result<(), Errno> {
-    nix::sched::unshare(namespaces).map_err(|errno| Errno::from_raw_os_error(errno as i32))
-}
-
-/// Reads the byte that the launcher sends once the maps are written.
-fn await_launcher(prepared: &Prepared<'_>) -> Outcome<()> {
-    // Our copy of the write end would hide the launcher's death from us.
-    let ours = prepared.pipes.lifeline_write.as_raw_fd().unsigned_abs();
-    process::close_range(ours, ours).at(Step::AwaitMaps)?;
-    let mut byte = [0u8];
-    loop {
-        match rustix::io::read(&prepared.pipes.lifeline_read, &mut byte) {
-            Ok(1) => return Ok(()),
-            Ok(_) => return Err(Errno::PIPE).at(Step::AwaitMaps),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno).at(Step::AwaitMaps),
-        }
+/// Joins the cgroup on v1, and hides its path.
+fn enter_cgroup(prepared: &Prepared, tasks: impl Iterator<Item = OwnedFd>) -> Outcome<()> {
+    for (index, tasks) in tasks.enumerate() {
+        // 0 is this process; naming another, or itself by number, would wait (v1.rs).
+        rustix::io::write(&tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
     }
-}
-
-/// The lifeline hangs up when the launcher ends, however it ends.
-fn still_alive(prepared: &Prepared<'_>) -> Outcome<()> {
-    let mut fds = [PollFd::new(&prepared.pipes.lifeline_read, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Step::DeathSignal)?;
-    if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) { Err(Errno::SRCH).at(Step::DeathSignal) } else { Ok(()) }
+    // After the join, or its path would show from inside.
+    if prepared.unshare_cgroup_namespace { unshare(flags::NEWCGROUP).at(Step::CgroupNamespace) } else { Ok(()) }
 }
 
 const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
@@ -209,7 +279,7 @@ fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
     open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
 }
 
-fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
+fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
         Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
@@ -219,13 +289,15 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
         },
         Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
         // A mount point needs no contents, and so no descriptor.
-        Entry::File { target, mode, text: b"" } => mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0),
+        Entry::File { target, mode, text } if text.is_empty() => {
+            mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
+        }
         Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
         Entry::Bind { source, tree, target, executable } => {
             let copy;
             // Root has opened what belongs to the caller with the caller's rights.
             let tree = match tree {
-                Some(tree) => tree,
+                Some(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
                 None => {
                     copy = copy_tree(CWD, source)?;
                     &copy
@@ -252,9 +324,9 @@ fn make_entry(root: &OwnedFd, entry: &Entry<'_>, proc: &mut Option<OwnedFd>) -> 
             fsconfig_create(&context)?;
             let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
             attach(&placed, root, target)?;
-            // A writable copy, for the user namespace's maps and counts; never attached.
-            *proc = Some(copy_tree(root, target)?);
-            set(&placed, attr::RDONLY, false)
+            // Still writable, for the inner user namespace's maps and counts.
+            *proc = Some(placed);
+            Ok(())
         }
         Entry::Devpts { target } => {
             let context = fsopen(c"devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -297,11 +369,11 @@ fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Resu
 }
 
 /// Mounts scratch at its place and returns its root.
-fn mount_scratch(prepared: &Prepared<'_>, root: &OwnedFd) -> Outcome<OwnedFd> {
+fn mount_scratch(prepared: &Prepared, second: &mut impl Iterator<Item = OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
     let scratch = match &prepared.scratch {
         PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755").at(Step::Scratch)?,
         // Root: idmapped already, which only the initial user namespace's root may do.
-        PreparedScratch::Tree(tree) => rustix::io::fcntl_dupfd_cloexec(tree, 0).at(Step::Scratch)?,
+        PreparedScratch::Tree => second.next().ok_or(Errno::BADF).at(Step::Scratch)?,
         // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
         // so it is opened again here, and must be the directory that was checked.
         PreparedScratch::Path { path, device, inode } => {
@@ -313,7 +385,7 @@ fn mount_scratch(prepared: &Prepared<'_>, root: &OwnedFd) -> Outcome<OwnedFd> {
             again
         }
     };
-    let read_only = if prepared.plan.scratch.read_only { attr::RDONLY } else { 0 };
+    let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(&scratch, attr::NOSUID | attr::NODEV | read_only, true).at(Step::Scratch)?;
     attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
     for (index, rule) in prepared.scratch_rules.iter().enumerate() {
@@ -332,7 +404,7 @@ fn mount_scratch(prepared: &Prepared<'_>, root: &OwnedFd) -> Outcome<OwnedFd> {
 
 /// Writes the executor into the root and takes its name away again: a file of this run
 /// alone, through which nothing on the host can be reached.
-fn place_executor(prepared: &Prepared<'_>, root: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn place_executor(prepared: &Prepared, root: &OwnedFd) -> Result<OwnedFd, Errno> {
     const NAME: &CStr = c".executor";
     // Closed before the exec, which refuses a file open for writing (ETXTBSY).
     drop(write_file(root, NAME, 0o500, prepared.executor)?);
@@ -358,7 +430,9 @@ fn open_terminal() -> Result<Terminal, Errno> {
 
 /// In its own root, with nothing of the host in reach by path.
 struct Rooted<'p> {
-    prepared: &'p Prepared<'p>,
+    shared: &'p Shared,
+    prepared: &'p Prepared,
+    received: Received,
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
@@ -369,7 +443,7 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { prepared, root, scratch, executor, proc, terminal } = self;
+        let Rooted { shared, prepared, received, root, scratch, executor, proc, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
             write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
@@ -381,13 +455,7 @@ impl<'p> Rooted<'p> {
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
-        unshare(CloneFlags::CLONE_NEWUSER).at(Step::InnerUserNamespace)?;
-        set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::InnerUserNamespace)?;
-        write_proc(&proc, c"self/setgroups", b"deny").at(Step::InnerUserNamespace)?;
-        write_proc(&proc, c"self/gid_map", prepared.inner_gid_map.as_bytes()).at(Step::InnerUserNamespace)?;
-        write_proc(&proc, c"self/uid_map", prepared.inner_uid_map.as_bytes()).at(Step::InnerUserNamespace)?;
-        // The only writable proc.
-        drop(proc);
+        enter_inner_namespace(prepared, &proc)?;
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
         // 1, not 0: a piped core_pattern ignores 0, and 1 makes the kernel skip it. A
@@ -401,16 +469,50 @@ impl<'p> Rooted<'p> {
         // Without capabilities, Landlock and the filter are refused until this is set.
         rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
         // After the last mount call, which a Landlock domain forbids.
-        if prepared.plan.landlock.handled != 0 {
+        if prepared.landlock_handled != 0 {
             restrict(prepared, &executor)?;
         }
-        // unshare(NEWUSER) has cleared it once more.
+        // setns has cleared it once more.
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
-        still_alive(prepared)?;
+        still_alive(&received.lifeline)?;
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { prepared, root, scratch, executor, listener, terminal })
+        Ok(Confined { shared, received, root, scratch, executor, listener, terminal })
     }
+}
+
+/// What the process that makes the inner user namespace works with, and leaves.
+struct Maker<'p> {
+    prepared: &'p Prepared,
+    proc: &'p OwnedFd,
+    made: Cell<Option<Result<OwnedFd, Errno>>>,
+}
+
+impl Maker<'_> {
+    /// In the new namespace: writes its maps, which is allowed for one's own ids.
+    fn make(&self) -> i32 {
+        let made = write_proc(self.proc, c"self/setgroups", b"deny")
+            .and_then(|()| write_proc(self.proc, c"self/gid_map", self.prepared.inner_gid_map.as_bytes()))
+            .and_then(|()| write_proc(self.proc, c"self/uid_map", self.prepared.inner_uid_map.as_bytes()))
+            .and_then(|()| openat(self.proc, c"self/ns/user", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
+        self.made.set(Some(made));
+        0
+    }
+}
+
+/// Has a short-lived process make the inner user namespace, and enters it.
+fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd) -> Outcome<()> {
+    let step = Step::InnerUserNamespace;
+    let maker = Maker { prepared, proc, made: Cell::new(None) };
+    // SAFETY: it makes system calls only.
+    #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
+    let process = unsafe { clone::in_user_namespace(Maker::make, &maker) }.at(step)?;
+    waitpid(Pid::from_raw(process), WaitOptions::empty()).map(drop).at(step)?;
+    let namespace = maker.made.take().unwrap_or(Err(Errno::CHILD)).at(step)?;
+    // The last use of the outer namespace's rights, and of a writable /proc.
+    stockade_sys::mount::set_attributes(proc, attr::RDONLY, false).at(Step::SealRoot)?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User)).at(step)?;
+    set_dumpable_behavior(DumpableBehavior::Dumpable).at(step)
 }
 
 const RLIMIT_CORE: u32 = 4;
@@ -438,9 +540,8 @@ fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, value).map(drop)
 }
 
-fn restrict(prepared: &Prepared<'_>, executor: &OwnedFd) -> Outcome<()> {
-    let plan = &prepared.plan.landlock;
-    let ruleset = landlock::create_ruleset(plan.handled, plan.scoped).at(Step::Landlock)?;
+fn restrict(prepared: &Prepared, executor: &OwnedFd) -> Outcome<()> {
+    let ruleset = landlock::create_ruleset(prepared.landlock_handled, prepared.landlock_scoped).at(Step::Landlock)?;
     for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
         let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
         // A right on directories is refused for a plain file (EINVAL).
@@ -457,7 +558,7 @@ fn restrict(prepared: &Prepared<'_>, executor: &OwnedFd) -> Outcome<()> {
 
 /// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
 /// stay and only their reports are lost.
-fn load_filter(prepared: &Prepared<'_>) -> Outcome<Option<OwnedFd>> {
+fn load_filter(prepared: &Prepared) -> Outcome<Option<OwnedFd>> {
     match seccomp::load_filter_with_listener(&prepared.filter) {
         Ok(listener) => Ok(Some(listener)),
         Err(Errno::BUSY) => seccomp::load_filter(&prepared.filter_without_listener).map(|()| None).at(Step::Seccomp),
@@ -467,7 +568,8 @@ fn load_filter(prepared: &Prepared<'_>) -> Outcome<Option<OwnedFd>> {
 
 /// Behind every layer. What is left is to become the executor.
 struct Confined<'p> {
-    prepared: &'p Prepared<'p>,
+    shared: &'p Shared,
+    received: Received,
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
@@ -478,16 +580,16 @@ struct Confined<'p> {
 impl Confined<'_> {
     fn exec(self) -> Outcome<Infallible> {
         self.hand_over().at(Step::HandOver)?;
-        let pipes = &self.prepared.pipes;
+        let Received { job, stdin, stdout, stderr, lifeline, .. } = &self.received;
         // Clear of the fixed numbers, so that placing one cannot overwrite another.
         let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
-        let job = above(self.prepared.job.as_fd())?;
-        let status = above(pipes.status_write.as_fd())?;
-        let (input, output, error) = match (&self.terminal, &pipes.streams) {
-            (Some(terminal), _) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
-            (None, Streams { stdin, stdout, stderr }) => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
+        let job = above(job.as_fd())?;
+        let status = above(self.shared.status_write.as_fd())?;
+        let (input, output, error) = match &self.terminal {
+            Some(terminal) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
+            None => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
         };
-        let lifeline = above(pipes.lifeline_read.as_fd())?;
+        let lifeline = above(lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
         for (fd, number) in [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)] {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
@@ -519,7 +621,7 @@ impl Confined<'_> {
             return Err(Errno::NOBUFS);
         }
         let tags = [std::io::IoSlice::new(tags.get(..count).unwrap_or_default())];
-        sendmsg(&self.prepared.pipes.handover_child, &tags, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+        sendmsg(&self.shared.handover, &tags, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 }
 

@@ -17,6 +17,8 @@ pub enum What {
     Clone,
     /// Uid and gid maps.
     Maps,
+    /// The idmap of scratch: without it the run may still be planned, on other terms.
+    Idmap,
     /// The registry of runs.
     Registry,
     /// A step behind the clone.
@@ -35,6 +37,7 @@ impl What {
             What::Cgroup => "cgroup_failed",
             What::Clone => "namespaces_refused",
             What::Maps => "maps_refused",
+            What::Idmap => "scratch_not_idmappable",
             What::Registry => "registry_failed",
             What::Step(Step::RootEntry) => "root_entry_failed",
             What::Step(_) => "setup_step_failed",
@@ -78,14 +81,13 @@ pub(crate) fn describe(errno: Errno) -> String {
 }
 
 /// clone3 was refused: the one failure that most users will meet, so it says why.
-pub(crate) fn clone_failed(plan: &Plan, errno: Errno) -> LaunchError {
+pub(crate) fn clone_failed(privileged: bool, errno: Errno) -> LaunchError {
     let attempt = "make the namespaces";
     let remedy = match errno {
-        Errno::PERM | Errno::ACCESS => namespace_remedy(plan),
+        Errno::PERM | Errno::ACCESS => namespace_remedy(privileged),
         Errno::NOSPC => {
             "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
         }
-        Errno::BUSY => "; the launcher must have one thread only".into(),
         Errno::NOSYS => "; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it".into(),
         Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),
@@ -94,9 +96,9 @@ pub(crate) fn clone_failed(plan: &Plan, errno: Errno) -> LaunchError {
 }
 
 /// What forbids user namespaces here.
-pub fn namespace_remedy(plan: &Plan) -> String {
+pub fn namespace_remedy(privileged: bool) -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").trim() == "1" && plan.mode == stockade_policy::plan::Mode::Rootless {
+    if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").trim() == "1" && !privileged {
         return String::from(
             "; AppArmor keeps user namespaces from unconfined programs on this host: install the profile scripts/apparmor/stockade into /etc/apparmor.d and load it with `apparmor_parser -r`",
         );

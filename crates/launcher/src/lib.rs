@@ -1,15 +1,16 @@
 //! The host side of one sandbox: from a plan to an outcome.
 //!
-//! [`launch`] puts every layer of a plan in place, runs the executor behind them,
+//! [`Embryo::begin`] clones the sandbox's first process, [`launch`] puts every layer of a plan in place, runs the executor behind them,
 //! watches the run and tears everything down. It has no options of its own and never
 //! goes on without a layer that the plan lists. It does not decide what is permitted
 //! (that is the plan) and does not word results (that is `runtime`).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod capture;
 mod cgroup;
 mod child;
 mod collect;
+mod embryo;
 mod error;
 mod identity;
 mod notify;
@@ -26,12 +27,15 @@ mod verdict;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::OwnedFd;
-use stockade_policy::plan::{Mode, Plan};
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    thread::CpuSet,
+};
+use stockade_policy::plan::Plan;
 use stockade_protocol::{CollectedFile, Denial, PerStream, Receipt, Usage, Verdict};
-use stockade_sys::clone;
 
 pub use capture::Captured;
+pub use embryo::{Embryo, V2Parent};
 pub use error::{LaunchError, What};
 pub use scratch::OpenedScratch;
 
@@ -111,40 +115,42 @@ pub struct Outcome {
     pub receipt: Option<Receipt>,
 }
 
-/// Runs a plan.
+/// Runs a plan in the sandbox that was begun for it.
 ///
 /// # Errors
 /// Something could not be put in place. Nothing of the payload has run, and nothing is
 /// left behind.
-pub fn launch(plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
-    let signals = supervise::Signals::block()?;
-    if plan.mode == Mode::Root {
-        child::raise_core_limit().map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
-    }
-    let pending = cgroup::prepare(plan, inputs.record.as_mut())?;
-    let (prepared, pipes) = prepared::Prepared::new(plan, &mut inputs, &pending.tasks())?;
-    // The network namespace, the dearest of all, the child makes itself, beside us.
-    let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWNS | clone::flags::NEWPID | clone::flags::NEWUTS | clone::flags::NEWIPC;
-    if !prepared.unshare_cgroup_namespace {
-        namespaces |= clone::flags::NEWCGROUP;
-    }
-    let child = clone::clone_process(namespaces, pending.directory(), || child::enter(&prepared))
-        .map_err(|errno| error::clone_failed(plan, errno))?;
-    // From here on an early return kills the child, which waits for our word.
-    let sandbox = supervise::Sandbox::new(child);
+pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Outcome, LaunchError> {
+    let Embryo { sandbox, cgroup, status_read, handover, signals } = embryo;
+    // An early return kills the child, which waits for our word.
     let set_up = || -> Result<_, LaunchError> {
-        // At once: a kernel that packs new tasks onto their parent's CPU would run the two
-        // by turns, and a running process would have to be stopped to be moved.
-        if let Some(cpus) = &prepared.cpus {
-            let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
-            rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), cpus).map_err(attempt)?;
-        }
-        let cgroup = pending.complete()?;
         let outer = identity::write_maps(plan, sandbox.pid())?;
-        Ok((cgroup, outer))
+        let (prepared, sent, pipes) = prepared::Prepared::new(plan, &mut inputs)?;
+        if let Some(cpus) = cpu_set(&plan.cpus) {
+            let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
+            rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), &cpus).map_err(attempt)?;
+        }
+        sandbox.let_build(prepared, &sent, &handover)?;
+        // Beside the child's mounts: v1 cgroups and the idmap cost as much.
+        let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
+        let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
+        if let (Some((tree, owner)), true) = (&scratch, plan.identity.idmapped_to.is_some()) {
+            let attempt = format!("idmap scratch {}", plan.scratch.path.display());
+            identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))?;
+        }
+        let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree));
+        sandbox.let_enter(tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
+        Ok((cgroup, outer, pipes))
     };
     // A child that failed first is the cause of what failed here.
-    let (cgroup, outer) = set_up().map_err(|error| supervise::failure_of_child(plan, &pipes.status_read).unwrap_or(error))?;
-    let lifeline = prepared.into_lifeline();
-    supervise::supervise(plan, inputs, cgroup, sandbox, pipes, lifeline, signals, outer)
+    let (cgroup, outer, pipes) = set_up().map_err(|error| supervise::failure_of_child(plan, &status_read).unwrap_or(error))?;
+    supervise::supervise(plan, inputs, supervise::Begun { sandbox, cgroup, outer, status_read, handover, signals }, pipes)
+}
+
+fn cpu_set(cpus: &[u32]) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    for cpu in cpus.iter().filter_map(|&cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
+        set.set(cpu);
+    }
+    (set.count() > 0).then_some(set)
 }

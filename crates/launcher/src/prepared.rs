@@ -1,22 +1,17 @@
-//! Everything that the child needs, ready-made before the clone.
+//! Everything that the child needs, ready-made before it goes on.
 //!
 //! Whatever allocates, opens or may be refused by a rule of ours happens here; the
-//! child only makes system calls on these values. A descriptor opened here is never
-//! looked up again by path.
+//! child only makes system calls on these values, which it reads from the launcher's
+//! memory. Descriptors are sent to it, because its table is older than they are; one
+//! opened here is never looked up again by path.
 
-use std::{
-    ffi::CString,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-};
+use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path};
 
 use rustix::{
-    fd::OwnedFd,
+    fd::{AsFd, BorrowedFd, OwnedFd},
     fs::{MemfdFlags, SealFlags, memfd_create},
     io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
-    thread::CpuSet,
 };
 use stockade_policy::{
     filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
@@ -31,7 +26,7 @@ use crate::{Inputs, LaunchError, Stdin, What};
 static EXECUTOR: &[u8] = include_bytes!(env!("STOCKADE_EXECUTOR"));
 
 /// A root entry with its paths in the kernel's form, relative to the new root.
-pub(crate) enum Entry<'a> {
+pub(crate) enum Entry {
     Directory {
         target: CString,
         mode: u32,
@@ -43,11 +38,12 @@ pub(crate) enum Entry<'a> {
     File {
         target: CString,
         mode: u32,
-        text: &'a [u8],
+        text: Vec<u8>,
     },
     Bind {
         source: CString,
-        tree: Option<OwnedFd>,
+        /// Its place among the trees that were sent.
+        tree: Option<usize>,
         target: CString,
         executable: bool,
     },
@@ -73,9 +69,17 @@ pub(crate) enum Entry<'a> {
 
 /// Where scratch comes from.
 pub(crate) enum PreparedScratch {
-    Private { size: Option<CString>, inodes: Option<CString> },
-    Tree(OwnedFd),
-    Path { path: CString, device: u64, inode: u64 },
+    Private {
+        size: Option<CString>,
+        inodes: Option<CString>,
+    },
+    /// It comes with the second word.
+    Tree,
+    Path {
+        path: CString,
+        device: u64,
+        inode: u64,
+    },
 }
 
 /// A protected path below scratch.
@@ -94,26 +98,32 @@ impl ScratchRule {
     }
 }
 
-/// The payload's ends of its streams.
-pub(crate) struct Streams {
+/// What is sent to the child, in this order, and then no longer ours.
+pub(crate) struct Sent {
+    pub(crate) job: OwnedFd,
     pub(crate) stdin: OwnedFd,
     pub(crate) stdout: OwnedFd,
     pub(crate) stderr: OwnedFd,
+    pub(crate) lifeline_read: OwnedFd,
+    /// Host trees that were opened as the caller.
+    pub(crate) trees: Vec<OwnedFd>,
 }
 
-/// The child's ends of everything, and the one end that it must close.
-pub(crate) struct ChildPipes {
-    pub(crate) status_write: OwnedFd,
-    pub(crate) lifeline_read: OwnedFd,
-    pub(crate) lifeline_write: OwnedFd,
-    pub(crate) handover_child: OwnedFd,
-    pub(crate) streams: Streams,
+impl Sent {
+    /// The descriptors before the trees.
+    pub(crate) const FIXED: usize = 5;
+    /// The trees that one run can take.
+    pub(crate) const MOST_TREES: usize = 32;
+
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.job, &self.stdin, &self.stdout, &self.stderr, &self.lifeline_read].into_iter().chain(&self.trees).map(AsFd::as_fd)
+    }
 }
 
 /// The launcher's ends.
 pub(crate) struct LauncherPipes {
-    pub(crate) status_read: OwnedFd,
-    pub(crate) handover: OwnedFd,
+    /// The write end whose closing ends the sandbox.
+    pub(crate) lifeline: OwnedFd,
     /// Where the payload's stdin is written; none for /dev/null.
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
@@ -121,27 +131,28 @@ pub(crate) struct LauncherPipes {
 }
 
 /// See the module.
-pub(crate) struct Prepared<'a> {
-    pub(crate) plan: &'a Plan,
+pub(crate) struct Prepared {
+    pub(crate) ids: (u32, u32),
+    pub(crate) hostname: String,
+    pub(crate) terminal: bool,
     pub(crate) executor: &'static [u8],
-    pub(crate) entries: Vec<Entry<'a>>,
+    pub(crate) entries: Vec<Entry>,
     pub(crate) root_size: Option<CString>,
     pub(crate) root_inodes: CString,
     pub(crate) scratch: PreparedScratch,
+    pub(crate) scratch_read_only: bool,
     pub(crate) scratch_target: CString,
     pub(crate) scratch_path: CString,
     pub(crate) scratch_rules: Vec<ScratchRule>,
-    pub(crate) cgroup_tasks: Vec<CString>,
     pub(crate) unshare_cgroup_namespace: bool,
     pub(crate) clear_groups: bool,
-    pub(crate) cpus: Option<CpuSet>,
     pub(crate) inner_uid_map: String,
     pub(crate) inner_gid_map: String,
+    pub(crate) landlock_handled: u64,
+    pub(crate) landlock_scoped: u64,
     pub(crate) landlock_rules: Vec<(CString, u64)>,
     pub(crate) filter: Vec<Instruction>,
     pub(crate) filter_without_listener: Vec<Instruction>,
-    pub(crate) job: OwnedFd,
-    pub(crate) pipes: ChildPipes,
 }
 
 /// A path or text with the NUL that the kernel wants.
@@ -163,13 +174,19 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 /// Files that the root tmpfs may hold: the limit of `/tmp`, `/dev/shm` and home.
 const ROOT_INODES: u64 = 32 << 10;
 
-impl<'a> Prepared<'a> {
-    pub(crate) fn new(plan: &'a Plan, inputs: &mut Inputs<'_>, cgroup_tasks: &[PathBuf]) -> Result<(Self, LauncherPipes), LaunchError> {
+impl Prepared {
+    pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Sent, LauncherPipes), LaunchError> {
+        let mut trees = Vec::new();
         let mut entries = vec![Entry::StandIns];
         for entry in &plan.root {
-            entries.push(prepare_entry(entry, inputs)?);
+            entries.push(prepare_entry(entry, inputs, &mut trees)?);
         }
-        let (pipes, launcher_pipes) = make_pipes(plan, &inputs.stdin)?;
+        let scratch = prepare_scratch(plan, inputs)?;
+        if trees.len() > Sent::MOST_TREES {
+            let message = format!("the run needs {} directories of the caller's own; at most {} fit", trees.len(), Sent::MOST_TREES);
+            return Err(LaunchError::other(What::Prepare, message));
+        }
+        let (sent, launcher_pipes) = make_pipes(plan, inputs, trees)?;
         let filter: Vec<Instruction> = plan.filter.program.iter().map(|&i| Instruction(i)).collect();
         let filter_without_listener = filter.iter().map(|&i| without_listener(i)).collect();
         let (uid, gid) = plan.identity.inside;
@@ -184,36 +201,29 @@ impl<'a> Prepared<'a> {
             })
             .collect::<Result<_, LaunchError>>()?;
         let prepared = Prepared {
-            plan,
+            ids: plan.identity.inside,
+            hostname: plan.identity.hostname.clone(),
+            terminal: plan.terminal,
             executor: EXECUTOR,
             entries,
             root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
             root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
-            scratch: prepare_scratch(plan, inputs)?,
+            scratch,
+            scratch_read_only: plan.scratch.read_only,
             scratch_target: relative(&plan.scratch.path)?,
             scratch_path: c_path(&plan.scratch.path)?,
             scratch_rules,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
-            cgroup_tasks: cgroup_tasks.iter().map(|path| c_path(path)).collect::<Result<_, LaunchError>>()?,
             clear_groups: plan.mode == stockade_policy::plan::Mode::Root,
-            cpus: cpu_set(&plan.cpus),
             inner_uid_map: format!("{uid} {uid} 1"),
             inner_gid_map: format!("{gid} {gid} 1"),
+            landlock_handled: plan.landlock.handled,
+            landlock_scoped: plan.landlock.scoped,
             landlock_rules: rules,
             filter,
             filter_without_listener,
-            job: write_job(plan, inputs)?,
-            pipes,
         };
-        Ok((prepared, launcher_pipes))
-    }
-}
-
-impl Prepared<'_> {
-    /// What the launcher keeps of it once the child has its copy: the write end whose
-    /// closing ends the sandbox.
-    pub(crate) fn into_lifeline(self) -> OwnedFd {
-        self.pipes.lifeline_write
+        Ok((prepared, sent, launcher_pipes))
     }
 }
 
@@ -223,23 +233,17 @@ fn without_listener(instruction: Instruction) -> Instruction {
     if instruction.0 == return_notify { Instruction(RETURN | u64::from(RET_WITHOUT_LISTENER) << 32) } else { instruction }
 }
 
-fn cpu_set(cpus: &[u32]) -> Option<CpuSet> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        if (cpu as usize) < CpuSet::MAX_CPU {
-            set.set(cpu as usize);
-        }
-    }
-    (set.count() > 0).then_some(set)
-}
-
-fn prepare_entry<'a>(entry: &'a RootEntry, inputs: &mut Inputs<'_>) -> Result<Entry<'a>, LaunchError> {
+fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
     Ok(match entry {
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
-        RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.as_bytes() },
+        RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.clone().into_bytes() },
         RootEntry::Bind { source, target, executable } => {
-            Entry::Bind { source: c_path(source)?, tree: inputs.trees.remove(source), target: relative(target)?, executable: *executable }
+            let tree = inputs.trees.remove(source).map(|tree| {
+                trees.push(tree);
+                trees.len() - 1
+            });
+            Entry::Bind { source: c_path(source)?, tree, target: relative(target)?, executable: *executable }
         }
         RootEntry::Device { source, target } => Entry::Device { source: c_path(source)?, target: relative(target)? },
         RootEntry::Writable { target } => Entry::Writable { target: relative(target)? },
@@ -249,28 +253,26 @@ fn prepare_entry<'a>(entry: &'a RootEntry, inputs: &mut Inputs<'_>) -> Result<En
     })
 }
 
-fn prepare_scratch(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<PreparedScratch, LaunchError> {
-    let Some(opened) = &mut inputs.scratch else {
+fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, LaunchError> {
+    let Some(opened) = &inputs.scratch else {
         let number = |value: Option<u64>| value.map(|n| c_string(n.to_string().as_bytes())).transpose();
         // One more for the root directory itself.
         return Ok(PreparedScratch::Private { size: number(plan.scratch.size)?, inodes: number(plan.scratch.files.map(|n| n + 1))? });
     };
-    if let Some(tree) = opened.tree.take() {
-        return Ok(PreparedScratch::Tree(tree));
+    if opened.tree.is_some() {
+        return Ok(PreparedScratch::Tree);
     }
     let stat = rustix::fs::fstat(&opened.directory).map_err(|errno| LaunchError::system(What::Prepare, "look at scratch", errno))?;
     Ok(PreparedScratch::Path { path: c_path(&plan.scratch.path)?, device: stat.st_dev, inode: stat.st_ino })
 }
 
-fn make_pipes(plan: &Plan, stdin: &Stdin<'_>) -> Result<(ChildPipes, LauncherPipes), LaunchError> {
+fn make_pipes(plan: &Plan, inputs: &Inputs<'_>, trees: Vec<OwnedFd>) -> Result<(Sent, LauncherPipes), LaunchError> {
     let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(failed);
-    let (status_read, status_write) = pipe()?;
-    let (lifeline_read, lifeline_write) = pipe()?;
+    let (lifeline_read, lifeline) = pipe()?;
     let (stdout_read, stdout_write) = pipe()?;
     let (stderr_read, stderr_write) = pipe()?;
-    let (handover, handover_child) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
-    let (stdin_read, stdin_write) = match stdin {
+    let (stdin_read, stdin_write) = match inputs.stdin {
         Stdin::Null => {
             let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
             (rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()).map_err(failed)?, None)
@@ -290,10 +292,9 @@ fn make_pipes(plan: &Plan, stdin: &Stdin<'_>) -> Result<(ChildPipes, LauncherPip
             rustix::fs::fchown(&stdin_read, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid))).map_err(failed)?;
         }
     }
-    let streams = Streams { stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
-    let child = ChildPipes { status_write, lifeline_read, lifeline_write, handover_child, streams };
-    let launcher = LauncherPipes { status_read, handover, stdin: stdin_write, stdout: stdout_read, stderr: stderr_read };
-    Ok((child, launcher))
+    let job = write_job(plan, inputs)?;
+    let sent = Sent { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write, lifeline_read, trees };
+    Ok((sent, LauncherPipes { lifeline, stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
 }
 
 /// Writes the job into a sealed memory file, contents behind the frame.

@@ -33,7 +33,7 @@ const NOBODY: u32 = 65534;
 /// A host directory, opened.
 pub struct OpenedScratch {
     pub(crate) directory: OwnedFd,
-    /// Root: an idmapped copy of its mount.
+    /// Root: a copy of its mount, to be idmapped.
     pub(crate) tree: Option<OwnedFd>,
     /// What lay there before the run.
     pub(crate) before: TreeUse,
@@ -53,6 +53,17 @@ pub struct ScratchError {
     pub why: String,
 }
 
+/// What is known of a file system's being able to idmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idmap {
+    /// It shall be tried now. The opened scratch can then only be looked at.
+    Try,
+    /// It is taken for granted until the launch, as almost all can.
+    Assume,
+    /// It cannot.
+    Refused,
+}
+
 /// Who opens it, for whom.
 #[derive(Clone, Debug)]
 pub struct Opener<'a> {
@@ -62,6 +73,8 @@ pub struct Opener<'a> {
     pub privileged: bool,
     /// The run's own host id, for the idmap.
     pub unique_id: Option<u32>,
+    /// Whether the file system can idmap.
+    pub idmap: Idmap,
     /// Home directories, none of which may be a scratch itself.
     pub homes: &'a [PathBuf],
     /// The registry's directory, which a scratch must neither be nor hold nor lie in.
@@ -245,8 +258,13 @@ fn finish(
         let copy =
             || open_tree(&directory, c"", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH);
         let copied = copy().map_err(|errno| error("scratch_failed", format!("copy its mount: {}", crate::error::describe(errno))))?;
-        idmappable = opener.unique_id.is_some_and(|id| identity::idmap(&copied, owner, (id, id)).is_ok());
-        tree = Some(copied);
+        idmappable = opener.unique_id.is_some_and(|id| match opener.idmap {
+            Idmap::Try => identity::idmap(&copied, owner, (id, id)).is_ok(),
+            Idmap::Assume => true,
+            Idmap::Refused => false,
+        });
+        // A mount can be idmapped once.
+        tree = (opener.idmap != Idmap::Try).then_some(copied);
     }
     Ok(OpenedScratch { directory, tree, before, facts: HostScratch { path: real, owner, idmappable, protected } })
 }

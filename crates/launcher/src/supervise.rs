@@ -5,7 +5,10 @@
 //! nothing but its status pipe, and ends a run by killing pid 1, upon which the kernel
 //! kills everything inside.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use nix::sys::{
     signal::{SigSet, Signal as NixSignal},
@@ -31,11 +34,12 @@ use crate::{
     Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::{Capture, Captured},
     cgroup::Cgroup,
+    child::Shared,
     collect::collect,
     error::step_failed,
     identity::OuterNamespaces,
     notify::{Denials, Next},
-    prepared::LauncherPipes,
+    prepared::{LauncherPipes, Prepared},
     receipt::{self, Outside},
     registry::Record,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
@@ -94,11 +98,27 @@ impl Drop for Signals {
 pub(crate) struct Sandbox {
     child: Child,
     reaped: bool,
+    /// What the child uses of our memory, until it has become the executor: kept until it
+    /// is known to have, and dropped after the above at the latest.
+    lent: Option<(Arc<Shared>, Vec<u8>)>,
 }
 
 impl Sandbox {
-    pub(crate) fn new(child: Child) -> Self {
-        Sandbox { child, reaped: false }
+    pub(crate) fn new(child: Child, shared: Arc<Shared>, stack: Vec<u8>) -> Self {
+        Sandbox { child, reaped: false, lent: Some((shared, stack)) }
+    }
+
+    /// Lets the child read this from our memory.
+    pub(crate) fn share(&self, prepared: Prepared) {
+        if let Some((shared, _)) = &self.lent {
+            // Once in a sandbox's life.
+            let _first = shared.prepared.set(prepared);
+        }
+    }
+
+    /// The executor has spoken: what its predecessor used is free.
+    fn take_back(&mut self) {
+        self.lent = None;
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -258,28 +278,23 @@ fn word_failure(plan: &Plan, step: u16, errno: u16, index: u32, detail: &[u8]) -
     }
 }
 
-/// Lets the child go on, watches the run to its end and takes everything down.
+/// A sandbox that has been told to go on.
+pub(crate) struct Begun {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) cgroup: Cgroup,
+    pub(crate) outer: OuterNamespaces,
+    pub(crate) status_read: OwnedFd,
+    pub(crate) handover: OwnedFd,
+    pub(crate) signals: Signals,
+}
+
+/// Watches the run to its end and takes everything down.
 ///
 /// # Errors
 /// The program was not started.
-#[expect(clippy::too_many_arguments, reason = "each is a thing that the run owns, made in its own step")]
-pub(crate) fn supervise(
-    plan: &Plan,
-    inputs: Inputs<'_>,
-    cgroup: Cgroup,
-    sandbox: Sandbox,
-    pipes: LauncherPipes,
-    lifeline: OwnedFd,
-    signals: Signals,
-    outer: OuterNamespaces,
-) -> Result<Outcome, LaunchError> {
+pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: LauncherPipes) -> Result<Outcome, LaunchError> {
+    let Begun { sandbox, cgroup, outer, status_read, handover, signals } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
-    // From here on the child builds; what follows runs beside it.
-    match rustix::io::write(&lifeline, b"g") {
-        // The child has failed already: its word is in the status pipe.
-        Ok(_) | Err(Errno::PIPE) => {}
-        Err(errno) => return Err(failed("let the sandbox go on")(errno)),
-    }
     let outlet = |stream| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
         Streams::Relay => Outlet::Relay { to: stream, total: 0 },
@@ -298,17 +313,17 @@ pub(crate) fn supervise(
         sandbox,
         cgroup,
         outer,
-        lifeline,
+        lifeline: pipes.lifeline,
         signals,
         streams: inputs.streams,
-        status_read: pipes.status_read,
+        status_read,
         status: Vec::new(),
         stdout: Some(pipes.stdout),
         stderr: Some(pipes.stderr),
         out: outlet(own_out),
         err: outlet(own_err),
         feed: feed.transpose().map_err(failed("feed stdin"))?,
-        handover: pipes.handover,
+        handover,
         listener: None,
         listener_rests_until: None,
         master: None,
@@ -458,6 +473,7 @@ impl<'a> Supervision<'a> {
     }
 
     fn become_ready(&mut self, evidence: &Evidence) {
+        self.sandbox.take_back();
         let Some(outside) = &self.outside else {
             return self
                 .break_off(LaunchError::other(What::Executor, String::from("the executor was ready before the sandbox was handed over")));
@@ -687,7 +703,7 @@ impl<'a> Supervision<'a> {
     /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
     fn check_scratch(&mut self) {
         let before = Instant::now();
-        if self.scratch_outgrown() {
+        if self.scratch_outgrown().0 {
             self.next_scratch_count = None;
             return self.end(Cause::Disk);
         }
@@ -695,23 +711,24 @@ impl<'a> Supervision<'a> {
         self.next_scratch_count = Some(Instant::now() + pause);
     }
 
-    /// Whether the host scratch holds more than it may.
-    fn scratch_outgrown(&self) -> bool {
-        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return false };
+    /// Whether the host scratch holds more than it may, and by how much it has grown.
+    fn scratch_outgrown(&self) -> (bool, Option<u64>) {
+        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (false, None) };
         let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let limit = self.plan.scratch.size;
         // Deleted files that are in flight or only mapped are found by no walk. What the file
         // system has lost bounds them; others write there too, so the bound is wide.
         let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
         if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
-            return true;
+            return (true, None);
         }
         let held = scratch::held_open(self.sandbox.pid(), directory);
         let now = scratch::count(directory);
         // What was closed to the count while the code ran could hold anything.
-        over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
+        let outgrown = over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
             || over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries))
-            || now.closed > self.scratch_before.closed
+            || now.closed > self.scratch_before.closed;
+        (outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes)))
     }
 
     /// Everything inside is dead: takes what is left in the pipes, counts, decides.
@@ -748,11 +765,14 @@ impl<'a> Supervision<'a> {
                 String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
             ));
         }
-        if self.cause.is_none() && self.next_scratch_count.is_some() && self.scratch_outgrown() {
+        let mut grown = None;
+        if self.cause.is_none() && self.next_scratch_count.is_some() {
+            let (outgrown, by) = self.scratch_outgrown();
             // It grew within the last interval, and its program is over.
-            self.cause = Some(Cause::Disk);
+            self.cause = outgrown.then_some(Cause::Disk);
+            grown = by;
         }
-        let scratch_bytes = self.scratch_use();
+        let scratch_bytes = grown.or_else(|| self.scratch_use());
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
         let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
         let no_cgroup = matches!(self.cgroup, Cgroup::Absent);

@@ -29,44 +29,48 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Making the namespaces.
-    Clone = 1 "make the namespaces";
-    /// Writing the uid and gid maps of the outer user namespace.
-    Maps = 2 "write the user namespace's maps";
+    /// The user and PID namespace, and a process in them.
+    Clone = 1 "start the sandbox's first process";
+    /// The mount, UTS and IPC namespaces.
+    Namespaces = 44 "make the namespaces";
     /// The network namespace.
     NetworkNamespace = 42 "make the network namespace";
-    /// Waiting for the maps.
-    AwaitMaps = 3 "wait for the launcher";
-    /// Entering the v1 cgroups.
-    JoinCgroup = 4 "enter the cgroup";
-    /// Hiding the cgroup path.
-    CgroupNamespace = 5 "make the cgroup namespace";
+    /// The loopback interface.
+    Loopback = 12 "bring up the loopback interface";
+    /// A session of its own.
+    Session = 9 "start a session";
+    /// No mount event leaves or enters.
+    PrivateMounts = 13 "make mounts private";
+    /// Writing the uid and gid maps of the outer user namespace.
+    Maps = 2 "write the user namespace's maps";
+    /// Waiting for the launcher's word.
+    AwaitLauncher = 3 "wait for the launcher";
     /// Clearing supplementary groups.
     Groups = 6 "clear supplementary groups";
     /// Taking on the mapped ids.
     Ids = 7 "take on the sandbox's ids";
     /// Dying with the launcher.
     DeathSignal = 8 "tie the sandbox's life to the launcher's";
-    /// A session of its own.
-    Session = 9 "start a session";
     /// A keyring of its own.
     Keyring = 10 "join a new session keyring";
     /// The host name.
     Hostname = 11 "set the host name";
-    /// The loopback interface.
-    Loopback = 12 "bring up the loopback interface";
-    /// No mount event leaves or enters.
-    PrivateMounts = 13 "make mounts private";
     /// The tmpfs that becomes the root.
     RootTmpfs = 14 "mount the root tmpfs";
     /// One entry of the root.
     RootEntry = 15 "build the root";
+    /// The executor's file.
+    PlaceExecutor = 18 "place the executor";
+    /// Waiting for the cgroup and the idmapped scratch.
+    AwaitCgroup = 45 "wait for cgroup and scratch";
     /// Scratch.
     Scratch = 16 "mount scratch";
     /// A protected path below scratch.
     ScratchRule = 17 "protect a path in scratch";
-    /// The executor's file.
-    PlaceExecutor = 18 "place the executor";
+    /// Entering the v1 cgroups.
+    JoinCgroup = 4 "enter the cgroup";
+    /// Hiding the cgroup path.
+    CgroupNamespace = 5 "make the cgroup namespace";
     /// Entering the new root.
     PivotRoot = 19 "pivot into the new root";
     /// Letting go of the host's mounts.

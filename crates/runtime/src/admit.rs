@@ -13,12 +13,14 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
-    Inputs, Stdin, Streams,
+    Embryo, Inputs, LaunchError, Stdin, Streams, V2Parent,
     registry::{PROGRAM_PREFIX, Record},
-    scratch::{self, OpenedScratch, Opener},
+    scratch::{self, Idmap, OpenedScratch, Opener},
 };
 use stockade_policy::{
-    Grants, grants,
+    Grants,
+    facts::CgroupFacts,
+    grants,
     model::Policy,
     plan::{Interpreter, Narrowing, Plan, Program, plan},
 };
@@ -96,6 +98,18 @@ pub enum Ask<'a> {
     },
 }
 
+/// What a run is admitted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its plan, to look at.
+    Plan,
+    /// The run: its place in the registry is taken, what killed launchers left behind is
+    /// swept, and the sandbox is begun.
+    Run,
+    /// The run, whose scratch turned out not to be idmappable.
+    RunAfterRefusedIdmap,
+}
+
 /// An admitted run: its plan, and what else it needs.
 pub struct Admission<'a> {
     /// The plan.
@@ -107,6 +121,7 @@ pub struct Admission<'a> {
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
+    embryo: Option<Result<Embryo, LaunchError>>,
 }
 
 /// A file's bytes: the request's own text, or decoded.
@@ -121,13 +136,13 @@ enum StdinBytes<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// Admits a run, or refuses it. `claim`: the run will follow, so its place in the
-    /// registry is taken and what killed launchers left behind is swept.
+    /// Admits a run, or refuses it.
     ///
     /// # Errors
     /// The request is malformed, asks for too much, is not granted, or the host lacks a
     /// layer that the policy requires.
-    pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, claim: bool) -> Result<Self, Refusal> {
+    pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, purpose: Purpose) -> Result<Self, Refusal> {
+        let claim = purpose != Purpose::Plan;
         let Loaded { policy, filters } = loaded;
         let identity = caller::identify()?;
         let mut narrowing = Narrowing::default();
@@ -147,14 +162,30 @@ impl<'a> Admission<'a> {
         let wanted_scratch = scratch_of(ask, options)?;
         // Before anything of the host is looked at for whoever has no right to it.
         check_grants(&identity, &policy.name, None, options)?;
-        let record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
+        // First of all that is done on the host, so that it makes its namespaces beside what
+        // follows. That it cannot be made is said if nothing is found wrong with the request.
+        let early = (claim && !facts::is_unified()).then(|| Embryo::begin(identity.privileged, None, None));
+        let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let mut host = facts::read(&identity, record.as_ref());
+        let embryo = match (&host.cgroup, early) {
+            // The cgroup comes first, and with it a new beginning.
+            (CgroupFacts::V2 { parent, vacate }, _) if claim => {
+                Some(Embryo::begin(identity.privileged, Some(V2Parent { path: parent, vacate: *vacate }), record.as_mut()))
+            }
+            (_, None) if claim => Some(Embryo::begin(identity.privileged, None, None)),
+            (_, early) => early,
+        };
         let homes = if wanted_scratch.is_some() { caller::homes() } else { Vec::new() };
         let registry = facts::registry_directory(&identity);
         let opener = Opener {
             caller: &identity.caller,
             privileged: identity.privileged,
             unique_id: host.unique_id,
+            idmap: match purpose {
+                Purpose::Plan => Idmap::Try,
+                Purpose::Run => Idmap::Assume,
+                Purpose::RunAfterRefusedIdmap => Idmap::Refused,
+            },
             homes: &homes,
             registry: Some(&registry),
         };
@@ -186,16 +217,20 @@ impl<'a> Admission<'a> {
                 format!("files: policy `{}` shows scratch read-only (access = \"ro\"), so none can be written there", policy.name),
             ));
         }
-        let mut record = record;
         if let (Some(record), Some((directory, name)), true) = (&mut record, &plan.program_file, plan.scratch.host && claim) {
             record.note_program(&directory.join(name))?;
         }
         let Parts { program, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, files, stdin, scratch, trees, collect, record })
+        Ok(Admission { plan, program, files, stdin, scratch, trees, collect, record, embryo })
     }
 
-    /// The plan, and the parts that the launcher takes beside it.
-    pub fn into_parts(self, streams: Streams) -> (Plan, Inputs<'a>) {
+    /// The plan, the parts that the launcher takes beside it, and the sandbox that was
+    /// begun.
+    ///
+    /// # Errors
+    /// It could not be begun, or the run was not claimed.
+    pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, Embryo), Refusal> {
+        let embryo = self.embryo.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
         // Decoded bytes live as long as the run does: the process runs one request.
         let leak = |bytes: FileBytes<'a>| -> &'a [u8] {
             match bytes {
@@ -217,7 +252,7 @@ impl<'a> Admission<'a> {
             collect: self.collect,
             record: self.record,
         };
-        (self.plan, inputs)
+        Ok((self.plan, inputs, embryo))
     }
 }
 

@@ -353,7 +353,14 @@ impl<'a> Examiner<'a> {
         let directory = place.join(format!("stockade-doctor-{}", std::process::id()));
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", directory.display());
         fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| failed(&error))?;
-        let opener = Opener { caller: &self.identity.caller, privileged: true, unique_id: self.host.unique_id, homes: &[], registry: None };
+        let opener = Opener {
+            caller: &self.identity.caller,
+            privileged: true,
+            unique_id: self.host.unique_id,
+            idmap: scratch::Idmap::Try,
+            homes: &[],
+            registry: None,
+        };
         let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1))
             .map_err(|error| failed(&error))
             .and_then(|()| scratch::open(&directory.to_string_lossy(), self.policy, &opener).map_err(|error| error.to_string()));

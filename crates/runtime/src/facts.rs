@@ -150,16 +150,51 @@ fn cgroup_mounts(mountinfo: &str) -> Vec<Mount> {
     mounts
 }
 
+/// The hierarchies where every distribution mounts them, as far as they are there and hold
+/// the launcher's own directories; empty where anything is unusual. The kernel writes the
+/// list of all mounts anew for each reader, which takes longer than all other facts.
+fn usual_mounts(membership: &str) -> Vec<Mount> {
+    /// CGROUP_SUPER_MAGIC.
+    const V1: i64 = 0x27_e0eb;
+    let mount_of = |line: &str| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let version2 = controllers.is_empty();
+        if !version2 && !controllers.split(',').any(|name| V1_NEEDED.contains(&name) || name == "cpuacct") {
+            return None;
+        }
+        let point = Path::new("/sys/fs/cgroup").join(controllers);
+        let is_mounted = rustix::fs::statfs(&point).is_ok_and(|stat| stat.f_type == if version2 { V2_MAGIC } else { V1 });
+        let mount = Mount { point, root: PathBuf::from("/"), version2, controllers: controllers.split(',').map(String::from).collect() };
+        // Elsewhere, only a part of the hierarchy is mounted there.
+        (is_mounted && access(own_directory(&mount, path), Access::EXISTS).is_ok()).then_some(mount)
+    };
+    let mounts: Vec<Mount> = membership.lines().filter_map(mount_of).collect();
+    let v1 = V1_NEEDED.iter().all(|needed| mounts.iter().any(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == needed)));
+    if v1 || mounts.iter().any(|mount| mount.version2) { mounts } else { Vec::new() }
+}
+
 /// The directory of a hierarchy in which the launcher is.
 fn own_directory(mount: &Mount, path: &str) -> PathBuf {
     let below = Path::new(path).strip_prefix(&mount.root).or_else(|_| Path::new(path).strip_prefix("/"));
     mount.point.join(below.unwrap_or(Path::new("")))
 }
 
+/// CGROUP2_SUPER_MAGIC.
+const V2_MAGIC: i64 = 0x6367_7270;
+
+/// Whether /sys/fs/cgroup is cgroup v2, as on any host of recent years.
+pub fn is_unified() -> bool {
+    rustix::fs::statfs("/sys/fs/cgroup").is_ok_and(|stat| stat.f_type == V2_MAGIC)
+}
+
 /// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.
 pub fn cgroup_facts() -> CgroupFacts {
-    let mounts = cgroup_mounts(&small_file("/proc/self/mountinfo"));
     let membership = small_file("/proc/self/cgroup");
+    let mut mounts = usual_mounts(&membership);
+    if mounts.is_empty() {
+        mounts = cgroup_mounts(&small_file("/proc/self/mountinfo"));
+    }
     let path_of = |controller: &str| {
         membership.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
@@ -171,7 +206,7 @@ pub fn cgroup_facts() -> CgroupFacts {
         let mount = mounts.iter().find(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == controller))?;
         Some((controller.to_owned(), own_directory(mount, path_of(controller)?)))
     };
-    let mut controllers: BTreeMap<String, PathBuf> = ["memory", "pids", "cpu"].into_iter().filter_map(v1).collect();
+    let mut controllers: BTreeMap<String, PathBuf> = V1_NEEDED.into_iter().filter_map(v1).collect();
     if controllers.len() == 3 {
         controllers.extend(v1("cpuacct"));
         return match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
@@ -194,6 +229,7 @@ pub fn cgroup_facts() -> CgroupFacts {
     }
 }
 
+const V1_NEEDED: [&str; 3] = ["memory", "pids", "cpu"];
 const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";
 

@@ -15,11 +15,11 @@ mod report;
 
 use std::path::PathBuf;
 
-use stockade_launcher::{LaunchError, Streams, What, launch};
+use stockade_launcher::{LaunchError, Outcome, Streams, What, launch};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{Report, Verdict, step::Step};
 
-pub use admit::{Admission, Ask, LARGEST_REQUEST};
+pub use admit::{Admission, Ask, LARGEST_REQUEST, Purpose};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
 /// What the command line fixes, whatever a request says.
@@ -89,13 +89,28 @@ pub fn exec(request: &[u8], options: &Options) -> Report {
     let echo = report::Echo::of(&request);
     let run = || -> Result<Report, Refusal> {
         let loaded = load_policy(options)?;
-        let (plan, inputs) = Admission::new(Ask::Request(&request), &loaded, options, true)?.into_parts(Streams::Capture);
-        let outcome = launch(&plan, inputs)?;
+        let (outcome, plan) = attempt(Ask::Request(&request), &loaded, options, Streams::Capture)?;
         Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
     };
     match run() {
         Ok(report) => echo.onto(report),
         Err(refusal) => echo.onto(refusal.report()),
+    }
+}
+
+/// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
+/// every file system can; where it cannot, the run is planned once more without.
+fn attempt(ask: Ask<'_>, loaded: &Loaded, options: &Options, streams: Streams) -> Result<(Outcome, Plan), Refusal> {
+    let run = |purpose| -> Result<_, Refusal> {
+        let (plan, inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
+        Ok((launch(&plan, inputs, embryo), plan))
+    };
+    match run(Purpose::Run)? {
+        (Err(error), _) if error.what == What::Idmap => {
+            let (outcome, plan) = run(Purpose::RunAfterRefusedIdmap)?;
+            Ok((outcome?, plan))
+        }
+        (outcome, plan) => Ok((outcome?, plan)),
     }
 }
 
@@ -114,8 +129,7 @@ pub struct CommandResult {
 pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options)?;
     let terminal = stockade_launcher::terminal::is_interactive();
-    let (plan, inputs) = Admission::new(Ask::Command { command, terminal }, &loaded, options, true)?.into_parts(Streams::Relay);
-    let outcome = launch(&plan, inputs)?;
+    let (outcome, plan) = attempt(Ask::Command { command, terminal }, &loaded, options, Streams::Relay)?;
     let code = outcome.code;
     let mut report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
     report.output = None;
@@ -138,5 +152,5 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
-    Admission::new(ask, &loaded, options, false).map(|admission| admission.plan)
+    Admission::new(ask, &loaded, options, Purpose::Plan).map(|admission| admission.plan)
 }

@@ -1,4 +1,5 @@
-//! Making processes: clone3 into namespaces, vfork, and exec by descriptor.
+//! Making processes: clone3 into namespaces, with a copy of this process's memory or in
+//! it, vfork, and exec by descriptor.
 //!
 //! Waiting and killing are not done here.
 
@@ -28,6 +29,7 @@ struct CloneArgs {
 pub mod flags {
     #![allow(missing_docs, reason = "the kernel's names")]
     pub const VM: u64 = 0x100;
+    pub const FILES: u64 = 0x400;
     pub const VFORK: u64 = 0x4000;
     pub const PIDFD: u64 = 0x1000;
     pub const NEWNS: u64 = 0x2_0000;
@@ -55,31 +57,21 @@ pub struct Child {
 }
 
 /// Copies this process into new namespaces, as fork(2) does, and runs `child` in the
-/// copy, which has its own memory and descriptor table. Not CLONE_VM: a process that
-/// shares its memory with another may not make a user namespace (EINVAL), and the
-/// child must.
+/// copy, which has its own memory and descriptor table.
 ///
-/// `cgroup` is the directory of a v2 cgroup to start in (CLONE_INTO_CGROUP).
+/// What `child` returns becomes the exit status.
 ///
 /// # Errors
 /// EBUSY where this process has a second thread, whose locks would stay locked in the
 /// child for ever; else what clone3(2) answers: EPERM where user namespaces are
-/// forbidden, ENOSPC where their number is limited to none, EOPNOTSUPP for a cgroup
-/// that cannot take it.
-///
-/// What `child` returns becomes the exit status.
-pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>, child: impl FnOnce() -> i32) -> Result<Child> {
+/// forbidden, ENOSPC where their number is limited to none.
+pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Child> {
     // "." and ".." and one directory for each thread.
     if rustix::fs::stat(c"/proc/self/task")?.st_nlink != 3 {
         return Err(crate::Errno::BUSY);
     }
     let mut pidfd: i32 = -1;
-    let mut args =
-        CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal: SIGCHLD, ..CloneArgs::default() };
-    if let Some(fd) = cgroup {
-        args.flags |= flags::INTO_CGROUP;
-        args.cgroup = rustix::fd::AsRawFd::as_raw_fd(&fd) as u64;
-    }
+    let args = CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal: SIGCHLD, ..CloneArgs::default() };
     // SAFETY: the arguments live; without CLONE_VM the child goes on in its own copy of
     // this stack frame; the process is single-threaded.
     let pid = unsafe { crate::call::syscall(435, [(&raw const args) as usize, core::mem::size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;
@@ -92,6 +84,74 @@ pub fn clone_process(namespaces: u64, cgroup: Option<rustix::fd::BorrowedFd<'_>>
     Ok(Child { pid: pid as i32, pidfd })
 }
 
+/// Starts a child in new namespaces that shares this process's memory (CLONE_VM) until
+/// it execs or ends, and runs beside it: no page is copied, neither now nor when one of
+/// the two writes. It has a descriptor table of its own.
+///
+/// `cgroup` is the directory of a v2 cgroup to start in (CLONE_INTO_CGROUP). What `entry`
+/// returns becomes the exit status.
+///
+/// # Safety
+/// `stack` has at least 64 KiB, and lives as `shared` does until the child has exec'd or
+/// ended. `entry` has no
+/// thread-local storage of its own: it may only make system calls that bypass libc, and
+/// must not allocate, lock or panic.
+///
+/// # Errors
+/// What clone3(2) answers: EPERM where user namespaces are forbidden, ENOSPC where their
+/// number is limited to none, EOPNOTSUPP for a cgroup that cannot take it.
+pub unsafe fn clone_sharing<T: Sync>(
+    namespaces: u64,
+    cgroup: Option<rustix::fd::BorrowedFd<'_>>,
+    stack: &mut [u8],
+    entry: Entry<T>,
+    shared: &T,
+) -> Result<Child> {
+    let mut pidfd: i32 = -1;
+    let bottom = stack.as_mut_ptr() as usize;
+    // The child's argument lies at the top of its stack: this frame goes away.
+    let top = (bottom + stack.len() - core::mem::size_of::<Trampoline<'_, T>>()) & !63;
+    let trampoline = top as *mut Trampoline<'_, T>;
+    // SAFETY: aligned, within the stack, and nobody uses it yet.
+    unsafe { trampoline.write(Trampoline { entry, argument: shared }) };
+    let mut args = CloneArgs {
+        flags: namespaces | flags::PIDFD | flags::VM,
+        pidfd: (&raw mut pidfd) as u64,
+        exit_signal: SIGCHLD,
+        stack: bottom as u64,
+        stack_size: (top - bottom) as u64,
+        ..CloneArgs::default()
+    };
+    if let Some(fd) = cgroup {
+        args.flags |= flags::INTO_CGROUP;
+        args.cgroup = rustix::fd::AsRawFd::as_raw_fd(&fd) as u64;
+    }
+    let answer: isize;
+    // SAFETY: the arguments live; in the child rax is 0 and the stack pointer is `top`,
+    // from which `enter` is called and never returns; the caller vouches for the rest.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r13",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") 435isize => answer,
+            in("rdi") &raw const args, in("rsi") core::mem::size_of::<CloneArgs>(),
+            in("r12") enter::<T> as extern "C" fn(*const Trampoline<'_, T>) -> !,
+            in("r13") trampoline,
+            out("rcx") _, out("r11") _,
+        );
+    }
+    let pid = decode(answer)? as i32;
+    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Child { pid, pidfd })
+}
+
 /// What a child that borrows memory runs; it may return only an exit status.
 pub type Entry<T> = fn(&T) -> i32;
 
@@ -101,7 +161,7 @@ struct Trampoline<'a, T> {
 }
 
 extern "C" fn enter<T>(trampoline: *const Trampoline<'_, T>) -> ! {
-    // SAFETY: CLONE_VFORK keeps the parent's frame, and the trampoline in it, alive.
+    // SAFETY: it lies in a frame that CLONE_VFORK keeps, or on the child's own stack.
     let Trampoline { entry, argument } = unsafe { &*trampoline };
     crate::process::exit_now(entry(argument))
 }
@@ -157,6 +217,32 @@ pub fn user_namespace_holder() -> Result<Child> {
     // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Child { pid, pidfd })
+}
+
+/// Makes a user namespace by a process that shares this one's memory and descriptors, has
+/// it run `entry` and waits until it has ended. A process that shares its memory may enter
+/// a user namespace, but not make one for itself (unshare: EINVAL). Returns the pid, to be
+/// reaped.
+///
+/// # Safety
+/// `entry` makes only system calls that bypass libc and never panics.
+///
+/// # Errors
+/// EPERM where user namespaces are forbidden, ENOSPC where their number is limited.
+pub unsafe fn in_user_namespace<T>(entry: Entry<T>, argument: &T) -> Result<i32> {
+    let mut stack = Stack::<16384>([0; 16384]);
+    // SAFETY: the caller vouches for `entry`.
+    unsafe { clone_borrowing(flags::NEWUSER | flags::FILES, core::ptr::null_mut(), &mut stack, entry, argument) }
+}
+
+/// Leaves for new namespaces of its own, as unshare(2) does.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN in the user namespace, ENOSPC at the limit of
+/// `/proc/sys/user`.
+pub fn unshare(namespaces: u64) -> Result<()> {
+    // SAFETY: an integer only. CLONE_FILES and CLONE_FS are not among `flags`.
+    unsafe { crate::call::syscall(272, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Starts a child as vfork(2) does. Uses clone(2), because the sandbox's filter

@@ -33,42 +33,26 @@ pub(crate) struct V1 {
     described: String,
 }
 
-/// Names and settings of a cgroup that is not made yet.
-pub(crate) struct Blueprint<'p> {
-    name: String,
-    parents: &'p BTreeMap<String, PathBuf>,
-    settings: &'p [CgroupSetting],
-}
-
-impl<'p> Blueprint<'p> {
-    pub(super) fn new(
-        parents: &'p BTreeMap<String, PathBuf>,
-        settings: &'p [CgroupSetting],
+impl V1 {
+    /// Makes the directories and sets the limits.
+    pub(super) fn make(
+        parents: &BTreeMap<String, PathBuf>,
+        settings: &[CgroupSetting],
         record: Option<&mut Record>,
-    ) -> Result<Self, LaunchError> {
+    ) -> Result<V1, LaunchError> {
         let name = unique_name();
         if let Some(record) = record {
             record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
         }
-        Ok(Blueprint { name, parents, settings })
-    }
-
-    /// The files through which the child joins, once it may.
-    pub(super) fn tasks(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        self.parents.values().map(|parent| parent.join(&self.name).join("tasks"))
-    }
-
-    /// Makes the directories and sets the limits.
-    pub(super) fn make(self) -> Result<V1, LaunchError> {
         let failed = |attempt: &str| {
             let attempt = attempt.to_owned();
             move |errno| LaunchError::system(What::Cgroup, &attempt, errno)
         };
         let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
-        let described = self.settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
-        let mut made = V1 { name: self.name.clone(), hierarchies: BTreeMap::new(), oom_event, described };
-        for (kind, parent) in self.parents {
-            let path = parent.join(&self.name);
+        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
+        let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), oom_event, described };
+        for (kind, parent) in parents {
+            let path = parent.join(&name);
             let mkdir = format!("make cgroup {}", path.display());
             let controller = controller(kind, path.clone(), parent.clone());
             controller
@@ -78,7 +62,7 @@ impl<'p> Blueprint<'p> {
                 openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
         }
-        for setting in self.settings {
+        for setting in settings {
             let kind = setting.controller.unwrap_or_default();
             let missing =
                 || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
@@ -88,9 +72,13 @@ impl<'p> Blueprint<'p> {
         made.register_oom_event()?;
         Ok(made)
     }
-}
 
-impl V1 {
+    /// Opens the files through which the child joins.
+    pub(super) fn tasks(&self) -> Result<Vec<OwnedFd>, LaunchError> {
+        let failed = |errno| LaunchError::system(What::Cgroup, "open the cgroup's tasks", errno);
+        self.hierarchies.values().map(|hierarchy| open_in(&hierarchy.directory, "tasks", OFlags::WRONLY).map_err(failed)).collect()
+    }
+
     /// Asks for an event when the oom killer strikes (cgroup-v1/memory.rst, section 10).
     fn register_oom_event(&self) -> Result<(), LaunchError> {
         let Some(memory) = self.hierarchies.get("memory") else { return Ok(()) };

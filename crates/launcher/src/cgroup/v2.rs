@@ -28,12 +28,8 @@ pub(crate) struct V2 {
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 
 impl V2 {
-    pub(super) fn create(
-        parent: &Path,
-        vacate: bool,
-        settings: &[CgroupSetting],
-        record: Option<&mut Record>,
-    ) -> Result<Self, LaunchError> {
+    /// Makes the directory, without limits.
+    pub(super) fn make(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<Self, LaunchError> {
         let failed = |attempt: String| move |errno| LaunchError::system(What::Cgroup, &attempt, errno);
         let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(failed(format!("open cgroup {}", parent.display())))?;
@@ -47,19 +43,20 @@ impl V2 {
             record.note_cgroups([path.clone()])?;
         }
         mkdir(&path, Mode::from_raw_mode(0o755)).map_err(failed(format!("make cgroup {}", path.display())))?;
-        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
         let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let opened = open(&path).and_then(|directory| Ok((open_in(&directory, "memory.events", OFlags::RDONLY)?, directory)));
-        let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, described });
-        let made = made.map_err(|errno| {
+        let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, described: String::new() });
+        made.map_err(|errno| {
             // Nothing else knows of it yet; the record does, should this fail too.
             let _swept_later = rustix::fs::rmdir(&path);
             LaunchError::system(What::Cgroup, &format!("open cgroup {}", path.display()), errno)
-        })?;
-        for setting in settings {
-            apply_setting(&made.directory, setting)?;
-        }
-        Ok(made)
+        })
+    }
+
+    /// Sets the limits.
+    pub(super) fn limit(&mut self, settings: &[CgroupSetting]) -> Result<(), LaunchError> {
+        self.described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
+        settings.iter().try_for_each(|setting| apply_setting(&self.directory, setting))
     }
 
     pub(super) fn directory(&self) -> BorrowedFd<'_> {

@@ -102,13 +102,13 @@ fn status_of(result: Result<(), Errno>) -> i32 {
 
 /// Does `act` in a child without namespaces of its own.
 fn apart(act: impl FnOnce() -> Result<(), Errno>) -> Probe {
-    outcome_of(&clone::clone_process(0, None, || status_of(act()))?)
+    outcome_of(&clone::clone_process(0, || status_of(act()))?)
 }
 
 /// Does `act` in a child in new namespaces, with the ids of a run.
 fn inside(namespaces: u64, ids: Ids, act: impl FnOnce() -> Result<(), Errno>) -> Probe {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    let child = clone::clone_process(flags::NEWUSER | namespaces, None, || status_of(take_on(&read, &write, ids).and_then(|()| act())))?;
+    let child = clone::clone_process(flags::NEWUSER | namespaces, || status_of(take_on(&read, &write, ids).and_then(|()| act())))?;
     let released = write_maps(child.pid, ids).and_then(|()| rustix::io::write(&write, b"0").map(drop));
     if released.is_err() {
         // It may have ended by itself.

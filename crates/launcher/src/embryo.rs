@@ -1,0 +1,133 @@
+//! A sandbox before it is known what it will run.
+//!
+//! Making a network namespace takes as long as admitting a request. So the process that
+//! becomes pid 1 is cloned first: it makes its namespaces while the launcher reads,
+//! checks and plans, and then waits. It holds nothing of the request and has not touched
+//! the host; dropping it kills and reaps it, and that was all.
+
+use std::{
+    mem::MaybeUninit,
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+use rustix::{
+    fd::{AsRawFd, BorrowedFd, OwnedFd},
+    io::Errno,
+    net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair},
+    pipe::{PipeFlags, pipe_with},
+    thread::{CpuSet, sched_getaffinity, sched_getcpu},
+};
+use stockade_sys::clone;
+
+use crate::{
+    LaunchError, What, cgroup,
+    child::{self, Shared},
+    error,
+    prepared::{Prepared, Sent},
+    registry::Record,
+    supervise::{Sandbox, Signals},
+};
+
+/// The child's stack. Its frames are small; pages that are not touched cost nothing.
+const STACK: usize = 256 << 10;
+
+/// See the module.
+pub struct Embryo {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) cgroup: Option<cgroup::Founded>,
+    /// Where the child reports, by the executor's frames.
+    pub(crate) status_read: OwnedFd,
+    /// Through which it is told to go on, and hands over what it made.
+    pub(crate) handover: OwnedFd,
+    // Last, because a signal held back until now may end this process.
+    pub(crate) signals: Signals,
+}
+
+impl Embryo {
+    /// Starts it. `privileged`: this process is root. `v2`: the cgroup below which the
+    /// run's own is made first, on cgroup v2, because a process can be started inside one,
+    /// but not moved into it without a wait.
+    ///
+    /// # Errors
+    /// The kernel refuses user namespaces, or the cgroup cannot be made.
+    pub fn begin(privileged: bool, v2: Option<V2Parent<'_>>, record: Option<&mut Record>) -> Result<Self, LaunchError> {
+        let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
+        let signals = Signals::block()?;
+        if privileged {
+            // A limit can be raised by root only, and the sandbox inherits it.
+            child::raise_core_limit().map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
+        }
+        let cgroup = v2.map(|parent| cgroup::found(&parent, record)).transpose()?;
+        let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+        let (handover, childs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
+        let launchers = handover.as_raw_fd().unsigned_abs();
+        let shared =
+            Arc::new(Shared { status_write, handover: childs, launchers_handover: launchers, cpu: neighbour(), prepared: OnceLock::new() });
+        // The child makes the rest itself, on another CPU than ours.
+        let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWPID;
+        if cgroup.is_some() {
+            namespaces |= clone::flags::NEWCGROUP;
+        }
+        let mut stack = vec![0; STACK];
+        let directory = cgroup.as_ref().map(cgroup::Founded::directory);
+        // SAFETY: `Sandbox` keeps both until it has seen the executor or reaped the child;
+        // `child::enter` makes only system calls on prepared data.
+        #[expect(unsafe_code, reason = "the one process that shares our memory")]
+        let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
+        let cloned = cloned.map_err(|errno| error::clone_failed(privileged, errno))?;
+        let sandbox = Sandbox::new(cloned, shared, stack);
+        Ok(Embryo { sandbox, cgroup, status_read, handover, signals })
+    }
+}
+
+/// A cgroup of version 2 in which a run's cgroup can be made.
+pub struct V2Parent<'a> {
+    /// Its directory.
+    pub path: &'a Path,
+    /// The launcher is alone in it and must leave for a child of it first.
+    pub vacate: bool,
+}
+
+/// The CPU behind the one that this runs on: the first of those that a plan chooses.
+fn neighbour() -> Option<CpuSet> {
+    let usable = sched_getaffinity(None).ok()?;
+    let own = sched_getcpu();
+    let next = (own + 1..CpuSet::MAX_CPU).chain(0..own).find(|cpu| usable.is_set(*cpu))?;
+    let mut set = CpuSet::new();
+    set.set(next);
+    Some(set)
+}
+
+impl Sandbox {
+    /// Tells the waiting child to build its root: sends the descriptors for it; the rest it
+    /// reads from our memory.
+    ///
+    /// # Errors
+    /// It has ended meanwhile: its own word is in the status pipe.
+    pub(crate) fn let_build(&self, prepared: Prepared, sent: &Sent, handover: &OwnedFd) -> Result<(), LaunchError> {
+        self.share(prepared);
+        send_word(handover, sent.in_order())
+    }
+
+    /// Tells it to mount scratch, to enter its cgroup and to go through to the end. Comes
+    /// with root's copy of the scratch, if there is one, and v1's files of the cgroup.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn let_enter<'f>(&self, fds: impl Iterator<Item = BorrowedFd<'f>>, handover: &OwnedFd) -> Result<(), LaunchError> {
+        send_word(handover, fds)
+    }
+}
+
+/// Sends one byte, with descriptors.
+fn send_word<'f>(handover: &OwnedFd, fds: impl Iterator<Item = BorrowedFd<'f>>) -> Result<(), LaunchError> {
+    let failed = |errno| LaunchError::system(What::Prepare, "let the sandbox go on", errno);
+    let fds: Vec<_> = fds.collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Sent::FIXED + Sent::MOST_TREES))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(failed(Errno::NOBUFS));
+    }
+    sendmsg(handover, &[std::io::IoSlice::new(b"g")], &mut ancillary, SendFlags::NOSIGNAL).map(drop).map_err(failed)
+}
