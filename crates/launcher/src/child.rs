@@ -103,7 +103,7 @@ impl<'p> Waiting<'p> {
         // At once, and by ourselves: kernels start a new process on its parent's CPU and
         // before it goes on, and the two would run by turns.
         if let Some(cpu) = &shared.cpu {
-            rustix::thread::sched_setaffinity(None, cpu).at(Step::Clone)?;
+            rustix::thread::sched_setaffinity(None, cpu).at(Step::Cpus)?;
         }
         // Modes below are meant as written.
         umask(Mode::empty());
@@ -122,6 +122,9 @@ impl<'p> Waiting<'p> {
         let shared = self.shared;
         let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
         let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
+        if let Some(cpus) = &prepared.cpus {
+            rustix::thread::sched_setaffinity(None, cpus).at(Step::Cpus)?;
+        }
         // After the gid map, before the uid change takes the capability away; rootless it
         // is refused for ever (setgroups=deny), and the receipt names the groups kept.
         if prepared.clear_groups {

@@ -6,15 +6,13 @@
 //! the host; dropping it kills and reaps it, and that was all.
 
 use std::{
-    mem::MaybeUninit,
     path::Path,
     sync::{Arc, OnceLock},
 };
 
 use rustix::{
-    fd::{AsRawFd, BorrowedFd, OwnedFd},
-    io::Errno,
-    net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg, socketpair},
+    fd::{AsRawFd, OwnedFd},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
     thread::{CpuSet, sched_getaffinity, sched_getcpu},
 };
@@ -24,9 +22,9 @@ use crate::{
     LaunchError, What, cgroup,
     child::{self, Shared},
     error,
-    prepared::{Prepared, Sent},
     registry::Record,
-    supervise::{Sandbox, Signals},
+    sandbox::Sandbox,
+    signals::Signals,
 };
 
 /// The child's stack. Its frames are small; pages that are not touched cost nothing.
@@ -97,37 +95,4 @@ fn neighbour() -> Option<CpuSet> {
     let mut set = CpuSet::new();
     set.set(next);
     Some(set)
-}
-
-impl Sandbox {
-    /// Tells the waiting child to build its root: sends the descriptors for it; the rest it
-    /// reads from our memory.
-    ///
-    /// # Errors
-    /// It has ended meanwhile: its own word is in the status pipe.
-    pub(crate) fn let_build(&self, prepared: Prepared, sent: &Sent, handover: &OwnedFd) -> Result<(), LaunchError> {
-        self.share(prepared);
-        send_word(handover, sent.in_order())
-    }
-
-    /// Tells it to mount scratch, to enter its cgroup and to go through to the end. Comes
-    /// with root's copy of the scratch, if there is one, and v1's files of the cgroup.
-    ///
-    /// # Errors
-    /// As above.
-    pub(crate) fn let_enter<'f>(&self, fds: impl Iterator<Item = BorrowedFd<'f>>, handover: &OwnedFd) -> Result<(), LaunchError> {
-        send_word(handover, fds)
-    }
-}
-
-/// Sends one byte, with descriptors.
-fn send_word<'f>(handover: &OwnedFd, fds: impl Iterator<Item = BorrowedFd<'f>>) -> Result<(), LaunchError> {
-    let failed = |errno| LaunchError::system(What::Prepare, "let the sandbox go on", errno);
-    let fds: Vec<_> = fds.collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Sent::FIXED + Sent::MOST_TREES))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
-        return Err(failed(Errno::NOBUFS));
-    }
-    sendmsg(handover, &[std::io::IoSlice::new(b"g")], &mut ancillary, SendFlags::NOSIGNAL).map(drop).map_err(failed)
 }

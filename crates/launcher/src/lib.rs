@@ -19,7 +19,9 @@ mod proc;
 mod receipt;
 pub mod registry;
 mod relay;
+mod sandbox;
 pub mod scratch;
+mod signals;
 mod supervise;
 pub mod terminal;
 mod tree;
@@ -27,10 +29,7 @@ mod verdict;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use rustix::{
-    fd::{AsFd, OwnedFd},
-    thread::CpuSet,
-};
+use rustix::fd::{AsFd, OwnedFd};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{CollectedFile, Denial, PerStream, Receipt, Usage, Verdict};
 
@@ -126,10 +125,6 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
     let set_up = || -> Result<_, LaunchError> {
         let outer = identity::write_maps(plan, sandbox.pid())?;
         let (prepared, sent, pipes) = prepared::Prepared::new(plan, &mut inputs)?;
-        if let Some(cpus) = cpu_set(&plan.cpus) {
-            let attempt = |errno| LaunchError::system(What::Prepare, "choose the sandbox's CPUs", errno);
-            rustix::thread::sched_setaffinity(rustix::process::Pid::from_raw(sandbox.pid()), &cpus).map_err(attempt)?;
-        }
         sandbox.let_build(prepared, &sent, &handover)?;
         // Beside the child's mounts: v1 cgroups and the idmap cost as much.
         let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
@@ -145,12 +140,4 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
     // A child that failed first is the cause of what failed here.
     let (cgroup, outer, pipes) = set_up().map_err(|error| supervise::failure_of_child(plan, &status_read).unwrap_or(error))?;
     supervise::supervise(plan, inputs, supervise::Begun { sandbox, cgroup, outer, status_read, handover, signals }, pipes)
-}
-
-fn cpu_set(cpus: &[u32]) -> Option<CpuSet> {
-    let mut set = CpuSet::new();
-    for cpu in cpus.iter().filter_map(|&cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
-        set.set(cpu);
-    }
-    (set.count() > 0).then_some(set)
 }

@@ -5,148 +5,47 @@
 //! nothing but its status pipe, and ends a run by killing pid 1, upon which the kernel
 //! kills everything inside.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod deadlines;
+mod finish;
 
-use nix::sys::{
-    signal::{SigSet, Signal as NixSignal},
-    signalfd::{SfdFlags, SignalFd},
-};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal as NixSignal;
 use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, unlinkat},
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use stockade_policy::plan::Plan;
 use stockade_protocol::{
-    LimitKey, PerStream, Receipt, Usage, Verdict,
+    LimitKey, Receipt,
     frame::{Event, Evidence},
     step::Step,
 };
-use stockade_sys::clone::Child;
 
 use crate::{
     Inputs, LaunchError, Outcome, Stdin, Streams, What,
-    capture::{Capture, Captured},
+    capture::Capture,
     cgroup::Cgroup,
-    child::Shared,
-    collect::collect,
     error::step_failed,
     identity::OuterNamespaces,
     notify::{Denials, Next},
-    prepared::{LauncherPipes, Prepared},
+    prepared::LauncherPipes,
     receipt::{self, Outside},
-    registry::Record,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
+    sandbox::Sandbox,
     scratch::{self, INTERVAL_MS, TreeUse},
+    signals::Signals,
     terminal::{self, RawTerminal},
-    verdict::{Cause, Observed, decide},
+    verdict::Cause,
 };
 
 /// Setting up takes milliseconds; large files take longer.
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
-/// By how much a scratch's file system may shrink during a run, whoever it is.
-const UNSEEN: u64 = 2 << 30;
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
-
-/// The signals that end or reach a run, held back and read from a descriptor.
-pub(crate) struct Signals {
-    fd: SignalFd,
-    before: SigSet,
-}
-
-impl Signals {
-    /// Holds them back; the old mask returns when this is dropped.
-    pub(crate) fn block() -> Result<Self, LaunchError> {
-        let failed =
-            |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
-        let mut set = SigSet::empty();
-        for signal in [
-            NixSignal::SIGTERM,
-            NixSignal::SIGINT,
-            NixSignal::SIGHUP,
-            NixSignal::SIGQUIT,
-            NixSignal::SIGUSR1,
-            NixSignal::SIGUSR2,
-            NixSignal::SIGWINCH,
-        ] {
-            // Whoever has it ignored (nohup) does not want it to end the run; once held
-            // back it would be delivered all the same.
-            if !stockade_sys::process::ignores(signal as i32) {
-                set.add(signal);
-            }
-        }
-        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
-        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
-        Ok(Signals { fd, before })
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        let _mask_was_valid = self.before.thread_set_mask();
-    }
-}
-
-/// Pid 1 and everything below it; killed and reaped when dropped, at the latest.
-pub(crate) struct Sandbox {
-    child: Child,
-    reaped: bool,
-    /// What the child uses of our memory, until it has become the executor: kept until it
-    /// is known to have, and dropped after the above at the latest.
-    lent: Option<(Arc<Shared>, Vec<u8>)>,
-}
-
-impl Sandbox {
-    pub(crate) fn new(child: Child, shared: Arc<Shared>, stack: Vec<u8>) -> Self {
-        Sandbox { child, reaped: false, lent: Some((shared, stack)) }
-    }
-
-    /// Lets the child read this from our memory.
-    pub(crate) fn share(&self, prepared: Prepared) {
-        if let Some((shared, _)) = &self.lent {
-            // Once in a sandbox's life.
-            let _first = shared.prepared.set(prepared);
-        }
-    }
-
-    /// The executor has spoken: what its predecessor used is free.
-    fn take_back(&mut self) {
-        self.lent = None;
-    }
-
-    pub(crate) fn pid(&self) -> i32 {
-        self.child.pid
-    }
-
-    fn kill(&self) {
-        // It may have ended by itself.
-        let _ended = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
-    }
-
-    /// Waits for pid 1's end, by which everything inside has ended. Returns the CPU time
-    /// of all, user and kernel, in microseconds.
-    fn reap(&mut self) -> Option<(u64, u64)> {
-        self.reaped = true;
-        let ended = stockade_sys::process::wait_child(&self.child.pidfd);
-        ended.ok().map(|ended| (ended.user_us, ended.system_us))
-    }
-}
-
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        if !self.reaped {
-            self.kill();
-            self.reap();
-        }
-    }
-}
 
 /// Sources of the loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -650,260 +549,10 @@ impl<'a> Supervision<'a> {
             let _ended = pidfd_open(program, PidfdFlags::empty()).and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
         }
     }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let wall = match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
-            (None, _) => Some(self.begun + SETUP_DEADLINE),
-            (Some(at), Some(wall)) => Some(at + Duration::from_millis(wall)),
-            (Some(_), None) => None,
-        };
-        [wall, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
-    }
-
-    fn check_deadlines(&mut self) {
-        let now = Instant::now();
-        match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
-            (None, _) if now >= self.begun + SETUP_DEADLINE => {
-                self.break_off(LaunchError::other(
-                    What::Executor,
-                    format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs()),
-                ));
-            }
-            (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
-            _ => {}
-        }
-        if self.next_cpu_check.is_some_and(|at| now >= at) {
-            self.check_cpu(now);
-        }
-        if self.next_scratch_count.is_some_and(|at| now >= at) {
-            self.check_scratch();
-        }
-        if self.listener_rests_until.is_some_and(|at| now >= at) {
-            self.listener_rests_until = None;
-            self.denials.refill();
-            if let Some(listener) = &self.listener {
-                let _gone = epoll::modify(&self.epoll, listener, Token::Listener.data(), epoll::EventFlags::IN);
-            }
-        }
-    }
-
-    /// Looks again no sooner than the rest could be used up by all CPUs.
-    fn check_cpu(&mut self, now: Instant) {
-        let Some(limit_us) = self.plan.limits.get(LimitKey::Cpu).map(|ms| ms * 1000) else { return };
-        let used = self.cgroup.cpu_us().unwrap_or(0);
-        if used >= limit_us {
-            self.next_cpu_check = None;
-            return self.end(Cause::CpuTime);
-        }
-        let cpus = u64::try_from(self.plan.cpus.len().max(1)).unwrap_or(1);
-        let wait = ((limit_us - used) / cpus).clamp(5_000, 250_000);
-        self.next_cpu_check = Some(now + Duration::from_micros(wait));
-    }
-
-    /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
-    fn check_scratch(&mut self) {
-        let before = Instant::now();
-        if self.scratch_outgrown().0 {
-            self.next_scratch_count = None;
-            return self.end(Cause::Disk);
-        }
-        let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
-        self.next_scratch_count = Some(Instant::now() + pause);
-    }
-
-    /// Whether the host scratch holds more than it may, and by how much it has grown.
-    fn scratch_outgrown(&self) -> (bool, Option<u64>) {
-        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (false, None) };
-        let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        let limit = self.plan.scratch.size;
-        // Deleted files that are in flight or only mapped are found by no walk. What the file
-        // system has lost bounds them; others write there too, so the bound is wide.
-        let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
-        if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
-            return (true, None);
-        }
-        let held = scratch::held_open(self.sandbox.pid(), directory);
-        let now = scratch::count(directory);
-        // What was closed to the count while the code ran could hold anything.
-        let outgrown = over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
-            || over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries))
-            || now.closed > self.scratch_before.closed;
-        (outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes)))
-    }
-
-    /// Everything inside is dead: takes what is left in the pipes, counts, decides.
-    fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
-        let used_by_all = self.sandbox.reap();
-        while self.read_status_to_end() {}
-        for token in [Token::Stdout, Token::Stderr] {
-            self.drain(token);
-        }
-        self.raw = None;
-        let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
-        // Before the program's file makes room.
-        let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
-        let scratch_full = private.and_then(filesystem_use).is_some_and(|(_, full)| full);
-        let mut program_gone = true;
-        if let (Some(name), Some(root)) = (program, scratch_root) {
-            // A run that failed early has written none; a read-only scratch holds none.
-            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT));
-        }
-        let counters = self.cgroup.counters();
-        if let (true, true, Some(mut record)) = (self.cgroup.remove(), program_gone, record) {
-            record.settle();
-        }
-        if counters.oom_kills > 0 && self.wait_status.is_none() && self.failure.is_none() {
-            // The event and pid 1's end can arrive together.
-            self.cause.get_or_insert(Cause::OutOfMemory);
-        }
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
-        }
-        if self.phase == Phase::SettingUp && self.cause.is_none() {
-            return Err(LaunchError::other(
-                What::Executor,
-                String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
-            ));
-        }
-        let mut grown = None;
-        if self.cause.is_none() && self.next_scratch_count.is_some() {
-            let (outgrown, by) = self.scratch_outgrown();
-            // It grew within the last interval, and its program is over.
-            self.cause = outgrown.then_some(Cause::Disk);
-            grown = by;
-        }
-        let scratch_bytes = grown.or_else(|| self.scratch_use());
-        let tmp = self.root_fs.as_ref().and_then(filesystem_use);
-        let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
-        let no_cgroup = matches!(self.cgroup, Cgroup::Absent);
-        // The kernel enforces the limit by sampled time, which runs some percent ahead.
-        let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us >= ms.div_ceil(1000) * 850_000);
-        if self.wait_status.is_none() && self.cause.is_none() {
-            let message = "the executor vanished without a report: something outside killed the sandbox";
-            let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
-            outcome.reason = Some(What::Executor.reason());
-            outcome.message = Some(String::from(message));
-            return Ok(outcome);
-        }
-        let observed = Observed {
-            cause: self.cause,
-            status: self.wait_status,
-            oom_kills: counters.oom_kills,
-            forks_refused: counters.forks_refused,
-            scratch_full,
-            tmp_full: tmp.is_some_and(|(_, full)| full),
-            cpu_limit_reached,
-        };
-        let decision = decide(&observed);
-        let files = self
-            .scratch_directory
-            .as_ref()
-            .or(self.scratch_fs.as_ref())
-            .map(|root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize)))
-            .unwrap_or_default();
-        let rusage = used_by_all.or(self.rusage_us);
-        let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
-        outcome.files = files;
-        outcome.usage = Usage {
-            memory_peak_bytes: counters.memory_peak,
-            processes_peak: counters.processes_peak,
-            cpu_user_ms: counters.cpu_user_us.or(rusage.map(|(user, _)| user)).map(|us| us / 1000),
-            cpu_system_ms: counters.cpu_system_us.or(rusage.map(|(_, system)| system)).map(|us| us / 1000),
-            scratch_bytes,
-            tmp_bytes: tmp.map(|(bytes, _)| bytes),
-        };
-        Ok(outcome)
-    }
-
-    fn read_status_to_end(&mut self) -> bool {
-        is_readable(&self.status_read) && self.read_status().is_ok() && is_readable(&self.status_read) && !self.status_at_end()
-    }
-
-    /// At end of file a pipe stays readable for ever.
-    fn status_at_end(&self) -> bool {
-        rustix::io::ioctl_fionread(&self.status_read).is_ok_and(|left| left == 0)
-    }
-
-    fn drain(&mut self, which: Token) {
-        let (stream, outlet) = match which {
-            Token::Stdout => (self.stdout.take(), &mut self.out),
-            _ => (self.stderr.take(), &mut self.err),
-        };
-        let Some(from) = stream else { return };
-        // Every writer is dead: what the pipe holds is finite.
-        loop {
-            match outlet.turn(&from, &mut self.buffer) {
-                Turn::Ended => return,
-                Turn::More => {}
-                Turn::Blocked => {
-                    let Some(target) = outlet.target() else { return };
-                    let ready = rustix::event::PollFlags::OUT;
-                    let mut fds = [
-                        rustix::event::PollFd::new(&target, ready),
-                        rustix::event::PollFd::new(&self.signals.fd, rustix::event::PollFlags::IN),
-                    ];
-                    // A slow reader gets everything, unless the run was to end: then it must
-                    // not hold up whoever waits for the launcher.
-                    let patience = (self.asked_to_end || self.cause.is_some()).then_some(Timespec { tv_sec: 2, tv_nsec: 0 });
-                    let ready = rustix::event::poll(&mut fds, patience.as_ref());
-                    if matches!(ready, Ok(0)) || fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    /// By how much scratch has grown.
-    fn scratch_use(&self) -> Option<u64> {
-        match (&self.scratch_directory, &self.scratch_fs) {
-            (Some(directory), _) => Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)),
-            (None, Some(fs)) => filesystem_use(fs).map(|(bytes, _)| bytes),
-            (None, None) => None,
-        }
-    }
-
-    fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
-        let started = self.phase != Phase::SettingUp;
-        let ended_at = self.ended_at.unwrap_or_else(Instant::now);
-        let duration_ms =
-            self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
-        let (denials, denials_omitted) = self.denials.finish();
-        let bytes = PerStream { output: self.out.total(), error: self.err.total() };
-        let captured = |outlet| match outlet {
-            Outlet::Capture(capture) => capture.finish(),
-            Outlet::Relay { .. } => Captured::default(),
-        };
-        Outcome {
-            verdict,
-            reason: None,
-            code,
-            signal,
-            started,
-            message: None,
-            duration_ms,
-            limits_hit,
-            usage: Usage::default(),
-            denials,
-            denials_omitted,
-            output: captured(self.out),
-            error: captured(self.err),
-            bytes,
-            files: Vec::new(),
-            receipt: self.receipt,
-        }
-    }
 }
 
 fn is_hung_up(fd: &OwnedFd) -> bool {
     let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
     let polled = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     polled.is_ok() && fds.iter().any(|fd| fd.revents().contains(rustix::event::PollFlags::HUP))
-}
-
-/// Bytes in use on a file system of ours, and whether it is full by bytes or by files.
-fn filesystem_use(fs: &OwnedFd) -> Option<(u64, bool)> {
-    let stat = rustix::fs::fstatvfs(fs).ok()?;
-    let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
-    Some((used, (stat.f_blocks > 0 && stat.f_bfree == 0) || (stat.f_files > 0 && stat.f_ffree == 0)))
 }

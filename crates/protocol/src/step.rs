@@ -45,6 +45,8 @@ steps! {
     Maps = 2 "write the user namespace's maps";
     /// Waiting for the launcher's word.
     AwaitLauncher = 3 "wait for the launcher";
+    /// The CPUs of the plan.
+    Cpus = 46 "choose the sandbox's CPUs";
     /// Clearing supplementary groups.
     Groups = 6 "clear supplementary groups";
     /// Taking on the mapped ids.

@@ -1,0 +1,50 @@
+//! The signals that end or reach a run, held back and read from a descriptor.
+//!
+//! What each of them does to the run is decided by `supervise.rs`.
+
+use nix::sys::{
+    signal::{SigSet, Signal as NixSignal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::io::Errno;
+
+use crate::{LaunchError, What};
+
+/// See the module.
+pub(crate) struct Signals {
+    pub(crate) fd: SignalFd,
+    before: SigSet,
+}
+
+impl Signals {
+    /// Holds them back; the old mask returns when this is dropped.
+    pub(crate) fn block() -> Result<Self, LaunchError> {
+        let failed =
+            |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
+        let mut set = SigSet::empty();
+        for signal in [
+            NixSignal::SIGTERM,
+            NixSignal::SIGINT,
+            NixSignal::SIGHUP,
+            NixSignal::SIGQUIT,
+            NixSignal::SIGUSR1,
+            NixSignal::SIGUSR2,
+            NixSignal::SIGWINCH,
+        ] {
+            // Whoever has it ignored (nohup) does not want it to end the run; once held
+            // back it would be delivered all the same.
+            if !stockade_sys::process::ignores(signal as i32) {
+                set.add(signal);
+            }
+        }
+        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
+        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
+        Ok(Signals { fd, before })
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let _mask_was_valid = self.before.thread_set_mask();
+    }
+}

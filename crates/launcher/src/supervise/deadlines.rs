@@ -1,0 +1,98 @@
+//! What happens by the clock: set-up time, wall clock, CPU time, the size of scratch.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use stockade_protocol::LimitKey;
+
+use super::{SETUP_DEADLINE, Supervision, Token};
+use crate::{
+    LaunchError, What,
+    scratch::{self, INTERVAL_MS},
+    verdict::Cause,
+};
+
+/// By how much a scratch's file system may shrink during a run, whoever it is.
+const UNSEEN: u64 = 2 << 30;
+
+impl Supervision<'_> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let wall = match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
+            (None, _) => Some(self.begun + SETUP_DEADLINE),
+            (Some(at), Some(wall)) => Some(at + Duration::from_millis(wall)),
+            (Some(_), None) => None,
+        };
+        [wall, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
+    }
+
+    pub(super) fn check_deadlines(&mut self) {
+        let now = Instant::now();
+        match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
+            (None, _) if now >= self.begun + SETUP_DEADLINE => {
+                self.break_off(LaunchError::other(
+                    What::Executor,
+                    format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs()),
+                ));
+            }
+            (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
+            _ => {}
+        }
+        if self.next_cpu_check.is_some_and(|at| now >= at) {
+            self.check_cpu(now);
+        }
+        if self.next_scratch_count.is_some_and(|at| now >= at) {
+            self.check_scratch();
+        }
+        if self.listener_rests_until.is_some_and(|at| now >= at) {
+            self.listener_rests_until = None;
+            self.denials.refill();
+            if let Some(listener) = &self.listener {
+                let _gone = epoll::modify(&self.epoll, listener, Token::Listener.data(), epoll::EventFlags::IN);
+            }
+        }
+    }
+
+    /// Looks again no sooner than the rest could be used up by all CPUs.
+    fn check_cpu(&mut self, now: Instant) {
+        let Some(limit_us) = self.plan.limits.get(LimitKey::Cpu).map(|ms| ms * 1000) else { return };
+        let used = self.cgroup.cpu_us().unwrap_or(0);
+        if used >= limit_us {
+            self.next_cpu_check = None;
+            return self.end(Cause::CpuTime);
+        }
+        let cpus = u64::try_from(self.plan.cpus.len().max(1)).unwrap_or(1);
+        let wait = ((limit_us - used) / cpus).clamp(5_000, 250_000);
+        self.next_cpu_check = Some(now + Duration::from_micros(wait));
+    }
+
+    /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
+    fn check_scratch(&mut self) {
+        let before = Instant::now();
+        if self.scratch_outgrown().0 {
+            self.next_scratch_count = None;
+            return self.end(Cause::Disk);
+        }
+        let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
+        self.next_scratch_count = Some(Instant::now() + pause);
+    }
+
+    /// Whether the host scratch holds more than it may, and by how much it has grown.
+    pub(super) fn scratch_outgrown(&self) -> (bool, Option<u64>) {
+        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (false, None) };
+        let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        let limit = self.plan.scratch.size;
+        // Deleted files that are in flight or only mapped are found by no walk. What the file
+        // system has lost bounds them; others write there too, so the bound is wide.
+        let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
+        if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
+            return (true, None);
+        }
+        let held = scratch::held_open(self.sandbox.pid(), directory);
+        let now = scratch::count(directory);
+        // What was closed to the count while the code ran could hold anything.
+        let outgrown = over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
+            || over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries))
+            || now.closed > self.scratch_before.closed;
+        (outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes)))
+    }
+}

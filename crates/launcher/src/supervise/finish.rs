@@ -1,0 +1,195 @@
+//! The end of a run: the last bytes, the counters, the verdict, and nothing left behind.
+
+use std::time::Instant;
+
+use rustix::{
+    event::Timespec,
+    fd::OwnedFd,
+    fs::{AtFlags, unlinkat},
+    io::Errno,
+};
+use stockade_protocol::{LimitKey, PerStream, Usage, Verdict};
+
+use super::{Phase, Supervision, Token};
+use crate::{
+    LaunchError, Outcome, What,
+    capture::Captured,
+    cgroup::Cgroup,
+    collect::collect,
+    registry::Record,
+    relay::{Outlet, Turn, is_readable},
+    scratch,
+    verdict::{Cause, Observed, decide},
+};
+
+impl Supervision<'_> {
+    /// Everything inside is dead: takes what is left in the pipes, counts, decides.
+    pub(super) fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
+        let used_by_all = self.sandbox.reap();
+        while self.read_status_to_end() {}
+        for token in [Token::Stdout, Token::Stderr] {
+            self.drain(token);
+        }
+        self.raw = None;
+        let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
+        // Before the program's file makes room.
+        let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
+        let scratch_full = private.and_then(filesystem_use).is_some_and(|(_, full)| full);
+        let mut program_gone = true;
+        if let (Some(name), Some(root)) = (program, scratch_root) {
+            // A run that failed early has written none; a read-only scratch holds none.
+            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT));
+        }
+        let counters = self.cgroup.counters();
+        if let (true, true, Some(mut record)) = (self.cgroup.remove(), program_gone, record) {
+            record.settle();
+        }
+        if counters.oom_kills > 0 && self.wait_status.is_none() && self.failure.is_none() {
+            // The event and pid 1's end can arrive together.
+            self.cause.get_or_insert(Cause::OutOfMemory);
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        if self.phase == Phase::SettingUp && self.cause.is_none() {
+            return Err(LaunchError::other(
+                What::Executor,
+                String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
+            ));
+        }
+        let mut grown = None;
+        if self.cause.is_none() && self.next_scratch_count.is_some() {
+            let (outgrown, by) = self.scratch_outgrown();
+            // It grew within the last interval, and its program is over.
+            self.cause = outgrown.then_some(Cause::Disk);
+            grown = by;
+        }
+        let scratch_bytes = grown.or_else(|| self.scratch_use());
+        let tmp = self.root_fs.as_ref().and_then(filesystem_use);
+        let cpu_us = self.rusage_us.map_or(0, |(user, system)| user + system);
+        let no_cgroup = matches!(self.cgroup, Cgroup::Absent);
+        // The kernel enforces the limit by sampled time, which runs some percent ahead.
+        let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us >= ms.div_ceil(1000) * 850_000);
+        if self.wait_status.is_none() && self.cause.is_none() {
+            let message = "the executor vanished without a report: something outside killed the sandbox";
+            let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
+            outcome.reason = Some(What::Executor.reason());
+            outcome.message = Some(String::from(message));
+            return Ok(outcome);
+        }
+        let observed = Observed {
+            cause: self.cause,
+            status: self.wait_status,
+            oom_kills: counters.oom_kills,
+            forks_refused: counters.forks_refused,
+            scratch_full,
+            tmp_full: tmp.is_some_and(|(_, full)| full),
+            cpu_limit_reached,
+        };
+        let decision = decide(&observed);
+        let files = self
+            .scratch_directory
+            .as_ref()
+            .or(self.scratch_fs.as_ref())
+            .map(|root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize)))
+            .unwrap_or_default();
+        let rusage = used_by_all.or(self.rusage_us);
+        let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
+        outcome.files = files;
+        outcome.usage = Usage {
+            memory_peak_bytes: counters.memory_peak,
+            processes_peak: counters.processes_peak,
+            cpu_user_ms: counters.cpu_user_us.or(rusage.map(|(user, _)| user)).map(|us| us / 1000),
+            cpu_system_ms: counters.cpu_system_us.or(rusage.map(|(_, system)| system)).map(|us| us / 1000),
+            scratch_bytes,
+            tmp_bytes: tmp.map(|(bytes, _)| bytes),
+        };
+        Ok(outcome)
+    }
+
+    fn read_status_to_end(&mut self) -> bool {
+        is_readable(&self.status_read) && self.read_status().is_ok() && is_readable(&self.status_read) && !self.status_at_end()
+    }
+
+    /// At end of file a pipe stays readable for ever.
+    fn status_at_end(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.status_read).is_ok_and(|left| left == 0)
+    }
+
+    fn drain(&mut self, which: Token) {
+        let (stream, outlet) = match which {
+            Token::Stdout => (self.stdout.take(), &mut self.out),
+            _ => (self.stderr.take(), &mut self.err),
+        };
+        let Some(from) = stream else { return };
+        // Every writer is dead: what the pipe holds is finite.
+        loop {
+            match outlet.turn(&from, &mut self.buffer) {
+                Turn::Ended => return,
+                Turn::More => {}
+                Turn::Blocked => {
+                    let Some(target) = outlet.target() else { return };
+                    let ready = rustix::event::PollFlags::OUT;
+                    let mut fds = [
+                        rustix::event::PollFd::new(&target, ready),
+                        rustix::event::PollFd::new(&self.signals.fd, rustix::event::PollFlags::IN),
+                    ];
+                    // A slow reader gets everything, unless the run was to end: then it must
+                    // not hold up whoever waits for the launcher.
+                    let patience = (self.asked_to_end || self.cause.is_some()).then_some(Timespec { tv_sec: 2, tv_nsec: 0 });
+                    let ready = rustix::event::poll(&mut fds, patience.as_ref());
+                    if matches!(ready, Ok(0)) || fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// By how much scratch has grown.
+    fn scratch_use(&self) -> Option<u64> {
+        match (&self.scratch_directory, &self.scratch_fs) {
+            (Some(directory), _) => Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)),
+            (None, Some(fs)) => filesystem_use(fs).map(|(bytes, _)| bytes),
+            (None, None) => None,
+        }
+    }
+
+    fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
+        let started = self.phase != Phase::SettingUp;
+        let ended_at = self.ended_at.unwrap_or_else(Instant::now);
+        let duration_ms =
+            self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
+        let (denials, denials_omitted) = self.denials.finish();
+        let bytes = PerStream { output: self.out.total(), error: self.err.total() };
+        let captured = |outlet| match outlet {
+            Outlet::Capture(capture) => capture.finish(),
+            Outlet::Relay { .. } => Captured::default(),
+        };
+        Outcome {
+            verdict,
+            reason: None,
+            code,
+            signal,
+            started,
+            message: None,
+            duration_ms,
+            limits_hit,
+            usage: Usage::default(),
+            denials,
+            denials_omitted,
+            output: captured(self.out),
+            error: captured(self.err),
+            bytes,
+            files: Vec::new(),
+            receipt: self.receipt,
+        }
+    }
+}
+
+/// Bytes in use on a file system of ours, and whether it is full by bytes or by files.
+fn filesystem_use(fs: &OwnedFd) -> Option<(u64, bool)> {
+    let stat = rustix::fs::fstatvfs(fs).ok()?;
+    let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+    Some((used, (stat.f_blocks > 0 && stat.f_bfree == 0) || (stat.f_files > 0 && stat.f_ffree == 0)))
+}
