@@ -66,7 +66,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     for limit in &plan.rlimits {
         writeln!(out, "  {} {}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string()))?;
     }
-    writeln!(out, "  CPUs {:?}", plan.cpus)?;
+    writeln!(out, "  CPUs seen: {}", plan.cpus)?;
     writeln!(out, "\nconfinement")?;
     writeln!(out, "  two user namespaces; mount, PID, network, UTS, IPC and cgroup namespaces; no capabilities; no_new_privs")?;
     writeln!(out, "  system call filter: {} instructions, sha256 {}", plan.filter.instructions, plan.filter.sha256)?;
@@ -74,7 +74,13 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
         writeln!(out, "  Landlock ABI {}, rules on:", plan.landlock.abi)?;
         plan.landlock.rules.iter().try_for_each(|rule| writeln!(out, "    {} {:#x}", rule.path.display(), rule.rights))?;
     }
-    writeln!(out, "  network: lo only")?;
+    match &plan.egress {
+        None => writeln!(out, "  network: lo only")?,
+        Some(egress) => {
+            writeln!(out, "  network: lo only; through the gate, names resolved by {}:", egress.resolver)?;
+            egress.whitelist.rules().iter().try_for_each(|rule| writeln!(out, "    {rule}"))?;
+        }
+    }
     for (layer, reason) in &plan.degraded {
         writeln!(out, "\nwithout {layer}: {reason}")?;
     }

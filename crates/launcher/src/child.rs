@@ -23,7 +23,7 @@ use rustix::{
     },
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
     process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask, waitpid},
-    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space},
+    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getcpu, sched_setaffinity},
 };
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{
@@ -41,8 +41,11 @@ pub(crate) struct Shared {
     pub(crate) handover: OwnedFd,
     /// The number of the launcher's end of it, which the child's table has too.
     pub(crate) launchers_handover: u32,
-    /// Where the child runs at first: not where the launcher does.
-    pub(crate) cpu: Option<CpuSet>,
+    /// Where it may run.
+    pub(crate) cpus: Option<CpuSet>,
+    /// Where the launcher was. Asked before the clone also because rustix allocates when it
+    /// looks for the kernel's quick way to ask.
+    pub(crate) launchers_cpu: usize,
     /// Set before the child is told to go on.
     pub(crate) prepared: OnceLock<Prepared>,
 }
@@ -100,11 +103,7 @@ struct Waiting<'p> {
 impl<'p> Waiting<'p> {
     /// All that needs neither the plan nor an id, beside the launcher.
     fn enter(shared: &'p Shared) -> Outcome<Self> {
-        // At once, and by ourselves: kernels start a new process on its parent's CPU and
-        // before it goes on, and the two would run by turns.
-        if let Some(cpu) = &shared.cpu {
-            rustix::thread::sched_setaffinity(None, cpu).at(Step::Cpus)?;
-        }
+        leave_parents_cpu(shared).at(Step::Cpus)?;
         // Modes below are meant as written.
         umask(Mode::empty());
         // Our copy of the launcher's end would hide its death from us.
@@ -122,9 +121,6 @@ impl<'p> Waiting<'p> {
         let shared = self.shared;
         let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
         let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
-        if let Some(cpus) = &prepared.cpus {
-            rustix::thread::sched_setaffinity(None, cpus).at(Step::Cpus)?;
-        }
         // After the gid map, before the uid change takes the capability away; rootless it
         // is refused for ever (setgroups=deny), and the receipt names the groups kept.
         if prepared.clear_groups {
@@ -143,6 +139,23 @@ impl<'p> Waiting<'p> {
         rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
         Ok(Isolated { shared, prepared, received })
     }
+}
+
+/// Kernels start a new process on its parent's CPU and before the parent goes on, and the
+/// two would run by turns: moves once to the next CPU. From there the scheduler may move
+/// us at will, for that CPU may be a busy one.
+fn leave_parents_cpu(shared: &Shared) -> Result<(), Errno> {
+    let Some(usable) = shared.cpus.as_ref().filter(|usable| usable.count() > 1) else { return Ok(()) };
+    sched_setaffinity(None, &some_cpus(usable, shared.launchers_cpu + 1, 1))?;
+    sched_setaffinity(None, usable)
+}
+
+/// So many of the usable CPUs, from this one on.
+fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
+    let mut some = CpuSet::new();
+    let in_order = (first..CpuSet::MAX_CPU).chain(0..first.min(CpuSet::MAX_CPU));
+    in_order.filter(|cpu| usable.is_set(*cpu)).take(count).for_each(|cpu| some.set(cpu));
+    some
 }
 
 /// The descriptors that the launcher sends with its word to go on.
@@ -478,6 +491,11 @@ impl<'p> Rooted<'p> {
         // setns has cleared it once more.
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         still_alive(&received.lifeline)?;
+        // The code sees as many CPUs as its quota is worth. Which, the scheduler has chosen:
+        // the one on which we are.
+        if let Some(usable) = shared.cpus.as_ref().filter(|usable| (prepared.cpus as u64) < u64::from(usable.count())) {
+            sched_setaffinity(None, &some_cpus(usable, sched_getcpu(), prepared.cpus)).at(Step::Cpus)?;
+        }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
         Ok(Confined { shared, received, root, scratch, executor, listener, terminal })

@@ -14,7 +14,7 @@ use rustix::{
     fd::{AsRawFd, OwnedFd},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
-    thread::{CpuSet, sched_getaffinity, sched_getcpu},
+    thread::{sched_getaffinity, sched_getcpu},
 };
 use stockade_sys::clone;
 
@@ -60,8 +60,14 @@ impl Embryo {
         let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         let (handover, childs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
         let launchers = handover.as_raw_fd().unsigned_abs();
-        let shared =
-            Arc::new(Shared { status_write, handover: childs, launchers_handover: launchers, cpu: neighbour(), prepared: OnceLock::new() });
+        let shared = Arc::new(Shared {
+            status_write,
+            handover: childs,
+            launchers_handover: launchers,
+            cpus: sched_getaffinity(None).ok(),
+            launchers_cpu: sched_getcpu(),
+            prepared: OnceLock::new(),
+        });
         // The child makes the rest itself, on another CPU than ours.
         let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWPID;
         if cgroup.is_some() {
@@ -85,14 +91,4 @@ pub struct V2Parent<'a> {
     pub path: &'a Path,
     /// The launcher is alone in it and must leave for a child of it first.
     pub vacate: bool,
-}
-
-/// The CPU behind the one that this runs on: the first of those that a plan chooses.
-fn neighbour() -> Option<CpuSet> {
-    let usable = sched_getaffinity(None).ok()?;
-    let own = sched_getcpu();
-    let next = (own + 1..CpuSet::MAX_CPU).chain(0..own).find(|cpu| usable.is_set(*cpu))?;
-    let mut set = CpuSet::new();
-    set.set(next);
-    Some(set)
 }

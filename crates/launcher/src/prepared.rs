@@ -12,7 +12,6 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, memfd_create},
     io::Errno,
     pipe::{PipeFlags, pipe_with},
-    thread::CpuSet,
 };
 use stockade_policy::{
     filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
@@ -147,7 +146,8 @@ pub(crate) struct Prepared {
     pub(crate) scratch_rules: Vec<ScratchRule>,
     pub(crate) unshare_cgroup_namespace: bool,
     pub(crate) clear_groups: bool,
-    pub(crate) cpus: Option<CpuSet>,
+    /// How many CPUs the code sees.
+    pub(crate) cpus: usize,
     pub(crate) inner_uid_map: String,
     pub(crate) inner_gid_map: String,
     pub(crate) landlock_handled: u64,
@@ -217,7 +217,7 @@ impl Prepared {
             scratch_rules,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
             clear_groups: plan.mode == stockade_policy::plan::Mode::Root,
-            cpus: cpu_set(&plan.cpus),
+            cpus: plan.cpus,
             inner_uid_map: format!("{uid} {uid} 1"),
             inner_gid_map: format!("{gid} {gid} 1"),
             landlock_handled: plan.landlock.handled,
@@ -234,14 +234,6 @@ fn without_listener(instruction: Instruction) -> Instruction {
     const RETURN: u64 = 0x06;
     let return_notify = RETURN | u64::from(RET_WITH_LISTENER) << 32;
     if instruction.0 == return_notify { Instruction(RETURN | u64::from(RET_WITHOUT_LISTENER) << 32) } else { instruction }
-}
-
-fn cpu_set(cpus: &[u32]) -> Option<CpuSet> {
-    let mut set = CpuSet::new();
-    for cpu in cpus.iter().filter_map(|&cpu| usize::try_from(cpu).ok()).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
-        set.set(cpu);
-    }
-    (set.count() > 0).then_some(set)
 }
 
 fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {

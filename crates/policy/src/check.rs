@@ -247,10 +247,6 @@ pub(crate) fn argument(text: &str) -> Checked<String> {
     Ok(text.to_owned())
 }
 
-pub(crate) fn peer(text: &str) -> Checked<String> {
-    Ok(text.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

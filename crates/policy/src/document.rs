@@ -15,6 +15,7 @@ use toml::{
 use crate::{
     check::{self, Checked},
     diagnostic::{At, Complaint, Place, Problems, quote},
+    egress::{self, Rule},
     keys::{self, Item, Key},
     model::{Access, Degradable, SocketFamily},
     names,
@@ -75,7 +76,7 @@ pub(crate) struct Layer {
     pub enosys: Option<Edit<String>>,
     pub socket_families: Option<Edit<SocketFamily>>,
     pub ioctl: Option<Edit<u32>>,
-    pub whitelist: Option<Edit<String>>,
+    pub whitelist: Option<Edit<Rule>>,
     pub access: Option<At<Access>>,
     pub create: Option<At<bool>>,
     pub home: Option<At<bool>>,
@@ -428,7 +429,7 @@ impl Reader<'_> {
             layer.ioctl = self.edit(table, "ioctl", check::ioctl);
         }
         if let Some(table) = self.section(top, "egress", keys::EGRESS) {
-            layer.whitelist = self.edit(table, "whitelist", check::peer);
+            layer.whitelist = self.edit(table, "whitelist", egress::rule);
         }
         if let Some(table) = self.section(top, "scratch", keys::SCRATCH) {
             layer.access = self.text(table, "access", |text| check::word(names::ACCESS, "access", text));

@@ -19,10 +19,8 @@ pub struct HostFacts {
     pub unique_id: Option<u32>,
     /// Why there is none.
     pub unique_id_refusal: Option<String>,
-    /// CPUs that the launcher may run on.
-    pub cpus: Vec<u32>,
-    /// The CPU that the launcher is on.
-    pub launcher_cpu: u32,
+    /// How many CPUs the launcher may run on.
+    pub cpus: usize,
     /// What cgroups offer.
     pub cgroup: CgroupFacts,
     /// Swap is switched on.

@@ -11,6 +11,7 @@ use stockade_protocol::{LimitKey, Limits};
 use crate::{
     diagnostic::{At, Complaint, Place, Problems, quote},
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
+    egress::{self, Rule, Whitelist},
     model::{
         Access, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Seccomp, SocketFamily,
     },
@@ -39,7 +40,7 @@ struct Draft {
     enosys: Vec<At<String>>,
     socket_families: Vec<At<SocketFamily>>,
     ioctl: Vec<At<u32>>,
-    whitelist: Vec<At<String>>,
+    whitelist: Vec<At<Rule>>,
     access: Access,
     create: bool,
     home: bool,
@@ -133,7 +134,7 @@ impl Draft {
         let family = |value: &SocketFamily| format!("`{}`", family_name(*value));
         edit(&mut self.socket_families, layer.socket_families, family, problems);
         edit(&mut self.ioctl, layer.ioctl, ioctl, problems);
-        edit(&mut self.whitelist, layer.whitelist, text, problems);
+        edit(&mut self.whitelist, layer.whitelist, |rule| quote(&rule.to_string()), problems);
         set(&mut self.access, layer.access);
         set(&mut self.create, layer.create);
         set(&mut self.home, layer.home);
@@ -180,12 +181,25 @@ impl Draft {
             }
         }
         self.check_syscalls(problems);
-        for peer in &self.whitelist {
-            let complaint = Complaint::new(
-                format!("egress to {} cannot be enforced: this version has no egress gate yet", quote(&peer.value)),
-                "refused rather than ignored",
-            );
-            problems.add(&peer.place, complaint.help("leave `[egress] whitelist` empty; the sandbox has no network"));
+        self.check_egress(problems);
+    }
+
+    fn check_egress(&self, problems: &mut Problems) {
+        for (index, rule) in self.whitelist.iter().enumerate() {
+            if let Some(other) = self.whitelist[..index].iter().find(|other| egress::contradict(&rule.value, &other.value)) {
+                let title =
+                    format!("{} and {} say different things of one port", quote(&other.value.to_string()), quote(&rule.value.to_string()));
+                let also = Some((other.place.clone(), "the other is here".to_owned()));
+                problems.add_also(&rule.place, Complaint::new(title, "any bytes, or only TLS and HTTP?"), also);
+            }
+        }
+        let families = [SocketFamily::Inet, SocketFamily::Inet6];
+        if self.socket_families.iter().any(|family| families.contains(&family.value)) {
+            return;
+        }
+        if let Some(rule) = self.whitelist.first() {
+            let complaint = Complaint::new("this policy lets no program open a socket that the rule could serve", "of no use");
+            problems.add(&rule.place, complaint.help("add `inet` to `socket_families` under [seccomp], and the calls that sockets need"));
         }
     }
 
@@ -307,7 +321,7 @@ impl Draft {
                 socket_families: values(self.socket_families),
                 ioctl: values(self.ioctl),
             },
-            egress: Egress { whitelist: values(self.whitelist) },
+            egress: Egress { whitelist: Whitelist::new(values(self.whitelist)) },
             scratch: Scratch {
                 access: self.access,
                 create: self.create,

@@ -116,7 +116,7 @@ pub(crate) const SECCOMP: &[Key] = &[
     must("ioctl", Kind::List(Item::Ioctl), "requests that ioctl may make"),
 ];
 
-pub(crate) const EGRESS: &[Key] = &[must("whitelist", Kind::List(Item::Peer), "peers that may be reached; empty in this version")];
+pub(crate) const EGRESS: &[Key] = &[must("whitelist", Kind::List(Item::Peer), "peers that may be reached, as TARGET:PORTS; empty: none")];
 
 pub(crate) const SCRATCH: &[Key] = &[
     must("access", Kind::Choice(&["rw", "ro"]), "whether the code may write there"),

@@ -263,9 +263,12 @@ fn fingerprint(sources: &[Source]) -> String {
     }
 }
 
-/// Loads a text as if it were a file, for tests.
-#[cfg(test)]
-pub(crate) fn load_text(text: &str) -> Result<Policy, PolicyError> {
+/// Loads a text as if it were a file of the name `test.toml`. It may extend shipped
+/// policies only.
+///
+/// # Errors
+/// The text is no policy.
+pub fn load_text(text: &str) -> Result<Policy, PolicyError> {
     let found =
         Found { name: "./test.toml".to_owned(), origin: Origin::File(PathBuf::from("test.toml")), text: text.to_owned(), level: None };
     resolve(found, &nowhere())

@@ -8,6 +8,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use stockade_protocol::Limits;
 
+use crate::egress::Whitelist;
+
 /// One resolved policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Policy {
@@ -131,11 +133,11 @@ pub enum SocketFamily {
     Netlink,
 }
 
-/// What may leave the sandbox. A rule is refused at load until the gate exists.
+/// What may leave the sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Egress {
     /// Peers; empty: none.
-    pub whitelist: Vec<String>,
+    pub whitelist: Whitelist,
 }
 
 /// How scratch is opened.

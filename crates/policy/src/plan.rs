@@ -19,11 +19,12 @@ use serde::Serialize;
 use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
+    egress,
     facts::{HostFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, Policy, Runtime},
 };
-use confinement::{plan_cgroup, plan_cpus, plan_filter, plan_landlock, plan_rlimits};
+use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
 use root::plan_root;
 
 pub use value::*;
@@ -143,7 +144,8 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
     let environment = plan_environment(policy, narrowing, &scratch)?;
     let filter = plan_filter(policy, filters, &scratch);
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
-    let cpus = plan_cpus(facts, &limits);
+    let cpus = usable_cpus(facts, &limits);
+    let egress = plan_egress(policy);
     Ok(Plan {
         policy: policy.name.clone(),
         policy_sha256: policy.sha256.clone(),
@@ -163,9 +165,15 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
         payload_landlock,
         filter,
         limits,
+        egress,
         terminal: narrowing.terminal,
         degraded,
     })
+}
+
+fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
+    let whitelist = policy.egress.whitelist.clone();
+    (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: egress::RESOLVER })
 }
 
 fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanError> {

@@ -9,6 +9,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("strict", include_str!("../../../policies/strict.toml")),
     ("shell", include_str!("../../../policies/shell.toml")),
     ("data-science", include_str!("../../../policies/data-science.toml")),
+    ("pypi", include_str!("../../../policies/pypi.toml")),
     ("blueprint", include_str!("../../../policies/blueprint.toml")),
 ];
 

@@ -12,6 +12,7 @@ use std::{
 use stockade_protocol::{Limits, Quantity};
 
 use crate::{
+    egress::Rule,
     inherit::{access_name, family_name},
     model::{Degradable, Policy},
     names,
@@ -90,7 +91,7 @@ fn write(policy: &Policy, out: &mut String) -> fmt::Result {
     writeln!(out, "socket_families = {}", list(&seccomp.socket_families, |family| family_name(*family).to_owned()))?;
     let number = |number: &u32| names::ioctl_name(*number).map_or_else(|| format!("{number:#x}"), str::to_owned);
     writeln!(out, "ioctl = {}", list(&seccomp.ioctl, number))?;
-    writeln!(out, "\n[egress]\nwhitelist = {}", strings(&policy.egress.whitelist))?;
+    writeln!(out, "\n[egress]\nwhitelist = {}", list(policy.egress.whitelist.rules(), Rule::to_string))?;
     let scratch = &policy.scratch;
     writeln!(out, "\n[scratch]\naccess = {}", text(access_name(scratch.access)))?;
     writeln!(out, "create = {}\nhome = {}", scratch.create, scratch.home)?;

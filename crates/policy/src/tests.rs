@@ -188,10 +188,72 @@ fn limits_stay_below_their_maximum_and_memory_above_its_files() {
 }
 
 #[test]
-fn egress_is_refused_while_nothing_enforces_it() {
-    refused("whitelist = []", "whitelist = [\"pypi.org:443\"]", "no egress gate yet");
-    assert!(refusal(&child("[egress]\nwhitelist = { add = [\"a:1\"] }\n")).contains("no egress gate yet"));
+fn a_whitelist_is_read_once_into_rules_in_one_spelling() {
+    let policy = load_text(&changed("whitelist = []", "whitelist = [\"PyPI.org.:8080,443\", \"[2001:DB8::/48]:22\"]")).unwrap();
+    let texts: Vec<String> = policy.egress.whitelist.clone().into();
+    assert_eq!(texts, ["pypi.org:443,8080", "[2001:db8::/48]:22"]);
+    assert_eq!(load_text(&show(&policy)).unwrap().egress, policy.egress);
+    let json = serde_json::to_string(&policy.egress).unwrap();
+    assert_eq!(json, "{\"whitelist\":[\"pypi.org:443,8080\",\"[2001:db8::/48]:22\"]}");
+    assert_eq!(serde_json::from_str::<crate::model::Egress>(&json).unwrap(), policy.egress);
+    assert!(serde_json::from_str::<crate::model::Egress>("{\"whitelist\":[\"*:443\"]}").is_err());
+}
+
+#[test]
+fn a_bad_rule_is_shown_with_place_caret_reason_and_remedy() {
+    let report =
+        refusal("schema = 1\nextends = \"default\"\n\n[egress]\nwhitelist = { add = [\"api.internal:8443\", \"10.0.5.7/24:443\"] }\n");
+    assert_eq!(
+        report,
+        "error: `10.0.5.7/24:443` is not a rule of a whitelist\n \
+         --> test.toml:5:43\n  \
+           |\n\
+         5 | whitelist = { add = [\"api.internal:8443\", \"10.0.5.7/24:443\"] }\n  \
+           |                                           ^^^^^^^^^^^^^^^^^ `10.0.5.7/24` has bits beyond its prefix\n  \
+           |\n  \
+           = help: write \"10.0.5.7\" for the one host, or \"10.0.5.0/24\" for the network"
+    );
+    for (rule, said) in [
+        ("*:443", "names whom it opens"),
+        ("*.com:443", "top-level"),
+        ("a.example:1/udp", "UDP is not supported"),
+        ("a\\u0000b:1", "control"),
+    ] {
+        refused("whitelist = []", &format!("whitelist = [\"{rule}\"]"), said);
+    }
     refused("whitelist = []", "whitelist = [1]", "a list of strings");
+    refused("whitelist = []", "whitelist = \"pypi.org:443\"", "a list of strings");
+    refused("whitelist = []", "whitelist = [\"a.example:1\", \"A.example:1\"]", "already there");
+}
+
+#[test]
+fn a_whitelist_is_inherited_and_changed_like_any_list() {
+    let rules = |body: &str| -> Vec<String> {
+        let text = format!("schema = 1\nextends = \"pypi\"\n[egress]\nwhitelist = {body}\n");
+        load_text(&text).unwrap_or_else(|error| panic!("{error}")).egress.whitelist.into()
+    };
+    assert_eq!(rules("{ add = [\"10.0.5.7:443\"] }"), ["pypi.org:443", "files.pythonhosted.org:443", "10.0.5.7:443"]);
+    assert_eq!(rules("{ remove = [\"PyPI.org:443\"] }"), ["files.pythonhosted.org:443"]);
+    assert_eq!(rules("{ replace = [] }"), Vec::<String>::new());
+    let report = refusal("schema = 1\nextends = \"pypi\"\n[egress]\nwhitelist = { remove = [\"pypi.org:80\"] }\n");
+    assert!(report.contains("not there to be removed"), "{report}");
+}
+
+#[test]
+fn rules_that_contradict_each_other_or_serve_nobody_are_refused() {
+    refused("whitelist = []", "whitelist = [\"a.example:1-9\", \"a.example:5/tcp\"]", "say different things of one port");
+    assert!(load_text(&changed("whitelist = []", "whitelist = [\"a.example:1-4\", \"a.example:5/tcp\", \"*.example.org:5\"]")).is_ok());
+    let report = refusal("schema = 1\nextends = \"strict\"\n[egress]\nwhitelist = { add = [\"a.example:1\"] }\n");
+    assert!(report.contains("no program open a socket") && report.contains("socket_families"), "{report}");
+    let opened = "schema = 1\nextends = \"strict\"\n[seccomp]\nsocket_families = { add = [\"inet\"] }\n[egress]\nwhitelist = { add = [\"a.example:1\"] }\n";
+    assert!(load_text(opened).is_ok());
+}
+
+#[test]
+fn of_the_shipped_policies_only_pypi_lets_anything_leave() {
+    for (name, _) in SHIPPED {
+        assert_eq!(load_shipped(name).unwrap().egress.whitelist.is_empty(), *name != "pypi", "{name}");
+    }
 }
 
 #[test]

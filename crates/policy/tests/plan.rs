@@ -8,6 +8,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use stockade_policy::{
+    egress::Whitelist,
     facts::{Caller, CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     load_shipped,
@@ -27,8 +28,7 @@ fn facts(privileged: bool) -> HostFacts {
         privileged,
         caller: Caller { uid: 1234, gid: 1234, groups: vec![1234, 27] },
         unique_id: privileged.then_some(0x7000_0007),
-        cpus: vec![0, 1, 2, 3],
-        launcher_cpu: 1,
+        cpus: 4,
         cgroup: if privileged {
             CgroupFacts::V1 { controllers: v1.into_iter().collect() }
         } else {
@@ -76,6 +76,24 @@ fn a_root_run_in_a_host_scratch_is_planned_whole() {
 #[test]
 fn a_rootless_private_run_is_planned_whole() {
     compare("plan-rootless-private", &planned(&load_shipped("default").unwrap(), &facts(false), &code()).unwrap());
+}
+
+#[test]
+fn a_run_that_may_reach_peers_is_planned_whole() {
+    compare("plan-pypi", &planned(&load_shipped("pypi").unwrap(), &facts(true), &in_scratch("/srv/work")).unwrap());
+}
+
+#[test]
+fn a_whitelist_changes_the_plan_and_its_hash_and_an_empty_one_does_not() {
+    let mut policy = load_shipped("default").unwrap();
+    let before = planned(&policy, &facts(true), &code()).unwrap();
+    assert!(before.egress.is_none());
+    let text = |plan: &Plan| serde_json::to_string(plan).unwrap();
+    assert!(!text(&before).contains("egress") && !text(&before).contains("resolv.conf"));
+    policy.egress.whitelist = Whitelist::new(vec!["10.0.5.0/24:443".parse().unwrap()]);
+    let after = planned(&policy, &facts(true), &code()).unwrap();
+    assert!(text(&after).contains("\"egress\":{\"whitelist\":[\"10.0.5.0/24:443\"],\"resolver\":\"198.19.255.253\"}"));
+    assert!(text(&after).contains("nameserver 198.19.255.253") && text(&after).contains("hosts: files dns"));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 extern crate alloc;
 
+#[cfg(feature = "json")]
+mod egress;
 pub mod frame;
 mod limit;
 #[cfg(feature = "json")]
@@ -16,6 +18,8 @@ mod report;
 mod request;
 pub mod step;
 
+#[cfg(feature = "json")]
+pub use egress::*;
 pub use limit::{LimitError, LimitKey, Limits, Quantity};
 #[cfg(feature = "json")]
 pub use report::*;

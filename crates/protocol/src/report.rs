@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Serialize, Serializer};
 
-use crate::limit::Limits;
+use crate::{egress::EgressReport, limit::Limits};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -84,19 +84,6 @@ pub struct Denial {
     pub rule: String,
     /// The smallest policy line that would allow it; null where none may.
     pub allow: Option<String>,
-}
-
-/// What left the sandbox through the egress gate, or tried to.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct EgressReport {
-    /// `none`: the network namespace holds only `lo`.
-    pub mode: &'static str,
-    /// Connections that a rule allowed.
-    pub allowed: Vec<String>,
-    /// Connections that no rule allows.
-    pub denied: Vec<String>,
-    /// Allowed connections whose peer could not be reached.
-    pub failed: Vec<String>,
 }
 
 /// One collected file.
@@ -253,7 +240,7 @@ impl Report {
             limits: Limits::default(),
             denials: Vec::new(),
             denials_omitted: 0,
-            egress: EgressReport { mode: "none", ..EgressReport::default() },
+            egress: EgressReport::default(),
             files: Vec::new(),
             receipt: None,
             policy: None,

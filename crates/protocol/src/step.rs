@@ -45,8 +45,6 @@ steps! {
     Maps = 2 "write the user namespace's maps";
     /// Waiting for the launcher's word.
     AwaitLauncher = 3 "wait for the launcher";
-    /// The CPUs of the plan.
-    Cpus = 46 "choose the sandbox's CPUs";
     /// Clearing supplementary groups.
     Groups = 6 "clear supplementary groups";
     /// Taking on the mapped ids.
@@ -95,6 +93,8 @@ steps! {
     NoNewPrivs = 27 "set no_new_privs";
     /// Landlock.
     Landlock = 28 "restrict with Landlock";
+    /// As many CPUs as the plan says.
+    Cpus = 46 "choose the sandbox's CPUs";
     /// The filter.
     Seccomp = 29 "load the system call filter";
     /// Handing descriptors to the launcher.

@@ -42,8 +42,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
         caller: identity.caller.clone(),
         unique_id,
         unique_id_refusal,
-        cpus: own_cpus(),
-        launcher_cpu: u32::try_from(rustix::thread::sched_getcpu()).unwrap_or(0),
+        cpus: sched_getaffinity(None).map_or(1, |usable| usable.count() as usize),
         cgroup: cgroup_facts(),
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
@@ -89,11 +88,6 @@ fn unique_id(id: u32) -> Result<u32, String> {
         }
     }
     Ok(id)
-}
-
-fn own_cpus() -> Vec<u32> {
-    let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).filter_map(|cpu| u32::try_from(cpu).ok()).collect()
 }
 
 fn merged_usr_links() -> Vec<(String, String)> {

@@ -61,7 +61,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         limits: plan.limits.clone(),
         denials: outcome.denials,
         denials_omitted: outcome.denials_omitted,
-        egress: EgressReport { mode: "none", ..EgressReport::default() },
+        egress: EgressReport::default(),
         files: outcome.files,
         receipt,
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),

@@ -14,11 +14,13 @@ compile_error!("stockade supports x86_64 Linux only");
 mod call;
 pub mod clone;
 pub mod cred;
+pub mod descriptors;
 pub mod landlock;
 pub mod mount;
 pub mod net;
 pub mod process;
 pub mod seccomp;
+pub mod socket;
 #[cfg(feature = "start")]
 pub mod start;
 

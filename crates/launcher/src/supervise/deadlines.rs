@@ -60,7 +60,7 @@ impl Supervision<'_> {
             self.next_cpu_check = None;
             return self.end(Cause::CpuTime);
         }
-        let cpus = u64::try_from(self.plan.cpus.len().max(1)).unwrap_or(1);
+        let cpus = u64::try_from(self.plan.cpus.max(1)).unwrap_or(1);
         let wait = ((limit_us - used) / cpus).clamp(5_000, 250_000);
         self.next_cpu_check = Some(now + Duration::from_micros(wait));
     }

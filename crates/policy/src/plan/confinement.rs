@@ -168,17 +168,6 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
 
 /// How many CPUs the code sees: its quota rounded up, at most what there is.
 pub(super) fn usable_cpus(facts: &HostFacts, limits: &Limits) -> usize {
-    let present = facts.cpus.len().max(1);
+    let present = facts.cpus.max(1);
     limits.get(LimitKey::Cpus).map_or(present, |milli| usize::try_from(milli.div_ceil(1000)).unwrap_or(usize::MAX)).min(present)
-}
-
-/// Which CPUs. The launcher's place is the scheduler's choice, so runs spread with it.
-pub(super) fn plan_cpus(facts: &HostFacts, limits: &Limits) -> Vec<u32> {
-    let count = usable_cpus(facts, limits);
-    if facts.cpus.is_empty() || count == facts.cpus.len() {
-        return facts.cpus.clone();
-    }
-    // The one behind the launcher's own, so that both can run at once.
-    let start = facts.cpus.iter().position(|cpu| *cpu == facts.launcher_cpu).map_or(0, |index| index + 1);
-    (0..count).filter_map(|i| facts.cpus.get((start + i) % facts.cpus.len())).copied().collect()
 }

@@ -11,6 +11,7 @@ use stockade_protocol::Limits;
 
 use super::{HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking};
 use crate::{
+    egress::RESOLVER,
     facts::{HostFacts, PathKind},
     model::Policy,
 };
@@ -110,7 +111,7 @@ pub(super) fn plan_root(
             .ok_or_else(|| lacking("interpreter_missing", format!("{} is not on this host", path.display())))?;
         root.bind(path, kind, true);
     }
-    plan_etc(&mut root, identity, scratch, policy.scratch.home);
+    plan_etc(&mut root, identity, scratch, policy);
     plan_dev(&mut root, policy, narrowing.terminal);
     root.directory(Path::new("/proc"), 0o555);
     root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
@@ -131,14 +132,19 @@ fn is_program_directory(path: &Path) -> bool {
     !path.starts_with("/etc")
 }
 
-fn plan_etc(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, home_in_scratch: bool) {
+fn plan_etc(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, policy: &Policy) {
     let (uid, gid) = identity.inside;
     let user = &identity.user;
-    let home = home_of(scratch, home_in_scratch);
+    let home = home_of(scratch, policy.scratch.home);
     root.file("/etc/passwd", 0o444, format!("root:x:0:0::/nonexistent:/usr/sbin/nologin\n{user}:x:{uid}:{gid}::{}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n", home.display()));
     root.file("/etc/group", 0o444, format!("root:x:0:\n{user}:x:{gid}:\nnogroup:x:65534:\n"));
     root.file("/etc/hosts", 0o444, format!("127.0.0.1 localhost {}\n::1 localhost\n", identity.hostname));
-    root.file("/etc/nsswitch.conf", 0o444, String::from("passwd: files\ngroup: files\nhosts: files\nservices: files\nprotocols: files\n"));
+    let hosts = if policy.egress.whitelist.is_empty() { "files" } else { "files dns" };
+    root.file("/etc/nsswitch.conf", 0o444, format!("passwd: files\ngroup: files\nhosts: {hosts}\nservices: files\nprotocols: files\n"));
+    if !policy.egress.whitelist.is_empty() {
+        // The gate answers at once, or is gone: there is nothing to wait for.
+        root.file("/etc/resolv.conf", 0o444, format!("nameserver {RESOLVER}\noptions timeout:2 attempts:1\n"));
+    }
     root.file("/etc/machine-id", 0o444, String::from("00000000000000000000000000000000\n"));
     root.file("/etc/hostname", 0o444, format!("{}\n", identity.hostname));
 }

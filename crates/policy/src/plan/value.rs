@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
     path::{Path, PathBuf},
 };
 
@@ -11,7 +12,10 @@ use serde::Serialize;
 use stockade_protocol::Limits;
 
 use super::Protection;
-use crate::model::{Origin, Policy};
+use crate::{
+    egress::Whitelist,
+    model::{Origin, Policy},
+};
 
 /// Who launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -222,6 +226,15 @@ pub struct FilterPlan {
     pub kill_names: Vec<String>,
 }
 
+/// What may leave, where anything may.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EgressPlan {
+    /// Who may be reached.
+    pub whitelist: Whitelist,
+    /// Where the sandbox's own files say that names are resolved.
+    pub resolver: Ipv4Addr,
+}
+
 /// Every decision of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
@@ -252,8 +265,8 @@ pub struct Plan {
     pub rlimits: Vec<RlimitPlan>,
     /// Cgroup.
     pub cgroup: CgroupPlan,
-    /// CPUs that the payload may run on.
-    pub cpus: Vec<u32>,
+    /// How many CPUs the payload sees and may run on.
+    pub cpus: usize,
     /// Landlock.
     pub landlock: LandlockPlan,
     /// Landlock of the payload alone, which shuts off pid 1.
@@ -263,6 +276,9 @@ pub struct Plan {
     /// The limits in force.
     #[serde(serialize_with = "limits_by_name")]
     pub limits: Limits,
+    /// What may leave; none: nothing, and nobody answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressPlan>,
     /// A pty of the sandbox's own.
     pub terminal: bool,
     /// Layers that this run goes without, and why.

@@ -1,0 +1,135 @@
+//! Addresses that stay closed unless a rule means them, and the ways to write an IPv4
+//! address inside an IPv6 one.
+//!
+//! The lists are constants of the protocols; what the host's own addresses are is not
+//! known here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use stockade_policy::egress::{Name, Network};
+
+const fn v4(octets: [u8; 4], prefix: u8) -> Network {
+    Network::V4(octets, prefix)
+}
+
+const fn v6(segments: [u16; 8], prefix: u8) -> Network {
+    Network::V6(segments, prefix)
+}
+
+/// Blocks with nobody in them whom a program of the sandbox should meet by accident.
+const CLOSED: &[Network] = &[
+    v4([0, 0, 0, 0], 8),                                 // this host, RFC 791
+    v4([127, 0, 0, 0], 8),                               // loopback
+    v4([169, 254, 0, 0], 16),                            // link-local; metadata of most clouds
+    v4([192, 0, 0, 0], 24),                              // protocol assignments, RFC 6890; metadata of one cloud
+    v4([168, 63, 129, 16], 32),                          // Azure's agent
+    v4([100, 100, 100, 200], 32),                        // Alibaba's metadata
+    v4([224, 0, 0, 0], 4),                               // multicast
+    v4([240, 0, 0, 0], 4),                               // reserved, broadcast
+    v6([0, 0, 0, 0, 0, 0, 0, 0], 96),                    // unspecified, loopback, IPv4-compatible (RFC 4291)
+    v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96),               // IPv4-mapped: unwrapped before, so never meant
+    v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48),            // local NAT64, RFC 8215: where the IPv4 part stands is the operator's choice
+    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),               // link-local
+    v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),                // multicast
+    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128),      // Amazon's metadata
+    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128),       // Google's metadata
+    v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128), // Oracle's metadata
+];
+
+/// Networks of one's own: RFC 1918, RFC 6598, RFC 4193, and the old site-local ones.
+const PRIVATE: &[Network] = &[
+    v4([10, 0, 0, 0], 8),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 168, 0, 0], 16),
+    v4([100, 64, 0, 0], 10),
+    v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
+    v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
+];
+
+/// Suffixes that no public registry hands out (RFC 6761, RFC 6762 appendix G, RFC 8375).
+const INTERNAL: &[&str] = &["internal", "local", "lan", "corp", "home.arpa", "test"];
+
+/// The closed blocks that an address lies in.
+pub(super) fn blocks(address: IpAddr) -> impl Iterator<Item = Network> {
+    CLOSED.iter().copied().filter(move |block| block.contains(address))
+}
+
+/// Whether an address, or an IPv4 one inside it, belongs to a private network.
+pub(super) fn is_private(address: IpAddr) -> bool {
+    views(address).any(|view| PRIVATE.iter().any(|network| network.contains(view)))
+}
+
+/// Whether a name cannot be a public one.
+pub(super) fn is_internal(name: &Name) -> bool {
+    name.parent().is_none() || INTERNAL.iter().any(|suffix| name.is_within(suffix))
+}
+
+/// An address and every IPv4 address that a translator or tunnel would take it for.
+pub(super) fn views(address: IpAddr) -> impl Iterator<Item = IpAddr> {
+    let inner = match address {
+        IpAddr::V4(_) => [None, None],
+        IpAddr::V6(address) => embedded(address),
+    };
+    std::iter::once(address).chain(inner.into_iter().flatten().map(IpAddr::V4))
+}
+
+fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let parts = address.segments();
+    let join = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    let last = join(parts[6], parts[7]);
+    match parts {
+        // IPv4-compatible and -mapped (RFC 4291), IPv4-translated (RFC 2765).
+        [0, 0, 0, 0, 0, 0 | 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => [Some(last), None],
+        // NAT64 (RFC 6052).
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => [Some(last), None],
+        // 6to4 (RFC 3056).
+        [0x2002, high, low, ..] => [Some(join(high, low)), None],
+        // Teredo (RFC 4380): its server, and its client with every bit turned.
+        [0x2001, 0, high, low, ..] => [Some(join(high, low)), Some(join(!parts[6], !parts[7]))],
+        // ISATAP (RFC 5214), in any network.
+        [_, _, _, _, 0 | 0x200, 0x5efe, ..] => [Some(last), None],
+        _ => [None, None],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    #[test]
+    fn every_disguise_is_seen_through() {
+        for text in [
+            "::ffff:169.254.169.254",
+            "::169.254.169.254",
+            "::ffff:0:169.254.169.254",
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::1",
+            "2001:0:a9fe:a9fe::1",
+            "2001:0:102:304:0:0:5601:5601",
+            "2001:db8::5efe:169.254.169.254",
+            "2001:db8::200:5efe:169.254.169.254",
+        ] {
+            let address: IpAddr = text.parse().unwrap();
+            assert!(views(address).any(|view| view == IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254))), "{text}");
+        }
+        for text in ["2001:db8::169.254.169.254", "64:ff9c::169.254.169.254", "2003:a9fe:a9fe::1", "2001:1:a9fe:a9fe::1"] {
+            let address: IpAddr = text.parse().unwrap();
+            assert_eq!(views(address).count(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_list_is_in_canonical_form() {
+        for network in CLOSED.iter().chain(PRIVATE) {
+            assert_eq!(Network::new(network.address(), network.prefix()), Some(*network));
+        }
+    }
+
+    #[test]
+    fn only_names_that_nobody_can_register_are_internal() {
+        let internal = |text| is_internal(&Name::new(text).unwrap());
+        assert!(internal("api") && internal("api.internal") && internal("printer.home.arpa") && internal("a.b.corp"));
+        assert!(!internal("pypi.org") && !internal("internal.example") && !internal("notinternal.com") && !internal("x.arpa"));
+    }
+}

@@ -1,0 +1,118 @@
+//! Reaching a peer: non-blocking connects to its addresses, one after the other with a
+//! short head start each (RFC 8305), until one answers.
+//!
+//! Dials only addresses that it is given: each was decided on before. No name is seen here.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fd::OwnedFd,
+    io::Errno,
+    net::{SocketFlags, SocketType, connect, socket_with, sockopt},
+};
+
+use crate::{poll::Poll, resolve::family};
+
+/// After this long the next address is tried beside the first.
+const HEAD_START: Duration = Duration::from_millis(250);
+/// After this long a peer counts as not answering.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Addresses tried at the same time.
+const MOST_AT_ONCE: usize = 2;
+
+/// One peer being dialled.
+pub(crate) struct Dial {
+    waiting: VecDeque<SocketAddr>,
+    trying: Vec<(OwnedFd, SocketAddr)>,
+    next_at: Instant,
+    give_up_at: Instant,
+    /// The most telling error so far.
+    error: Option<(SocketAddr, Errno)>,
+}
+
+/// How it goes.
+pub(crate) enum Dialled {
+    Waiting,
+    Connected(OwnedFd, SocketAddr),
+    /// Nobody could be reached; the address that failed last, if one was tried.
+    Failed(Option<SocketAddr>, Errno),
+}
+
+impl Dial {
+    /// `addresses` in order of preference.
+    pub(crate) fn start(addresses: Vec<SocketAddr>, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
+        let mut dial = Dial { waiting: addresses.into(), trying: Vec::new(), next_at: now, give_up_at: now + PATIENCE, error: None };
+        let state = dial.advance(poll, token, now);
+        (dial, state)
+    }
+
+    /// Looks how the attempts stand and begins those that are due.
+    pub(crate) fn advance(&mut self, poll: &Poll, token: u64, now: Instant) -> Dialled {
+        loop {
+            if let Some((socket, address)) = self.settle() {
+                return Dialled::Connected(socket, address);
+            }
+            let due = self.trying.is_empty() || (now >= self.next_at && self.trying.len() < MOST_AT_ONCE);
+            if !due || self.waiting.is_empty() {
+                break;
+            }
+            if let Some(address) = self.waiting.pop_front() {
+                match attempt(address, poll, token) {
+                    Ok(socket) => self.trying.push((socket, address)),
+                    Err(errno) => self.remember(address, errno),
+                }
+                self.next_at = now + HEAD_START;
+            }
+        }
+        if self.trying.is_empty() {
+            return match self.error {
+                Some((address, errno)) => Dialled::Failed(Some(address), errno),
+                None => Dialled::Failed(None, Errno::ADDRNOTAVAIL),
+            };
+        }
+        if now >= self.give_up_at {
+            return Dialled::Failed(self.trying.first().map(|(_, address)| *address), Errno::TIMEDOUT);
+        }
+        Dialled::Waiting
+    }
+
+    /// Takes out the attempt that succeeded, and drops those that failed.
+    fn settle(&mut self) -> Option<(OwnedFd, SocketAddr)> {
+        let mut index = 0;
+        while let Some((socket, address)) = self.trying.get(index) {
+            let address = *address;
+            // Asking once more tells how the first connect went (connect(2)).
+            match connect(socket, &address) {
+                Ok(()) | Err(Errno::ISCONN) => return Some(self.trying.swap_remove(index)),
+                Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => index += 1,
+                Err(errno) => {
+                    drop(self.trying.remove(index));
+                    self.remember(address, errno);
+                }
+            }
+        }
+        None
+    }
+
+    fn remember(&mut self, address: SocketAddr, errno: Errno) {
+        // A refusal says more than a missing route of the other family.
+        if self.error.is_none() || !matches!(errno, Errno::NETUNREACH | Errno::AFNOSUPPORT) {
+            self.error = Some((address, errno));
+        }
+    }
+}
+
+fn attempt(address: SocketAddr, poll: &Poll, token: u64) -> Result<OwnedFd, Errno> {
+    let socket = socket_with(family(address), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => {}
+        Err(errno) => return Err(errno),
+    }
+    poll.watch(&socket, token)?;
+    Ok(socket)
+}

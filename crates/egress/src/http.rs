@@ -1,0 +1,274 @@
+//! HTTP/1 from a client, every request of a connection: each must be for the right host.
+//!
+//! A head leaves when it is whole and was understood, a body as it comes. Where a request
+//! ends must be beyond doubt, because the next one begins there: what servers are known to
+//! read in different ways (two lengths, a length beside chunks, bare line feeds, trailers)
+//! is refused. RFC 9112. What turns the connection into something else is refused too.
+
+use stockade_policy::egress::Name;
+use stockade_protocol::DenialReason;
+
+use crate::inspect::Refused;
+
+/// Bytes of one head. A head may use all that can be held.
+const LONGEST_HEAD: usize = crate::inspect::MOST_HELD;
+/// Header lines of one head.
+const MOST_HEADERS: usize = 128;
+/// Digits of a chunk's length, and the line's end.
+const LONGEST_CHUNK_LINE: usize = 16 + 2;
+
+/// Follows the requests of one connection's client.
+#[derive(Clone, Debug, Default)]
+pub struct HttpCheck {
+    stage: Stage,
+    /// How many of the held bytes were searched for the end of what is under way.
+    searched: usize,
+    /// Whether a request was understood before.
+    spoke: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// A request's head.
+    #[default]
+    Head,
+    /// So many bytes of a body that ends there.
+    Body(u64),
+    /// The line before a chunk.
+    ChunkLine,
+    /// So many bytes of a chunk, its line's end among them.
+    Chunk(u64),
+    /// The empty line after the last chunk.
+    LastLine,
+}
+
+impl HttpCheck {
+    /// How many of the held bytes may leave; see [`crate::inspect::Inspector::examine`].
+    ///
+    /// # Errors
+    /// No HTTP/1, or not for this host, or without a certain end.
+    pub fn examine(&mut self, held: &[u8], name: &Name, port: u16) -> Result<usize, Refused> {
+        let mut released = 0;
+        loop {
+            let rest = &held[released..];
+            if rest.is_empty() {
+                self.searched = 0;
+                return Ok(released);
+            }
+            let taken = match self.stage {
+                Stage::Head => self.head(rest, name, port)?,
+                Stage::Body(left) => Some(self.pass(rest, left, Stage::Body, Stage::Head)),
+                Stage::ChunkLine => self.chunk_line(rest)?,
+                Stage::Chunk(left) => Some(self.chunk(rest, left)?),
+                Stage::LastLine => self.last_line(rest)?,
+            };
+            match taken {
+                Some(taken) => {
+                    released += taken;
+                    // Only a whole head or line is taken, so the search begins anew.
+                    self.searched = 0;
+                }
+                None => return Ok(released),
+            }
+        }
+    }
+
+    fn head(&mut self, held: &[u8], name: &Name, port: u16) -> Result<Option<usize>, Refused> {
+        let malformed = || Refused::http(DenialReason::HttpMalformed);
+        let Some(end) = self.find_end(held)? else {
+            return if held.len() > LONGEST_HEAD { Err(malformed()) } else { Ok(None) };
+        };
+        if end > LONGEST_HEAD {
+            return Err(malformed());
+        }
+        self.stage = check_head(&held[..end], name, port)?;
+        self.spoke = true;
+        Ok(Some(end))
+    }
+
+    /// The length of a head up to and with its empty line. Lines end with CR and LF, and
+    /// neither stands anywhere else: some servers take a bare one for a line's end.
+    fn find_end(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
+        while let Some(&byte) = held.get(self.searched) {
+            let after_return = self.searched.checked_sub(1).and_then(|before| held.get(before)) == Some(&b'\r');
+            if (byte == b'\n') != after_return {
+                return Err(self.no_http());
+            }
+            self.searched += 1;
+            let line_begin = || held[..self.searched - 2].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+            if byte == b'\n' {
+                let begin = line_begin();
+                if begin == 0 && !self.spoke && !is_request_line(&held[..self.searched - 2]) {
+                    return Err(self.no_http());
+                }
+                if self.searched - 2 == begin {
+                    return Ok(Some(self.searched));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// At the very beginning, it may well be another protocol.
+    fn no_http(&self) -> Refused {
+        Refused::http(if self.spoke { DenialReason::HttpMalformed } else { DenialReason::ProtocolUnknown })
+    }
+
+    fn pass(&mut self, held: &[u8], left: u64, more: impl Fn(u64) -> Stage, done: Stage) -> usize {
+        let taken = usize::try_from(left).map_or(held.len(), |left| left.min(held.len()));
+        let left = left - taken as u64;
+        self.stage = if left > 0 { more(left) } else { done };
+        taken
+    }
+
+    fn chunk_line(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
+        let malformed = || Refused::http(DenialReason::HttpMalformed);
+        let Some(end) = held.iter().take(LONGEST_CHUNK_LINE).position(|byte| *byte == b'\n') else {
+            return if held.len() >= LONGEST_CHUNK_LINE { Err(malformed()) } else { Ok(None) };
+        };
+        let digits = held[..end].strip_suffix(b"\r").ok_or_else(malformed)?;
+        let length = number(digits, 16).ok_or_else(malformed)?;
+        self.stage = match length {
+            0 => Stage::LastLine,
+            length => Stage::Chunk(length.checked_add(2).ok_or_else(malformed)?),
+        };
+        Ok(Some(end + 1))
+    }
+
+    /// The bytes of a chunk, then CR and LF, which are looked at.
+    fn chunk(&mut self, held: &[u8], left: u64) -> Result<usize, Refused> {
+        let data = left.saturating_sub(2);
+        if data > 0 {
+            return Ok(self.pass(held, data, |data| Stage::Chunk(data + 2), Stage::Chunk(2)));
+        }
+        let wanted = if left == 2 { b'\r' } else { b'\n' };
+        if held[0] != wanted {
+            return Err(Refused::http(DenialReason::HttpMalformed));
+        }
+        self.stage = if left == 2 { Stage::Chunk(1) } else { Stage::ChunkLine };
+        Ok(1)
+    }
+
+    /// Trailers could name another host, so there are none.
+    fn last_line(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
+        if !b"\r\n".starts_with(&held[..held.len().min(2)]) {
+            return Err(Refused::http(DenialReason::HttpMalformed));
+        }
+        if held.len() < 2 {
+            return Ok(None);
+        }
+        self.stage = Stage::Head;
+        Ok(Some(2))
+    }
+}
+
+/// Whether a line ends as the first one of a request does.
+fn is_request_line(line: &[u8]) -> bool {
+    [&b" HTTP/1.1"[..], b" HTTP/1.0", b" HTTP/2.0"].iter().any(|ending| line.ends_with(ending))
+}
+
+/// Reads a whole head; what follows it.
+fn check_head(head: &[u8], name: &Name, port: u16) -> Result<Stage, Refused> {
+    let malformed = || Refused::http(DenialReason::HttpMalformed);
+    if head.starts_with(b"PRI ") {
+        return Err(Refused::http(DenialReason::Http2Cleartext));
+    }
+    // The parser would skip empty lines before the request.
+    if !head[0].is_ascii_uppercase() {
+        return Err(malformed());
+    }
+    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(head) {
+        Ok(httparse::Status::Complete(length)) if length == head.len() => {}
+        _ => return Err(malformed()),
+    }
+    let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
+        return Err(malformed());
+    };
+    check_host(one(&request, "host")?, name, port)?;
+    check_target(method, target, name, port)?;
+    check_upgrade(&request)?;
+    framing(&request, version)
+}
+
+/// The one value of a header; two are refused, even of the same value.
+fn one<'a>(request: &httparse::Request<'_, 'a>, wanted: &str) -> Result<Option<&'a [u8]>, Refused> {
+    let mut found = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(wanted));
+    let value = found.next().map(|header| header.value);
+    if found.next().is_some() {
+        return Err(Refused::http(DenialReason::HttpMalformed));
+    }
+    Ok(value)
+}
+
+fn check_host(host: Option<&[u8]>, name: &Name, port: u16) -> Result<(), Refused> {
+    let host = host.filter(|host| !host.is_empty()).ok_or_else(|| Refused::http(DenialReason::HostMissing))?;
+    is_authority(host, name, port).then_some(()).ok_or_else(|| Refused::http(DenialReason::HostMismatch).naming(host))
+}
+
+/// Whether this is the name, alone or with the connection's own port.
+fn is_authority(text: &[u8], name: &Name, port: u16) -> bool {
+    let Ok(text) = std::str::from_utf8(text) else { return false };
+    let (host, own_port) = match text.split_once(':') {
+        Some((host, said)) => (host, said == port.to_string()),
+        None => (text, true),
+    };
+    own_port && Name::new(host).is_ok_and(|said| said == *name)
+}
+
+/// A path, `*`, or a whole URL for the same host.
+fn check_target(method: &str, target: &str, name: &Name, port: u16) -> Result<(), Refused> {
+    if method == "CONNECT" {
+        return Err(Refused::http(DenialReason::HttpTunnel).naming(target.as_bytes()));
+    }
+    if target.starts_with('/') || (target == "*" && method == "OPTIONS") {
+        return Ok(());
+    }
+    let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
+    let Some(scheme) = scheme else { return Err(Refused::http(DenialReason::HttpMalformed)) };
+    let rest = &target[scheme.len()..];
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let same = is_authority(authority.as_bytes(), name, port);
+    same.then_some(()).ok_or_else(|| Refused::http(DenialReason::HostMismatch).naming(authority.as_bytes()))
+}
+
+/// Whoever asks for another protocol would speak it next. An offer of HTTP/2 is harmless:
+/// a client takes it up with a preface, which is refused.
+fn check_upgrade(request: &httparse::Request<'_, '_>) -> Result<(), Refused> {
+    match one(request, "upgrade")? {
+        Some(value) if !value.eq_ignore_ascii_case(b"h2c") => Err(Refused::http(DenialReason::HttpTunnel).naming(value)),
+        _ => Ok(()),
+    }
+}
+
+/// What follows the head: a body of a certain length, chunks, or the next head.
+fn framing(request: &httparse::Request<'_, '_>, version: u8) -> Result<Stage, Refused> {
+    let malformed = || Refused::http(DenialReason::HttpMalformed);
+    let length = one(request, "content-length")?.map(|value| number(value, 10).ok_or_else(malformed)).transpose()?;
+    // Some servers treat `_` in a header's name as `-`.
+    let lookalike = ["content_length", "transfer_encoding"];
+    if request.headers.iter().any(|header| lookalike.iter().any(|name| header.name.eq_ignore_ascii_case(name))) {
+        return Err(malformed());
+    }
+    match (length, one(request, "transfer-encoding")?) {
+        (None, None) | (Some(0), None) => Ok(Stage::Head),
+        (Some(length), None) => Ok(Stage::Body(length)),
+        (None, Some(coding)) if version == 1 && coding.eq_ignore_ascii_case(b"chunked") => Ok(Stage::ChunkLine),
+        _ => Err(malformed()),
+    }
+}
+
+/// A number in plain digits of at most 16.
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
+    if digits.is_empty() || digits.len() > 16 {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| {
+        let digit = char::from(*digit).to_digit(radix)?;
+        value.checked_mul(radix.into())?.checked_add(digit.into())
+    })
+}
+
+#[cfg(test)]
+mod tests;

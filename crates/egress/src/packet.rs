@@ -1,0 +1,174 @@
+//! Packets as the kernel logged them: what was tried, and for a SYN the packets in answer.
+//!
+//! A held SYN goes back as it was, but with checksums, which the kernel leaves to hardware
+//! that does not exist here; or a reset or an ICMP error goes back in its stead. Only plain
+//! packets are read: no fragments, no extension headers. The bytes are the sandbox's, save
+//! for what the kernel itself wrote. RFC 791, 8200, 9293, 792, 4443.
+
+mod build;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+pub use build::Unreachable;
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const ICMPV6: u8 = 58;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// Ends of a connection; with both, one attempt is told from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The program's end.
+    pub from: SocketAddr,
+    /// Whom it wants.
+    pub to: SocketAddr,
+}
+
+/// A TCP SYN, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Syn {
+    key: Key,
+    /// The packet, without what stood behind it.
+    packet: Vec<u8>,
+    /// Where the TCP header begins.
+    tcp: usize,
+    /// Bytes of data in it (TCP fast open).
+    data: usize,
+}
+
+/// What a packet tried, as far as it can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// `tcp`, `udp`, `icmp`, or `protocol 132` by its number.
+    pub protocol: String,
+    /// To whom.
+    pub to: IpAddr,
+    /// On which port, where the protocol has them.
+    pub port: Option<u16>,
+}
+
+/// Why a packet is none that could be let go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PacketFault {
+    /// Cut off, or with a length that is not its own.
+    #[error("cut off or of another length than it says")]
+    Length,
+    /// Neither IPv4 nor IPv6.
+    #[error("neither IPv4 nor IPv6")]
+    Version,
+    /// A part of a packet.
+    #[error("a fragment")]
+    Fragment,
+    /// Not TCP, or behind an extension header.
+    #[error("not TCP")]
+    Protocol,
+    /// Not the first packet of a connection.
+    #[error("not a SYN")]
+    Flags,
+}
+
+/// A packet's network header.
+struct Outer<'a> {
+    from: IpAddr,
+    to: IpAddr,
+    protocol: u8,
+    fragment: bool,
+    /// The whole packet, without what stood behind it.
+    packet: &'a [u8],
+    /// Where its header ends.
+    end: usize,
+}
+
+impl<'a> Outer<'a> {
+    fn read(bytes: &'a [u8]) -> Result<Self, PacketFault> {
+        match bytes.first().map(|byte| byte >> 4) {
+            Some(4) => Self::read_v4(bytes),
+            Some(6) => Self::read_v6(bytes),
+            Some(_) => Err(PacketFault::Version),
+            None => Err(PacketFault::Length),
+        }
+    }
+
+    fn read_v4(bytes: &'a [u8]) -> Result<Self, PacketFault> {
+        let header = bytes.first_chunk::<20>().ok_or(PacketFault::Length)?;
+        let end = usize::from(header[0] & 0xf) * 4;
+        let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
+        let packet = bytes.get(..length).filter(|packet| end >= 20 && packet.len() >= end).ok_or(PacketFault::Length)?;
+        let [.., a, b, c, d, e, f, g, h] = *header;
+        Ok(Outer {
+            from: IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+            to: IpAddr::V4(Ipv4Addr::new(e, f, g, h)),
+            protocol: header[9],
+            // Every bit of the offset, and "more fragments".
+            fragment: header[6] & 0x3f != 0 || header[7] != 0,
+            packet,
+            end,
+        })
+    }
+
+    fn read_v6(bytes: &'a [u8]) -> Result<Self, PacketFault> {
+        let header = bytes.first_chunk::<40>().ok_or(PacketFault::Length)?;
+        let length = 40 + usize::from(u16::from_be_bytes([header[4], header[5]]));
+        let packet = bytes.get(..length).ok_or(PacketFault::Length)?;
+        let address = |at: usize| header[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |octets| Ipv6Addr::from(*octets));
+        Ok(Outer { from: IpAddr::V6(address(8)), to: IpAddr::V6(address(24)), protocol: header[6], fragment: false, packet, end: 40 })
+    }
+}
+
+impl Syn {
+    /// Reads a captured packet that begins with its IP header.
+    ///
+    /// # Errors
+    /// The packet is not a plain, whole SYN.
+    pub fn read(bytes: &[u8]) -> Result<Self, PacketFault> {
+        let outer = Outer::read(bytes)?;
+        if outer.fragment {
+            return Err(PacketFault::Fragment);
+        }
+        if outer.protocol != TCP {
+            return Err(PacketFault::Protocol);
+        }
+        let segment = &outer.packet[outer.end..];
+        let header = segment.first_chunk::<20>().ok_or(PacketFault::Length)?;
+        let options_end = usize::from(header[12] >> 4) * 4;
+        let data = segment.len().checked_sub(options_end).filter(|_| options_end >= 20).ok_or(PacketFault::Length)?;
+        if header[13] & (FIN | SYN | RST | ACK) != SYN {
+            return Err(PacketFault::Flags);
+        }
+        let port = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
+        let key = Key { from: SocketAddr::new(outer.from, port(0)), to: SocketAddr::new(outer.to, port(2)) };
+        Ok(Syn { key, packet: outer.packet.to_vec(), tcp: outer.end, data })
+    }
+
+    /// Both ends.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+}
+
+impl Attempt {
+    /// Reads what a captured packet tried; for the record only.
+    ///
+    /// # Errors
+    /// It has no whole IP header.
+    pub fn read(bytes: &[u8]) -> Result<Self, PacketFault> {
+        let outer = Outer::read(bytes)?;
+        let protocol = match outer.protocol {
+            TCP => String::from("tcp"),
+            UDP => String::from("udp"),
+            ICMP | ICMPV6 => String::from("icmp"),
+            other => format!("protocol {other}"),
+        };
+        let ports = outer.packet.get(outer.end..outer.end + 4).filter(|_| matches!(outer.protocol, TCP | UDP) && !outer.fragment);
+        Ok(Attempt { protocol, to: outer.to, port: ports.map(|ports| u16::from_be_bytes([ports[2], ports[3]])) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! What happened, gathered into the report: one entry for what differs only in time.
+//!
+//! Every list has a largest length, and no kind of denial can fill its list alone, so that
+//! a flood of one kind does not hide another. What finds no place is said to be missing.
+//! Nothing here decides anything.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use stockade_protocol::{DenialKind, DenialReason, EgressDenial, EgressFailure, EgressFlow, EgressMode, EgressReport};
+
+use crate::decide::{Denied, Permit};
+
+/// Entries of one list.
+pub const MOST_ENTRIES: usize = 256;
+/// Denials of one kind.
+pub const MOST_OF_A_KIND: usize = 96;
+/// Bytes of one text.
+const LONGEST_TEXT: usize = 255;
+
+/// What is gathered over one run. Times are milliseconds from its start.
+#[derive(Clone, Debug, Default)]
+pub struct Record {
+    report: EgressReport,
+    flows: BTreeMap<FlowKey, usize>,
+    denials: BTreeMap<DenialKey, usize>,
+    failures: BTreeMap<FailureKey, usize>,
+    kinds: BTreeMap<DenialKind, usize>,
+}
+
+type FlowKey = (usize, Option<String>, IpAddr, u16);
+type FailureKey = (usize, Option<String>, Option<IpAddr>, u16, String);
+type DenialKey = (DenialKind, DenialReason, Option<String>, Option<IpAddr>, Option<u16>, Option<String>);
+
+/// One entry of the connections, to count bytes under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowId(Option<usize>);
+
+impl Record {
+    /// A record of a run behind the gate. `backend` names the kernel's part in it.
+    pub fn new(backend: &str) -> Self {
+        let report = EgressReport { mode: EgressMode::Gate, backend: Some(backend.to_owned()), ..EgressReport::default() };
+        Record { report, ..Record::default() }
+    }
+
+    /// A peer was reached. `rule` is the text of the permit's rule.
+    pub fn connected(&mut self, permit: &Permit, rule: &str, address: IpAddr, now_ms: u64) -> FlowId {
+        let host = permit.host().map(|name| short(name.as_str()));
+        let key = (permit.rule, host.clone(), address, permit.port);
+        let flows = &mut self.report.allowed;
+        let index = self.flows.get(&key).copied().or_else(|| {
+            (flows.len() < MOST_ENTRIES).then(|| {
+                flows.push(EgressFlow {
+                    rule: short(rule),
+                    host,
+                    addr: address.to_string(),
+                    port: permit.port,
+                    proto: String::from("tcp"),
+                    first_ms: now_ms,
+                    ..EgressFlow::default()
+                });
+                self.flows.insert(key, flows.len() - 1);
+                flows.len() - 1
+            })
+        });
+        self.report.truncated |= index.is_none();
+        if let Some(flow) = index.and_then(|index| flows.get_mut(index)) {
+            flow.connections += 1;
+        }
+        FlowId(index)
+    }
+
+    /// Bytes went to and came from the peer.
+    pub fn carried(&mut self, flow: FlowId, out: u64, back: u64) {
+        if let Some(flow) = self.flow(flow) {
+            flow.bytes_out = flow.bytes_out.saturating_add(out);
+            flow.bytes_in = flow.bytes_in.saturating_add(back);
+        }
+    }
+
+    /// A TLS hello named this server.
+    pub fn named(&mut self, flow: FlowId, server: &str) {
+        if let Some(flow) = self.flow(flow) {
+            flow.sni.get_or_insert_with(|| short(server));
+        }
+    }
+
+    fn flow(&mut self, FlowId(index): FlowId) -> Option<&mut EgressFlow> {
+        self.report.allowed.get_mut(index?)
+    }
+
+    /// Something was refused.
+    pub fn denied(&mut self, denied: &Denied, now_ms: u64) {
+        let text = |text: &Option<String>| text.as_deref().map(short);
+        // What was said besides is of the first one only: it is the program's to choose.
+        let key = (denied.kind, denied.reason, text(&denied.host), denied.address, denied.port, text(&denied.protocol));
+        if let Some(entry) = self.denials.get(&key).and_then(|index| self.report.denied.get_mut(*index)) {
+            entry.count += 1;
+            return;
+        }
+        let of_kind = self.kinds.entry(denied.kind).or_default();
+        if self.report.denied.len() >= MOST_ENTRIES || *of_kind >= MOST_OF_A_KIND {
+            self.report.truncated = true;
+            return;
+        }
+        *of_kind += 1;
+        self.denials.insert(key, self.report.denied.len());
+        self.report.denied.push(EgressDenial {
+            kind: denied.kind,
+            host: text(&denied.host),
+            addr: denied.address.map(|address| address.to_string()),
+            port: denied.port,
+            proto: text(&denied.protocol),
+            sni: text(&denied.said),
+            qtype: text(&denied.question),
+            reason: denied.reason,
+            allow: denied.allow.clone(),
+            count: 1,
+            first_ms: now_ms,
+        });
+    }
+
+    /// An allowed peer could not be reached. `error` is an errno's name, or `ENOTFOUND`.
+    pub fn failed(&mut self, permit: &Permit, rule: &str, address: Option<IpAddr>, error: &str, now_ms: u64) {
+        let host = permit.host().map(|name| short(name.as_str()));
+        let key = (permit.rule, host.clone(), address, permit.port, error.to_owned());
+        if let Some(entry) = self.failures.get(&key).and_then(|index| self.report.failed.get_mut(*index)) {
+            entry.count += 1;
+            return;
+        }
+        if self.report.failed.len() >= MOST_ENTRIES {
+            self.report.truncated = true;
+            return;
+        }
+        self.failures.insert(key, self.report.failed.len());
+        self.report.failed.push(EgressFailure {
+            rule: short(rule),
+            host,
+            addr: address.map(|address| address.to_string()),
+            port: permit.port,
+            error: error.to_owned(),
+            count: 1,
+            first_ms: now_ms,
+        });
+    }
+
+    /// The kernel dropped so many events before they could be counted.
+    pub fn lost(&mut self, events: u64) {
+        self.report.audit_lost = self.report.audit_lost.saturating_add(events);
+    }
+
+    /// The report as it stands.
+    pub fn report(&self) -> &EgressReport {
+        &self.report
+    }
+}
+
+fn short(text: &str) -> String {
+    let end = (0..=text.len().min(LONGEST_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+    use crate::decide::{Decider, Destination};
+    use stockade_policy::egress::{Name, Whitelist};
+
+    fn permit() -> (Permit, &'static str) {
+        let decider = Decider::new(Whitelist::new(vec!["pypi.org:443".parse().unwrap()]), Vec::new());
+        (decider.decide(Destination::Name(Name::new("pypi.org").unwrap()), 443).unwrap(), "pypi.org:443")
+    }
+
+    fn ip(last: u16) -> IpAddr {
+        IpAddr::from([10, 0, (last >> 8) as u8, last as u8])
+    }
+
+    fn denied(kind: DenialKind, last: u16) -> Denied {
+        Denied { address: Some(ip(last)), port: Some(80), ..Denied::new(kind, DenialReason::NoRule) }
+    }
+
+    #[test]
+    fn connections_to_one_peer_are_one_entry() {
+        let mut record = Record::new("nft-tproxy");
+        let (permit, rule) = permit();
+        let first = record.connected(&permit, rule, ip(1), 412);
+        let second = record.connected(&permit, rule, ip(1), 500);
+        let other = record.connected(&permit, rule, ip(2), 600);
+        assert_eq!(first, second);
+        record.carried(first, 100, 1000);
+        record.carried(second, 20, 3000);
+        record.named(other, "pypi.org");
+        let report = record.report();
+        assert_eq!(report.allowed.len(), 2);
+        let flow = &report.allowed[0];
+        assert_eq!((flow.connections, flow.bytes_out, flow.bytes_in, flow.first_ms), (2, 120, 4000, 412));
+        assert_eq!((flow.rule.as_str(), flow.host.as_deref(), flow.sni.as_deref()), ("pypi.org:443", Some("pypi.org"), None));
+        assert_eq!(report.allowed[1].sni.as_deref(), Some("pypi.org"));
+        assert!(!report.truncated);
+    }
+
+    #[test]
+    fn denials_that_differ_in_time_only_are_one_entry() {
+        let mut record = Record::new("nft-tproxy");
+        for now in 5..8 {
+            record.denied(&denied(DenialKind::Connect, 1), now);
+        }
+        record.denied(&denied(DenialKind::Connect, 2), 9);
+        record.denied(&Denied { reason: DenialReason::ForbiddenRange, ..denied(DenialKind::Connect, 1) }, 9);
+        let denials: Vec<_> = record.report().denied.iter().map(|denial| (denial.count, denial.first_ms)).collect();
+        assert_eq!(denials, [(3, 5), (1, 9), (1, 9)]);
+    }
+
+    #[test]
+    fn a_flood_of_one_kind_leaves_room_for_others_and_is_admitted() {
+        let mut record = Record::new("nft-tproxy");
+        for number in 0..10_000 {
+            record.denied(&denied(DenialKind::Udp, number), 0);
+        }
+        assert_eq!(record.report().denied.len(), MOST_OF_A_KIND);
+        assert!(record.report().truncated);
+        record.denied(&denied(DenialKind::Connect, 7), 1);
+        assert_eq!(record.report().denied.last().unwrap().kind, DenialKind::Connect);
+        record.denied(&denied(DenialKind::Udp, 0), 2);
+        assert_eq!(record.report().denied[0].count, 2);
+        for kind in [DenialKind::Dns, DenialKind::Tls, DenialKind::Http, DenialKind::Packet] {
+            (0..1000).for_each(|number| record.denied(&denied(kind, number), 0));
+        }
+        assert_eq!(record.report().denied.len(), MOST_ENTRIES);
+    }
+
+    #[test]
+    fn connections_and_failures_beyond_the_largest_number_are_admitted() {
+        let mut record = Record::new("nft-tproxy");
+        let (permit, rule) = permit();
+        let flows: Vec<FlowId> = (0..300).map(|number| record.connected(&permit, rule, ip(number), 0)).collect();
+        record.carried(flows[299], 5, 5);
+        assert_eq!((record.report().allowed.len(), record.report().truncated), (MOST_ENTRIES, true));
+        let mut record = Record::new("nft-tproxy");
+        for number in 0..300 {
+            record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 3);
+            record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 4);
+        }
+        let report = record.report();
+        assert_eq!((report.failed.len(), report.truncated, report.failed[0].count, report.failed[0].first_ms), (MOST_ENTRIES, true, 2, 3));
+    }
+
+    #[test]
+    fn texts_are_cut_where_a_character_ends() {
+        let mut record = Record::new("nft-tproxy");
+        record.denied(&Denied { host: Some("ü".repeat(500)), ..denied(DenialKind::Dns, 1) }, 0);
+        assert_eq!(record.report().denied[0].host.as_deref().map(str::len), Some(254));
+    }
+}

@@ -1,0 +1,261 @@
+//! Questions to a name server and what may be believed of its answers (RFC 1035).
+//!
+//! Answers are hostile bytes: an answer counts only if it echoes identity and question;
+//! names are followed only inside it, a bounded number of steps, and every length is
+//! checked. No system call, no clock.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// The address family asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    V4,
+    V6,
+}
+
+impl Kind {
+    fn number(self) -> u16 {
+        match self {
+            Kind::V4 => 1,
+            Kind::V6 => 28,
+        }
+    }
+}
+
+/// What an answer says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The addresses; none: the name has none of this kind.
+    Addresses(Vec<IpAddr>),
+    /// There is no such name.
+    NoSuchName,
+    /// Ask again over TCP.
+    Cut,
+    /// The server cannot or will not say.
+    Failed,
+}
+
+const HEADER: usize = 12;
+const CLASS_IN: u16 = 1;
+const CNAME: u16 = 5;
+/// Addresses kept of one answer.
+const MOST_ADDRESSES: usize = 16;
+/// Aliases followed.
+const MOST_ALIASES: usize = 16;
+/// Records looked at.
+const MOST_RECORDS: u16 = 256;
+
+/// The bytes of a question. `name` has labels of 1 to 63 bytes, no trailing dot, and at
+/// most 253 bytes: `None` for anything else.
+pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Option<Vec<u8>> {
+    if name.len() > 253 {
+        return None;
+    }
+    let mut bytes = id.to_be_bytes().to_vec();
+    // Recursion desired; one question.
+    bytes.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    for label in name.split('.') {
+        let length = u8::try_from(label.len()).ok().filter(|length| (1..=63).contains(length))?;
+        bytes.push(length);
+        bytes.extend_from_slice(label.as_bytes());
+    }
+    bytes.push(0);
+    bytes.extend_from_slice(&kind.number().to_be_bytes());
+    bytes.extend_from_slice(&CLASS_IN.to_be_bytes());
+    Some(bytes)
+}
+
+/// Reads the answer to a question that was sent. `None`: it is not the answer to that
+/// question, or makes no sense, and is to be ignored.
+pub(crate) fn answer(bytes: &[u8], asked: &[u8], kind: Kind) -> Option<Answer> {
+    const RESPONSE: u8 = 0x80;
+    const OPCODE: u8 = 0x78;
+    const TRUNCATED: u8 = 2;
+    const CODE: u8 = 15;
+    let flags = *bytes.get(2)?;
+    let counts = |at| number(bytes, at);
+    let question = asked.get(HEADER..)?;
+    let echo = bytes.get(HEADER..HEADER + question.len())?;
+    // Letter case may differ: some servers answer in lower case.
+    if bytes.get(..2)? != asked.get(..2)?
+        || flags & (RESPONSE | OPCODE) != RESPONSE
+        || counts(4)? != 1
+        || !echo.eq_ignore_ascii_case(question)
+    {
+        return None;
+    }
+    if flags & TRUNCATED != 0 {
+        return Some(Answer::Cut);
+    }
+    match bytes.get(3)? & CODE {
+        0 => {}
+        3 => return Some(Answer::NoSuchName),
+        _ => return Some(Answer::Failed),
+    }
+    let mut at = HEADER + question.len();
+    let mut aliases: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+    let mut addresses: Vec<(Vec<u8>, IpAddr)> = Vec::new();
+    for _ in 0..counts(6)?.min(MOST_RECORDS) {
+        let owner = name(bytes, &mut at)?;
+        let (record, class, length) = (number(bytes, at)?, number(bytes, at + 2)?, usize::from(number(bytes, at + 8)?));
+        let data = at + 10;
+        at = data + length;
+        let value = bytes.get(data..at)?;
+        if class != CLASS_IN {
+            continue;
+        }
+        if record == CNAME && aliases.len() < MOST_ALIASES {
+            let mut inside = data;
+            aliases.push((owner, name(bytes, &mut inside)?));
+        } else if record == kind.number() && addresses.len() < MOST_ADDRESSES {
+            let address = match kind {
+                Kind::V4 => IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?)),
+                Kind::V6 => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?)),
+            };
+            addresses.push((owner, address));
+        }
+    }
+    let mut current = name(asked, &mut { HEADER })?;
+    for _ in 0..=MOST_ALIASES {
+        let found: Vec<IpAddr> = addresses.iter().filter(|(owner, _)| *owner == current).map(|(_, address)| *address).collect();
+        match aliases.iter().find(|(owner, _)| *owner == current) {
+            Some((_, target)) if found.is_empty() => current.clone_from(target),
+            _ => return Some(Answer::Addresses(found)),
+        }
+    }
+    Some(Answer::Failed)
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|pair| u16::from_be_bytes(*pair))
+}
+
+/// Reads a name at `at`, in lower case with its length bytes, and moves `at` behind it.
+/// Pointers must go backwards, so that every name ends.
+fn name(bytes: &[u8], at: &mut usize) -> Option<Vec<u8>> {
+    let mut out = Vec::new();
+    let mut position = *at;
+    let mut lowest = position;
+    let mut jumped = false;
+    loop {
+        let length = usize::from(*bytes.get(position)?);
+        match length >> 6 {
+            0 => {
+                let label = bytes.get(position..position + 1 + length)?;
+                out.extend(label.iter().map(u8::to_ascii_lowercase));
+                position += 1 + length;
+                if !jumped {
+                    *at = position;
+                }
+                if length == 0 {
+                    return Some(out);
+                }
+                if out.len() > 255 {
+                    return None;
+                }
+            }
+            3 => {
+                let target = (length & 0x3f) << 8 | usize::from(*bytes.get(position + 1)?);
+                if !jumped {
+                    *at = position + 2;
+                }
+                if target >= lowest {
+                    return None;
+                }
+                (position, lowest, jumped) = (target, target, true);
+            }
+            _ => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    fn reply(asked: &[u8], flags: [u8; 2], records: &[(&[u8], u16, &[u8])]) -> Vec<u8> {
+        let mut bytes = asked.to_vec();
+        bytes[2..4].copy_from_slice(&flags);
+        bytes[7] = u8::try_from(records.len()).unwrap();
+        for (owner, kind, value) in records {
+            bytes.extend_from_slice(owner);
+            bytes.extend_from_slice(&kind.to_be_bytes());
+            bytes.extend_from_slice(&[0, 1, 0, 0, 0, 60]);
+            bytes.extend_from_slice(&u16::try_from(value.len()).unwrap().to_be_bytes());
+            bytes.extend_from_slice(value);
+        }
+        bytes
+    }
+
+    const SELF: &[u8] = &[0xc0, 12];
+    const OK: [u8; 2] = [0x81, 0x80];
+
+    #[test]
+    fn addresses_of_the_name_asked_for_are_believed_and_of_no_other() {
+        let asked = question(7, "api.internal", Kind::V4).unwrap();
+        let good = reply(&asked, OK, &[(SELF, 1, &[10, 0, 5, 7])]);
+        assert_eq!(answer(&good, &asked, Kind::V4), Some(Answer::Addresses(vec!["10.0.5.7".parse().unwrap()])));
+        let other = reply(&asked, OK, &[(b"\x04evil\x00", 1, &[10, 0, 5, 7])]);
+        assert_eq!(answer(&other, &asked, Kind::V4), Some(Answer::Addresses(vec![])));
+    }
+
+    #[test]
+    fn aliases_are_followed_inside_the_answer() {
+        let asked = question(7, "api.internal", Kind::V4).unwrap();
+        let chain: &[(&[u8], u16, &[u8])] = &[(SELF, 5, b"\x01B\x00"), (b"\x01b\x00", 5, b"\x01c\x00"), (b"\x01c\x00", 1, &[10, 0, 5, 8])];
+        assert_eq!(answer(&reply(&asked, OK, chain), &asked, Kind::V4), Some(Answer::Addresses(vec!["10.0.5.8".parse().unwrap()])));
+        let circle: &[(&[u8], u16, &[u8])] = &[(SELF, 5, b"\x01b\x00"), (b"\x01b\x00", 5, b"\x03api\x08internal\x00")];
+        assert_eq!(answer(&reply(&asked, OK, circle), &asked, Kind::V4), Some(Answer::Failed));
+    }
+
+    #[test]
+    fn an_answer_to_another_question_is_ignored() {
+        let asked = question(7, "api.internal", Kind::V4).unwrap();
+        let good = reply(&asked, OK, &[]);
+        assert!(answer(&good, &asked, Kind::V4).is_some());
+        for (at, value) in [(0, 9), (1, 9), (2, 0x01), (5, 2), (13, b'x'), (good.len() - 3, 28)] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert_eq!(answer(&bad, &asked, Kind::V4), None, "byte {at}");
+        }
+        let mut upper = good;
+        upper[13] = b'A';
+        assert!(answer(&upper, &asked, Kind::V4).is_some());
+    }
+
+    #[test]
+    fn codes_are_told_apart() {
+        let asked = question(7, "a", Kind::V6).unwrap();
+        for (flags, said) in [([0x81, 3], Answer::NoSuchName), ([0x81, 2], Answer::Failed), ([0x83, 0], Answer::Cut)] {
+            assert_eq!(answer(&reply(&asked, flags, &[]), &asked, Kind::V6), Some(said));
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic_or_loop() {
+        let asked = question(7, "api.internal", Kind::V4).unwrap();
+        let seed = reply(&asked, OK, &[(SELF, 5, b"\x01b\xc0\x0c"), (b"\x01b\xc0\x10", 1, &[1, 2, 3, 4])]);
+        let mut state = 0x1234_5678_9abc_def1_u64;
+        for _ in 0..200_000 {
+            let mut bytes = seed.clone();
+            for _ in 0..4 {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                let at = usize::try_from(state >> 8).unwrap() % bytes.len();
+                bytes[at] = state.to_le_bytes()[0];
+            }
+            bytes.truncate(usize::try_from(state >> 40).unwrap() % (seed.len() + 1));
+            let _any = answer(&bytes, &asked, Kind::V4);
+        }
+    }
+
+    #[test]
+    fn impossible_names_are_not_asked() {
+        assert!(question(1, "a.b", Kind::V4).is_some());
+        for name in ["", "a..b", ".a", "a.", &"x".repeat(64), &"abc.".repeat(70)] {
+            assert_eq!(question(1, name, Kind::V4), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Places for connections, and the numbers under which the kernel tells of them.
+//!
+//! A number says place, generation and side, so that an event of a connection that has
+//! ended is never taken for one of its successor's.
+
+use crate::relay::Side;
+
+/// One connection's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Id {
+    index: u32,
+    generation: u32,
+}
+
+/// The number under which a socket of a connection is watched.
+pub(super) fn token(id: Id, side: Side) -> u64 {
+    let low = (u64::from(id.index) << 1 | u64::from(side == Side::Peer)) + super::FIRST_SLOT;
+    u64::from(id.generation) << 32 | low
+}
+
+pub(super) fn id_of(token: u64) -> Option<(Id, Side)> {
+    let low = (token & 0xffff_ffff).checked_sub(super::FIRST_SLOT)?;
+    let side = if low & 1 == 0 { Side::Client } else { Side::Peer };
+    let id = Id { index: u32::try_from(low >> 1).ok()?, generation: u32::try_from(token >> 32).ok()? };
+    Some((id, side))
+}
+
+struct Place<T> {
+    generation: u32,
+    taken: bool,
+    content: Option<T>,
+}
+
+/// See the module.
+pub(super) struct Slots<T> {
+    places: Vec<Place<T>>,
+    free: Vec<u32>,
+    most: usize,
+}
+
+impl<T> Slots<T> {
+    pub(super) fn new(most: usize) -> Self {
+        Slots { places: Vec::new(), free: Vec::new(), most }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
+    /// A place, empty as yet; none where all are taken.
+    pub(super) fn reserve(&mut self) -> Option<Id> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.places.len() < self.most => {
+                self.places.push(Place { generation: 0, taken: false, content: None });
+                u32::try_from(self.places.len() - 1).ok()?
+            }
+            None => return None,
+        };
+        let place = self.places.get_mut(index as usize)?;
+        place.taken = true;
+        Some(Id { index, generation: place.generation })
+    }
+
+    fn place(&mut self, id: Id) -> Option<&mut Place<T>> {
+        self.places.get_mut(id.index as usize).filter(|place| place.taken && place.generation == id.generation)
+    }
+
+    pub(super) fn get_mut(&mut self, id: Id) -> Option<&mut T> {
+        self.place(id)?.content.as_mut()
+    }
+
+    /// Takes the content out; the place stays taken until it is freed.
+    pub(super) fn take(&mut self, id: Id) -> Option<T> {
+        self.place(id)?.content.take()
+    }
+
+    pub(super) fn replace(&mut self, id: Id, content: T) {
+        if let Some(place) = self.place(id) {
+            place.content = Some(content);
+        }
+    }
+
+    pub(super) fn free(&mut self, id: Id) {
+        if let Some(place) = self.place(id) {
+            *place = Place { generation: place.generation.wrapping_add(1), taken: false, content: None };
+            self.free.push(id.index);
+        }
+    }
+
+    pub(super) fn any(&self, holds: impl Fn(&T) -> bool) -> bool {
+        self.places.iter().filter_map(|place| place.content.as_ref()).any(holds)
+    }
+
+    /// All that are taken now.
+    pub(super) fn ids(&self) -> Vec<Id> {
+        let taken = (0..).zip(&self.places).filter(|(_, place)| place.taken);
+        taken.map(|(index, place)| Id { index, generation: place.generation }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    #[test]
+    fn a_freed_place_is_no_longer_known_under_its_old_number() {
+        let mut slots = Slots::new(1);
+        let old = slots.reserve().unwrap();
+        slots.replace(old, "old");
+        assert!(slots.reserve().is_none() && !slots.is_empty());
+        slots.free(old);
+        assert!(slots.is_empty());
+        let new = slots.reserve().unwrap();
+        slots.replace(new, "new");
+        assert_eq!(slots.get_mut(old), None);
+        assert_eq!(slots.take(new), Some("new"));
+        for side in [Side::Client, Side::Peer] {
+            assert_eq!(id_of(token(new, side)), Some((new, side)));
+        }
+        assert_eq!(id_of(super::super::NAMES), None);
+    }
+}

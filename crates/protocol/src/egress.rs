@@ -1,0 +1,190 @@
+//! What left the sandbox through the egress gate, was refused, or could not be reached.
+//!
+//! Names, addresses and server names come from inside: they were parsed before they came
+//! here and are capped in number and length by whoever fills this in. Fields are only ever
+//! added.
+
+use alloc::{string::String, vec::Vec};
+use serde::{Deserialize, Serialize};
+
+/// How connections out are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EgressMode {
+    /// Not at all: the network namespace holds only `lo`, and nothing serves it.
+    #[default]
+    None,
+    /// By the gate, which dials what the whitelist allows.
+    Gate,
+}
+
+/// Connections out of one run. Each list holds one entry for what differs in nothing but
+/// the time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressReport {
+    /// How connections out are made.
+    pub mode: EgressMode,
+    /// The kernel's part in it, such as `nft-tproxy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backend: Option<String>,
+    /// Connections that a rule allowed and whose peer was reached.
+    pub allowed: Vec<EgressFlow>,
+    /// What no rule allows.
+    pub denied: Vec<EgressDenial>,
+    /// Allowed connections whose peer could not be reached.
+    pub failed: Vec<EgressFailure>,
+    /// Entries are missing from a list, or counted under another entry of theirs.
+    pub truncated: bool,
+    /// Events that the kernel dropped before they were counted; verdicts are not among
+    /// what can be lost.
+    pub audit_lost: u64,
+}
+
+/// Connections of one rule to one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressFlow {
+    /// The rule of the whitelist.
+    pub rule: String,
+    /// The name that the program asked for; absent where it used an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The address that was dialled.
+    pub addr: String,
+    /// The port.
+    pub port: u16,
+    /// `tcp`.
+    pub proto: String,
+    /// The server name of a TLS hello.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sni: Option<String>,
+    /// How many connections.
+    pub connections: u64,
+    /// Bytes to the peer.
+    pub bytes_out: u64,
+    /// Bytes from the peer.
+    pub bytes_in: u64,
+    /// The first one, counted from the start of the run.
+    pub first_ms: u64,
+}
+
+/// How something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DenialKind {
+    /// A name was not resolved.
+    Dns,
+    /// A connection was refused.
+    Connect,
+    /// A connection was reset because of its TLS hello.
+    Tls,
+    /// A connection was reset because of an HTTP request.
+    Http,
+    /// A datagram was refused.
+    Udp,
+    /// A packet of another protocol was dropped.
+    Packet,
+}
+
+/// Why something was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DenialReason {
+    /// No rule allows it.
+    NoRule,
+    /// A rule covers it, but the address is closed unless a rule names it: loopback,
+    /// link-local, metadata, multicast, an address of the host itself.
+    ForbiddenRange,
+    /// The same of an address that an allowed name resolved to.
+    ResolvedToForbiddenRange,
+    /// A public name resolved to a private address, which no rule covers.
+    ResolvedToPrivateRange,
+    /// An address that stands for names, but for none of this run.
+    UnknownAddress,
+    /// A label longer than a wildcard lets through.
+    WildcardLabel,
+    /// More names behind wildcards than one run may ask for, or faster.
+    WildcardLimit,
+    /// More names than one run may ask for.
+    NameLimit,
+    /// A question that is no well-formed one.
+    DnsMalformed,
+    /// A TLS hello without a server name.
+    SniMissing,
+    /// A TLS hello for another server.
+    SniMismatch,
+    /// Something that begins as TLS and is none, or is too large.
+    TlsMalformed,
+    /// The server name of a TLS hello is encrypted.
+    Ech,
+    /// An HTTP request without a host.
+    HostMissing,
+    /// An HTTP request for another host.
+    HostMismatch,
+    /// Something that begins as HTTP and is none, is too large, or has no certain end.
+    HttpMalformed,
+    /// HTTP/2 without TLS.
+    Http2Cleartext,
+    /// A request to turn the connection into something else (CONNECT, Upgrade).
+    HttpTunnel,
+    /// Neither TLS nor HTTP, under a rule without `/tcp`.
+    ProtocolUnknown,
+    /// No TCP: nothing else can be allowed.
+    ProtocolUnsupported,
+    /// More connections than one run may have, at once or by the second.
+    Limit,
+}
+
+/// One refusal and how often it happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressDenial {
+    /// How it was refused.
+    pub kind: DenialKind,
+    /// The name, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The address, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addr: Option<String>,
+    /// The port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// The protocol, where it is not the kind's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proto: Option<String>,
+    /// What the TLS hello or the request named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sni: Option<String>,
+    /// The type of a DNS question.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub qtype: Option<String>,
+    /// Why.
+    pub reason: DenialReason,
+    /// The line of `[egress] whitelist` that would allow it; null where none can. Of a
+    /// question for a name the port is not known, and 443 stands in.
+    pub allow: Option<String>,
+    /// How often.
+    pub count: u64,
+    /// The first time, counted from the start of the run.
+    pub first_ms: u64,
+}
+
+/// An allowed peer that could not be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressFailure {
+    /// The rule of the whitelist.
+    pub rule: String,
+    /// The name that the program asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The address that was dialled last; absent where the name had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addr: Option<String>,
+    /// The port.
+    pub port: u16,
+    /// An errno's name, or `ENOTFOUND` where the host could not resolve the name.
+    pub error: String,
+    /// How often.
+    pub count: u64,
+    /// The first time, counted from the start of the run.
+    pub first_ms: u64,
+}

@@ -1,0 +1,150 @@
+//! Socket options and messages that rustix lacks: transparent sockets, marks, and
+//! datagrams whose local address is read and chosen (`ip(7)`, `ipv6(7)`, `netlink(7)`).
+//!
+//! Addresses are those of IPv6 sockets; IPv4 peers appear as v4-mapped ones.
+
+use core::net::{Ipv6Addr, SocketAddrV6};
+
+use rustix::fd::{AsFd, AsRawFd};
+
+use crate::{Errno, Result, call::syscall};
+
+/// An option that takes an integer: level and name, by the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IntegerOption(i32, i32);
+
+/// IP_TRANSPARENT: accept connections to any address (needs CAP_NET_ADMIN over the
+/// socket's network namespace).
+pub const IP_TRANSPARENT: IntegerOption = IntegerOption(0, 19);
+/// IPV6_TRANSPARENT, the same for IPv6.
+pub const IPV6_TRANSPARENT: IntegerOption = IntegerOption(41, 75);
+/// IPV6_HDRINCL: what is sent begins with its IPv6 header.
+pub const IPV6_HDRINCL: IntegerOption = IntegerOption(41, 36);
+/// IPV6_RECVPKTINFO: tell to which address a datagram was sent.
+pub const IPV6_RECVPKTINFO: IntegerOption = IntegerOption(41, 49);
+/// SO_MARK: the mark of every packet sent.
+pub const SO_MARK: IntegerOption = IntegerOption(1, 36);
+
+/// Sets an option.
+///
+/// # Errors
+/// What setsockopt(2) answers: EPERM without the capability, ENOPROTOOPT.
+pub fn set_option(socket: impl AsFd, option: IntegerOption, value: i32) -> Result<()> {
+    let IntegerOption(level, name) = option;
+    let socket = socket.as_fd().as_raw_fd() as usize;
+    // SAFETY: the value lives and has the 4 bytes that the length says.
+    unsafe { syscall(54, [socket, level as usize, name as usize, (&raw const value) as usize, 4, 0]) }.map(drop)
+}
+
+/// `struct sockaddr_in6`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct RawAddress {
+    family: u16,
+    port: [u8; 2],
+    flow: u32,
+    address: [u8; 16],
+    scope: u32,
+}
+
+const AF_INET6: u16 = 10;
+
+#[repr(C)]
+struct Part {
+    base: usize,
+    length: usize,
+}
+
+/// `struct msghdr`.
+#[repr(C)]
+struct Message {
+    name: usize,
+    name_length: u32,
+    parts: usize,
+    parts_count: usize,
+    control: usize,
+    control_length: usize,
+    flags: i32,
+}
+
+/// A control message with a `struct in6_pktinfo`, padded to the kernel's alignment.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct PacketInfo {
+    length: usize,
+    level: i32,
+    kind: i32,
+    address: [u8; 16],
+    interface: u32,
+    padding: u32,
+}
+
+const SOL_IPV6: i32 = 41;
+const IPV6_PKTINFO: i32 = 50;
+/// Header and data without the padding.
+const PACKET_INFO_LENGTH: usize = 36;
+
+/// A datagram's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// Bytes received; more than the buffer holds if it was cut.
+    pub length: usize,
+    /// Who sent it.
+    pub from: SocketAddrV6,
+    /// The address that it was sent to.
+    pub to: Ipv6Addr,
+}
+
+/// Receives one datagram from an IPv6 socket with [`IPV6_RECVPKTINFO`].
+///
+/// # Errors
+/// EAGAIN where none waits on a non-blocking socket; EPROTO where the kernel named no
+/// destination.
+pub fn receive_datagram(socket: impl AsFd, buffer: &mut [u8]) -> Result<Datagram> {
+    const MSG_TRUNC: usize = 0x20;
+    let mut name = RawAddress::default();
+    let mut control = PacketInfo::default();
+    let mut part = Part { base: buffer.as_mut_ptr() as usize, length: buffer.len() };
+    let mut message = Message {
+        name: (&raw mut name) as usize,
+        name_length: core::mem::size_of::<RawAddress>() as u32,
+        parts: (&raw mut part) as usize,
+        parts_count: 1,
+        control: (&raw mut control) as usize,
+        control_length: core::mem::size_of::<PacketInfo>(),
+        flags: 0,
+    };
+    let socket = socket.as_fd().as_raw_fd() as usize;
+    // SAFETY: the message points to live, writable buffers with their true lengths.
+    let length = unsafe { syscall(47, [socket, (&raw mut message) as usize, MSG_TRUNC, 0, 0, 0]) }?;
+    if name.family != AF_INET6 || message.control_length < PACKET_INFO_LENGTH || (control.level, control.kind) != (SOL_IPV6, IPV6_PKTINFO) {
+        return Err(Errno::PROTO);
+    }
+    let from = SocketAddrV6::new(Ipv6Addr::from(name.address), u16::from_be_bytes(name.port), 0, name.scope);
+    Ok(Datagram { length, from, to: Ipv6Addr::from(control.address) })
+}
+
+/// Sends one datagram from a chosen local address.
+///
+/// # Errors
+/// What sendmsg(2) answers; EINVAL where `from` is no address of that namespace.
+pub fn send_datagram(socket: impl AsFd, bytes: &[u8], from: Ipv6Addr, to: SocketAddrV6) -> Result<()> {
+    const MSG_NOSIGNAL: usize = 0x4000;
+    let mut name = RawAddress { family: AF_INET6, port: to.port().to_be_bytes(), flow: 0, address: to.ip().octets(), scope: to.scope_id() };
+    let mut control =
+        PacketInfo { length: PACKET_INFO_LENGTH, level: SOL_IPV6, kind: IPV6_PKTINFO, address: from.octets(), ..PacketInfo::default() };
+    let mut part = Part { base: bytes.as_ptr() as usize, length: bytes.len() };
+    let message = Message {
+        name: (&raw mut name) as usize,
+        name_length: core::mem::size_of::<RawAddress>() as u32,
+        parts: (&raw mut part) as usize,
+        parts_count: 1,
+        control: (&raw mut control) as usize,
+        control_length: core::mem::size_of::<PacketInfo>(),
+        flags: 0,
+    };
+    let socket = socket.as_fd().as_raw_fd() as usize;
+    // SAFETY: the message points to live buffers with their true lengths; the kernel
+    // only reads them.
+    unsafe { syscall(46, [socket, (&raw const message) as usize, MSG_NOSIGNAL, 0, 0, 0]) }.map(drop)
+}
