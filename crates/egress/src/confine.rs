@@ -9,7 +9,7 @@ use rustix::{
     fd::BorrowedFd,
     fs::{Mode, OFlags, open},
     io::Errno,
-    process::{DumpableBehavior, Pid, Signal, getegid, geteuid, getppid, set_dumpable_behavior, set_parent_process_death_signal, setsid},
+    process::{DumpableBehavior, Pid, Signal, getegid, geteuid, getppid, set_dumpable_behavior, set_parent_process_death_signal, setpgid},
 };
 use stockade_sys::{
     cred,
@@ -75,8 +75,10 @@ pub(crate) fn confine(kept: &[BorrowedFd<'_>], parent: Option<Pid>, run_as: RunA
     cred::drop_all_sets().map_err(at(3))?;
     rustix::thread::set_no_new_privs(true).map_err(at(3))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at(4))?;
-    // Interrupting a terminal's processes is no business of the gate.
-    setsid().map_err(at(5))?;
+    // What a terminal sends to the launcher's group is no business of the gate. Not a
+    // session of its own: that would be a scheduling group of its own too (autogroup), in
+    // which, on a busy host, it waited twice as long for its first turn.
+    setpgid(None, None).map_err(at(5))?;
     // After the change of user, which clears it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(5))?;
     if getppid() != parent {

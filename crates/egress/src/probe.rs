@@ -35,8 +35,7 @@ pub enum Cannot {
 /// # Errors
 /// The first thing that failed.
 pub fn probe() -> Result<(), Cannot> {
-    let (ours, theirs) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Cannot::Namespaces)?;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Cannot::Namespaces)?;
     let our_number = std::os::fd::AsRawFd::as_raw_fd(&ours).unsigned_abs();
     let child = clone_process(flags::NEWUSER | flags::NEWNET, || {
         // Our copy of the parent's end would hide its death.

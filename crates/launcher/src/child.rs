@@ -25,6 +25,7 @@ use rustix::{
     process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask, waitpid},
     thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getcpu, sched_setaffinity},
 };
+use stockade_egress::inside::Sockets;
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{
     clone::{self, flags, unshare},
@@ -121,6 +122,14 @@ impl<'p> Waiting<'p> {
         let shared = self.shared;
         let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
         let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
+        if prepared.egress {
+            let sockets = Sockets::open().map_err(|made| Failure {
+                step: Step::EgressSockets,
+                errno: made.errno,
+                index: u32::try_from(made.index).unwrap_or(u32::MAX),
+            })?;
+            sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
+        }
         // After the gid map, before the uid change takes the capability away; rootless it
         // is refused for ever (setgroups=deny), and the receipt names the groups kept.
         if prepared.clear_groups {

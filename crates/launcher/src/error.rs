@@ -25,6 +25,8 @@ pub enum What {
     Step(Step),
     /// The receipt.
     Receipt,
+    /// The egress gate.
+    Egress,
     /// The executor or its pipe.
     Executor,
 }
@@ -42,6 +44,7 @@ impl What {
             What::Step(Step::RootEntry) => "root_entry_failed",
             What::Step(_) => "setup_step_failed",
             What::Receipt => "receipt_mismatch",
+            What::Egress => "egress_gate_failed",
             What::Executor => "executor_vanished",
         }
     }
@@ -122,6 +125,7 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
             plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
         }
         (Step::Scratch | Step::WorkingDirectory | Step::WriteProgram, _) => format!(" {}", plan.scratch.path.display()),
+        (Step::EgressSockets, Some(index)) => stockade_egress::inside::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
         (Step::ExecPayload, _) => format!(" {}", plan.argv.first().map_or("", String::as_str)),
         _ => String::new(),
     };

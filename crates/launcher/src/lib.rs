@@ -10,6 +10,7 @@ mod capture;
 mod cgroup;
 mod child;
 mod collect;
+mod egress;
 mod embryo;
 mod error;
 mod identity;
@@ -31,12 +32,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
 use stockade_policy::plan::Plan;
-use stockade_protocol::{CollectedFile, Denial, PerStream, Receipt, Usage, Verdict};
+use stockade_protocol::{CollectedFile, Denial, EgressReport, PerStream, Receipt, Usage, Verdict};
 
 pub use capture::Captured;
 pub use embryo::{Embryo, V2Parent};
 pub use error::{LaunchError, What};
 pub use scratch::OpenedScratch;
+pub use stockade_egress::probe as probe_egress;
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
@@ -108,6 +110,8 @@ pub struct Outcome {
     pub error: Captured,
     /// Bytes that each stream carried.
     pub bytes: PerStream<u64>,
+    /// Connections out, allowed and refused.
+    pub egress: EgressReport,
     /// Collected files.
     pub files: Vec<CollectedFile>,
     /// What was in force.
@@ -133,11 +137,12 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
             let attempt = format!("idmap scratch {}", plan.scratch.path.display());
             identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))?;
         }
+        let gate = plan.egress.as_ref().map(|egress| egress::begin(plan, egress, &handover)).transpose()?;
         let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree));
         sandbox.let_enter(tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
-        Ok((cgroup, outer, pipes))
+        Ok((cgroup, outer, pipes, gate))
     };
     // A child that failed first is the cause of what failed here.
-    let (cgroup, outer, pipes) = set_up().map_err(|error| supervise::failure_of_child(plan, &status_read).unwrap_or(error))?;
-    supervise::supervise(plan, inputs, supervise::Begun { sandbox, cgroup, outer, status_read, handover, signals }, pipes)
+    let (cgroup, outer, pipes, gate) = set_up().map_err(|error| supervise::failure_of_child(plan, &status_read).unwrap_or(error))?;
+    supervise::supervise(plan, inputs, supervise::Begun { sandbox, cgroup, outer, gate, status_read, handover, signals }, pipes)
 }

@@ -135,6 +135,8 @@ pub(crate) struct Prepared {
     pub(crate) ids: (u32, u32),
     pub(crate) hostname: String,
     pub(crate) terminal: bool,
+    /// The gate wants its sockets.
+    pub(crate) egress: bool,
     pub(crate) executor: &'static [u8],
     pub(crate) entries: Vec<Entry>,
     pub(crate) root_size: Option<CString>,
@@ -206,6 +208,7 @@ impl Prepared {
             ids: plan.identity.inside,
             hostname: plan.identity.hostname.clone(),
             terminal: plan.terminal,
+            egress: plan.egress.is_some(),
             executor: EXECUTOR,
             entries,
             root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,

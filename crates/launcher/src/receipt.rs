@@ -122,7 +122,11 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         .collect();
     layer("rlimits", Known::Applied, rlimits.join(" "));
     layer("descriptors", Known::ReadBack, format!("{} in the executor, none of them the caller's", evidence.descriptors));
-    layer("network", Known::Applied, String::from("a namespace of its own, in which only lo was made; no egress"));
+    let egress = match &plan.egress {
+        None => String::from("no egress"),
+        Some(egress) => format!("egress by {} rules through the gate, a process of its own outside", egress.whitelist.rules().len()),
+    };
+    layer("network", Known::Applied, format!("a namespace of its own, in which only lo was made; {egress}"));
     if plan.scratch.host {
         layer(
             "scratch",

@@ -18,6 +18,7 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
+use stockade_egress::gate::{Gate, GateError};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{
     LimitKey, Receipt,
@@ -29,6 +30,7 @@ use crate::{
     Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
     cgroup::Cgroup,
+    egress,
     error::step_failed,
     identity::OuterNamespaces,
     notify::{Denials, Next},
@@ -63,10 +65,11 @@ enum Token {
     Listener,
     Signals,
     Oom,
+    Gate,
 }
 
 impl Token {
-    const ALL: [Token; 12] = [
+    const ALL: [Token; 13] = [
         Token::Pid,
         Token::Status,
         Token::Stdout,
@@ -79,6 +82,7 @@ impl Token {
         Token::Listener,
         Token::Signals,
         Token::Oom,
+        Token::Gate,
     ];
 
     fn data(self) -> epoll::EventData {
@@ -109,6 +113,7 @@ struct Supervision<'a> {
     sandbox: Sandbox,
     cgroup: Cgroup,
     outer: OuterNamespaces,
+    gate: Option<Gate>,
     lifeline: OwnedFd,
     signals: Signals,
     streams: Streams,
@@ -182,6 +187,7 @@ pub(crate) struct Begun {
     pub(crate) sandbox: Sandbox,
     pub(crate) cgroup: Cgroup,
     pub(crate) outer: OuterNamespaces,
+    pub(crate) gate: Option<Gate>,
     pub(crate) status_read: OwnedFd,
     pub(crate) handover: OwnedFd,
     pub(crate) signals: Signals,
@@ -192,7 +198,7 @@ pub(crate) struct Begun {
 /// # Errors
 /// The program was not started.
 pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: LauncherPipes) -> Result<Outcome, LaunchError> {
-    let Begun { sandbox, cgroup, outer, status_read, handover, signals } = begun;
+    let Begun { sandbox, cgroup, outer, gate, status_read, handover, signals } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
@@ -212,6 +218,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         sandbox,
         cgroup,
         outer,
+        gate,
         lifeline: pipes.lifeline,
         signals,
         streams: inputs.streams,
@@ -266,6 +273,9 @@ impl<'a> Supervision<'a> {
                 add(stream.as_fd(), token)?;
             }
         }
+        if let Some(gate) = &self.gate {
+            add(gate.watch(), Token::Gate)?;
+        }
         self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
     }
 
@@ -314,6 +324,11 @@ impl<'a> Supervision<'a> {
                 }
                 self.cgroup.acknowledge_oom();
                 Ok(())
+            }
+            Token::Gate => {
+                // Only on our word it may end, and we have given none.
+                self.break_off(egress::failed(&GateError::Died));
+                self.gate.as_ref().map_or(Ok(()), |gate| epoll::delete(&self.epoll, gate.watch()))
             }
             Token::Pid => Ok(()),
         }

@@ -45,6 +45,8 @@ steps! {
     Maps = 2 "write the user namespace's maps";
     /// Waiting for the launcher's word.
     AwaitLauncher = 3 "wait for the launcher";
+    /// The sockets of the egress gate.
+    EgressSockets = 47 "make the egress gate's sockets";
     /// Clearing supplementary groups.
     Groups = 6 "clear supplementary groups";
     /// Taking on the mapped ids.

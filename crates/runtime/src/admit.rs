@@ -211,12 +211,6 @@ impl<'a> Admission<'a> {
             true => Refusal::bad_request(error.reason, error.message),
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
-        if plan.egress.is_some() && claim {
-            return Err(Refusal::sandbox_error(
-                "egress_unavailable",
-                "an egress whitelist is not applied by this version, so the code does not run",
-            ));
-        }
         if plan.scratch.read_only && !parts.files.is_empty() {
             return Err(Refusal::bad_request(
                 "files_in_read_only_scratch",

@@ -8,7 +8,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 use stockade_launcher::{Captured, Outcome};
 use stockade_policy::{model::Policy, plan::Plan};
-use stockade_protocol::{EgressReport, Encoding, PerStream, PolicyId, Report, Request, StreamText, Verdict};
+use stockade_protocol::{Encoding, PerStream, PolicyId, Report, Request, StreamText, Verdict};
 
 /// What a result repeats of its request.
 pub(crate) struct Echo {
@@ -61,7 +61,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         limits: plan.limits.clone(),
         denials: outcome.denials,
         denials_omitted: outcome.denials_omitted,
-        egress: EgressReport::default(),
+        egress: outcome.egress,
         files: outcome.files,
         receipt,
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),

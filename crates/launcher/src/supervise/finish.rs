@@ -8,7 +8,8 @@ use rustix::{
     fs::{AtFlags, unlinkat},
     io::Errno,
 };
-use stockade_protocol::{LimitKey, PerStream, Usage, Verdict};
+use stockade_egress::gate::Gate;
+use stockade_protocol::{EgressReport, LimitKey, PerStream, Usage, Verdict};
 
 use super::{Phase, Supervision, Token};
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     capture::Captured,
     cgroup::Cgroup,
     collect::collect,
+    egress,
     registry::Record,
     relay::{Outlet, Turn, is_readable},
     scratch,
@@ -40,6 +42,8 @@ impl Supervision<'_> {
             // A run that failed early has written none; a read-only scratch holds none.
             program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT));
         }
+        // Nobody is left who could send: what the gate has seen is all.
+        let gate = self.gate.take().map(Gate::finish).transpose();
         let counters = self.cgroup.counters();
         if let (true, true, Some(mut record)) = (self.cgroup.remove(), program_gone, record) {
             record.settle();
@@ -48,6 +52,13 @@ impl Supervision<'_> {
             // The event and pid 1's end can arrive together.
             self.cause.get_or_insert(Cause::OutOfMemory);
         }
+        let egress = match gate {
+            Ok(report) => report.unwrap_or_default(),
+            Err(error) => {
+                self.failure.get_or_insert(egress::failed(&error));
+                EgressReport::default()
+            }
+        };
         if let Some(failure) = self.failure.take() {
             return Err(failure);
         }
@@ -95,6 +106,7 @@ impl Supervision<'_> {
             .unwrap_or_default();
         let rusage = used_by_all.or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
+        outcome.egress = egress;
         outcome.files = files;
         outcome.usage = Usage {
             memory_peak_bytes: counters.memory_peak,
@@ -181,6 +193,7 @@ impl Supervision<'_> {
             output: captured(self.out),
             error: captured(self.err),
             bytes,
+            egress: EgressReport::default(),
             files: Vec::new(),
             receipt: self.receipt,
         }

@@ -37,6 +37,7 @@ impl Examiner<'_> {
             self.denial_reports(),
             self.landlock(),
             self.terminals(),
+            self.egress(),
         ]
     }
 
@@ -50,6 +51,33 @@ impl Examiner<'_> {
         // Not missing: whether it will do is for the run to say.
         let detail = format!("Linux {release}; stockade is made for 5.15 and later");
         finding("kernel", State::Degraded, (detail, Some(String::from("use Ubuntu 22.04, Debian 12 or later"))))
+    }
+
+    /// The gate's part of the kernel, which only a policy with a whitelist needs.
+    fn egress(&self) -> Finding {
+        let needed = !self.policy.egress.whitelist.is_empty();
+        let state = if needed { State::Missing } else { State::Absent };
+        let purpose = if needed { "" } else { "; this policy has no egress whitelist and does without" };
+        if self.user_namespace.is_err() {
+            return finding(
+                "egress",
+                state,
+                (format!("not tried, as it needs a user namespace{purpose}"), Some(String::from("as for user_namespaces"))),
+            );
+        }
+        match stockade_launcher::probe_egress() {
+            Ok(()) => fine("egress", "the gate's routes, nftables rules, log and transparent listener, in a namespace of their own"),
+            Err(cannot) => finding(
+                "egress",
+                state,
+                (
+                    format!("{cannot}{purpose}"),
+                    Some(String::from(
+                        "as root: modprobe -a nf_tables nft_tproxy nft_socket nft_log nfnetlink_log nf_tproxy_ipv4 nf_tproxy_ipv6; in a container: on its host",
+                    )),
+                ),
+            ),
+        }
     }
 
     /// A feature that needs a user namespace first.

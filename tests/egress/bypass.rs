@@ -1,0 +1,170 @@
+//! Ways round the rules, each of which must lead nowhere.
+
+use std::os::{fd::AsRawFd, linux::net::SocketAddrExt, unix::net::UnixListener};
+
+use crate::{
+    rig::{Rig, denials, syn},
+    tests,
+};
+
+tests![
+    datagrams_are_refused_at_once,
+    other_protocols_and_raw_sockets_lead_nowhere,
+    sockets_of_the_host_are_out_of_reach,
+    no_descriptor_of_the_host_is_inside,
+    the_gates_listener_serves_nobody_who_was_not_sent,
+    a_marked_or_forged_packet_cannot_be_made,
+    a_ring_connects_no_further_than_a_socket,
+    new_namespaces_are_empty,
+    a_flood_of_connections_is_refused_and_the_rest_is_served,
+    many_denials_do_not_stop_the_gate,
+];
+
+fn datagrams_are_refused_at_once() {
+    let mut rig = Rig::new();
+    let script = "for family, to, port in ((2, '10.0.5.7', 443), (2, '9.9.9.9', 123), (10, '2001:db8:5::7', 443), (2, '255.255.255.255', 67), (2, '224.0.0.251', 5353)):
+    s = socket.socket(family, socket.SOCK_DGRAM); s.settimeout(2); begin = time.time()
+    try: s.connect((to, port)); s.send(b'quic'); s.recv(9)
+    except OSError as error: say(word(error), time.time() - begin < .5)";
+    let ran = rig.run(&["10.0.5.0/24:443", "[2001:db8:5::/64]:443"], script);
+    assert!(ran.output.starts_with("ECONNREFUSED True\nECONNREFUSED True\nECONNREFUSED True\nEACCES True\n"), "{ran:?}");
+    assert_eq!(rig.packets(), []);
+    assert!(denials(&ran).contains(&String::from("udp 9.9.9.9 123 protocol_unsupported")), "{ran:?}");
+}
+
+fn other_protocols_and_raw_sockets_lead_nowhere() {
+    let mut rig = Rig::new();
+    let script = "def kind(family, type, protocol=0):
+    try: return socket.socket(family, type, protocol)
+    except OSError as error: return word(error)
+say(kind(2, 3, 255), kind(2, 3, 1), kind(10, 3, 58), kind(17, 3, 0x300), kind(17, 2, 0x300))
+ping = kind(2, 2, 1)
+if not isinstance(ping, str):
+    ping.settimeout(.5)
+    try: ping.sendto(bytes([8, 0, 0, 0, 0, 1, 0, 1]), ('10.0.5.7', 0)); say('pong', ping.recv(9))
+    except OSError as error: say('no pong')
+else: say('no pong')
+sctp = kind(2, 1, 132)
+try: sctp.settimeout(.5); sctp.connect(('10.0.5.7', 443)); say('connected')
+except Exception as error: say('no sctp')
+lite = kind(2, 2, 136)
+try: lite.sendto(b'x', ('10.0.5.7', 443)); say('sent')
+except Exception: say('no lite')";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert!(ran.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nno pong\nno sctp\n"), "{ran:?}");
+    assert_eq!(rig.packets(), []);
+}
+
+fn sockets_of_the_host_are_out_of_reach() {
+    let mut rig = Rig::new();
+    let name = format!("egress-test-{}", std::process::id());
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let script = format!(
+        "s = socket.socket(socket.AF_UNIX)\ntry: s.connect('\\0{name}'); say('connected')\nexcept OSError as error: say(word(error))"
+    );
+    assert_eq!(rig.run(&["10.0.5.0/24:443"], &script).output, "ECONNREFUSED\n");
+    assert!(listener.accept().is_err());
+    // The control: in this namespace it answers.
+    let _client = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
+    assert!(listener.accept().is_ok());
+}
+
+fn no_descriptor_of_the_host_is_inside() {
+    let mut rig = Rig::new();
+    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ran = rig.run(
+        &["10.0.5.0/24:443"],
+        "say(sorted(os.readlink('/proc/self/fd/%d' % n).split(':')[0] for n in range(99) if os.path.exists('/proc/self/fd/%d' % n)))",
+    );
+    assert!(!ran.output.contains("socket"), "{ran:?}");
+    assert!(service.as_raw_fd() > 2);
+}
+
+fn the_gates_listener_serves_nobody_who_was_not_sent() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[1, 443]);
+    let script = "for to in ('127.0.0.1', '::1', '198.19.255.254'):
+    try:
+        s = dial(to, 1); s.sendall(b'x'); say(to, s.recv(9))
+    except OSError as error: say(word(error))
+say(attempt('10.0.5.7', 1), attempt('10.0.5.7', 443))
+try: socket.socket().bind(('0.0.0.0', 1)); say('bound')
+except OSError as error: say(word(error))";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert!(!ran.output.contains("b'x'"), "{ran:?}");
+    assert!(ran.output.ends_with("ECONNREFUSED connected\nEACCES\n"), "{ran:?}");
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]);
+}
+
+fn a_marked_or_forged_packet_cannot_be_made() {
+    let mut rig = Rig::new();
+    let script = "s = socket.socket(socket.AF_INET6)
+for level, option, value in ((1, 36, 0x57), (0, 19, 1), (41, 75, 1), (1, 25, b'lo')):
+    try: s.setsockopt(level, option, value); say('set', option)
+    except OSError as error: say(word(error))";
+    assert_eq!(rig.run(&["10.0.5.0/24:443"], script).output, "EPERM\nEPERM\nEPERM\nset 25\n");
+}
+
+fn a_ring_connects_no_further_than_a_socket() {
+    let mut rig = Rig::new();
+    // IORING_OP_SOCKET is as good as any: what it makes is a socket of this namespace.
+    let script = "parameters = ctypes.create_string_buffer(120)
+ring = libc.syscall(425, 4, parameters)
+say('ring' if ring >= 0 else word(OSError(ctypes.get_errno(), '')))
+if ring >= 0:
+    offsets = struct.unpack_from('10I', parameters.raw, 40)
+    import mmap
+    entries = struct.unpack_from('I', parameters.raw, 0)[0]
+    queue = mmap.mmap(ring, offsets[6] + entries * 4, offset=0)
+    requests = mmap.mmap(ring, entries * 64, offset=0x10000000)
+    s = socket.socket(); address = ctypes.create_string_buffer(struct.pack('=HHI8x', 2, socket.htons(443), struct.unpack('=I', bytes([10, 0, 6, 7]))[0]))
+    requests[:64] = struct.pack('=BBHiQQIIQ24x', 16, 0, 0, s.fileno(), 16, ctypes.addressof(address), 0, 0, 7)[:64]
+    struct.pack_into('I', queue, offsets[6], 0); struct.pack_into('I', queue, offsets[1], 1)
+    say(libc.syscall(426, ring, 1, 1, 1, None, 0)); time.sleep(.2)
+    try: s.send(b'x'); say('sent')
+    except OSError as error: say(word(error) in ('EPIPE', 'ENOTCONN', 'ECONNREFUSED'))";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert!(!ran.output.contains("sent"), "{ran:?}");
+    assert_eq!(rig.packets(), []);
+}
+
+fn new_namespaces_are_empty() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    let script = "before = os.open('/proc/self/ns/net', os.O_RDONLY); host = None
+say(attempt('10.0.5.7', 443))
+say(libc.setns(os.open('/proc/1/ns/net', os.O_RDONLY) if os.access('/proc/1/ns/net', os.R_OK) else -1, 0x40000000))
+say(libc.unshare(0x50000000)); say(attempt('10.0.5.7', 443)); say(libc.setns(before, 0))";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert_eq!(ran.output, "connected\n-1\n0\nENETUNREACH\n-1\n", "{ran:?}");
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]);
+}
+
+fn a_flood_of_connections_is_refused_and_the_rest_is_served() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    let script = "end = time.time() + 1.5; count = 0
+while time.time() < end:
+    s = socket.socket(); s.setblocking(False); s.connect_ex(('10.0.6.7', 1024 + count % 60000)); s.close(); count += 1
+sys.stderr.write('%d SYNs\\n' % count)
+time.sleep(.3); say(count > 5000, attempt('10.0.5.7', 443))";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert_eq!(ran.output, "True connected\n", "{ran:?}");
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]);
+    assert!(ran.egress["truncated"].as_bool().unwrap());
+    assert!(ran.egress["denied"].as_array().unwrap().len() <= 256);
+}
+
+fn many_denials_do_not_stop_the_gate() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    let script = "for number in range(600):
+    u = socket.socket(2, 2); u.sendto(b'x', ('9.9.%d.%d' % (number >> 8, number & 255), 123)); u.close()
+    attempt('10.0.%d.7' % (6 + number % 200), 1 + number)
+say(attempt('10.0.5.7', 443))";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert_eq!(ran.output, "connected\n");
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]);
+}

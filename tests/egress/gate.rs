@@ -1,0 +1,238 @@
+//! The gate's process and the rules that serve it: confined, out of the sandbox's reach,
+//! and when it dies nothing leaves.
+
+use std::{
+    fs,
+    os::fd::AsFd,
+    path::PathBuf,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::json;
+use stockade_egress::{
+    RunAs,
+    gate::{Gate, GateError, Request},
+    inside::Sockets,
+    setup,
+};
+use stockade_policy::egress::Whitelist;
+use stockade_sys::clone;
+
+use crate::{
+    rig::{Rig, Sandbox, syn},
+    tests,
+};
+
+tests![
+    this_host_can_do_it,
+    the_gate_is_confined,
+    a_gate_that_cannot_confine_itself_does_not_serve,
+    the_gate_does_not_outlive_its_launcher,
+    without_the_gate_nothing_leaves,
+    the_rules_are_what_is_documented,
+    the_code_cannot_see_or_change_the_rules,
+    nothing_of_the_gate_is_left_behind,
+    the_hosts_own_network_is_not_changed,
+];
+
+/// Resident memory of a process, in KiB.
+pub fn resident_kib(pid: i32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().split_whitespace().next().unwrap_or_default().to_owned()
+}
+
+fn this_host_can_do_it() {
+    let _rig = Rig::new();
+    let begin = Instant::now();
+    assert_eq!(stockade_egress::probe(), Ok(()));
+    assert!(begin.elapsed() < Duration::from_secs(1));
+}
+
+fn the_gate_is_confined() {
+    let mut rig = Rig::new();
+    let privileged = rig.privileged;
+    rig.run_watched(&["10.0.5.7:80"], "time.sleep(.3)", |gate| {
+        let process = format!("/proc/{}", gate.pid());
+        let status = fs::read_to_string(format!("{process}/status")).unwrap();
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            assert_eq!(field(&status, set), "0000000000000000", "{set}");
+        }
+        assert_eq!((field(&status, "Seccomp").as_str(), field(&status, "NoNewPrivs").as_str()), ("2", "1"));
+        if privileged {
+            assert_eq!((field(&status, "CapBnd").as_str(), field(&status, "Uid").as_str()), ("0000000000000000", "65534"));
+            assert_eq!(field(&status, "Groups"), "");
+            // Only root may look at what it has open: not dumpable, so 9 and /dev/null.
+            assert_eq!(fs::read_dir(format!("{process}/fd")).unwrap().count(), 12);
+        } else {
+            assert!(fs::read_dir(format!("{process}/fd")).is_err(), "its memory and descriptors are hidden from its own user");
+        }
+    });
+}
+
+fn a_gate_that_cannot_confine_itself_does_not_serve() {
+    let rig = Rig::new();
+    let sandbox = Sandbox::start(&rig, "pass");
+    let channels = setup::configure(Sockets::receive(sandbox.handover.as_fd()).unwrap()).unwrap();
+    // A user that does not exist for anybody: no user namespace maps it.
+    let request = Request { run_as: RunAs::User { uid: u32::MAX, gid: u32::MAX }, ..rig.request(Whitelist::default()) };
+    let gate = Gate::start(channels, request).unwrap();
+    let refused = gate.confirm().unwrap_err();
+    assert!(matches!(refused, GateError::Confine { .. }), "{refused}");
+    assert_eq!(gate.finish(), Err(GateError::Died));
+}
+
+fn the_gate_does_not_outlive_its_launcher() {
+    let rig = Rig::new();
+    let (told, tell) = nix::unistd::pipe().unwrap();
+    let launcher = clone::clone_process(0, || {
+        let sandbox = Sandbox::start(&rig, "time.sleep(9)");
+        let channels = setup::configure(Sockets::receive(sandbox.handover.as_fd()).unwrap()).unwrap();
+        let gate = Gate::start(channels, rig.request(Whitelist::default())).unwrap();
+        gate.confirm().unwrap();
+        nix::unistd::write(&tell, &gate.pid().to_ne_bytes()).unwrap();
+        std::thread::sleep(Duration::from_secs(20));
+        0
+    })
+    .unwrap();
+    let mut pid = [0u8; 4];
+    assert_eq!(nix::unistd::read(&told, &mut pid), Ok(4));
+    let gate = PathBuf::from(format!("/proc/{}", i32::from_ne_bytes(pid)));
+    assert!(gate.exists());
+    kill(Pid::from_raw(launcher.pid), Signal::SIGKILL).unwrap();
+    let gone = (0..200).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        // An orphan's zombie is reaped by whoever reaps orphans here.
+        fs::read_to_string(gate.join("stat")).map_or(true, |stat| stat.contains(") Z "))
+    });
+    assert!(gone);
+}
+
+fn without_the_gate_nothing_leaves() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let script = "s = dial('10.0.5.7', 80); s.sendall(b'a'); say(s.recv(9)); time.sleep(1)
+try: s.sendall(b'b'); time.sleep(.1); say('got', s.recv(9))
+except OSError as error: say(word(error))
+say(attempt('10.0.5.7', 80, .5))";
+    let ran = rig.run_watched(&["10.0.5.7:80"], script, |gate| {
+        std::thread::sleep(Duration::from_millis(500));
+        kill(Pid::from_raw(gate.pid()), Signal::SIGKILL).unwrap();
+        let begin = Instant::now();
+        let fd = gate.watch();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let told = rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 }));
+        assert_eq!(told, Ok(1), "the launcher is not told");
+        assert!(begin.elapsed() < Duration::from_secs(1));
+    });
+    assert_eq!(ran.output, "b'a'\ngot b''\nhang\n".replace("got b''", ran.output.lines().nth(1).unwrap()));
+    assert!(!ran.output.contains("got b'b'"), "{ran:?}");
+    assert_eq!(ran.egress, json!({"gate": "the egress gate ended unexpectedly"}));
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 80)]);
+}
+
+/// The rules as nft(8) shows them.
+const RULES: &str = r#"table inet stockade {
+	chain from_sandbox {
+		type filter hook prerouting priority mangle; policy drop;
+		meta mark 0x00000057 tcp flags syn / fin,syn,rst,ack tproxy to :1 accept
+		ip daddr 127.0.0.0/8 accept
+		ip daddr 198.19.255.254 accept
+		ip6 daddr ::1 accept
+		ip6 daddr fd53:746f:636b::1 accept
+		tcp flags != syn / fin,syn,rst,ack socket transparent 1 accept
+		udp dport 53 limit rate 1000/second burst 2000 packets accept
+		tcp flags syn / fin,syn,rst,ack limit rate 1000/second burst 2000 packets log prefix "h" group 5 drop
+		tcp flags syn / fin,syn,rst,ack limit rate 1/second log prefix "r" group 5 snaplen 128
+		meta l4proto tcp reject with tcp reset
+		limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128
+		meta l4proto udp reject
+		drop
+	}
+}
+"#;
+
+fn the_rules_are_what_is_documented() {
+    let mut rig = Rig::new();
+    // Seen from the namespace's own side, where no code of the payload ever runs.
+    let script = "#outer
+subprocess.run(['/usr/sbin/nft', 'list', 'ruleset'])
+for family in '-4', '-6': subprocess.run(['/usr/sbin/ip', family, 'route', 'show', 'table', 'local', 'default'])
+say(os.listdir('/sys/class/net') if os.path.exists('/sys/class/net') else '')";
+    let ran = rig.run(&["10.0.5.7:80"], script);
+    let (rules, rest) = ran.output.split_at(RULES.len().min(ran.output.len()));
+    assert_eq!(rules, RULES);
+    assert!(
+        rest.contains("local default dev lo") && rest.contains("src 198.19.255.254") && rest.contains("src fd53:746f:636b::1"),
+        "{rest}"
+    );
+}
+
+fn the_code_cannot_see_or_change_the_rules() {
+    let mut rig = Rig::new();
+    let script = "def netlink(kind, flags, body):
+    s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+    s.send(struct.pack('IHHII', 16 + len(body), kind, flags, 1, 0) + body)
+    return errno.errorcode[-struct.unpack_from('i', s.recv(9999), 16)[0]]
+GET_TABLES, GET_RULES, DELETE = 0xa01, 0xa07, 0xa02
+say(netlink(GET_TABLES, 0x301, bytes(4)), netlink(GET_RULES, 0x301, bytes(4)), netlink(DELETE, 5, bytes(4)))
+batch = lambda kind: struct.pack('IHHII', 20, kind, 1, 0, 0) + bytes([0, 0, 0, 10])
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
+s.send(batch(16) + struct.pack('IHHII', 20, DELETE, 5, 1, 0) + bytes([1, 0, 0, 0]) + batch(17)); say(errno.errorcode[-struct.unpack_from('i', s.recv(999), 16)[0]])
+route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+route.send(struct.pack('IHHII', 28, 25, 5, 1, 0) + bytes([2, 0, 0, 0, 255, 3, 254, 2, 0, 0, 0, 0])); say(errno.errorcode[-struct.unpack_from('i', route.recv(999), 16)[0]])
+say(libc.unshare(0x50000000) == 0 and attempt('10.0.5.7', 80))";
+    rig.listen("echo", &[80]);
+    let ran = rig.run(&["10.0.5.7:80"], script);
+    assert_eq!(ran.output, "EPERM EPERM EPERM\nEPERM\nEPERM\nENETUNREACH\n", "{ran:?}");
+    assert_eq!(rig.packets(), []);
+}
+
+fn nothing_of_the_gate_is_left_behind() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let open = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let _first = rig.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))");
+    let before = open();
+    for _ in 0..20 {
+        assert_eq!(rig.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))").output, "connected\n");
+    }
+    assert_eq!(open(), before);
+    let children = fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap();
+    assert_eq!(children.split_whitespace().count(), 1, "only the other hosts: {children}");
+}
+
+fn the_hosts_own_network_is_not_changed() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let look = || {
+        let said = |program: &str, words: &str| {
+            let output = Command::new(program).args(words.split(' ')).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().unwrap();
+            // Lifetimes run down.
+            String::from_utf8(output.stdout).unwrap().lines().filter(|line| !line.contains("valid_lft")).collect::<Vec<_>>().join("\n")
+        };
+        [
+            said("ip", "addr"),
+            said("ip", "route show table all"),
+            said("ip", "-6 route show table all"),
+            said("ip", "rule"),
+            said("nft", "list ruleset"),
+        ]
+    };
+    let before = look();
+    let mut during = None;
+    let ran = rig.run_watched(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80)); time.sleep(.3)", |_| during = Some(look()));
+    assert_eq!(ran.output, "connected\n");
+    assert_eq!(during, Some(before.clone()));
+    assert_eq!(look(), before);
+}

@@ -1,0 +1,136 @@
+//! How names are answered inside, and how they are resolved outside.
+
+use serde_json::json;
+
+use crate::{
+    rig::{Rig, denials, syn},
+    tests,
+};
+
+tests![
+    no_question_of_the_sandbox_leaves_it,
+    questions_over_tcp_are_answered_like_datagrams,
+    an_address_that_stands_for_a_name_leads_nowhere_else,
+    the_hosts_own_files_and_servers_are_asked,
+    an_answer_that_is_cut_is_asked_for_over_tcp,
+    a_name_that_does_not_exist_is_a_failure_and_no_denial,
+    a_flood_of_names_is_refused_and_does_not_leave,
+    nonsense_on_the_name_service_harms_nobody,
+];
+
+fn no_question_of_the_sandbox_leaves_it() {
+    let mut rig = Rig::new();
+    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    let script = "def ask(server, name, kind):
+    s = socket.socket(socket.AF_INET6 if ':' in server else socket.AF_INET, socket.SOCK_DGRAM)
+    s.settimeout(2)
+    s.connect((server, 53))
+    s.send(question(name, kind))
+    answer = s.recv(2000)
+    return answer[3] & 15, struct.unpack_from('!H', answer, 6)[0]
+secret = 'c2VjcmV0' * 7 + '.x.evil.example'
+for server in ('198.19.255.253', '8.8.8.8', '10.0.5.7', '127.0.0.53', '2001:4860:4860::8888', '::1'):
+    say([ask(server, secret, kind) for kind in (1, 16, 10, 255)], ask(server, 'api.internal', 1), ask(server, 'api.internal', 28), ask(server, 'api.internal', 65))";
+    let ran = rig.run(&["api.internal:443"], script);
+    assert_eq!(ran.output, "[(3, 0), (3, 0), (3, 0), (3, 0)] (0, 1) (0, 0) (0, 0)\n".repeat(6), "{ran:?}");
+    assert_eq!(rig.packets(), []);
+    assert_eq!((&ran.egress["denied"][0]["count"], &ran.egress["denied"][0]["reason"]), (&json!(24), &json!("no_rule")), "{ran:?}");
+}
+
+fn questions_over_tcp_are_answered_like_datagrams() {
+    let mut rig = Rig::new();
+    let script = "s = dial('9.9.9.9', 53)
+for name in ('api.internal', 'evil.example'):
+    asked = question(name)
+    framed = struct.pack('!H', len(asked)) + asked
+    for part in (framed[:1], framed[1:7], framed[7:]): s.sendall(part); time.sleep(.01)
+    answer = s.recv(2000)
+    say(answer[5] & 15, struct.unpack_from('!H', answer, 8)[0])
+both = b''.join(struct.pack('!H', len(question(name))) + question(name) for name in ('api.internal', 'b.example'))
+s.sendall(both); time.sleep(.1); say(len(s.recv(2000)) > 60)
+s.shutdown(socket.SHUT_WR); say(s.recv(10))
+s = dial('10.0.5.7', 53); s.sendall(b'\\xff\\xff' + b'x' * 3000); time.sleep(.1)
+try: say(s.recv(10))
+except OSError as error: say(word(error))
+say(attempt('9.9.9.9', 853), attempt('9.9.9.9', 443))";
+    let ran = rig.run(&["api.internal:443", "10.0.5.7:1-52,54-65535"], script);
+    assert_eq!(ran.output, "0 1\n3 0\nTrue\nb''\nECONNRESET\nECONNREFUSED ECONNREFUSED\n", "{ran:?}");
+    assert_eq!(rig.packets(), []);
+}
+
+fn an_address_that_stands_for_a_name_leads_nowhere_else() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    let script = "say(attempt('198.18.0.9', 443), attempt('198.19.255.253', 443))";
+    let ran = rig.run(&["api.internal:443"], script);
+    assert_eq!(ran.output, "ECONNREFUSED ECONNREFUSED\n");
+    assert_eq!(denials(&ran), ["connect 198.18.0.9 443 unknown_address", "connect 198.19.255.253 443 unknown_address"]);
+    assert_eq!(rig.packets(), []);
+}
+
+fn the_hosts_own_files_and_servers_are_asked() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    rig.zone(json!({"slow.internal": {"a": [["203.0.113.8"]], "delay": 1.2}, "only6.internal": {"aaaa": [["2001:db8:9::9"]]}}));
+    let script = "say(attempt('hosts.internal', 443), attempt('slow.internal', 443, 10), attempt('only6.internal', 443))";
+    let ran =
+        rig.run(&["hosts.internal:443", "slow.internal:443", "only6.internal:443", "203.0.113.0/24:443", "[2001:db8:9::/64]:443"], script);
+    assert_eq!(ran.output, "connected connected connected\n", "{ran:?}");
+    // The SYN was repeated while the name was looked up; the peer was dialled once.
+    assert_eq!(rig.packets_but_dns(), [syn("203.0.113.9", 443), syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
+}
+
+fn an_answer_that_is_cut_is_asked_for_over_tcp() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    rig.zone(json!({"long.internal": {"a": [["203.0.113.8"]], "cut": true}}));
+    assert_eq!(rig.run(&["long.internal:443"], "say(attempt('long.internal', 443))").output, "connected\n");
+    assert!(rig.packets().contains(&syn("10.0.5.7", 53)), "{:?}", rig.packets());
+}
+
+fn a_name_that_does_not_exist_is_a_failure_and_no_denial() {
+    let mut rig = Rig::new();
+    let ran = rig.run(&["gone.internal:443"], "say(attempt('gone.internal', 443))");
+    assert_eq!(ran.output, "EHOSTUNREACH\n");
+    assert_eq!((&ran.egress["failed"][0]["error"], &ran.egress["denied"]), (&json!("ENOTFOUND"), &json!([])));
+}
+
+fn a_flood_of_names_is_refused_and_does_not_leave() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    rig.zone(json!({"api.hosted.example": {"a": [["203.0.113.5"]]}}));
+    let script = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('8.8.8.8', 53)); found = refused = 0
+for number in range(10000):
+    try: s.send(question('n%d.hosted.example' % number)); answer = s.recv(999); found += answer[7]
+    except ConnectionRefusedError: refused += 1
+say(found, refused > 0); time.sleep(1)
+say(attempt('api.hosted.example', 443))
+time.sleep(.2)";
+    let ran = rig.run(&["*.hosted.example:443"], script);
+    // Thirty a minute, and none for the last one any more.
+    assert_eq!(ran.output, "30 True\nEAI_-2\n", "{ran:?}");
+    assert_eq!(rig.packets(), []);
+    assert!(ran.egress["truncated"].as_bool().unwrap());
+    assert_eq!(rig.run(&["api.hosted.example:443"], "say(attempt('api.hosted.example', 443))").output, "connected\n");
+}
+
+fn nonsense_on_the_name_service_harms_nobody() {
+    let mut rig = Rig::new();
+    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    rig.listen("echo", &[443]);
+    let script = "import random
+random.seed(7)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('8.8.8.8', 53)); good = question('api.internal')
+for _ in range(3000):
+    bad = bytearray(good + os.urandom(random.randrange(40)))
+    for _ in range(random.randrange(6)): bad[random.randrange(len(bad))] = random.randrange(256)
+    try: s.send(bytes(bad[:random.randrange(len(bad) + 1)]))
+    except OSError: pass
+for last in (b'', b'x' * 60000):
+    try: s.send(last)
+    except OSError: pass
+time.sleep(2)
+say(attempt('api.internal', 443))";
+    assert_eq!(rig.run(&["api.internal:443"], script).output, "connected\n");
+    assert_eq!(rig.packets_but_dns(), [syn("10.0.5.7", 443)]);
+}

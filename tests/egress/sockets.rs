@@ -1,0 +1,208 @@
+//! Sockets behave as on an open network: connect succeeds exactly if the peer was reached,
+//! and what the peer does is what the program sees.
+
+use serde_json::json;
+
+use crate::{
+    rig::{Rig, syn},
+    tests,
+};
+
+tests![
+    a_peer_that_refuses_is_seen_to_refuse,
+    a_network_that_has_no_way_is_seen_so,
+    a_peer_that_does_not_answer_is_waited_for,
+    a_connect_that_does_not_block_learns_its_outcome,
+    the_end_of_one_direction_leaves_the_other_open,
+    a_reset_is_handed_on_both_ways,
+    a_peer_may_speak_first,
+    a_gigabyte_each_way_arrives_whole,
+    two_hundred_connections_at_once_are_all_served,
+    a_slow_reader_slows_its_writer,
+    what_was_said_last_is_delivered,
+    programs_of_the_sandbox_reach_each_other,
+    multipath_fast_open_and_reconnecting_sockets_obey,
+];
+
+fn a_peer_that_refuses_is_seen_to_refuse() {
+    let mut rig = Rig::new();
+    let script = "for to in ('10.0.5.7', '2001:db8:5::7'):
+    begin = time.time(); say(attempt(to, 81), time.time() - begin < .1)";
+    let ran = rig.run(&["10.0.5.7:81", "[2001:db8:5::7]:81"], script);
+    assert_eq!(ran.output, "ECONNREFUSED True\nECONNREFUSED True\n");
+    // It was asked: this is no denial.
+    assert_eq!(rig.packets(), [syn("10.0.5.7", 81), syn("2001:db8:5::7", 81)]);
+    assert_eq!((&ran.egress["failed"][0]["error"], &ran.egress["denied"]), (&json!("ECONNREFUSED"), &json!([])));
+}
+
+fn a_network_that_has_no_way_is_seen_so() {
+    let mut rig = Rig::new();
+    // By a router's word, and by the host's own routes.
+    let script = "say(attempt('203.0.113.77', 80, 9), attempt('203.0.113.88', 80, 9))";
+    let ran = rig.run(&["203.0.113.0/24:80"], script);
+    assert_eq!(ran.output, "EHOSTUNREACH EHOSTUNREACH\n");
+    assert_eq!(ran.egress["failed"][0]["error"], "EHOSTUNREACH");
+}
+
+fn a_peer_that_does_not_answer_is_waited_for() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let script = "say(attempt('203.0.113.66', 80, 2.5)); say(attempt('203.0.113.5', 80))";
+    let ran = rig.run(&["203.0.113.0/24:80"], script);
+    assert_eq!(ran.output, "hang\nconnected\n");
+    // The gate's own kernel repeats its SYN; the sandbox's repeats made no second dial.
+    let dialled = rig.packets().iter().filter(|packet| **packet == syn("203.0.113.66", 80)).count();
+    assert!((2..=4).contains(&dialled), "{dialled}");
+}
+
+fn a_connect_that_does_not_block_learns_its_outcome() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let script = "for port in (80, 81, 82):
+    s = socket.socket(); s.setblocking(False); poll = select.epoll(); poll.register(s, select.EPOLLOUT)
+    begun = s.connect_ex(('10.0.5.7', port)); events = poll.poll(5)
+    say(errno.errorcode[begun], len(events), errno.errorcode.get(s.getsockopt(1, 4), 0))";
+    let ran = rig.run(&["10.0.5.7:80-81"], script);
+    assert_eq!(ran.output, "EINPROGRESS 1 0\nEINPROGRESS 1 ECONNREFUSED\nEINPROGRESS 1 ECONNREFUSED\n");
+}
+
+fn the_end_of_one_direction_leaves_the_other_open() {
+    let mut rig = Rig::new();
+    rig.listen("sink", &[80]);
+    let script = "s = dial('10.0.5.7', 80); s.sendall(b'x' * 1000); s.shutdown(socket.SHUT_WR); say(s.recv(100).split()[0], s.recv(9))";
+    assert_eq!(rig.run(&["10.0.5.7:80"], script).output, "b'1000' b''\n");
+}
+
+fn a_reset_is_handed_on_both_ways() {
+    let mut rig = Rig::new();
+    rig.listen("reset", &[80]);
+    rig.listen("mute", &[81]);
+    let script = "s = dial('10.0.5.7', 80); s.sendall(b'x')
+try: s.recv(9); say('no reset')
+except OSError as error: say(word(error))
+s = dial('10.0.5.7', 81); s.sendall(b'y'); time.sleep(.1); s.setsockopt(1, 13, struct.pack('ii', 1, 0)); s.close(); time.sleep(.1)";
+    let ran = rig.run(&["10.0.5.7:80-81"], script);
+    assert_eq!(ran.output, "ECONNRESET\n");
+    assert_eq!(rig.heard(81), ["y<104>"]);
+}
+
+fn a_peer_may_speak_first() {
+    let mut rig = Rig::new();
+    rig.listen("banner", &[25]);
+    rig.zone(json!({"mail.internal": {"a": [["10.0.5.7"]]}}));
+    // Even where what the program says is still to be judged.
+    let script = "say(dial('10.0.5.7', 25).recv(99), dial('mail.internal', 25).recv(99))";
+    let ran = rig.run(&["10.0.5.7:25", "mail.internal:25"], script);
+    assert_eq!(ran.output, "b'220 ready\\r\\n' b'220 ready\\r\\n'\n", "{ran:?}");
+}
+
+fn a_gigabyte_each_way_arrives_whole() {
+    let mut rig = Rig::new();
+    rig.listen("sink", &[80]);
+    rig.listen("source", &[81]);
+    let script = "size, block, digest = 1 << 30, os.urandom(1 << 20), hashlib.sha256()
+s = dial('10.0.5.7', 80, 60)
+for _ in range(size >> 20): s.sendall(block); digest.update(block)
+s.shutdown(socket.SHUT_WR); say(s.recv(200).decode() == '%d %s' % (size, digest.hexdigest()))
+s = dial('10.0.5.7', 81, 60); s.sendall(b'%d' % size); digest, got = hashlib.sha256(), 0
+while True:
+    data = s.recv(1 << 18)
+    if not data: break
+    digest.update(data); got += len(data)
+say(got == size, digest.hexdigest())";
+    let ran = rig.run(&["10.0.5.7:80-81"], script);
+    let output: Vec<&str> = ran.output.split_whitespace().collect();
+    assert_eq!(output[..2], ["True", "True"]);
+    assert_eq!(rig.heard(81), output[2..]);
+    assert_eq!(ran.egress["allowed"][0]["bytes_out"], 1u64 << 30);
+    assert_eq!(ran.egress["allowed"][1]["bytes_in"], 1u64 << 30);
+}
+
+fn two_hundred_connections_at_once_are_all_served() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    let script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+address = socket.getaddrinfo('api.internal', 80)[0][4][0]
+for to in ('10.0.5.7', address):
+    begin, sockets, poll = time.time(), {}, select.epoll()
+    for number in range(200):
+        s = socket.socket(); s.setblocking(False); s.connect_ex((to, 80)); sockets[s.fileno()] = s; poll.register(s, select.EPOLLOUT)
+    open = set()
+    while len(open) < 200 and time.time() - begin < 20:
+        for number, _ in poll.poll(1):
+            poll.unregister(number)
+            if sockets[number].getsockopt(1, 4) == 0: open.add(number)
+    for number in open: sockets[number].setblocking(True); sockets[number].sendall(b'GET / HTTP/1.1\\r\\nHost: api.internal\\r\\n\\r\\n')
+    say(len(open), sum(sockets[number].recv(99)[:3] == b'GET' for number in open))
+    sys.stderr.write('200 connections in %d ms\\n' % ((time.time() - begin) * 1000))";
+    let ran = rig.run(&["10.0.5.7:80", "api.internal:80"], script);
+    assert_eq!(ran.output, "200 200\n200 200\n", "{ran:?}");
+    assert_eq!(ran.egress["allowed"][0]["connections"], 200);
+}
+
+fn a_slow_reader_slows_its_writer() {
+    let mut rig = Rig::new();
+    rig.listen("source", &[81]);
+    let script = "s = dial('10.0.5.7', 81); s.sendall(b'%d' % (1 << 28)); time.sleep(.5); got = 0
+while True:
+    data = s.recv(1 << 20)
+    if not data: break
+    got += len(data)
+say(got == 1 << 28)";
+    let mut peak = 0;
+    let ran = rig.run_watched(&["10.0.5.7:81"], script, |gate| {
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        peak = crate::gate::resident_kib(gate.pid());
+    });
+    assert_eq!(ran.output, "True\n");
+    // A debug build of the whole suite; the shipped program's gate is measured by bench.
+    assert!(peak < 64 << 10, "{peak} KiB");
+}
+
+fn what_was_said_last_is_delivered() {
+    let mut rig = Rig::new();
+    rig.listen("mute", &[80]);
+    for _ in 0..5 {
+        rig.clear();
+        let _ran = rig.run(&["10.0.5.7:80"], "s = dial('10.0.5.7', 80); s.sendall(b'x' * 100000); os._exit(0)");
+        let heard = |rig: &mut Rig| rig.heard(80).iter().map(String::len).sum::<usize>();
+        // The peer's own program may still be reading.
+        let all = (0..100).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            heard(&mut rig) == 100_000
+        });
+        assert!(all, "{}", heard(&mut rig));
+    }
+}
+
+fn programs_of_the_sandbox_reach_each_other() {
+    let mut rig = Rig::new();
+    let script = "for family, address in ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1')):
+    server = socket.socket(family); server.bind((address, 8443)); server.listen()
+    say(attempt(address, 8443))
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 9999)); u.sendto(b'x', ('127.0.0.1', 9999)); say(u.recv(9))";
+    assert_eq!(rig.run(&["10.0.5.0/24:8443"], script).output, "connected\nconnected\nb'x'\n");
+    assert_eq!(rig.packets(), []);
+}
+
+fn multipath_fast_open_and_reconnecting_sockets_obey() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    let script = "def multipath(to):
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); s.settimeout(3)
+    try: s.connect((to, 443)); s.sendall(b'm'); return s.recv(9)
+    except OSError as error: return word(error)
+def fast(to):
+    s = socket.socket(); s.settimeout(3); s.setsockopt(6, 34, 1)
+    try: s.sendto(b'f' * 900, 0x20000000, (to, 443)); return len(s.recv(9999))
+    except OSError as error: return word(error)
+def again(to):
+    s = socket.socket(); s.settimeout(3); s.connect(('10.0.5.7', 443)); libc.connect(s.fileno(), bytes(16), 16)
+    try: s.connect((to, 443)); return 'connected'
+    except OSError as error: return word(error)
+for to in ('10.0.5.7', '10.0.6.7'): say(multipath(to), fast(to), again(to))";
+    let ran = rig.run(&["10.0.5.7:443"], script);
+    assert_eq!(ran.output, "b'm' 900 connected\nECONNREFUSED ECONNREFUSED ECONNREFUSED\n", "{ran:?}");
+    assert!(rig.packets().iter().all(|packet| *packet == syn("10.0.5.7", 443)));
+}

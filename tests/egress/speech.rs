@@ -1,0 +1,153 @@
+//! What may be said over an open connection: for a name, only TLS or HTTP that names it.
+//! Proved by what the peer has heard.
+
+use serde_json::json;
+
+use crate::{
+    rig::{Ran, Rig, denials},
+    tests,
+};
+
+tests![
+    a_hello_for_another_server_does_not_reach_the_peer,
+    a_hello_in_pieces_is_judged_whole,
+    a_hello_that_hides_its_server_is_refused,
+    a_request_for_another_host_does_not_reach_the_peer,
+    what_is_neither_tls_nor_http_needs_a_rule_of_its_own,
+    a_client_that_says_half_of_it_is_cut_off,
+    networks_take_any_speech,
+];
+
+const NAME: &str = "api.internal:8443";
+
+fn rig() -> Rig {
+    let mut rig = Rig::new();
+    rig.listen("mute", &[8443]);
+    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    rig
+}
+
+/// Says something to the peer and waits for what becomes of it.
+const TELL: &str = "def tell(*parts, wait=.15):
+    s = dial('api.internal', 8443)
+    try:
+        for part in parts: s.sendall(part); time.sleep(.02)
+        s.settimeout(wait)
+        return s.recv(10) or 'end'
+    except OSError as error: return word(error)
+def records(data, size):
+    body = data[5:]
+    return b''.join(data[:3] + struct.pack('!H', len(body[at:at + size])) + body[at:at + size] for at in range(0, len(body), size))
+";
+
+fn told(rig: &mut Rig, script: &str) -> Ran {
+    rig.run(&[NAME], &format!("{TELL}{script}"))
+}
+
+fn a_hello_for_another_server_does_not_reach_the_peer() {
+    let mut rig = rig();
+    let ran = told(&mut rig, "say(tell(hello('evil.example'))); say(tell(hello(None))); say(tell(hello('10.0.5.7')))");
+    assert_eq!(ran.output, "ECONNRESET\n".repeat(3), "{ran:?}");
+    assert_eq!(rig.heard(8443), ["<104>"; 3], "the connection was reset before a byte");
+    assert_eq!(
+        denials(&ran)[..2],
+        ["tls api.internal 10.0.5.7 8443 sni_mismatch", "tls api.internal 10.0.5.7 8443 sni_missing"],
+        "{ran:?}"
+    );
+    assert_eq!(ran.egress["denied"][0]["sni"], "evil.example");
+    rig.clear();
+    let ran = told(&mut rig, "say(tell(hello('api.internal') + b'\\x17\\x03\\x03\\x00\\x05after'))");
+    assert_eq!(ran.output, "hang\n");
+    assert!(rig.heard(8443)[0].ends_with("after"), "{:?}", rig.heard(8443));
+}
+
+fn a_hello_in_pieces_is_judged_whole() {
+    let mut rig = rig();
+    let script = "good, bad = hello('api.internal'), hello('evil.example')
+say(tell(records(bad, 20)))
+say(tell(*[bad[at:at + 7] for at in range(0, len(bad), 7)]))
+say(tell(bad[:1]))
+say(tell(records(good, 20)))
+say(tell(*[good[at:at + 40] for at in range(0, len(good), 40)]))";
+    let ran = told(&mut rig, script);
+    let output: Vec<&str> = ran.output.lines().collect();
+    assert_eq!(output[1..3], ["ECONNRESET", "hang"], "{ran:?}");
+    assert_eq!(output[0], "ECONNRESET");
+    assert_eq!(output[4], "hang");
+    let heard = rig.heard(8443);
+    assert!(heard[..3].iter().all(|heard| heard.is_empty() || heard.starts_with('<')), "{heard:?}");
+    assert!(heard[4].contains("api.internal"), "{heard:?}");
+}
+
+fn a_hello_that_hides_its_server_is_refused() {
+    let mut rig = rig();
+    // An encrypted client hello's extension appended, and a second name.
+    let script = "def extended(data, extra):
+    body = bytearray(data[9:])
+    at = 2 + 32; at += 1 + body[at]; at += 2 + int.from_bytes(body[at:at + 2]); at += 1 + body[at]
+    size = int.from_bytes(body[at:at + 2]) + len(extra)
+    body[at:at + 2] = size.to_bytes(2); body += extra
+    return data[:3] + (len(body) + 4).to_bytes(2) + data[5:6] + len(body).to_bytes(3) + bytes(body)
+name = b'evil.example'; second = struct.pack('!HHHBH', 0, len(name) + 5, len(name) + 3, 0, len(name)) + name
+good = hello('api.internal')
+say(tell(extended(good, struct.pack('!HH', 0xfe0d, 4) + b'abcd')))
+say(tell(extended(good, second)))
+say(tell(extended(good, struct.pack('!HH', 0x1a1a, 2) + b'xx')))";
+    let ran = told(&mut rig, script);
+    assert_eq!(ran.output, "ECONNRESET\nECONNRESET\nhang\n", "{ran:?}");
+    assert!(denials(&ran)[0].ends_with("ech"), "{ran:?}");
+    assert_eq!(rig.heard(8443)[..2], ["<104>", "<104>"]);
+}
+
+fn a_request_for_another_host_does_not_reach_the_peer() {
+    let mut rig = rig();
+    let script = r"good = b'GET / HTTP/1.1\r\nHost: api.internal:8443\r\n\r\n'
+bad = b'GET /stolen HTTP/1.1\r\nHost: evil.example\r\n\r\n'
+say(tell(bad)); say(tell(b'GET / HTTP/1.1\r\n\r\n')); say(tell(b'GET http://evil.example/ HTTP/1.1\r\nHost: api.internal\r\n\r\n'))
+say(tell(b'CONNECT evil.example:443 HTTP/1.1\r\nHost: api.internal\r\n\r\n')); say(tell(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n'))
+say(tell(good + bad)); say(tell(good, bad))
+say(tell(b'POST / HTTP/1.1\r\nHost: api.internal:8443\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n' + bad))
+say(tell(b'POST / HTTP/1.1\r\nHost: api.internal:8443\r\nContent-Length: 4\r\n\r\nbody' + bad))
+say(tell(good, good))";
+    let ran = told(&mut rig, script);
+    assert_eq!(ran.output, format!("{}hang\n", "ECONNRESET\n".repeat(9)), "{ran:?}");
+    let heard = rig.heard(8443);
+    assert!(heard.iter().all(|heard| !heard.contains("stolen") && !heard.contains("evil") && !heard.contains("PRI")), "{heard:?}");
+    assert_eq!(heard.last().unwrap().matches("GET").count(), 2);
+}
+
+fn what_is_neither_tls_nor_http_needs_a_rule_of_its_own() {
+    let mut rig = rig();
+    rig.listen("banner", &[25]);
+    let script = format!(
+        "{TELL}say(tell(b'\\0\\0\\0\\x08secret')); s = dial('api.internal', 25); say(s.recv(99)); s.sendall(b'HELO x\\r\\n'); say(s.recv(99))"
+    );
+    let ran = rig.run(&[NAME, "api.internal:25/tcp"], &script);
+    assert_eq!(ran.output, "ECONNRESET\nb'220 ready\\r\\n'\nb'HELO x\\r\\n'\n", "{ran:?}");
+    assert_eq!(rig.heard(8443), ["<104>"]);
+    assert_eq!(ran.egress["denied"][0]["reason"], "protocol_unknown");
+    assert_eq!(ran.egress["denied"][0]["allow"], "api.internal:8443/tcp");
+    rig.clear();
+    let script = format!("{TELL}say(tell(b'\\0\\0\\0\\x08secret'))");
+    assert_eq!(rig.run(&["api.internal:8443/tcp"], &script).output, "hang\n");
+    assert_eq!(rig.heard(8443).len(), 1);
+    assert!(rig.heard(8443)[0].ends_with("secret"));
+}
+
+fn a_client_that_says_half_of_it_is_cut_off() {
+    let mut rig = rig();
+    let ran = told(
+        &mut rig,
+        "say(tell(hello('api.internal')[:60], wait=14)); s = dial('api.internal', 8443); s.sendall(b'GET / HT'); s.close(); time.sleep(.1)",
+    );
+    assert_eq!(ran.output, "ECONNRESET\n", "{ran:?}");
+    let heard = rig.heard(8443);
+    assert!(heard.iter().all(|heard| heard.is_empty() || heard.starts_with('<')), "{heard:?}");
+}
+
+fn networks_take_any_speech() {
+    let mut rig = rig();
+    let script = "s = dial('10.0.5.7', 8443); s.sendall(hello('evil.example')); s.sendall(b'anything'); time.sleep(.1)";
+    let _ran = rig.run(&["10.0.5.7:8443"], script);
+    assert!(rig.heard(8443)[0].ends_with("anything"));
+}
