@@ -10,7 +10,13 @@
 //! The order is the kernel's, not ours; the comment at each step says why it cannot
 //! come earlier or later. It reads no policy and decides nothing.
 
-use std::{cell::Cell, convert::Infallible, ffi::CStr, mem::MaybeUninit, sync::OnceLock};
+use std::{
+    cell::Cell,
+    convert::Infallible,
+    ffi::CStr,
+    mem::{ManuallyDrop, MaybeUninit},
+    sync::OnceLock,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -38,8 +44,10 @@ use crate::prepared::{Entry, Prepared, PreparedScratch, Sent};
 
 /// What the child has in common with the launcher.
 pub(crate) struct Shared {
-    pub(crate) status_write: OwnedFd,
-    pub(crate) handover: OwnedFd,
+    /// Its own ends, which the launcher closes in its table right after the clone: else
+    /// nothing would tell it that they are gone with the child.
+    pub(crate) status_write: ManuallyDrop<OwnedFd>,
+    pub(crate) handover: ManuallyDrop<OwnedFd>,
     /// The number of the launcher's end of it, which the child's table has too.
     pub(crate) launchers_handover: u32,
     /// Where it may run.
@@ -83,7 +91,7 @@ pub(crate) fn enter(shared: &Shared) -> i32 {
     };
     let frame = failed_frame(failure.step, u16::try_from(failure.errno.raw_os_error()).unwrap_or(0), failure.index);
     // If the launcher is gone too there is nobody to tell.
-    let _unheard = rustix::io::write(&shared.status_write, &frame);
+    let _unheard = rustix::io::write(&*shared.status_write, &frame);
     125
 }
 
@@ -651,7 +659,7 @@ impl Confined<'_> {
             return Err(Errno::NOBUFS);
         }
         let tags = [std::io::IoSlice::new(tags.get(..count).unwrap_or_default())];
-        sendmsg(&self.shared.handover, &tags, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
+        sendmsg(&*self.shared.handover, &tags, &mut ancillary, SendFlags::NOSIGNAL).map(drop)
     }
 }
 

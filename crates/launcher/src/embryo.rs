@@ -6,6 +6,7 @@
 //! the host; dropping it kills and reaps it, and that was all.
 
 use std::{
+    mem::ManuallyDrop,
     path::Path,
     sync::{Arc, OnceLock},
 };
@@ -16,7 +17,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     thread::{sched_getaffinity, sched_getcpu},
 };
-use stockade_sys::clone;
+use stockade_sys::{clone, process::close_range};
 
 use crate::{
     LaunchError, What, cgroup,
@@ -59,10 +60,11 @@ impl Embryo {
         let cgroup = v2.map(|parent| cgroup::found(&parent, record)).transpose()?;
         let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
         let (handover, childs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
-        let launchers = handover.as_raw_fd().unsigned_abs();
+        let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
+        let (launchers, lent) = (number(&handover), [number(&status_write), number(&childs)]);
         let shared = Arc::new(Shared {
-            status_write,
-            handover: childs,
+            status_write: ManuallyDrop::new(status_write),
+            handover: ManuallyDrop::new(childs),
             launchers_handover: launchers,
             cpus: sched_getaffinity(None).ok(),
             launchers_cpu: sched_getcpu(),
@@ -79,6 +81,10 @@ impl Embryo {
         // `child::enter` makes only system calls on prepared data.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
+        // Whether there is a child or not: from here on they are its alone.
+        for fd in lent {
+            close_range(fd, fd).map_err(failed)?;
+        }
         let cloned = cloned.map_err(|errno| error::clone_failed(privileged, errno))?;
         let sandbox = Sandbox::new(cloned, shared, stack);
         Ok(Embryo { sandbox, cgroup, status_read, handover, signals })
