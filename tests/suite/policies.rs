@@ -334,6 +334,7 @@ fn errors_have_line_column_caret_and_a_suggestion() {
     wrong("[identity]\nuid = 0", &["uid", "wrong.toml:5:7"]);
     wrong("[filesystem]\nread_only = { add = [\"etc\"] }", &["etc", "wrong.toml:5:22", "absolute"]);
     wrong("[degrade]\nroot = { add = [\"seccomp\"] }", &["seccomp", "wrong.toml:5:17"]);
+    wrong("[degrade]\nrootless = { add = [\"user_namespace\"] }", &["user_namespace", "wrong.toml:5:21", "`root` only"]);
     wrong("[limits]\nwall = \"1s", &["wrong.toml:5:"]);
 }
 

@@ -16,6 +16,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     thread::{sched_getaffinity, sched_getcpu},
 };
+use stockade_policy::plan::UserNamespaces;
 use stockade_sys::clone;
 
 use crate::{
@@ -33,6 +34,7 @@ const STACK: usize = 256 << 10;
 /// See the module.
 pub struct Embryo {
     pub(crate) sandbox: Sandbox,
+    pub(crate) user_namespaces: UserNamespaces,
     pub(crate) cgroup: Option<cgroup::Founded>,
     /// Where the child reports, by the executor's frames.
     pub(crate) status_read: OwnedFd,
@@ -43,13 +45,18 @@ pub struct Embryo {
 }
 
 impl Embryo {
-    /// Starts it. `privileged`: this process is root. `v2`: the cgroup below which the
-    /// run's own is made first, on cgroup v2, because a process can be started inside one,
-    /// but not moved into it without a wait.
+    /// Starts it. `privileged`: this process is root, which alone can do without user
+    /// namespaces. `v2`: the cgroup below which the run's own is made first, on cgroup v2,
+    /// because a process can be started inside one, but not moved into it without a wait.
     ///
     /// # Errors
     /// The kernel refuses user namespaces, or the cgroup cannot be made.
-    pub fn begin(privileged: bool, v2: Option<V2Parent<'_>>, record: Option<&mut Record>) -> Result<Self, LaunchError> {
+    pub fn begin(
+        privileged: bool,
+        user_namespaces: UserNamespaces,
+        v2: Option<V2Parent<'_>>,
+        record: Option<&mut Record>,
+    ) -> Result<Self, LaunchError> {
         let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
         let signals = Signals::block()?;
         if privileged {
@@ -69,7 +76,10 @@ impl Embryo {
             prepared: OnceLock::new(),
         });
         // The child makes the rest itself, on another CPU than ours.
-        let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWPID;
+        let mut namespaces = clone::flags::NEWPID;
+        if user_namespaces == UserNamespaces::Nested {
+            namespaces |= clone::flags::NEWUSER;
+        }
         if cgroup.is_some() {
             namespaces |= clone::flags::NEWCGROUP;
         }
@@ -81,7 +91,7 @@ impl Embryo {
         let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
         let cloned = cloned.map_err(|errno| error::clone_failed(privileged, errno))?;
         let sandbox = Sandbox::new(cloned, shared, stack);
-        Ok(Embryo { sandbox, cgroup, status_read, handover, signals })
+        Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals })
     }
 }
 

@@ -237,6 +237,7 @@ fn degrade(
         Degradable::Cgroup => "cgroup_unavailable",
         Degradable::Landlock => "landlock_unavailable",
         Degradable::UniqueUid => "unique_uid_unavailable",
+        Degradable::UserNamespace => "namespaces_refused",
     };
     Err(lacking(
         id,
@@ -253,6 +254,9 @@ fn plan_identity(
     narrowing: &Narrowing,
     degraded: &mut Vec<(&'static str, String)>,
 ) -> Result<Identity, PlanError> {
+    if let Some(refusal) = &facts.user_namespace_refusal {
+        return plan_identity_on_host(policy, facts, narrowing, refusal, degraded);
+    }
     let caller = (facts.caller.uid, facts.caller.gid);
     let (mut outside, mut idmapped_to) = (caller, None);
     if facts.privileged {
@@ -282,10 +286,55 @@ fn plan_identity(
         }
     }
     Ok(Identity {
+        user_namespaces: UserNamespaces::Nested,
         inside: (policy.identity.uid, policy.identity.gid),
         outside,
         idmapped_to,
         groups_kept: if facts.privileged { Vec::new() } else { facts.caller.groups.clone() },
+        user: policy.identity.user.clone(),
+        hostname: policy.identity.hostname.clone(),
+    })
+}
+
+/// Root without user namespaces. The uid of the run's own then is all that keeps it from
+/// being somebody on the host, so it must have one.
+fn plan_identity_on_host(
+    policy: &Policy,
+    facts: &HostFacts,
+    narrowing: &Narrowing,
+    refusal: &str,
+    degraded: &mut Vec<(&'static str, String)>,
+) -> Result<Identity, PlanError> {
+    degrade(policy, facts, Degradable::UserNamespace, refusal.to_owned(), degraded)?;
+    let Some(id) = facts.unique_id else {
+        let why = facts.unique_id_refusal.as_deref().unwrap_or("no host uid could be set aside for the run");
+        return Err(lacking(
+            "unique_uid_unavailable",
+            format!("a run without `user_namespace` must have a host uid of its own, whatever `[degrade]` says: {why}"),
+        ));
+    };
+    if !policy.egress.whitelist.is_empty() {
+        // The gate has the run's uid, on the host: a user namespace shall stand between.
+        return Err(lacking(
+            "egress_unavailable",
+            format!("policy `{}` has an egress whitelist, which is not opened without user namespaces: {refusal}", policy.name),
+        ));
+    }
+    if let Some(scratch) = &narrowing.scratch {
+        return Err(lacking(
+            "scratch_not_idmappable",
+            format!(
+                "scratch {}: its files could not be the caller's, as an idmap needs a user namespace ({refusal}); or leave scratch out: `files` go in and `collect` brings them back",
+                scratch.path.display()
+            ),
+        ));
+    }
+    Ok(Identity {
+        user_namespaces: UserNamespaces::Missing,
+        inside: (id, id),
+        outside: (id, id),
+        idmapped_to: None,
+        groups_kept: Vec::new(),
         user: policy.identity.user.clone(),
         hostname: policy.identity.hostname.clone(),
     })
