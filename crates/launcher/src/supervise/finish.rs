@@ -28,6 +28,9 @@ impl Supervision<'_> {
     /// Everything inside is dead: takes what is left in the pipes, counts, decides.
     pub(super) fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
         let used_by_all = self.sandbox.reap();
+        // What was sent to a child that died before it took it is open for as long as our
+        // copy of its socket is: the program's pipes, which would never end.
+        self.sandbox.take_back();
         while self.read_status_to_end() {}
         for token in [Token::Stdout, Token::Stderr] {
             self.drain(token);
