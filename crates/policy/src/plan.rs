@@ -20,7 +20,7 @@ use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
     egress,
-    facts::{HostFacts, PathKind},
+    facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, Policy, Runtime},
 };
@@ -124,6 +124,9 @@ fn lacking(reason: &'static str, message: String) -> PlanError {
 pub const PRIVATE_SCRATCH: &str = "/scratch";
 /// Where home stands, unless it is in scratch.
 pub const HOME: &str = "/home/sandbox";
+/// The least `memory` that a cgroup may enforce. Until it becomes the executor the sandbox's
+/// first process shares the launcher's memory, and an out-of-memory kill takes all who share.
+pub const LEAST_MEMORY: u64 = 4 << 20;
 /// What the root tmpfs holds beside the writable parts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
@@ -135,6 +138,7 @@ const ROOT_OVERHEAD: u64 = 512 << 10;
 pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
     let mut degraded = Vec::new();
     let limits = narrow_limits(policy, narrowing)?;
+    refuse_too_little_memory(facts, narrowing, &limits)?;
     let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
     let scratch = plan_scratch(policy, narrowing, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
@@ -174,6 +178,21 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
     let whitelist = policy.egress.whitelist.clone();
     (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: egress::RESOLVER })
+}
+
+/// Setting up the sandbox must not meet the limit: see [`LEAST_MEMORY`].
+fn refuse_too_little_memory(facts: &HostFacts, narrowing: &Narrowing, limits: &Limits) -> Result<(), PlanError> {
+    let memory = limits.get(LimitKey::Memory);
+    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) || memory.is_none_or(|memory| memory >= LEAST_MEMORY) {
+        return Ok(());
+    }
+    let message = format!(
+        "limits.memory: {} is too little for the sandbox itself; at least {}, and an interpreter needs some 16MiB",
+        LimitKey::Memory.format(memory),
+        LimitKey::Memory.format(Some(LEAST_MEMORY))
+    );
+    let asked_for = narrowing.limits.contains_key(&LimitKey::Memory);
+    Err(if asked_for { asked("memory_too_small", message) } else { lacking("memory_too_small", message) })
 }
 
 fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanError> {

@@ -160,6 +160,28 @@ fn a_request_narrows_and_never_widens() {
 }
 
 #[test]
+fn memory_must_hold_the_sandbox_itself_where_a_cgroup_enforces_it() {
+    let policy = load_shipped("default").unwrap();
+    let with = |memory| Narrowing {
+        limits: BTreeMap::from([
+            (LimitKey::Memory, Some(memory)),
+            (LimitKey::TmpSize, Some(1 << 20)),
+            (LimitKey::ScratchSize, Some(1 << 20)),
+        ]),
+        ..code()
+    };
+    refused(planned(&policy, &facts(true), &with((4 << 20) - 1)), "memory_too_small", true);
+    assert_eq!(planned(&policy, &facts(true), &with(4 << 20)).unwrap().limits.get(LimitKey::Memory), Some(4 << 20));
+    // An rlimit of the program alone is no danger to the launcher.
+    assert!(planned(&policy, &facts(false), &with(3 << 20)).is_ok());
+    let mut small = policy;
+    for (key, value) in [(LimitKey::Memory, 3 << 20), (LimitKey::TmpSize, 1 << 20), (LimitKey::ScratchSize, 1 << 20)] {
+        small.limits.set(key, Some(value));
+    }
+    refused(planned(&small, &facts(true), &code()), "memory_too_small", false);
+}
+
+#[test]
 fn a_scratch_cannot_cover_the_sandboxs_own_directories() {
     let policy = load_shipped("default").unwrap();
     for path in ["/usr/local/work", "/etc", "/proc/self", "/dev/shm/x", "/", "/bin"] {
