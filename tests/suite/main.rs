@@ -19,6 +19,7 @@ mod attacks;
 mod bad_input;
 mod cleanup;
 mod contract;
+mod host_ids;
 mod kernel;
 mod meta;
 mod misdeeds;
@@ -37,6 +38,7 @@ fn main() -> std::process::ExitCode {
         attacks::TESTS,
         kernel::TESTS,
         policies::TESTS,
+        host_ids::TESTS,
         workloads::TESTS,
         run::TESTS,
         cleanup::TESTS,

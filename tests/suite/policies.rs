@@ -334,6 +334,9 @@ fn errors_have_line_column_caret_and_a_suggestion() {
     wrong("[identity]\nuid = 0", &["uid", "wrong.toml:5:7"]);
     wrong("[filesystem]\nread_only = { add = [\"etc\"] }", &["etc", "wrong.toml:5:22", "absolute"]);
     wrong("[degrade]\nroot = { add = [\"seccomp\"] }", &["seccomp", "wrong.toml:5:17"]);
+    let small = "tmp_size = \"1MiB\"\nscratch_size = \"1MiB\"";
+    wrong(&format!("[limits]\nmemory = \"4095KiB\"\n{small}"), &["memory", "wrong.toml:5:10", "at least 4MiB"]);
+    wrong("[degrade]\nrootless = { add = [\"user_namespace\"] }", &["user_namespace", "wrong.toml:5:21", "`root` only"]);
     wrong("[limits]\nwall = \"1s", &["wrong.toml:5:"]);
 }
 

@@ -20,6 +20,7 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
+    test!(Both, a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher, needs[Cgroup], seconds 60),
     test!(Both, exiting_is_exited),
     test!(Both, exiting_with_137_is_exited),
     test!(Both, a_crash_is_signaled),
@@ -396,4 +397,19 @@ fn reading_through_the_page_cache_is_no_out_of_memory() {
     let limits = json!({"memory": "64MiB", "tmp_size": "16MiB", "scratch_size": "512MiB", "file_size": "512MiB", "wall": "2min"});
     let done = exec(json!({"language": "bash", "code": code, "scratch": text(&scratch), "limits": limits}));
     done.succeeded().expect(json!({"output": "314572800\n", "limits_hit": []}));
+}
+
+fn a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher() {
+    let limited = |memory: &str| {
+        let limits = json!({"memory": memory, "tmp_size": "1MiB", "scratch_size": "1MiB"});
+        exec(json!({"code": "exit 0", "language": "sh", "limits": limits}))
+    };
+    limited("4095KiB").refused("memory_too_small", &["limits.memory", "4095KiB", "at least 4MiB"]);
+    for _ in 0..30 {
+        // `exec` itself being killed fails the test wherever it is called.
+        let done = limited("4MiB");
+        assert!(done["verdict"] == "exited" || done["verdict"] == "out_of_memory", "{}", done.brief());
+    }
+    // The control.
+    limited("64MiB").succeeded();
 }

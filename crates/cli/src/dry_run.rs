@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, process::ExitCode};
 
-use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry};
+use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
 
 use crate::output::say;
 
@@ -68,7 +68,8 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     }
     writeln!(out, "  CPUs seen: {}", plan.cpus)?;
     writeln!(out, "\nconfinement")?;
-    writeln!(out, "  two user namespaces; mount, PID, network, UTS, IPC and cgroup namespaces; no capabilities; no_new_privs")?;
+    let users = if identity.user_namespaces == UserNamespaces::Nested { "two user namespaces" } else { "no user namespace" };
+    writeln!(out, "  {users}; mount, PID, network, UTS, IPC and cgroup namespaces; no capabilities; no_new_privs")?;
     writeln!(out, "  system call filter: {} instructions, sha256 {}", plan.filter.instructions, plan.filter.sha256)?;
     if plan.landlock.handled != 0 {
         writeln!(out, "  Landlock ABI {}, rules on:", plan.landlock.abi)?;

@@ -32,6 +32,7 @@ use rustix::{
     thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getcpu, sched_setaffinity},
 };
 use stockade_egress::inside::Sockets;
+use stockade_policy::plan::UserNamespaces;
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{
     clone::{self, flags, unshare},
@@ -145,8 +146,16 @@ impl<'p> Waiting<'p> {
         }
         // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
         let (uid, gid) = prepared.ids;
+        if prepared.user_namespaces == UserNamespaces::Missing {
+            cred::keep_permitted().at(Step::Ids)?;
+        }
         cred::set_group(gid).at(Step::Ids)?;
         cred::set_user(uid).at(Step::Ids)?;
+        if prepared.user_namespaces == UserNamespaces::Missing {
+            // At once, because they are the host root's: no path may be resolved with more
+            // rights to files than the run's id has.
+            cred::retain(&[cred::CAP_SYS_ADMIN, cred::CAP_SETPCAP]).at(Step::Ids)?;
+        }
         // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
         set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::DeathSignal)?;
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
@@ -478,8 +487,11 @@ impl<'p> Rooted<'p> {
     fn confine(self) -> Outcome<Confined<'p>> {
         let Rooted { shared, prepared, received, root, scratch, executor, proc, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
-        for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
-            write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
+        // Without one they would be the host's.
+        if prepared.user_namespaces == UserNamespaces::Nested {
+            for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
+                write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
+            }
         }
         // Before the inner user namespace, whose maximum it becomes: pending signals are
         // counted for the user who made the namespaces, root perhaps, on the whole host.
@@ -488,7 +500,10 @@ impl<'p> Rooted<'p> {
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
-        enter_inner_namespace(prepared, &proc)?;
+        match prepared.user_namespaces {
+            UserNamespaces::Nested => enter_inner_namespace(prepared, &proc)?,
+            UserNamespaces::Missing => stockade_sys::mount::set_attributes(&proc, attr::RDONLY, false).at(Step::SealRoot)?,
+        }
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
         // 1, not 0: a piped core_pattern ignores 0, and 1 makes the kernel skip it. A

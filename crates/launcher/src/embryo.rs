@@ -17,6 +17,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     thread::{sched_getaffinity, sched_getcpu},
 };
+use stockade_policy::plan::UserNamespaces;
 use stockade_sys::{clone, process::close_range};
 
 use crate::{
@@ -34,6 +35,7 @@ const STACK: usize = 256 << 10;
 /// See the module.
 pub struct Embryo {
     pub(crate) sandbox: Sandbox,
+    pub(crate) user_namespaces: UserNamespaces,
     pub(crate) cgroup: Option<cgroup::Founded>,
     /// Where the child reports, by the executor's frames.
     pub(crate) status_read: OwnedFd,
@@ -44,13 +46,18 @@ pub struct Embryo {
 }
 
 impl Embryo {
-    /// Starts it. `privileged`: this process is root. `v2`: the cgroup below which the
-    /// run's own is made first, on cgroup v2, because a process can be started inside one,
-    /// but not moved into it without a wait.
+    /// Starts it. `privileged`: this process is root, which alone can do without user
+    /// namespaces. `v2`: the cgroup below which the run's own is made first, on cgroup v2,
+    /// because a process can be started inside one, but not moved into it without a wait.
     ///
     /// # Errors
     /// The kernel refuses user namespaces, or the cgroup cannot be made.
-    pub fn begin(privileged: bool, v2: Option<V2Parent<'_>>, record: Option<&mut Record>) -> Result<Self, LaunchError> {
+    pub fn begin(
+        privileged: bool,
+        user_namespaces: UserNamespaces,
+        v2: Option<V2Parent<'_>>,
+        record: Option<&mut Record>,
+    ) -> Result<Self, LaunchError> {
         let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
         let signals = Signals::block()?;
         if privileged {
@@ -71,7 +78,10 @@ impl Embryo {
             prepared: OnceLock::new(),
         });
         // The child makes the rest itself, on another CPU than ours.
-        let mut namespaces = clone::flags::NEWUSER | clone::flags::NEWPID;
+        let mut namespaces = clone::flags::NEWPID;
+        if user_namespaces == UserNamespaces::Nested {
+            namespaces |= clone::flags::NEWUSER;
+        }
         if cgroup.is_some() {
             namespaces |= clone::flags::NEWCGROUP;
         }
@@ -87,7 +97,7 @@ impl Embryo {
         }
         let cloned = cloned.map_err(|errno| error::clone_failed(privileged, errno))?;
         let sandbox = Sandbox::new(cloned, shared, stack);
-        Ok(Embryo { sandbox, cgroup, status_read, handover, signals })
+        Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals })
     }
 }
 

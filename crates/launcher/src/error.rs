@@ -91,6 +91,7 @@ pub(crate) fn clone_failed(privileged: bool, errno: Errno) -> LaunchError {
         Errno::NOSPC => {
             "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
         }
+        Errno::INVAL => "; the kernel has no user namespaces (it needs CONFIG_USER_NS)".into(),
         Errno::NOSYS => "; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it".into(),
         Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),

@@ -4,25 +4,29 @@
 //! decision; no id is invented here.
 
 use rustix::{fd::OwnedFd, io::Errno};
-use stockade_policy::plan::{Mode, Plan};
+use stockade_policy::plan::{Mode, Plan, UserNamespaces};
 use stockade_sys::{clone, mount};
 
-use crate::{LaunchError, What, proc::ProcDirectory};
+use crate::{LaunchError, What, error::clone_failed, proc::ProcDirectory};
 
 /// The outer user namespace, as read back.
 pub(crate) struct OuterNamespaces {
     pub(crate) proc: ProcDirectory,
-    /// Its name, such as `user:[4026532178]`.
-    pub(crate) user: String,
+    /// Its name, such as `user:[4026532178]`; none where the plan goes without.
+    pub(crate) user: Option<String>,
 }
 
-/// Writes the maps of the child's outer user namespace and reads them back.
+/// Writes the maps of the child's outer user namespace and reads them back. Where the plan
+/// goes without one there is nothing to write.
 ///
 /// # Errors
 /// The kernel refused, or keeps other maps than were written.
 pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, LaunchError> {
     let failed = |errno| LaunchError::system(What::Maps, "write the user namespace's maps", errno);
     let proc = ProcDirectory::open(pid).map_err(failed)?;
+    if plan.identity.user_namespaces == UserNamespaces::Missing {
+        return Ok(OuterNamespaces { proc, user: None });
+    }
     let (inside, outside) = (plan.identity.inside, plan.identity.outside);
     if plan.mode == Mode::Rootless {
         // user_namespaces(7): without it an unprivileged gid map is refused.
@@ -38,7 +42,7 @@ pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, Launc
             ));
         }
     }
-    let user = proc.namespace("user").map_err(failed)?;
+    let user = Some(proc.namespace("user").map_err(failed)?);
     Ok(OuterNamespaces { proc, user })
 }
 
@@ -56,11 +60,21 @@ pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Resul
         mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)
     });
     // The zombie has served; a failed wait would only leave it to our own end.
-    let reaped = rustix::process::waitid(
-        rustix::process::WaitId::PidFd(rustix::fd::AsFd::as_fd(&holder.pidfd)),
-        rustix::process::WaitIdOptions::EXITED,
-    );
-    result.and(reaped.map(drop))
+    result.and(reap(&holder))
+}
+
+fn reap(holder: &clone::Child) -> Result<(), Errno> {
+    let holder = rustix::process::WaitId::PidFd(rustix::fd::AsFd::as_fd(&holder.pidfd));
+    rustix::process::waitid(holder, rustix::process::WaitIdOptions::EXITED).map(drop)
+}
+
+/// Why root can make no user namespace here, with the remedy. Tried by making one alone:
+/// that a sandbox could not be cloned may have another cause.
+pub fn user_namespace_refusal() -> Option<String> {
+    match clone::user_namespace_holder().and_then(|holder| reap(&holder)) {
+        Err(errno @ (Errno::NOSPC | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::USERS)) => Some(clone_failed(true, errno).message),
+        _ => None,
+    }
 }
 
 /// A map of all ids to themselves with `a` and `b` exchanged.

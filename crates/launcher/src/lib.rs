@@ -37,6 +37,7 @@ use stockade_protocol::{CollectedFile, Denial, EgressReport, PerStream, Receipt,
 pub use capture::Captured;
 pub use embryo::{Embryo, V2Parent};
 pub use error::{LaunchError, What};
+pub use identity::user_namespace_refusal;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 
@@ -124,7 +125,11 @@ pub struct Outcome {
 /// Something could not be put in place. Nothing of the payload has run, and nothing is
 /// left behind.
 pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Outcome, LaunchError> {
-    let Embryo { sandbox, cgroup, status_read, handover, signals } = embryo;
+    let Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals } = embryo;
+    if user_namespaces != plan.identity.user_namespaces {
+        let message = String::from("the sandbox was begun with other user namespaces than the plan's");
+        return Err(LaunchError::other(What::Clone, message));
+    }
     // An early return kills the child, which waits for our word.
     let set_up = || -> Result<_, LaunchError> {
         let outer = identity::write_maps(plan, sandbox.pid())?;

@@ -15,7 +15,7 @@ use rustix::{
 };
 use stockade_policy::{
     filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
-    plan::{PathKindName, Plan, Protection, RootEntry},
+    plan::{PathKindName, Plan, Protection, RootEntry, UserNamespaces},
 };
 use stockade_protocol::frame::{FileToWrite, Job};
 use stockade_sys::seccomp::Instruction;
@@ -132,6 +132,7 @@ pub(crate) struct LauncherPipes {
 
 /// See the module.
 pub(crate) struct Prepared {
+    pub(crate) user_namespaces: UserNamespaces,
     pub(crate) ids: (u32, u32),
     pub(crate) hostname: String,
     pub(crate) terminal: bool,
@@ -205,6 +206,7 @@ impl Prepared {
             })
             .collect::<Result<_, LaunchError>>()?;
         let prepared = Prepared {
+            user_namespaces: plan.identity.user_namespaces,
             ids: plan.identity.inside,
             hostname: plan.identity.hostname.clone(),
             terminal: plan.terminal,

@@ -3,7 +3,7 @@
 //! The launcher reads from outside what only it can see; the executor's evidence comes
 //! from inside. Both are compared with the plan: what does not match is an error.
 
-use stockade_policy::plan::Plan;
+use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, Receipt, frame::Evidence};
 
 use crate::{LaunchError, What, cgroup::Cgroup, identity::OuterNamespaces, proc::ProcDirectory};
@@ -15,21 +15,29 @@ pub(crate) struct Outside {
     namespaces: String,
 }
 
-/// Checks from outside that every namespace differs from the launcher's own, and that
-/// the sandbox is in its cgroup.
+/// Checks from outside that every namespace differs from the launcher's own, the user
+/// namespace excepted where the plan goes without, and that the sandbox is in its cgroup.
 ///
 /// # Errors
-/// It shares one, or is not.
-pub(crate) fn check_outside(outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
+/// It shares one, or is not; or without a user namespace its ids are not the plan's.
+pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
     let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
     let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
     let mut seen = Vec::new();
     for name in NAMESPACES {
         let theirs = outer.proc.namespace(name).map_err(failed)?;
-        if theirs == own.namespace(name).map_err(failed)? {
+        let shared = theirs == own.namespace(name).map_err(failed)?;
+        if name == "user" && outer.user.is_none() {
+            if !shared {
+                return Err(LaunchError::other(What::Receipt, String::from("the sandbox has a user namespace that the plan goes without")));
+            }
+            check_ids(plan, &outer.proc.read("status").map_err(failed)?)?;
+            continue;
+        }
+        if shared {
             return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
         }
-        if theirs == outer.user {
+        if outer.user.as_ref() == Some(&theirs) {
             return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
         }
         seen.push(theirs);
@@ -44,6 +52,19 @@ pub(crate) fn check_outside(outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<
     Ok(Outside { namespaces: seen.join(" ") })
 }
 
+/// With no map between them and the host, the ids themselves are read back.
+fn check_ids(plan: &Plan, status: &str) -> Result<(), LaunchError> {
+    let (uid, gid) = plan.identity.outside;
+    let four = |id: u32| [id.to_string(), id.to_string(), id.to_string(), id.to_string()].join("\t");
+    for (key, expected) in [("Uid:", four(uid)), ("Gid:", four(gid)), ("Groups:", String::new())] {
+        let found = status_line(status, key);
+        if found != expected {
+            return Err(LaunchError::other(What::Receipt, format!("the sandbox has {key} {found}, not {expected}")));
+        }
+    }
+    Ok(())
+}
+
 fn status_line<'a>(status: &'a str, key: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim()
 }
@@ -53,14 +74,17 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
     let status = String::from_utf8_lossy(&evidence.status);
     let mut layers = Vec::new();
     let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });
-    layer(
-        "user_namespace",
-        Known::ReadBack,
-        format!(
-            "two nested; inside {}:{} is host {}:{}",
-            plan.identity.inside.0, plan.identity.inside.1, plan.identity.outside.0, plan.identity.outside.1
+    let (inside, outside_ids) = (plan.identity.inside, plan.identity.outside);
+    match plan.identity.user_namespaces {
+        UserNamespaces::Nested => layer(
+            "user_namespace",
+            Known::ReadBack,
+            format!("two nested; inside {}:{} is host {}:{}", inside.0, inside.1, outside_ids.0, outside_ids.1),
         ),
-    );
+        UserNamespaces::Missing => {
+            layer("host_id", Known::ReadBack, format!("{}:{} inside and on the host, no supplementary groups", inside.0, inside.1));
+        }
+    }
     if !plan.identity.groups_kept.is_empty() {
         let groups: Vec<String> = plan.identity.groups_kept.iter().map(u32::to_string).collect();
         layer("supplementary_groups", Known::Applied, format!("an unprivileged launcher cannot drop host groups {}", groups.join(" ")));

@@ -481,7 +481,7 @@ impl<'a> Supervision<'a> {
             }
         }
         // The executor is on its way, and waits for this before it starts the program.
-        match receipt::check_outside(&self.outer, &self.cgroup) {
+        match receipt::check_outside(self.plan, &self.outer, &self.cgroup) {
             Ok(outside) => {
                 self.outside = Some(outside);
                 match rustix::io::write(&self.lifeline, b"g") {

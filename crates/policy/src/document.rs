@@ -440,7 +440,13 @@ impl Reader<'_> {
         }
         if let Some(table) = self.section(top, "degrade", keys::DEGRADE) {
             let check = |text: &str| check::word(names::DEGRADABLE, "degradable layer", text);
-            layer.rootless = self.edit(table, "rootless", check);
+            layer.rootless = self.edit(table, "rootless", |text| match check(text)? {
+                Degradable::UserNamespace => {
+                    let why = "an ordinary user makes all other namespaces by means of it";
+                    Err(Complaint::new(format!("{} may be missing under `root` only", quote(text)), why))
+                }
+                layer => Ok(layer),
+            });
             layer.root = self.edit(table, "root", check);
         }
     }
@@ -476,6 +482,10 @@ pub(crate) fn item_values(item: Item) -> Vec<&'static str> {
         Item::Device => names::DEVICES.to_vec(),
         Item::Family => names::FAMILIES.iter().map(|(name, _)| *name).collect(),
         Item::Layer => names::DEGRADABLE.iter().map(|(name, _)| *name).collect(),
+        Item::UsersLayer => {
+            let users = names::DEGRADABLE.iter().filter(|(_, layer)| *layer != Degradable::UserNamespace);
+            users.map(|(name, _)| *name).collect()
+        }
         Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob => Vec::new(),
     }
 }

@@ -19,6 +19,9 @@ pub struct HostFacts {
     pub unique_id: Option<u32>,
     /// Why there is none.
     pub unique_id_refusal: Option<String>,
+    /// Why root can make no user namespace, with the remedy; none where one was made, or
+    /// where an ordinary user launches.
+    pub user_namespace_refusal: Option<String>,
     /// How many CPUs the launcher may run on.
     pub cpus: usize,
     /// What cgroups offer.

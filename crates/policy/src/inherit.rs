@@ -16,6 +16,7 @@ use crate::{
         Access, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Seccomp, SocketFamily,
     },
     names,
+    plan::LEAST_MEMORY,
 };
 
 /// A policy in the making.
@@ -263,6 +264,13 @@ impl Draft {
                 let label = format!("{} unasked", key.format(at.value));
                 let also = Some((max.place.clone(), format!("at most {}", key.format(max.value))));
                 problems.add_also(&at.place, Complaint::new(title, label), also);
+            }
+        }
+        for at in [&self.limits, &self.limits_max].into_iter().filter_map(|limits| limits.get(&LimitKey::Memory)) {
+            if at.value.is_some_and(|memory| memory < LEAST_MEMORY) {
+                let label = format!("{} is too little for the sandbox itself", LimitKey::Memory.format(at.value));
+                let complaint = Complaint::new("`memory` is too small", label);
+                problems.add(&at.place, complaint.help(format!("at least {}", LimitKey::Memory.format(Some(LEAST_MEMORY)))));
             }
         }
         let value = |key| self.limits.get(&key).and_then(|at| at.value.map(|value| (value, &at.place)));

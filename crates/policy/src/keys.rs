@@ -44,6 +44,7 @@ pub(crate) enum Item {
     Peer,
     Glob,
     Layer,
+    UsersLayer,
 }
 
 /// One key of a table.
@@ -127,6 +128,6 @@ pub(crate) const SCRATCH: &[Key] = &[
 ];
 
 pub(crate) const DEGRADE: &[Key] = &[
-    must("rootless", Kind::List(Item::Layer), "when an ordinary user launches"),
+    must("rootless", Kind::List(Item::UsersLayer), "when an ordinary user launches"),
     must("root", Kind::List(Item::Layer), "when root launches"),
 ];

@@ -176,6 +176,8 @@ pub enum Degradable {
     Landlock,
     /// A host uid of the run's own.
     UniqueUid,
+    /// The user namespaces, for root only: nobody else can make a sandbox without.
+    UserNamespace,
 }
 
 impl Degradable {
@@ -185,6 +187,7 @@ impl Degradable {
             Degradable::Cgroup => "cgroup",
             Degradable::Landlock => "landlock",
             Degradable::UniqueUid => "unique_uid",
+            Degradable::UserNamespace => "user_namespace",
         }
     }
 }

@@ -18,8 +18,12 @@ pub const FAMILIES: &[(&str, SocketFamily)] =
 pub const ACCESS: &[(&str, Access)] = &[("rw", Access::Rw), ("ro", Access::Ro)];
 
 /// Layers that a policy may let a run go without.
-pub const DEGRADABLE: &[(&str, Degradable)] =
-    &[("cgroup", Degradable::Cgroup), ("landlock", Degradable::Landlock), ("unique_uid", Degradable::UniqueUid)];
+pub const DEGRADABLE: &[(&str, Degradable)] = &[
+    ("cgroup", Degradable::Cgroup),
+    ("landlock", Degradable::Landlock),
+    ("unique_uid", Degradable::UniqueUid),
+    ("user_namespace", Degradable::UserNamespace),
+];
 
 /// Requests of `ioctl` by name. The numbers are those of x86-64 and arm64, which share
 /// the kernel's generic table.

@@ -20,7 +20,7 @@ use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
     egress,
-    facts::{HostFacts, PathKind},
+    facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, Policy, Runtime},
 };
@@ -124,6 +124,9 @@ fn lacking(reason: &'static str, message: String) -> PlanError {
 pub const PRIVATE_SCRATCH: &str = "/scratch";
 /// Where home stands, unless it is in scratch.
 pub const HOME: &str = "/home/sandbox";
+/// The least `memory` that a cgroup may enforce. Until it becomes the executor the sandbox's
+/// first process shares the launcher's memory, and an out-of-memory kill takes all who share.
+pub const LEAST_MEMORY: u64 = 4 << 20;
 /// What the root tmpfs holds beside the writable parts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
@@ -135,6 +138,7 @@ const ROOT_OVERHEAD: u64 = 512 << 10;
 pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
     let mut degraded = Vec::new();
     let limits = narrow_limits(policy, narrowing)?;
+    refuse_too_little_memory(facts, narrowing, &limits)?;
     let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
     let scratch = plan_scratch(policy, narrowing, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
@@ -174,6 +178,21 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
     let whitelist = policy.egress.whitelist.clone();
     (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: egress::RESOLVER })
+}
+
+/// Setting up the sandbox must not meet the limit: see [`LEAST_MEMORY`].
+fn refuse_too_little_memory(facts: &HostFacts, narrowing: &Narrowing, limits: &Limits) -> Result<(), PlanError> {
+    let memory = limits.get(LimitKey::Memory);
+    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) || memory.is_none_or(|memory| memory >= LEAST_MEMORY) {
+        return Ok(());
+    }
+    let message = format!(
+        "limits.memory: {} is too little for the sandbox itself; at least {}, and an interpreter needs some 16MiB",
+        LimitKey::Memory.format(memory),
+        LimitKey::Memory.format(Some(LEAST_MEMORY))
+    );
+    let asked_for = narrowing.limits.contains_key(&LimitKey::Memory);
+    Err(if asked_for { asked("memory_too_small", message) } else { lacking("memory_too_small", message) })
 }
 
 fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanError> {
@@ -237,6 +256,7 @@ fn degrade(
         Degradable::Cgroup => "cgroup_unavailable",
         Degradable::Landlock => "landlock_unavailable",
         Degradable::UniqueUid => "unique_uid_unavailable",
+        Degradable::UserNamespace => "namespaces_refused",
     };
     Err(lacking(
         id,
@@ -253,6 +273,9 @@ fn plan_identity(
     narrowing: &Narrowing,
     degraded: &mut Vec<(&'static str, String)>,
 ) -> Result<Identity, PlanError> {
+    if let Some(refusal) = &facts.user_namespace_refusal {
+        return plan_identity_on_host(policy, facts, narrowing, refusal, degraded);
+    }
     let caller = (facts.caller.uid, facts.caller.gid);
     let (mut outside, mut idmapped_to) = (caller, None);
     if facts.privileged {
@@ -282,10 +305,55 @@ fn plan_identity(
         }
     }
     Ok(Identity {
+        user_namespaces: UserNamespaces::Nested,
         inside: (policy.identity.uid, policy.identity.gid),
         outside,
         idmapped_to,
         groups_kept: if facts.privileged { Vec::new() } else { facts.caller.groups.clone() },
+        user: policy.identity.user.clone(),
+        hostname: policy.identity.hostname.clone(),
+    })
+}
+
+/// Root without user namespaces. The uid of the run's own then is all that keeps it from
+/// being somebody on the host, so it must have one.
+fn plan_identity_on_host(
+    policy: &Policy,
+    facts: &HostFacts,
+    narrowing: &Narrowing,
+    refusal: &str,
+    degraded: &mut Vec<(&'static str, String)>,
+) -> Result<Identity, PlanError> {
+    degrade(policy, facts, Degradable::UserNamespace, refusal.to_owned(), degraded)?;
+    let Some(id) = facts.unique_id else {
+        let why = facts.unique_id_refusal.as_deref().unwrap_or("no host uid could be set aside for the run");
+        return Err(lacking(
+            "unique_uid_unavailable",
+            format!("a run without `user_namespace` must have a host uid of its own, whatever `[degrade]` says: {why}"),
+        ));
+    };
+    if !policy.egress.whitelist.is_empty() {
+        // The gate has the run's uid, on the host: a user namespace shall stand between.
+        return Err(lacking(
+            "egress_unavailable",
+            format!("policy `{}` has an egress whitelist, which is not opened without user namespaces: {refusal}", policy.name),
+        ));
+    }
+    if let Some(scratch) = &narrowing.scratch {
+        return Err(lacking(
+            "scratch_not_idmappable",
+            format!(
+                "scratch {}: its files could not be the caller's, as an idmap needs a user namespace ({refusal}); or leave scratch out: `files` go in and `collect` brings them back",
+                scratch.path.display()
+            ),
+        ));
+    }
+    Ok(Identity {
+        user_namespaces: UserNamespaces::Missing,
+        inside: (id, id),
+        outside: (id, id),
+        idmapped_to: None,
+        groups_kept: Vec::new(),
         user: policy.identity.user.clone(),
         hostname: policy.identity.hostname.clone(),
     })

@@ -12,8 +12,8 @@ use stockade_policy::{
     facts::{Caller, CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     load_shipped,
-    model::Policy,
-    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, plan},
+    model::{Degradable, Policy},
+    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, UserNamespaces, plan},
 };
 use stockade_protocol::LimitKey;
 
@@ -122,6 +122,29 @@ fn a_layer_that_is_missing_is_refused_unless_the_policy_lets_it_go() {
 }
 
 #[test]
+fn without_user_namespaces_root_needs_the_policys_leave_and_an_id_of_the_runs_own() {
+    let forbidden = HostFacts { user_namespace_refusal: Some(String::from("make the namespaces: ENOSPC")), ..facts(true) };
+    let mut policy = load_shipped("default").unwrap();
+    refused(planned(&policy, &forbidden, &code()), "namespaces_refused", false);
+    policy.degrade.root = vec![Degradable::UserNamespace, Degradable::UniqueUid];
+    let with = planned(&policy, &facts(true), &code()).unwrap();
+    let without = planned(&policy, &forbidden, &code()).unwrap();
+    assert_eq!((with.identity.user_namespaces, without.identity.user_namespaces), (UserNamespaces::Nested, UserNamespaces::Missing));
+    assert_eq!((without.identity.inside, without.identity.outside), ((0x7000_0007, 0x7000_0007), (0x7000_0007, 0x7000_0007)));
+    assert_eq!(without.degraded, [("user_namespace", String::from("make the namespaces: ENOSPC"))]);
+    // Nothing else is given up with it; passwd and group tell the ids.
+    let others = |plan: &Plan| (plan.cgroup.clone(), plan.landlock.clone(), plan.payload_landlock.clone(), plan.filter.clone());
+    assert_eq!(others(&with), others(&without));
+    let differing: Vec<_> = with.root.iter().zip(&without.root).filter(|(one, other)| one != other).collect();
+    assert_eq!((differing.len(), with.root.len()), (2, without.root.len()), "{differing:?}");
+    let no_id = HostFacts { unique_id: None, ..forbidden.clone() };
+    refused(planned(&policy, &no_id, &code()), "unique_uid_unavailable", false);
+    refused(planned(&policy, &forbidden, &in_scratch("/srv/work")), "scratch_not_idmappable", false);
+    let user = HostFacts { user_namespace_refusal: forbidden.user_namespace_refusal, ..facts(false) };
+    refused(planned(&policy, &user, &code()), "namespaces_refused", false);
+}
+
+#[test]
 fn a_request_narrows_and_never_widens() {
     let policy = load_shipped("default").unwrap();
     let with = |key, value| Narrowing { limits: BTreeMap::from([(key, value)]), ..code() };
@@ -134,6 +157,28 @@ fn a_request_narrows_and_never_widens() {
     let language =
         Narrowing { program: Program::Code { language: Some(String::from("cobol")), stem: String::new() }, ..Narrowing::default() };
     refused(planned(&policy, &facts(true), &language), "unknown_language", true);
+}
+
+#[test]
+fn memory_must_hold_the_sandbox_itself_where_a_cgroup_enforces_it() {
+    let policy = load_shipped("default").unwrap();
+    let with = |memory| Narrowing {
+        limits: BTreeMap::from([
+            (LimitKey::Memory, Some(memory)),
+            (LimitKey::TmpSize, Some(1 << 20)),
+            (LimitKey::ScratchSize, Some(1 << 20)),
+        ]),
+        ..code()
+    };
+    refused(planned(&policy, &facts(true), &with((4 << 20) - 1)), "memory_too_small", true);
+    assert_eq!(planned(&policy, &facts(true), &with(4 << 20)).unwrap().limits.get(LimitKey::Memory), Some(4 << 20));
+    // An rlimit of the program alone is no danger to the launcher.
+    assert!(planned(&policy, &facts(false), &with(3 << 20)).is_ok());
+    let mut small = policy;
+    for (key, value) in [(LimitKey::Memory, 3 << 20), (LimitKey::TmpSize, 1 << 20), (LimitKey::ScratchSize, 1 << 20)] {
+        small.limits.set(key, Some(value));
+    }
+    refused(planned(&small, &facts(true), &code()), "memory_too_small", false);
 }
 
 #[test]

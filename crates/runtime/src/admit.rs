@@ -22,7 +22,7 @@ use stockade_policy::{
     facts::CgroupFacts,
     grants,
     model::Policy,
-    plan::{Interpreter, Narrowing, Plan, Program, plan},
+    plan::{Interpreter, Narrowing, Plan, Program, UserNamespaces, plan},
 };
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
@@ -164,17 +164,19 @@ impl<'a> Admission<'a> {
         check_grants(&identity, &policy.name, None, options)?;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows. That it cannot be made is said if nothing is found wrong with the request.
-        let early = (claim && !facts::is_unified()).then(|| Embryo::begin(identity.privileged, None, None));
+        let early = (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let mut host = facts::read(&identity, record.as_ref());
         let embryo = match (&host.cgroup, early) {
             // The cgroup comes first, and with it a new beginning.
-            (CgroupFacts::V2 { parent, vacate }, _) if claim => {
-                Some(Embryo::begin(identity.privileged, Some(V2Parent { path: parent, vacate: *vacate }), record.as_mut()))
+            (CgroupFacts::V2 { .. }, _) | (_, None) if claim => {
+                Some(begin(&identity, UserNamespaces::Nested, Some(&host.cgroup), record.as_mut()))
             }
-            (_, None) if claim => Some(Embryo::begin(identity.privileged, None, None)),
             (_, early) => early,
         };
+        if identity.privileged && !matches!(embryo, Some(Ok(_))) {
+            host.user_namespace_refusal = stockade_launcher::user_namespace_refusal();
+        }
         let homes = if wanted_scratch.is_some() { caller::homes() } else { Vec::new() };
         let registry = facts::registry_directory(&identity);
         let opener = Opener {
@@ -220,6 +222,11 @@ impl<'a> Admission<'a> {
         if let (Some(record), Some((directory, name)), true) = (&mut record, &plan.program_file, plan.scratch.host && claim) {
             record.note_program(&directory.join(name))?;
         }
+        let embryo = match plan.identity.user_namespaces {
+            // Refused above; the plan goes without.
+            UserNamespaces::Missing if claim => Some(begin(&identity, UserNamespaces::Missing, Some(&host.cgroup), record.as_mut())),
+            _ => embryo,
+        };
         let Parts { program, files, stdin, collect } = parts;
         Ok(Admission { plan, program, files, stdin, scratch, trees, collect, record, embryo })
     }
@@ -254,6 +261,20 @@ impl<'a> Admission<'a> {
         };
         Ok((self.plan, inputs, embryo))
     }
+}
+
+/// Begins a sandbox; on cgroup v2 in a cgroup of its own.
+fn begin(
+    identity: &Identity,
+    user_namespaces: UserNamespaces,
+    cgroup: Option<&CgroupFacts>,
+    record: Option<&mut Record>,
+) -> Result<Embryo, LaunchError> {
+    let v2 = match cgroup {
+        Some(CgroupFacts::V2 { parent, vacate }) => Some(V2Parent { path: parent, vacate: *vacate }),
+        _ => None,
+    };
+    Embryo::begin(identity.privileged, user_namespaces, v2, record)
 }
 
 #[derive(Default)]

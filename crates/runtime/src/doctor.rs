@@ -19,6 +19,7 @@ use stockade_launcher::scratch::{self, Opener};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     model::{Degradable, Policy},
+    plan::UserNamespaces,
 };
 use stockade_protocol::{Known, Receipt, Report, Verdict};
 
@@ -159,9 +160,19 @@ impl<'a> Examiner<'a> {
         let host = facts::read(identity, record.as_ref().ok());
         let caller = (identity.caller.uid, identity.caller.gid);
         let outside = host.unique_id.map_or(caller, |id| (id, id));
-        let ids = Ids { inside: (policy.identity.uid, policy.identity.gid), outside, privileged: identity.privileged };
+        let inside = (policy.identity.uid, policy.identity.gid);
+        let mut ids = Ids { user_namespaces: UserNamespaces::Nested, inside, outside, privileged: identity.privileged };
         let child = probe::child();
         let user_namespace = child.and_then(|()| probe::user_namespace(ids));
+        if user_namespace.is_err()
+            && policy.degrade.root.contains(&Degradable::UserNamespace)
+            && identity.privileged
+            && host.unique_id.is_some()
+            && stockade_launcher::user_namespace_refusal().is_some()
+        {
+            // The rest is tried as a run would have it.
+            ids = Ids { user_namespaces: UserNamespaces::Missing, inside: outside, ..ids };
+        }
         Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids, child, user_namespace }
     }
 
@@ -256,10 +267,11 @@ impl<'a> Examiner<'a> {
     /// A run of no policy's: every layer may be missing, so that those which are there
     /// can be seen at work although another is not.
     fn try_without_other_layers(&self) -> Result<Option<Receipt>, Refusal> {
-        let all = vec![Degradable::Cgroup, Degradable::Landlock, Degradable::UniqueUid];
+        let mut all = vec![Degradable::Cgroup, Degradable::Landlock, Degradable::UniqueUid];
         let mut policy = self.policy.clone();
-        policy.degrade.root.clone_from(&all);
-        policy.degrade.rootless = all;
+        policy.degrade.rootless.clone_from(&all);
+        all.push(Degradable::UserNamespace);
+        policy.degrade.root = all;
         policy.filesystem.read_only.retain(|path| fs::metadata(path).is_ok());
         Ok(inventory::run_captured(&["/usr/bin/true"], &Loaded { policy, filters: self.loaded.filters.clone() }, self.options)?.receipt)
     }

@@ -42,6 +42,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
         caller: identity.caller.clone(),
         unique_id,
         unique_id_refusal,
+        user_namespace_refusal: None,
         cpus: sched_getaffinity(None).map_or(1, |usable| usable.count() as usize),
         cgroup: cgroup_facts(),
         swap: rustix::system::sysinfo().totalswap > 0,

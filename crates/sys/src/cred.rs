@@ -49,8 +49,36 @@ pub fn drop_all_sets() -> Result<()> {
     const PR_CAP_AMBIENT: usize = 47;
     const PR_CAP_AMBIENT_CLEAR_ALL: usize = 4;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0)?;
+    set_capabilities(&[0; 6])
+}
+
+/// Has the permitted set outlast a change from uid 0 to another. An execve ends this.
+///
+/// # Errors
+/// EPERM where the securebits forbid it.
+pub fn keep_permitted() -> Result<()> {
+    const PR_SET_KEEPCAPS: usize = 8;
+    prctl(PR_SET_KEEPCAPS, 1, 0).map(drop)
+}
+
+/// What mounts, the host name and the cgroup namespace need (capabilities(7)).
+pub const CAP_SYS_ADMIN: u32 = 21;
+/// What the bounding set and the securebits need.
+pub const CAP_SETPCAP: u32 = 8;
+
+/// Gives up all permitted capabilities but these, which become effective.
+///
+/// # Errors
+/// EPERM where one of them is not permitted.
+pub fn retain(capabilities: &[u32]) -> Result<()> {
+    let mask = |word: u32| capabilities.iter().filter(|number| **number / 32 == word).fold(0, |mask, number| mask | 1 << (number % 32));
+    let (low, high) = (mask(0), mask(1));
+    set_capabilities(&[low, low, 0, high, high, 0])
+}
+
+/// Effective, permitted and inheritable, the low words and then the high ones.
+fn set_capabilities(sets: &[u32; 6]) -> Result<()> {
     let header = [0x2008_0522u32, 0];
-    let sets = [0u32; 6];
     // SAFETY: a version 3 header and its two data elements, both alive here.
     unsafe { syscall(126, [header.as_ptr() as usize, sets.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
 }

@@ -27,9 +27,21 @@ pub enum Mode {
     Root,
 }
 
+/// What stands between the ids inside and those of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UserNamespaces {
+    /// Two user namespaces, one in the other.
+    Nested,
+    /// Nothing: the run is its host id inside too.
+    Missing,
+}
+
 /// The ids of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Identity {
+    /// User namespaces of the run's own.
+    pub user_namespaces: UserNamespaces,
     /// Uid and gid inside.
     pub inside: (u32, u32),
     /// Uid and gid on the host.

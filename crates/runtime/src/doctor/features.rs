@@ -6,7 +6,7 @@
 use std::{ffi::CString, fs, os::unix::fs::FileTypeExt, path::Path};
 
 use rustix::io::Errno;
-use stockade_policy::model::Degradable;
+use stockade_policy::{model::Degradable, plan::UserNamespaces};
 
 use super::{
     Examiner, Finding, State, finding, fine, missing,
@@ -80,9 +80,9 @@ impl Examiner<'_> {
         }
     }
 
-    /// A feature that needs a user namespace first.
+    /// A feature that needs a user namespace first, unless the policy lets root go without.
     fn inside(&self, feature: &str, what: &str, probe: impl FnOnce() -> Probe) -> Finding {
-        if self.user_namespace.is_err() {
+        if self.user_namespace.is_err() && self.ids.user_namespaces == UserNamespaces::Nested {
             return missing(
                 feature,
                 (String::from("not tried, as it needs a user namespace"), Some(String::from("as for user_namespaces"))),
@@ -126,6 +126,7 @@ impl Examiner<'_> {
             _ if unprivileged && read("/proc/sys/kernel/unprivileged_userns_clone") == "0" => {
                 String::from("unprivileged user namespaces are switched off: sudo sysctl -w kernel.unprivileged_userns_clone=1")
             }
+            Some(Errno::INVAL) => String::from("the kernel needs CONFIG_USER_NS"),
             _ if container => CONTAINER.to_owned(),
             Some(Errno::NOSYS) => {
                 format!("the kernel is older than 5.15, or an outer filter hides the system call; in a container: {CONTAINER}")
@@ -141,7 +142,8 @@ impl Examiner<'_> {
             Ok(()) => fine("user_namespaces", "two, one in the other"),
             Err(failure) => {
                 let remedy = if failure.errno() == Some(Errno::NOSPC) { too_few("user") } else { self.remedy(failure) };
-                missing("user_namespaces", (failure.to_string(), Some(remedy)))
+                let state = if self.ids.user_namespaces == UserNamespaces::Missing { State::Degraded } else { State::Missing };
+                finding("user_namespaces", state, (failure.to_string(), Some(remedy)))
             }
         }
     }

@@ -19,6 +19,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{DumpableBehavior, Signal, WaitId, WaitIdOptions, pidfd_send_signal, set_dumpable_behavior, waitid},
 };
+use stockade_policy::plan::UserNamespaces;
 use stockade_sys::{
     clone::{self, Child, flags},
     cred, landlock,
@@ -72,6 +73,8 @@ pub(super) type Probe = Result<(), Failure>;
 /// The ids that a run would have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ids {
+    /// Whether it has user namespaces.
+    pub(super) user_namespaces: UserNamespaces,
     /// Uid and gid inside.
     pub(super) inside: (u32, u32),
     /// Uid and gid on the host.
@@ -108,7 +111,8 @@ fn apart(act: impl FnOnce() -> Result<(), Errno>) -> Probe {
 /// Does `act` in a child in new namespaces, with the ids of a run.
 fn inside(namespaces: u64, ids: Ids, act: impl FnOnce() -> Result<(), Errno>) -> Probe {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-    let child = clone::clone_process(flags::NEWUSER | namespaces, || status_of(take_on(&read, &write, ids).and_then(|()| act())))?;
+    let user = if ids.user_namespaces == UserNamespaces::Nested { flags::NEWUSER } else { 0 };
+    let child = clone::clone_process(user | namespaces, || status_of(take_on(&read, &write, ids).and_then(|()| act())))?;
     let released = write_maps(child.pid, ids).and_then(|()| rustix::io::write(&write, b"0").map(drop));
     if released.is_err() {
         // It may have ended by itself.
@@ -132,12 +136,22 @@ fn take_on(read: &OwnedFd, write: &OwnedFd, ids: Ids) -> Result<(), Errno> {
     if ids.privileged {
         cred::set_groups(&[])?;
     }
+    if ids.user_namespaces == UserNamespaces::Missing {
+        cred::keep_permitted()?;
+    }
     cred::set_group(ids.inside.1)?;
     cred::set_user(ids.inside.0)?;
+    if ids.user_namespaces == UserNamespaces::Missing {
+        // CAP_NET_ADMIN besides, for the loopback interface, which a run brings up before.
+        cred::retain(&[cred::CAP_SYS_ADMIN, cred::CAP_SETPCAP, 12])?;
+    }
     set_dumpable_behavior(DumpableBehavior::Dumpable)
 }
 
 fn write_maps(pid: i32, ids: Ids) -> Result<(), Errno> {
+    if ids.user_namespaces == UserNamespaces::Missing {
+        return Ok(());
+    }
     let write = |file: &str, text: String| {
         std::fs::write(format!("/proc/{pid}/{file}"), text).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     };
