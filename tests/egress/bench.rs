@@ -120,14 +120,14 @@ pub fn main() {
     for _ in 0..3 {
         let native = Command::new(&program).args(["--bench-client", "native"]).output().expect("measure");
         print!("{}", String::from_utf8_lossy(&native.stdout));
-        let ran = rig.run(&rules, &format!("os.execv({program:?}, ['egress', '--bench-client', 'gate'])"));
+        let ran = rig.run_bare(&rules, &format!("os.execv({program:?}, ['egress', '--bench-client', 'gate'])"));
         print!("{}", ran.output);
     }
     let script = "s = [dial('10.0.5.1', 7002) for _ in range(200)]
 for x in s: x.sendall(b'x'); x.recv(1)
 say('open'); time.sleep(.5)";
     let mut kib = 0;
-    let ran = rig.run_watched(&rules, script, |gate| {
+    let ran = rig.run_bare_watched(&rules, script, |gate| {
         std::thread::sleep(Duration::from_millis(600));
         kib = resident_kib(gate.pid());
     });

@@ -1,6 +1,9 @@
 //! Ways round the rules, each of which must lead nowhere.
 
-use std::os::{fd::AsRawFd, linux::net::SocketAddrExt, unix::net::UnixListener};
+use std::os::{
+    linux::net::SocketAddrExt,
+    unix::{fs::PermissionsExt, net::UnixListener},
+};
 
 use crate::{
     rig::{Rig, denials, syn},
@@ -10,6 +13,8 @@ use crate::{
 tests![
     datagrams_are_refused_at_once,
     other_protocols_and_raw_sockets_lead_nowhere,
+    families_that_know_no_namespace_are_closed,
+    a_call_of_the_older_abi_connects_no_further_than_a_socket,
     sockets_of_the_host_are_out_of_reach,
     no_descriptor_of_the_host_is_inside,
     the_gates_listener_serves_nobody_who_was_not_sent,
@@ -50,36 +55,96 @@ except Exception as error: say('no sctp')
 lite = kind(2, 2, 136)
 try: lite.sendto(b'x', ('10.0.5.7', 443)); say('sent')
 except Exception: say('no lite')";
+    // With the filter, and without it: the namespace alone is enough.
+    for ran in [rig.run(&["10.0.5.0/24:443"], script), rig.run_bare(&["10.0.5.0/24:443"], script)] {
+        assert!(ran.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nno pong\nno sctp\n"), "{ran:?}");
+        assert_eq!(rig.packets(), []);
+    }
+}
+
+fn families_that_know_no_namespace_are_closed() {
+    let mut rig = Rig::new();
+    // vsock, alg, netlink for netfilter, packet, bluetooth, rds, tipc, xdp; what is open for comparison.
+    let script = "def kind(family, type, protocol=0):
+    try: socket.socket(family, type, protocol).close(); return 'made'
+    except OSError as error: return word(error)
+say(*[kind(*what) for what in ((40, 1), (40, 2), (38, 5), (16, 3, 12), (17, 3), (31, 3), (21, 5), (30, 2), (44, 3))])
+say(*[kind(*what) for what in ((1, 1), (2, 1), (10, 2), (16, 3, 0))])";
     let ran = rig.run(&["10.0.5.0/24:443"], script);
-    assert!(ran.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nno pong\nno sctp\n"), "{ran:?}");
+    let (closed, open) = ran.output.split_once('\n').unwrap();
+    assert!(!closed.contains("made") && closed.split(' ').count() == 9, "{ran:?}");
+    assert!(closed.split(' ').take(3).all(|word| word == "EPERM" || word == "EAFNOSUPPORT"), "the filter's answer: {ran:?}");
+    assert_eq!(open, "made made made made\n");
+    // The control: where only the filter is missing, those that the kernel has can be made.
+    let ran = rig.run_bare(&["10.0.5.0/24:443"], script);
+    assert!(ran.output.split_once('\n').unwrap().0.contains("made"), "{ran:?}");
+}
+
+fn a_call_of_the_older_abi_connects_no_further_than_a_socket() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[443]);
+    // socketcall(SYS_CONNECT) by int 0x80, its arguments below 4 GiB.
+    let script = "libc.mmap.restype = ctypes.c_void_p; libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+page = libc.mmap(None, 4096, 7, 0x62, -1, 0)
+def connect(to):
+    s = socket.socket(); s.settimeout(None)
+    ctypes.memmove(page + 256, struct.pack('=HH4s8x', 2, socket.htons(443), socket.inet_aton(to)), 16)
+    ctypes.memmove(page + 512, struct.pack('=III', s.fileno(), page + 256, 16), 12)
+    code = b'\\x53\\xb8' + struct.pack('=I', 102) + b'\\xbb' + struct.pack('=I', 3) + b'\\xb9' + struct.pack('=I', page + 512) + b'\\xcd\\x80\\x5b\\xc3'
+    ctypes.memmove(page, code, len(code))
+    return errno.errorcode.get(-ctypes.CFUNCTYPE(ctypes.c_int)(page)(), 'connected')
+say(connect('10.0.5.7'), connect('10.0.6.7'))";
+    // The filter knows no call of that ABI.
+    assert_eq!(rig.run(&["10.0.5.0/24:443"], script).output, "ENOSYS ENOSYS\n");
     assert_eq!(rig.packets(), []);
+    // Without the filter the namespace and its rules hold; the control is in it.
+    let ran = rig.run_bare(&["10.0.5.0/24:443"], script);
+    match ran.output.as_str() {
+        "connected ECONNREFUSED\n" => assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]),
+        // A kernel that does not have it.
+        other => assert_eq!(other, "ENOSYS ENOSYS\n"),
+    }
 }
 
 fn sockets_of_the_host_are_out_of_reach() {
     let mut rig = Rig::new();
     let name = format!("egress-test-{}", std::process::id());
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
-    let listener = UnixListener::bind_addr(&address).unwrap();
-    listener.set_nonblocking(true).unwrap();
+    let path = std::env::temp_dir().join(&name);
+    let listeners = [UnixListener::bind_addr(&address).unwrap(), UnixListener::bind(&path).unwrap()];
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     let script = format!(
-        "s = socket.socket(socket.AF_UNIX)\ntry: s.connect('\\0{name}'); say('connected')\nexcept OSError as error: say(word(error))"
+        "for to in ('\\0{name}', {path:?}):
+    s = socket.socket(socket.AF_UNIX)
+    try: s.connect(to); say('connected')
+    except OSError as error: say(word(error))"
     );
-    assert_eq!(rig.run(&["10.0.5.0/24:443"], &script).output, "ECONNREFUSED\n");
-    assert!(listener.accept().is_err());
-    // The control: in this namespace it answers.
-    let _client = std::os::unix::net::UnixStream::connect_addr(&address).unwrap();
-    assert!(listener.accept().is_ok());
+    let ran = rig.run(&["10.0.5.0/24:443"], &script);
+    assert!(matches!(ran.output.as_str(), "ECONNREFUSED\nENOENT\n" | "EPERM\nENOENT\n"), "{ran:?}");
+    // An abstract name belongs to the network namespace, with and without other layers.
+    assert_eq!(rig.run_bare(&["10.0.5.0/24:443"], &script).output, "ECONNREFUSED\nconnected\n");
+    // The control: in the host's own namespaces both answer.
+    let _clients =
+        [std::os::unix::net::UnixStream::connect_addr(&address).unwrap(), std::os::unix::net::UnixStream::connect(&path).unwrap()];
+    for listener in listeners {
+        assert!(listener.accept().is_ok());
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 fn no_descriptor_of_the_host_is_inside() {
     let mut rig = Rig::new();
-    let service = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let ran = rig.run(
-        &["10.0.5.0/24:443"],
-        "say(sorted(os.readlink('/proc/self/fd/%d' % n).split(':')[0] for n in range(99) if os.path.exists('/proc/self/fd/%d' % n)))",
-    );
-    assert!(!ran.output.contains("socket"), "{ran:?}");
-    assert!(service.as_raw_fd() > 2);
+    rig.listen("echo", &[443]);
+    // A connection that the host has, not closed on exec.
+    let open = std::net::TcpStream::connect("10.0.5.7:443").unwrap();
+    rustix::io::fcntl_setfd(&open, rustix::io::FdFlags::empty()).unwrap();
+    let script = "import os
+print(sorted(os.readlink('/proc/self/fd/%d' % n).split(':')[0] for n in range(2048) if os.path.lexists('/proc/self/fd/%d' % n)), flush=True)";
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert!(ran.output.starts_with('[') && !ran.output.contains("socket"), "{ran:?}");
+    // The control: whoever is started without the program has it.
+    let plain = std::process::Command::new("/usr/bin/python3").args(["-c", script]).output().unwrap();
+    assert!(String::from_utf8(plain.stdout).unwrap().contains("socket"));
 }
 
 fn the_gates_listener_serves_nobody_who_was_not_sent() {
@@ -125,9 +190,19 @@ if ring >= 0:
     say(libc.syscall(426, ring, 1, 1, 1, None, 0)); time.sleep(.2)
     try: s.send(b'x'); say('sent')
     except OSError as error: say(word(error) in ('EPIPE', 'ENOTCONN', 'ECONNREFUSED'))";
-    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    let ran = rig.run(&["10.0.5.0/24:443", "10.0.6.7:443"], script);
+    assert!(matches!(ran.output.as_str(), "EPERM\n" | "ENOSYS\n"), "the filter knows no ring: {ran:?}");
+    // Without the filter the rules hold alone, where the kernel has rings.
+    let ran = rig.run_bare(&["10.0.5.0/24:443"], script);
     assert!(!ran.output.contains("sent"), "{ran:?}");
     assert_eq!(rig.packets(), []);
+    // The control.
+    rig.listen("echo", &[443]);
+    let ran = rig.run_bare(&["10.0.6.7:443"], script);
+    if ran.output.starts_with("ring") {
+        assert!(ran.output.ends_with("sent\n"), "{ran:?}");
+        assert_eq!(rig.packets(), [syn("10.0.6.7", 443)]);
+    }
 }
 
 fn new_namespaces_are_empty() {
@@ -137,9 +212,12 @@ fn new_namespaces_are_empty() {
 say(attempt('10.0.5.7', 443))
 say(libc.setns(os.open('/proc/1/ns/net', os.O_RDONLY) if os.access('/proc/1/ns/net', os.R_OK) else -1, 0x40000000))
 say(libc.unshare(0x50000000)); say(attempt('10.0.5.7', 443)); say(libc.setns(before, 0))";
-    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    let ran = rig.run_bare(&["10.0.5.0/24:443"], script);
     assert_eq!(ran.output, "connected\n-1\n0\nENETUNREACH\n-1\n", "{ran:?}");
     assert_eq!(rig.packets(), [syn("10.0.5.7", 443)]);
+    // The filter lets none be made in the first place.
+    let ran = rig.run(&["10.0.5.0/24:443"], script);
+    assert_eq!(ran.output, "connected\n-1\n-1\nconnected\n-1\n", "{ran:?}");
 }
 
 fn a_flood_of_connections_is_refused_and_the_rest_is_served() {

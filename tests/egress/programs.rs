@@ -1,14 +1,23 @@
 //! Real programs, unmodified and without a word of configuration about a proxy.
 
+use serde_json::json;
+
 use crate::{
     rig::{Rig, denials, syn},
     tests,
 };
 
-tests![pip_installs_from_the_index_and_from_nowhere_else, curl_and_python_use_the_network_as_ever];
+tests![
+    pip_installs_from_the_index_and_from_nowhere_else,
+    the_policy_pypi_installs_packages_that_the_next_run_has,
+    the_policy_pypi_believes_no_certificate_of_a_test,
+    curl_and_python_use_the_network_as_ever,
+];
 
 /// The rules of the policy `pypi`.
 const PYPI: [&str; 2] = ["pypi.org:443", "files.pythonhosted.org:443"];
+/// Whose a root launcher's scratch is, since none may be root's. No account has this id.
+const OWNER: u32 = 54321;
 
 fn pip_installs_from_the_index_and_from_nowhere_else() {
     let mut rig = Rig::new();
@@ -31,6 +40,56 @@ shutil.rmtree(home)"
     assert!(denied.contains(&String::from("connect 203.0.113.10 443 no_rule")), "{denied:?}");
     let hosts: Vec<&str> = ran.egress["allowed"].as_array().unwrap().iter().filter_map(|flow| flow["sni"].as_str()).collect();
     assert_eq!(hosts, ["pypi.org", "files.pythonhosted.org"]);
+}
+
+/// Somewhere that a sandbox may own.
+fn scratch(rig: &Rig) -> String {
+    let path = rig.directory().join("scratch");
+    std::fs::create_dir(&path).unwrap();
+    if rig.privileged {
+        std::os::unix::fs::chown(&path, Some(OWNER), Some(OWNER)).unwrap();
+    }
+    path.to_str().unwrap().to_owned()
+}
+
+fn the_policy_pypi_installs_packages_that_the_next_run_has() {
+    let mut rig = Rig::new();
+    let certificate = rig.index();
+    let scratch = scratch(&rig);
+    // The shipped policy but for one more authority to believe, in a variable of pip's own.
+    let policy = rig.policy_of("pypi", &format!("[environment.set]\nPIP_CERT = {certificate:?}"));
+    let options = ["--policy", &policy, "--scratch", &scratch];
+    let script = "def pip(*words):
+    done = subprocess.run(['pip', 'install', '--retries', '0', '--timeout', '5', *words], capture_output=True, text=True)
+    return done.returncode, (done.stderr if done.returncode else '') + ('cache' if 'cache' in done.stderr else '')
+say(pip('demo'), pip('--user', 'other'))
+say(pip('stray')[0] != 0, pip('--index-url', 'https://203.0.113.10/simple', 'third')[0] != 0, attempt('stray.example', 443), attempt('10.0.5.7', 443))";
+    let ran = rig.run_with(&options, script, |_| ());
+    assert_eq!(ran.output, "(0, '') (0, '')\nTrue True EAI_-2 ECONNREFUSED\n", "{ran:?}");
+    assert!(rig.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.10", 443)), "{:?}", rig.packets_but_dns());
+    let denied = denials(&ran);
+    for expected in ["dns stray.example no_rule", "connect 203.0.113.10 443 no_rule", "connect 10.0.5.7 443 no_rule"] {
+        assert!(denied.iter().any(|denied| denied == expected), "{expected}: {denied:?}");
+    }
+    let flows = ran.egress["allowed"].as_array().unwrap();
+    assert_eq!(flows.iter().filter_map(|flow| flow["rule"].as_str()).collect::<Vec<_>>(), PYPI);
+    // What was installed is in home, and home is in the scratch.
+    let packets = rig.packets_but_dns().len();
+    let next = rig.run_with(&options, "import demo, other; say(demo.NAME, other.NAME)", |_| ());
+    assert_eq!(next.output, "demo other\n", "{next:?}");
+    assert_eq!(rig.packets_but_dns().len(), packets, "nothing had to be asked for again");
+}
+
+fn the_policy_pypi_believes_no_certificate_of_a_test() {
+    let mut rig = Rig::new();
+    let _certificate = rig.index();
+    let script = "done = subprocess.run(['pip', 'install', '--retries', '0', '--timeout', '5', 'demo'], capture_output=True, text=True)
+say(done.returncode, 'certificate' in done.stdout + done.stderr)";
+    let ran = rig.run_under("pypi", script, |_| ());
+    assert_eq!(ran.output, "1 True\n", "{ran:?}");
+    // As shipped it leads to the index, and only the certificate was wrong.
+    assert_eq!((&ran.egress["allowed"][0]["rule"], &ran.egress["denied"]), (&json!("pypi.org:443"), &json!([])), "{ran:?}");
+    assert!(rig.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.10", 443)));
 }
 
 fn curl_and_python_use_the_network_as_ever() {

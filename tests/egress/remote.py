@@ -235,10 +235,21 @@ def index(certificate, key):
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
+def wake(address, after):
+    """Lets an address that answers nothing answer after so many seconds."""
+
+    def work():
+        time.sleep(after)
+        run("ip", "route", "del", "blackhole", address, "table", "local")
+
+    threading.Thread(target=work, daemon=True).start()
+
+
 OPERATIONS = {
     "up": lambda _: up(),
     "listen": lambda o: [listen(port, o["behaviour"]) for port in o["ports"]] and None,
     "index": lambda o: index(o["certificate"], o["key"]),
+    "wake": lambda o: wake(o["address"], o["after"]),
     "zone": lambda o: zone.update(o["zone"]),
     "packets": lambda _: (time.sleep(0.05), list(packets))[1],
     "clear": lambda _: (packets.clear(), heard.clear(), asked.clear())[2],

@@ -2,7 +2,9 @@
 //! and a third one a sandbox. Nothing of the real host's network is touched: all three
 //! live in namespaces that end with them.
 //!
-//! How a sandbox is started is one function, [`Rig::run`].
+//! A sandbox is one call of the program under test, [`Rig::run`], whose record is that of
+//! its report. Where the program's other layers would hide what is to be shown, or end the
+//! run too early to show it, [`Rig::run_bare`] has only the gate and a network namespace.
 
 use std::{
     fs,
@@ -11,8 +13,9 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::process::CommandExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -48,12 +51,29 @@ pub struct Ran {
     pub output: String,
     /// `result.egress`.
     pub egress: Value,
+    /// The whole report; null where there was only a gate.
+    pub report: Value,
+}
+
+/// A run of the program while it lasts.
+#[derive(Clone, Copy, Debug)]
+pub struct Running {
+    /// The launcher's process.
+    pub launcher: i32,
+    /// The gate's process.
+    pub gate: i32,
 }
 
 /// The rootless launcher's user in the test bed.
 const ORDINARY: u32 = 1000;
 const PATH: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
 const PYTHON: &str = "/usr/bin/python3";
+/// Where the test's own files are seen in its mount namespace: policies, certificates.
+/// Nobody but their owner can write anywhere above them, as a privileged launcher demands.
+pub const FILES: &str = "/mnt";
+/// What the host's own resolver is told.
+const HOSTS: &str = "203.0.113.9 hosts.internal\n";
+const SERVERS: &str = "nameserver 10.0.5.7\noptions timeout:2\n";
 /// What every script begins with.
 const PRELUDE: &str = include_str!("prelude.py");
 
@@ -80,6 +100,11 @@ impl Rig {
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         let directory = std::env::temp_dir().join(format!("egress-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("hosts"), HOSTS).unwrap();
+        fs::write(directory.join("servers"), SERVERS).unwrap();
+        for (from, to) in [("", FILES), ("hosts", "/etc/hosts"), ("servers", "/etc/resolv.conf")] {
+            mount(Some(&directory.join(from)), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        }
         ip("link set lo up");
         let mut remote = Command::new("/usr/bin/unshare");
         remote.args(["--net", PYTHON, "-c", include_str!("remote.py")]).env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -109,6 +134,11 @@ impl Rig {
         rig
     }
 
+    /// The test's own directory, by its path on the host.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Has the other hosts do something.
     pub fn remote(&mut self, operation: Value) -> Value {
         writeln!(self.to, "{operation}").expect("tell the other hosts");
@@ -131,7 +161,7 @@ impl Rig {
 
     /// Serves a package index under the names of the real one; where its certificate is.
     pub fn index(&mut self) -> PathBuf {
-        let (certificate, key) = (self.directory.join("certificate.pem"), self.directory.join("key.pem"));
+        let (certificate, key) = (PathBuf::from(FILES).join("certificate.pem"), self.directory.join("key.pem"));
         let mut openssl = Command::new("openssl");
         openssl.args("req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 -subj /CN=pypi.org".split(' '));
         openssl.args(["-addext", "subjectAltName=DNS:pypi.org,DNS:files.pythonhosted.org"]);
@@ -169,13 +199,82 @@ impl Rig {
         self.remote(json!({"op": "clear"}));
     }
 
-    /// Runs a script in a sandbox whose policy has this whitelist.
+    /// Runs a script in a sandbox of the program whose policy has this whitelist.
     pub fn run(&mut self, whitelist: &[&str], script: &str) -> Ran {
         self.run_watched(whitelist, script, |_| ())
     }
 
+    /// The same; `meanwhile` is called while the script runs.
+    pub fn run_watched(&mut self, whitelist: &[&str], script: &str, meanwhile: impl FnOnce(Running)) -> Ran {
+        let ran = self.run_under(&self.policy(whitelist), script, meanwhile);
+        let verdict = ran.report["verdict"].as_str().unwrap_or_default();
+        assert!(verdict == "exited", "the run was ended as {verdict}: {}\n{}", ran.report["error"], ran.output);
+        ran
+    }
+
+    /// Writes a policy with this whitelist and limits that no test comes near.
+    pub fn policy(&self, whitelist: &[&str]) -> String {
+        self.policy_of("default", &format!(
+            "[egress]\nwhitelist = {{ replace = {} }}\n[limits]\nwall = \"85s\"\nmemory = \"1GiB\"\nprocesses = 256\nopen_files = 2048\ncpus = 2",
+            json!(whitelist)
+        ))
+    }
+
+    /// Writes a policy that extends a shipped one by these lines and shows [`FILES`].
+    pub fn policy_of(&self, base: &str, lines: &str) -> String {
+        let text = format!(
+            "schema = 1\ndescription = \"of a test\"\nextends = \"{base}\"\n[filesystem]\nread_only = {{ add = [\"{FILES}\"] }}\n{lines}\n"
+        );
+        fs::write(self.directory.join("policy.toml"), text).unwrap();
+        format!("{FILES}/policy.toml")
+    }
+
+    /// A call of the program.
+    pub fn program(&self, arguments: &[&str]) -> Command {
+        let program = std::env::var_os("STOCKADE").expect("STOCKADE names the program to test");
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().env("PATH", PATH).env("HOME", &self.directory).env("XDG_RUNTIME_DIR", &self.directory);
+        command.current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a script under a policy, to whatever end.
+    pub fn run_under(&mut self, policy: &str, script: &str, meanwhile: impl FnOnce(Running)) -> Ran {
+        self.run_with(&["--policy", policy], script, meanwhile)
+    }
+
+    /// Runs a script with these options of `run`, to whatever end.
+    pub fn run_with(&mut self, options: &[&str], script: &str, meanwhile: impl FnOnce(Running)) -> Ran {
+        let path = self.directory.join("report.json");
+        let script = format!("{PRELUDE}\n{script}");
+        let report = path.to_str().unwrap();
+        let arguments = [&["run", "--report", report], options, &["--", PYTHON, "-c", &script]].concat();
+        let mut launcher = self.program(&arguments).stdout(Stdio::piped()).spawn().expect("start the program");
+        let pid = launcher.id().cast_signed();
+        let gate = std::thread::spawn(move || gate_of(pid));
+        // Read beside it, lest the script wait for room.
+        let mut stdout = launcher.stdout.take().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut output = String::new();
+            stdout.read_to_string(&mut output).map(|_| output)
+        });
+        if let Some(gate) = gate.join().unwrap() {
+            meanwhile(Running { launcher: pid, gate });
+        }
+        let _status = launcher.wait().expect("the program ends");
+        let output = reader.join().unwrap().unwrap();
+        let report: Value = serde_json::from_slice(&fs::read(&path).unwrap_or_default()).unwrap_or_default();
+        let _removed = fs::remove_file(&path);
+        Ran { output, egress: report["egress"].clone(), report }
+    }
+
+    /// Runs a script behind a gate in a network namespace, and in nothing else.
+    pub fn run_bare(&mut self, whitelist: &[&str], script: &str) -> Ran {
+        self.run_bare_watched(whitelist, script, |_| ())
+    }
+
     /// The same; `meanwhile` is called with the gate while the script runs.
-    pub fn run_watched(&mut self, whitelist: &[&str], script: &str, meanwhile: impl FnOnce(&Gate)) -> Ran {
+    pub fn run_bare_watched(&mut self, whitelist: &[&str], script: &str, meanwhile: impl FnOnce(&Gate)) -> Ran {
         let whitelist: Vec<String> = whitelist.iter().map(|&rule| rule.to_owned()).collect();
         let whitelist = Whitelist::try_from(whitelist).expect("a whitelist");
         let sandbox = Sandbox::start(self, script);
@@ -192,14 +291,14 @@ impl Rig {
             Ok(report) => serde_json::to_value(report).unwrap(),
             Err(error) => json!({"gate": error.to_string()}),
         };
-        Ran { output, egress }
+        Ran { output, egress, report: Value::Null }
     }
 
     /// What the launcher asks of the gate.
     pub fn request(&self, whitelist: Whitelist) -> Request {
         Request {
             whitelist,
-            resolver: Resolver::new("203.0.113.9 hosts.internal\n", "nameserver 10.0.5.7\noptions timeout:2\n"),
+            resolver: Resolver::new(HOSTS, SERVERS),
             run_as: if self.privileged { stockade_egress::RunAs::User { uid: 65534, gid: 65534 } } else { stockade_egress::RunAs::Caller },
         }
     }
@@ -274,6 +373,31 @@ impl Sandbox {
         drop(mapped_write);
         Sandbox { child, handover, go: go_write, output }
     }
+}
+
+/// The gate of a launcher, once it is confined; none: it had none until it ended.
+fn gate_of(launcher: i32) -> Option<i32> {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end && !fs::read_to_string(format!("/proc/{launcher}/stat")).ok()?.contains(") Z ") {
+        let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
+        let gate = children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned();
+            // The other child is the sandbox, which is in a pid namespace of its own.
+            line("Seccomp:") == "2" && line("NSpid:").split_whitespace().count() == depth(launcher)
+        });
+        if gate.is_some() {
+            return gate;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    None
+}
+
+/// In how many pid namespaces a process has a number.
+fn depth(pid: i32) -> usize {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("NSpid:")).map_or(0, |line| line.split_whitespace().count())
 }
 
 fn failed(error: &std::io::Error) -> i32 {

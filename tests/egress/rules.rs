@@ -15,6 +15,7 @@ tests![
     a_wildcard_is_one_label_and_no_other_name,
     loopback_and_addresses_of_the_host_are_closed,
     disguised_addresses_are_judged_by_what_they_hide,
+    the_host_behind_a_disguise_is_closed,
     a_name_does_not_lead_to_a_closed_address,
     an_alias_does_not_lead_to_a_closed_address,
     a_name_that_changes_its_address_is_judged_each_time,
@@ -56,8 +57,13 @@ fn ports_may_be_ranges_and_lists() {
 fn an_empty_whitelist_opens_nothing() {
     let mut rig = Rig::new();
     rig.listen("echo", &[443]);
-    let ran = rig.run(&[], "say(attempt('10.0.5.7', 443)); say(attempt('2001:db8:5::7', 443)); say(attempt('api.internal', 443))");
-    assert_eq!(ran.output, "ECONNREFUSED\nECONNREFUSED\nEAI_-2\n");
+    let script = "say(attempt('10.0.5.7', 443)); say(attempt('2001:db8:5::7', 443)); say(attempt('api.internal', 443))";
+    // The program starts no gate: there is no way out at all.
+    let ran = rig.run(&[], script);
+    assert!(ran.output.starts_with("ENETUNREACH\nENETUNREACH\nEAI_"), "{ran:?}");
+    assert_eq!((&ran.egress["mode"], &ran.egress["denied"]), (&json!("none"), &json!([])), "{ran:?}");
+    // A gate that was given nothing opens nothing.
+    assert_eq!(rig.run_bare(&[], script).output, "ECONNREFUSED\nECONNREFUSED\nEAI_-2\n");
     assert_eq!(rig.packets(), []);
 }
 
@@ -127,6 +133,26 @@ fn disguised_addresses_are_judged_by_what_they_hide() {
     let ran = rig.run(&["10.0.6.0/24:443"], "say(echo('::ffff:10.0.6.7', 443))");
     assert_eq!(ran.output, "b'ping'\n", "the control: the disguise of an allowed address is allowed");
     assert_eq!(rig.packets(), [syn("10.0.6.7", 443)]);
+}
+
+fn the_host_behind_a_disguise_is_closed() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[9999]);
+    let disguised = "['64:ff9b::10.0.5.1', '2002:a00:501::1', '2001:db8:9::5efe:10.0.5.1', '2001:0:a00:501::1']";
+    rig.zone(json!({"host.internal": {"aaaa": [["64:ff9b::a00:501", "2002:a00:501::1"]]}}));
+    let script = format!("for to in {disguised} + ['host.internal', '64:ff9b::10.0.5.7']: say(attempt(to, 9999))");
+    let rules =
+        ["[64:ff9b::/96]:9999", "[2002::/16]:9999", "[2001:db8::/32]:9999", "[2001::/32]:9999", "10.0.5.0/24:9999", "host.internal:9999"];
+    let ran = rig.run(&rules, &script);
+    assert_eq!(ran.output, format!("{}connected\n", "ECONNREFUSED\n".repeat(5)), "{ran:?}");
+    assert_eq!(rig.packets_but_dns(), [syn("64:ff9b::a00:507", 9999)]);
+    assert_eq!(denials(&ran)[0], "connect 64:ff9b::a00:501 9999 forbidden_range");
+    rig.clear();
+    // The control: a rule for what the disguise hides opens it.
+    let ran =
+        rig.run(&[&rules[..], &["10.0.5.1:9999"]].concat(), "say(attempt('64:ff9b::10.0.5.1', 9999), attempt('host.internal', 9999))");
+    assert_eq!(ran.output, "connected connected\n", "{ran:?}");
+    assert!(rig.packets_but_dns().contains(&syn("64:ff9b::a00:501", 9999)), "{:?}", rig.packets());
 }
 
 fn a_name_does_not_lead_to_a_closed_address() {

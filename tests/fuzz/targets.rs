@@ -18,8 +18,18 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: &[Target] =
-    &[bytes::DNS, bytes::PACKET, bytes::JOB, bytes::EVENT, speech::HELLO, speech::HTTP, texts::POLICY, texts::RULE, texts::REQUEST];
+pub const TARGETS: &[Target] = &[
+    bytes::DNS,
+    bytes::ANSWER,
+    bytes::PACKET,
+    bytes::JOB,
+    bytes::EVENT,
+    speech::HELLO,
+    speech::HTTP,
+    texts::POLICY,
+    texts::RULE,
+    texts::REQUEST,
+];
 
 /// A target with a planted fault, for the fuzzer's own trial: a blind one never finds it.
 pub const PLANTED: Target = Target {

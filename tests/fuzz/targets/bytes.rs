@@ -1,12 +1,13 @@
-//! Binary formats: DNS questions, captured packets, frames.
+//! Binary formats: DNS questions and answers, captured packets, frames.
 
-use std::sync::OnceLock;
+use std::{net::IpAddr, sync::OnceLock};
 
 use stockade_egress::{
     decide::Decider,
     dns::{self, Framed},
     names::Names,
     packet::{Attempt, Syn, Unreachable},
+    resolve::read_answer,
 };
 use stockade_policy::egress::Whitelist;
 use stockade_protocol::frame::{Event, Evidence, FileToWrite, Job};
@@ -72,6 +73,51 @@ fn run_dns(input: &[u8]) {
     while let Framed::Message(message, taken) = dns::unframe(stream) {
         assert_eq!(message.len() + 2, taken);
         stream = &stream[taken..];
+    }
+}
+
+pub const ANSWER: Target = Target {
+    name: "answer",
+    about: "a name server's answer, for both kinds of address",
+    seeds: answer_seeds,
+    words: &[
+        b"\x03api\x08internal\x00",
+        b"\x01b\x00",
+        b"\xc0\x0c",
+        b"\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\x0a\x00\x05\x07",
+        b"\x00\x05\x00\x01\x00\x00\x00\x3c\x00\x03\x01b\x00",
+        b"\x81\x80",
+    ],
+    longest: 2048,
+    run: run_answer,
+};
+
+fn answer_seeds() -> Vec<Vec<u8>> {
+    let reply = |kind: u8, count: u8, records: &[u8]| {
+        [&[7, 7, 0x81, 0x80, 0, 1, 0, count, 0, 0, 0, 0][..], b"\x03api\x08internal\0", &[0, kind, 0, 1], records].concat()
+    };
+    let record = |owner: &[u8], kind: u8, value: &[u8]| {
+        let length = u8::try_from(value.len()).unwrap_or(0);
+        [owner, &[0, kind, 0, 1, 0, 0, 0, 60, 0, length], value].concat()
+    };
+    let alias = [record(b"\xc0\x0c", 5, b"\x01b\0"), record(b"\x01b\0", 1, &[10, 0, 5, 8])].concat();
+    vec![reply(1, 1, &record(b"\xc0\x0c", 1, &[10, 0, 5, 7])), reply(28, 1, &record(b"\xc0\x0c", 28, &[0x20; 16])), reply(1, 2, &alias)]
+}
+
+fn run_answer(input: &[u8]) {
+    for v6 in [false, true] {
+        let Some(addresses) = read_answer(input, "api.internal", v6) else { continue };
+        assert!(addresses.len() <= 16, "no more addresses are kept than was promised");
+        for address in addresses {
+            let bytes = match address {
+                IpAddr::V4(address) => address.octets().to_vec(),
+                IpAddr::V6(address) => address.octets().to_vec(),
+            };
+            assert_eq!(address.is_ipv6(), v6, "an address is of the kind that was asked for");
+            assert!(input.windows(bytes.len()).any(|window| window == bytes), "and was in the answer");
+        }
+        let echoed = input.get(12..).and_then(|rest| rest.get(..14)).map(<[u8]>::to_ascii_lowercase);
+        assert_eq!(echoed.as_deref(), Some(&b"\x03api\x08internal\0"[..]), "only an answer to the question is read");
     }
 }
 

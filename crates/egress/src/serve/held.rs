@@ -9,7 +9,7 @@ use rustix::{fd::OwnedFd, io::Errno};
 
 use super::{DNS_PORT, Id, Service, Slot, slots::token};
 use crate::{
-    decide::{Denied, Destination, Permit},
+    decide::{self, Denied, Destination, Permit},
     dial::{Dial, Dialled},
     packet::{Key, Syn, Unreachable},
     relay::Side,
@@ -166,15 +166,14 @@ impl Service {
         let mut denied_one = false;
         let mut no_way = None;
         for address in addresses.iter().map(IpAddr::to_canonical) {
-            // The host's own addresses as they are at this moment, by its routing.
-            let own = match self.routes.way_to(address) {
-                Ok(Way::Own) => vec![address],
-                Ok(Way::Out) => Vec::new(),
-                Err(errno) => {
-                    no_way = Some((address, errno));
-                    continue;
-                }
-            };
+            if let Err(errno) = self.routes.way_to(address) {
+                no_way = Some((address, errno));
+                continue;
+            }
+            // The host's own addresses as they are at this moment, by its routing: this one,
+            // and those that a translator or a tunnel would make of it. Where no route leads
+            // is no address of the host.
+            let own = decide::views(address).filter(|view| self.routes.way_to(*view) == Ok(Way::Own)).collect();
             self.decider.set_own_addresses(own);
             match self.decider.decide_dial(&permit, address) {
                 Ok(()) => open.push(SocketAddr::new(address, permit.port)),
