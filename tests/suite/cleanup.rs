@@ -20,6 +20,7 @@ use crate::{
 pub const TESTS: &[Test] = &[
     test!(Both, an_ended_run_leaves_nothing),
     test!(Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120),
+    test!(Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120),
     test!(Both, the_sweep_touches_no_run_that_is_alive),
     test!(Both, the_sweep_removes_only_what_is_a_programs_file),
     test!(Both, killed_launchers_by_the_dozen_leave_nothing, seconds 120),
@@ -255,4 +256,27 @@ fn killed_launchers_by_the_dozen_leave_nothing() {
     assert_eq!(names(&scratch), BTreeSet::new());
     the_next_start_has_swept(&launchers);
     assert_eq!(dead_records(), Vec::<String>::new());
+}
+
+/// Signals that end a run, while the sandbox is being made too: the launcher ends, soon.
+fn a_signal_at_any_moment_of_the_set_up_ends_the_run() {
+    use nix::sys::signal::{Signal, kill};
+    let request = json!({"code": "import time; time.sleep(600)"}).to_string();
+    let mut statuses = BTreeSet::new();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
+        for step in 0..40u64 {
+            let delay = Duration::from_micros(step * step * 12);
+            let mut child = start(&mut stockade(["exec"]), request.as_bytes());
+            thread::sleep(delay);
+            kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+            let ended = eventually(Duration::from_secs(15), || child.try_wait().unwrap().is_some());
+            if !ended {
+                child.kill().unwrap();
+            }
+            assert!(ended, "{signal} after {delay:?}: the launcher still runs");
+            statuses.insert(child.wait().unwrap().to_string());
+        }
+    }
+    // Some signals came before it held them back, and some when the run had begun.
+    assert!(statuses.len() > 1, "{statuses:?}");
 }

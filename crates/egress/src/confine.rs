@@ -33,6 +33,8 @@ pub enum RunAs {
     },
 }
 
+/// Two sockets for each of 512 connections, and its own.
+const LEAST_DESCRIPTORS: u64 = 1100;
 /// Sockets and pipes that the gate may hold at once.
 pub(crate) const MOST_DESCRIPTORS: u64 = 2048;
 
@@ -109,6 +111,10 @@ fn limit() -> Result<(), Errno> {
     const MOST_DATA: u64 = 64 << 20;
     for (resource, most) in [(DATA, MOST_DATA), (CORE, 0), (PROCESSES, 0), (FILES, MOST_DESCRIPTORS), (LOCKED, 0)] {
         let (_, hard) = rlimit(resource)?;
+        // With fewer it could be kept from taking connections that it was told of, for ever.
+        if resource == FILES && hard < LEAST_DESCRIPTORS {
+            return Err(Errno::MFILE);
+        }
         set_rlimit(resource, Some(most.min(hard)))?;
     }
     Ok(())

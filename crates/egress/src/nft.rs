@@ -57,6 +57,7 @@ const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 
 /// One expression of a rule.
+#[derive(Clone, Copy)]
 enum Expression<'a> {
     /// The packet's protocol is this.
     Protocol(u8),
@@ -98,20 +99,41 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
         const LOOPBACK: [u8; 16] = std::net::Ipv6Addr::LOCALHOST.octets();
         LOOPBACK
     };
+    let (question_port, listener_port) = (53u16.to_be_bytes(), LISTENER_PORT.to_be_bytes());
+    let (questions, listeners) = (Transport(2, &question_port), Transport(2, &listener_port));
     let rules = [
         // A SYN that the gate releases, and no other, reaches the listener.
         Rule { needs: "nft_tproxy", expressions: &[Mark(MARK), Protocol(TCP), Syn(true), ToListener] },
-        // Within the sandbox everything is free, and answers come back this way.
+        // Nobody else does, also where everything else is free.
+        Rule {
+            needs: "nf_tables_ipv4",
+            expressions: &[Family(NFPROTO_IPV4), Network(16, &[127]), Protocol(TCP), listeners, Syn(true), RejectWithReset],
+        },
+        Rule {
+            needs: "nf_tables_ipv4",
+            expressions: &[Family(NFPROTO_IPV4), Network(16, &own4), Protocol(TCP), listeners, Syn(true), RejectWithReset],
+        },
+        Rule {
+            needs: "nf_tables_ipv6",
+            expressions: &[Family(NFPROTO_IPV6), Network(24, &loopback6), Protocol(TCP), listeners, Syn(true), RejectWithReset],
+        },
+        Rule {
+            needs: "nf_tables_ipv6",
+            expressions: &[Family(NFPROTO_IPV6), Network(24, &own6), Protocol(TCP), listeners, Syn(true), RejectWithReset],
+        },
+        // The question of a name may go to any address: it is answered here.
+        Rule { needs: "nft_limit", expressions: &[Protocol(UDP), questions, Limit(QUESTION_RATE, QUESTION_BURST), Accept] },
+        Rule {
+            needs: "nft_log, nfnetlink_log, nft_limit",
+            expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, 128)],
+        },
+        Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), questions, RejectAsUnreachable] },
+        // Within the sandbox everything else is free, and answers come back this way.
         Rule { needs: "nf_tables_ipv4", expressions: &[Family(NFPROTO_IPV4), Network(16, &[127]), Accept] },
         Rule { needs: "nf_tables_ipv4", expressions: &[Family(NFPROTO_IPV4), Network(16, &own4), Accept] },
         Rule { needs: "nf_tables_ipv6", expressions: &[Family(NFPROTO_IPV6), Network(24, &loopback6), Accept] },
         Rule { needs: "nf_tables_ipv6", expressions: &[Family(NFPROTO_IPV6), Network(24, &own6), Accept] },
         Rule { needs: "nft_socket", expressions: &[Protocol(TCP), Syn(false), OfTransparentSocket, Accept] },
-        // The question of a name may go to any address: it is answered here.
-        Rule {
-            needs: "nft_limit",
-            expressions: &[Protocol(UDP), Transport(2, &53u16.to_be_bytes()), Limit(QUESTION_RATE, QUESTION_BURST), Accept],
-        },
         Rule {
             needs: "nft_log, nfnetlink_log, nft_limit",
             expressions: &[Protocol(TCP), Syn(true), Limit(SYN_RATE, SYN_BURST), Log(HELD, 0), Drop],

@@ -88,6 +88,7 @@ pub(crate) struct Service {
     by_key: HashMap<Key, Id>,
     /// Connections with more to do at once.
     busy: Vec<Id>,
+    budget: questions::Budget,
     buffer: Vec<u8>,
     started: Instant,
     now: Instant,
@@ -120,6 +121,7 @@ impl Service {
             slots: Slots::new(MOST_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),
+            budget: questions::Budget::default(),
             buffer: vec![0; BUFFER],
             started: now,
             now,
@@ -158,7 +160,7 @@ impl Service {
             match token {
                 STOP => stop = true,
                 LOG => self.read_log(TURN),
-                LISTENER => self.accept(),
+                LISTENER => self.accept(TURN),
                 NAMES => self.answer_questions(TURN),
                 _ => {
                     if let Some((id, side)) = slots::id_of(token) {
@@ -261,8 +263,8 @@ impl Service {
     }
 
     /// Takes the connections that were let through.
-    fn accept(&mut self) {
-        loop {
+    fn accept(&mut self, most: usize) {
+        for _ in 0..most {
             match accept_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => self.accepted(socket),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}

@@ -190,6 +190,9 @@ fn open_listener(listener: &OwnedFd) -> Result<(), SetupError> {
         sockopt::set_ipv6_v6only(listener, false)?;
         set_option(listener, IP_TRANSPARENT, 1)?;
         set_option(listener, IPV6_TRANSPARENT, 1)?;
+        // Accepted sockets have it from here: an urgent byte stays in its place, or what was
+        // looked at would not be what is read.
+        sockopt::set_socket_oobinline(listener, true)?;
         bind(listener, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, nft::LISTENER_PORT, 0, 0))?;
         listen(listener, BACKLOG)
     };

@@ -67,7 +67,7 @@ impl Service {
             held.syn = syn;
             if let Some(packet) = released {
                 self.inject(key.to, &packet);
-                self.accept();
+                self.accept(super::TURN);
             }
             return;
         }
@@ -209,7 +209,7 @@ impl Service {
         let to = syn.key().to;
         self.keep(id, syn, Stage::Reached(Some(purpose), self.now + ACCEPT_PATIENCE));
         self.inject(to, &again);
-        self.accept();
+        self.accept(super::TURN);
     }
 
     /// Answers as the dial was answered.

@@ -10,7 +10,7 @@ use rustix::{
 };
 use stockade_sys::socket::{receive_datagram, send_datagram};
 
-use super::{Id, Service, Slot};
+use super::{Id, Service, Slot, TURN};
 use crate::{dns, packet::Key, relay::reset_on_close};
 
 /// How long a connection that asks for names may stay open.
@@ -28,6 +28,36 @@ pub(super) struct NamesOverTcp {
 impl NamesOverTcp {
     pub(super) fn new(key: Key, socket: OwnedFd, now: Instant) -> Self {
         NamesOverTcp { key, socket, asked: Vec::new(), answers: Vec::new(), ended: false, until: now + NAMES_PATIENCE }
+    }
+}
+
+/// How a conversation stands.
+enum Talk {
+    /// It is the other side's turn.
+    Waits,
+    /// There is more to do at once.
+    Goes,
+    /// All was said.
+    Over,
+}
+
+/// Questions over TCP that may be answered in each second. Datagrams the kernel counts
+/// (nft.rs); both cost the host's CPU time, which no limit of the sandbox counts.
+#[derive(Default)]
+pub(super) struct Budget {
+    second: u64,
+    taken: u32,
+}
+
+impl Budget {
+    const EACH_SECOND: u32 = 1000;
+
+    fn takes_one(&mut self, now_ms: u64) -> bool {
+        if self.second != now_ms / 1000 {
+            *self = Budget { second: now_ms / 1000, taken: 0 };
+        }
+        self.taken += 1;
+        self.taken <= Self::EACH_SECOND
     }
 }
 
@@ -55,8 +85,12 @@ impl Service {
 
     pub(super) fn advance_names(&mut self, id: Id, mut names: Box<NamesOverTcp>) {
         match self.converse(&mut names) {
-            Ok(true) => self.slots.replace(id, Slot::Names(names)),
-            Ok(false) => self.forget(id, names.key),
+            Ok(Talk::Waits) => self.slots.replace(id, Slot::Names(names)),
+            Ok(Talk::Goes) => {
+                self.slots.replace(id, Slot::Names(names));
+                self.busy.push(id);
+            }
+            Ok(Talk::Over) => self.forget(id, names.key),
             Err(_) => {
                 reset_on_close(&names.socket);
                 self.forget(id, names.key);
@@ -64,19 +98,22 @@ impl Service {
         }
     }
 
-    /// False: all was said.
-    fn converse(&mut self, names: &mut NamesOverTcp) -> Result<bool, Errno> {
-        loop {
+    /// Answers some questions. An error ends the connection.
+    fn converse(&mut self, names: &mut NamesOverTcp) -> Result<Talk, Errno> {
+        for _ in 0..TURN {
             while !names.answers.is_empty() {
                 match rustix::io::retry_on_intr(|| send(&names.socket, &names.answers, SendFlags::NOSIGNAL)) {
                     Ok(count) => drop(names.answers.drain(..count)),
-                    Err(Errno::AGAIN) => return Ok(true),
+                    Err(Errno::AGAIN) => return Ok(Talk::Waits),
                     Err(errno) => return Err(errno),
                 }
             }
             match dns::unframe(&names.asked) {
                 dns::Framed::Message(message, length) => {
                     let now = self.elapsed_ms();
+                    if !self.budget.takes_one(now) {
+                        return Err(Errno::DQUOT);
+                    }
                     let answer = dns::answer(message, &self.decider, &mut self.names, now);
                     names.asked.drain(..length);
                     answer.denied.iter().for_each(|denied| self.deny(denied));
@@ -84,7 +121,7 @@ impl Service {
                     continue;
                 }
                 dns::Framed::TooLong => return Err(Errno::MSGSIZE),
-                dns::Framed::Partial if names.ended => return Ok(false),
+                dns::Framed::Partial if names.ended => return Ok(Talk::Over),
                 dns::Framed::Partial => {}
             }
             let mut chunk = [0u8; dns::LONGEST_QUERY + 2];
@@ -92,9 +129,10 @@ impl Service {
             match rustix::io::retry_on_intr(|| recv(&names.socket, chunk.get_mut(..room).unwrap_or_default(), RecvFlags::empty())) {
                 Ok((0, _)) => names.ended = true,
                 Ok((count, _)) => names.asked.extend_from_slice(chunk.get(..count).unwrap_or_default()),
-                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::AGAIN) => return Ok(Talk::Waits),
                 Err(errno) => return Err(errno),
             }
         }
+        Ok(Talk::Goes)
     }
 }

@@ -134,8 +134,9 @@ impl Supervision<'_> {
             _ => (self.stderr.take(), &mut self.err),
         };
         let Some(from) = stream else { return };
-        // Every writer is dead: what the pipe holds is finite.
-        loop {
+        // Every writer is dead, so what the pipe holds is finite; should one be alive against
+        // all reason, it is not waited for.
+        while is_readable(&from) {
             match outlet.turn(&from, &mut self.buffer) {
                 Turn::Ended => return,
                 Turn::More => {}
