@@ -91,12 +91,13 @@ impl Embryo {
         // `child::enter` makes only system calls on prepared data.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
+        // First of all, so that no way out of here leaves a child in memory that is gone.
+        let sandbox = cloned.map(|child| Sandbox::new(child, shared, stack));
         // Whether there is a child or not: from here on they are its alone.
         for fd in lent {
             close_range(fd, fd).map_err(failed)?;
         }
-        let cloned = cloned.map_err(|errno| error::clone_failed(privileged, errno))?;
-        let sandbox = Sandbox::new(cloned, shared, stack);
+        let sandbox = sandbox.map_err(|errno| error::clone_failed(privileged, errno))?;
         Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals })
     }
 }

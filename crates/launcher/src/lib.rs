@@ -125,7 +125,9 @@ pub struct Outcome {
 /// Something could not be put in place. Nothing of the payload has run, and nothing is
 /// left behind.
 pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Outcome, LaunchError> {
-    let Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals } = embryo;
+    // The last is dropped first: a signal that was held back may end this process, so it
+    // comes through when the sandbox is gone.
+    let Embryo { signals, handover, status_read, cgroup, user_namespaces, sandbox } = embryo;
     if user_namespaces != plan.identity.user_namespaces {
         let message = String::from("the sandbox was begun with other user namespaces than the plan's");
         return Err(LaunchError::other(What::Clone, message));

@@ -198,7 +198,8 @@ pub(crate) struct Begun {
 /// # Errors
 /// The program was not started.
 pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: LauncherPipes) -> Result<Outcome, LaunchError> {
-    let Begun { sandbox, cgroup, outer, gate, status_read, handover, signals } = begun;
+    // In this order for the same reason as in `launch`.
+    let Begun { signals, handover, status_read, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
