@@ -170,6 +170,7 @@ fn a_receipt_names_every_layer_and_how_it_is_known() {
     assert_eq!(receipt["mode"], if is_root() { "root" } else { "rootless" });
     assert!(receipt["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
     assert_eq!(receipt["plan_sha256"].as_str().map(str::len), Some(64));
+    assert!(receipt["taken_us"]["inside"].is_u64() && receipt["taken_us"]["outside"].is_u64(), "{receipt}");
     let layers = receipt["layers"].as_array().unwrap();
     let known = |name: &str| layers.iter().find(|layer| layer["layer"] == name).map(|layer| layer["known"].clone());
     for (layer, how) in [

@@ -19,6 +19,7 @@ use crate::Failure;
 
 pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     let failed = |errno| Failure::new(Step::Receipt, errno);
+    let begun = stockade_sys::process::monotonic_us();
     let status = read(c"/proc/self/status").map_err(failed)?;
     check_status(&status)?;
     let mounts = check_mounts(&read(c"/proc/self/mountinfo").map_err(failed)?, job)?;
@@ -31,7 +32,8 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
         return Err(failed(clone3_errno).because(b"clone3 is not refused: the system call filter is not in force"));
     }
     let landlock_errno = if job.expect_landlock { probe_landlock()? } else { 0 };
-    Ok(Evidence { status, mounts, descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno })
+    let taken_us = begun.zip(stockade_sys::process::monotonic_us()).map(|(begun, ended)| ended.saturating_sub(begun));
+    Ok(Evidence { status, mounts, descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us })
 }
 
 /// Job, stdout, stderr, status, the payload's stdin, lifeline.

@@ -3,8 +3,10 @@
 //! The launcher reads from outside what only it can see; the executor's evidence comes
 //! from inside. Both are compared with the plan: what does not match is an error.
 
+use std::time::{Duration, Instant};
+
 use stockade_policy::plan::{Plan, UserNamespaces};
-use stockade_protocol::{Known, LayerReceipt, Receipt, frame::Evidence};
+use stockade_protocol::{Known, LayerReceipt, Receipt, ReceiptCost, frame::Evidence};
 
 use crate::{LaunchError, What, cgroup::Cgroup, identity::OuterNamespaces, proc::ProcDirectory};
 
@@ -13,6 +15,7 @@ const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgrou
 /// What only the launcher can see, read while the executor waits for it.
 pub(crate) struct Outside {
     namespaces: String,
+    taken: Duration,
 }
 
 /// Checks from outside that every namespace differs from the launcher's own, the user
@@ -21,6 +24,7 @@ pub(crate) struct Outside {
 /// # Errors
 /// It shares one, or is not; or without a user namespace its ids are not the plan's.
 pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
+    let begun = Instant::now();
     let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
     let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
     let mut seen = Vec::new();
@@ -49,7 +53,7 @@ pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgrou
             format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " ")),
         ));
     }
-    Ok(Outside { namespaces: seen.join(" ") })
+    Ok(Outside { namespaces: seen.join(" "), taken: begun.elapsed() })
 }
 
 /// With no map between them and the host, the ids themselves are read back.
@@ -174,5 +178,6 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         layers,
         degraded: plan.degraded.iter().map(|(name, _)| String::from(*name)).collect(),
         plan_sha256: String::new(),
+        taken_us: ReceiptCost { inside: evidence.taken_us, outside: u64::try_from(outside.taken.as_micros()).unwrap_or(u64::MAX) },
     }
 }

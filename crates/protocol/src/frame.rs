@@ -264,6 +264,8 @@ pub struct Evidence {
     pub clone3_errno: u32,
     /// What a forbidden mknod answered (Landlock's probe).
     pub landlock_errno: u32,
+    /// How long the reading took, in microseconds; none where the filter refuses the clock.
+    pub taken_us: Option<u64>,
 }
 
 const EVENT_MAGIC: u16 = 0x5345;
@@ -300,6 +302,7 @@ impl Event {
                 w.u32(e.descriptors);
                 w.u32(e.clone3_errno);
                 w.u32(e.landlock_errno);
+                w.option(e.taken_us);
                 1
             }
             Event::Started => 2,
@@ -354,6 +357,7 @@ impl Event {
                 descriptors: r.u32()?,
                 clone3_errno: r.u32()?,
                 landlock_errno: r.u32()?,
+                taken_us: r.option()?,
             }),
             2 => Event::Started,
             3 => Event::Ended { status: r.u32()? as i32, user_us: r.u64()?, system_us: r.u64()? },

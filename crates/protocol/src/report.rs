@@ -131,6 +131,15 @@ pub struct LayerReceipt {
     pub detail: String,
 }
 
+/// What the receipt itself cost the run, in microseconds. The two run side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ReceiptCost {
+    /// Reading and probing inside, by the executor; null where the policy refuses it the clock.
+    pub inside: Option<u64>,
+    /// Comparing namespaces and cgroup from outside, by the launcher.
+    pub outside: u64,
+}
+
 /// What was in force, taken before the program's first instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Receipt {
@@ -144,6 +153,8 @@ pub struct Receipt {
     pub degraded: Vec<String>,
     /// SHA-256 of the canonical plan in hex.
     pub plan_sha256: String,
+    /// What taking it cost, in microseconds.
+    pub taken_us: ReceiptCost,
 }
 
 /// Which policy decided.
