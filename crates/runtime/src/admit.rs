@@ -166,7 +166,7 @@ impl<'a> Admission<'a> {
         // follows. That it cannot be made is said if nothing is found wrong with the request.
         let early = (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
-        let mut host = facts::read(&identity, record.as_ref());
+        let mut host = facts::read(&identity, record.as_ref())?;
         let embryo = match (&host.cgroup, early) {
             // The cgroup comes first, and with it a new beginning.
             (CgroupFacts::V2 { .. }, _) | (_, None) if claim => {
@@ -552,8 +552,7 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
 
 /// The run's record; none where nothing could be left behind.
 fn claim_record(identity: &Identity, host_scratch: bool, claim: bool) -> Result<Option<Record>, Refusal> {
-    let leaves_nothing =
-        !identity.privileged && !host_scratch && matches!(facts::cgroup_facts(), stockade_policy::facts::CgroupFacts::Unavailable { .. });
+    let leaves_nothing = !identity.privileged && !host_scratch && matches!(facts::cgroup_facts()?, CgroupFacts::Unavailable { .. });
     if leaves_nothing || (!claim && !identity.privileged) {
         return Ok(None);
     }

@@ -106,7 +106,10 @@ pub fn examine(options: &Options) -> Examination {
     let loaded = load_policy(options).map_err(|refusal| missing("policy", split(&refusal.message)));
     let identity = caller::identify().map_err(|refusal| missing("caller", split(&refusal.message)));
     match (loaded, identity) {
-        (Ok(loaded), Ok(identity)) => Examiner::new(options, &loaded, &identity).examine(&mut examination),
+        (Ok(loaded), Ok(identity)) => match Examiner::new(options, &loaded, &identity) {
+            Ok(examiner) => examiner.examine(&mut examination),
+            Err(refusal) => examination.findings.push(missing("host", split(&refusal.message))),
+        },
         (loaded, identity) => examination.findings.extend(loaded.err().into_iter().chain(identity.err())),
     }
     examination
@@ -151,13 +154,13 @@ struct Examiner<'a> {
 }
 
 impl<'a> Examiner<'a> {
-    fn new(options: &'a Options, loaded: &'a Loaded, identity: &'a Identity) -> Self {
+    fn new(options: &'a Options, loaded: &'a Loaded, identity: &'a Identity) -> Result<Self, Refusal> {
         let policy = &loaded.policy;
         // First, before anything that could stand in its way; an empty program ends at once.
         let run = crate::exec(br#"{"code": ""}"#, options);
         // Held while the probes use the run's host id, so that nobody else does.
         let record = facts::registry(identity).and_then(|registry| Ok(registry.claim()?));
-        let host = facts::read(identity, record.as_ref().ok());
+        let host = facts::read(identity, record.as_ref().ok())?;
         let caller = (identity.caller.uid, identity.caller.gid);
         let outside = host.unique_id.map_or(caller, |id| (id, id));
         let inside = (policy.identity.uid, policy.identity.gid);
@@ -173,7 +176,7 @@ impl<'a> Examiner<'a> {
             // The rest is tried as a run would have it.
             ids = Ids { user_namespaces: UserNamespaces::Missing, inside: outside, ..ids };
         }
-        Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids, child, user_namespace }
+        Ok(Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids, child, user_namespace })
     }
 
     fn examine(&self, examination: &mut Examination) {

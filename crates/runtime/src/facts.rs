@@ -1,12 +1,13 @@
 //! Reading what a plan needs to know of the host.
 //!
 //! Read, not probed: whether a feature works is shown by the run itself, and by
-//! `doctor`. Every source is a small file of the kernel's.
+//! `doctor`. Every source is a small file. One that does not exist says something of the
+//! host; one that cannot be read says nothing, and nothing is run on a guess.
 
 use std::{
     collections::BTreeMap,
     fs,
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -27,15 +28,19 @@ use crate::{Refusal, caller::Identity};
 const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
 
 /// Reads the facts that do not depend on the request.
-pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
+///
+/// # Errors
+/// A file that is there cannot be read.
+pub fn read(identity: &Identity, record: Option<&Record>) -> Result<HostFacts, Refusal> {
     let (unique_id, unique_id_refusal) = match (identity.privileged, record) {
-        (true, Some(record)) => match unique_id(FIRST_UNIQUE_ID + record.slot()) {
-            Ok(id) => (Some(id), None),
-            Err(why) => (None, Some(why)),
-        },
+        (true, Some(record)) => {
+            let id = FIRST_UNIQUE_ID + record.slot();
+            let refusal = why_not_unique(id)?;
+            (refusal.is_none().then_some(id), refusal)
+        }
         _ => (None, None),
     };
-    HostFacts {
+    Ok(HostFacts {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         landlock_abi: stockade_sys::landlock::abi(),
         privileged: identity.privileged,
@@ -44,51 +49,68 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> HostFacts {
         unique_id_refusal,
         user_namespace_refusal: None,
         cpus: sched_getaffinity(None).map_or(1, |usable| usable.count() as usize),
-        cgroup: cgroup_facts(),
+        cgroup: cgroup_facts()?,
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
         links: merged_usr_links(),
         hard_limits: hard_limits(),
-    }
+    })
 }
 
 /// Reads a file of the kernel's in few calls: it gives such a file no size to go by, and
-/// makes its text anew for each read. What cannot be read is empty.
-pub(crate) fn small_file(path: impl AsRef<Path>) -> String {
-    let Ok(mut file) = fs::File::open(path) else { return String::new() };
-    let mut bytes = Vec::with_capacity(16 << 10);
-    let _unreadable = file.read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
+/// makes its text anew for each read. A file that does not exist is empty.
+///
+/// # Errors
+/// It cannot be read for any other reason, which says nothing of what stands in it.
+fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
+    let path = path.as_ref();
+    let read = || -> io::Result<String> {
+        let mut bytes = Vec::with_capacity(16 << 10);
+        fs::File::open(path)?.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read.map_err(|error| {
+            Refusal::sandbox_error(
+                "host_unreadable",
+                format!(
+                    "read {}: {error}; how a run can be confined depends on it, so see to it that whoever runs stockade can read it",
+                    path.display()
+                ),
+            )
+        }),
+    }
 }
 
-/// Whether a host id is nobody's: the launcher's own map must hold it, and no account
+/// Why a host id may be somebody's: the launcher's own map must hold it, and no account
 /// may have it among its subordinate ids.
-fn unique_id(id: u32) -> Result<u32, String> {
+fn why_not_unique(id: u32) -> Result<Option<String>, Refusal> {
     /// The initial user namespace (PROC_USER_INIT_INO), which maps every id.
     const INITIAL: &[u8] = b"user:[4026531837]";
     let initial = rustix::fs::readlink("/proc/self/ns/user", Vec::new()).is_ok_and(|link| link.as_bytes() == INITIAL);
     let maps: &[&str] = if initial { &[] } else { &["/proc/self/uid_map", "/proc/self/gid_map"] };
     for map in maps {
-        let text = small_file(map);
+        let text = small_file(map)?;
         let mapped = text.lines().any(|line| {
             let numbers: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
             matches!(numbers[..], [inside, _, count] if (inside..inside + count).contains(&u64::from(id)))
         });
         if !mapped {
-            return Err(format!("the launcher's own {map} does not map id {id}, as in a container with a map of its own"));
+            return Ok(Some(format!("the launcher's own {map} does not map id {id}, as in a container with a map of its own")));
         }
     }
     for file in ["/etc/subuid", "/etc/subgid"] {
-        let text = small_file(file);
+        let text = small_file(file)?;
         let taken = text.lines().find(|line| {
             let mut fields = line.split(':').skip(1).map(str::parse::<u64>);
             matches!((fields.next(), fields.next()), (Some(Ok(first)), Some(Ok(count))) if (first..first.saturating_add(count)).contains(&u64::from(id)))
         });
         if let Some(line) = taken {
-            return Err(format!("{file} gives id {id} away (`{line}`); change that range"));
+            return Ok(Some(format!("{file} gives id {id} away (`{line}`); change that range")));
         }
     }
-    Ok(id)
+    Ok(None)
 }
 
 fn merged_usr_links() -> Vec<(String, String)> {
@@ -184,11 +206,14 @@ pub fn is_unified() -> bool {
 }
 
 /// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.
-pub fn cgroup_facts() -> CgroupFacts {
-    let membership = small_file("/proc/self/cgroup");
+///
+/// # Errors
+/// A file that says so cannot be read.
+pub fn cgroup_facts() -> Result<CgroupFacts, Refusal> {
+    let membership = small_file("/proc/self/cgroup")?;
     let mut mounts = usual_mounts(&membership);
     if mounts.is_empty() {
-        mounts = cgroup_mounts(&small_file("/proc/self/mountinfo"));
+        mounts = cgroup_mounts(&small_file("/proc/self/mountinfo")?);
     }
     let path_of = |controller: &str| {
         membership.lines().find_map(|line| {
@@ -204,7 +229,7 @@ pub fn cgroup_facts() -> CgroupFacts {
     let mut controllers: BTreeMap<String, PathBuf> = V1_NEEDED.into_iter().filter_map(v1).collect();
     if controllers.len() == 3 {
         controllers.extend(v1("cpuacct"));
-        return match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
+        return Ok(match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
             Some(closed) => CgroupFacts::Unavailable {
                 reason: format!(
                     "{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`",
@@ -212,15 +237,15 @@ pub fn cgroup_facts() -> CgroupFacts {
                 ),
             },
             None => CgroupFacts::V1 { controllers },
-        };
+        });
     }
     match (mounts.iter().find(|mount| mount.version2), path_of("")) {
         (Some(mount), Some(path)) => v2_facts(&own_directory(mount, path), &mount.point),
-        _ => CgroupFacts::Unavailable {
+        _ => Ok(CgroupFacts::Unavailable {
             reason: String::from(
                 "neither cgroup v2 nor the v1 controllers memory, pids and cpu are mounted; mount cgroup2 at /sys/fs/cgroup",
             ),
-        },
+        }),
     }
 }
 
@@ -228,27 +253,29 @@ const V1_NEEDED: [&str; 3] = ["memory", "pids", "cpu"];
 const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";
 
-fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
+fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
     let read = |directory: &Path, file: &str| small_file(directory.join(file));
-    let has_all = |directory: &Path, file: &str| {
-        let text = read(directory, file);
-        V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed))
+    let has_all = |directory: &Path, file: &str| -> Result<bool, Refusal> {
+        let text = read(directory, file)?;
+        Ok(V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed)))
     };
-    let unavailable = |why: String| CgroupFacts::Unavailable { reason: format!("{why}; {DELEGATE}") };
+    let below = |parent: &Path, vacate| Ok(CgroupFacts::V2 { parent: parent.to_path_buf(), vacate });
+    let unavailable = |why: String| Ok(CgroupFacts::Unavailable { reason: format!("{why}; {DELEGATE}") });
     let writable = |directory: &Path| {
         access(directory, Access::WRITE_OK).is_ok() && access(directory.join("cgroup.subtree_control"), Access::WRITE_OK).is_ok()
     };
     // A launcher that has left for the child of its cgroup before, in this scope.
     if own.file_name().is_some_and(|name| name == "stockade-launcher")
-        && let Some(above) = own.parent().filter(|above| writable(above) && has_all(above, "cgroup.subtree_control"))
+        && let Some(above) = own.parent().filter(|above| writable(above))
+        && has_all(above, "cgroup.subtree_control")?
     {
-        return CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false };
+        return below(above, false);
     }
-    if !has_all(own, "cgroup.controllers") {
+    if !has_all(own, "cgroup.controllers")? {
         return unavailable(format!(
             "cgroup {} is not given the controllers cpu, memory and pids (it has: {})",
             own.display(),
-            read(own, "cgroup.controllers").trim()
+            read(own, "cgroup.controllers")?.trim()
         ));
     }
     if !writable(own) {
@@ -256,21 +283,25 @@ fn v2_facts(own: &Path, top: &Path) -> CgroupFacts {
     }
     // The root cgroup has no limits, and may hold processes beside children.
     let is_root = own == top && !own.join("cgroup.type").exists();
-    if is_root || has_all(own, "cgroup.subtree_control") {
-        return CgroupFacts::V2 { parent: own.to_path_buf(), vacate: false };
+    if is_root || has_all(own, "cgroup.subtree_control")? {
+        return below(own, false);
     }
-    let alone = read(own, "cgroup.procs").lines().map(str::trim).eq([std::process::id().to_string().as_str()]);
+    let alone = read(own, "cgroup.procs")?.lines().map(str::trim).eq([std::process::id().to_string().as_str()]);
     if alone {
-        return CgroupFacts::V2 { parent: own.to_path_buf(), vacate: true };
+        return below(own, true);
     }
     // A sibling loses no cap on memory or CPU, where the launcher's own cgroup sets none.
     // systemd gives every unit a cap on its tasks: that one a sibling escapes, but its own
     // process limit is far below.
-    let uncapped = ["memory.max", "memory.high", "memory.swap.max"].iter().all(|file| matches!(read(own, file).trim(), "max" | ""))
-        && read(own, "cpu.max").trim_start().starts_with("max");
-    match own.parent().filter(|above| uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")) {
-        Some(above) => CgroupFacts::V2 { parent: above.to_path_buf(), vacate: false },
-        None => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),
+    let mut uncapped = read(own, "cpu.max")?.trim_start().starts_with("max");
+    for file in ["memory.max", "memory.high", "memory.swap.max"] {
+        uncapped &= matches!(read(own, file)?.trim(), "max" | "");
+    }
+    match own.parent() {
+        Some(above) if uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")? => {
+            below(above, false)
+        }
+        _ => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),
     }
 }
 
@@ -300,5 +331,28 @@ pub fn registry_directory(identity: &Identity) -> PathBuf {
     } else {
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
         runtime.map_or_else(|| PathBuf::from(format!("/tmp/stockade-{}", identity.caller.uid)), |runtime| runtime.join("stockade"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_does_not_exist_is_empty_and_one_that_cannot_be_read_is_an_error() {
+        let directory = std::env::temp_dir().join(format!("facts-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("file"), "text").unwrap();
+        std::os::unix::fs::symlink("link", directory.join("link")).unwrap();
+        let read = |name: &str| small_file(directory.join(name)).map_err(|refusal| (refusal.verdict, refusal.reason, refusal.message));
+        let found = [read("file"), read("missing"), read("missing/file"), read("."), read("link"), read("file/file")];
+        fs::remove_dir_all(&directory).unwrap();
+        let [file, missing, below_missing, unreadable @ ..] = found;
+        assert_eq!((file.unwrap(), missing.unwrap(), below_missing.unwrap()), ("text".into(), String::new(), String::new()));
+        for (refusal, why) in unreadable.into_iter().zip(["Is a directory", "symbolic links", "Not a directory"]) {
+            let (verdict, reason, message) = refusal.unwrap_err();
+            assert_eq!((verdict, reason.as_str()), (stockade_protocol::Verdict::SandboxError, "host_unreadable"));
+            assert!(message.contains(directory.to_str().unwrap()) && message.contains(why), "{message}");
+        }
     }
 }
