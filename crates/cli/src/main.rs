@@ -26,7 +26,7 @@ use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Ask, Options, Refusal, admit};
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
-use output::{say, warn};
+use output::{say, warn, write_out};
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
@@ -44,10 +44,13 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Version(version) => show_version(version.json),
     };
-    done.unwrap_or_else(|error| {
-        warn(&format!("stockade: {error:#}"));
-        ExitCode::from(SANDBOX_ERROR)
-    })
+    done.unwrap_or_else(|error| failed(&error))
+}
+
+/// What was asked for could not be done or, for all its caller knows, was not.
+fn failed(error: &anyhow::Error) -> ExitCode {
+    warn(&format!("stockade: {error:#}"));
+    ExitCode::from(SANDBOX_ERROR)
 }
 
 /// Help goes to stdout; an error of `exec` is a result as well.
@@ -56,7 +59,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     if !asked_for && std::env::args_os().nth(1).is_some_and(|first| first == "exec") {
         let message = error.render().to_string();
         let report = Report::refused(Verdict::BadRequest, "usage", message.trim_end().to_owned());
-        return print_report(&report).unwrap_or(ExitCode::from(SANDBOX_ERROR));
+        return print_report(&report).unwrap_or_else(|error| failed(&error));
     }
     // Nobody listens where both streams are closed.
     let _unheard = error.print();
@@ -105,7 +108,7 @@ fn warn_of_degraded(report: &Report) {
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
     let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
     line.push(b'\n');
-    io::stdout().lock().write_all(&line).context("print the result")?;
+    write_out(&line)?;
     Ok(match report.verdict {
         Verdict::BadRequest => ExitCode::from(USAGE_ERROR),
         Verdict::SandboxError => ExitCode::from(SANDBOX_ERROR),

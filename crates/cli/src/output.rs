@@ -1,20 +1,42 @@
 //! Printing: answers to stdout, everything else to stderr.
 //!
-//! Text that came out of a sandbox is not printed here.
+//! An answer that could not be written is an error, also where Rust's own stdout would not
+//! say so: it takes a stdout that is closed or not open for writing for one that nobody
+//! reads. Text that came out of a sandbox is not printed here but as JSON.
 
-use std::io::{self, Write};
+use std::{
+    fs::File,
+    io::{self, Write},
+    os::fd::AsFd,
+};
 
-/// Prints an answer.
+use anyhow::Context;
+use rustix::io::Errno;
+
+/// Prints an answer, as its last line ends.
 ///
 /// # Errors
 /// Stdout is closed or full.
-pub(crate) fn say(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
+pub(crate) fn say(text: &str) -> anyhow::Result<()> {
+    let mut bytes = text.as_bytes().to_vec();
     if !text.ends_with('\n') {
-        out.write_all(b"\n")?;
+        bytes.push(b'\n');
     }
-    out.flush()
+    write_out(&bytes)
+}
+
+/// Writes bytes to stdout, all of them.
+///
+/// # Errors
+/// Stdout is closed or full.
+pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
+    let write = || -> io::Result<()> {
+        if stockade_sys::streams::stdout_was_closed() {
+            return Err(Errno::BADF.into());
+        }
+        File::from(io::stdout().as_fd().try_clone_to_owned()?).write_all(bytes)
+    };
+    write().context("write the answer to stdout")
 }
 
 /// Prints a remark for a person; control characters are made visible.

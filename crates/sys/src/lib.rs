@@ -23,6 +23,8 @@ pub mod seccomp;
 pub mod socket;
 #[cfg(feature = "start")]
 pub mod start;
+#[cfg(feature = "streams")]
+pub mod streams;
 
 pub use rustix::io::Errno;
 /// The result of a system call.
