@@ -32,7 +32,7 @@ fn registry() -> PathBuf {
 }
 
 /// Cgroups of this launcher's run.
-fn cgroups_of(launchers: &BTreeSet<u32>) -> Vec<PathBuf> {
+pub fn cgroups_of(launchers: &BTreeSet<u32>) -> Vec<PathBuf> {
     fn walk(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -56,7 +56,7 @@ fn cgroups_of(launchers: &BTreeSet<u32>) -> Vec<PathBuf> {
 
 /// Processes of the sandboxes that this scratch was shown in, and launchers of this
 /// program: by their mounts, or, where those may not be read, by their owner.
-fn processes_around(scratch: &Path, before: &BTreeSet<u32>) -> Vec<String> {
+pub fn processes_around(scratch: &Path, before: &BTreeSet<u32>) -> Vec<String> {
     let own = nix::unistd::getuid().as_raw();
     let program = std::env::var("STOCKADE").unwrap();
     let mut found = Vec::new();
@@ -79,7 +79,7 @@ fn processes_around(scratch: &Path, before: &BTreeSet<u32>) -> Vec<String> {
     found
 }
 
-fn processes() -> BTreeSet<u32> {
+pub fn processes() -> BTreeSet<u32> {
     fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect()
 }
 
@@ -92,7 +92,7 @@ fn names(directory: &Path) -> BTreeSet<String> {
 }
 
 /// Records that no launcher holds any more: such a file can be locked.
-fn dead_records() -> Vec<String> {
+pub fn dead_records() -> Vec<String> {
     names(&registry())
         .into_iter()
         .filter(|name| {
@@ -105,7 +105,7 @@ fn dead_records() -> Vec<String> {
 /// Another launcher of this host may be sweeping the same record at this moment, or have
 /// been killed at it: then it is the start after that one which finds it free.
 #[track_caller]
-fn the_next_start_has_swept(launchers: &BTreeSet<u32>) {
+pub fn the_next_start_has_swept(launchers: &BTreeSet<u32>) {
     let swept = (0..5).any(|_| {
         let clean = cgroups_of(launchers).is_empty();
         if !clean {

@@ -14,11 +14,13 @@
 mod harness;
 mod probe;
 mod stockade;
+mod tracer;
 
 mod attacks;
 mod bad_input;
 mod cleanup;
 mod contract;
+mod faults;
 mod host_ids;
 mod kernel;
 mod meta;
@@ -42,6 +44,7 @@ fn main() -> std::process::ExitCode {
         workloads::TESTS,
         run::TESTS,
         cleanup::TESTS,
+        faults::TESTS,
         meta::TESTS,
     ] {
         tests.extend_from_slice(module);

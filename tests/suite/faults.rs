@@ -1,0 +1,262 @@
+//! Every system call of a run made to fail in turn, and every process of it killed at
+//! each: the run then ends as a `sandbox_error` that says why, and the code has not run;
+//! or the failure changed nothing, which is shown by the world that the code sees and by
+//! the receipt. Never does code run with less around it, and nothing is left behind.
+//!
+//! What the payload does is not interfered with, nor is more than one call of a run.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    libc,
+    sys::{signal::Signal, wait::WaitStatus},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    cleanup::{cgroups_of, dead_records, processes, processes_around, the_next_start_has_swept},
+    harness::{Test, directory, eventually, test},
+    stockade::{put, scratch, text},
+    tracer::{Act, INIT, LAUNCHER, Point, Traced, trace},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900),
+    test!(Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
+];
+
+/// Shows what is around it, in the shell's own words: no program starts that the next
+/// run would have to start too.
+const LOOK: &str = r#"
+true > ran
+while read -r line; do case $line in Cap*|NoNew*|Seccomp*|Uid*|Gid*|Groups*) echo "$line";; esac; done < /proc/self/status
+while read -r id parent device root point options rest; do echo "$root $point $options $rest"; done < /proc/self/mountinfo
+for map in uid_map gid_map; do read -r line < /proc/self/$map; echo "$line"; done
+while read -r line; do case $line in *:*) echo "${line%%:*}";; esac; done < /proc/self/net/dev
+read -r name < /proc/sys/kernel/hostname; echo "$name"
+echo / /* /dev/* /etc/* /proc/[0-9]*
+ulimit -a
+kill -0 1; true > /usr/planted; read -r line < /etc/shadow; true > /proc/sys/kernel/hostname; true > /dev/shm/mine && echo shm
+set; true
+"#;
+
+/// One run of [`LOOK`] in a scratch of the host, with a call that fails or none.
+struct Run {
+    traced: Traced,
+    stdout: String,
+    stderr: String,
+    ran: bool,
+}
+
+struct Bed {
+    scratch: PathBuf,
+    request: PathBuf,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let scratch = scratch();
+        let request = directory().join("request");
+        let body = json!({"code": LOOK, "language": "sh", "scratch": text(&scratch), "files": {"given/file": "x"}, "collect": ["given/*"]});
+        put(&request, body.to_string());
+        Bed { scratch, request }
+    }
+
+    fn run(&self, act: Option<(&Point, Act)>) -> Run {
+        let paths = ["stdout", "stderr"].map(|name| directory().join(name));
+        let [stdout, stderr] = paths.each_ref().map(|path| File::create(path).unwrap());
+        let traced = trace(&["exec"], [File::open(&self.request).unwrap(), stdout, stderr], act);
+        let [stdout, stderr] = paths.map(|path| String::from_utf8(fs::read(path).unwrap()).unwrap());
+        let ran = self.scratch.join("ran").exists();
+        for name in ["ran", "given/file", "given"] {
+            let path = self.scratch.join(name);
+            let _not_there = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+        }
+        Run { traced, stdout, stderr, ran }
+    }
+}
+
+/// What must not differ: the world inside, as the code saw it, and the receipt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct World {
+    seen: Vec<String>,
+    receipt: Value,
+    files: Value,
+}
+
+impl World {
+    fn of(result: &Value) -> Self {
+        let plain = |text: &str| text.split(' ').map(plain_word).collect::<Vec<_>>().join(" ");
+        let mut receipt = result["receipt"].clone();
+        // What it says of namespaces, ids and times is of one run.
+        receipt["taken_us"] = Value::Null;
+        receipt["plan_sha256"] = Value::Null;
+        for layer in receipt["layers"].as_array_mut().into_iter().flatten() {
+            layer["detail"] = Value::from(plain(layer["detail"].as_str().unwrap_or_default()));
+        }
+        World {
+            seen: [&result["output"], &result["error"]]
+                .iter()
+                .flat_map(|text| text.as_str().unwrap_or_default().lines())
+                .map(plain)
+                .collect(),
+            receipt,
+            files: result["files"].clone(),
+        }
+    }
+}
+
+/// A word of a receipt or of the world without what differs from run to run: namespaces,
+/// names of cgroups and of the program, and the numbers of host ids.
+fn plain_word(word: &str) -> String {
+    if word.contains(":[") || word.contains("stockade-") || word.contains("/stockade_") {
+        return String::from("*");
+    }
+    let host_id = |number: &&str| number.parse::<u64>().is_ok_and(|number| number >= 0x7000_0000);
+    let numbers: Vec<&str> = word.split(|letter: char| !letter.is_ascii_digit()).filter(host_id).collect();
+    numbers.iter().fold(word.to_owned(), |word, number| word.replace(number, "*"))
+}
+
+/// The memory calls: an allocator that gets none aborts the program, as any program.
+const MEMORY: [i64; 5] = [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_brk, libc::SYS_mremap];
+
+/// Calls that cannot fail or do not come back.
+const SURE: [i64; 3] = [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn];
+
+fn is_one_of(point: &Point, calls: &[i64]) -> bool {
+    calls.iter().any(|call| call.cast_unsigned() == point.call)
+}
+
+/// What a run that was interfered with has to say, and may not.
+fn judge(point: &Point, run: &Run, usual: &World) -> Result<&'static str, String> {
+    let say = |what: &str| Err(format!("{what}: {point:?}: {:?}: {}{}", run.traced.ending, short(&run.stdout), short(&run.stderr)));
+    if !run.traced.acted {
+        return Ok("did not come to pass");
+    }
+    let code = match run.traced.ending {
+        None => return say("it hung"),
+        Some(WaitStatus::Exited(_, code)) => code,
+        // Before main, and in the allocator, there is nobody who could say more.
+        Some(WaitStatus::Signaled(_, Signal::SIGABRT | Signal::SIGSEGV, _))
+            if !run.ran && (is_one_of(point, &MEMORY) || starting(point)) =>
+        {
+            return Ok("aborted at once");
+        }
+        Some(_) => return say("ended by a signal"),
+    };
+    if run.stderr.contains("panicked") || run.stdout.contains("panicked") {
+        return say("a panic");
+    }
+    let Ok(result) = serde_json::from_str::<Value>(&run.stdout) else {
+        // The write of the result itself.
+        return if code != 0 && !run.stderr.is_empty() && (point.call == libc::SYS_write.cast_unsigned() || starting(point)) {
+            Ok("could not be printed")
+        } else if code != 0 && !run.ran && starting(point) {
+            Ok("aborted at once")
+        } else {
+            say("no result")
+        };
+    };
+    match (code, result["verdict"].as_str().unwrap_or_default()) {
+        (0, "exited") if result["code"] == 0 => {
+            let world = World::of(&result);
+            if world == *usual { Ok("changed nothing") } else { say(&format!("another world: {}", difference(&world, usual))) }
+        }
+        (125, "sandbox_error") | (2, "bad_request") => {
+            let words = result["error"].as_str().unwrap_or_default();
+            if words.is_empty() || result["reason"].as_str().unwrap_or_default().is_empty() {
+                say("no reason")
+            } else if run.ran && result["started"] == false {
+                say("the code ran, and it says that it did not")
+            } else {
+                Ok(if run.ran { "refused afterwards" } else { "refused before" })
+            }
+        }
+        _ => say("neither refused nor unharmed"),
+    }
+}
+
+/// The loader's and the runtime's own calls, before `main`.
+fn starting(point: &Point) -> bool {
+    point.process == LAUNCHER && point.ordinal < 32
+}
+
+fn short(text: &str) -> String {
+    let end = text.char_indices().nth(600).map_or(text.len(), |(at, _)| at);
+    text.get(..end).unwrap_or_default().to_owned()
+}
+
+fn difference(a: &World, b: &World) -> String {
+    let lines =
+        a.seen.iter().zip(&b.seen).filter(|(a, b)| a != b).take(5).map(|(a, b)| format!("{a} | {b}")).collect::<Vec<_>>().join("; ");
+    format!("{} and {} lines; {lines}; receipt {}", a.seen.len(), b.seen.len(), if a.receipt == b.receipt { "same" } else { "differs" })
+}
+
+/// The calls of a usual run, and the world of it.
+fn record(bed: &Bed) -> (Vec<Point>, World) {
+    let run = bed.run(None);
+    let result: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {} {}", run.stdout, run.stderr));
+    assert_eq!((&result["verdict"], &result["code"]), (&json!("exited"), &json!(0)), "{}", run.stdout);
+    let points: Vec<Point> = run.traced.calls.into_iter().filter(|point| !is_one_of(point, &SURE)).collect();
+    // The trace has seen everybody, and not just the launcher.
+    let of = |name: &str| points.iter().filter(|point| point.process == name).count();
+    assert!(of(LAUNCHER) > 100 && of(INIT) > 100, "{} {}", of(LAUNCHER), of(INIT));
+    (points, World::of(&result))
+}
+
+fn a_call_that_fails_stops_the_run_or_changes_nothing() {
+    let bed = Bed::new();
+    let (points, usual) = record(&bed);
+    // The control: twice the same, where nothing fails.
+    let again = record(&bed).1;
+    assert!(again == usual, "{}", difference(&again, &usual));
+    let before = processes();
+    let (mut outcomes, mut wrong) = (BTreeMap::<&str, usize>::new(), Vec::new());
+    for (index, point) in points.iter().enumerate() {
+        let errno = [Errno::EIO, Errno::EPERM, Errno::ENOSYS, Errno::ENOMEM][index % 4];
+        let run = bed.run(Some((point, Act::Fail(errno))));
+        match judge(point, &run, &usual) {
+            Ok(outcome) => *outcomes.entry(outcome).or_default() += 1,
+            Err(how) => wrong.push(format!("{errno}: {how}")),
+        }
+        if !eventually(Duration::from_secs(5), || processes_around(&bed.scratch, &before).is_empty()) {
+            wrong.push(format!("{point:?} leaves {:?}", processes_around(&bed.scratch, &before)));
+        }
+    }
+    println!("{} points: {outcomes:?}", points.len());
+    assert!(wrong.is_empty(), "{} of {} points:\n{}", wrong.len(), points.len(), wrong.join("\n"));
+}
+
+fn a_process_killed_at_any_call_leaves_nothing() {
+    let bed = Bed::new();
+    let (points, _) = record(&bed);
+    let (mut launchers, before) = (BTreeSet::new(), processes());
+    let mut wrong = Vec::new();
+    for point in &points {
+        let run = bed.run(Some((point, Act::Kill)));
+        launchers.insert(run.traced.pid);
+        let left = || processes_around(&bed.scratch, &before);
+        if !eventually(Duration::from_secs(5), || left().is_empty()) {
+            wrong.push(format!("{point:?} leaves {:?}", left()));
+        }
+        if point.process != LAUNCHER && run.traced.acted {
+            // The launcher lives, and says what became of the run.
+            let result: Value = serde_json::from_str(&run.stdout).unwrap_or_default();
+            let honest = result["verdict"] == "sandbox_error" && (!run.ran || result["started"] == true);
+            if !honest {
+                wrong.push(format!("{point:?}: {:?}: {}{}", run.traced.ending, short(&run.stdout), short(&run.stderr)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} points:\n{}", wrong.len(), points.len(), wrong.join("\n"));
+    the_next_start_has_swept(&launchers);
+    assert_eq!(cgroups_of(&launchers), Vec::<PathBuf>::new());
+    assert!(eventually(Duration::from_secs(5), || dead_records().is_empty()), "{:?}", dead_records());
+    assert!(!Path::new(&bed.scratch).join("given").exists());
+}
