@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Run(Run),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
-    /// Check, show and describe policies
+    /// Check, show, explain and compare policies
     #[command(subcommand)]
     Policy(Policy),
     /// Try every feature that a policy needs on this host, as this user
@@ -142,6 +142,33 @@ pub(crate) enum Policy {
         /// A name or a file
         #[arg(default_value = "default", value_name = "NAME|FILE")]
         policy: String,
+        /// Print it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say in plain sentences what code under a policy may do, and what follows from each loosening
+    Explain {
+        /// A name or a file
+        #[arg(default_value = "default", value_name = "NAME|FILE")]
+        policy: String,
+        /// The policy that loosenings are told against
+        #[arg(long, default_value = "strict", value_name = "NAME|FILE")]
+        against: String,
+        /// Print it as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say what policy B allows that A does not, and the other way round
+    ///
+    /// Exit status: 0 when B allows nothing that A does not, 1 when it allows more or that
+    /// cannot be decided, 2 when one of them is no policy.
+    Diff {
+        /// The ceiling: a name or a file
+        #[arg(value_name = "A")]
+        first: String,
+        /// The policy that is held to it
+        #[arg(value_name = "B")]
+        second: String,
         /// Print it as JSON
         #[arg(long)]
         json: bool,

@@ -8,6 +8,7 @@
 mod args;
 mod doctor;
 mod dry_run;
+mod explained;
 mod output;
 mod policy;
 mod runtimes;

@@ -41,9 +41,12 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
 
 /// Prints a remark for a person; control characters are made visible.
 pub(crate) fn warn(text: &str) {
-    let visible: String = text
-        .chars()
+    let _unheard = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
+}
+
+/// A text in which control characters can be seen and do nothing.
+pub(crate) fn visible(text: &str) -> String {
+    text.chars()
         .flat_map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect();
-    let _unheard = writeln!(io::stderr().lock(), "{}", visible.trim_end());
+        .collect()
 }

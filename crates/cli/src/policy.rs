@@ -1,12 +1,15 @@
-//! `stockade policy`: check, show, list, schema.
+//! `stockade policy`: check, show, explain, diff, list, schema.
 
 use std::process::ExitCode;
 
-use stockade_policy::model::Origin;
+use serde_json::json;
+use stockade_policy::{compare::compare, model::Origin};
 use stockade_runtime::{Options, list_policies, load_policy};
 
 use crate::{
+    USAGE_ERROR,
     args::Policy,
+    explained,
     output::{say, warn},
 };
 
@@ -14,6 +17,8 @@ pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
     match command {
         Policy::Check { policies } => check(&policies),
         Policy::Show { policy, json } => show(policy, json),
+        Policy::Explain { policy, against, json } => explain(&policy, &against, json),
+        Policy::Diff { first, second, json } => diff(&first, &second, json),
         Policy::List => list(),
         Policy::Schema => {
             say(&serde_json::to_string_pretty(&stockade_policy::schema())?)?;
@@ -50,6 +55,39 @@ fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn explain(name: &str, against: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let (policy, against) = match load(name).and_then(|policy| Ok((policy, load(against)?))) {
+        Ok(both) => both,
+        Err(refusal) => {
+            warn(&refusal.message);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let explanation = stockade_policy::explain(&policy, &against);
+    say(&if json { serde_json::to_string_pretty(&explanation)? } else { explained::explanation(&explanation) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let (first, second) = match load(first).and_then(|first| Ok((first, load(second)?))) {
+        Ok(both) => both,
+        Err(refusal) => {
+            warn(&refusal.message);
+            return Ok(ExitCode::from(USAGE_ERROR));
+        }
+    };
+    let comparison = compare(&first, &second);
+    let tight = comparison.more.is_empty();
+    if json {
+        let name = |policy: &stockade_policy::model::Policy| json!({ "name": policy.name, "origin": origin(&policy.origin), "sha256": policy.sha256 });
+        let whole = json!({ "schema": 1, "a": name(&first), "b": name(&second), "within": tight, "more": comparison.more, "less": comparison.less, "other": comparison.other });
+        say(&serde_json::to_string_pretty(&whole)?)?;
+    } else {
+        say(&explained::comparison(&first.name, &second.name, &comparison))?;
+    }
+    Ok(if tight { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn origin(origin: &Origin) -> String {

@@ -10,7 +10,7 @@ mod closed;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use stockade_policy::egress::{Name, Network, Rule, Speech, Target, Whitelist};
+use stockade_policy::egress::{Name, Network, Rule, Speech, Target, Whitelist, is_internal};
 use stockade_protocol::{DenialKind, DenialReason};
 
 /// Whom a program wants to reach.
@@ -218,7 +218,7 @@ impl Decider {
         }
         let covered = || self.networks(permit.port).any(|(_, network)| network.contains(address));
         let exact = || self.carries(name) == Some(Carried::Exactly);
-        if closed::is_private(address) && !(closed::is_internal(name) && exact()) && !covered() {
+        if closed::is_private(address) && !(is_internal(name) && exact()) && !covered() {
             return refuse(DenialReason::ResolvedToPrivateRange);
         }
         Ok(())

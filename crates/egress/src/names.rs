@@ -10,7 +10,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use stockade_policy::egress::{Name, SYNTHETIC};
+use stockade_policy::egress::{LONGEST_WILDCARD_LABEL, Name, SYNTHETIC};
 use stockade_protocol::DenialReason;
 
 use crate::decide::{Carried, Destination};
@@ -21,8 +21,6 @@ pub const MOST_NAMES: usize = 4096;
 pub const MOST_WILDCARD_NAMES: usize = 64;
 /// How many new ones of those within a minute.
 pub const MOST_WILDCARD_NAMES_A_MINUTE: usize = 30;
-/// Bytes of a label that a wildcard stands for.
-pub const LONGEST_WILDCARD_LABEL: usize = 40;
 
 const MINUTE_MS: u64 = 60_000;
 /// 198.18.0.1; names take what follows, and stay below 198.19.0.0, where the resolver is.

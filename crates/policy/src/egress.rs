@@ -2,9 +2,10 @@
 //!
 //! A rule is read once, from a policy, and is never a string again: everything later
 //! compares values of these types. Whatever could be read in two ways is refused. Which
-//! rule decides, and which addresses stay closed whatever the rules say, is decided in the
-//! egress crate and not here.
+//! rule decides, and whether an address stays closed, is decided in the egress crate and
+//! not here.
 
+mod closed;
 mod name;
 mod network;
 mod parse;
@@ -14,6 +15,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use closed::{CLOSED, is_internal};
 pub use name::{Name, NameFault};
 pub use network::Network;
 pub(crate) use parse::rule;
@@ -25,6 +27,9 @@ pub const SYNTHETIC: Network = Network::V4([198, 18, 0, 0], 15);
 
 /// Where the sandbox's resolver is asked; any other address answers too.
 pub const RESOLVER: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 19, 255, 253);
+
+/// Bytes of a label that a wildcard stands for.
+pub const LONGEST_WILDCARD_LABEL: usize = 40;
 
 /// Peers that may be reached; empty: none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

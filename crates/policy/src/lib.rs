@@ -7,9 +7,11 @@
 
 mod accounts;
 mod check;
+pub mod compare;
 mod diagnostic;
 mod document;
 pub mod egress;
+mod explain;
 pub mod facts;
 pub mod filter;
 pub mod grants;
@@ -28,6 +30,7 @@ mod trust;
 
 pub use accounts::AccountsError;
 pub use diagnostic::{Place, Problem, Report, Source};
+pub use explain::{Explanation, Section, Statement, explain};
 pub use grants::{Caller, GrantRefusal, Grants, GrantsError};
 pub use lookup::{LookupContext, PolicyError, SYSTEM_DIR, load, load_shipped, load_text, names as list_names};
 pub use schema::schema;

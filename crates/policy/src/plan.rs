@@ -26,6 +26,7 @@ use crate::{
 };
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
 use root::plan_root;
+pub(crate) use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
 pub use value::*;
 

@@ -1,12 +1,12 @@
-//! Addresses that stay closed unless a rule means them, and the ways to write an IPv4
-//! address inside an IPv6 one.
+//! Which addresses are closed unless a rule means them, which are private, and the ways to
+//! write an IPv4 address inside an IPv6 one.
 //!
 //! The lists are constants of the protocols; what the host's own addresses are is not
 //! known here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use stockade_policy::egress::{Name, Network};
+use stockade_policy::egress::{CLOSED, Network};
 
 const fn v4(octets: [u8; 4], prefix: u8) -> Network {
     Network::V4(octets, prefix)
@@ -15,26 +15,6 @@ const fn v4(octets: [u8; 4], prefix: u8) -> Network {
 const fn v6(segments: [u16; 8], prefix: u8) -> Network {
     Network::V6(segments, prefix)
 }
-
-/// Blocks with nobody in them whom a program of the sandbox should meet by accident.
-const CLOSED: &[Network] = &[
-    v4([0, 0, 0, 0], 8),                                 // this host, RFC 791
-    v4([127, 0, 0, 0], 8),                               // loopback
-    v4([169, 254, 0, 0], 16),                            // link-local; metadata of most clouds
-    v4([192, 0, 0, 0], 24),                              // protocol assignments, RFC 6890; metadata of one cloud
-    v4([168, 63, 129, 16], 32),                          // Azure's agent
-    v4([100, 100, 100, 200], 32),                        // Alibaba's metadata
-    v4([224, 0, 0, 0], 4),                               // multicast
-    v4([240, 0, 0, 0], 4),                               // reserved, broadcast
-    v6([0, 0, 0, 0, 0, 0, 0, 0], 96),                    // unspecified, loopback, IPv4-compatible (RFC 4291)
-    v6([0, 0, 0, 0, 0, 0xffff, 0, 0], 96),               // IPv4-mapped: unwrapped before, so never meant
-    v6([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48),            // local NAT64, RFC 8215: where the IPv4 part stands is the operator's choice
-    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),               // link-local
-    v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),                // multicast
-    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128),      // Amazon's metadata
-    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128),       // Google's metadata
-    v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128), // Oracle's metadata
-];
 
 /// Networks of one's own: RFC 1918, RFC 6598, RFC 4193, and the old site-local ones.
 const PRIVATE: &[Network] = &[
@@ -46,9 +26,6 @@ const PRIVATE: &[Network] = &[
     v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
 ];
 
-/// Suffixes that no public registry hands out (RFC 6761, RFC 6762 appendix G, RFC 8375).
-const INTERNAL: &[&str] = &["internal", "local", "lan", "corp", "home.arpa", "test"];
-
 /// The closed blocks that an address lies in.
 pub(super) fn blocks(address: IpAddr) -> impl Iterator<Item = Network> {
     CLOSED.iter().copied().filter(move |block| block.contains(address))
@@ -57,11 +34,6 @@ pub(super) fn blocks(address: IpAddr) -> impl Iterator<Item = Network> {
 /// Whether an address, or an IPv4 one inside it, belongs to a private network.
 pub(super) fn is_private(address: IpAddr) -> bool {
     views(address).any(|view| PRIVATE.iter().any(|network| network.contains(view)))
-}
-
-/// Whether a name cannot be a public one.
-pub(super) fn is_internal(name: &Name) -> bool {
-    name.parent().is_none() || INTERNAL.iter().any(|suffix| name.is_within(suffix))
 }
 
 /// An address and every IPv4 address that a translator or tunnel would take it for.
@@ -121,15 +93,8 @@ mod tests {
 
     #[test]
     fn every_list_is_in_canonical_form() {
-        for network in CLOSED.iter().chain(PRIVATE) {
+        for network in PRIVATE {
             assert_eq!(Network::new(network.address(), network.prefix()), Some(*network));
         }
-    }
-
-    #[test]
-    fn only_names_that_nobody_can_register_are_internal() {
-        let internal = |text| is_internal(&Name::new(text).unwrap());
-        assert!(internal("api") && internal("api.internal") && internal("printer.home.arpa") && internal("a.b.corp"));
-        assert!(!internal("pypi.org") && !internal("internal.example") && !internal("notinternal.com") && !internal("x.arpa"));
     }
 }

@@ -18,7 +18,10 @@ use crate::{
 
 /// What tells of the host or of other users and is of no use inside. kallsyms shows
 /// zeros and sysrq-trigger is root's; neither needs a mask.
-const PROC_MASKS: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug"];
+pub(crate) const PROC_MASKS: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug"];
+/// What the code may write beside its scratch, all of it gone afterwards.
+pub(crate) const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
+
 struct RootBuilder {
     entries: Vec<RootEntry>,
     made: BTreeSet<PathBuf>,
@@ -78,7 +81,7 @@ pub(super) fn plan_root(
     limits: &Limits,
 ) -> Result<(Vec<RootEntry>, Vec<PathBuf>), PlanError> {
     let mut root = RootBuilder { entries: Vec::new(), made: BTreeSet::new(), bound: Vec::new() };
-    let writable = vec![PathBuf::from("/tmp"), PathBuf::from("/dev/shm"), PathBuf::from(HOME)];
+    let writable = WRITABLE.map(PathBuf::from).to_vec();
     root.directory(Path::new("/tmp"), 0o1777);
     root.directory(Path::new("/dev/shm"), 0o1777);
     root.directory(Path::new(HOME), 0o700);
@@ -128,7 +131,7 @@ pub(super) fn plan_root(
 
 /// Only programs of the operating system and of named interpreters may be run; binds
 /// of configuration and data are noexec.
-fn is_program_directory(path: &Path) -> bool {
+pub(crate) fn is_program_directory(path: &Path) -> bool {
     !path.starts_with("/etc")
 }
 
