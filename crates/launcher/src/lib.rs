@@ -32,12 +32,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
 use stockade_policy::plan::Plan;
-use stockade_protocol::{CollectedFile, Denial, EgressReport, PerStream, Receipt, Usage, Verdict};
+use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict};
 
 pub use capture::Captured;
 pub use embryo::{Embryo, V2Parent};
 pub use error::{LaunchError, What};
 pub use identity::user_namespace_refusal;
+pub use notify::RefusedCall;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 
@@ -77,7 +78,10 @@ pub enum Streams {
     /// It is kept, head and tail, for the result.
     Capture,
     /// It goes to the launcher's own stdout and stderr, and signals to the payload.
-    Relay,
+    Relay {
+        /// Some of what it says of its errors is kept too, for the result's hints.
+        keep_errors: bool,
+    },
 }
 
 /// What came of a run.
@@ -97,15 +101,18 @@ pub struct Outcome {
     pub message: Option<String>,
     /// From the payload's start to the end.
     pub duration_ms: u64,
+    /// The limit that ended the run.
+    pub limit: Option<LimitKey>,
     /// Limits touched without ending the run.
     pub limits_hit: Vec<&'static str>,
     /// Peaks.
     pub usage: Usage,
-    /// Refusals.
-    pub denials: Vec<Denial>,
+    /// Refused system calls.
+    pub denials: Vec<RefusedCall>,
     /// Refusals that `denials` has no room for.
     pub denials_omitted: u64,
-    /// Both streams, where they were captured.
+    /// Both streams, where they were captured; relayed ones as far as they were kept, on a
+    /// terminal both in the first.
     pub output: Captured,
     /// See `output`.
     pub error: Captured,

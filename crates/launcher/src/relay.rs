@@ -22,7 +22,7 @@ pub(crate) enum Outlet {
     /// Into memory, bounded.
     Capture(Capture),
     /// To one of the launcher's own streams.
-    Relay { to: BorrowedFd<'static>, total: u64 },
+    Relay { to: BorrowedFd<'static>, total: u64, kept: Option<Capture> },
 }
 
 /// What came of one turn.
@@ -61,8 +61,11 @@ impl Outlet {
         };
         match self {
             Outlet::Capture(capture) => capture.push(bytes),
-            Outlet::Relay { to, total } => {
+            Outlet::Relay { to, total, kept } => {
                 *total += bytes.len() as u64;
+                if let Some(kept) = kept {
+                    kept.push(bytes);
+                }
                 // A reader that went away is the program's to notice: its next write fails.
                 if write_all(*to, bytes).is_err() {
                     return Turn::Ended;

@@ -46,6 +46,8 @@ use crate::{
 
 /// Setting up takes milliseconds; large files take longer.
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+/// Bytes kept of relayed errors; hints are read off the last half.
+const KEPT_OF_ERRORS: u64 = 32 << 10;
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
 
@@ -201,9 +203,12 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
     // In this order for the same reason as in `launch`.
     let Begun { signals, handover, status_read, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
-    let outlet = |stream| match inputs.streams {
+    let outlet = |stream, has_errors: bool| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
-        Streams::Relay => Outlet::Relay { to: stream, total: 0 },
+        Streams::Relay { keep_errors } => {
+            let kept = (keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
+            Outlet::Relay { to: stream, total: 0, kept }
+        }
     };
     let (own_out, own_err) = own_streams();
     let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
@@ -227,8 +232,9 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         status: Vec::new(),
         stdout: Some(pipes.stdout),
         stderr: Some(pipes.stderr),
-        out: outlet(own_out),
-        err: outlet(own_err),
+        // A terminal carries both.
+        out: outlet(own_out, plan.terminal),
+        err: outlet(own_err, !plan.terminal),
         feed: feed.transpose().map_err(failed("feed stdin"))?,
         handover,
         listener: None,

@@ -4,7 +4,7 @@
 //! refused fork. It decides only where it ended the run or the program failed; else it
 //! stands in `limits_hit`. Pure.
 
-use stockade_protocol::Verdict;
+use stockade_protocol::{LimitKey, Verdict};
 
 /// What the launcher ended the run for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,8 @@ pub(crate) enum Cause {
     CpuTime,
     WallClock,
     Output,
-    Disk,
+    /// The limit that a host scratch has outgrown.
+    Disk(LimitKey),
     SystemCall,
 }
 
@@ -27,7 +28,8 @@ pub(crate) struct Observed {
     pub(crate) status: Option<i32>,
     pub(crate) oom_kills: u64,
     pub(crate) forks_refused: u64,
-    pub(crate) scratch_full: bool,
+    /// What a private scratch has no more of.
+    pub(crate) scratch_full: Option<LimitKey>,
     pub(crate) tmp_full: bool,
     /// CPU time reached a limit that only rlimits enforce.
     pub(crate) cpu_limit_reached: bool,
@@ -39,6 +41,8 @@ pub(crate) struct Decision {
     pub(crate) verdict: Verdict,
     pub(crate) code: i32,
     pub(crate) signal: Option<i32>,
+    /// The limit that ended the run.
+    pub(crate) limit: Option<LimitKey>,
     pub(crate) limits_hit: Vec<&'static str>,
 }
 
@@ -51,30 +55,41 @@ pub(crate) fn decide(seen: &Observed) -> Decision {
     let exited = seen.status.filter(|status| status & 0x7f == 0).map(|status| status >> 8 & 0xff);
     let failed = exited != Some(0);
     let own_code = exited.unwrap_or_else(|| 128 + signal.unwrap_or(SIGKILL));
-    let disk_full = seen.scratch_full || seen.tmp_full;
+    let disk_full = seen.scratch_full.or(seen.tmp_full.then_some(LimitKey::TmpSize));
     let (verdict, code) = match seen.cause {
         Some(Cause::Cancelled(by)) => (Verdict::Cancelled, 128 + by),
         Some(Cause::OutOfMemory) => (Verdict::OutOfMemory, 137),
         Some(Cause::CpuTime) => (Verdict::CpuTimeout, 137),
         Some(Cause::WallClock) => (Verdict::WallTimeout, 124),
         Some(Cause::Output) => (Verdict::OutputLimit, 137),
-        Some(Cause::Disk) => (Verdict::DiskLimit, 137),
+        Some(Cause::Disk(_)) => (Verdict::DiskLimit, 137),
         Some(Cause::SystemCall) => (Verdict::SyscallDenied, 137),
         None if failed && seen.oom_kills > 0 => (Verdict::OutOfMemory, own_code),
         None if seen.cpu_limit_reached && matches!(signal, Some(SIGXCPU | SIGKILL)) => (Verdict::CpuTimeout, 137),
         None if failed && seen.forks_refused > 0 => (Verdict::ProcessLimit, own_code),
-        None if signal == Some(SIGXFSZ) || (failed && disk_full) => (Verdict::DiskLimit, own_code),
+        None if signal == Some(SIGXFSZ) || (failed && disk_full.is_some()) => (Verdict::DiskLimit, own_code),
         None if signal.is_some() => (Verdict::Signaled, own_code),
         None => (Verdict::Exited, own_code),
     };
     let touched = [
         (seen.oom_kills > 0, Verdict::OutOfMemory, "memory"),
         (seen.forks_refused > 0, Verdict::ProcessLimit, "processes"),
-        (seen.scratch_full, Verdict::DiskLimit, "scratch_size"),
+        (seen.scratch_full.is_some(), Verdict::DiskLimit, seen.scratch_full.map_or("", LimitKey::name)),
         (seen.tmp_full, Verdict::DiskLimit, "tmp_size"),
     ];
     let limits_hit = touched.iter().filter(|(hit, owner, _)| *hit && *owner != verdict).map(|(.., name)| *name).collect();
-    Decision { verdict, code, signal, limits_hit }
+    let limit = match (verdict, seen.cause) {
+        (Verdict::WallTimeout, _) => Some(LimitKey::Wall),
+        (Verdict::CpuTimeout, _) => Some(LimitKey::Cpu),
+        (Verdict::OutOfMemory, _) => Some(LimitKey::Memory),
+        (Verdict::ProcessLimit, _) => Some(LimitKey::Processes),
+        (Verdict::OutputLimit, _) => Some(LimitKey::OutputSize),
+        (Verdict::DiskLimit, Some(Cause::Disk(limit))) => Some(limit),
+        (Verdict::DiskLimit, _) if signal == Some(SIGXFSZ) => Some(LimitKey::FileSize),
+        (Verdict::DiskLimit, _) => disk_full,
+        _ => None,
+    };
+    Decision { verdict, code, signal, limit, limits_hit }
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use crate::model::Policy;
 
 pub(crate) use calls::ioctl;
 pub(crate) use files::{Shown, shown};
+pub(crate) use globs::covers;
 pub(crate) use settings::{consequence, launched_by, without};
 
 /// What a difference is about, in the order in which they are listed.

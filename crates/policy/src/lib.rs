@@ -21,6 +21,7 @@ mod lookup;
 pub mod model;
 pub mod names;
 pub mod plan;
+pub mod remedy;
 mod schema;
 mod shipped;
 mod show;

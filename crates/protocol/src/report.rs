@@ -72,18 +72,50 @@ pub struct Usage {
 /// One refusal, with the rule that decided and the line that would allow it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Denial {
-    /// `syscall`, later `connect` and `path`.
+    /// `syscall` and `limit`; as hints also `path`, `command` and `module`.
     pub kind: &'static str,
     /// What was tried, such as `ptrace` or `socket(AF_VSOCK)`.
     pub what: String,
     /// How often.
     pub count: u64,
-    /// The errno that the code saw, or `killed`.
+    /// The errno that the code saw, `killed`, or what the limit did.
     pub answer: String,
     /// The policy's rule that decided.
     pub rule: String,
-    /// The smallest policy line that would allow it; null where none may.
+    /// The smallest policy line that would allow it, behind the section where it stands;
+    /// null where none may.
     pub allow: Option<String>,
+    /// What else can be done about it, or why no line may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<String>,
+    /// Read off the program's own words on stderr: it may be mistaken or a lie.
+    #[serde(skip_serializing_if = "is_false")]
+    pub hint: bool,
+    /// Of a limit: its values, and how far a request may go.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<LimitDenial>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// A limit that ended a run or was touched. Values are written as in a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LimitDenial {
+    /// Its key in `limits`.
+    pub key: &'static str,
+    /// What was in force.
+    pub value: String,
+    /// The peak; null where none is known.
+    pub peak: Option<String>,
+    /// How far a request may raise it.
+    pub maximum: String,
+    /// A request's member that would raise it; null where it is at its maximum.
+    pub request: Option<String>,
+    /// The policy line that raises the maximum; null where there is none.
+    pub raise_maximum: Option<String>,
 }
 
 /// One collected file.

@@ -129,11 +129,10 @@ pub struct CommandResult {
 pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options)?;
     let terminal = stockade_launcher::terminal::is_interactive();
-    let (outcome, plan) = attempt(Ask::Command { command, terminal }, &loaded, options, Streams::Relay)?;
-    let code = outcome.code;
-    let mut report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
-    report.output = None;
-    Ok(CommandResult { code, report })
+    let (outcome, plan) = attempt(Ask::Command { command, terminal }, &loaded, options, Streams::Relay { keep_errors: wants_report })?;
+    let (code, message) = (outcome.code, outcome.message.clone());
+    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
+    Ok(CommandResult { code, report: report::without_streams(report, message) })
 }
 
 /// Does something with the rights of whoever asked, where root acts for another.

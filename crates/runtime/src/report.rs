@@ -1,14 +1,14 @@
 //! From an outcome to the result of the contract.
 //!
-//! Wording and encoding only; the verdict was reached before.
+//! Wording and encoding only; the verdict was reached before, and nothing here changes it.
 
 use std::collections::BTreeMap;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
-use stockade_launcher::{Captured, Outcome};
-use stockade_policy::{model::Policy, plan::Plan};
-use stockade_protocol::{Encoding, PerStream, PolicyId, Report, Request, StreamText, Verdict};
+use stockade_launcher::{Captured, Outcome, RefusedCall};
+use stockade_policy::{model::Policy, plan::Plan, remedy};
+use stockade_protocol::{Denial, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict};
 
 /// What a result repeats of its request.
 pub(crate) struct Echo {
@@ -35,6 +35,7 @@ pub(crate) fn plan_hash(plan: &Plan) -> String {
 /// The result of a run. The plan is hashed only `with_hash`: nobody reads the receipt of
 /// a command whose report was not asked for.
 pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encoding: Encoding, with_hash: bool) -> Report {
+    let denials = denials(&outcome, plan, policy);
     let (output, output_lossy) = encode(outcome.output.clone(), encoding);
     let (error, error_lossy) = encode(outcome.error.clone(), encoding);
     let truncated = PerStream { output: outcome.output.truncated, error: outcome.error.truncated };
@@ -59,7 +60,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         lossy: PerStream { output: output_lossy, error: error_lossy },
         usage: outcome.usage,
         limits: plan.limits.clone(),
-        denials: outcome.denials,
+        denials,
         denials_omitted: outcome.denials_omitted,
         egress: outcome.egress,
         files: outcome.files,
@@ -67,6 +68,74 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),
         labels: BTreeMap::new(),
     }
+}
+
+/// What was refused, what ended or touched the run, and, where it failed, what its own
+/// words hint at.
+fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
+    let mut all: Vec<Denial> = outcome.denials.iter().map(|refused| call(refused, policy)).collect();
+    let touched = outcome.limits_hit.iter().filter_map(|name| LimitKey::from_name(name));
+    all.extend(outcome.limit.into_iter().map(|key| limit(key, true, outcome, plan, policy)));
+    all.extend(touched.map(|key| limit(key, false, outcome, plan, policy)));
+    if outcome.started && outcome.code != 0 {
+        // A terminal carries errors on its one stream.
+        let words = if plan.terminal { &outcome.output } else { &outcome.error };
+        let hints = remedy::hints(&words.bytes, plan, policy);
+        let known = |hint: &Denial, all: &[Denial]| {
+            hint.limit.as_ref().is_some_and(|limit| all.iter().flat_map(|denial| &denial.limit).any(|other| other.key == limit.key))
+        };
+        let new: Vec<Denial> = hints.into_iter().filter(|hint| !known(hint, &all)).collect();
+        all.extend(new);
+    }
+    all
+}
+
+fn call(refused: &RefusedCall, policy: &Policy) -> Denial {
+    let remedy = remedy::remedy(&policy.seccomp, &refused.name, &refused.arguments);
+    Denial {
+        kind: "syscall",
+        what: refused.what.clone(),
+        count: refused.count,
+        answer: String::from(if refused.killed { "killed" } else { "EPERM" }),
+        rule: remedy.rule,
+        allow: remedy.allow,
+        help: remedy.help,
+        hint: false,
+        limit: None,
+    }
+}
+
+fn limit(key: LimitKey, ended: bool, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Denial {
+    let usage = &outcome.usage;
+    let peak = match key {
+        LimitKey::Wall => Some(outcome.duration_ms),
+        LimitKey::Cpu => usage.cpu_user_ms.zip(usage.cpu_system_ms).map(|(user, system)| user + system),
+        LimitKey::Memory => usage.memory_peak_bytes,
+        LimitKey::Processes => usage.processes_peak,
+        LimitKey::ScratchSize => usage.scratch_bytes,
+        LimitKey::TmpSize => usage.tmp_bytes,
+        LimitKey::OutputSize => Some(outcome.bytes.output.max(outcome.bytes.error)),
+        _ => None,
+    };
+    let remedy = remedy::limit(policy, &plan.limits, plan.scratch.host, key, peak);
+    Denial {
+        kind: "limit",
+        what: format!("{} {}", key.name(), remedy.limit.value),
+        count: 1,
+        answer: String::from(if ended { "the run was ended or failed" } else { "refused for a moment; the run went on" }),
+        rule: remedy.rule,
+        allow: remedy.allow,
+        help: Some(remedy.help),
+        hint: false,
+        limit: Some(remedy.limit),
+    }
+}
+
+/// The result of a command, whose streams are its own: of `error` only what Stockade has
+/// to say is left.
+pub(crate) fn without_streams(report: Report, message: Option<String>) -> Report {
+    let (truncated, lossy) = (PerStream::default(), PerStream::default());
+    Report { output: None, error: StreamText(message.unwrap_or_default()), truncated, lossy, ..report }
 }
 
 /// A stream in the form that the request asked for, and whether bytes were lost.

@@ -68,31 +68,36 @@ impl Supervision<'_> {
     /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
     fn check_scratch(&mut self) {
         let before = Instant::now();
-        if self.scratch_outgrown().0 {
+        if let (Some(limit), _) = self.scratch_outgrown() {
             self.next_scratch_count = None;
-            return self.end(Cause::Disk);
+            return self.end(Cause::Disk(limit));
         }
         let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
         self.next_scratch_count = Some(Instant::now() + pause);
     }
 
-    /// Whether the host scratch holds more than it may, and by how much it has grown.
-    pub(super) fn scratch_outgrown(&self) -> (bool, Option<u64>) {
-        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (false, None) };
+    /// The limit that the host scratch is beyond, and by how much it has grown.
+    pub(super) fn scratch_outgrown(&self) -> (Option<LimitKey>, Option<u64>) {
+        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (None, None) };
         let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let limit = self.plan.scratch.size;
         // Deleted files that are in flight or only mapped are found by no walk. What the file
         // system has lost bounds them; others write there too, so the bound is wide.
         let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
         if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
-            return (true, None);
+            return (Some(LimitKey::ScratchSize), None);
         }
         let held = scratch::held_open(self.sandbox.pid(), directory);
         let now = scratch::count(directory);
         // What was closed to the count while the code ran could hold anything.
-        let outgrown = over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes))
-            || over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries))
-            || now.closed > self.scratch_before.closed;
+        let too_large =
+            over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes)) || now.closed > self.scratch_before.closed;
+        let too_many = over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries));
+        let outgrown = match (too_large, too_many) {
+            (true, _) => Some(LimitKey::ScratchSize),
+            (_, true) => Some(LimitKey::ScratchFiles),
+            _ => None,
+        };
         (outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes)))
     }
 }

@@ -14,7 +14,7 @@ use stockade_protocol::{EgressReport, LimitKey, PerStream, Usage, Verdict};
 use super::{Phase, Supervision, Token};
 use crate::{
     LaunchError, Outcome, What,
-    capture::Captured,
+    capture::Capture,
     cgroup::Cgroup,
     collect::collect,
     egress,
@@ -36,7 +36,7 @@ impl Supervision<'_> {
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
         // Before the program's file makes room.
         let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
-        let scratch_full = private.and_then(filesystem_use).is_some_and(|(_, full)| full);
+        let scratch_full = private.and_then(filesystem_use).and_then(|(_, full)| full);
         let mut program_gone = true;
         if let (Some(name), Some(root)) = (program, scratch_root) {
             // A run that failed early has written none; a read-only scratch holds none.
@@ -72,7 +72,7 @@ impl Supervision<'_> {
         if self.cause.is_none() && self.next_scratch_count.is_some() {
             let (outgrown, by) = self.scratch_outgrown();
             // It grew within the last interval, and its program is over.
-            self.cause = outgrown.then_some(Cause::Disk);
+            self.cause = outgrown.map(Cause::Disk);
             grown = by;
         }
         let scratch_bytes = grown.or_else(|| self.scratch_use());
@@ -93,8 +93,11 @@ impl Supervision<'_> {
             status: self.wait_status,
             oom_kills: counters.oom_kills,
             forks_refused: counters.forks_refused,
-            scratch_full,
-            tmp_full: tmp.is_some_and(|(_, full)| full),
+            scratch_full: scratch_full.map(|full| match full {
+                Full::Bytes => LimitKey::ScratchSize,
+                Full::Files => LimitKey::ScratchFiles,
+            }),
+            tmp_full: tmp.is_some_and(|(_, full)| full.is_some()),
             cpu_limit_reached,
         };
         let decision = decide(&observed);
@@ -106,6 +109,7 @@ impl Supervision<'_> {
             .unwrap_or_default();
         let rusage = used_by_all.or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
+        outcome.limit = decision.limit;
         outcome.egress = egress;
         outcome.files = files;
         outcome.usage = Usage {
@@ -177,7 +181,7 @@ impl Supervision<'_> {
         let bytes = PerStream { output: self.out.total(), error: self.err.total() };
         let captured = |outlet| match outlet {
             Outlet::Capture(capture) => capture.finish(),
-            Outlet::Relay { .. } => Captured::default(),
+            Outlet::Relay { kept, .. } => kept.map(Capture::finish).unwrap_or_default(),
         };
         Outcome {
             verdict,
@@ -187,6 +191,7 @@ impl Supervision<'_> {
             started,
             message: None,
             duration_ms,
+            limit: None,
             limits_hit,
             usage: Usage::default(),
             denials,
@@ -201,9 +206,21 @@ impl Supervision<'_> {
     }
 }
 
-/// Bytes in use on a file system of ours, and whether it is full by bytes or by files.
-fn filesystem_use(fs: &OwnedFd) -> Option<(u64, bool)> {
+/// What a file system has no more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Full {
+    Bytes,
+    Files,
+}
+
+/// Bytes in use on a file system of ours, and what it is full of.
+fn filesystem_use(fs: &OwnedFd) -> Option<(u64, Option<Full>)> {
     let stat = rustix::fs::fstatvfs(fs).ok()?;
     let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
-    Some((used, (stat.f_blocks > 0 && stat.f_bfree == 0) || (stat.f_files > 0 && stat.f_ffree == 0)))
+    let full = match () {
+        () if stat.f_blocks > 0 && stat.f_bfree == 0 => Some(Full::Bytes),
+        () if stat.f_files > 0 && stat.f_ffree == 0 => Some(Full::Files),
+        () => None,
+    };
+    Some((used, full))
 }

@@ -6,7 +6,7 @@
 
 /// Whether whatever `narrow` matches, or something above it, is matched by `wide`. What is
 /// below a covered directory is covered with it.
-pub(super) fn covers(wide: &str, narrow: &str) -> bool {
+pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
     if wide == narrow {
         return true;
     }

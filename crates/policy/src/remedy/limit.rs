@@ -1,0 +1,139 @@
+//! Limits that ended a run or were touched: what was in force, how far a request may go,
+//! and the lines that would give twice as much.
+
+use stockade_protocol::{LimitDenial, LimitKey, Limits, Quantity};
+
+use crate::model::Policy;
+
+/// What would have given more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRemedy {
+    /// Who set the value: the policy, or the request below it.
+    pub rule: String,
+    /// The lines that would give twice as much; none where the policy gives that already.
+    pub allow: Option<String>,
+    /// What to do, in a sentence.
+    pub help: String,
+    /// The values.
+    pub limit: LimitDenial,
+}
+
+/// The remedy for a limit. `limits` were in force, `host_scratch` says whether scratch was
+/// a host directory, whose size is not kept in memory.
+pub fn limit(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
+    let (value, most) = (limits.get(key), policy.limits_max.get(key));
+    let twice = value.map(|value| value.saturating_mul(2));
+    let by_request = limits.get(key) != policy.limits.get(key);
+    let rule = if by_request { format!("the request's limits.{}", key.name()) } else { format!("[limits] {}", key.name()) };
+    let within = |wanted: Option<u64>, most: Option<u64>| wanted.unwrap_or(u64::MAX) <= most.unwrap_or(u64::MAX);
+    // As much as may be had, where twice as much may not.
+    let asked = if within(twice, most) { twice } else { most };
+    let request = (value.is_some() && asked != value)
+        .then(|| together(limits, key, asked, host_scratch))
+        .filter(|wanted| wanted.iter().all(|(key, value)| within(*value, policy.limits_max.get(*key))));
+    let allow = (!within(twice, policy.limits.get(key))).then(|| lines(policy, key, twice));
+    let raise_maximum = most.map(|most| format!("[limits.max] {} = {}", key.name(), written(key, Some(most.saturating_mul(2)))));
+    let request = request.map(|wanted| {
+        let members: Vec<String> = wanted.iter().map(|(key, value)| format!("\"{}\": {}", key.name(), written(*key, *value))).collect();
+        format!("\"limits\": {{{}}}", members.join(", "))
+    });
+    let help = match &request {
+        Some(request) => format!("ask for more by {request} in the request, at most {}", key.format(most)),
+        None => format!("the request may not ask for more than {}; the policy must allow it", key.format(most)),
+    };
+    let limit = LimitDenial {
+        key: key.name(),
+        value: key.format(value),
+        peak: peak.map(|peak| key.format(Some(peak))),
+        maximum: key.format(most),
+        request,
+        raise_maximum,
+    };
+    LimitRemedy { rule, allow, help, limit }
+}
+
+/// A limit, and with it the memory that holds it: tmpfs is charged to `memory`, which must
+/// stay above it.
+fn together(limits: &Limits, key: LimitKey, value: Option<u64>, host_scratch: bool) -> Vec<(LimitKey, Option<u64>)> {
+    let mut all = vec![(key, value)];
+    let mut raised = limits.clone();
+    raised.set(key, value);
+    let get = |key| raised.get(key);
+    let held = [Some(LimitKey::TmpSize), (!host_scratch).then_some(LimitKey::ScratchSize)];
+    let held = held.into_iter().flatten().map(|key| get(key).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    if let Some(memory) = get(LimitKey::Memory).filter(|memory| held >= *memory) {
+        let more = value.unwrap_or(u64::MAX).saturating_sub(limits.get(key).unwrap_or(u64::MAX));
+        all.push((LimitKey::Memory, Some(memory.saturating_add(more))));
+    }
+    all
+}
+
+/// The lines under [limits] that give this value unasked.
+fn lines(policy: &Policy, key: LimitKey, value: Option<u64>) -> String {
+    let mut lines = Vec::new();
+    for (key, value) in together(&policy.limits, key, value, false) {
+        lines.push(format!("{} = {}", key.name(), written(key, value)));
+        if value.unwrap_or(u64::MAX) > policy.limits_max.get(key).unwrap_or(u64::MAX) {
+            lines.push(format!("max.{} = {}", key.name(), written(key, value)));
+        }
+    }
+    super::line("limits", &lines)
+}
+
+/// A value as TOML and JSON both write it.
+fn written(key: LimitKey, value: Option<u64>) -> String {
+    let text = key.format(value);
+    if value.is_some() && matches!(key.quantity(), Quantity::Count | Quantity::Cpus) { text } else { format!("\"{text}\"") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+    use super::*;
+    use crate::{load_shipped, load_text, shipped::SHIPPED};
+
+    #[test]
+    fn every_line_for_a_limit_loads_and_gives_twice_as_much() {
+        for (name, _) in SHIPPED {
+            let policy = load_shipped(name).unwrap();
+            for key in LimitKey::ALL {
+                let Some(value) = policy.limits.get(key) else { continue };
+                let remedy = limit(&policy, &policy.limits, false, key, None);
+                for line in [remedy.allow.unwrap()].into_iter().chain(remedy.limit.raise_maximum) {
+                    let (section, rest) = line.split_once("] ").unwrap();
+                    let text = format!("schema = 1\ndescription = \"x\"\nextends = \"{name}\"\n{section}]\n{rest}\n");
+                    let raised = load_text(&text).unwrap_or_else(|error| panic!("{name} {key:?}: {error}"));
+                    let most = raised.limits_max.get(key) > policy.limits_max.get(key);
+                    assert!(raised.limits.get(key) == Some(2 * value) || most, "{name} {key:?}: {line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_request_is_told_how_far_it_may_go() {
+        let policy = load_shipped("default").unwrap();
+        let said = |key, value| {
+            let mut limits = policy.limits.clone();
+            limits.set(key, value);
+            limit(&policy, &limits, false, key, Some(1))
+        };
+        let remedy = said(LimitKey::Memory, Some(512 << 20));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"memory\": \"1GiB\"}"));
+        assert_eq!((remedy.rule.as_str(), remedy.allow.as_deref()), ("[limits] memory", Some("[limits] memory = \"1GiB\"")));
+        assert_eq!(
+            (remedy.limit.maximum.as_str(), remedy.limit.raise_maximum.as_deref()),
+            ("4GiB", Some("[limits.max] memory = \"8GiB\""))
+        );
+        // Below the policy's own value no line is needed.
+        let remedy = said(LimitKey::Wall, Some(1000));
+        assert_eq!((remedy.rule.as_str(), remedy.allow), ("the request's limits.wall", None));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"wall\": \"2s\"}"));
+        // At the maximum, both have to be raised.
+        let remedy = said(LimitKey::Processes, Some(512));
+        assert_eq!((remedy.limit.request, remedy.allow.as_deref()), (None, Some("[limits] processes = 1024\nmax.processes = 1024")));
+        // What is kept in memory raises it along.
+        let remedy = said(LimitKey::ScratchSize, Some(256 << 20));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"scratch_size\": \"512MiB\", \"memory\": \"768MiB\"}"));
+    }
+}
