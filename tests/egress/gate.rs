@@ -10,7 +10,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        resource::{Resource, setrlimit},
+        signal::{Signal, kill},
+    },
     unistd::Pid,
 };
 use serde_json::json;
@@ -32,6 +35,7 @@ tests![
     this_host_can_do_it,
     the_gate_is_confined,
     a_gate_that_cannot_confine_itself_does_not_serve,
+    no_code_starts_where_the_gate_is_not_confined,
     the_gate_does_not_outlive_its_launcher,
     without_the_gate_nothing_leaves,
     the_death_of_the_gate_ends_the_run,
@@ -94,6 +98,24 @@ fn a_gate_that_cannot_confine_itself_does_not_serve() {
     let refused = gate.confirm().unwrap_err();
     assert!(matches!(refused, GateError::Confine { .. }), "{refused}");
     assert_eq!(gate.finish(), Err(GateError::Died));
+}
+
+fn no_code_starts_where_the_gate_is_not_confined() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let lines = "[egress]\nwhitelist = { replace = [\"10.0.5.7:80\"] }\n[limits]\nopen_files = 64";
+    let policy = rig.policy_of("default", lines);
+    let script = "say(attempt('10.0.5.7', 80))";
+    assert_eq!(rig.run_under(&policy, script, |_| ()).output, "connected\n", "the control");
+    rig.clear();
+    // Too few for all connections that the gate may be told of, which it finds out when it
+    // confines itself.
+    setrlimit(Resource::RLIMIT_NOFILE, 512, 512).unwrap();
+    let ran = rig.run_under(&policy, script, |_| ());
+    assert_eq!((ran.output.as_str(), &ran.report["started"]), ("", &json!(false)), "{ran:?}");
+    assert_eq!(ran.report["verdict"], "sandbox_error", "{ran:?}");
+    assert!(ran.report["error"].as_str().unwrap().contains("the egress gate could not limit its resources"), "{ran:?}");
+    assert_eq!(rig.packets(), []);
 }
 
 fn the_gate_does_not_outlive_its_launcher() {
@@ -291,6 +313,8 @@ fn the_hosts_own_network_is_not_changed() {
             said("nft", "list ruleset"),
         ]
     };
+    // The test bed's link comes up in its own time.
+    assert!(soon(|| look()[0].contains("vh@") && !look()[0].contains("NO-CARRIER")));
     let before = look();
     let mut during = None;
     let ran = rig.run_watched(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80)); time.sleep(.3)", |_| during = Some(look()));

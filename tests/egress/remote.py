@@ -174,6 +174,7 @@ def up():
         "addr add 10.0.5.7/24 dev vr",
         "addr add 10.0.6.7/24 dev vr",
         "-6 addr add 2001:db8:5::7/64 dev vr nodad",
+        "link set vr addrgenmode none",
         "link set vr up",
         # All addresses of the world are here, but for one that answers nothing and one
         # that a router knows no way to.

@@ -117,6 +117,8 @@ impl Rig {
         ip(&format!("link add vh type veth peer name vr netns {}", rig.remote.id()));
         ip("addr add 10.0.5.1/24 dev vh");
         ip("-6 addr add 2001:db8:5::1/64 dev vh nodad");
+        // No further address, which would be tentative for a second.
+        ip("link set vh addrgenmode none");
         ip("link set vh up");
         rig.remote(json!({"op": "up"}));
         ip("route add default via 10.0.5.7");

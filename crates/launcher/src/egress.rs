@@ -1,8 +1,9 @@
 //! The egress gate of one run, as the launcher begins it.
 //!
 //! The child makes the sockets in its network namespace and hands them over; from there
-//! on everything is done out here, where the sandbox cannot reach. The gate stands,
-//! confined, before any code runs. What may leave is the plan's whitelist.
+//! on everything is done out here, where the sandbox cannot reach. What may leave is the
+//! plan's whitelist. Whether the gate is confined is not known here yet: it is asked
+//! before any code runs ([`Gate::confirm`]).
 
 use rustix::fd::{AsFd, OwnedFd};
 use stockade_egress::{
@@ -19,7 +20,7 @@ use crate::{LaunchError, What};
 /// Takes the child's sockets, sets its namespace up and starts the gate.
 ///
 /// # Errors
-/// This host's kernel lacks a part, or the gate could not confine itself.
+/// This host's kernel lacks a part, or the gate's process cannot be made.
 pub(crate) fn begin(plan: &Plan, egress: &EgressPlan, handover: &OwnedFd) -> Result<Gate, LaunchError> {
     let sockets = Sockets::receive(handover.as_fd())
         .map_err(|errno| LaunchError::system(What::Egress, "take the sandbox's network sockets", errno))?;
@@ -35,9 +36,7 @@ pub(crate) fn begin(plan: &Plan, egress: &EgressPlan, handover: &OwnedFd) -> Res
             Mode::Root => RunAs::User { uid: plan.identity.outside.0, gid: plan.identity.outside.1 },
         },
     };
-    let gate = Gate::start(channels, request).map_err(|error| failed(&error))?;
-    gate.confirm().map_err(|error| failed(&error))?;
-    Ok(gate)
+    Gate::start(channels, request).map_err(|error| failed(&error))
 }
 
 /// Words a failure of the gate.

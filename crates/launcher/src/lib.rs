@@ -151,12 +151,19 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
             let attempt = format!("idmap scratch {}", plan.scratch.path.display());
             identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))?;
         }
-        let gate = plan.egress.as_ref().map(|egress| egress::begin(plan, egress, &handover)).transpose()?;
         let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree));
         sandbox.let_enter(tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
-        Ok((cgroup, outer, pipes, gate))
+        Ok((cgroup, outer, pipes))
     };
     // A child that failed first is the cause of what failed here.
-    let (cgroup, outer, pipes, gate) = set_up().map_err(|error| supervise::failure_of_child(plan, &status_read).unwrap_or(error))?;
-    supervise::supervise(plan, inputs, supervise::Begun { sandbox, cgroup, outer, gate, status_read, handover, signals }, pipes)
+    let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
+    let (cgroup, outer, pipes) = set_up().map_err(|error| cause(error, &status_read))?;
+    let mut begun = supervise::Begun { sandbox, cgroup, outer, gate: None, status_read, handover, signals };
+    if let Some(egress) = &plan.egress {
+        // Beside the child's last steps, none of which needs the network. The program waits
+        // for one word more, which comes when the gate has said that it is confined.
+        let gate = egress::begin(plan, egress, &begun.handover).map_err(|error| cause(error, &begun.status_read))?;
+        begun.gate = Some(gate);
+    }
+    supervise::supervise(plan, inputs, begun, pipes)
 }

@@ -333,9 +333,13 @@ impl<'a> Supervision<'a> {
                 Ok(())
             }
             Token::Gate => {
-                // Only on our word it may end, and we have given none.
-                self.break_off(egress::failed(&GateError::Died));
-                self.gate.as_ref().map_or(Ok(()), |gate| epoll::delete(&self.epoll, gate.watch()))
+                let Some(gate) = &self.gate else { return Ok(()) };
+                epoll::delete(&self.epoll, gate.watch())?;
+                // Only on our word it may end, and we have given none; unless it could not
+                // begin, which it has said.
+                let error = gate.confirm().err().unwrap_or(GateError::Died);
+                self.break_off(egress::failed(&error));
+                Ok(())
             }
             Token::Pid => Ok(()),
         }
@@ -488,7 +492,12 @@ impl<'a> Supervision<'a> {
             }
         }
         // The executor is on its way, and waits for this before it starts the program.
-        match receipt::check_outside(self.plan, &self.outer, &self.cgroup) {
+        let checked = receipt::check_outside(self.plan, &self.outer, &self.cgroup).and_then(|outside| {
+            // The gate has had the time of the steps since the pivot to confine itself.
+            self.gate.as_ref().map_or(Ok(()), Gate::confirm).map_err(|error| egress::failed(&error))?;
+            Ok(outside)
+        });
+        match checked {
             Ok(outside) => {
                 self.outside = Some(outside);
                 match rustix::io::write(&self.lifeline, b"g") {
