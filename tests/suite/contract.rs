@@ -44,6 +44,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, only_regular_files_are_collected),
     test!(Both, a_file_swapped_for_a_link_is_not_collected_through_it),
     test!(Both, deep_trees_and_sparse_files_are_collected_in_bounds),
+    test!(Both, a_directory_that_cannot_be_collected_from_is_named),
     test!(Both, a_file_that_grew_in_vain_is_not_in_the_collection),
     test!(Both, narrowed_limits_are_in_force_and_in_the_result),
     test!(Both, a_limit_above_the_maximum_is_refused),
@@ -403,6 +404,19 @@ fn deep_trees_and_sparse_files_are_collected_in_bounds() {
     let near = format!("{}near.txt", "d/".repeat(21));
     assert_eq!(done.file(&near)["text"], "near");
     assert_eq!(*done.file("sparse.txt"), json!({"path": "sparse.txt", "size": 100 << 20, "sha256": null, "omitted": "collect_size"}));
+}
+
+fn a_directory_that_cannot_be_collected_from_is_named() {
+    let code = "import os\nfor name in 'out', 'other':\n    os.mkdir(name); open(name + '/a.txt', 'w').write('x'); os.chmod(name, 0)";
+    let done = exec(json!({"code": code, "collect": ["out/*.txt"]}));
+    done.succeeded();
+    if is_root() {
+        // Root's launcher reads it all the same.
+        assert_eq!(done.file("out/a.txt")["text"], "x");
+    } else {
+        let omitted = json!([{"path": "out/", "size": 0, "sha256": null, "omitted": "a directory that cannot be read"}]);
+        assert_eq!(done["files"], omitted);
+    }
 }
 
 fn a_file_that_grew_in_vain_is_not_in_the_collection() {

@@ -22,13 +22,15 @@ use serde_json::{Value, json};
 use crate::{
     cleanup::{cgroups_of, dead_records, processes, processes_around, the_next_start_has_swept},
     harness::{Test, directory, eventually, test},
-    stockade::{put, scratch, text},
+    stockade::{Done, exec, feed, put, scratch, text, under},
     tracer::{Act, INIT, LAUNCHER, Point, Traced, trace},
 };
 
 pub const TESTS: &[Test] = &[
     test!(Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900),
     test!(Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
+    test!(Both, too_few_descriptors_are_a_clear_error, seconds 60),
+    test!(RootOnly, a_full_registry_is_a_clear_error),
 ];
 
 /// Shows what is around it, in the shell's own words: no program starts that the next
@@ -126,25 +128,16 @@ fn plain_word(word: &str) -> String {
 /// The memory calls: an allocator that gets none aborts the program, as any program.
 const MEMORY: [i64; 5] = [libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mprotect, libc::SYS_brk, libc::SYS_mremap];
 
-/// Calls that cannot fail or do not come back.
-const SURE: [i64; 3] = [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn];
-
-fn is_one_of(point: &Point, calls: &[i64]) -> bool {
-    calls.iter().any(|call| call.cast_unsigned() == point.call)
-}
-
 /// What a run that was interfered with has to say, and may not.
-fn judge(point: &Point, run: &Run, usual: &World) -> Result<&'static str, String> {
+fn judge(run: &Run, usual: &World) -> Result<&'static str, String> {
+    let Some(point) = &run.traced.acted else { return Ok("did not come to pass") };
     let say = |what: &str| Err(format!("{what}: {point:?}: {:?}: {}{}", run.traced.ending, short(&run.stdout), short(&run.stderr)));
-    if !run.traced.acted {
-        return Ok("did not come to pass");
-    }
     let code = match run.traced.ending {
         None => return say("it hung"),
         Some(WaitStatus::Exited(_, code)) => code,
         // Before main, and in the allocator, there is nobody who could say more.
         Some(WaitStatus::Signaled(_, Signal::SIGABRT | Signal::SIGSEGV, _))
-            if !run.ran && (is_one_of(point, &MEMORY) || starting(point)) =>
+            if !run.ran && (point.is_one_of(&MEMORY) || starting(point)) =>
         {
             return Ok("aborted at once");
         }
@@ -155,7 +148,7 @@ fn judge(point: &Point, run: &Run, usual: &World) -> Result<&'static str, String
     }
     let Ok(result) = serde_json::from_str::<Value>(&run.stdout) else {
         // The write of the result itself.
-        return if code != 0 && !run.stderr.is_empty() && (point.call == libc::SYS_write.cast_unsigned() || starting(point)) {
+        return if code == 125 && run.stderr.contains("write the answer to stdout") {
             Ok("could not be printed")
         } else if code != 0 && !run.ran && starting(point) {
             Ok("aborted at once")
@@ -166,7 +159,14 @@ fn judge(point: &Point, run: &Run, usual: &World) -> Result<&'static str, String
     match (code, result["verdict"].as_str().unwrap_or_default()) {
         (0, "exited") if result["code"] == 0 => {
             let world = World::of(&result);
-            if world == *usual { Ok("changed nothing") } else { say(&format!("another world: {}", difference(&world, usual))) }
+            let less = world.files.as_array().is_some_and(|files| files.iter().any(|file| file["omitted"].is_string()));
+            if world == *usual {
+                Ok("changed nothing")
+            } else if less && (World { files: usual.files.clone(), ..world.clone() }) == *usual {
+                Ok("gave back less, and said so")
+            } else {
+                say(&format!("another world: {}", difference(&world, usual)))
+            }
         }
         (125, "sandbox_error") | (2, "bad_request") => {
             let words = result["error"].as_str().unwrap_or_default();
@@ -195,7 +195,9 @@ fn short(text: &str) -> String {
 fn difference(a: &World, b: &World) -> String {
     let lines =
         a.seen.iter().zip(&b.seen).filter(|(a, b)| a != b).take(5).map(|(a, b)| format!("{a} | {b}")).collect::<Vec<_>>().join("; ");
-    format!("{} and {} lines; {lines}; receipt {}", a.seen.len(), b.seen.len(), if a.receipt == b.receipt { "same" } else { "differs" })
+    let receipt = if a.receipt == b.receipt { "" } else { "; another receipt" };
+    let files = if a.files == b.files { String::new() } else { format!("; files {}", a.files) };
+    format!("{} and {} lines; {lines}{receipt}{files}", a.seen.len(), b.seen.len())
 }
 
 /// The calls of a usual run, and the world of it.
@@ -203,7 +205,7 @@ fn record(bed: &Bed) -> (Vec<Point>, World) {
     let run = bed.run(None);
     let result: Value = serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {} {}", run.stdout, run.stderr));
     assert_eq!((&result["verdict"], &result["code"]), (&json!("exited"), &json!(0)), "{}", run.stdout);
-    let points: Vec<Point> = run.traced.calls.into_iter().filter(|point| !is_one_of(point, &SURE)).collect();
+    let points: Vec<Point> = run.traced.calls.into_iter().filter(|point| !point.is_sure()).collect();
     // The trace has seen everybody, and not just the launcher.
     let of = |name: &str| points.iter().filter(|point| point.process == name).count();
     assert!(of(LAUNCHER) > 100 && of(INIT) > 100, "{} {}", of(LAUNCHER), of(INIT));
@@ -221,7 +223,7 @@ fn a_call_that_fails_stops_the_run_or_changes_nothing() {
     for (index, point) in points.iter().enumerate() {
         let errno = [Errno::EIO, Errno::EPERM, Errno::ENOSYS, Errno::ENOMEM][index % 4];
         let run = bed.run(Some((point, Act::Fail(errno))));
-        match judge(point, &run, &usual) {
+        match judge(&run, &usual) {
             Ok(outcome) => *outcomes.entry(outcome).or_default() += 1,
             Err(how) => wrong.push(format!("{errno}: {how}")),
         }
@@ -245,18 +247,56 @@ fn a_process_killed_at_any_call_leaves_nothing() {
         if !eventually(Duration::from_secs(5), || left().is_empty()) {
             wrong.push(format!("{point:?} leaves {:?}", left()));
         }
-        if point.process != LAUNCHER && run.traced.acted {
-            // The launcher lives, and says what became of the run.
+        if let Some(acted) = run.traced.acted.as_ref().filter(|acted| acted.process != LAUNCHER) {
+            // The launcher lives, and says what became of the run. Killed in its execve, the
+            // program's process looks as if the program had been killed.
             let result: Value = serde_json::from_str(&run.stdout).unwrap_or_default();
-            let honest = result["verdict"] == "sandbox_error" && (!run.ran || result["started"] == true);
+            let in_execve = acted.process != INIT && acted.is_one_of(&[libc::SYS_execve]) && result["signal"] == "SIGKILL";
+            let honest = (result["verdict"] == "sandbox_error" || in_execve) && (!run.ran || result["started"] == true);
             if !honest {
                 wrong.push(format!("{point:?}: {:?}: {}{}", run.traced.ending, short(&run.stdout), short(&run.stderr)));
             }
         }
     }
     assert!(wrong.is_empty(), "{} of {} points:\n{}", wrong.len(), points.len(), wrong.join("\n"));
+    // A start that keeps a record itself, as one without a scratch or a cgroup need not.
+    exec(json!({"code": "", "scratch": text(&bed.scratch)})).succeeded();
     the_next_start_has_swept(&launchers);
     assert_eq!(cgroups_of(&launchers), Vec::<PathBuf>::new());
     assert!(eventually(Duration::from_secs(5), || dead_records().is_empty()), "{:?}", dead_records());
     assert!(!Path::new(&bed.scratch).join("given").exists());
+}
+
+fn too_few_descriptors_are_a_clear_error() {
+    let ask = |most: u32| {
+        let mut command = under(&["sh", "-c", r#"ulimit -n "$0"; exec "$STOCKADE" exec"#, &most.to_string()]);
+        Done::of(feed(&mut command, json!({"code": "echo ran", "language": "sh"}).to_string().as_bytes()))
+    };
+    let mut enough = 0;
+    // Below, not even the shell has what it needs.
+    for most in 8..64 {
+        let done = ask(most);
+        match done["verdict"].as_str() {
+            Some("exited") => {
+                enough += 1;
+                done.succeeded().expect(json!({"output": "ran\n"}));
+            }
+            verdict => {
+                assert_eq!((verdict, &done["started"], enough), (Some("sandbox_error"), &json!(false), 0), "{most}: {}", done.brief());
+                assert!(done.error().contains("EMFILE") || done.error().contains("open files"), "{most}: {}", done.brief());
+            }
+        }
+    }
+    assert!(enough > 8 && enough < 56, "{enough}");
+}
+
+fn a_full_registry_is_a_clear_error() {
+    let script = r#"mkdir -p /run/stockade; mount -t tmpfs -o "$0" none /run/stockade; exec "$STOCKADE" exec"#;
+    let ask = |options: &str| {
+        let mut command = under(&["unshare", "--mount", "sh", "-c", script, options]);
+        Done::of(feed(&mut command, br#"{"code": "print(1)"}"#))
+    };
+    ask("nr_inodes=1,mode=700").broke("registry_failed", &["/run/stockade", "No space left on device"]);
+    // The control: with room it runs.
+    ask("nr_inodes=9,mode=700").succeeded();
 }

@@ -4,6 +4,7 @@
 use std::{
     fs,
     net::TcpListener,
+    os::unix::fs::PermissionsExt,
     os::unix::{fs::symlink, net::UnixListener},
     path::PathBuf,
     process::Command,
@@ -15,7 +16,10 @@ use serde_json::json;
 use crate::{
     harness::{Test, directory, is_root, test},
     probe::{Control, denied, denied_in, outside, program},
-    stockade::{Done, exec, feed, give, no_process_is_left, program_path, put, python, scratch, set_id_bits, stockade, text, token, under},
+    stockade::{
+        Done, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, program_path, put, python, scratch, set_id_bits,
+        stockade, text, token, under,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -24,6 +28,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, files_beside_the_scratch_are_not_there_to_read),
     test!(Both, a_dotenv_beside_the_program_is_hidden),
     test!(Both, a_dotenv_cannot_be_uncovered),
+    test!(Both, a_directory_that_could_not_be_searched_is_hidden),
     test!(Both, another_processes_environment_is_not_there_to_read),
     test!(Both, secrets_in_the_callers_environment_do_not_come_in),
     test!(Both, deleting_everything_deletes_only_scratch),
@@ -142,6 +147,25 @@ fn a_dotenv_cannot_be_uncovered() {
     let answers = done.succeeded().output().to_owned();
     assert!(!answers.contains("ok"), "{answers}");
     assert_eq!(fs::read_to_string(scratch.join(".env")).unwrap(), secret);
+}
+
+/// Its owner, whom the code is on the host, could open it again.
+fn a_directory_that_could_not_be_searched_is_hidden() {
+    let (scratch, secret) = (scratch(), token("closed"));
+    let closed = scratch.join("closed");
+    fs::create_dir(&closed).unwrap();
+    give(&closed);
+    put(&closed.join(".env"), &secret);
+    let read = "import os\ntry: os.chmod('closed', 0o700)\nexcept OSError as error: print(error)\nprint(open('closed/.env').read())";
+    let request = json!({"code": read, "scratch": text(&scratch)});
+    // The control: nothing hides it, and the code reads it.
+    assert!(exec(request.clone()).succeeded().output().contains(&secret));
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("deep", &derived("[scratch]\nhidden = { replace = [\"**/.env*\"] }"));
+    let done = exec_with(&["--policy", &policy], request);
+    does_not_hold(&done, &secret);
+    assert!(done.error().contains("Error"), "{}", done.brief());
 }
 
 fn another_processes_environment_is_not_there_to_read() {

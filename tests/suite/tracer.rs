@@ -3,9 +3,8 @@
 //! The program runs under ptrace(2) with all its processes, and is not told. A process is
 //! named by its descent: `launcher.0` is the first that the launcher started (pid 1 of the
 //! sandbox), `launcher.0.1` the second that this one started. A call is named by its
-//! ordinal within the process, which is the same in every run but where two processes
-//! meet by chance: then the act may not come to pass. The payload is let go at its execve
-//! and never interfered with.
+//! ordinal within the process; it is the same call in every run, but where two processes
+//! meet by chance. The payload is let go at its execve and never interfered with.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -44,6 +43,18 @@ pub struct Point {
     pub call: u64,
 }
 
+impl Point {
+    /// Calls that cannot fail, or do not come back. What close(2) answers is of earlier
+    /// writes; the descriptor is gone in any case.
+    pub fn is_sure(&self) -> bool {
+        self.is_one_of(&[libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn, libc::SYS_close, libc::SYS_uname])
+    }
+
+    pub fn is_one_of(&self, calls: &[i64]) -> bool {
+        calls.iter().any(|call| call.cast_unsigned() == self.call)
+    }
+}
+
 /// What happens at a point.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
@@ -61,8 +72,8 @@ pub struct Traced {
     pub ending: Option<WaitStatus>,
     /// The launcher's process id.
     pub pid: u32,
-    /// The act came to pass.
-    pub acted: bool,
+    /// The call at which the act came to pass; none where the process ended earlier.
+    pub acted: Option<Point>,
 }
 
 /// How long a run may take that was interfered with.
@@ -85,6 +96,7 @@ struct Tracer {
     act: Option<(Point, Act)>,
     /// The act is done: everybody is let go at their next stop.
     done: bool,
+    acted: Option<Point>,
     calls: Vec<Point>,
 }
 
@@ -109,6 +121,7 @@ pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option
         unnamed: HashSet::new(),
         act: act.map(|(point, act)| (point.clone(), act)),
         done: false,
+        acted: None,
         calls: Vec::new(),
     };
     kill(launcher, Signal::SIGCONT).unwrap();
@@ -133,7 +146,7 @@ pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option
     }
     drop(ended);
     let hung = watchdog.join().unwrap();
-    Traced { calls: tracer.calls, ending: ending.filter(|_| !hung), pid: child.id(), acted: tracer.done }
+    Traced { calls: tracer.calls, ending: ending.filter(|_| !hung), pid: child.id(), acted: tracer.acted }
 }
 
 impl Tracer {
@@ -191,18 +204,19 @@ impl Tracer {
         if info.op == ENTRY && process.counted {
             let point = Point { process: process.name.clone(), ordinal: process.calls, call: registers.orig_rax };
             process.calls += 1;
+            let here = |wanted: &Point| wanted.process == point.process && point.ordinal >= wanted.ordinal && !point.is_sure();
             match &self.act {
-                Some((wanted, Act::Fail(_))) if *wanted == point => {
+                Some((wanted, act)) if self.acted.is_none() && here(wanted) => {
+                    self.acted = Some(point);
+                    if matches!(act, Act::Kill) {
+                        self.done = kill(pid, Signal::SIGKILL).is_ok();
+                        return;
+                    }
                     registers.orig_rax = libc::SYS_getpid.cast_unsigned();
                     process.failing = ptrace::setregs(pid, registers).is_ok();
                 }
-                Some((wanted, Act::Kill)) if *wanted == point => {
-                    self.done = kill(pid, Signal::SIGKILL).is_ok();
-                    return;
-                }
-                _ => {}
+                _ => self.calls.push(point),
             }
-            self.calls.push(point);
         } else if process.failing {
             if let Some((_, Act::Fail(errno))) = self.act {
                 registers.rax = i64::from(-(errno as i32)).cast_unsigned();

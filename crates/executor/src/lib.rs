@@ -81,14 +81,14 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     await_launcher().map_err(|errno| Failure::new(Step::Receipt, errno))?;
     let pid = payload::start(&job, ignored_signals)?;
     // A launcher that is gone takes this process with it; a failed write needs no care.
-    tell(status, &Event::Started).map_err(|errno| Failure::new(Step::ExecPayload, errno))?;
+    tell(status, &Event::Started).map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
 
     loop {
-        let ended = stockade_sys::process::wait_any().map_err(|errno| Failure::new(Step::ExecPayload, errno))?;
+        let ended = stockade_sys::process::wait_any().map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
         // Others are orphans of the payload; reaping them keeps the process count honest.
         if ended.pid == pid {
             let event = Event::Ended { status: ended.status, user_us: ended.user_us, system_us: ended.system_us };
-            return tell(status, &event).map_err(|errno| Failure::new(Step::ExecPayload, errno));
+            return tell(status, &event).map_err(|errno| Failure::new(Step::WatchPayload, errno));
         }
     }
 }

@@ -24,8 +24,9 @@ struct Prepared<'a> {
     /// Paths to try, in this order: one, or the name below each directory of PATH.
     candidates: Vec<TerminatedBytes<'a>>,
     ignored_signals: u64,
-    failed_step: AtomicU32,
-    failed_errno: AtomicU32,
+    /// The step that the child has reached, and the errno if it failed there.
+    step: AtomicU32,
+    errno: AtomicU32,
 }
 
 /// Starts the payload and returns its pid once its execve has succeeded.
@@ -38,15 +39,17 @@ pub(crate) fn start(job: &Job<'_>, ignored_signals: u64) -> Result<i32, Failure>
         arguments: Arguments::new(&terminated(&argv)?, &terminated(&envp)?),
         candidates: terminated(&candidates)?,
         ignored_signals,
-        failed_step: AtomicU32::new(0),
-        failed_errno: AtomicU32::new(0),
+        step: AtomicU32::new(u32::from(Step::Fork as u16)),
+        errno: AtomicU32::new(0),
     };
     process::close_on_exec_from(3).map_err(|errno| Failure::new(Step::Fork, errno))?;
     let pid = vfork(become_payload, &prepared).map_err(|errno| Failure::new(Step::Fork, errno))?;
-    let number = prepared.failed_step.load(Relaxed);
-    match Step::from_number(number as u16) {
-        None => Ok(pid),
-        Some(step) => Err(Failure::new(step, Errno::from_raw_os_error(prepared.failed_errno.load(Relaxed) as i32))),
+    let reached = Step::from_number(prepared.step.load(Relaxed) as u16).unwrap_or(Step::Fork);
+    match (reached, prepared.errno.load(Relaxed)) {
+        (Step::ExecPayload, 0) => Ok(pid),
+        // The kernel's vfork returns for a child that dies too, as of a lack of memory.
+        (step, 0) => Err(Failure::new(step, Errno::SRCH).because(b"its process was killed before the program began")),
+        (step, errno) => Err(Failure::new(step, Errno::from_raw_os_error(errno as i32))),
     }
 }
 
@@ -71,43 +74,49 @@ fn candidates(name: &[u8], envp: &[&[u8]]) -> Vec<Vec<u8>> {
 fn become_payload(prepared: &Prepared<'_>) -> i32 {
     match confine_and_exec(prepared) {
         Ok(never) => match never {},
-        Err((step, errno)) => {
-            prepared.failed_errno.store(errno.raw_os_error() as u32, Relaxed);
-            prepared.failed_step.store(u32::from(step as u16), Relaxed);
+        Err(errno) => {
+            prepared.errno.store(errno.raw_os_error() as u32, Relaxed);
             127
         }
     }
 }
 
-fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible, (Step, Errno)> {
+fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible, Errno> {
     let job = prepared.job;
+    let begin = |step: Step| prepared.step.store(u32::from(step as u16), Relaxed);
     process::reset_signals(prepared.ignored_signals);
+    begin(Step::Session);
     // A session of its own: signals to the process group do not meet pid 1.
-    rustix::process::setsid().map_err(|errno| (Step::Session, errno))?;
+    rustix::process::setsid()?;
     if job.terminal {
-        process::take_terminal(descriptor::STDIN).map_err(|errno| (Step::Terminal, errno))?;
+        begin(Step::Terminal);
+        process::take_terminal(descriptor::STDIN)?;
     }
+    begin(Step::Descriptors);
     // stdin takes descriptor 0, where the job was; 3 and 4 are close-on-exec.
-    process::place_descriptor(descriptor::STDIN, 0).map_err(|errno| (Step::Descriptors, errno))?;
+    process::place_descriptor(descriptor::STDIN, 0)?;
 
     if job.landlock_handled != 0 {
-        restrict(job).map_err(|errno| (Step::PayloadLandlock, errno))?;
+        begin(Step::PayloadLandlock);
+        restrict(job)?;
     }
+    begin(Step::ResourceLimits);
     // Last: a small address space or file size would hit the steps above.
     for (resource, value) in &job.rlimits {
-        process::set_rlimit(*resource, *value).map_err(|errno| (Step::ResourceLimits, errno))?;
+        process::set_rlimit(*resource, *value)?;
     }
 
+    begin(Step::ExecPayload);
     // As execvp: a missing file is passed over, a forbidden one remembered.
     let mut failed = Errno::NOENT;
     for &path in &prepared.candidates {
         failed = match exec_prepared(path, &prepared.arguments) {
             Errno::NOENT | Errno::NOTDIR => failed,
             Errno::ACCESS => Errno::ACCESS,
-            errno => return Err((Step::ExecPayload, errno)),
+            errno => return Err(errno),
         };
     }
-    Err((Step::ExecPayload, failed))
+    Err(failed)
 }
 
 /// The payload's own layer: from a domain below pid 1's it can neither signal nor

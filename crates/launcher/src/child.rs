@@ -380,10 +380,12 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
             attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
         }
         Entry::Mask { target } => {
-            if statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW).is_err() {
-                return Ok(());
+            match statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) => cover(root, root, MASK_FILE, target),
+                // This kernel has no such file.
+                Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(errno),
             }
-            cover(root, root, MASK_FILE, target)
         }
         Entry::StandIns => {
             mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;

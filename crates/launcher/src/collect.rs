@@ -19,7 +19,10 @@ use std::{
 use stockade_policy::plan::{PathKindName, Protection};
 use stockade_protocol::CollectedFile;
 
-use crate::tree::{Walk, open_beneath, walk};
+use crate::{
+    error::describe,
+    tree::{Walk, open_beneath, walk},
+};
 
 /// Files that a result lists.
 const MOST_FILES: usize = 4096;
@@ -38,13 +41,15 @@ pub(crate) fn collect(
     }
     let is_hidden = |path: &str| protected.iter().any(|(hidden, _, how)| *how == Protection::Hidden && Path::new(path).starts_with(hidden));
     let mut matched: Vec<(String, u64)> = Vec::new();
-    // A tree that cannot be read has no files to give.
-    let _unreadable = walk(scratch, &mut |found| {
+    let mut closed: Vec<String> = Vec::new();
+    let walked = walk(scratch, &mut |found| {
         let wanted = || globs.iter().any(|glob| fast_glob::glob_match(glob, found.path));
         if found.kind == FileType::RegularFile && wanted() && !is_hidden(found.path) {
             matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
+        } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_hidden(found.path) {
+            closed.push(found.path.to_owned());
         }
-        if matched.len() > MOST_FILES { Walk::Stop } else { Walk::On }
+        if matched.len() + closed.len() > MOST_FILES { Walk::Stop } else { Walk::On }
     });
     matched.sort();
     let mut room = limit.unwrap_or(u64::MAX);
@@ -58,7 +63,29 @@ pub(crate) fn collect(
             read(scratch, path, size, &mut room)
         });
     }
+    // What lies in there cannot be named, but that something may be missing is said.
+    closed.sort();
+    closed.dedup();
+    files.extend(closed.into_iter().map(|path| omitted(format!("{path}/"), 0, "a directory that cannot be read")));
+    if let Err(errno) = walked {
+        files.push(omitted(String::from("/"), 0, &format!("the tree cannot be read to its end: {}", describe(errno))));
+    }
     files
+}
+
+/// Whether a glob could match something below a directory.
+fn may_match_below(glob: &str, directory: &str) -> bool {
+    let (mut parts, mut names) = (glob.split('/'), directory.split('/').filter(|name| !name.is_empty()));
+    loop {
+        match (parts.next(), names.next()) {
+            (Some("**"), _) => return true,
+            (Some(_), None) => return true,
+            (None, _) => return false,
+            (Some(part), Some(name)) if fast_glob::glob_match(part, name) => {}
+            // A brace may hold a slash, and then the parts are none.
+            (Some(part), Some(_)) => return part.contains('{'),
+        }
+    }
 }
 
 fn omitted(path: String, size: u64, why: &str) -> CollectedFile {

@@ -45,19 +45,22 @@ impl Outlet {
     }
 
     /// Moves what is there, once.
-    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [u8]) -> Turn {
+    ///
+    /// # Errors
+    /// It cannot be read. EIO from a terminal means that its other side has closed.
+    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [u8]) -> Result<Turn, Errno> {
         let room = match self {
             Outlet::Capture(_) => buffer.len(),
-            Outlet::Relay { to, .. } if !is_writable(to) => return Turn::Blocked,
+            Outlet::Relay { to, .. } if !is_writable(to) => return Ok(Turn::Blocked),
             Outlet::Relay { .. } => PIECE,
         };
-        let Some(space) = buffer.get_mut(..room) else { return Turn::Ended };
+        let Some(space) = buffer.get_mut(..room) else { return Ok(Turn::Ended) };
         let bytes: &[u8] = match rustix::io::read(from, &mut *space) {
-            Ok(0) => return Turn::Ended,
+            Ok(0) => return Ok(Turn::Ended),
             Ok(length) => space.get(..length).unwrap_or_default(),
-            Err(Errno::AGAIN | Errno::INTR) => return Turn::More,
-            // EIO: the other side of a terminal has closed.
-            Err(_) => return Turn::Ended,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Turn::More),
+            Err(Errno::IO) if rustix::termios::isatty(from) => return Ok(Turn::Ended),
+            Err(errno) => return Err(errno),
         };
         match self {
             Outlet::Capture(capture) => capture.push(bytes),
@@ -68,11 +71,11 @@ impl Outlet {
                 }
                 // A reader that went away is the program's to notice: its next write fails.
                 if write_all(*to, bytes).is_err() {
-                    return Turn::Ended;
+                    return Ok(Turn::Ended);
                 }
             }
         }
-        Turn::More
+        Ok(Turn::More)
     }
 
     /// The launcher's stream that must become writable after [`Turn::Blocked`].
@@ -153,7 +156,7 @@ impl<'a> Feed<'a> {
 
     /// The launcher's stdin has something.
     pub(crate) fn on_source(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
-        if !self.refill() {
+        if !self.refill()? {
             self.ended = true;
             epoll::delete(epoll, stdin())?;
         }
@@ -164,7 +167,7 @@ impl<'a> Feed<'a> {
     pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         loop {
             let pollable = matches!(self.source, Source::Stdin { pollable: true });
-            if self.buffer.is_empty() && !pollable && !self.refill() {
+            if self.buffer.is_empty() && !pollable && !self.refill()? {
                 self.ended = true;
             }
             self.push(epoll, tokens)?;
@@ -175,23 +178,25 @@ impl<'a> Feed<'a> {
     }
 
     /// Reads the next piece; false at the end.
-    fn refill(&mut self) -> bool {
+    fn refill(&mut self) -> Result<bool, Errno> {
         match &mut self.source {
             Source::Bytes(rest) => {
                 let (piece, more) = rest.split_at(rest.len().min(1 << 16));
                 self.buffer.extend_from_slice(piece);
                 *rest = more;
-                !piece.is_empty()
+                Ok(!piece.is_empty())
             }
             Source::Stdin { .. } => {
                 let mut piece = [0; PIECE];
                 match rustix::io::read(stdin(), &mut piece) {
                     Ok(length) => {
                         self.buffer.extend_from_slice(piece.get(..length).unwrap_or_default());
-                        length > 0
+                        Ok(length > 0)
                     }
-                    Err(Errno::AGAIN | Errno::INTR) => true,
-                    Err(_) => false,
+                    Err(Errno::AGAIN | Errno::INTR) => Ok(true),
+                    // A terminal that was hung up.
+                    Err(Errno::IO) if rustix::termios::isatty(stdin()) => Ok(false),
+                    Err(errno) => Err(errno),
                 }
             }
         }
@@ -204,8 +209,9 @@ impl<'a> Feed<'a> {
                 Ok(written) => drop(self.buffer.drain(..written)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return self.wait_for_room(epoll, tokens),
-                // EPIPE: the program reads no more.
-                Err(_) => return self.close(epoll),
+                // The program reads no more; EIO: it has closed its terminal.
+                Err(Errno::PIPE | Errno::IO) => return self.close(epoll),
+                Err(errno) => return Err(errno),
             }
         }
         if self.waits_for_room {
@@ -258,8 +264,11 @@ pub(crate) fn own_streams() -> (BorrowedFd<'static>, BorrowedFd<'static>) {
 }
 
 /// Whether a descriptor has something to read now.
-pub(crate) fn is_readable(fd: impl AsFd) -> bool {
+///
+/// # Errors
+/// ENOMEM.
+pub(crate) fn is_readable(fd: impl AsFd) -> Result<bool, Errno> {
     let fd = fd.as_fd();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+    Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
 }

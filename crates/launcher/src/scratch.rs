@@ -251,7 +251,10 @@ fn finish(
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
     }
-    let (protected, before) = look_through(&directory, policy);
+    let (protected, before) = look_through(&directory, policy).map_err(|errno| {
+        let why = errno.map_or_else(|| String::from("its entries cannot be listed to the end"), crate::error::describe);
+        error("scratch_unreadable", format!("{why}; what the policy hides in it could not be found"))
+    })?;
     let mut idmappable = true;
     let mut tree = None;
     if opener.privileged {
@@ -269,19 +272,25 @@ fn finish(
     Ok(OpenedScratch { directory, tree, before, facts: HostScratch { path: real, owner, idmappable, protected } })
 }
 
-/// What must be kept from the code: matches of the policy's globs, and sockets and fifos
-/// at whose other end the host may sit. Counts everything on the way.
-fn look_through(directory: &OwnedFd, policy: &Policy) -> (Vec<(PathBuf, PathKind, Protection)>, TreeUse) {
+/// What must be kept from the code: matches of the policy's globs; sockets and fifos, at
+/// whose other end the host may sit; and directories that cannot be looked into, which the
+/// code could open to itself (chmod) and find any of these in. Counts everything on the way.
+///
+/// # Errors
+/// The directory itself cannot be read, with the errno where there is one.
+fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<(PathBuf, PathKind, Protection)>, TreeUse), Option<Errno>> {
     let globs = || {
         let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
     };
     let mut found = Vec::new();
     let mut seen = TreeUse::default();
-    // What cannot be read here cannot be read by the code either.
-    let _unreadable = tree::walk(directory, &mut |entry| {
+    let whole = tree::walk(directory, &mut |entry| {
+        if entry.path.is_empty() {
+            return tree::Walk::Stop;
+        }
         seen.add(entry);
-        let way_out = matches!(entry.kind, FileType::Socket | FileType::Fifo).then_some(Protection::Hidden);
+        let way_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
         let wanted = || globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path)).map(|(_, protection)| protection);
         if let Some(protection) = way_out.or_else(wanted).filter(|_| !entry.kind.is_symlink()) {
             let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
@@ -289,6 +298,9 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> (Vec<(PathBuf, PathKind
         }
         tree::Walk::On
     });
+    if !whole? {
+        return Err(None);
+    }
     // Above before below, so that nothing is laid over what is covered already.
     found.sort_by(|a, b| a.0.cmp(&b.0));
     let mut kept: Vec<(PathBuf, PathKind, Protection)> = Vec::new();
@@ -297,7 +309,7 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> (Vec<(PathBuf, PathKind
             kept.push(entry);
         }
     }
-    (kept, seen)
+    Ok((kept, seen))
 }
 
 /// Blocks and entries of a tree.
@@ -305,7 +317,7 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> (Vec<(PathBuf, PathKind
 pub(crate) struct TreeUse {
     pub(crate) bytes: u64,
     pub(crate) entries: u64,
-    /// Directories that could not be counted: unreadable, or too deep.
+    /// Directories that could not be counted, or not to the end: unreadable, or too deep.
     pub(crate) closed: u64,
 }
 
@@ -318,20 +330,25 @@ impl TreeUse {
 }
 
 /// Bytes that are free on a directory's file system.
-pub(crate) fn free_bytes(directory: impl AsFd) -> u64 {
-    rustix::fs::fstatvfs(directory).map_or(0, |stat| stat.f_bfree * stat.f_frsize)
+///
+/// # Errors
+/// What fstatfs(2) answers.
+pub(crate) fn free_bytes(directory: impl AsFd) -> Result<u64, Errno> {
+    rustix::fs::fstatvfs(directory).map(|stat| stat.f_bfree * stat.f_frsize)
 }
 
 /// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,
 /// preallocated blocks do.
-pub(crate) fn count(directory: impl AsFd) -> TreeUse {
+///
+/// # Errors
+/// It cannot be walked.
+pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
     let mut seen = TreeUse::default();
-    let Ok(top) = rustix::io::fcntl_dupfd_cloexec(directory, 0) else { return seen };
-    let _unreadable = tree::walk(&top, &mut |found| {
+    tree::walk(directory, &mut |found| {
         seen.add(found);
         tree::Walk::On
-    });
-    seen
+    })?;
+    Ok(seen)
 }
 
 /// Opens host directories that root shows inside on the caller's behalf.

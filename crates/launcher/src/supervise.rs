@@ -140,6 +140,8 @@ struct Supervision<'a> {
     next_cpu_check: Option<Instant>,
     denials: Denials,
     phase: Phase,
+    /// The executor has our word to start the program: from here on it may have run.
+    released: bool,
     begun: Instant,
     started_at: Option<Instant>,
     ended_at: Option<Instant>,
@@ -154,11 +156,14 @@ struct Supervision<'a> {
     buffer: Vec<u8>,
 }
 
+const COUNT: &str = "count what is in scratch";
+
 fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
     move |errno| LaunchError::system(What::Prepare, attempt, errno)
 }
 
-/// The failure that the child has sent before it ended, if it has.
+/// The failure that the child has sent before it ended, if it has; not that it misses the
+/// launcher, which follows from a failure of the launcher's own.
 pub(crate) fn failure_of_child(plan: &Plan, status_read: &OwnedFd) -> Option<LaunchError> {
     // It was written before the child ended; a moment more for one that is about to.
     let mut fds = [rustix::event::PollFd::new(status_read, rustix::event::PollFlags::IN)];
@@ -171,6 +176,11 @@ pub(crate) fn failure_of_child(plan: &Plan, status_read: &OwnedFd) -> Option<Lau
     let length = rustix::io::read(status_read, &mut bytes).ok()?;
     bytes.truncate(length);
     match Event::take(&mut bytes) {
+        Ok(Some(Event::Failed { step, errno, .. }))
+            if step == Step::DeathSignal as u16 && Errno::SRCH.raw_os_error() == i32::from(errno) =>
+        {
+            None
+        }
         Ok(Some(Event::Failed { step, errno, index, detail })) => Some(word_failure(plan, step, errno, index, &detail)),
         _ => None,
     }
@@ -212,7 +222,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
     };
     let (own_out, own_err) = own_streams();
     let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
-    let scratch_free = scratch_directory.as_ref().map_or(0, scratch::free_bytes);
+    let scratch_free = scratch_directory.as_ref().map_or(Ok(0), scratch::free_bytes).map_err(failed(COUNT))?;
     let feed = match (pipes.stdin, inputs.stdin) {
         (Some(pipe), Stdin::Bytes(bytes)) => Some(Feed::new(pipe, Source::Bytes(bytes), false)),
         (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::Stdin { pollable: false }, false)),
@@ -250,6 +260,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         next_cpu_check: None,
         denials: Denials::new(plan.filter.kill.clone()),
         phase: Phase::SettingUp,
+        released: false,
         begun: Instant::now(),
         started_at: None,
         ended_at: None,
@@ -263,7 +274,9 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         buffer: vec![0; 1 << 16],
     };
     supervision.register().map_err(failed("fill the event loop"))?;
-    supervision.watch()?;
+    if let Err(failure) = supervision.watch() {
+        supervision.break_off(failure);
+    }
     let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
     supervision.finish(program, &inputs.collect, inputs.record)
 }
@@ -387,10 +400,14 @@ impl<'a> Supervision<'a> {
                 self.wait_status = Some(status);
                 self.rusage_us = Some((user_us, system_us));
             }
-            (Event::Failed { step, errno, index, detail }, Phase::SettingUp | Phase::Ready) => {
+            (Event::Failed { step, errno, index, detail }, Phase::SettingUp | Phase::Ready) if step != Step::WatchPayload as u16 => {
                 self.phase = Phase::SettingUp;
+                self.released = false;
                 // Whatever the launcher met meanwhile followed from this.
                 self.failure = None;
+                self.break_off(word_failure(self.plan, step, errno, index, &detail));
+            }
+            (Event::Failed { step, errno, index, detail }, Phase::Ready | Phase::Started) => {
                 self.break_off(word_failure(self.plan, step, errno, index, &detail));
             }
             _ => self.break_off(LaunchError::other(What::Executor, String::from("the executor sent an event out of turn"))),
@@ -427,7 +444,7 @@ impl<'a> Supervision<'a> {
             _ => (&mut self.stderr, &mut self.err, Token::StderrTarget),
         };
         let Some(from) = stream.as_ref() else { return Ok(()) };
-        match outlet.turn(from, &mut self.buffer) {
+        match outlet.turn(from, &mut self.buffer)? {
             Turn::More => {
                 if let Some(to) = outlet.target() {
                     // It may have been waiting for its receiver.
@@ -501,9 +518,12 @@ impl<'a> Supervision<'a> {
             Ok(outside) => {
                 self.outside = Some(outside);
                 match rustix::io::write(&self.lifeline, b"g") {
-                    Ok(_) | Err(Errno::PIPE) => Ok(()),
-                    Err(errno) => Err(errno),
+                    Ok(_) => self.released = true,
+                    // It is gone, and will have said why.
+                    Err(Errno::PIPE) => {}
+                    Err(errno) => return Err(errno),
                 }
+                Ok(())
             }
             Err(failure) => {
                 self.break_off(failure);
@@ -532,7 +552,7 @@ impl<'a> Supervision<'a> {
     fn serve_listener(&mut self) -> Result<(), Errno> {
         let Some(listener) = &self.listener else { return Ok(()) };
         loop {
-            if !is_readable(listener) {
+            if !is_readable(listener)? {
                 return Ok(());
             }
             // A dead sandbox makes it readable for ever, with nothing to receive.

@@ -36,7 +36,8 @@ pub(crate) struct Found<'a> {
     pub(crate) path: &'a str,
     pub(crate) kind: FileType,
     pub(crate) stat: rustix::fs::Stat,
-    /// A directory that is not entered: unreadable, too deep, or of another file system.
+    /// A directory that is not entered, or not to its end: closed to whoever walks, too
+    /// deep, or of another file system. One that can be listed only is visited twice.
     pub(crate) closed: bool,
 }
 
@@ -52,22 +53,48 @@ const DEEPEST: usize = 200;
 
 /// Visits every entry below `top`. Names that are not UTF-8 are visited with U+FFFD in
 /// place of what is not. Returns false if the walk was stopped.
+///
+/// # Errors
+/// The tree cannot be walked, and not because whoever walks it lacks the right (EACCES).
 pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
     let device = rustix::fs::fstat(&start)?.st_dev;
     let mut path = String::new();
-    Ok(walk_below(&start, device, &mut path, 0, visit) == Walk::On)
+    Ok(walk_below(&start, device, &mut path, 0, visit)? == Walk::On)
 }
 
-fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Walk {
-    let Ok(mut entries) = Dir::read_from(directory) else { return Walk::On };
-    while let Some(Ok(entry)) = entries.next() {
+fn walk_below(
+    directory: &OwnedFd,
+    device: u64,
+    path: &mut String,
+    depth: usize,
+    visit: &mut dyn FnMut(&Found<'_>) -> Walk,
+) -> Result<Walk, Errno> {
+    let mut entries = match Dir::read_from(directory) {
+        // Removed since it was opened.
+        Err(Errno::NOENT) => return Ok(Walk::On),
+        entries => entries?,
+    };
+    while let Some(entry) = entries.next() {
+        let entry = match entry {
+            Err(Errno::NOENT) => break,
+            entry => entry?,
+        };
         let name: &CStr = entry.file_name();
         if name == c"." || name == c".." {
             continue;
         }
-        // Gone meanwhile, or unreadable: not there.
-        let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // Gone meanwhile.
+            Err(Errno::NOENT) => continue,
+            // A directory that may be listed and not searched.
+            Err(Errno::ACCESS) => {
+                let stat = rustix::fs::fstat(directory)?;
+                return Ok(visit(&Found { path, kind: FileType::Directory, stat, closed: true }));
+            }
+            Err(errno) => return Err(errno),
+        };
         let length = path.len();
         if length > 0 {
             path.push('/');
@@ -79,17 +106,18 @@ fn walk_below(directory: &OwnedFd, device: u64, path: &mut String, depth: usize,
             Some(Ok(below)) => (Some(below), false),
             // Removed or replaced since it was listed.
             Some(Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => (None, false),
-            Some(Err(_)) => (None, true),
+            Some(Err(Errno::ACCESS)) => (None, true),
+            Some(Err(errno)) => return Err(errno),
             None => (None, kind.is_dir()),
         };
         let mut next = visit(&Found { path, kind, stat, closed });
         if let (Walk::On, Some(below)) = (next, &below) {
-            next = walk_below(below, device, path, depth + 1, visit);
+            next = walk_below(below, device, path, depth + 1, visit)?;
         }
         path.truncate(length);
         if next == Walk::Stop {
-            return Walk::Stop;
+            return Ok(Walk::Stop);
         }
     }
-    Walk::On
+    Ok(Walk::On)
 }

@@ -123,6 +123,8 @@ steps! {
     ResourceLimits = 38 "set resource limits";
     /// The payload's execve.
     ExecPayload = 41 "start the program";
+    /// Waiting for the payload's end.
+    WatchPayload = 48 "watch the program";
 }
 
 #[cfg(test)]

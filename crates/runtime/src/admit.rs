@@ -206,7 +206,7 @@ impl<'a> Admission<'a> {
         narrowing.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         let more: Vec<PathBuf> =
             interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
-        facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path));
+        facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
         let plan = plan(policy, filters, &host, &narrowing).map_err(|error| match error.callers_fault {

@@ -13,7 +13,8 @@ use std::{
 
 use rlimit::Resource;
 use rustix::{
-    fs::{Access, access},
+    fs::{Access, FileType, access},
+    io::Errno,
     thread::sched_getaffinity,
 };
 use stockade_launcher::registry::{Record, Registry};
@@ -52,7 +53,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> Result<HostFacts, R
         cgroup: cgroup_facts()?,
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
-        links: merged_usr_links(),
+        links: merged_usr_links()?,
         hard_limits: hard_limits(),
     })
 }
@@ -71,16 +72,18 @@ fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
     };
     match read() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read.map_err(|error| {
-            Refusal::sandbox_error(
-                "host_unreadable",
-                format!(
-                    "read {}: {error}; how a run can be confined depends on it, so see to it that whoever runs stockade can read it",
-                    path.display()
-                ),
-            )
-        }),
+        read => read.map_err(|error| unreadable("read", path, &error)),
     }
+}
+
+fn unreadable(attempt: &str, path: &Path, error: &io::Error) -> Refusal {
+    Refusal::sandbox_error(
+        "host_unreadable",
+        format!(
+            "{attempt} {}: {error}; how a run can be confined depends on it, so see to it that whoever runs stockade can read it",
+            path.display()
+        ),
+    )
 }
 
 /// Why a host id may be somebody's: the launcher's own map must hold it, and no account
@@ -113,9 +116,18 @@ fn why_not_unique(id: u32) -> Result<Option<String>, Refusal> {
     Ok(None)
 }
 
-fn merged_usr_links() -> Vec<(String, String)> {
-    let link = |name: &str| Some((name.to_owned(), fs::read_link(Path::new("/").join(name)).ok()?.to_str()?.to_owned()));
-    ["bin", "sbin", "lib", "lib32", "lib64", "libx32"].into_iter().filter_map(link).collect()
+fn merged_usr_links() -> Result<Vec<(String, String)>, Refusal> {
+    let mut links = Vec::new();
+    for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+        let path = Path::new("/").join(name);
+        match fs::read_link(&path) {
+            Ok(target) => links.extend(target.to_str().map(|target| (name.to_owned(), target.to_owned()))),
+            // It is not there, or is a directory.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {}
+            Err(error) => return Err(unreadable("read the link", &path, &error)),
+        }
+    }
+    Ok(links)
 }
 
 /// Finite hard limits of the launcher, which no child can exceed.
@@ -305,15 +317,24 @@ fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
     }
 }
 
-/// Looks at every path that the plan may show.
-pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIterator<Item = &'a Path>) {
+/// Looks at every path that the plan may show. What the launcher may not reach is not there.
+///
+/// # Errors
+/// The host does not say whether a path is there.
+pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIterator<Item = &'a Path>) -> Result<(), Refusal> {
     let named = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
     let commands = policy.runtimes.values().filter_map(|runtime| runtime.command.first()).map(Path::new);
     for path in named.chain(commands).chain(more) {
-        if let Ok(metadata) = fs::metadata(path) {
-            facts.paths.insert(path.to_path_buf(), if metadata.is_dir() { PathKind::Directory } else { PathKind::File });
+        match rustix::fs::stat(path) {
+            Ok(stat) => {
+                let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
+                facts.paths.insert(path.to_path_buf(), if is_directory { PathKind::Directory } else { PathKind::File });
+            }
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => {}
+            Err(errno) => return Err(unreadable("look at", path, &errno.into())),
         }
     }
+    Ok(())
 }
 
 /// The registry of whoever runs this.

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
+use rustix::{event::epoll, io::Errno};
 use stockade_protocol::LimitKey;
 
-use super::{SETUP_DEADLINE, Supervision, Token};
+use super::{COUNT, SETUP_DEADLINE, Supervision, Token, failed};
 use crate::{
     LaunchError, What,
     scratch::{self, INTERVAL_MS},
@@ -68,27 +68,37 @@ impl Supervision<'_> {
     /// Counting may take long in a large tree: it takes a tenth of the time, within bounds.
     fn check_scratch(&mut self) {
         let before = Instant::now();
-        if let (Some(limit), _) = self.scratch_outgrown() {
-            self.next_scratch_count = None;
-            return self.end(Cause::Disk(limit));
+        match self.scratch_outgrown() {
+            Ok((None, _)) => {}
+            Ok((Some(limit), _)) => {
+                self.next_scratch_count = None;
+                return self.end(Cause::Disk(limit));
+            }
+            Err(errno) => {
+                self.next_scratch_count = None;
+                return self.break_off(failed(COUNT)(errno));
+            }
         }
         let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
         self.next_scratch_count = Some(Instant::now() + pause);
     }
 
     /// The limit that the host scratch is beyond, and by how much it has grown.
-    pub(super) fn scratch_outgrown(&self) -> (Option<LimitKey>, Option<u64>) {
-        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return (None, None) };
+    ///
+    /// # Errors
+    /// It cannot be counted.
+    pub(super) fn scratch_outgrown(&self) -> Result<(Option<LimitKey>, Option<u64>), Errno> {
+        let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return Ok((None, None)) };
         let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let limit = self.plan.scratch.size;
         // Deleted files that are in flight or only mapped are found by no walk. What the file
         // system has lost bounds them; others write there too, so the bound is wide.
-        let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory));
+        let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory)?);
         if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
-            return (Some(LimitKey::ScratchSize), None);
+            return Ok((Some(LimitKey::ScratchSize), None));
         }
         let held = scratch::held_open(self.sandbox.pid(), directory);
-        let now = scratch::count(directory);
+        let now = scratch::count(directory)?;
         // What was closed to the count while the code ran could hold anything.
         let too_large =
             over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes)) || now.closed > self.scratch_before.closed;
@@ -98,6 +108,6 @@ impl Supervision<'_> {
             (_, true) => Some(LimitKey::ScratchFiles),
             _ => None,
         };
-        (outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes)))
+        Ok((outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes))))
     }
 }

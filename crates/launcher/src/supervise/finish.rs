@@ -11,7 +11,7 @@ use rustix::{
 use stockade_egress::gate::Gate;
 use stockade_protocol::{EgressReport, LimitKey, PerStream, Usage, Verdict};
 
-use super::{Phase, Supervision, Token};
+use super::{COUNT, Phase, Supervision, Token, failed};
 use crate::{
     LaunchError, Outcome, What,
     capture::Capture,
@@ -30,7 +30,9 @@ impl Supervision<'_> {
         let used_by_all = self.sandbox.reap();
         while self.read_status_to_end() {}
         for token in [Token::Stdout, Token::Stderr] {
-            self.drain(token);
+            if let Err(errno) = self.drain(token) {
+                self.failure.get_or_insert(failed("take the program's output")(errno));
+            }
         }
         self.raw = None;
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
@@ -60,20 +62,22 @@ impl Supervision<'_> {
             }
         };
         if let Some(failure) = self.failure.take() {
-            return Err(failure);
+            return self.broken(failure);
         }
         if self.phase == Phase::SettingUp && self.cause.is_none() {
-            return Err(LaunchError::other(
-                What::Executor,
-                String::from("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)"),
-            ));
+            let message = "the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)";
+            return self.broken(LaunchError::other(What::Executor, String::from(message)));
         }
         let mut grown = None;
         if self.cause.is_none() && self.next_scratch_count.is_some() {
-            let (outgrown, by) = self.scratch_outgrown();
             // It grew within the last interval, and its program is over.
-            self.cause = outgrown.map(Cause::Disk);
-            grown = by;
+            match self.scratch_outgrown() {
+                Ok((outgrown, by)) => {
+                    self.cause = outgrown.map(Cause::Disk);
+                    grown = by;
+                }
+                Err(errno) => return self.broken(failed(COUNT)(errno)),
+            }
         }
         let scratch_bytes = grown.or_else(|| self.scratch_use());
         let tmp = self.root_fs.as_ref().and_then(filesystem_use);
@@ -83,10 +87,7 @@ impl Supervision<'_> {
         let cpu_limit_reached = no_cgroup && self.plan.limits.get(LimitKey::Cpu).is_some_and(|ms| cpu_us >= ms.div_ceil(1000) * 850_000);
         if self.wait_status.is_none() && self.cause.is_none() {
             let message = "the executor vanished without a report: something outside killed the sandbox";
-            let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
-            outcome.reason = Some(What::Executor.reason());
-            outcome.message = Some(String::from(message));
-            return Ok(outcome);
+            return self.broken(LaunchError::other(What::Executor, String::from(message)));
         }
         let observed = Observed {
             cause: self.cause,
@@ -123,8 +124,21 @@ impl Supervision<'_> {
         Ok(outcome)
     }
 
+    /// A failure of ours, after which nothing can be said about the program but whether it
+    /// may have run.
+    fn broken(self, failure: LaunchError) -> Result<Outcome, LaunchError> {
+        if !self.released {
+            return Err(failure);
+        }
+        let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
+        outcome.reason = Some(failure.what.reason());
+        outcome.message = Some(failure.message);
+        Ok(outcome)
+    }
+
     fn read_status_to_end(&mut self) -> bool {
-        is_readable(&self.status_read) && self.read_status().is_ok() && is_readable(&self.status_read) && !self.status_at_end()
+        let more = |status: &OwnedFd| is_readable(status).unwrap_or(false);
+        more(&self.status_read) && self.read_status().is_ok() && more(&self.status_read) && !self.status_at_end()
     }
 
     /// At end of file a pipe stays readable for ever.
@@ -132,20 +146,21 @@ impl Supervision<'_> {
         rustix::io::ioctl_fionread(&self.status_read).is_ok_and(|left| left == 0)
     }
 
-    fn drain(&mut self, which: Token) {
+    /// Takes what the program had written when it ended.
+    fn drain(&mut self, which: Token) -> Result<(), Errno> {
         let (stream, outlet) = match which {
             Token::Stdout => (self.stdout.take(), &mut self.out),
             _ => (self.stderr.take(), &mut self.err),
         };
-        let Some(from) = stream else { return };
+        let Some(from) = stream else { return Ok(()) };
         // Every writer is dead, so what the pipe holds is finite; should one be alive against
         // all reason, it is not waited for.
-        while is_readable(&from) {
-            match outlet.turn(&from, &mut self.buffer) {
-                Turn::Ended => return,
+        while is_readable(&from)? {
+            match outlet.turn(&from, &mut self.buffer)? {
+                Turn::Ended => break,
                 Turn::More => {}
                 Turn::Blocked => {
-                    let Some(target) = outlet.target() else { return };
+                    let Some(target) = outlet.target() else { break };
                     let ready = rustix::event::PollFlags::OUT;
                     let mut fds = [
                         rustix::event::PollFd::new(&target, ready),
@@ -156,24 +171,25 @@ impl Supervision<'_> {
                     let patience = (self.asked_to_end || self.cause.is_some()).then_some(Timespec { tv_sec: 2, tv_nsec: 0 });
                     let ready = rustix::event::poll(&mut fds, patience.as_ref());
                     if matches!(ready, Ok(0)) || fds.last().is_some_and(|signals| !signals.revents().is_empty()) {
-                        return;
+                        break;
                     }
                 }
             }
         }
+        Ok(())
     }
 
     /// By how much scratch has grown.
     fn scratch_use(&self) -> Option<u64> {
         match (&self.scratch_directory, &self.scratch_fs) {
-            (Some(directory), _) => Some(scratch::count(directory).bytes.saturating_sub(self.scratch_before.bytes)),
+            (Some(directory), _) => Some(scratch::count(directory).ok()?.bytes.saturating_sub(self.scratch_before.bytes)),
             (None, Some(fs)) => filesystem_use(fs).map(|(bytes, _)| bytes),
             (None, None) => None,
         }
     }
 
     fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
-        let started = self.phase != Phase::SettingUp;
+        let started = self.released;
         let ended_at = self.ended_at.unwrap_or_else(Instant::now);
         let duration_ms =
             self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
