@@ -3,6 +3,7 @@
 mod bytes;
 mod speech;
 mod texts;
+mod words;
 
 /// One parser, how to begin, and what must hold.
 pub struct Target {
@@ -29,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     texts::POLICY,
     texts::RULE,
     texts::REQUEST,
+    words::HINTS,
 ];
 
 /// A target with a planted fault, for the fuzzer's own trial: a blind one never finds it.

@@ -21,11 +21,13 @@ mod bad_input;
 mod cleanup;
 mod contract;
 mod faults;
+mod explained;
 mod host_ids;
 mod kernel;
 mod meta;
 mod misdeeds;
 mod policies;
+mod remedies;
 mod run;
 mod verdicts;
 mod workloads;
@@ -40,6 +42,8 @@ fn main() -> std::process::ExitCode {
         attacks::TESTS,
         kernel::TESTS,
         policies::TESTS,
+        explained::TESTS,
+        remedies::TESTS,
         host_ids::TESTS,
         workloads::TESTS,
         run::TESTS,

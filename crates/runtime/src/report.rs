@@ -75,8 +75,8 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
 fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
     let mut all: Vec<Denial> = outcome.denials.iter().map(|refused| call(refused, policy)).collect();
     let touched = outcome.limits_hit.iter().filter_map(|name| LimitKey::from_name(name));
-    all.extend(outcome.limit.into_iter().map(|key| limit(key, true, outcome, plan, policy)));
-    all.extend(touched.map(|key| limit(key, false, outcome, plan, policy)));
+    all.extend(outcome.limit.into_iter().map(|key| limit(key, outcome, plan, policy)));
+    all.extend(touched.map(|key| limit(key, outcome, plan, policy)));
     if outcome.started && outcome.code != 0 {
         // A terminal carries errors on its one stream.
         let words = if plan.terminal { &outcome.output } else { &outcome.error };
@@ -105,7 +105,7 @@ fn call(refused: &RefusedCall, policy: &Policy) -> Denial {
     }
 }
 
-fn limit(key: LimitKey, ended: bool, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Denial {
+fn limit(key: LimitKey, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Denial {
     let usage = &outcome.usage;
     let peak = match key {
         LimitKey::Wall => Some(outcome.duration_ms),
@@ -117,12 +117,17 @@ fn limit(key: LimitKey, ended: bool, outcome: &Outcome, plan: &Plan, policy: &Po
         LimitKey::OutputSize => Some(outcome.bytes.output.max(outcome.bytes.error)),
         _ => None,
     };
+    // What merely refuses (a fork, a byte more) leaves the end to the program.
+    let ended = outcome.limit == Some(key)
+        && (matches!(outcome.verdict, Verdict::WallTimeout | Verdict::CpuTimeout | Verdict::OutOfMemory | Verdict::OutputLimit)
+            || outcome.signal.is_some()
+            || outcome.code == 137);
     let remedy = remedy::limit(policy, &plan.limits, plan.scratch.host, key, peak);
     Denial {
         kind: "limit",
         what: format!("{} {}", key.name(), remedy.limit.value),
         count: 1,
-        answer: String::from(if ended { "the run was ended or failed" } else { "refused for a moment; the run went on" }),
+        answer: String::from(if ended { "ended" } else { "refused" }),
         rule: remedy.rule,
         allow: remedy.allow,
         help: Some(remedy.help),

@@ -38,6 +38,7 @@ pub fn limit(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey
         format!("\"limits\": {{{}}}", members.join(", "))
     });
     let help = match &request {
+        Some(request) if most.is_none() => format!("ask for more by {request} in the request, or for \"none\""),
         Some(request) => format!("ask for more by {request} in the request, at most {}", key.format(most)),
         None => format!("the request may not ask for more than {}; the policy must allow it", key.format(most)),
     };
