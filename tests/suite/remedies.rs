@@ -77,7 +77,7 @@ fn a_line_for_a_call_that_strict_takes_away_makes_it_work() {
         ("ptrace", "call(101, 0, 0, 0, 0)"),
         ("socket(AF_INET, type 1, protocol 0)", "socket.socket(socket.AF_INET)"),
         ("personality(0xffffffff)", "call(135, 0xffffffff)"),
-        ("mknod(mode 0100600)", "call(133, b'/tmp/plain', 0o100600, 0)"),
+        ("mknod(mode 0o100600)", "call(133, b'/tmp/plain', 0o100600, 0)"),
         ("inotify_init1", "call(294, 0)"),
         ("fchownat", "call(260, -100, b'.', os.getuid(), os.getgid(), 0)"),
         (

@@ -114,6 +114,7 @@ impl Record {
             qtype: text(&denied.question),
             reason: denied.reason,
             allow: denied.allow.clone(),
+            line: None,
             count: 1,
             first_ms: now_ms,
         });

@@ -8,10 +8,12 @@
 mod call;
 mod hint;
 mod limit;
+mod peer;
 
 pub use call::{Remedy, call, remedy};
 pub use hint::{LONGEST_TAIL, MOST_HINTS, hints};
 pub use limit::{LimitRemedy, limit};
+pub use peer::peer;
 
 /// A line of a policy, behind the section where it stands.
 pub(crate) fn line(section: &str, lines: &[String]) -> String {

@@ -162,6 +162,10 @@ pub struct EgressDenial {
     /// The line of `[egress] whitelist` that would allow it; null where none can. Of a
     /// question for a name the port is not known, and 443 stands in.
     pub allow: Option<String>,
+    /// The same as a line of a policy that extends this one, behind its section; whoever
+    /// records a refusal leaves it open, since the policy is not known there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
     /// How often.
     pub count: u64,
     /// The first time, counted from the start of the run.

@@ -8,7 +8,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 use stockade_launcher::{Captured, Outcome, RefusedCall};
 use stockade_policy::{model::Policy, plan::Plan, remedy};
-use stockade_protocol::{Denial, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict};
+use stockade_protocol::{Denial, EgressReport, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict};
 
 /// What a result repeats of its request.
 pub(crate) struct Echo {
@@ -62,7 +62,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         limits: plan.limits.clone(),
         denials,
         denials_omitted: outcome.denials_omitted,
-        egress: outcome.egress,
+        egress: with_lines(outcome.egress, policy),
         files: outcome.files,
         receipt,
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),
@@ -88,6 +88,14 @@ fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
         all.extend(new);
     }
     all
+}
+
+/// The record of the gate, with the line of the policy for each refusal.
+fn with_lines(mut egress: EgressReport, policy: &Policy) -> EgressReport {
+    for denied in &mut egress.denied {
+        denied.line = denied.allow.as_deref().and_then(|rule| remedy::peer(&policy.egress.whitelist, rule));
+    }
+    egress
 }
 
 fn call(refused: &RefusedCall, policy: &Policy) -> Denial {

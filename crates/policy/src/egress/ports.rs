@@ -88,6 +88,28 @@ impl Ports {
         self.0.iter().map(|(first, last)| *first..=*last)
     }
 
+    /// These ports but for those of another set; none if none is left.
+    pub fn without(&self, other: &Ports) -> Option<Ports> {
+        let mut left = Vec::new();
+        for (first, last) in &self.0 {
+            let mut from = u32::from(*first);
+            for (begin, end) in other.0.iter().filter(|(begin, end)| begin <= last && first <= end) {
+                if let Ok(port) = u16::try_from(from)
+                    && port < *begin
+                {
+                    left.push((port, begin - 1));
+                }
+                from = u32::from(*end) + 1;
+            }
+            if let Ok(port) = u16::try_from(from)
+                && port <= *last
+            {
+                left.push((port, *last));
+            }
+        }
+        (!left.is_empty()).then_some(Ports(left))
+    }
+
     /// Whether a port is in both.
     pub fn overlap(&self, other: &Ports) -> bool {
         self.0.iter().any(|(first, last)| other.0.iter().any(|(begin, end)| first <= end && begin <= last))
@@ -133,6 +155,21 @@ mod tests {
         assert!(ports.contains(80) && ports.contains(8000) && ports.contains(8100));
         assert!(!ports.contains(79) && !ports.contains(81) && !ports.contains(7999) && !ports.contains(8101));
         assert!(ports.overlap(&Ports::one(8050)) && !ports.overlap(&Ports::one(443)));
+    }
+
+    #[test]
+    fn what_is_taken_out_is_gone_and_nothing_else() {
+        for (all, out, left) in [
+            ("80,443", "443", "80"),
+            ("80-90", "85", "80-84,86-90"),
+            ("80-90", "70-81,89-95", "82-88"),
+            ("65000-65535", "65535", "65000-65534"),
+            ("1-52,54-65535", "54-65535", "1-52"),
+            ("80", "443", "80"),
+        ] {
+            assert_eq!(Ports::new(all).unwrap().without(&Ports::new(out).unwrap()).unwrap().to_string(), left, "{all} without {out}");
+        }
+        assert_eq!(Ports::new("80-90").unwrap().without(&Ports::new("1-52,54-100").unwrap()), None);
     }
 
     #[test]
