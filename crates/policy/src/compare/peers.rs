@@ -8,6 +8,10 @@ use crate::egress::{CLOSED, LONGEST_WILDCARD_LABEL, Name, Network, Rule, Speech,
 
 const KEY: &str = "[egress] whitelist";
 
+/// Rules times ranges of ports that are gone through for one rule; more is no whitelist that
+/// anybody reads, and would take long.
+const MOST_STEPS: usize = 1 << 16;
+
 pub(super) fn beyond(ceiling: &Whitelist, whitelist: &Whitelist, out: &mut Vec<Difference>) {
     if ceiling == whitelist {
         return;
@@ -31,6 +35,8 @@ pub(super) fn beyond(ceiling: &Whitelist, whitelist: &Whitelist, out: &mut Vec<D
     let follows = String::from("should one of these be an address of the host itself, code can reach the host's own services there");
     add(found.single, "reach these single addresses even where the host itself has them", follows, false);
     let follows = String::from("such a name may resolve to a private address, which it may not under the other policy's wildcard");
+    let follows = String::from("there are too many rules for one peer to be gone through");
+    add(found.unread, "reach these peers, as far as can be told", follows, false);
     add(found.internal, "reach these names inside private networks", follows, true);
 }
 
@@ -42,6 +48,7 @@ struct Found {
     closed: Vec<String>,
     single: Vec<String>,
     internal: Vec<String>,
+    unread: Vec<String>,
 }
 
 impl Found {
@@ -59,7 +66,9 @@ impl Found {
             found.name(ceiling, whitelist, name, *below);
         }
         for rule in whitelist.rules() {
-            if let Target::Network(network) = rule.target {
+            if let Target::Network(network) = rule.target
+                && !ceiling.rules().contains(rule)
+            {
                 found.network(ceiling, rule, network);
             }
         }
@@ -83,7 +92,13 @@ impl Found {
             (ceiling.rules().iter().filter(concerns).collect(), whitelist.rules().iter().filter(concerns).collect());
         let (mut reached, mut spoken, mut internal) = (Vec::new(), Vec::new(), Vec::new());
         let long = !below && name.labels().next().is_some_and(|label| label.len() > LONGEST_WILDCARD_LABEL);
-        for range in intervals(above.iter().chain(&here)) {
+        let star = if below { "*." } else { "" };
+        let ranges = intervals(above.iter().chain(&here));
+        if ranges.len() * (above.len() + here.len()) > MOST_STEPS {
+            self.unread.push(format!("{star}{name}"));
+            return;
+        }
+        for range in ranges {
             let port = *range.start();
             let Some((speech, exactly)) = decide(&here, port) else { continue };
             match decide(&above, port) {
@@ -99,7 +114,6 @@ impl Found {
                 }
             }
         }
-        let star = if below { "*." } else { "" };
         for (list, ranges) in [(&mut self.reached, reached), (&mut self.spoken, spoken), (&mut self.internal, internal)] {
             if !ranges.is_empty() {
                 list.push(format!("{star}{name}:{}", ports(&ranges)));
@@ -114,7 +128,12 @@ impl Found {
             .filter(|other| matches!(other.target, Target::Network(other) if other.is_within(&network) || network.is_within(&other)))
             .collect();
         let (mut reached, mut closed, mut single) = (Vec::new(), Vec::new(), Vec::new());
-        for range in intervals(relevant.iter().chain([&rule])) {
+        let ranges = intervals(relevant.iter().chain([&rule]));
+        if ranges.len() * relevant.len() > MOST_STEPS {
+            self.unread.push(rule.to_string());
+            return;
+        }
+        for range in ranges {
             let port = *range.start();
             if !rule.ports.contains(port) {
                 continue;

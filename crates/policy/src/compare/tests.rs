@@ -82,6 +82,15 @@ fn networks_and_ports_are_compared_by_what_they_cover() {
 }
 
 #[test]
+fn more_rules_than_anybody_reads_are_not_gone_through() {
+    let ports = |from: u32| (0..60).map(|n| (from + 2 * n).to_string()).collect::<Vec<_>>().join(",");
+    let rules =
+        |from: u32, net: u32| (0..200).map(|n| format!("\"10.0.0.0/{net}:{}\"", ports(from + 120 * n))).collect::<Vec<_>>().join(", ");
+    let found = whitelists(&rules(1000, 8), &rules(1001, 9));
+    assert!(found.len() == 1 && !found[0].1, "{}", found.len());
+}
+
+#[test]
 fn a_rule_within_a_closed_block_opens_it() {
     assert_eq!(whitelists("\"0.0.0.0/0:80\"", "\"169.254.169.254:80\""), [("169.254.169.254:80".into(), true)]);
     assert_eq!(whitelists("\"0.0.0.0/0:80\"", "\"127.0.0.0/9:80\""), [("127.0.0.0/9:80".into(), true)]);

@@ -159,13 +159,13 @@ fn system_calls(policy: &Policy) -> Vec<Statement> {
         seccomp.allow.clone(),
     );
     says.list_or("these end the run when they are tried", seccomp.kill.clone(), "no refused call ends the run: code can go on trying");
-    says.list_or(
-        "these answer ENOSYS, as an older kernel would",
-        seccomp.enosys.clone(),
-        "clone3 and openat2 answer ENOSYS, as an older kernel would",
-    );
-    let families = seccomp.socket_families.iter().map(|family| family_name(*family).to_owned()).collect();
-    says.list_or("sockets of these families", families, "no sockets but pairs of the code's own");
+    // Whatever a policy says: their arguments lie out of a filter's sight.
+    let always = ["clone3", "openat2"].into_iter().filter(|name| seccomp.enosys.iter().all(|listed| listed != name));
+    let missing = seccomp.enosys.iter().cloned().chain(always.map(str::to_owned)).collect();
+    says.list("these answer ENOSYS, as an older kernel would", missing);
+    let opens = seccomp.allow.iter().any(|name| name == "socket");
+    let families = seccomp.socket_families.iter().filter(|_| opens).map(|family| family_name(*family).to_owned()).collect();
+    says.list_or("sockets of these families", families, "no sockets, but pairs of its own where socketpair is among the calls");
     says.list_or("these requests of ioctl", seccomp.ioctl.iter().map(|request| ioctl(*request)).collect(), "no request of ioctl");
     says.say("whatever the lists say: no new namespace, no set-ID bit, no device, nobody else's limits or priorities");
     says.0
