@@ -35,6 +35,12 @@ fn datagrams_are_refused_at_once() {
     assert!(ran.output.starts_with("ECONNREFUSED True\nECONNREFUSED True\nECONNREFUSED True\nEACCES True\n"), "{ran:?}");
     assert_eq!(rig.packets(), []);
     assert!(denials(&ran).contains(&String::from("udp 9.9.9.9 123 protocol_unsupported")), "{ran:?}");
+    // The control: outside the sandbox they arrive.
+    let _answers = rig.outside(script);
+    let packets = rig.packets();
+    for (to, port) in [("10.0.5.7", 443), ("9.9.9.9", 123), ("2001:db8:5::7", 443)] {
+        assert!(packets.contains(&(17, String::from(to), port)), "{to}: {packets:?}");
+    }
 }
 
 fn other_protocols_and_raw_sockets_lead_nowhere() {
@@ -59,6 +65,14 @@ except Exception: say('no lite')";
     for ran in [rig.run(&["10.0.5.0/24:443"], script), rig.run_bare(&["10.0.5.0/24:443"], script)] {
         assert!(ran.output.starts_with("EPERM EPERM EPERM EPERM EPERM\nno pong\nno sctp\n"), "{ran:?}");
         assert_eq!(rig.packets(), []);
+    }
+    // The control: outside the sandbox, what this kernel has of them leaves.
+    let _answers = rig.outside(script);
+    let packets = rig.packets();
+    assert!(packets.iter().any(|(protocol, ..)| *protocol == 1), "{packets:?}");
+    for (kind, protocol) in [(1, 132), (2, 136)] {
+        let has = rig.outside(&format!("socket.socket(2, {kind}, {protocol}); say('made')")) == "made\n";
+        assert_eq!(packets.iter().any(|packet| packet.0 == protocol), has, "{protocol}: {packets:?}");
     }
 }
 

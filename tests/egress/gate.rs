@@ -223,6 +223,7 @@ const RULES: &str = r#"table inet stockade {
 	chain from_sandbox {
 		type filter hook prerouting priority mangle; policy drop;
 		meta mark 0x00000057 tcp flags syn / fin,syn,rst,ack tproxy to :1 accept
+		meta mark 0x00000057 tcp flags syn / fin,syn,rst,ack drop
 		ip daddr 127.0.0.0/8 tcp dport 1 tcp flags syn / fin,syn,rst,ack reject with tcp reset
 		ip daddr 198.19.255.254 tcp dport 1 tcp flags syn / fin,syn,rst,ack reject with tcp reset
 		ip6 daddr ::1 tcp dport 1 tcp flags syn / fin,syn,rst,ack reject with tcp reset
@@ -235,7 +236,7 @@ const RULES: &str = r#"table inet stockade {
 		ip6 daddr ::1 accept
 		ip6 daddr fd53:746f:636b::1 accept
 		tcp flags != syn / fin,syn,rst,ack socket transparent 1 accept
-		tcp flags syn / fin,syn,rst,ack limit rate 1000/second burst 2000 packets log prefix "h" group 5 drop
+		tcp flags syn / fin,syn,rst,ack limit rate 1000/second burst 2000 packets log prefix "h" group 5 snaplen 128 drop
 		tcp flags syn / fin,syn,rst,ack limit rate 1/second log prefix "r" group 5 snaplen 128
 		meta l4proto tcp reject with tcp reset
 		limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128

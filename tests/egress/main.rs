@@ -13,10 +13,12 @@
     reason = "a test panics where its promise is broken, and a runner prints"
 )]
 
+mod abuse;
 mod bench;
 mod bypass;
 mod gate;
 mod names;
+mod outlets;
 mod programs;
 mod rig;
 mod rules;
@@ -53,8 +55,18 @@ const SELECT: &str = "--exactly";
 const PATIENCE: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
-    let tests: Vec<&Test> =
-        [rules::TESTS, names::TESTS, speech::TESTS, sockets::TESTS, bypass::TESTS, programs::TESTS, gate::TESTS].concat_refs();
+    let tests: Vec<&Test> = [
+        rules::TESTS,
+        names::TESTS,
+        speech::TESTS,
+        sockets::TESTS,
+        bypass::TESTS,
+        outlets::TESTS,
+        abuse::TESTS,
+        programs::TESTS,
+        gate::TESTS,
+    ]
+    .concat_refs();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {

@@ -7,7 +7,7 @@ import hashlib, http.server, io, json, os, socket, ssl, struct, subprocess, sys,
 
 packets = []      # [protocol, destination, port] of every IP packet that came in
 heard = {}        # port -> bytes of the connections to it, in order of their coming
-zone = {}         # name -> {"a": [[...], ...], "aaaa": ..., "cname": ..., "cut": bool}
+zone = {}         # name -> {"a": [[...], ...], "aaaa": ..., "cname": ..., "cut": bool, "owner": hex}
 asked = {}        # name -> how often
 
 
@@ -132,6 +132,7 @@ def dns_answer(query, over_tcp):
     if turns:
         turn = asked.get((name, kind), 0)
         asked[(name, kind)] = turn + 1
+        owner = bytes.fromhex(entry["owner"]) if "owner" in entry else owner
         for address in turns[min(turn, len(turns) - 1)]:
             packed = socket.inet_pton(socket.AF_INET if kind == 1 else socket.AF_INET6, address)
             records += owner + struct.pack("!HHIH", kind, 1, 1, len(packed)) + packed

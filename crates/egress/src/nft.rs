@@ -25,6 +25,8 @@ pub(crate) const LOG_GROUP: u16 = 5;
 /// Prefixes of log records: a SYN that waits, and anything that was refused.
 pub(crate) const HELD: &str = "h";
 pub(crate) const REFUSED: &str = "r";
+/// Bytes of a packet that are logged: its headers, which have at most 120.
+const HEADERS: u32 = 128;
 
 /// SYNs each second beyond which connects are refused unheard.
 const SYN_RATE: u64 = 1000;
@@ -75,7 +77,7 @@ enum Expression<'a> {
     OfTransparentSocket,
     /// Not more often each second, and this many at once.
     Limit(u64, u32),
-    /// Report it: prefix, bytes of it (0: all).
+    /// Report it: prefix, bytes of it.
     Log(&'a str, u32),
     /// To the listener, whatever address it is for.
     ToListener,
@@ -104,6 +106,9 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
     let rules = [
         // A SYN that the gate releases, and no other, reaches the listener.
         Rule { needs: "nft_tproxy", expressions: &[Mark(MARK), Protocol(TCP), Syn(true), ToListener] },
+        // Where a socket of the sandbox's own has both its ends, the listener does not get it:
+        // it must not come to us once more, to be released once more.
+        Rule { needs: "nf_tables", expressions: &[Mark(MARK), Protocol(TCP), Syn(true), Drop] },
         // Nobody else does, also where everything else is free.
         Rule {
             needs: "nf_tables_ipv4",
@@ -125,7 +130,7 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
         Rule { needs: "nft_limit", expressions: &[Protocol(UDP), questions, Limit(QUESTION_RATE, QUESTION_BURST), Accept] },
         Rule {
             needs: "nft_log, nfnetlink_log, nft_limit",
-            expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, 128)],
+            expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS)],
         },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), questions, RejectAsUnreachable] },
         // Within the sandbox everything else is free, and answers come back this way.
@@ -136,11 +141,11 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
         Rule { needs: "nft_socket", expressions: &[Protocol(TCP), Syn(false), OfTransparentSocket, Accept] },
         Rule {
             needs: "nft_log, nfnetlink_log, nft_limit",
-            expressions: &[Protocol(TCP), Syn(true), Limit(SYN_RATE, SYN_BURST), Log(HELD, 0), Drop],
+            expressions: &[Protocol(TCP), Syn(true), Limit(SYN_RATE, SYN_BURST), Log(HELD, HEADERS), Drop],
         },
-        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Protocol(TCP), Syn(true), Limit(1, 5), Log(REFUSED, 128)] },
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Protocol(TCP), Syn(true), Limit(1, 5), Log(REFUSED, HEADERS)] },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(TCP), RejectWithReset] },
-        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, 128)] },
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS)] },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), RejectAsUnreachable] },
         Rule { needs: "nf_tables", expressions: &[Drop] },
     ];
@@ -212,10 +217,7 @@ impl Expression<'_> {
                 data.wide(1, *rate).wide(2, 1).number(3, *burst).number(4, 0).number(5, 0);
             }),
             Log(prefix, length) => element(list, "log", |data| {
-                data.attribute(1, &LOG_GROUP.to_be_bytes()).text(2, prefix);
-                if *length != 0 {
-                    data.number(3, *length);
-                }
+                data.attribute(1, &LOG_GROUP.to_be_bytes()).text(2, prefix).number(3, *length);
             }),
             ToListener => {
                 element(list, "immediate", |data| {

@@ -1,9 +1,11 @@
 //! Packets as the kernel logged them: what was tried, and for a SYN the packets in answer.
 //!
 //! A held SYN goes back as it was, but with checksums, which the kernel leaves to hardware
-//! that does not exist here; or a reset or an ICMP error goes back in its stead. Only plain
-//! packets are read: no fragments, no extension headers. The bytes are the sandbox's, save
-//! for what the kernel itself wrote. RFC 791, 8200, 9293, 792, 4443.
+//! that does not exist here, and without data (TCP fast open): that may be 64 KiB, would
+//! have to be kept, and is sent again by whoever sent it. Or a reset or an ICMP error goes
+//! back in its stead. Only plain packets are read: no fragments, no extension headers. The
+//! bytes are the sandbox's, save for what the kernel itself wrote. RFC 791, 8200, 9293,
+//! 7413, 792, 4443.
 
 mod build;
 
@@ -30,16 +32,14 @@ pub struct Key {
     pub to: SocketAddr,
 }
 
-/// A TCP SYN, whole.
+/// A TCP SYN without data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Syn {
     key: Key,
-    /// The packet, without what stood behind it.
+    /// Its headers; they say that nothing follows.
     packet: Vec<u8>,
     /// Where the TCP header begins.
     tcp: usize,
-    /// Bytes of data in it (TCP fast open).
-    data: usize,
 }
 
 /// What a packet tried, as far as it can be told.
@@ -79,7 +79,7 @@ struct Outer<'a> {
     to: IpAddr,
     protocol: u8,
     fragment: bool,
-    /// The whole packet, without what stood behind it.
+    /// The packet, without what stood behind it, as far as it was logged.
     packet: &'a [u8],
     /// Where its header ends.
     end: usize,
@@ -99,7 +99,10 @@ impl<'a> Outer<'a> {
         let header = bytes.first_chunk::<20>().ok_or(PacketFault::Length)?;
         let end = usize::from(header[0] & 0xf) * 4;
         let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
-        let packet = bytes.get(..length).filter(|packet| end >= 20 && packet.len() >= end).ok_or(PacketFault::Length)?;
+        let packet = bytes.get(..length).unwrap_or(bytes);
+        if end < 20 || packet.len() < end {
+            return Err(PacketFault::Length);
+        }
         let [.., a, b, c, d, e, f, g, h] = *header;
         Ok(Outer {
             from: IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
@@ -115,17 +118,18 @@ impl<'a> Outer<'a> {
     fn read_v6(bytes: &'a [u8]) -> Result<Self, PacketFault> {
         let header = bytes.first_chunk::<40>().ok_or(PacketFault::Length)?;
         let length = 40 + usize::from(u16::from_be_bytes([header[4], header[5]]));
-        let packet = bytes.get(..length).ok_or(PacketFault::Length)?;
+        let packet = bytes.get(..length).unwrap_or(bytes);
         let address = |at: usize| header[at..].first_chunk::<16>().map_or(Ipv6Addr::UNSPECIFIED, |octets| Ipv6Addr::from(*octets));
         Ok(Outer { from: IpAddr::V6(address(8)), to: IpAddr::V6(address(24)), protocol: header[6], fragment: false, packet, end: 40 })
     }
 }
 
 impl Syn {
-    /// Reads a captured packet that begins with its IP header.
+    /// Reads a captured packet that begins with its IP header; of data behind the headers
+    /// nothing need be there.
     ///
     /// # Errors
-    /// The packet is not a plain, whole SYN.
+    /// The packet is not a plain SYN with whole headers.
     pub fn read(bytes: &[u8]) -> Result<Self, PacketFault> {
         let outer = Outer::read(bytes)?;
         if outer.fragment {
@@ -137,13 +141,19 @@ impl Syn {
         let segment = &outer.packet[outer.end..];
         let header = segment.first_chunk::<20>().ok_or(PacketFault::Length)?;
         let options_end = usize::from(header[12] >> 4) * 4;
-        let data = segment.len().checked_sub(options_end).filter(|_| options_end >= 20).ok_or(PacketFault::Length)?;
+        if options_end < 20 || options_end > segment.len() {
+            return Err(PacketFault::Length);
+        }
         if header[13] & (FIN | SYN | RST | ACK) != SYN {
             return Err(PacketFault::Flags);
         }
         let port = |at: usize| u16::from_be_bytes([header[at], header[at + 1]]);
         let key = Key { from: SocketAddr::new(outer.from, port(0)), to: SocketAddr::new(outer.to, port(2)) };
-        Ok(Syn { key, packet: outer.packet.to_vec(), tcp: outer.end, data })
+        let mut packet = outer.packet[..outer.end + options_end].to_vec();
+        // IPv4 counts its header in, IPv6 does not.
+        let (at, length) = if outer.to.is_ipv4() { (2, packet.len()) } else { (4, options_end) };
+        packet[at..at + 2].copy_from_slice(&u16::try_from(length).map_err(|_| PacketFault::Length)?.to_be_bytes());
+        Ok(Syn { key, packet, tcp: outer.end })
     }
 
     /// Both ends.
@@ -153,7 +163,8 @@ impl Syn {
 }
 
 impl Attempt {
-    /// Reads what a captured packet tried; for the record only.
+    /// Reads what a captured packet tried, of which the beginning is enough; for the record
+    /// only.
     ///
     /// # Errors
     /// It has no whole IP header.

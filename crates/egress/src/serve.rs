@@ -9,6 +9,7 @@
 //! address about to be dialled; what may be spoken, the inspector's. This file only carries
 //! out. Everything is bounded: the slots, what each may hold, and how long it may wait.
 
+mod budget;
 mod held;
 mod open;
 mod questions;
@@ -41,6 +42,7 @@ use crate::{
     route::Routes,
     setup::Channels,
 };
+use budget::Budget;
 use held::{Held, Purpose};
 use open::Open;
 use questions::NamesOverTcp;
@@ -48,6 +50,11 @@ use slots::{Id, Slots};
 
 /// Connections at once, in whatever stage.
 const MOST_CONNECTIONS: usize = 512;
+/// Questions over TCP that are answered. Datagrams the kernel counts (nft.rs); both cost the
+/// host's CPU time, which no limit of the sandbox counts.
+const QUESTIONS_EACH_SECOND: u32 = 1000;
+/// Connections to names for which the host's name server is asked, who is on no whitelist.
+const LOOKUPS_EACH_SECOND: u32 = 500;
 /// How long what was said may take to be delivered after everything inside has ended.
 const DELIVERY: Duration = Duration::from_millis(200);
 /// Packets and questions that are read before connections get their turn.
@@ -88,7 +95,9 @@ pub(crate) struct Service {
     by_key: HashMap<Key, Id>,
     /// Connections with more to do at once.
     busy: Vec<Id>,
-    budget: questions::Budget,
+    /// Questions over TCP, and look-ups of the host's.
+    questions: Budget,
+    lookups: Budget,
     buffer: Vec<u8>,
     started: Instant,
     now: Instant,
@@ -121,7 +130,8 @@ impl Service {
             slots: Slots::new(MOST_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),
-            budget: questions::Budget::default(),
+            questions: Budget::of(QUESTIONS_EACH_SECOND),
+            lookups: Budget::of(LOOKUPS_EACH_SECOND),
             buffer: vec![0; BUFFER],
             started: now,
             now,
@@ -320,6 +330,14 @@ impl Service {
             Some(Slot::Open(open)) => self.advance_open(id, open),
             Some(Slot::Names(names)) => self.advance_names(id, names),
             None => {}
+        }
+    }
+
+    /// Has a connection advanced again in the next turn: once, however often it asked, or the
+    /// busiest would soon have all turns.
+    fn go_on_later(&mut self, id: Id) {
+        if !self.busy.contains(&id) {
+            self.busy.push(id);
         }
     }
 

@@ -9,8 +9,6 @@ use super::{ACK, ICMP, ICMPV6, RST, Syn, TCP};
 
 /// Lifetime of a packet that goes no further than `lo`.
 const HOPS: u8 = 64;
-/// What an ICMPv6 error may carry (RFC 4443, 2.4 c): the smallest MTU.
-const LARGEST_V6: usize = 1280;
 
 /// Why a peer cannot be reached, as the program's `connect` shall hear it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +39,7 @@ impl Syn {
         let sequence = &self.packet[self.tcp + 4..self.tcp + 8];
         let sequence = sequence.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
         // The SYN counts for one (RFC 9293, 3.10.7.1).
-        let data = u32::try_from(self.data).unwrap_or(0);
-        let acknowledged = sequence.wrapping_add(1).wrapping_add(data).to_be_bytes();
+        let acknowledged = sequence.wrapping_add(1).to_be_bytes();
         let mut segment = [
             &self.key.to.port().to_be_bytes()[..],
             &self.key.from.port().to_be_bytes(),
@@ -66,10 +63,8 @@ impl Syn {
             (true, Unreachable::Network) => (1, 0),
             (true, Unreachable::Host) => (1, 3),
         };
-        // Of the packet so much that the kernel finds the socket: all of it may be 64 KiB.
-        let most = if v6 { LARGEST_V6 - 40 - 8 } else { self.tcp + 8 };
-        let quoted = &self.packet[..self.packet.len().min(most)];
-        let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], quoted].concat();
+        // The kernel finds the socket by it.
+        let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], &self.packet[..]].concat();
         let sum = match v6 {
             true => self.sum(self.key.to.ip(), self.key.from.ip(), ICMPV6, &message),
             false => checksum(&[&message]),

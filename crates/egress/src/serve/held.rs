@@ -6,6 +6,7 @@ use std::{
 };
 
 use rustix::{fd::OwnedFd, io::Errno};
+use stockade_protocol::{DenialKind, DenialReason};
 
 use super::{DNS_PORT, Id, Service, Slot, slots::token};
 use crate::{
@@ -94,6 +95,11 @@ impl Service {
         match &permit.to {
             Destination::Name(name) => {
                 let name = name.clone();
+                if !self.lookups.takes_one(self.elapsed_ms()) {
+                    let host = Some(name.to_string());
+                    self.deny(&Denied { host, port: Some(key.to.port()), ..Denied::new(DenialKind::Connect, DenialReason::Limit) });
+                    return self.refuse(id, &syn);
+                }
                 let (lookup, progress) = Lookup::start(&self.resolver, name.as_str(), &self.poll, token(id, Side::Peer), self.now);
                 self.resolved(id, syn, permit, lookup, progress);
             }

@@ -57,7 +57,7 @@ impl Service {
             State::Idle => self.slots.replace(id, Slot::Open(open)),
             State::Busy => {
                 self.slots.replace(id, Slot::Open(open));
-                self.busy.push(id);
+                self.go_on_later(id);
             }
             State::Ended => {
                 self.count(&mut open);

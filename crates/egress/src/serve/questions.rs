@@ -41,26 +41,6 @@ enum Talk {
     Over,
 }
 
-/// Questions over TCP that may be answered in each second. Datagrams the kernel counts
-/// (nft.rs); both cost the host's CPU time, which no limit of the sandbox counts.
-#[derive(Default)]
-pub(super) struct Budget {
-    second: u64,
-    taken: u32,
-}
-
-impl Budget {
-    const EACH_SECOND: u32 = 1000;
-
-    fn takes_one(&mut self, now_ms: u64) -> bool {
-        if self.second != now_ms / 1000 {
-            *self = Budget { second: now_ms / 1000, taken: 0 };
-        }
-        self.taken += 1;
-        self.taken <= Self::EACH_SECOND
-    }
-}
-
 impl Service {
     /// Answers questions that came as datagrams.
     pub(super) fn answer_questions(&mut self, most: usize) {
@@ -88,7 +68,7 @@ impl Service {
             Ok(Talk::Waits) => self.slots.replace(id, Slot::Names(names)),
             Ok(Talk::Goes) => {
                 self.slots.replace(id, Slot::Names(names));
-                self.busy.push(id);
+                self.go_on_later(id);
             }
             Ok(Talk::Over) => self.forget(id, names.key),
             Err(_) => {
@@ -111,7 +91,7 @@ impl Service {
             match dns::unframe(&names.asked) {
                 dns::Framed::Message(message, length) => {
                     let now = self.elapsed_ms();
-                    if !self.budget.takes_one(now) {
+                    if !self.questions.takes_one(now) {
                         return Err(Errno::DQUOT);
                     }
                     let answer = dns::answer(message, &self.decider, &mut self.names, now);
