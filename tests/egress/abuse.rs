@@ -281,6 +281,6 @@ say(len(open)); time.sleep(3)";
         }
     });
     assert_eq!(ran.output, "100\n", "{ran:?}");
-    eprintln!("{} MiB in {} sockets", most.0 >> 20, most.1);
-    assert!(most.1 >= 90 && most.0 < 256 << 20, "{} MiB in {} sockets", most.0 >> 20, most.1);
+    // Each could have seven.
+    assert!(most.1 >= 90 && most.0 < 200 << 20, "{} MiB in {} sockets", most.0 >> 20, most.1);
 }

@@ -142,12 +142,16 @@ fn the_gate_does_not_outlive_its_launcher() {
 fn without_the_gate_nothing_leaves() {
     let mut rig = Rig::new();
     rig.listen("echo", &[80]);
-    let script = "s = dial('10.0.5.7', 80); s.sendall(b'a'); say(s.recv(9)); time.sleep(1)
+    // A file of everybody's says that the connection is open.
+    let open = std::env::temp_dir().join(format!("egress-{}-open", std::process::id()));
+    let script = format!(
+        "s = dial('10.0.5.7', 80); s.sendall(b'a'); say(s.recv(9)); os.close(os.open({open:?}, os.O_CREAT)); time.sleep(1)
 try: s.sendall(b'b'); time.sleep(.1); say('got', s.recv(9))
 except OSError as error: say(word(error))
-say(attempt('10.0.5.7', 80, .5))";
-    let ran = rig.run_bare_watched(&["10.0.5.7:80"], script, |gate| {
-        std::thread::sleep(Duration::from_millis(500));
+say(attempt('10.0.5.7', 80, .5))"
+    );
+    let ran = rig.run_bare_watched(&["10.0.5.7:80"], &script, |gate| {
+        assert!(soon(|| open.exists()));
         kill(Pid::from_raw(gate.pid()), Signal::SIGKILL).unwrap();
         let begin = Instant::now();
         let fd = gate.watch();
@@ -156,6 +160,7 @@ say(attempt('10.0.5.7', 80, .5))";
         assert_eq!(told, Ok(1), "the launcher is not told");
         assert!(begin.elapsed() < Duration::from_secs(1));
     });
+    fs::remove_file(&open).unwrap();
     assert_eq!(ran.output, "b'a'\ngot b''\nhang\n".replace("got b''", ran.output.lines().nth(1).unwrap()));
     assert!(!ran.output.contains("got b'b'"), "{ran:?}");
     assert_eq!(ran.egress, json!({"gate": "the egress gate ended unexpectedly"}));

@@ -219,12 +219,15 @@ fn filter() -> Vec<Instruction> {
         answer(ALLOW),
         answer(KILL_PROCESS),
     ];
-    // setsockopt: SO_LINGER and TCP_NODELAY, the same number's high bits apart.
+    // setsockopt: SO_LINGER, SO_SNDBUF and SO_RCVBUF, and TCP_NODELAY; the same number's high
+    // bits apart.
     let setsockopt = [
         load_argument(1),
-        equal(1, 0, 2),
+        equal(1, 0, 4),
         load_argument(2),
-        equal(13, 3, 4),
+        equal(13, 5, 0),
+        equal(7, 4, 0),
+        equal(8, 3, 4),
         equal(6, 0, 3),
         load_argument(2),
         equal(1, 0, 1),
@@ -292,9 +295,17 @@ mod tests {
         ] {
             assert_eq!(run(SOCKET, arguments), action, "socket {arguments:?}");
         }
-        for (arguments, action) in
-            [([0, 1, 13], ALLOW), ([0, 6, 1], ALLOW), ([0, 1, 36], KILL_PROCESS), ([0, 6, 31], KILL_PROCESS), ([0, 0, 19], KILL_PROCESS)]
-        {
+        for (arguments, action) in [
+            ([0, 1, 13], ALLOW),
+            ([0, 1, 7], ALLOW),
+            ([0, 1, 8], ALLOW),
+            ([0, 6, 1], ALLOW),
+            ([0, 1, 36], KILL_PROCESS),
+            ([0, 1, 1], KILL_PROCESS),
+            ([0, 6, 31], KILL_PROCESS),
+            ([0, 6, 13], KILL_PROCESS),
+            ([0, 0, 19], KILL_PROCESS),
+        ] {
             assert_eq!(run(SETSOCKOPT, arguments), action, "setsockopt {arguments:?}");
         }
         assert_eq!((run(FCNTL, [3, 1, 0]), run(FCNTL, [3, 4, 0])), (ALLOW, KILL_PROCESS));

@@ -98,8 +98,13 @@ impl Denied {
     }
 
     /// The refusal of one connection more than there may be.
-    pub fn of_number(address: IpAddr, port: u16) -> Self {
-        Denied { address: Some(address), port: Some(port), ..Denied::new(DenialKind::Connect, DenialReason::Limit) }
+    pub fn of_number(to: Destination, port: u16) -> Self {
+        let (host, address) = match to {
+            Destination::Name(name) => (Some(name.to_string()), None),
+            Destination::Address(address) => (None, Some(address)),
+            Destination::Unknown(address) => (None, Some(IpAddr::V4(address))),
+        };
+        Denied { host, address, port: Some(port), ..Denied::new(DenialKind::Connect, DenialReason::Limit) }
     }
 }
 

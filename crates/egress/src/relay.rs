@@ -235,6 +235,14 @@ impl Relay {
     }
 }
 
+/// Has the kernel keep no more than a little for a socket, in either direction.
+pub(crate) fn keep_small(socket: &OwnedFd) {
+    // It doubles them for its own use (socket(7)).
+    const LITTLE: usize = 64 << 10;
+    let _set = sockopt::set_socket_recv_buffer_size(socket, LITTLE);
+    let _set = sockopt::set_socket_send_buffer_size(socket, LITTLE);
+}
+
 /// Makes the close of a socket a reset.
 pub(crate) fn reset_on_close(socket: &OwnedFd) {
     // It can fail only for what is no socket.

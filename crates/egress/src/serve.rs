@@ -17,7 +17,7 @@ mod slots;
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -37,7 +37,7 @@ use crate::{
     packet::{Attempt, Key, Syn},
     poll::{Happened, Poll},
     record::Record,
-    relay::{BUFFER, Relay, Side, reset_on_close},
+    relay::{BUFFER, Relay, Side, keep_small, reset_on_close},
     resolve::Resolver,
     route::Routes,
     setup::Channels,
@@ -55,6 +55,10 @@ const MOST_CONNECTIONS: usize = 512;
 const QUESTIONS_EACH_SECOND: u32 = 1000;
 /// Connections to names for which the host's name server is asked, who is on no whitelist.
 const LOOKUPS_EACH_SECOND: u32 = 500;
+/// Connections whose buffers the kernel may let grow, to some ten megabytes each: a peer and
+/// a program that both read nothing would fill them, and they count against no limit of the
+/// sandbox. Those that are opened beside so many keep small ones.
+const MOST_WITH_LARGE_BUFFERS: usize = 16;
 /// How long what was said may take to be delivered after everything inside has ended.
 const DELIVERY: Duration = Duration::from_millis(200);
 /// Packets and questions that are read before connections get their turn.
@@ -197,6 +201,11 @@ impl Service {
         self.record.denied(denied, now);
     }
 
+    /// Refuses one more than there may be.
+    fn deny_by_number(&mut self, to: IpAddr, port: u16) {
+        self.deny(&Denied::of_number(self.names.destination(to), port));
+    }
+
     /// Everything inside is dead: what it said is still delivered, what the kernel still
     /// holds is read, open connections are counted.
     fn conclude(mut self) -> EgressReport {
@@ -248,7 +257,7 @@ impl Service {
         }
         let Ok(Attempt { protocol, to, port }) = Attempt::read(packet) else { return };
         let denied = match protocol.as_str() {
-            "tcp" => Denied::of_number(to, port.unwrap_or(0)),
+            "tcp" => return self.deny_by_number(to, port.unwrap_or(0)),
             "udp" if port == Some(DNS_PORT) => Denied { port, ..Denied::new(DenialKind::Dns, DenialReason::Limit) },
             "udp" => Denied { address: Some(to), port, ..Denied::new(DenialKind::Udp, DenialReason::ProtocolUnsupported) },
             _ => Denied {
@@ -309,8 +318,11 @@ impl Service {
                 self.slots.replace(id, Slot::Names(Box::new(names)));
             }
             Purpose::Peer { socket: peer, permit, address } => {
-                // It fails only for what is no TCP socket.
+                // Both fail only for what is no TCP socket.
                 let _set = sockopt::set_tcp_nodelay(&socket, true);
+                if self.slots.taken() > MOST_WITH_LARGE_BUFFERS {
+                    [&socket, &peer].into_iter().for_each(keep_small);
+                }
                 let rule = self.decider.rule_text(&permit);
                 let now = self.elapsed_ms();
                 let flow = self.record.connected(&permit, &rule, address, now);

@@ -6,11 +6,10 @@ use std::{
 };
 
 use rustix::{fd::OwnedFd, io::Errno};
-use stockade_protocol::{DenialKind, DenialReason};
 
 use super::{DNS_PORT, Id, Service, Slot, slots::token};
 use crate::{
-    decide::{self, Denied, Destination, Permit},
+    decide::{self, Destination, Permit},
     dial::{Dial, Dialled},
     packet::{Key, Syn, Unreachable},
     relay::Side,
@@ -86,7 +85,7 @@ impl Service {
             }
         };
         let Some(id) = self.slots.reserve() else {
-            self.deny(&Denied::of_number(key.to.ip(), key.to.port()));
+            self.deny_by_number(key.to.ip(), key.to.port());
             return self.inject(key.from, &syn.reset());
         };
         // An older connection with the same ends goes on without its key.
@@ -96,8 +95,7 @@ impl Service {
             Destination::Name(name) => {
                 let name = name.clone();
                 if !self.lookups.takes_one(self.elapsed_ms()) {
-                    let host = Some(name.to_string());
-                    self.deny(&Denied { host, port: Some(key.to.port()), ..Denied::new(DenialKind::Connect, DenialReason::Limit) });
+                    self.deny_by_number(key.to.ip(), key.to.port());
                     return self.refuse(id, &syn);
                 }
                 let (lookup, progress) = Lookup::start(&self.resolver, name.as_str(), &self.poll, token(id, Side::Peer), self.now);

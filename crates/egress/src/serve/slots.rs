@@ -47,6 +47,10 @@ impl<T> Slots<T> {
         self.free.len() == self.places.len()
     }
 
+    pub(super) fn taken(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
     /// A place, empty as yet; none where all are taken.
     pub(super) fn reserve(&mut self) -> Option<Id> {
         let index = match self.free.pop() {
@@ -110,6 +114,7 @@ mod tests {
         let old = slots.reserve().unwrap();
         slots.replace(old, "old");
         assert!(slots.reserve().is_none() && !slots.is_empty());
+        assert_eq!(slots.taken(), 1);
         slots.free(old);
         assert!(slots.is_empty());
         let new = slots.reserve().unwrap();
