@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, test, wait_within},
+    patience::{patient, patient_limit},
     policies::with_etc,
     probe::{Control, denied, denied_in},
     stockade::{
@@ -33,6 +34,7 @@ use crate::{
 pub const TESTS: &[Test] = &[
     test!(RootOnly, sudo_writes_no_report_where_its_caller_could_not),
     test!(RootOnly, sudo_quotes_no_file_that_its_caller_could_not_read),
+    test!(RootOnly, a_file_of_the_host_that_cannot_be_read_is_not_taken_for_missing),
     test!(Both, a_host_scratch_of_many_files_runs),
     test!(Both, a_tree_too_deep_to_count_is_a_disk_limit, seconds 60),
     test!(RootlessOnly, a_directory_closed_to_the_count_is_a_disk_limit, seconds 60),
@@ -113,6 +115,23 @@ fn sudo_quotes_no_file_that_its_caller_could_not_read() {
     assert!(output.status.code() == Some(125) && both_streams(&output).contains(&secret), "{}", both_streams(&output));
 }
 
+/// Whose ids are whose is not guessed at: `/etc/subuid` may give away that of the run.
+fn a_file_of_the_host_that_cannot_be_read_is_not_taken_for_missing() {
+    let exec_after = |name: &str, act: &str| {
+        let script = format!(
+            "set -e; mount -t tmpfs -o mode=755 none \"$1\"; cp -a /etc/. \"$1\"; cd \"$1\"; {act}; cd /; mount --bind \"$1\" /etc; exec \"$STOCKADE\" exec"
+        );
+        let etc = directory().join(name);
+        fs::create_dir(&etc).unwrap();
+        let mut command = under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh", text(&etc)]);
+        Done::of(feed(&mut command, br#"{"code": "print(1)"}"#))
+    };
+    exec_after("circle", "rm -f subuid; ln -s subuid subuid").broke("host_unreadable", &["/etc/subuid", "symbolic links"]);
+    // The controls: one that is not there gives nothing away, nor does the host's own.
+    exec_after("missing", "rm -f subuid").succeeded();
+    exec_after("own", "true").succeeded();
+}
+
 fn a_host_scratch_of_many_files_runs() {
     let scratch = scratch();
     for i in 0..16_000 {
@@ -127,7 +146,7 @@ fn a_tree_too_deep_to_count_is_a_disk_limit() {
         let code = format!(
             "import os, time\nfor _ in range({depth}):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'wb').write(b'x' * (1 << 20))\ntime.sleep(3)"
         );
-        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": "20s"}}))
+        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": patient_limit(20_000)}}))
     };
     ask("deep", 250).expect(json!({"verdict": "disk_limit", "code": 137, "success": false}));
     ask("flat", 50).succeeded();
@@ -138,7 +157,7 @@ fn a_directory_closed_to_the_count_is_a_disk_limit() {
         let code = format!(
             "import os, time\nos.mkdir('d')\nfor i in range(40): open(f'd/f{{i}}', 'wb').write(b'x' * (1 << 20))\nos.chmod('d', {mode})\ntime.sleep(3)"
         );
-        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": "20s", "scratch_size": size}}))
+        exec(json!({"code": code, "scratch": text(&scratch_named(name)), "limits": {"wall": patient_limit(20_000), "scratch_size": size}}))
     };
     let full = json!({"verdict": "disk_limit", "code": 137, "success": false});
     ask("closed", "0", "8MiB").expect(full.clone());
@@ -240,7 +259,7 @@ fn an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end() {
     // It has begun; from here on nobody reads.
     let mut first = [0; 1];
     child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
-    thread::sleep(Duration::from_millis(500));
+    thread::sleep(patient(Duration::from_millis(500)));
     // The control: by itself it stays.
     assert!(child.try_wait().unwrap().is_none());
     let begin = Instant::now();
@@ -299,7 +318,7 @@ print(total)
 fn socket_buffers_count_as_memory() {
     let ask = |memory: &str| {
         exec(
-            json!({"code": FILL_SOCKETS, "limits": {"memory": memory, "tmp_size": "8MiB", "scratch_size": "8MiB", "wall": "20s", "open_files": 600}}),
+            json!({"code": FILL_SOCKETS, "limits": {"memory": memory, "tmp_size": "8MiB", "scratch_size": "8MiB", "wall": patient_limit(20_000), "open_files": 600}}),
         )
     };
     let total = |done: &Done| done.succeeded().output().trim().parse::<u64>().unwrap();

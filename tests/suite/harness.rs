@@ -26,7 +26,7 @@ use nix::{
 };
 use serde_json::json;
 
-use crate::stockade;
+use crate::{patience::patient, stockade};
 
 /// Whose test it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -249,7 +249,8 @@ fn run_apart(test: &Test) -> Ending {
     command.arg(SELECT).arg(test.full_name()).env(DIRECTORY, &directory.0).stdin(Stdio::null()).process_group(0);
     command.stdout(file.try_clone().expect("share the log")).stderr(file);
     let mut child = command.spawn().expect("start the test's process");
-    let status = wait_within(&mut child, Duration::from_secs(test.seconds));
+    let time = Duration::from_secs(test.seconds);
+    let status = wait_within(&mut child, time);
     // Whatever it left behind in its group.
     let _gone = killpg(group(&child), Signal::SIGKILL);
     let mut said = String::new();
@@ -262,7 +263,7 @@ fn run_apart(test: &Test) -> Ending {
         }),
         None => {
             let _reaped = child.wait();
-            Ending::Failed(format!("{said}\nnot done after {} s", test.seconds))
+            Ending::Failed(format!("{said}\nnot done after {} s", patient(time).as_secs()))
         }
     }
 }
@@ -271,7 +272,7 @@ fn group(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).expect("a process id"))
 }
 
-/// Waits for a child; none where the time was up. It is not killed.
+/// Waits for a child, patiently; none where the time was up. It is not killed.
 pub fn wait_within(child: &mut Child, time: Duration) -> Option<std::process::ExitStatus> {
     let mut status = None;
     eventually(time, || {
@@ -281,9 +282,9 @@ pub fn wait_within(child: &mut Child, time: Duration) -> Option<std::process::Ex
     status
 }
 
-/// Asks until the answer is yes, or the time is up. True: it was yes.
+/// Asks until the answer is yes, or the time is up, patiently. True: it was yes.
 pub fn eventually(time: Duration, mut ask: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + time;
+    let end = Instant::now() + patient(time);
     loop {
         if ask() {
             return true;
@@ -295,9 +296,11 @@ pub fn eventually(time: Duration, mut ask: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Runs this suite's deliberately broken tests, for the meta test.
-pub fn run_broken(words: &[&str]) -> std::process::Output {
+/// Runs this suite's deliberately broken tests with so much patience, for the meta test.
+pub fn run_broken(slow: u32, words: &[&str]) -> std::process::Output {
     let program = std::env::current_exe().expect("this program has a path");
     let arguments = std::iter::once(OsString::from(BROKEN)).chain(words.iter().map(OsString::from));
-    Command::new(program).args(arguments).env_remove(DIRECTORY).stdin(Stdio::null()).output().expect("run the suite again")
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove(DIRECTORY).env("STOCKADE_TEST_SLOW", slow.to_string());
+    command.stdin(Stdio::null()).output().expect("run the suite again")
 }

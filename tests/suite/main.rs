@@ -12,6 +12,8 @@
 )]
 
 mod harness;
+#[path = "../patience.rs"]
+mod patience;
 mod probe;
 mod stockade;
 mod tracer;

@@ -6,6 +6,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_failing_test_fails_the_suite),
     test!(Both, a_crashing_test_fails_the_suite),
     test!(Both, a_hanging_test_is_ended_and_fails_the_suite),
+    test!(Both, a_slow_machine_is_given_more_time_and_no_more),
     test!(Both, a_skipped_test_is_named_with_its_reason_and_counted),
     test!(Both, a_suite_in_which_nothing_ran_fails),
     test!(Both, without_a_program_the_suite_fails),
@@ -39,7 +40,7 @@ fn hangs() {
 fn lacks_something() {}
 
 fn ending(words: &[&str]) -> (Option<i32>, String, String) {
-    let output = run_broken(words);
+    let output = run_broken(1, words);
     let text = String::from_utf8(output.stdout).unwrap();
     (output.status.code(), text.lines().last().unwrap_or_default().to_owned(), text)
 }
@@ -63,6 +64,14 @@ fn a_hanging_test_is_ended_and_fails_the_suite() {
     let (status, last, text) = ending(&["meta::hangs"]);
     assert_eq!((status, last.as_str()), (Some(1), "0 passed, 1 failed, 0 skipped"), "{text}");
     assert!(text.contains("not done after 1 s"), "{text}");
+}
+
+fn a_slow_machine_is_given_more_time_and_no_more() {
+    let output = run_broken(2, &["meta::hangs"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && text.contains("not done after 2 s"), "{text}");
+    // What is no factor is no patience either.
+    assert!(!run_broken(0, &["meta::passes"]).status.success());
 }
 
 fn a_skipped_test_is_named_with_its_reason_and_counted() {

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, eventually, test, wait_within},
+    patience::{patient, patient_limit},
     stockade::{PolicyDirectory, derived, feed, no_process_is_left, program_path, put, scratch, stockade, text, token, under},
 };
 
@@ -37,6 +38,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_report_holds_the_result_without_the_streams),
     test!(Both, a_report_is_written_for_a_run_that_never_began),
     test!(Both, a_report_cannot_be_reached_from_inside),
+    test!(Both, a_report_that_cannot_be_written_is_no_success),
     test!(Both, signals_reach_the_command),
     test!(Both, a_signal_that_is_not_caught_ends_the_command),
     test!(Both, no_descriptor_of_the_caller_enters),
@@ -161,7 +163,7 @@ fn with_policy(lines: &str, arguments: &[&str]) -> Output {
 }
 
 fn the_wall_clock_is_124() {
-    let output = with_policy("[limits]\nwall = \"300ms\"", &["sleep", "600"]);
+    let output = with_policy(&format!("[limits]\nwall = \"{}\"", patient_limit(300)), &["sleep", "600"]);
     says(&output, b"", 124);
     assert!(String::from_utf8_lossy(&output.stderr).contains("stockade: the wall clock ran out"));
 }
@@ -240,6 +242,16 @@ fn the_report_holds_the_result_without_the_streams() {
     let nowhere = stockade(["run", "--report", "/no/such/place/report", "--", "true"]).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/no/such/place/report"));
+}
+
+fn a_report_that_cannot_be_written_is_no_success() {
+    let to = |report: &str| stockade(["run", "--report", report, "--", "echo", "said"]).output().unwrap();
+    let full = to("/dev/full");
+    says(&full, b"said\n", 125);
+    let said = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert!(said.contains("/dev/full") && said.contains("No space left on device"), "{said}");
+    // The control: a device that takes it.
+    says(&to("/dev/null"), b"said\n", 0);
 }
 
 fn a_report_is_written_for_a_run_that_never_began() {
@@ -456,9 +468,9 @@ fn killing_the_launcher_kills_the_sandbox() {
 
 fn output_of_a_killed_run_is_not_lost() {
     let begin = Instant::now();
-    let output = with_policy("[limits]\nwall = \"300ms\"", &["sh", "-c", "echo before; sleep 600"]);
+    let output = with_policy(&format!("[limits]\nwall = \"{}\"", patient_limit(300)), &["sh", "-c", "echo before; sleep 600"]);
     says(&output, b"before\n", 124);
-    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(begin.elapsed() < patient(Duration::from_secs(5)));
     let mut child = run(&["cat"]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.as_mut().unwrap().write_all(b"typed").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
