@@ -26,14 +26,15 @@ use crate::{
     policies::with_etc,
     probe::{Control, denied, denied_in},
     stockade::{
-        Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, scratch, scratch_named, stockade, text,
-        token, under,
+        Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, put, scratch, scratch_named, stockade,
+        text, token, under,
     },
 };
 
 pub const TESTS: &[Test] = &[
     test!(RootOnly, sudo_writes_no_report_where_its_caller_could_not),
     test!(RootOnly, sudo_quotes_no_file_that_its_caller_could_not_read),
+    test!(RootOnly, what_is_mounted_inside_is_not_mounted_on_a_host_whose_mounts_are_shared),
     test!(RootOnly, a_file_of_the_host_that_cannot_be_read_is_not_taken_for_missing),
     test!(Both, a_host_scratch_of_many_files_runs),
     test!(Both, a_tree_too_deep_to_count_is_a_disk_limit, seconds 60),
@@ -113,6 +114,23 @@ fn sudo_quotes_no_file_that_its_caller_could_not_read() {
     // The control: the words for root itself do quote it.
     let output = stockade(["run", "--policy", &path, "--", "true"]).output().unwrap();
     assert!(output.status.code() == Some(125) && both_streams(&output).contains(&secret), "{}", both_streams(&output));
+}
+
+/// As systemd has them: each new mount appears on all copies of what it is mounted on.
+fn what_is_mounted_inside_is_not_mounted_on_a_host_whose_mounts_are_shared() {
+    let scratch = scratch();
+    let secret = token("shared");
+    put(&scratch.join(".env"), &secret);
+    let request = json!({"code": "import os; print(os.path.getsize('.env'))", "scratch": text(&scratch)}).to_string();
+    let script = "set -e; cat /proc/self/mountinfo >before; \"$STOCKADE\" exec >result; cat /proc/self/mountinfo >after; cat \"$1/.env\"; mkdir a b; mount --bind a b; mount -t tmpfs none a; grep -c ' '\"$PWD/[ab]\"' ' /proc/self/mountinfo";
+    let mut command = under(&["unshare", "--mount", "--propagation", "shared", "sh", "-c", script, "sh", text(&scratch)]);
+    let output = feed(&mut command, request.as_bytes());
+    let read = |name: &str| fs::read_to_string(directory().join(name)).unwrap();
+    // The control: there a mount is mounted on copies too, for a, for b and, by b, once more.
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{secret}3\n"), "{output:?}");
+    assert_eq!(read("before"), read("after"));
+    let result: Value = serde_json::from_str(&read("result")).unwrap();
+    assert_eq!((&result["verdict"], &result["output"]), (&json!("exited"), &json!("0\n")), "{result}");
 }
 
 /// Whose ids are whose is not guessed at: `/etc/subuid` may give away that of the run.

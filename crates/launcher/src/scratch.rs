@@ -258,9 +258,8 @@ fn finish(
     let mut idmappable = true;
     let mut tree = None;
     if opener.privileged {
-        let copy =
-            || open_tree(&directory, c"", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH);
-        let copied = copy().map_err(|errno| error("scratch_failed", format!("copy its mount: {}", crate::error::describe(errno))))?;
+        let copied = detached_copy(&directory, false)
+            .map_err(|errno| error("scratch_failed", format!("copy its mount: {}", crate::error::describe(errno))))?;
         idmappable = opener.unique_id.is_some_and(|id| match opener.idmap {
             Idmap::Try => identity::idmap(&copied, owner, (id, id)).is_ok(),
             Idmap::Assume => true,
@@ -360,9 +359,19 @@ pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, 
         |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
     let open = || rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let opened = as_caller(opener.caller, opener.privileged, open).map_err(error)?;
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
-    opened.and_then(|fd| open_tree(&fd, c"", flags)).map_err(error)
+    opened.and_then(|fd| detached_copy(&fd, true)).map_err(error)
+}
+
+/// A copy of the host's mount behind a descriptor, with those below it where `recursive`.
+/// Private from the first: where systemd runs, mounts are shared, and a copy is its
+/// original's peer. What is mounted on it inside, such as what hides a file, would be
+/// mounted on the host too, and stay there.
+fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno> {
+    let depth = if recursive { OpenTreeFlags::AT_RECURSIVE } else { OpenTreeFlags::empty() };
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | depth;
+    let copy = open_tree(directory, c"", flags)?;
+    stockade_sys::mount::make_private(&copy, recursive)?;
+    Ok(copy)
 }
 
 /// Bytes of files in scratch that have no name any more but are held open inside: they

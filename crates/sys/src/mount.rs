@@ -1,4 +1,4 @@
-//! mount_setattr(2), which rustix lacks, and a detached copy of a mount tree.
+//! mount_setattr(2), which rustix lacks.
 //!
 //! Attributes are only ever added: clearing one on an inherited mount is EPERM, and
 //! no layer of ours needs it.
@@ -42,6 +42,15 @@ fn mount_setattr(mount: impl AsFd, recursive: bool, attr: &MountAttr) -> Result<
 /// EPERM without CAP_SYS_ADMIN over the mount namespace.
 pub fn set_attributes(mount: impl AsFd, attributes: u64, recursive: bool) -> Result<()> {
     mount_setattr(mount, recursive, &MountAttr { set: attributes, ..MountAttr::default() })
+}
+
+/// Takes a mount out of its peer group, and those below it where `recursive`.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN over the mount namespace.
+pub fn make_private(mount: impl AsFd, recursive: bool) -> Result<()> {
+    const MS_PRIVATE: u64 = 1 << 18;
+    mount_setattr(mount, recursive, &MountAttr { propagation: MS_PRIVATE, ..MountAttr::default() })
 }
 
 /// Adds attributes and the id map of a user namespace to a detached mount.
