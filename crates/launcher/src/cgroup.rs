@@ -17,13 +17,32 @@ use stockade_policy::plan::{CgroupPlan, CgroupSetting, Plan};
 
 use crate::{LaunchError, What, embryo::V2Parent, registry::Record};
 
+/// CPU time of all processes of a cgroup, also of those that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CpuTime {
+    /// Exact, where its parts may be sampled by the clock's tick (v1).
+    pub(crate) total_us: u64,
+    pub(crate) user_us: u64,
+    pub(crate) system_us: u64,
+}
+
+impl CpuTime {
+    /// What was used after an earlier reading.
+    pub(crate) fn since(self, earlier: CpuTime) -> CpuTime {
+        CpuTime {
+            total_us: self.total_us.saturating_sub(earlier.total_us),
+            user_us: self.user_us.saturating_sub(earlier.user_us),
+            system_us: self.system_us.saturating_sub(earlier.system_us),
+        }
+    }
+}
+
 /// What the kernel counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counters {
     pub(crate) memory_peak: Option<u64>,
     pub(crate) processes_peak: Option<u64>,
-    pub(crate) cpu_user_us: Option<u64>,
-    pub(crate) cpu_system_us: Option<u64>,
+    pub(crate) cpu: Option<CpuTime>,
     /// Processes that the oom killer ended.
     pub(crate) oom_kills: u64,
     /// Forks that the process limit refused.
@@ -109,11 +128,11 @@ impl Cgroup {
         }
     }
 
-    /// CPU time used so far, microseconds.
-    pub(crate) fn cpu_us(&self) -> Option<u64> {
+    /// CPU time used so far.
+    pub(crate) fn cpu(&self) -> Option<CpuTime> {
         match self {
-            Cgroup::V1(v1) => v1.cpu_us(),
-            Cgroup::V2(v2) => v2.cpu_us(),
+            Cgroup::V1(v1) => v1.cpu(),
+            Cgroup::V2(v2) => v2.cpu(),
             Cgroup::Absent => None,
         }
     }

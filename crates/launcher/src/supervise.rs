@@ -29,7 +29,7 @@ use stockade_protocol::{
 use crate::{
     Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
-    cgroup::Cgroup,
+    cgroup::{Cgroup, CpuTime},
     egress,
     error::step_failed,
     identity::OuterNamespaces,
@@ -138,6 +138,8 @@ struct Supervision<'a> {
     scratch_free: u64,
     next_scratch_count: Option<Instant>,
     next_cpu_check: Option<Instant>,
+    /// What setting up has cost, which neither counts as the program's nor against its limit.
+    cpu_before: CpuTime,
     denials: Denials,
     phase: Phase,
     /// The executor has our word to start the program: from here on it may have run.
@@ -258,6 +260,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         scratch_free,
         next_scratch_count: None,
         next_cpu_check: None,
+        cpu_before: CpuTime::default(),
         denials: Denials::new(plan.filter.kill.clone()),
         phase: Phase::SettingUp,
         released: false,
@@ -428,7 +431,7 @@ impl<'a> Supervision<'a> {
         {
             self.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
         }
-        if self.plan.limits.get(LimitKey::Cpu).is_some() && self.cgroup.cpu_us().is_some() {
+        if self.plan.limits.get(LimitKey::Cpu).is_some() && self.cgroup.cpu().is_some() {
             self.next_cpu_check = Some(now);
         }
         // Only now: nothing of the caller's is read for a program that will not run.
@@ -517,6 +520,8 @@ impl<'a> Supervision<'a> {
         match checked {
             Ok(outside) => {
                 self.outside = Some(outside);
+                // The last moment at which no instruction of the program can have run.
+                self.cpu_before = self.cgroup.cpu().unwrap_or_default();
                 match rustix::io::write(&self.lifeline, b"g") {
                     Ok(_) => self.released = true,
                     // It is gone, and will have said why.

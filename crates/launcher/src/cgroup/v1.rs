@@ -16,7 +16,7 @@ use rustix::{
 };
 use stockade_policy::plan::CgroupSetting;
 
-use super::{Counters, apply_setting, keyed, number_in, open_in, read_in, unique_name};
+use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name};
 use crate::{LaunchError, What, registry::Record};
 
 struct Hierarchy {
@@ -109,8 +109,10 @@ impl V1 {
         control.and_then(|text| keyed(&text, "oom_kill")).unwrap_or(0)
     }
 
-    pub(super) fn cpu_us(&self) -> Option<u64> {
-        number_in(self.directory("cpuacct")?, "cpuacct.usage").map(|nanos| nanos / 1000)
+    pub(super) fn cpu(&self) -> Option<CpuTime> {
+        let directory = self.directory("cpuacct")?;
+        let us = |file| number_in(directory, file).map(|nanos| nanos / 1000);
+        Some(CpuTime { total_us: us("cpuacct.usage")?, user_us: us("cpuacct.usage_user")?, system_us: us("cpuacct.usage_sys")? })
     }
 
     /// Each hierarchy's line ends in this run's name.
@@ -132,13 +134,10 @@ impl V1 {
     pub(super) fn counters(&self) -> Counters {
         let memory = self.directory("memory");
         let pids = self.directory("pids");
-        let cpuacct = self.directory("cpuacct");
-        let nanos = |file| cpuacct.and_then(|directory| number_in(directory, file)).map(|nanos| nanos / 1000);
         Counters {
             memory_peak: memory.and_then(|directory| number_in(directory, "memory.max_usage_in_bytes")),
             processes_peak: pids.and_then(|directory| number_in(directory, "pids.peak")).map(without_executor),
-            cpu_user_us: nanos("cpuacct.usage_user"),
-            cpu_system_us: nanos("cpuacct.usage_sys"),
+            cpu: self.cpu(),
             oom_kills: self.oom_kills(),
             forks_refused: pids.and_then(|directory| read_in(directory, "pids.events")).and_then(|text| keyed(&text, "max")).unwrap_or(0),
         }

@@ -13,7 +13,7 @@ use rustix::{
 };
 use stockade_policy::plan::CgroupSetting;
 
-use super::{Counters, apply_setting, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
+use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
 use crate::{LaunchError, What, registry::Record};
 
 /// See the module.
@@ -73,8 +73,10 @@ impl V2 {
         keyed(&String::from_utf8_lossy(text.get(..length).unwrap_or_default()), "oom_kill").unwrap_or(0)
     }
 
-    pub(super) fn cpu_us(&self) -> Option<u64> {
-        keyed(&read_in(&self.directory, "cpu.stat")?, "usage_usec")
+    pub(super) fn cpu(&self) -> Option<CpuTime> {
+        let text = read_in(&self.directory, "cpu.stat")?;
+        let us = |key| keyed(&text, key);
+        Some(CpuTime { total_us: us("usage_usec")?, user_us: us("user_usec")?, system_us: us("system_usec")? })
     }
 
     pub(super) fn kill(&self) {
@@ -94,13 +96,11 @@ impl V2 {
     }
 
     pub(super) fn counters(&self) -> Counters {
-        let cpu = read_in(&self.directory, "cpu.stat").unwrap_or_default();
         Counters {
             // Linux 5.19 and 6.1.
             memory_peak: number_in(&self.directory, "memory.peak"),
             processes_peak: number_in(&self.directory, "pids.peak").map(without_executor),
-            cpu_user_us: keyed(&cpu, "user_usec"),
-            cpu_system_us: keyed(&cpu, "system_usec"),
+            cpu: self.cpu(),
             oom_kills: self.oom_kills(),
             forks_refused: read_in(&self.directory, "pids.events").and_then(|text| keyed(&text, "max")).unwrap_or(0),
         }

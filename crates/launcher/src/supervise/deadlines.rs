@@ -55,7 +55,7 @@ impl Supervision<'_> {
     /// Looks again no sooner than the rest could be used up by all CPUs.
     fn check_cpu(&mut self, now: Instant) {
         let Some(limit_us) = self.plan.limits.get(LimitKey::Cpu).map(|ms| ms * 1000) else { return };
-        let used = self.cgroup.cpu_us().unwrap_or(0);
+        let used = self.cgroup.cpu().unwrap_or_default().since(self.cpu_before).total_us;
         if used >= limit_us {
             self.next_cpu_check = None;
             return self.end(Cause::CpuTime);

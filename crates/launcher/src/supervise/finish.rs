@@ -108,7 +108,8 @@ impl Supervision<'_> {
             .or(self.scratch_fs.as_ref())
             .map(|root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize)))
             .unwrap_or_default();
-        let rusage = used_by_all.or(self.rusage_us);
+        let of_cgroup = counters.cpu.map(|cpu| cpu.since(self.cpu_before)).map(|cpu| (cpu.user_us, cpu.system_us));
+        let cpu = of_cgroup.or(used_by_all).or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
         outcome.limit = decision.limit;
         outcome.egress = egress;
@@ -116,8 +117,8 @@ impl Supervision<'_> {
         outcome.usage = Usage {
             memory_peak_bytes: counters.memory_peak,
             processes_peak: counters.processes_peak,
-            cpu_user_ms: counters.cpu_user_us.or(rusage.map(|(user, _)| user)).map(|us| us / 1000),
-            cpu_system_ms: counters.cpu_system_us.or(rusage.map(|(_, system)| system)).map(|us| us / 1000),
+            cpu_user_ms: cpu.map(|(user, _)| user / 1000),
+            cpu_system_ms: cpu.map(|(_, system)| system / 1000),
             scratch_bytes,
             tmp_bytes: tmp.map(|(bytes, _)| bytes),
         };
