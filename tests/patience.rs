@@ -16,6 +16,11 @@ fn factor() -> u32 {
     })
 }
 
+/// Whether this machine is said to be slower.
+pub fn is_slow() -> bool {
+    factor() > 1
+}
+
 /// So much time on a developer's machine is so much here.
 pub fn patient(time: Duration) -> Duration {
     time * factor()

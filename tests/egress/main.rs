@@ -19,6 +19,9 @@ mod bypass;
 mod gate;
 mod names;
 mod outlets;
+#[path = "../patience.rs"]
+#[allow(dead_code, reason = "here no limit of a run has to be patient")]
+mod patience;
 mod programs;
 mod rig;
 mod rules;
@@ -35,6 +38,7 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::{Pid, Uid},
 };
+use patience::patient;
 
 /// One test. Its name is the promise.
 #[allow(missing_docs, reason = "name and body")]
@@ -94,6 +98,10 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
+    if let Some(word) = words.iter().find(|word| !tests.iter().any(|test| short(test).contains(**word))) {
+        eprintln!("egress: no test has {word} in its name");
+        return ExitCode::from(2);
+    }
     let (mut passed, mut failed) = (0u32, Vec::new());
     println!("egress, as uid {}", Uid::current());
     for test in tests.iter().filter(|test| words.is_empty() || words.iter().any(|word| short(test).contains(word))) {
@@ -140,8 +148,8 @@ fn run_apart(name: &str) -> Result<(), String> {
     let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id"));
     let begin = Instant::now();
     let ended = loop {
-        if child.try_wait().expect("wait for a child").is_some() || begin.elapsed() > PATIENCE {
-            break begin.elapsed() <= PATIENCE;
+        if child.try_wait().expect("wait for a child").is_some() || begin.elapsed() > patient(PATIENCE) {
+            break begin.elapsed() <= patient(PATIENCE);
         }
         std::thread::sleep(Duration::from_millis(5));
     };

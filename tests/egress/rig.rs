@@ -34,6 +34,8 @@ use stockade_egress::{
 use stockade_policy::egress::Whitelist;
 use stockade_sys::{clone, cred};
 
+use crate::patience::patient;
+
 /// This host and the others.
 pub struct Rig {
     remote: Child,
@@ -387,7 +389,7 @@ impl Sandbox {
 
 /// The gate of a launcher, once it is confined; none: it had none until it ended.
 fn gate_of(launcher: i32) -> Option<i32> {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + patient(Duration::from_secs(5));
     while Instant::now() < end && !fs::read_to_string(format!("/proc/{launcher}/stat")).ok()?.contains(") Z ") {
         let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
         let gate = children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(|pid: &i32| {

@@ -20,13 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{
+    patience::{is_slow, patient},
+    stockade,
+};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::{Pid, Uid},
 };
-use serde_json::json;
-
-use crate::{patience::patient, stockade};
 
 /// Whose test it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub enum Who {
 pub enum Need {
     /// A cgroup of the run's own, with limits.
     Cgroup,
+    /// The same on cgroup v2.
+    Cgroup2,
     /// No cgroup: the rlimits that stand in.
     NoCgroup,
     /// A program of the host.
@@ -52,6 +55,10 @@ pub enum Need {
     DataScience,
     /// Two CPUs or more.
     TwoCpus,
+    /// A host that systemd runs; for an ordinary user a manager of their own.
+    Systemd,
+    /// A machine of usual speed.
+    Speed,
 }
 
 /// One test. Its name is the promise that it holds the program to.
@@ -133,6 +140,17 @@ pub fn main(tests: &[Test]) -> ExitCode {
         eprintln!("sandbox: {why}");
         return ExitCode::from(2);
     }
+    if let Some(word) = words.iter().find(|word| chosen(tests, &[**word]).is_empty()) {
+        eprintln!("sandbox: no test has {word} in its name");
+        return ExitCode::from(2);
+    }
+    // Where it is known what there must be, a test that is skipped for want of it is a failure.
+    if let Ok(wanted) = std::env::var("STOCKADE_TEST_CGROUP")
+        && wanted != cgroup()
+    {
+        eprintln!("sandbox: runs are to have cgroup {wanted} here, but have {}", cgroup());
+        return ExitCode::from(2);
+    }
     run_all(&chosen(tests, &words))
 }
 
@@ -189,12 +207,15 @@ fn reason_to_skip(test: &Test) -> Option<String> {
     }
     test.needs.iter().find_map(|need| match need {
         Need::Cgroup if !has_cgroup() => Some(String::from("no cgroup of one's own here: rlimits stand in")),
+        Need::Cgroup2 if !cgroup().starts_with("v2") => Some(format!("no cgroup v2 of one's own here, but {}", cgroup())),
         Need::NoCgroup if has_cgroup() => Some(String::from("there is a cgroup, which no rlimit has to stand in for")),
         Need::Program(name) if find_program(name).is_none() => Some(format!("{name} is not installed")),
         Need::DataScience if !Path::new("/opt/stockade/data-science/bin/python3").exists() => {
             Some(String::from("scripts/prepare-data-science has not been run"))
         }
         Need::TwoCpus if thread::available_parallelism().map_or(1, usize::from) < 2 => Some(String::from("one CPU only")),
+        Need::Systemd if !crate::delegation::systemd_answers() => Some(String::from("no systemd to ask for a unit")),
+        Need::Speed if is_slow() => Some(String::from("it would take too long on a machine as slow as STOCKADE_TEST_SLOW says")),
         _ => None,
     })
 }
@@ -204,17 +225,24 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     ["/usr/bin", "/bin", "/usr/sbin", "/sbin"].iter().map(|directory| Path::new(directory).join(name)).find(|path| path.is_file())
 }
 
-/// Whether a run here has a cgroup, by its own receipt.
 fn has_cgroup() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
+    cgroup() != "none"
+}
+
+/// The version of a run's cgroup here, by its own receipt: `v1`, `v2` or `none`.
+fn cgroup() -> &'static str {
+    static ANSWER: OnceLock<&str> = OnceLock::new();
+    ANSWER.get_or_init(|| {
         let program = stockade::program_path().expect("checked at the start");
         let asked = Command::new(program).arg("exec").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut child = asked.expect("start the program");
         let _refused = child.stdin.take().expect("piped").write_all(br#"{"code": "0"}"#);
         let output = child.wait_with_output().expect("wait for the program");
         let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        result["receipt"]["degraded"] == json!([])
+        let layers = result["receipt"]["layers"].as_array().cloned().unwrap_or_default();
+        let kept = layers.iter().find(|layer| layer["layer"] == "cgroup" && layer["known"] == "read_back");
+        let detail = kept.and_then(|layer| layer["detail"].as_str()).unwrap_or_default();
+        ["v1", "v2"].into_iter().find(|version| detail.starts_with(version)).unwrap_or("none")
     })
 }
 

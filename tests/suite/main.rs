@@ -22,8 +22,9 @@ mod attacks;
 mod bad_input;
 mod cleanup;
 mod contract;
-mod faults;
+mod delegation;
 mod explained;
+mod faults;
 mod host_ids;
 mod kernel;
 mod meta;
@@ -40,6 +41,7 @@ fn main() -> std::process::ExitCode {
         contract::TESTS,
         bad_input::TESTS,
         verdicts::TESTS,
+        delegation::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,
         kernel::TESTS,

@@ -10,6 +10,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_skipped_test_is_named_with_its_reason_and_counted),
     test!(Both, a_suite_in_which_nothing_ran_fails),
     test!(Both, without_a_program_the_suite_fails),
+    test!(Both, a_word_that_selects_nothing_fails_the_suite),
+    test!(Both, a_cgroup_that_is_not_as_it_must_be_fails_the_suite),
 ];
 
 /// Run by the tests above alone.
@@ -85,18 +87,32 @@ fn a_suite_in_which_nothing_ran_fails() {
     assert_eq!(ending(&["no test has this name"]).0, Some(1));
 }
 
+/// The suite itself, with these words and this variable; none: the variable is unset.
+fn again(words: &[&str], variable: &str, value: Option<&str>) -> (Option<i32>, String) {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(words).env_remove(variable).envs(value.map(|value| (variable, value))).stdin(std::process::Stdio::null());
+    let output = command.output().unwrap();
+    (output.status.code(), format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
+}
+
+/// The quickest test of all, to select.
+const ANY: &str = "contract::version_names_schema_and_features";
+
 fn without_a_program_the_suite_fails() {
-    let again = |program: Option<&str>| {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.arg("meta::passes").env_remove("STOCKADE").stdin(std::process::Stdio::null());
-        command.envs(program.map(|path| ("STOCKADE", path)));
-        let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
-    };
-    let (status, said) = again(None);
-    assert_eq!(status, Some(2));
-    assert!(said.contains("STOCKADE"), "{said}");
-    let (status, said) = again(Some("/no/such/program"));
-    assert_eq!(status, Some(2));
-    assert!(said.contains("/no/such/program"), "{said}");
+    let (status, said) = again(&[ANY], "STOCKADE", None);
+    assert!(status == Some(2) && said.contains("STOCKADE"), "{said}");
+    let (status, said) = again(&[ANY], "STOCKADE", Some("/no/such/program"));
+    assert!(status == Some(2) && said.contains("/no/such/program"), "{said}");
+}
+
+fn a_word_that_selects_nothing_fails_the_suite() {
+    let (status, said) = again(&[ANY, "a_test_that_was_renamed"], "STOCKADE_TEST_CGROUP", None);
+    assert!(status == Some(2) && said.contains("a_test_that_was_renamed"), "{said}");
+    let (status, said) = again(&[ANY], "STOCKADE_TEST_CGROUP", None);
+    assert_eq!(status, Some(0), "{said}");
+}
+
+fn a_cgroup_that_is_not_as_it_must_be_fails_the_suite() {
+    let (status, said) = again(&[ANY], "STOCKADE_TEST_CGROUP", Some("v3"));
+    assert!(status == Some(2) && said.contains("cgroup v3"), "{said}");
 }

@@ -350,10 +350,10 @@ fn an_argument_that_looks_like_an_option_is_the_commands() {
 }
 
 /// Drives the program on a terminal: argv is the program, a JSON list of arguments and a
-/// JSON list of steps; prints what was seen as JSON.
+/// JSON list of steps, and how many seconds to wait for each; prints what was seen as JSON.
 const TERMINAL: &str = r#"
 import fcntl, json, os, pty, select, signal, struct, sys, termios, time
-program, arguments, steps = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+program, arguments, steps, patience = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), float(sys.argv[4])
 pid, master = pty.fork()
 if pid == 0:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
@@ -366,12 +366,12 @@ if pid == 0:
     before = termios.tcgetattr(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.write(1, f"\n<<status {status}>>\n".encode())
-    time.sleep(30)
+    time.sleep(patience)
     os._exit(0)
 seen, found = b"", {}
 def wait_for(text):
     global seen
-    end = time.monotonic() + 20
+    end = time.monotonic() + patience
     while text.encode() not in seen:
         ready, _, _ = select.select([master], [], [], max(0, end - time.monotonic()))
         if not ready:
@@ -404,7 +404,9 @@ print(json.dumps(found))
 fn on_terminal(arguments: &[&str], steps: Value) -> Value {
     let program = program_path().unwrap();
     let arguments = json!([&["run"], arguments].concat()).to_string();
-    let output = under(&["/usr/bin/python3", "-c", TERMINAL, text(&program), &arguments, &steps.to_string()]).output().unwrap();
+    let patience = patient(Duration::from_secs(20)).as_secs().to_string();
+    let words = ["/usr/bin/python3", "-c", TERMINAL, text(&program), &arguments, &steps.to_string(), &patience];
+    let output = under(&words).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert!(found.get("missing").is_none(), "{found}");
     found

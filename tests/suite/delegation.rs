@@ -1,0 +1,102 @@
+//! cgroup v2, as systemd hands it out: what a run gets there, and that `doctor`'s advice
+//! to whoever has none is true.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, is_root, test},
+    stockade::{Done, exec, feed, program_path, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
+    test!(Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
+    test!(Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
+    test!(RootlessOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
+];
+
+/// What the receipt says of the cgroup: how it is known, and what it is.
+fn cgroup_of(done: &Done) -> (String, String) {
+    let layers = done["receipt"]["layers"].as_array().unwrap();
+    let layer = layers.iter().find(|layer| layer["layer"] == "cgroup").unwrap_or_else(|| panic!("{}", done.brief()));
+    let word = |name: &str| layer[name].as_str().unwrap().to_owned();
+    (word("known"), word("detail"))
+}
+
+fn limits_stand_in_the_receipt_in_the_words_of_v2() {
+    let limits = json!({"memory": "200MiB", "processes": 20, "cpus": 0.5, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+    let done = exec(json!({"code": "", "limits": limits}));
+    let (known, detail) = cgroup_of(done.succeeded());
+    assert_eq!(known, "read_back");
+    assert!(detail.starts_with("v2 stockade-"), "{detail}");
+    // One process more than the limit: pid 1.
+    for file in ["memory.max=209715200", "memory.oom.group=1", "pids.max=21", "cpu.max=50000 100000"] {
+        assert!(detail.contains(file), "{file} is not in: {detail}");
+    }
+}
+
+fn every_process_of_a_run_is_counted_from_its_birth() {
+    let sleepers = |n: u32| {
+        let code =
+            format!("import subprocess\np = [subprocess.Popen(['sleep', '600']) for _ in range({n})]\nfor q in p: q.kill(); q.wait()");
+        let done = exec(json!({"code": code, "limits": {"processes": 4}}));
+        let peak = done["usage"]["processes_peak"].clone();
+        // Older kernels keep no peak.
+        assert!(peak.is_null() || peak == n + 1, "{}", done.brief());
+        done
+    };
+    sleepers(0).succeeded();
+    // As many as the limit says, the first one among them, and not one more.
+    sleepers(3).succeeded().expect(json!({"limits_hit": []}));
+    let code = "import subprocess\nfor _ in range(4): subprocess.Popen(['sleep', '600'])";
+    exec(json!({"code": code, "limits": {"processes": 4}})).expect(json!({"verdict": "process_limit", "code": 1}));
+}
+
+/// The program's answer in a unit of systemd's, of the user's own manager unless by root.
+fn in_unit(options: &[&str], arguments: &[&str], stdin: &str) -> std::process::Output {
+    let program = program_path().unwrap();
+    let manager: &[&str] = if is_root() { &[] } else { &["--user"] };
+    let words = [&["systemd-run", "--quiet"], manager, options, &["--", program.to_str().unwrap()], arguments].concat();
+    let mut command = under(&words);
+    let runtime = format!("/run/user/{}", nix::unistd::getuid());
+    command.env("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={runtime}/bus")).env("XDG_RUNTIME_DIR", runtime);
+    feed(&mut command, stdin.as_bytes())
+}
+
+const ALONE: &[&str] = &["--scope", "-p", "Delegate=yes"];
+
+fn a_launcher_alone_in_its_scope_leaves_it_for_a_child() {
+    let done = Done::of(in_unit(ALONE, &["exec"], r#"{"code": "print(6 * 7)"}"#));
+    done.succeeded().expect(json!({"output": "42\n"}));
+    let (known, detail) = cgroup_of(&done);
+    assert!(known == "read_back" && detail.starts_with("v2 stockade-"), "{known} {detail}");
+    assert_eq!(done["receipt"]["degraded"], json!([]));
+}
+
+fn without_delegation_doctor_names_the_command_that_gives_it() {
+    let service = &["--wait", "--pipe", "--collect", "-p", "Delegate=no"];
+    let examined = |options: &[&str]| -> Value {
+        let output = in_unit(options, &["doctor", "--json"], "");
+        let examination: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        examination["findings"].as_array().unwrap().iter().find(|finding| finding["feature"] == "cgroup").unwrap().clone()
+    };
+    let without = examined(service);
+    assert_eq!(without["state"], "degraded", "{without}");
+    assert!(without["remedy"].as_str().unwrap().contains("`systemd-run --user --scope -p Delegate=yes stockade …`"), "{without}");
+    let done = Done::of(in_unit(service, &["exec"], r#"{"code": ""}"#));
+    assert_eq!(done.succeeded()["receipt"]["degraded"], json!(["cgroup"]));
+    // The control: as it is told to do.
+    assert_eq!(examined(ALONE)["state"], "ok");
+}
+
+/// Whether systemd runs this host, and the manager that would be asked.
+pub fn systemd_answers() -> bool {
+    let runtime = format!("/run/user/{}", nix::unistd::getuid());
+    let mut command = Command::new("systemctl");
+    if !is_root() {
+        command.arg("--user").env("XDG_RUNTIME_DIR", &runtime).env("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={runtime}/bus"));
+    }
+    command.args(["show", "--property=Version"]).output().is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
+}
