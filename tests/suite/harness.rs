@@ -20,13 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    patience::{is_slow, patient},
-    stockade,
-};
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::{Pid, Uid},
+};
+
+use crate::{
+    patience::{is_slow, patient},
+    stockade,
 };
 
 /// Whose test it is.
