@@ -75,7 +75,7 @@ fn an_explanation_says_what_the_plan_does() {
         let consume = section(&explanation, "consume").1;
         assert_eq!(consume.lines().count(), plan["limits"].as_object().unwrap().len(), "{name}");
         let mebibytes = plan["limits"]["memory_bytes"].as_u64().unwrap() >> 20;
-        let memory = if mebibytes % 1024 == 0 { format!("{}GiB", mebibytes / 1024) } else { format!("{mebibytes}MiB") };
+        let memory = if mebibytes.is_multiple_of(1024) { format!("{}GiB", mebibytes / 1024) } else { format!("{mebibytes}MiB") };
         assert!(consume.contains(&format!("memory of all processes together may reach {memory}\n")), "{name}: {consume}");
         let identity = section(&explanation, "identity").1;
         for id in plan["identity"]["inside"].as_array().unwrap() {

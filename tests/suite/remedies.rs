@@ -94,9 +94,9 @@ fn a_refusal_that_no_line_lifts_says_why() {
         ("call(272, 0x10000000)", "namespaces"),
         ("call(157, 22, 1, 0, 0, 0)", "every filter"),
         ("call(169, 0, 0, 0, 0)", "capability"),
-        ("socket.socket(40, socket.SOCK_STREAM)", "every filter"),
+        ("socket.socket(40, socket.SOCK_STREAM)", "only unix, inet, inet6 and netlink"),
         ("os.chmod('.', 0o4755)", "every filter"),
-        ("call(16, 0, 0x5412, b'x')", "every filter"),
+        ("call(16, 0, 0x5412, b'x')", "types into the terminal"),
     ] {
         let done = python(&FRAME.replace("ACT", act));
         done.succeeded().expect(json!({"output": "1\n"}));

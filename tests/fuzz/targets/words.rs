@@ -53,7 +53,7 @@ pub const HINTS: Target = Target {
             assert!(hint.what.len() <= 4096 && !hint.what.contains(char::is_control), "what is repeated is short and plain");
         }
         // Loading takes long, so that one line of a few inputs is loaded.
-        if let Some(line) = found.iter().find_map(|hint| hint.allow.as_deref()).filter(|_| input.len() % 16 == 0) {
+        if let Some(line) = found.iter().find_map(|hint| hint.allow.as_deref()).filter(|_| input.len().is_multiple_of(16)) {
             let (section, rest) = line.split_once("] ").unwrap_or_default();
             let text = format!("schema = 1\ndescription = \"x\"\nextends = \"default\"\n{section}]\n{rest}\n");
             assert!(load_text(&text).is_ok(), "{line}");

@@ -35,9 +35,9 @@ pub(super) fn beyond(ceiling: &Whitelist, whitelist: &Whitelist, out: &mut Vec<D
     let follows = String::from("should one of these be an address of the host itself, code can reach the host's own services there");
     add(found.single, "reach these single addresses even where the host itself has them", follows, false);
     let follows = String::from("such a name may resolve to a private address, which it may not under the other policy's wildcard");
+    add(found.internal, "reach these names inside private networks", follows, true);
     let follows = String::from("there are too many rules for one peer to be gone through");
     add(found.unread, "reach these peers, as far as can be told", follows, false);
-    add(found.internal, "reach these names inside private networks", follows, true);
 }
 
 /// What was found, as rules.

@@ -27,6 +27,8 @@ enum Arguments {
     Pass,
     /// A rule that no policy can change.
     Fixed(&'static str),
+    /// What no policy can put into this list of [seccomp].
+    Never(&'static str, &'static str),
     /// This list of [seccomp] lacks this value.
     Lacks(&'static str, String),
 }
@@ -110,6 +112,7 @@ pub fn remedy(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> Remedy {
     let mut decided = rule.to_owned();
     match judge(seccomp, name, arguments) {
         Arguments::Fixed(fixed) => return never(fixed, String::from("no policy may allow it: this rule stands in every filter")),
+        Arguments::Never(list, why) => return never(&format!("[seccomp] {list}"), format!("no policy may allow it: {why}")),
         Arguments::Lacks(list, value) => {
             if allowed {
                 decided = format!("[seccomp] {list}");
@@ -134,11 +137,13 @@ fn judge(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> Arguments {
                 2 => (SocketFamily::Inet, &[0, 6, 17]),
                 10 => (SocketFamily::Inet6, &[0, 6, 17]),
                 16 => (SocketFamily::Netlink, &[0]),
-                _ => return Arguments::Fixed("only the families unix, inet, inet6 and netlink can be allowed"),
+                _ => {
+                    return Arguments::Never("socket_families", "only unix, inet, inet6 and netlink can be listed");
+                }
             };
             match () {
                 () if !protocols.is_empty() && !protocols.contains(&low(2)) => {
-                    Arguments::Fixed("only TCP, UDP and route netlink can be allowed")
+                    Arguments::Never("socket_families", "only TCP, UDP and route netlink can be used")
                 }
                 () if seccomp.socket_families.contains(&family) => Arguments::Pass,
                 () => Arguments::Lacks("socket_families", family_name(family).to_owned()),
@@ -146,7 +151,7 @@ fn judge(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> Arguments {
         }
         "socketpair" => fixed(low(0) != 1, "only pairs of AF_UNIX are allowed"),
         "ioctl" => match names::FORBIDDEN_IOCTLS.iter().find(|(_, number, _)| *number == low(1)) {
-            Some((_, _, reason)) => Arguments::Fixed(reason),
+            Some((_, _, reason)) => Arguments::Never("ioctl", reason),
             None if seccomp.ioctl.contains(&low(1)) => Arguments::Pass,
             None => Arguments::Lacks("ioctl", ioctl(low(1))),
         },
