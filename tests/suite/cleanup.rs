@@ -83,7 +83,7 @@ pub fn processes() -> BTreeSet<u32> {
     fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect()
 }
 
-fn mounts() -> usize {
+pub fn mounts() -> usize {
     fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count()
 }
 

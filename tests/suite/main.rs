@@ -27,6 +27,7 @@ mod explained;
 mod faults;
 mod host_ids;
 mod kernel;
+mod load;
 mod meta;
 mod misdeeds;
 mod policies;
@@ -53,6 +54,7 @@ fn main() -> std::process::ExitCode {
         run::TESTS,
         cleanup::TESTS,
         faults::TESTS,
+        load::TESTS,
         meta::TESTS,
     ] {
         tests.extend_from_slice(module);
