@@ -82,7 +82,7 @@ fn a_line_for_a_call_that_strict_takes_away_makes_it_work() {
         ("fchownat", "call(260, -100, b'.', os.getuid(), os.getgid(), 0)"),
         (
             "ioctl(FS_IOC_FIEMAP)",
-            "raise OSError(95, '') if library.ioctl(1, ctypes.c_ulong(0xc020660b), 0) and ctypes.get_errno() == 1 else None",
+            "if library.ioctl(1, ctypes.c_ulong(0xc020660b), 0) and ctypes.get_errno() == 1: raise OSError(1, 'call')",
         ),
     ] {
         lifted_by_its_line("strict", what, act);
