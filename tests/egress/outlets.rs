@@ -133,15 +133,15 @@ fn pings_do_not_leave() {
 struct Listener(Child, BufReader<std::process::ChildStdout>);
 
 impl Listener {
-    fn of_virtual_machines() -> Self {
+    fn of_virtual_machines(port: u32) -> Self {
         let script = "import socket, sys, threading
-l = socket.socket(40, 1); l.bind((0xffffffff, 7000)); l.listen(); came = []
+l = socket.socket(40, 1); l.bind((0xffffffff, int(sys.argv[1]))); l.listen(); came = []
 def serve():
     while True: came.append(l.accept())
 threading.Thread(target=serve, daemon=True).start()
 print('up', flush=True); sys.stdin.read(); print(len(came), flush=True)";
         let mut child = Command::new("/usr/bin/python3")
-            .args(["-c", script])
+            .args(["-c", script, &port.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -165,17 +165,21 @@ print('up', flush=True); sys.stdin.read(); print(len(came), flush=True)";
 fn virtual_machine_sockets_reach_no_listener_of_the_host() {
     let mut rig = Rig::new();
     // To this machine itself (VMADDR_CID_LOCAL): a stream and datagrams.
-    let script = "for kind in (1, 2):
+    // No namespace keeps the ports of two runs of this test apart.
+    let port = 0x10000 + std::process::id();
+    let script = format!(
+        "for kind in (1, 2):
     try:
-        s = socket.socket(40, kind); s.settimeout(1); s.connect((1, 7000)); say('connected')
-    except OSError as error: say(word(error))";
+        s = socket.socket(40, kind); s.settimeout(1); s.connect((1, {port})); say('connected')
+    except OSError as error: say(word(error))"
+    );
     let mut arrived = |run: &mut dyn FnMut(&mut Rig) -> String| {
-        let listener = Listener::of_virtual_machines();
+        let listener = Listener::of_virtual_machines(port);
         (run(&mut rig), listener.count())
     };
-    let inside = arrived(&mut |rig| rig.run(&["10.0.5.0/24:443"], script).output);
-    let (outside, at_listener) = arrived(&mut |rig| rig.outside(script));
-    let (bare, from_bare) = arrived(&mut |rig| rig.run_bare(&["10.0.5.0/24:443"], script).output);
+    let inside = arrived(&mut |rig| rig.run(&["10.0.5.0/24:443"], &script).output);
+    let (outside, at_listener) = arrived(&mut |rig| rig.outside(&script));
+    let (bare, from_bare) = arrived(&mut |rig| rig.run_bare(&["10.0.5.0/24:443"], &script).output);
     if outside.starts_with("EAFNOSUPPORT") {
         // A kernel without the family: nothing can be made anywhere.
         return assert!(inside.0.lines().all(|word| word == "EPERM" || word == "EAFNOSUPPORT"), "{inside:?}");
