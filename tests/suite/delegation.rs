@@ -1,20 +1,20 @@
-//! cgroup v2, as systemd hands it out: what a run gets there, and that `doctor`'s advice
-//! to whoever has none is true.
+//! cgroup v2, as systemd hands it out: what a run gets there, and what is said to whoever
+//! has none.
 
-use std::process::Command;
+use std::{fs, os::unix::fs::chown, process::Command};
 
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, is_root, test},
-    stockade::{Done, exec, feed, program_path, under},
+    harness::{Test, directory, is_root, test},
+    stockade::{Done, exec, feed, program_path, text, under},
 };
 
 pub const TESTS: &[Test] = &[
     test!(Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
     test!(Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
     test!(Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
-    test!(RootlessOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
+    test!(RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
 ];
 
 /// What the receipt says of the cgroup: how it is known, and what it is.
@@ -75,20 +75,32 @@ fn a_launcher_alone_in_its_scope_leaves_it_for_a_child() {
     assert_eq!(done["receipt"]["degraded"], json!([]));
 }
 
+/// A service of an ordinary user's, whose cgroup belongs to root unless it is delegated.
 fn without_delegation_doctor_names_the_command_that_gives_it() {
-    let service = &["--wait", "--pipe", "--collect", "-p", "Delegate=no"];
-    let examined = |options: &[&str]| -> Value {
-        let output = in_unit(options, &["doctor", "--json"], "");
+    const NOBODY: u32 = 65534;
+    let runtime = directory().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    chown(&runtime, Some(NOBODY), Some(NOBODY)).unwrap();
+    let (uid, runtime) = (format!("--uid={NOBODY}"), format!("--setenv=XDG_RUNTIME_DIR={}", text(&runtime)));
+    let service = |delegate: &str, arguments: &[&str], stdin: &str| {
+        in_unit(&["--wait", "--pipe", "--collect", &uid, &runtime, "-p", delegate], arguments, stdin)
+    };
+    let examined = |delegate: &str| -> Value {
+        let output = service(delegate, &["doctor", "--json"], "");
         let examination: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
         examination["findings"].as_array().unwrap().iter().find(|finding| finding["feature"] == "cgroup").unwrap().clone()
     };
-    let without = examined(service);
+    let degraded = |delegate: &str| {
+        let done = Done::of(service(delegate, &["exec"], r#"{"code": ""}"#));
+        done.succeeded()["receipt"]["degraded"].clone()
+    };
+    let without = examined("Delegate=no");
     assert_eq!(without["state"], "degraded", "{without}");
     assert!(without["remedy"].as_str().unwrap().contains("`systemd-run --user --scope -p Delegate=yes stockade …`"), "{without}");
-    let done = Done::of(in_unit(service, &["exec"], r#"{"code": ""}"#));
-    assert_eq!(done.succeeded()["receipt"]["degraded"], json!(["cgroup"]));
-    // The control: as it is told to do.
-    assert_eq!(examined(ALONE)["state"], "ok");
+    assert_eq!(degraded("Delegate=no"), json!(["cgroup"]));
+    // The control: what that option gives.
+    assert_eq!(examined("Delegate=yes")["state"], "ok");
+    assert_eq!(degraded("Delegate=yes"), json!([]));
 }
 
 /// Whether systemd runs this host, and the manager that would be asked.

@@ -230,3 +230,17 @@ fn unique_name() -> String {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     format!("stockade-{}-{nanos:x}", std::process::id())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_since_a_reading_leaves_out_what_was_used_before_it() {
+        let time = |total_us, user_us, system_us| CpuTime { total_us, user_us, system_us };
+        assert_eq!(time(900, 500, 400).since(time(300, 100, 200)), time(600, 400, 200));
+        // The kernel divides anew into user and system at each reading.
+        assert_eq!(time(310, 90, 220).since(time(300, 100, 200)), time(10, 0, 20));
+        assert_eq!(time(7, 5, 2).since(CpuTime::default()), time(7, 5, 2));
+    }
+}

@@ -357,6 +357,8 @@ pub fn registry_directory(identity: &Identity) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
 
     #[test]
