@@ -59,6 +59,12 @@ pub(crate) enum Command {
     ///
     /// Exits with 1 when the policy could not be enforced here.
     Doctor(Doctor),
+    /// Attack a policy from inside, on this host, and see what holds
+    ///
+    /// Tries hundreds of small attacks in real sandboxes, each with a control that shows
+    /// that it could have succeeded. Exit status: 0 when everything held, 1 when something
+    /// got through, 3 when something could not be proven.
+    Prove(Prove),
     /// Print version, schema and features
     Version(Version),
 }
@@ -186,6 +192,15 @@ pub(crate) struct Doctor {
     /// Try this host directory as scratch
     #[arg(long, value_name = "DIR")]
     pub(crate) scratch: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Prove {
+    #[command(flatten)]
+    pub(crate) policy: PolicyChoice,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

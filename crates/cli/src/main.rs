@@ -11,6 +11,7 @@ mod dry_run;
 mod explained;
 mod output;
 mod policy;
+mod prove;
 mod runtimes;
 
 use std::{
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Policy(command) => policy::run(command),
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Doctor(doctor) => doctor::run(&doctor),
+        Command::Prove(asked) => prove::run(&asked),
         Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| failed(&error))
@@ -194,7 +196,7 @@ fn write_report(mut file: File, report: &Report) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "run", "runtimes", "policy", "doctor"];
+        let features = ["exec", "run", "runtimes", "policy", "doctor", "prove"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

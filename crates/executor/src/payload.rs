@@ -13,7 +13,7 @@ use rustix::{
 use stockade_protocol::{frame::Job, step::Step};
 use stockade_sys::{
     landlock, process,
-    start::{Arguments, TerminatedBytes, descriptor, exec_prepared, vfork},
+    start::{Arguments, TerminatedBytes, descriptor, exec_image, exec_prepared, vfork},
 };
 
 use crate::Failure;
@@ -107,6 +107,9 @@ fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible
     }
 
     begin(Step::ExecPayload);
+    if job.image {
+        return Err(exec_image(descriptor::IMAGE, &prepared.arguments));
+    }
     // As execvp: a missing file is passed over, a forbidden one remembered.
     let mut failed = Errno::NOENT;
     for &path in &prepared.candidates {

@@ -258,7 +258,8 @@ impl<'p> Isolated<'p> {
         for (index, entry) in prepared.entries.iter().enumerate() {
             make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
         }
-        let executor = place_executor(prepared, &root).at(Step::PlaceExecutor)?;
+        let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
+        let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
         let mut second = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
         let scratch = mount_scratch(prepared, &mut second, &root)?;
         enter_cgroup(prepared, second)?;
@@ -277,7 +278,7 @@ impl<'p> Isolated<'p> {
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
         let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { shared, prepared, received, root, scratch, executor, proc, terminal })
+        Ok(Rooted { shared, prepared, received, root, scratch, executor, image, proc, terminal })
     }
 }
 
@@ -446,15 +447,15 @@ fn mount_scratch(prepared: &Prepared, second: &mut impl Iterator<Item = OwnedFd>
     Ok(scratch)
 }
 
-/// Writes the executor into the root and takes its name away again: a file of this run
+/// Writes a program into the root and takes its name away again: a file of this run
 /// alone, through which nothing on the host can be reached.
-fn place_executor(prepared: &Prepared, root: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn place_program(root: &OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Errno> {
     const NAME: &CStr = c".executor";
     // Closed before the exec, which refuses a file open for writing (ETXTBSY).
-    drop(write_file(root, NAME, 0o500, prepared.executor)?);
-    let executor = openat(root, NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    drop(write_file(root, NAME, 0o500, bytes)?);
+    let program = openat(root, NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     unlinkat(root, NAME, AtFlags::empty())?;
-    Ok(executor)
+    Ok(program)
 }
 
 /// The two ends of a terminal of the sandbox's own devpts.
@@ -480,6 +481,7 @@ struct Rooted<'p> {
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
+    image: Option<OwnedFd>,
     proc: OwnedFd,
     terminal: Option<Terminal>,
 }
@@ -487,7 +489,7 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, received, root, scratch, executor, proc, terminal } = self;
+        let Rooted { shared, prepared, received, root, scratch, executor, image, proc, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
         if prepared.user_namespaces == UserNamespaces::Nested {
@@ -520,7 +522,7 @@ impl<'p> Rooted<'p> {
         rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
         // After the last mount call, which a Landlock domain forbids.
         if prepared.landlock_handled != 0 {
-            restrict(prepared, &executor)?;
+            restrict(prepared, std::iter::once(&executor).chain(&image))?;
         }
         // setns has cleared it once more.
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
@@ -532,7 +534,7 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { shared, received, root, scratch, executor, listener, terminal })
+        Ok(Confined { shared, received, root, scratch, executor, image, listener, terminal })
     }
 }
 
@@ -595,7 +597,7 @@ fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, value).map(drop)
 }
 
-fn restrict(prepared: &Prepared, executor: &OwnedFd) -> Outcome<()> {
+fn restrict<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'f OwnedFd>) -> Outcome<()> {
     let ruleset = landlock::create_ruleset(prepared.landlock_handled, prepared.landlock_scoped).at(Step::Landlock)?;
     for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
         let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
@@ -607,7 +609,9 @@ fn restrict(prepared: &Prepared, executor: &OwnedFd) -> Outcome<()> {
         landlock::allow_beneath(&ruleset, &parent, rights).at_entry(Step::Landlock, index)?;
     }
     // execveat reads the file as well as executing it.
-    landlock::allow_beneath(&ruleset, executor, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
+    for program in programs {
+        landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
+    }
     landlock::restrict_self(&ruleset).at(Step::Landlock)
 }
 
@@ -628,6 +632,7 @@ struct Confined<'p> {
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
+    image: Option<OwnedFd>,
     listener: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
@@ -646,12 +651,14 @@ impl Confined<'_> {
         };
         let lifeline = above(lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
-        for (fd, number) in [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)] {
+        let image = self.image.as_ref().map(|image| above(image.as_fd())).transpose()?;
+        let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];
+        for (fd, number) in fixed.into_iter().chain(image.iter().map(|image| (image, IMAGE))) {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
         }
         // Every other descriptor, of ours or of whoever started the launcher, is closed by
         // the exec; none was opened without close-on-exec after this.
-        process::close_on_exec_from(6).at(Step::Descriptors)?;
+        process::close_on_exec_from(if image.is_some() { 7 } else { 6 }).at(Step::Descriptors)?;
         Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
     }
 
@@ -681,3 +688,5 @@ impl Confined<'_> {
 }
 
 const LOWEST_FREE: i32 = 16;
+/// Where the executor finds the image of the payload's program.
+const IMAGE: i32 = 6;

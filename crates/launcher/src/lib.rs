@@ -46,6 +46,8 @@ pub use stockade_egress::probe as probe_egress;
 pub struct Inputs<'a> {
     /// The code; empty for a command.
     pub program: &'a [u8],
+    /// The program itself, where the plan has an image of one.
+    pub image: Option<&'static [u8]>,
     /// Files to write, by path below scratch.
     pub files: Vec<(String, &'a [u8])>,
     /// The payload's stdin.

@@ -139,6 +139,8 @@ pub(crate) struct Prepared {
     /// The gate wants its sockets.
     pub(crate) egress: bool,
     pub(crate) executor: &'static [u8],
+    /// The payload's program, where it is an image.
+    pub(crate) image: Option<&'static [u8]>,
     pub(crate) entries: Vec<Entry>,
     pub(crate) root_size: Option<CString>,
     pub(crate) root_inodes: CString,
@@ -181,6 +183,9 @@ const ROOT_INODES: u64 = 32 << 10;
 
 impl Prepared {
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Sent, LauncherPipes), LaunchError> {
+        if plan.image != inputs.image.is_some() {
+            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on the program's being an image")));
+        }
         let mut trees = Vec::new();
         let mut entries = vec![Entry::StandIns];
         for entry in &plan.root {
@@ -212,6 +217,7 @@ impl Prepared {
             terminal: plan.terminal,
             egress: plan.egress.is_some(),
             executor: EXECUTOR,
+            image: inputs.image,
             entries,
             root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
             root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
@@ -332,6 +338,7 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
         required_mounts: required.iter().map(Vec::as_slice).collect(),
         expect_landlock: plan.landlock.handled != 0,
         terminal: plan.terminal,
+        image: plan.image,
     };
     job.place_contents();
     let memory = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;

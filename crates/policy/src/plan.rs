@@ -61,6 +61,8 @@ pub enum Program {
     },
     /// A command, found inside by its PATH.
     Command(Vec<String>),
+    /// A program of stockade's own, given as bytes, under this name.
+    Image(String),
 }
 
 impl Default for Program {
@@ -172,6 +174,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
         limits,
         egress,
         terminal: narrowing.terminal,
+        image: matches!(narrowing.program, Program::Image(_)),
         degraded,
     })
 }
@@ -405,6 +408,7 @@ fn plan_program(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing, scrat
             let argv = command.iter().chain(&narrowing.arguments).cloned().collect();
             return Ok((argv, None, interpreter_paths(narrowing, None)));
         }
+        Program::Image(name) => return Ok((vec![name.clone()], None, Vec::new())),
         Program::Code { language, stem } => (language.as_deref().unwrap_or(&policy.language), stem),
     };
     let (name, runtime) = find_runtime(policy, language)?;

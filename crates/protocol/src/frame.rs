@@ -20,20 +20,23 @@ impl core::fmt::Display for Malformed {
 impl core::error::Error for Malformed {}
 
 #[derive(Default)]
-struct Writer(Vec<u8>);
+pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
-    fn u32(&mut self, value: u32) {
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+    pub(crate) fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
     fn option(&mut self, value: Option<u64>) {
         self.u32(u32::from(value.is_some()));
         self.u64(value.unwrap_or(0));
     }
-    fn string(&mut self, bytes: &[u8]) {
+    pub(crate) fn string(&mut self, bytes: &[u8]) {
         self.u64(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
     }
@@ -43,18 +46,24 @@ impl Writer {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Reader(bytes)
+    }
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
     fn take(&mut self, n: usize) -> Result<&'a [u8], Malformed> {
         let (head, tail) = self.0.split_at_checked(n).ok_or(Malformed)?;
         self.0 = tail;
         Ok(head)
     }
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
         self.take(4)?.try_into().map(u32::from_le_bytes).map_err(|_| Malformed)
     }
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
         self.take(8)?.try_into().map(u64::from_le_bytes).map_err(|_| Malformed)
     }
     fn option(&mut self) -> Result<Option<u64>, Malformed> {
@@ -66,11 +75,11 @@ impl<'a> Reader<'a> {
             _ => Err(Malformed),
         }
     }
-    fn string(&mut self) -> Result<&'a [u8], Malformed> {
+    pub(crate) fn string(&mut self) -> Result<&'a [u8], Malformed> {
         let length = usize::try_from(self.u64()?).map_err(|_| Malformed)?;
         self.take(length)
     }
-    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Result<T, Malformed>) -> Result<Vec<T>, Malformed> {
+    pub(crate) fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Result<T, Malformed>) -> Result<Vec<T>, Malformed> {
         let count = self.u32()? as usize;
         // An item takes at least four bytes: a hostile count cannot reserve more than it brings.
         if count > self.0.len() / 4 {
@@ -132,9 +141,11 @@ pub struct Job<'a> {
     pub expect_landlock: bool,
     /// Whether the payload's descriptors are a terminal, to become its controlling one.
     pub terminal: bool,
+    /// Whether the program is an image that came by descriptor, and not a file by name.
+    pub image: bool,
 }
 
-const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x01");
+const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x02");
 
 impl<'a> Job<'a> {
     /// The frame's bytes. File contents follow it, at the offsets that the job names:
@@ -169,6 +180,7 @@ impl<'a> Job<'a> {
         w.strings(&self.required_mounts);
         w.u32(u32::from(self.expect_landlock));
         w.u32(u32::from(self.terminal));
+        w.u32(u32::from(self.image));
         w.0
     }
 
@@ -208,6 +220,7 @@ impl<'a> Job<'a> {
             required_mounts: r.strings()?,
             expect_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
+            image: r.u32()? != 0,
         })
     }
 

@@ -1,5 +1,5 @@
 //! What crosses a boundary: the request and the result of the fixed contract, and
-//! the frames between launcher and executor.
+//! the frames between launcher and executor, and between prover and probe.
 //!
 //! Only values and their encoding live here; nothing in this crate acts. It builds
 //! without std, because the executor does. It does not judge a request: that is
@@ -12,6 +12,7 @@ extern crate alloc;
 mod egress;
 pub mod frame;
 mod limit;
+pub mod probe;
 #[cfg(feature = "json")]
 mod report;
 #[cfg(feature = "json")]

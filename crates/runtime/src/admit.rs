@@ -96,6 +96,24 @@ pub enum Ask<'a> {
         /// On a terminal of its own.
         terminal: bool,
     },
+    /// A program of stockade's own.
+    Image(&'a Image<'a>),
+}
+
+/// A program of stockade's own to run behind every layer of a policy. No request can name
+/// one: it is for clients of this crate that carry it.
+#[derive(Clone, Debug, Default)]
+pub struct Image<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The program, static.
+    pub program: &'static [u8],
+    /// What it reads from stdin.
+    pub stdin: &'a [u8],
+    /// Limits, up to the policy's maximum.
+    pub limits: BTreeMap<LimitKey, Option<u64>>,
+    /// Globs of files to return.
+    pub collect: Vec<String>,
 }
 
 /// What a run is admitted for.
@@ -115,6 +133,7 @@ pub struct Admission<'a> {
     /// The plan.
     pub plan: Plan,
     program: &'a [u8],
+    image: Option<&'static [u8]>,
     files: Vec<(String, FileBytes<'a>)>,
     stdin: StdinBytes<'a>,
     scratch: Option<OpenedScratch>,
@@ -157,6 +176,13 @@ impl<'a> Admission<'a> {
                 narrowing.program = Program::Command(command.to_vec());
                 narrowing.terminal = terminal;
                 parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+            }
+            Ask::Image(image) => {
+                narrowing.program = Program::Image(image.name.to_owned());
+                narrowing.limits = image.limits.clone();
+                parts.image = Some(image.program);
+                parts.stdin = StdinBytes::Bytes(image.stdin.into());
+                parts.collect = image.collect.clone();
             }
         }
         let wanted_scratch = scratch_of(ask, options)?;
@@ -227,8 +253,8 @@ impl<'a> Admission<'a> {
             UserNamespaces::Missing if claim => Some(begin(&identity, UserNamespaces::Missing, Some(&host.cgroup), record.as_mut())),
             _ => embryo,
         };
-        let Parts { program, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, files, stdin, scratch, trees, collect, record, embryo })
+        let Parts { program, image, files, stdin, collect } = parts;
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, embryo })
     }
 
     /// The plan, the parts that the launcher takes beside it, and the sandbox that was
@@ -247,6 +273,7 @@ impl<'a> Admission<'a> {
         };
         let inputs = Inputs {
             program: self.program,
+            image: self.image,
             files: self.files.into_iter().map(|(path, bytes)| (path, leak(bytes))).collect(),
             stdin: match self.stdin {
                 StdinBytes::Null => Stdin::Null,
@@ -280,6 +307,7 @@ fn begin(
 #[derive(Default)]
 struct Parts<'a> {
     program: &'a [u8],
+    image: Option<&'static [u8]>,
     files: Vec<(String, FileBytes<'a>)>,
     stdin: StdinBytes<'a>,
     collect: Vec<String>,
@@ -414,7 +442,7 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match ask {
         Ask::Request(request) => request.scratch.clone(),
-        Ask::Command { .. } => None,
+        Ask::Command { .. } | Ask::Image(_) => None,
     };
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {
@@ -469,7 +497,7 @@ fn check_interpreters(policy: &Policy, options: &Options, narrowing: &Narrowing)
     }
     let language = match &narrowing.program {
         Program::Code { language, .. } => language.as_deref().unwrap_or(&policy.language),
-        Program::Command(_) => &policy.language,
+        Program::Command(_) | Program::Image(_) => &policy.language,
     };
     if let Ok((name, runtime)) = stockade_policy::plan::find_runtime(policy, language) {
         let program = runtime

@@ -19,7 +19,7 @@ use stockade_launcher::{LaunchError, Outcome, Streams, What, launch};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{Report, Verdict, step::Step};
 
-pub use admit::{Admission, Ask, LARGEST_REQUEST, Purpose};
+pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
 /// What the command line fixes, whatever a request says.
@@ -133,6 +133,27 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
     let (code, message) = (outcome.code, outcome.message.clone());
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
     Ok(CommandResult { code, report: report::without_streams(report, message) })
+}
+
+/// What came of an image's run.
+pub struct ImageResult {
+    /// What it printed, as far as it was kept.
+    pub output: Vec<u8>,
+    /// The result.
+    pub report: Report,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Runs a program of stockade's own under a policy.
+///
+/// # Errors
+/// It was not started.
+pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
+    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture)?;
+    let output = outcome.output.bytes.clone();
+    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, true);
+    Ok(ImageResult { output, report, plan })
 }
 
 /// Does something with the rights of whoever asked, where root acts for another.

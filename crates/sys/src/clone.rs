@@ -263,14 +263,25 @@ pub unsafe fn vfork<T>(entry: Entry<T>, argument: &T) -> Result<i32> {
 /// Replaces this process by the program behind `program`, with a name of its own as
 /// the only argument and no environment. Returns the errno when that failed.
 pub fn exec_alone(program: rustix::fd::BorrowedFd<'_>) -> crate::Errno {
-    const AT_EMPTY_PATH: usize = 0x1000;
-    let argv = [c"stockade-executor".as_ptr(), core::ptr::null()];
+    let argv = [c"stockade-executor".as_ptr().cast(), core::ptr::null()];
     let envp = [core::ptr::null::<u8>()];
-    let fd = rustix::fd::AsRawFd::as_raw_fd(&program) as usize;
     // SAFETY: both arrays live, hold NUL-terminated strings and end in null.
-    let answer =
-        unsafe { crate::call::syscall(322, [fd, c"".as_ptr() as usize, argv.as_ptr() as usize, envp.as_ptr() as usize, AT_EMPTY_PATH, 0]) };
-    answer.err().unwrap_or(crate::Errno::NOEXEC)
+    match unsafe { exec_descriptor(program, argv.as_ptr(), envp.as_ptr()) } {
+        Ok(never) => match never {},
+        Err(errno) => errno,
+    }
+}
+
+/// Replaces this process by the program behind `program`. Returns only when it failed.
+///
+/// # Safety
+/// Every string is NUL-terminated; both arrays end in a null pointer.
+pub unsafe fn exec_descriptor(program: rustix::fd::BorrowedFd<'_>, argv: *const *const u8, envp: *const *const u8) -> Result<Infallible> {
+    const AT_EMPTY_PATH: usize = 0x1000;
+    let fd = rustix::fd::AsRawFd::as_raw_fd(&program) as usize;
+    // SAFETY: the caller vouches for both arrays.
+    let failed = unsafe { crate::call::syscall(322, [fd, c"".as_ptr() as usize, argv as usize, envp as usize, AT_EMPTY_PATH, 0]) };
+    Err(failed.err().unwrap_or(crate::Errno::NOEXEC))
 }
 
 /// Replaces this process by the program at `path`. Returns only when it failed.

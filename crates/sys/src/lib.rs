@@ -18,6 +18,8 @@ pub mod descriptors;
 pub mod landlock;
 pub mod mount;
 pub mod net;
+#[cfg(feature = "probe")]
+pub mod probe;
 pub mod process;
 pub mod seccomp;
 pub mod socket;

@@ -167,6 +167,8 @@ pub mod descriptor {
     pub const STDIN: BorrowedFd<'static> = fixed(4);
     /// Where the launcher says go, and whose end is the launcher's.
     pub const LIFELINE: BorrowedFd<'static> = fixed(5);
+    /// The payload's program, where it is an image.
+    pub const IMAGE: BorrowedFd<'static> = fixed(6);
 }
 
 /// Pointers to NUL-terminated strings, in the form that execve takes.
@@ -199,6 +201,15 @@ impl<'a> TerminatedBytes<'a> {
 pub fn exec_prepared(path: TerminatedBytes<'_>, arguments: &Arguments<'_>) -> crate::Errno {
     // SAFETY: all strings are NUL-terminated and alive, both arrays end in null.
     match unsafe { crate::clone::exec_path(path.0.as_ptr(), arguments.argv.as_ptr(), arguments.envp.as_ptr()) } {
+        Ok(never) => match never {},
+        Err(errno) => errno,
+    }
+}
+
+/// Replaces this process by the program behind `image`; returns the errno when that failed.
+pub fn exec_image(image: rustix::fd::BorrowedFd<'_>, arguments: &Arguments<'_>) -> crate::Errno {
+    // SAFETY: as in `exec_prepared`.
+    match unsafe { crate::clone::exec_descriptor(image, arguments.argv.as_ptr(), arguments.envp.as_ptr()) } {
         Ok(never) => match never {},
         Err(errno) => errno,
     }

@@ -1,0 +1,77 @@
+//! `stockade prove`: the proof as a table, as JSON or as a page, and the exit status.
+//!
+//! What is tried and how it is judged is `prover`'s; this only prints.
+
+use std::{fmt::Write, process::ExitCode};
+
+use stockade_prover::{Class, Proof, State, prove};
+use stockade_runtime::Options;
+
+use crate::{args::Prove, output::say, refuse};
+
+const BREACH: u8 = 1;
+const NOT_PROVEN: u8 = 3;
+
+pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
+    let proof = match prove(&Options::from(&asked.policy)) {
+        Ok(proof) => proof,
+        Err(refusal) => return Ok(refuse(&refusal)),
+    };
+    if asked.json {
+        say(&serde_json::to_string_pretty(&proof)?)?;
+    } else {
+        say(&describe(&proof)?)?;
+    }
+    Ok(ExitCode::from(match proof.count {
+        count if count.breaches > 0 => BREACH,
+        count if count.not_proven > 0 => NOT_PROVEN,
+        _ => 0,
+    }))
+}
+
+fn describe(proof: &Proof) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let (policy, receipt) = (&proof.policy, &proof.receipt);
+    writeln!(out, "policy {} ({}), uid {}, {}, Linux {}\n", policy.name, policy.origin, proof.uid, receipt.mode, receipt.kernel)?;
+    writeln!(out, "{:<24}{:>7}{:>7}{:>8}{:>12}{:>10}{:>8}", "", "tried", "held", "breach", "not proven", "allowed", "absent")?;
+    for class in Class::ALL {
+        let count = proof.count_of(class);
+        let numbers = [(count.tried, 7), (count.held, 7), (count.breaches, 8), (count.not_proven, 12), (count.allowed, 10), (count.absent, 8)];
+        write!(out, "{:<24}", class.title())?;
+        for (number, width) in numbers {
+            let shown = if number == 0 { String::from("-") } else { number.to_string() };
+            write!(out, "{shown:>width$}")?;
+        }
+        writeln!(out)?;
+    }
+    for finding in proof.findings.iter().filter(|finding| matches!(finding.state, State::Breach | State::NotProven)) {
+        writeln!(out, "\n{}: {} ({})", finding.state.title(), finding.attack, finding.class.title())?;
+        writeln!(out, "  tried     {}", finding.tried)?;
+        writeln!(out, "  expected  {}", finding.expected)?;
+        writeln!(out, "  seen      {}", finding.seen)?;
+        writeln!(out, "  control   {}", finding.control)?;
+        if let Some(advice) = &finding.advice {
+            writeln!(out, "  -> {advice}")?;
+        }
+    }
+    writeln!(out, "\n{}", verdict(proof))?;
+    Ok(out)
+}
+
+/// The whole in a sentence.
+fn verdict(proof: &Proof) -> String {
+    let (count, distinct) = (proof.count, proof.distinct);
+    let seconds = proof.duration_ms.div_ceil(100);
+    let tried = format!(
+        "{} attacks tried in {}.{} s, {} of them more than a system call's number",
+        count.tried,
+        seconds / 10,
+        seconds % 10,
+        distinct.tried
+    );
+    match (count.breaches, count.not_proven) {
+        (0, 0) => format!("everything held: {tried}"),
+        (0, unproven) => format!("nothing got through, but {unproven} could not be proven: {tried}"),
+        (breaches, _) => format!("{breaches} GOT THROUGH: {tried}"),
+    }
+}

@@ -1,0 +1,5 @@
+//! The probe's program: the entry point and nothing else.
+#![no_std]
+#![no_main]
+
+stockade_sys::program!(stockade_probe::run);

@@ -1,0 +1,170 @@
+//! What attacks are aimed at: things of the host that a sandbox must not reach, made for
+//! this one occasion and removed afterwards.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    net::{Ipv6Addr, TcpListener, UdpSocket},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::{DirBuilderExt, PermissionsExt, chown},
+            net::{SocketAddr, UnixListener},
+        },
+    },
+    path::{Path, PathBuf},
+};
+
+use stockade_policy::{
+    filter::{Action, Rules},
+    model::Policy,
+    plan::{Plan, RootEntry},
+};
+use stockade_protocol::Receipt;
+use stockade_runtime::{Loaded, Refusal};
+
+/// Who owns a scratch where root launches for itself: root's own is refused.
+const NOBODY: u32 = 65534;
+
+/// See the module. Removed when dropped.
+pub(crate) struct World {
+    /// The policy.
+    pub(crate) policy: Policy,
+    /// The plan of an attack's run.
+    pub(crate) plan: Plan,
+    /// What was in force in it.
+    pub(crate) receipt: Receipt,
+    /// What the filter does.
+    pub(crate) rules: Rules,
+    /// A directory of the host, outside every sandbox.
+    pub(crate) directory: PathBuf,
+    /// A host scratch that everybody may write to; none: the host refuses one.
+    pub(crate) scratch: PathBuf,
+    /// What the secret file says, and nothing else on this host.
+    pub(crate) secret: String,
+    /// The port of a listener on the host's loopback, TCP and UDP.
+    pub(crate) port: u16,
+    /// The name of an abstract socket of the host.
+    pub(crate) abstract_name: String,
+    /// The host's name.
+    pub(crate) host_name: String,
+    /// This process.
+    pub(crate) pid: u32,
+    /// Whose ids the launcher and its controls have.
+    pub(crate) uid: u32,
+    listeners: (TcpListener, Option<TcpListener>, UdpSocket, UnixListener, UnixListener),
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
+    move |error| Refusal::sandbox_error("prover", format!("{what}: {error}"))
+}
+
+impl World {
+    /// Makes it.
+    pub(crate) fn new(loaded: &Loaded, plan: Plan, receipt: Receipt) -> Result<Self, Refusal> {
+        let rules = Rules::new(&loaded.policy.seccomp, plan.scratch.host && !plan.scratch.read_only)
+            .map_err(|error| Refusal::sandbox_error("filter_unusable", error.to_string()))?;
+        let nonce = crate::nonce()?;
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let directory = std::env::temp_dir().join(format!("stockade-prove-{pid}-{nonce:016x}"));
+        DirBuilder::new().mode(0o711).create(&directory).map_err(failed("make a directory for the attacks"))?;
+        let made = Cleaner(directory.clone());
+        let secret = format!("canary-{nonce:016x}");
+        fs::write(directory.join(SECRET), &secret).map_err(failed("write a secret to be sought"))?;
+        let scratch = directory.join("scratch");
+        DirBuilder::new().mode(0o700).create(&scratch).map_err(failed("make a scratch"))?;
+        if uid == 0 {
+            let owner = plan_owner();
+            chown(&scratch, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
+        }
+        fs::set_permissions(&scratch, fs::Permissions::from_mode(0o777)).map_err(failed("open the scratch"))?;
+        let tcp = TcpListener::bind("127.0.0.1:0").map_err(failed("listen on the host's loopback"))?;
+        let port = tcp.local_addr().map_err(failed("listen on the host's loopback"))?.port();
+        let tcp6 = TcpListener::bind((Ipv6Addr::LOCALHOST, port)).ok();
+        let udp = UdpSocket::bind(("127.0.0.1", port)).map_err(failed("listen on the host's loopback"))?;
+        let abstract_name = format!("stockade-prove-{nonce:016x}");
+        let address = SocketAddr::from_abstract_name(&abstract_name).map_err(failed("name an abstract socket"))?;
+        let unnamed = UnixListener::bind_addr(&address).map_err(failed("listen on an abstract socket"))?;
+        let named = UnixListener::bind(directory.join(SOCKET)).map_err(failed("listen on a socket of the host"))?;
+        std::mem::forget(made);
+        Ok(World {
+            policy: loaded.policy.clone(),
+            plan,
+            receipt,
+            rules,
+            scratch,
+            directory,
+            secret,
+            port,
+            abstract_name,
+            host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid,
+            uid,
+            listeners: (tcp, tcp6, udp, unnamed, named),
+        })
+    }
+
+    /// The secret file's path on the host.
+    pub(crate) fn secret_path(&self) -> String {
+        self.path(SECRET)
+    }
+
+    /// A path of the host in the attacks' directory.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.directory.join(name).to_string_lossy().into_owned()
+    }
+
+    /// A socket of the host, by its path.
+    pub(crate) fn socket_path(&self) -> String {
+        self.path(SOCKET)
+    }
+
+    /// Whether the host has the listener over IPv6 too.
+    pub(crate) fn has_ipv6(&self) -> bool {
+        self.listeners.1.is_some()
+    }
+
+    /// Whether the sandbox shows this path of the host.
+    pub(crate) fn shows(&self, path: &str) -> bool {
+        self.plan.root.iter().any(|entry| match entry {
+            RootEntry::Bind { source, .. } => Path::new(path).starts_with(source),
+            _ => false,
+        })
+    }
+
+    /// Whether the filter lets a call pass, whatever its arguments.
+    pub(crate) fn allows(&self, name: &str) -> bool {
+        matches!(self.rules.action(name), Some(Action::Allow))
+    }
+
+    /// Whether the filter lets a call pass with some arguments.
+    pub(crate) fn knows(&self, name: &str) -> bool {
+        matches!(self.rules.action(name), Some(Action::Allow | Action::Check(_)))
+    }
+}
+
+/// Whom root lets own the scratch: under sudo the caller, for whom it acts.
+fn plan_owner() -> (u32, u32) {
+    stockade_runtime::caller::identify()
+        .ok()
+        .map(|identity| (identity.caller.uid, identity.caller.gid))
+        .filter(|(uid, gid)| *uid != 0 && *gid != 0)
+        .unwrap_or((NOBODY, NOBODY))
+}
+
+const SECRET: &str = "secret";
+const SOCKET: &str = "socket";
+
+struct Cleaner(PathBuf);
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        let _left = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _left = fs::remove_dir_all(&self.directory);
+    }
+}
