@@ -201,6 +201,9 @@ pub(crate) struct Doctor {
 pub(crate) struct Prove {
     #[command(flatten)]
     pub(crate) policy: PolicyChoice,
+    /// Write a page to read and to print into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

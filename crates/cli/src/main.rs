@@ -180,17 +180,21 @@ fn open_report(path: &Path) -> anyhow::Result<File> {
     options.write(true).create(true).truncate(false).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
     // With the caller's rights: root writes no file for whoever may not.
     stockade_runtime::with_callers_rights(|| options.open(path))?
-        .with_context(|| format!("open the report {}, which must not be a link", path.display()))
+        .with_context(|| format!("open {}, which must not be a link", path.display()))
 }
 
-fn write_report(mut file: File, report: &Report) -> anyhow::Result<()> {
+fn write_report(file: File, report: &Report) -> anyhow::Result<()> {
     let mut text = serde_json::to_vec(report)?;
     text.push(b'\n');
+    write_into(file, &text)
+}
+
+fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
     // A device or a pipe has no length to cut.
     if file.metadata()?.is_file() {
         file.set_len(0)?;
     }
-    Ok(file.write_all(&text)?)
+    Ok(file.write_all(text)?)
 }
 
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {

@@ -39,14 +39,14 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     write().context("write the answer to stdout")
 }
 
-/// Prints a remark for a person; control characters are made visible.
-pub(crate) fn warn(text: &str) {
-    let _unheard = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
-}
-
-/// A text in which control characters can be seen and do nothing.
+/// Text with its control characters made visible, but for line breaks and tabs.
 pub(crate) fn visible(text: &str) -> String {
     text.chars()
         .flat_map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
         .collect()
+}
+
+/// Prints a remark for a person; control characters are made visible.
+pub(crate) fn warn(text: &str) {
+    let _unheard = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
 }

@@ -4,23 +4,29 @@
 
 use std::{fmt::Write, process::ExitCode};
 
-use stockade_prover::{Class, Proof, State, prove};
+use anyhow::Context;
+use stockade_prover::{Class, Proof, State, html, prove};
 use stockade_runtime::Options;
 
-use crate::{args::Prove, output::say, refuse};
+use crate::{args::Prove, open_report, output::{say, visible}, refuse, write_into};
 
 const BREACH: u8 = 1;
 const NOT_PROVEN: u8 = 3;
 
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
+    // Before anything is tried, so that a proof is never made in vain.
+    let page = asked.html.as_deref().map(open_report).transpose()?;
     let proof = match prove(&Options::from(&asked.policy)) {
         Ok(proof) => proof,
         Err(refusal) => return Ok(refuse(&refusal)),
     };
+    if let (Some(file), Some(path)) = (page, &asked.html) {
+        write_into(file, html(&proof).as_bytes()).with_context(|| format!("write the page to {}", path.display()))?;
+    }
     if asked.json {
         say(&serde_json::to_string_pretty(&proof)?)?;
     } else {
-        say(&describe(&proof)?)?;
+        say(&visible(&describe(&proof)?))?;
     }
     Ok(ExitCode::from(match proof.count {
         count if count.breaches > 0 => BREACH,

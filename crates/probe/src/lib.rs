@@ -20,9 +20,6 @@ use stockade_sys::probe::shared_words;
 
 use script::{Ended, call, fork, perform};
 
-/// A script that hangs is ended by SIGALRM after so many seconds.
-const PATIENCE_S: u64 = 4;
-
 /// The probe's whole life. Returns its exit status.
 pub fn run() -> i32 {
     let Ok(input) = read_to_end() else { return 1 };
@@ -31,7 +28,7 @@ pub fn run() -> i32 {
     }
     let (Ok(batch), Ok(words)) = (Batch::decode(&input), shared_words()) else { return 2 };
     let answers = match perform(&batch.prelude) {
-        Ok(_) => batch.scripts.iter().map(|script| attempt(script, words)).collect(),
+        Ok(_) => batch.scripts.iter().map(|script| attempt(script, batch.patience_s, words)).collect(),
         // Nothing was tried: each answer says why.
         Err(Ended::Broken { step, errno }) => vec![Answer::Broken { step, errno }; batch.scripts.len()],
         // Another process is the probe now, and this one ends with its status.
@@ -60,14 +57,14 @@ mod kind {
 }
 
 /// Runs a script in a child.
-fn attempt(script: &stockade_protocol::probe::Script, words: &[AtomicU64; 8]) -> Answer {
+fn attempt(script: &stockade_protocol::probe::Script, patience_s: u32, words: &[AtomicU64; 8]) -> Answer {
     words[word::KIND].store(kind::NOTHING, Relaxed);
     let pid = match fork() {
         Err(errno) => return Answer::Broken { step: u32::MAX, errno: errno.raw_os_error() as u32 },
         Ok(0) => {
             // A group of its own, so that nothing it starts outlives it.
             let _refused = call(SETPGID, [0; 6]);
-            let _refused = call(ALARM, [PATIENCE_S, 0, 0, 0, 0, 0]);
+            let _refused = call(ALARM, [u64::from(patience_s), 0, 0, 0, 0, 0]);
             let (said, step, value) = match perform(script) {
                 Ok(result) => (kind::RESULT, 0, result.cast_unsigned()),
                 Err(Ended::Broken { step, errno }) => (kind::BROKEN, step, u64::from(errno)),

@@ -143,6 +143,8 @@ pub struct Batch {
     pub nonce: u64,
     /// What the probe does first, itself; the scripts run in children of it.
     pub prelude: Script,
+    /// After so many seconds a script that hangs is ended by SIGALRM.
+    pub patience_s: u32,
     /// The scripts, in order.
     pub scripts: Vec<Script>,
 }
@@ -276,6 +278,7 @@ impl Batch {
         w.u32(BATCH_MAGIC);
         w.u64(self.nonce);
         write_script(&mut w, &self.prelude);
+        w.u32(self.patience_s);
         w.u32(self.scripts.len() as u32);
         self.scripts.iter().for_each(|script| write_script(&mut w, script));
         w.into_bytes()
@@ -290,7 +293,7 @@ impl Batch {
         if r.u32()? != BATCH_MAGIC {
             return Err(Malformed);
         }
-        let batch = Batch { nonce: r.u64()?, prelude: read_script(&mut r)?, scripts: r.list(read_script)? };
+        let batch = Batch { nonce: r.u64()?, prelude: read_script(&mut r)?, patience_s: r.u32()?, scripts: r.list(read_script)? };
         if r.is_empty() { Ok(batch) } else { Err(Malformed) }
     }
 }
@@ -366,7 +369,7 @@ mod tests {
             Op::Require { left: Value::Result(0), right: Value::Number(1) },
             Op::Give { value: Value::Result(3) },
         ];
-        Batch { nonce: 7, prelude: Script::default(), scripts: vec![Script { memory: b"/etc/x\0".to_vec(), ops }] }
+        Batch { nonce: 7, prelude: Script::default(), patience_s: 4, scripts: vec![Script { memory: b"/etc/x\0".to_vec(), ops }] }
     }
 
     #[test]

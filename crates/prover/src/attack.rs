@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use stockade_policy::model::Policy;
-use stockade_protocol::{LimitKey, Verdict, probe::Script};
-use stockade_runtime::ImageResult;
+use stockade_protocol::{LimitKey, probe::Script};
 
-use crate::world::World;
+use crate::{inside::Done, world::World};
 
 /// The classes of attacks, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -74,8 +72,6 @@ pub(crate) enum Expected {
     Errno(&'static [i32]),
     /// Exactly this result.
     Value(i64),
-    /// This signal.
-    Signal(u32),
 }
 
 /// What a control must come to.
@@ -85,10 +81,10 @@ pub(crate) enum Wanted {
     Succeeds,
     /// It finds something.
     Finds,
-    /// It ends as a program that was started anew ends.
-    Starts,
     /// The kernel's own opinion: neither what a filter answers nor that there is no such call.
     Reaches,
+    /// The same, but that the kernel dies of it, or knows no such thing, means it is not there.
+    Exists,
 }
 
 /// Where a control is tried, when it is tried outside.
@@ -108,15 +104,22 @@ pub(crate) enum Control {
     OutsideInstead(Place, Script, Wanted),
     /// In the same sandbox, this script, which differs in one thing.
     Instead(Script, Wanted),
-    /// The same script in a sandbox whose policy is changed so.
-    Lifted(fn(&mut Policy), Wanted),
+}
+
+impl Control {
+    /// What it must come to.
+    pub(crate) fn wanted(&self) -> Wanted {
+        match self {
+            Control::Outside(_, wanted) | Control::OutsideInstead(_, _, wanted) | Control::Instead(_, wanted) => *wanted,
+        }
+    }
 }
 
 /// Limits of a run.
 pub(crate) type Limits = BTreeMap<LimitKey, Option<u64>>;
 
 /// Who says what a run of its own came to: nothing, or what got through.
-pub(crate) type Judge = fn(&ImageResult, &World) -> Seen;
+pub(crate) type Judge = fn(&Done, &World) -> Seen;
 
 /// What was seen of a run of its own.
 pub(crate) struct Seen {
@@ -130,6 +133,8 @@ pub(crate) struct Seen {
 pub(crate) struct Run {
     /// What runs.
     pub(crate) script: Script,
+    /// In the program's first process, whose end is the run's, and not in a child of it.
+    pub(crate) first_process: bool,
     /// With which limits.
     pub(crate) limits: Limits,
     /// In the host directory of the world, in place of a private scratch.
@@ -162,9 +167,6 @@ pub(crate) enum Act {
     Allowed(String),
     /// A call for which the policy kills: in a sandbox of its own.
     Kill { script: Script, name: String },
-    /// A call that the kernel itself refuses to everybody but the host's root, so that only
-    /// the filter's own report tells the two refusals apart.
-    Reported { script: Script, name: String },
 }
 
 /// One attack.
@@ -179,6 +181,11 @@ pub(crate) struct Attack {
     pub(crate) layers: &'static [&'static str],
     /// How.
     pub(crate) act: Act,
+    /// In a sandbox with the world's host scratch.
+    pub(crate) in_host_scratch: bool,
+    /// The name by which the filter reports it. Where the kernel refuses it to everybody but
+    /// the host's root, only that report tells the two refusals apart.
+    pub(crate) reported_as: Option<String>,
 }
 
 impl Attack {
@@ -192,16 +199,28 @@ impl Attack {
         expected: Expected,
         control: Control,
     ) -> Self {
-        Attack { class, name: name.into(), tried: tried.into(), layers, act: Act::Script { script, expected, control } }
+        Attack { class, name: name.into(), tried: tried.into(), layers, act: Act::Script { script, expected, control }, in_host_scratch: false, reported_as: None }
+    }
+
+    /// The same in a sandbox with the world's host scratch.
+    pub(crate) fn in_host_scratch(self) -> Self {
+        Attack { in_host_scratch: true, ..self }
+    }
+
+    /// An attack that has a run of its own.
+    pub(crate) fn run(
+        class: Class,
+        name: impl Into<String>,
+        tried: impl Into<String>,
+        layers: &'static [&'static str],
+        run: Run,
+        control: RunControl,
+    ) -> Self {
+        Attack { class, name: name.into(), tried: tried.into(), layers, act: Act::Run { run, control }, in_host_scratch: false, reported_as: None }
     }
 
     /// What the policy allows.
     pub(crate) fn allowed(class: Class, name: impl Into<String>, tried: impl Into<String>, rule: impl Into<String>) -> Self {
-        Attack { class, name: name.into(), tried: tried.into(), layers: &[], act: Act::Allowed(rule.into()) }
+        Attack { class, name: name.into(), tried: tried.into(), layers: &[], act: Act::Allowed(rule.into()), in_host_scratch: false, reported_as: None }
     }
-}
-
-/// The run ended with this verdict.
-pub(crate) fn ended_as(result: &ImageResult, verdict: Verdict) -> Seen {
-    Seen { held: result.report.verdict == verdict, what: crate::words::verdict(&result.report) }
 }

@@ -1,10 +1,95 @@
 //! The attacks, a file for each class.
 
 mod file_system;
+mod forgery;
+mod kernel_surface;
+mod launcher;
+mod leaks;
+mod network;
+mod privileges;
+mod processes;
+mod resources;
+mod system_calls;
 
-use crate::{attack::Attack, world::World};
+use stockade_protocol::probe::Script;
+
+use crate::{
+    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    script::{CWD, n, script},
+    world::World,
+};
+
+pub(crate) use leaks::plant;
 
 /// All of them, as far as they make sense under the policy.
 pub(crate) fn all(world: &World) -> Vec<Attack> {
-    [file_system::attacks].into_iter().flat_map(|attacks| attacks(world)).collect()
+    [
+        file_system::attacks,
+        processes::attacks,
+        privileges::attacks,
+        system_calls::attacks,
+        kernel_surface::attacks,
+        network::attacks,
+        resources::attacks,
+        forgery::attacks,
+        leaks::attacks,
+        launcher::attacks,
+    ]
+    .into_iter()
+    .flat_map(|attacks| attacks(world))
+    .collect()
+}
+
+const O_WRONLY: i64 = 1;
+const O_CREAT: i64 = 0o100;
+
+/// Reads a file's beginning.
+fn read(path: &str) -> Script {
+    script(|b| {
+        b.read(path);
+    })
+}
+
+/// Opens a file so.
+fn open(path: &str, flags: i64) -> Script {
+    script(|b| {
+        let path = b.text(path);
+        b.attack("openat", &[CWD, path, n(flags), n(0o600)]);
+    })
+}
+
+/// Looks whether something is there.
+fn look(path: &str) -> Script {
+    script(|b| {
+        let (path, stat) = (b.text(path), b.space(144));
+        b.attack("newfstatat", &[CWD, path, stat, n(0)]);
+    })
+}
+
+/// Where a link leads.
+fn read_link(path: &str) -> Script {
+    script(|b| {
+        let (path, to) = (b.text(path), b.space(256));
+        b.attack("readlinkat", &[CWD, path, to, n(256)]);
+    })
+}
+
+/// Whether the sandbox shares a namespace of the launcher's.
+fn shared_namespace(class: Class, kind: &str, layers: &'static [&'static str]) -> Option<Attack> {
+    let link = format!("/proc/self/ns/{kind}");
+    let own = std::fs::read_link(&link).ok()?.to_string_lossy().into_owned();
+    let act = script(|b| {
+        let (path, to) = (b.text(&link), b.space(64));
+        let length = b.attack("readlinkat", &[CWD, path, to, n(64)]);
+        b.find(to, length, own.as_bytes());
+    });
+    Some(Attack::new(
+        class,
+        format!("the launcher's {kind} namespace"),
+        format!("be in the same {kind} namespace as the launcher"),
+        layers,
+        act,
+        Expected::Value(0),
+        Control::Outside(Place::Host, Wanted::Finds),
+    ))
 }

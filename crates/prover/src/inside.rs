@@ -1,12 +1,12 @@
 //! Running scripts in sandboxes of the policy under test.
 
 use stockade_protocol::{
-    LimitKey,
+    LimitKey, Verdict,
     probe::{Answer, Batch, Script, decode_answers},
 };
 use stockade_runtime::{Image, ImageResult, Loaded, Options, Refusal, run_image};
 
-use crate::{PROBE, attack::Limits};
+use crate::{LONG_PATIENCE_S, PATIENCE_S, PROBE, attack::Limits};
 
 /// Scripts in one sandbox: the answers stay well below any limit on output.
 const TOGETHER: usize = 80;
@@ -19,24 +19,87 @@ pub(crate) struct Inside<'a> {
     pub(crate) options: &'a Options,
 }
 
+/// What one sandbox is for.
+#[derive(Default)]
+pub(crate) struct Errand<'a> {
+    /// What the program's first process does.
+    pub(crate) prelude: Script,
+    /// What children of it do.
+    pub(crate) scripts: Vec<Script>,
+    /// Limits other than the policy's.
+    pub(crate) limits: Limits,
+    /// Globs of files to return.
+    pub(crate) collect: &'a [&'a str],
+    /// It may take its time.
+    pub(crate) long: bool,
+}
+
+/// What came of it.
+pub(crate) struct Done {
+    /// The answers, where the probe could give them.
+    pub(crate) answers: Option<Vec<Answer>>,
+    /// The run.
+    pub(crate) result: ImageResult,
+}
+
+impl Done {
+    /// The first answer.
+    pub(crate) fn answer(&self) -> Option<Answer> {
+        self.answers.as_ref().and_then(|answers| answers.first().copied())
+    }
+
+    /// The run ended so.
+    pub(crate) fn ended_as(&self, verdict: Verdict) -> bool {
+        self.result.report.verdict == verdict
+    }
+
+    /// The script answered with this errno.
+    pub(crate) fn answered(&self, errno: i32) -> bool {
+        match self.answer() {
+            Some(Answer::Result(value)) => value == -i64::from(errno),
+            Some(Answer::Broken { errno: found, .. }) => found == errno.cast_unsigned(),
+            _ => false,
+        }
+    }
+
+    /// Answer and verdict in words.
+    pub(crate) fn words(&self) -> String {
+        let verdict = crate::words::verdict(&self.result.report);
+        match self.answer() {
+            Some(answer) => format!("{}; {verdict}", crate::words::answer(Some(answer))),
+            None => verdict,
+        }
+    }
+}
+
 impl Inside<'_> {
-    /// Runs scripts in one sandbox.
+    /// Runs one sandbox.
     ///
     /// # Errors
     /// It was not started.
-    pub(crate) fn run(&self, scripts: &[Script], limits: &Limits, collect: &[&str]) -> Result<(Option<Vec<Answer>>, ImageResult), Refusal> {
+    pub(crate) fn run(&self, errand: &Errand<'_>) -> Result<Done, Refusal> {
         let nonce = crate::nonce()?;
-        let batch = Batch { nonce, prelude: Script::default(), scripts: scripts.to_vec() }.encode();
+        let (prelude, scripts) = (errand.prelude.clone(), errand.scripts.clone());
+        let count = scripts.len();
+        let batch = Batch { nonce, prelude, patience_s: if errand.long { LONG_PATIENCE_S } else { PATIENCE_S }, scripts };
         let image = Image {
             name: "stockade-probe",
             program: PROBE,
-            stdin: &batch,
-            limits: limits.clone(),
-            collect: collect.iter().map(|glob| String::from(*glob)).collect(),
+            stdin: &batch.encode(),
+            limits: errand.limits.clone(),
+            collect: errand.collect.iter().map(|glob| String::from(*glob)).collect(),
         };
         let result = run_image(&image, self.loaded, self.options)?;
-        let answers = decode_answers(&result.output, nonce, scripts.len()).ok();
-        Ok((answers, result))
+        let answers = decode_answers(&result.output, nonce, count).ok();
+        Ok(Done { answers, result })
+    }
+
+    /// What one script comes to, in a sandbox of its own.
+    ///
+    /// # Errors
+    /// It was not started.
+    pub(crate) fn alone(&self, script: &Script) -> Result<Done, Refusal> {
+        self.run(&Errand { scripts: vec![script.clone()], ..Errand::default() })
     }
 
     /// What the scripts come to; none where the sandbox ended before it answered.
@@ -55,8 +118,7 @@ impl Inside<'_> {
         if scripts.is_empty() {
             return Ok(Vec::new());
         }
-        let limits = self.ample();
-        match self.run(scripts, &limits, &[])?.0 {
+        match self.run(&Errand { scripts: scripts.to_vec(), limits: self.ample(), ..Errand::default() })?.answers {
             Some(answers) => Ok(answers.into_iter().map(Some).collect()),
             // One of them has ended the run: which, is found by halves.
             None if scripts.len() > 1 => {

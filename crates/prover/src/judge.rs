@@ -7,14 +7,14 @@
 use stockade_policy::filter::Filters;
 use stockade_protocol::{
     Verdict,
-    probe::{Answer, NO_BATCH, Script},
+    probe::{Answer, Door, Op, Script},
 };
 use stockade_runtime::{Loaded, Refusal};
 
 use crate::{
     Finding, State,
-    attack::{Act, Attack, Control, Expected, Limits, Place, Run, RunControl, Seen, Wanted},
-    inside::Inside,
+    attack::{Act, Attack, Control, Expected, Place, Run, RunControl, Seen, Wanted},
+    inside::{Errand, Inside},
     outside::Outside,
     words::{self, errno::ENOSYS},
     world::World,
@@ -23,114 +23,180 @@ use crate::{
 /// See the module.
 pub(crate) fn judge(attacks: Vec<Attack>, world: &World, inside: &Inside<'_>) -> Result<Vec<Finding>, Refusal> {
     let outside = Outside::new()?;
-    let answers = Answers::gather(&attacks, inside, &outside)?;
+    let mut options = inside.options.clone();
+    options.scratch = Some(world.scratch.clone());
+    let with_scratch = Inside { loaded: inside.loaded, options: &options };
+    let court = Court { world, inside, with_scratch: &with_scratch, outside: &outside };
+    let answers = court.gather(&attacks)?;
     let mut findings = Vec::with_capacity(attacks.len());
-    for (attack, (seen, control)) in attacks.into_iter().zip(answers.0) {
-        let finding = Draft { class: attack.class, name: attack.name, tried: attack.tried, layers: attack.layers };
-        findings.push(match attack.act {
-            Act::Script { expected, control: how, .. } => finding.by_script(expected, seen, &how, control),
-            Act::Allowed(rule) => finding.done(State::Allowed, String::from("-"), rule, String::from("-"), None),
-            Act::Kill { script, name } => {
-                let (_, result) = inside.run(std::slice::from_ref(&script), &Limits::new(), &[])?;
-                let held = result.report.verdict == Verdict::SyscallDenied && result.report.denials.iter().any(|denial| denial.what == name);
-                let seen = Seen { held, what: words::verdict(&result.report) };
-                finding.by_run(String::from("the run ends as syscall_denied"), seen, reaches(control))
-            }
-            Act::Reported { script, name } => reported(finding, &script, &name, inside)?,
-            Act::Run { run, control: how } => {
-                let seen = try_run(&run, world, inside)?;
-                let shown = match how {
-                    RunControl::Limits(limits) => {
-                        let (_, result) = inside.run(std::slice::from_ref(&run.script), &limits, run.collect)?;
-                        let ended = result.report.verdict == Verdict::Exited && result.report.code == 0;
-                        (ended, format!("with more of it: {}", words::verdict(&result.report)))
-                    }
-                    RunControl::Outside(place, script, wanted) => {
-                        let answer = outside.answers(place, &[script]).pop().flatten();
-                        (comes_to(answer, wanted, None), format!("{}: {}", place_name(place), words::answer(answer)))
-                    }
-                    RunControl::Run(control) => {
-                        let seen = try_run(&control, world, inside)?;
-                        (seen.held, format!("{}: {}", control.expected, seen.what))
-                    }
-                };
-                finding.by_run(run.expected, seen, shown)
-            }
-        });
+    for (attack, answers) in attacks.into_iter().zip(answers) {
+        findings.push(court.judge(attack, answers)?);
     }
     findings.sort_by_key(|finding| finding.class);
     Ok(findings)
 }
 
-fn try_run(run: &Run, world: &World, inside: &Inside<'_>) -> Result<Seen, Refusal> {
-    let mut options = inside.options.clone();
-    if run.host_scratch {
-        options.scratch = Some(world.scratch.clone());
-    }
-    let inside = Inside { loaded: inside.loaded, options: &options };
-    let (_, result) = inside.run(std::slice::from_ref(&run.script), &run.limits, run.collect)?;
-    Ok((run.judge)(&result, world))
+/// Where attacks and controls are tried.
+struct Court<'a> {
+    world: &'a World,
+    inside: &'a Inside<'a>,
+    with_scratch: &'a Inside<'a>,
+    outside: &'a Outside,
 }
 
-/// The answers to each attack's script and to its control's.
-struct Answers(Vec<(Option<Answer>, Option<Answer>)>);
+/// The answers to an attack's script and to its control's.
+#[derive(Clone, Copy, Default)]
+struct Answers {
+    seen: Option<Answer>,
+    control: Option<Answer>,
+}
 
-impl Answers {
-    fn gather(attacks: &[Attack], inside: &Inside<'_>, outside: &Outside) -> Result<Self, Refusal> {
-        let mut all = vec![(None, None); attacks.len()];
-        // Attacks and twins share their sandboxes.
-        let mut together: Vec<(usize, bool, &Script)> = Vec::new();
-        let mut places = [(Place::Host, Vec::new()), (Place::Own, Vec::new())];
-        let mut lifted: Vec<(usize, &Script, fn(&mut stockade_policy::model::Policy))> = Vec::new();
+/// Where a script's answer belongs.
+type Task<'s> = (usize, bool, &'s Script);
+
+impl Court<'_> {
+    /// Tries everything that can be tried together.
+    fn gather(&self, attacks: &[Attack]) -> Result<Vec<Answers>, Refusal> {
+        let mut all = vec![Answers::default(); attacks.len()];
+        // Attacks and their twins share sandboxes: one kind without and one with a host scratch.
+        let (mut private, mut shared): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
+        let (mut host, mut own): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
         for (index, attack) in attacks.iter().enumerate() {
-            let mut out = |place: Place, script| {
-                places.iter_mut().filter(|(known, _)| *known == place).for_each(|(_, list)| list.push((index, script)));
-            };
+            let inside = if attack.in_host_scratch { &mut shared } else { &mut private };
+            let mut out = |place: Place, script| if place == Place::Host { host.push((index, true, script)) } else { own.push((index, true, script)) };
             match &attack.act {
                 Act::Script { script, control, .. } => {
-                    together.push((index, false, script));
+                    if !self.kills(script) {
+                        inside.push((index, false, script));
+                    }
                     match control {
                         Control::Outside(place, _) => out(*place, script),
                         Control::OutsideInstead(place, other, _) => out(*place, other),
-                        Control::Instead(twin, _) => together.push((index, true, twin)),
-                        Control::Lifted(lift, _) => lifted.push((index, script, *lift)),
+                        Control::Instead(twin, _) => inside.push((index, true, twin)),
                     }
                 }
                 Act::Kill { script, .. } => out(Place::Own, script),
-                Act::Run { .. } | Act::Allowed(_) | Act::Reported { .. } => {}
+                Act::Run { .. } | Act::Allowed(_) => {}
             }
         }
-        let mut keep = |index: usize, control: bool, answer| {
-            if let Some(slot) = all.get_mut(index) {
-                *(if control { &mut slot.1 } else { &mut slot.0 }) = answer;
+        let mut keep = |tasks: &[Task<'_>], answers: Vec<Option<Answer>>| {
+            for ((index, control, _), answer) in tasks.iter().zip(answers) {
+                if let Some(slot) = all.get_mut(*index) {
+                    *(if *control { &mut slot.control } else { &mut slot.seen }) = answer;
+                }
             }
         };
-        let scripts: Vec<Script> = together.iter().map(|(_, _, script)| (*script).clone()).collect();
-        for ((index, control, _), answer) in together.iter().zip(inside.answers(&scripts)?) {
-            keep(*index, *control, answer);
-        }
-        for (place, list) in &places {
-            let scripts: Vec<Script> = list.iter().map(|(_, script)| Script::clone(script)).collect();
-            for ((index, _), answer) in list.iter().zip(outside.answers(*place, &scripts)) {
-                keep(*index, true, answer);
+        let scripts = |tasks: &[Task<'_>]| tasks.iter().map(|(_, _, script)| Script::clone(script)).collect::<Vec<_>>();
+        keep(&private, self.inside.answers(&scripts(&private))?);
+        keep(&shared, self.with_scratch.answers(&scripts(&shared))?);
+        keep(&host, self.outside.answers(Place::Host, &scripts(&host)));
+        keep(&own, self.outside.answers(Place::Own, &scripts(&own)));
+        Ok(all)
+    }
+
+    /// What follows for one attack. What needs a run of its own is tried here.
+    fn judge(&self, attack: Attack, answers: Answers) -> Result<Finding, Refusal> {
+        let draft = Draft { class: attack.class, name: attack.name, tried: attack.tried, layers: attack.layers };
+        Ok(match (attack.act, attack.reported_as) {
+            (Act::Script { script, .. }, Some(name)) if answers.control == Some(KERNELS_OWN_EPERM) => self.by_report(draft, &script, &name)?,
+            (Act::Script { script, control, .. }, _) if self.kills(&script) => {
+                let done = self.inside.alone(&script)?;
+                let seen = Seen { held: done.ended_as(Verdict::SyscallDenied), what: done.words() };
+                draft.by_run(String::from(KILLED), seen, shown(&control, answers.control, None))
             }
+            (Act::Script { expected, control, .. }, _) => draft.by_script(expected, &control, answers),
+            (Act::Allowed(rule), _) => draft.done(State::Allowed, String::from("-"), rule, String::from("-"), None),
+            (Act::Kill { script, name }, _) => {
+                let done = self.inside.alone(&script)?;
+                let report = &done.result.report;
+                let held = report.verdict == Verdict::SyscallDenied && report.denials.iter().any(|denial| denial.what == name);
+                let control = match answers.control {
+                    Some(KERNELS_OWN_EPERM) => self.unreported(&script, &name)?,
+                    other => (comes_to(other, Wanted::Reaches, None), format!("{}: {}", place_name(Place::Own), words::answer(other))),
+                };
+                if answers.control == Some(NO_SUCH_CALL) {
+                    draft.done(State::Absent, String::from("-"), done.words(), control.1, None)
+                } else {
+                    draft.by_run(String::from(KILLED), Seen { held, what: done.words() }, control)
+                }
+            }
+            (Act::Run { run, control }, _) => {
+                let seen = self.try_run(&run)?;
+                let shown = self.control_of_run(&run, control)?;
+                draft.by_run(run.expected, seen, shown)
+            }
+        })
+    }
+
+    /// The script makes a call for which the policy kills: it needs a run of its own.
+    fn kills(&self, script: &Script) -> bool {
+        let kill = &self.world.plan.filter.kill;
+        script.ops.iter().any(|op| matches!(op, Op::Call { door: Door::Native, number, .. } if kill.contains(number)))
+    }
+
+    fn errand(run: &Run) -> Errand<'_> {
+        let errand = Errand { limits: run.limits.clone(), collect: run.collect, long: true, ..Errand::default() };
+        match run.first_process {
+            true => Errand { prelude: run.script.clone(), ..errand },
+            false => Errand { scripts: vec![run.script.clone()], ..errand },
         }
-        for (index, script, lift) in lifted {
-            let Some(loaded) = lift_policy(inside.loaded, lift) else { continue };
-            // A policy that cannot be had lifts nothing: the control has no answer then.
-            let answers = Inside { loaded: &loaded, options: inside.options }.answers(std::slice::from_ref(script));
-            keep(index, true, answers.ok().and_then(|mut answers| answers.pop().flatten()));
-        }
-        Ok(Answers(all))
+    }
+
+    fn try_run(&self, run: &Run) -> Result<Seen, Refusal> {
+        let inside = if run.host_scratch { self.with_scratch } else { self.inside };
+        Ok((run.judge)(&inside.run(&Self::errand(run))?, self.world))
+    }
+
+    fn control_of_run(&self, run: &Run, control: RunControl) -> Result<(bool, String), Refusal> {
+        Ok(match control {
+            RunControl::Limits(limits) => {
+                let done = self.inside.run(&Errand { limits, ..Self::errand(run) })?;
+                let failed = matches!(done.answer(), Some(answer) if !got_through(Some(answer)));
+                let ended = done.ended_as(Verdict::Exited) && done.result.report.code == 0;
+                (ended && !failed, format!("with a larger limit: {}", done.words()))
+            }
+            RunControl::Outside(place, script, wanted) => {
+                let answer = self.outside.answers(place, &[script]).pop().flatten();
+                (comes_to(answer, wanted, None), format!("{}: {}", place_name(place), words::answer(answer)))
+            }
+            RunControl::Run(control) => {
+                let seen = self.try_run(&control)?;
+                (seen.held, format!("{}: {}", control.expected, seen.what))
+            }
+        })
+    }
+
+    /// Where the kernel, too, answers EPERM to everybody but the host's root, the filter's
+    /// report tells whose the refusal was.
+    fn by_report(&self, draft: Draft, script: &Script, name: &str) -> Result<Finding, Refusal> {
+        let done = self.inside.alone(script)?;
+        let reported = done.result.report.denials.iter().any(|denial| denial.what == name);
+        let control = self.unreported(script, name)?;
+        let (expected, seen) = (String::from("EPERM, reported by the filter"), words::answer(done.answer()));
+        Ok(match (done.answer() == Some(KERNELS_OWN_EPERM), reported) {
+            (true, false) => draft.unproven(expected, format!("{seen}, reported by nobody"), control.1, "whether the filter or the kernel refused it cannot be told"),
+            (true, true) => draft.by_run(expected, Seen { held: true, what: format!("{seen}, reported by the filter") }, control),
+            (false, _) => draft.by_run(expected, Seen { held: false, what: seen }, control),
+        })
+    }
+
+    /// With the call on the policy's list, the kernel answers and nobody reports.
+    fn unreported(&self, script: &Script, name: &str) -> Result<(bool, String), Refusal> {
+        let mut policy = self.inside.loaded.policy.clone();
+        policy.seccomp.kill.retain(|killed| killed != name);
+        policy.seccomp.allow.push(name.to_owned());
+        let Ok(filters) = Filters::new(&policy.seccomp) else { return Ok((false, String::from("no filter without this rule can be made"))) };
+        let loaded = Loaded { policy, filters };
+        let done = Inside { loaded: &loaded, options: self.inside.options }.alone(script)?;
+        let reported = done.result.report.denials.iter().any(|denial| denial.what == name);
+        let answer = words::answer(done.answer());
+        Ok((done.answer().is_some() && !reported, format!("inside, with the call on the policy's list: {answer}, by the kernel itself")))
     }
 }
 
-fn lift_policy(loaded: &Loaded, lift: impl FnOnce(&mut stockade_policy::model::Policy)) -> Option<Loaded> {
-    let mut policy = loaded.policy.clone();
-    lift(&mut policy);
-    let filters = Filters::new(&policy.seccomp).ok()?;
-    Some(Loaded { policy, filters })
-}
+const KILLED: &str = "the run ends as syscall_denied";
+const KERNELS_OWN_EPERM: Answer = Answer::Result(-1);
+const NO_SUCH_CALL: Answer = Answer::Result(-(ENOSYS as i64));
 
 /// What is known of an attack before it is judged.
 struct Draft {
@@ -146,23 +212,20 @@ impl Draft {
         Finding { class, attack: name, state, tried, expected, seen, control, layers: layers.to_vec(), advice }
     }
 
-    fn by_script(self, expected: Expected, seen: Option<Answer>, how: &Control, control: Option<Answer>) -> Finding {
-        let (place, wanted) = match how {
-            Control::Outside(place, wanted) | Control::OutsideInstead(place, _, wanted) => (place_name(*place), *wanted),
-            Control::Instead(_, wanted) => ("inside, with one thing changed", *wanted),
-            Control::Lifted(_, wanted) => ("inside, with the rule lifted", *wanted),
+    fn by_script(self, expected: Expected, how: &Control, answers: Answers) -> Finding {
+        let Answers { seen, control } = answers;
+        let absent = match how.wanted() {
+            Wanted::Reaches => control == Some(NO_SUCH_CALL),
+            Wanted::Exists => matches!(control, Some(NO_SUCH_CALL | Answer::Signal(SIGSEGV))),
+            _ => false,
         };
-        let shown = (comes_to(control, wanted, Some(expected)), format!("{place}: {}", words::answer(control)));
-        let absent = matches!(wanted, Wanted::Reaches) && control == Some(Answer::Result(-i64::from(ENOSYS)));
-        let held = holds(seen, expected);
-        let (expected, seen_in_words) = (words::expected(expected), words::answer(seen));
-        if absent {
-            return self.done(State::Absent, expected, seen_in_words, shown.1, None);
-        }
-        match (held, got_through(seen)) {
-            (true, _) => self.by_run(expected, Seen { held, what: seen_in_words }, shown),
-            (false, true) => self.breach(expected, seen_in_words, shown.1),
-            (false, false) => self.unproven(expected, seen_in_words, shown.1, "it failed, but not as it must; this says nothing about the layer"),
+        let shown = shown(how, control, Some(expected));
+        let (wished, what) = (words::expected(expected), words::answer(seen));
+        match (holds(seen, expected), got_through(seen)) {
+            _ if absent => self.done(State::Absent, wished, what, shown.1, None),
+            (true, _) => self.by_run(wished, Seen { held: true, what }, shown),
+            (false, true) => self.breach(wished, what, shown.1),
+            (false, false) => self.unproven(wished, what, shown.1, "it failed, but not as it must; this says nothing about the layer"),
         }
     }
 
@@ -204,7 +267,6 @@ fn holds(answer: Option<Answer>, expected: Expected) -> bool {
     match (answer, expected) {
         (Some(Answer::Result(value)), Expected::Errno(list)) => list.iter().any(|errno| -i64::from(*errno) == value),
         (Some(Answer::Result(value)), Expected::Value(wanted)) => value == wanted,
-        (Some(Answer::Signal(number)), Expected::Signal(wanted)) => number == wanted,
         _ => false,
     }
 }
@@ -218,45 +280,25 @@ fn got_through(answer: Option<Answer>) -> bool {
     }
 }
 
+/// Whether a control shows that the attack could have succeeded, and what it came to.
+fn shown(how: &Control, answer: Option<Answer>, expected: Option<Expected>) -> (bool, String) {
+    let place = match how {
+        Control::Outside(place, _) | Control::OutsideInstead(place, ..) => place_name(*place),
+        Control::Instead(..) => "inside, with one thing changed",
+    };
+    (comes_to(answer, how.wanted(), expected), format!("{place}: {}", words::answer(answer)))
+}
+
 fn comes_to(answer: Option<Answer>, wanted: Wanted, expected: Option<Expected>) -> bool {
     match (answer, wanted) {
         (Some(Answer::Result(value)), Wanted::Succeeds) => value >= 0,
         (Some(Answer::Result(value)), Wanted::Finds) => value > 0,
-        (Some(Answer::Exited(status)), Wanted::Starts) => status == NO_BATCH.cast_unsigned(),
-        (Some(Answer::Result(value)), Wanted::Reaches) => {
-            value != -i64::from(ENOSYS) && value != -1 && !expected.is_some_and(|expected| holds(answer, expected))
+        (Some(answer @ Answer::Result(_)), Wanted::Reaches | Wanted::Exists) => {
+            answer != NO_SUCH_CALL && answer != KERNELS_OWN_EPERM && !expected.is_some_and(|expected| holds(Some(answer), expected))
         }
         _ => false,
     }
 }
 
-fn reaches(control: Option<Answer>) -> (bool, String) {
-    (comes_to(control, Wanted::Reaches, None), format!("{}: {}", place_name(Place::Own), words::answer(control)))
-}
-
-/// The filter reports what it refuses. With the call allowed the kernel refuses it by
-/// itself, and nobody reports.
-fn reported(finding: Draft, script: &Script, name: &str, inside: &Inside<'_>) -> Result<Finding, Refusal> {
-    let is_reported = |report: &stockade_protocol::Report| report.denials.iter().any(|denial| denial.what == name);
-    let (answers, result) = inside.run(std::slice::from_ref(script), &Limits::new(), &[])?;
-    let answer = answers.and_then(|answers| answers.first().copied());
-    let refused = answer == Some(Answer::Result(-1));
-    let seen = Seen { held: refused && is_reported(&result.report), what: format!("{}, reported by the filter", words::answer(answer)) };
-    let lifted = lift_policy(inside.loaded, |policy| {
-        policy.seccomp.kill.retain(|killed| killed != name);
-        policy.seccomp.allow.push(name.to_owned());
-    });
-    let control = match lifted {
-        None => (false, String::from("no filter without this rule can be made")),
-        Some(loaded) => {
-            let (answers, result) = Inside { loaded: &loaded, options: inside.options }.run(std::slice::from_ref(script), &Limits::new(), &[])?;
-            let answer = answers.and_then(|answers| answers.first().copied());
-            (answer.is_some() && !is_reported(&result.report), format!("inside, with the rule lifted: {} by the kernel itself", words::answer(answer)))
-        }
-    };
-    let expected = String::from("EPERM, reported by the filter");
-    if refused && !seen.held {
-        return Ok(finding.unproven(expected, words::answer(answer), control.1, "the filter's reports are not to be had here, and the kernel would refuse it too"));
-    }
-    Ok(finding.by_run(expected, seen, control))
-}
+/// A processor's answer to a door that the kernel has not opened.
+const SIGSEGV: u32 = 11;

@@ -10,6 +10,7 @@
 
 mod attack;
 mod attacks;
+mod html;
 mod inside;
 mod judge;
 mod outside;
@@ -25,12 +26,18 @@ use stockade_protocol::{PolicyId, Receipt};
 use stockade_runtime::{Options, Refusal, load_policy};
 
 pub use attack::Class;
+pub use html::html;
 
-use inside::Inside;
+use inside::{Errand, Inside};
 use world::World;
 
 /// The probe's program.
 static PROBE: &[u8] = include_bytes!(env!("STOCKADE_PROBE"));
+
+/// A script that takes longer hangs.
+const PATIENCE_S: u32 = 4;
+/// The same, for what uses up a limit.
+const LONG_PATIENCE_S: u32 = 30;
 
 /// Version of the form in which a proof is printed as JSON.
 const SCHEMA: u32 = 1;
@@ -171,7 +178,7 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
     let begun = Instant::now();
     let loaded = load_policy(options)?;
     let inside = Inside { loaded: &loaded, options };
-    let (_, first) = inside.run(&[], &Default::default(), &[])?;
+    let first = inside.run(&Errand { scripts: vec![attacks::plant()], ..Errand::default() })?.result;
     let policy = first.report.policy.clone().unwrap_or_else(|| identify(&loaded.policy));
     let world = World::new(&loaded, first.plan, first.report.receipt.unwrap_or_default())?;
     let findings = judge::judge(attacks::all(&world), &world, &inside)?;

@@ -59,10 +59,10 @@ impl Outside {
     fn ask(&self, prelude: Script, scripts: &[Script]) -> Option<Vec<Answer>> {
         let nonce = crate::nonce().ok()?;
         let has_prelude = !prelude.ops.is_empty();
-        let batch = Batch { nonce, prelude, scripts: scripts.to_vec() };
+        let batch = Batch { nonce, prelude, patience_s: crate::PATIENCE_S, scripts: scripts.to_vec() };
         let path = format!("/proc/self/fd/{}", self.program.as_raw_fd());
         let mut command = Command::new(path);
-        command.env_clear().current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         // It reads to the end before it says anything.
         let sent = child.stdin.take().map(|mut stdin| stdin.write_all(&batch.encode()));

@@ -102,11 +102,6 @@ impl Builder {
         self.call(name, arguments, times, Failing::Answers)
     }
 
-    /// Writes a value into memory.
-    pub(crate) fn store(&mut self, at: Value, offset: u32, width: u32, value: Value) {
-        self.push(Op::Store { at: place(at) + offset, width, value });
-    }
-
     /// Reads from memory.
     pub(crate) fn load(&mut self, at: Value, offset: u32, width: u32, mask: u64) -> Value {
         self.push(Op::Load { at: place(at) + offset, width, mask })
@@ -175,15 +170,5 @@ fn place(value: Value) -> u32 {
 pub(crate) fn one(name: &str, arguments: &[Value]) -> Script {
     script(|b| {
         b.attack(name, arguments);
-    })
-}
-
-/// A script of one call whose argument at this place is a path.
-pub(crate) fn on_path(name: &str, path: &str, at: usize, arguments: &[Value]) -> Script {
-    script(|b| {
-        let path = b.text(path);
-        let mut all = arguments.to_vec();
-        all.insert(at.min(all.len()), path);
-        b.attack(name, &all);
     })
 }

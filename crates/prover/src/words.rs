@@ -12,15 +12,15 @@ pub(crate) mod errno {
     pub(crate) const ESRCH: i32 = 3;
     pub(crate) const EBADF: i32 = 9;
     pub(crate) const EAGAIN: i32 = 11;
+    pub(crate) const ENOMEM: i32 = 12;
     pub(crate) const EACCES: i32 = 13;
+    pub(crate) const EBUSY: i32 = 16;
     pub(crate) const EINVAL: i32 = 22;
     pub(crate) const EMFILE: i32 = 24;
     pub(crate) const ETXTBSY: i32 = 26;
-    pub(crate) const EFBIG: i32 = 27;
     pub(crate) const ENOSPC: i32 = 28;
     pub(crate) const EROFS: i32 = 30;
     pub(crate) const ENOSYS: i32 = 38;
-    pub(crate) const ENOTEMPTY: i32 = 39;
     pub(crate) const EOPNOTSUPP: i32 = 95;
     pub(crate) const ENETUNREACH: i32 = 101;
     pub(crate) const ECONNREFUSED: i32 = 111;
@@ -81,7 +81,6 @@ pub(crate) fn expected(expected: Expected) -> String {
     match expected {
         Expected::Errno(list) => list.iter().map(|number| errno_name(*number)).collect::<Vec<_>>().join(" or "),
         Expected::Value(value) => format!("{value}"),
-        Expected::Signal(number) => format!("signal {number}"),
     }
 }
 

@@ -73,6 +73,8 @@ impl World {
         fs::write(directory.join(SECRET), &secret).map_err(failed("write a secret to be sought"))?;
         let scratch = directory.join("scratch");
         DirBuilder::new().mode(0o700).create(&scratch).map_err(failed("make a scratch"))?;
+        fs::write(scratch.join(".env"), &secret).map_err(failed("write a secret to be sought"))?;
+        std::os::unix::fs::symlink("../secret", scratch.join("link-to-secret")).map_err(failed("make a link"))?;
         if uid == 0 {
             let owner = plan_owner();
             chown(&scratch, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
@@ -104,6 +106,11 @@ impl World {
         })
     }
 
+    /// Whose a host scratch is.
+    pub(crate) fn scratch_owner(&self) -> u32 {
+        if self.uid == 0 { plan_owner().0 } else { self.uid }
+    }
+
     /// The secret file's path on the host.
     pub(crate) fn secret_path(&self) -> String {
         self.path(SECRET)
@@ -124,17 +131,35 @@ impl World {
         self.listeners.1.is_some()
     }
 
-    /// Whether the sandbox shows this path of the host.
-    pub(crate) fn shows(&self, path: &str) -> bool {
-        self.plan.root.iter().any(|entry| match entry {
-            RootEntry::Bind { source, .. } => Path::new(path).starts_with(source),
-            _ => false,
-        })
+    /// Whether the sandbox has something of its own, or the host's, at this path.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        let path = Path::new(path);
+        let at = |target: &Path| Path::new("/").join(target);
+        let entries = self.plan.root.iter().any(|entry| match entry {
+            RootEntry::Bind { target, .. } => path.starts_with(at(target)) || at(target).starts_with(path),
+            // Where /bin is a link into what is bound.
+            RootEntry::Link { target, .. } => path.starts_with(at(target)),
+            RootEntry::Directory { target, .. }
+            | RootEntry::File { target, .. }
+            | RootEntry::Device { target, .. }
+            | RootEntry::Writable { target }
+            | RootEntry::Proc { target }
+            | RootEntry::Devpts { target }
+            | RootEntry::Mask { target } => at(target).starts_with(path),
+        });
+        entries || self.plan.scratch.path.starts_with(path) || self.scratch.starts_with(path)
     }
 
-    /// Whether the filter lets a call pass, whatever its arguments.
-    pub(crate) fn allows(&self, name: &str) -> bool {
-        matches!(self.rules.action(name), Some(Action::Allow))
+    /// Whether the policy allows sockets of this family.
+    pub(crate) fn has_family(&self, number: u32) -> bool {
+        use stockade_policy::model::SocketFamily;
+        let of = |family: &SocketFamily| match family {
+            SocketFamily::Unix => 1,
+            SocketFamily::Inet => 2,
+            SocketFamily::Inet6 => 10,
+            SocketFamily::Netlink => 16,
+        };
+        self.knows("socket") && self.policy.seccomp.socket_families.iter().any(|family| of(family) == number)
     }
 
     /// Whether the filter lets a call pass with some arguments.

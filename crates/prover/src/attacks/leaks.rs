@@ -1,0 +1,192 @@
+//! From the host and from earlier runs into a run.
+
+use stockade_policy::plan::{HOME, Mode, Plan, RootEntry};
+use stockade_protocol::probe::Script;
+
+use super::{O_CREAT, O_WRONLY, read, shared_namespace};
+use crate::{
+    attack::{Attack, Class, Control, Expected, Limits, Place, Run, RunControl, Seen, Wanted},
+    script::{n, script},
+    words::errno::ENOENT,
+    world::World,
+};
+
+const CLASS: Class = Class::CrossRunLeaks;
+/// What an earlier run leaves in each place that it may write to.
+const LEFT: &str = "left-behind";
+const PLACES: [&str; 4] = ["/tmp", "/dev/shm", HOME, "/scratch"];
+
+pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+    let mut all = Vec::new();
+    for (kind, layer) in [("ipc", &["IPC namespace"] as &'static [&'static str]), ("uts", &["UTS namespace"]), ("cgroup", &["cgroup namespace"])] {
+        all.extend(shared_namespace(CLASS, kind, layer));
+    }
+    all.extend(left_behind(world));
+    all.extend(names_of_the_host(world));
+    all.extend(variables(world));
+    all.extend(ownership(world));
+    all
+}
+
+fn leave(b: &mut crate::script::Builder, path: &str) {
+    let path = b.text(path);
+    let fd = b.may("openat", &[crate::script::CWD, path, n(O_WRONLY | O_CREAT), n(0o666)]);
+    let text = b.text(LEFT);
+    b.may("write", &[fd, text, n(i64::try_from(LEFT.len()).unwrap_or(0))]);
+}
+
+/// What the first run of all does: it leaves something for the later ones.
+pub(crate) fn plant() -> Script {
+    script(|b| PLACES.iter().for_each(|place| leave(b, &format!("{place}/{LEFT}"))))
+}
+
+fn left_behind(world: &World) -> Vec<Attack> {
+    let writable: Vec<String> = world.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    PLACES
+        .into_iter()
+        .filter(|place| writable.iter().any(|path| path == place))
+        .map(|place| {
+            let twin = script(|b| {
+                leave(b, &format!("{place}/{LEFT}-here"));
+                b.read(&format!("{place}/{LEFT}-here"));
+            });
+            Attack::new(
+                CLASS,
+                format!("what a run left in {place}"),
+                format!("read a file that an earlier run has written to {place}"),
+                &["mounts"],
+                read(&format!("{place}/{LEFT}")),
+                Expected::Errno(&[ENOENT]),
+                Control::Instead(twin, Wanted::Finds),
+            )
+        })
+        .collect()
+}
+
+/// What the host is called, and where on it the run is.
+fn names_of_the_host(world: &World) -> Vec<Attack> {
+    let find_in = |path: &'static str, sought: &str| {
+        let sought = sought.to_owned();
+        script(move |b| {
+            let (to, length) = b.read(path);
+            b.find(to, length, sought.as_bytes());
+        })
+    };
+    let mut all = Vec::new();
+    if world.host_name != world.plan.identity.hostname && world.host_name.len() > 2 {
+        let by_uname = script(|b| {
+            let to = b.space(65 * 6);
+            b.attack("uname", &[to]);
+            b.find(to, n(65 * 6), world.host_name.as_bytes());
+        });
+        all.push(Attack::new(
+            CLASS,
+            "the host's name",
+            "learn the host's name by uname",
+            &["UTS namespace"],
+            by_uname,
+            Expected::Value(0),
+            Control::Outside(Place::Host, Wanted::Finds),
+        ));
+        for path in ["/proc/sys/kernel/hostname", "/etc/hostname", "/etc/hosts"] {
+            let there = std::fs::read_to_string(path).is_ok_and(|text| text.contains(&world.host_name));
+            let inside = path.starts_with("/proc") || world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if std::path::Path::new("/").join(target) == std::path::Path::new(path)));
+            if there && inside {
+                all.push(Attack::new(
+                    CLASS,
+                    format!("the host's name in {path}"),
+                    format!("learn the host's name from {path}"),
+                    &["UTS namespace", "mounts"],
+                    find_in(path, &world.host_name),
+                    Expected::Value(0),
+                    Control::Outside(Place::Host, Wanted::Finds),
+                ));
+            }
+        }
+    }
+    all.push(Attack::new(
+        CLASS,
+        "the run's cgroup",
+        "learn by which name the host keeps the run's cgroup",
+        &["cgroup namespace"],
+        find_in("/proc/self/cgroup", "stockade-"),
+        Expected::Value(0),
+        Control::OutsideInstead(Place::Host, find_in("/proc/self/cgroup", ":/"), Wanted::Finds),
+    ));
+    if let Ok(id) = std::fs::read_to_string("/etc/machine-id") {
+        let id = id.trim().to_owned();
+        if id.len() == 32 && world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("machine-id"))) {
+            all.push(Attack::new(
+                CLASS,
+                "the host's machine id",
+                "learn the host's unique number from /etc/machine-id",
+                &["mounts"],
+                find_in("/etc/machine-id", &id),
+                Expected::Value(0),
+                Control::Outside(Place::Host, Wanted::Finds),
+            ));
+        }
+    }
+    all
+}
+
+/// The launcher's environment, in which secrets often lie.
+fn variables(world: &World) -> Vec<Attack> {
+    let own = std::env::vars_os().find_map(|(name, value)| {
+        let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+        let ours = world.plan.environment.contains(&name) && world.plan.environment_values.contains(&format!("{name}={value}"));
+        (!ours && !value.is_empty()).then_some(format!("{name}={value}"))
+    });
+    let Some(variable) = own else { return Vec::new() };
+    let name = variable.split('=').next().unwrap_or_default().to_owned();
+    vec![Attack::new(
+        CLASS,
+        "the launcher's environment",
+        format!("find the launcher's variable {name} in one's own environment"),
+        &["launcher"],
+        script(|b| {
+            let (to, length) = b.read("/proc/self/environ");
+            b.find(to, length, variable.as_bytes());
+        }),
+        Expected::Value(0),
+        Control::Outside(Place::Host, Wanted::Finds),
+    )]
+}
+
+/// Files that a run leaves in a host scratch must be the caller's, not of an id that a
+/// later run will have.
+fn ownership(world: &World) -> Vec<Attack> {
+    let Plan { mode, identity, .. } = &world.plan;
+    if *mode != Mode::Root || world.plan.scratch.read_only || identity.user_namespaces == stockade_policy::plan::UserNamespaces::Missing {
+        return Vec::new();
+    }
+    let make = |name: &str| {
+        let name = name.to_owned();
+        script(move |b| {
+            b.open(&name, O_WRONLY | O_CREAT);
+        })
+    };
+    let run = Run {
+        script: make("made-by-the-run"),
+        first_process: false,
+        limits: Limits::new(),
+        host_scratch: true,
+        collect: &[],
+        expected: String::from("it is the caller's on the host"),
+        judge: |_, world| {
+            use std::os::unix::fs::MetadataExt;
+            match std::fs::metadata(world.scratch.join("made-by-the-run")) {
+                Ok(file) => Seen { held: file.uid() == world.scratch_owner(), what: format!("it belongs to {} on the host", file.uid()) },
+                Err(error) => Seen { held: false, what: format!("it was not made: {error}") },
+            }
+        },
+    };
+    vec![Attack::run(
+        CLASS,
+        "a file of a later run's owner",
+        "leave a file in a host scratch that belongs to the run's host uid, which a later run will have",
+        &["idmapped scratch"],
+        run,
+        RunControl::Outside(Place::Host, make(&world.path("made-outside")), Wanted::Succeeds),
+    )]
+}
