@@ -8,8 +8,8 @@ use std::{env, path::PathBuf, process::Command};
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds `crates/{name}`; its path goes into the variable `variable`.
-pub fn build(name: &str, variable: &str) {
+/// Builds `crates/{name}` with these features; its path goes into the variable `variable`.
+pub fn build(name: &str, features: &str, variable: &str) {
     let of_cargo = |name: &str| PathBuf::from(env::var_os(name).unwrap_or_default());
     let manifest = of_cargo("CARGO_MANIFEST_DIR").join("..").join(name).join("Cargo.toml");
     let target_dir = of_cargo("OUT_DIR").join(name);
@@ -22,6 +22,7 @@ pub fn build(name: &str, variable: &str) {
         .arg(&manifest)
         .arg("--target-dir")
         .arg(&target_dir)
+        .args(["--features", features])
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env_remove("RUSTC_WRAPPER")

@@ -5,5 +5,6 @@ mod embed;
 
 fn main() {
     println!("cargo:rerun-if-changed=../executor/embed.rs");
-    embed::build("executor", "STOCKADE_EXECUTOR");
+    let features = if std::env::var_os("CARGO_FEATURE_ABLATION").is_some() { "ablation" } else { "" };
+    embed::build("executor", features, "STOCKADE_EXECUTOR");
 }

@@ -5,5 +5,5 @@ mod embed;
 
 fn main() {
     println!("cargo:rerun-if-changed=../executor/embed.rs");
-    embed::build("probe", "STOCKADE_PROBE");
+    embed::build("probe", "", "STOCKADE_PROBE");
 }

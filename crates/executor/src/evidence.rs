@@ -12,6 +12,7 @@ use rustix::{
 };
 use stockade_protocol::{
     frame::{Evidence, Job},
+    layer::Layer,
     step::Step,
 };
 
@@ -21,14 +22,14 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     let failed = |errno| Failure::new(Step::Receipt, errno);
     let begun = stockade_sys::process::monotonic_us();
     let status = read(c"/proc/self/status").map_err(failed)?;
-    check_status(&status)?;
+    check_status(&status, job)?;
     let mounts = check_mounts(&read(c"/proc/self/mountinfo").map_err(failed)?, job)?;
     let descriptors = count_descriptors().map_err(failed)?;
     if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.image) {
         return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
     }
     let clone3_errno = stockade_sys::process::probe_clone3();
-    if clone3_errno != Errno::NOSYS {
+    if clone3_errno != Errno::NOSYS && must_hold(job, Layer::Seccomp) {
         return Err(failed(clone3_errno).because(b"clone3 is not refused: the system call filter is not in force"));
     }
     let landlock_errno = if job.expect_landlock { probe_landlock()? } else { 0 };
@@ -59,7 +60,16 @@ fn read(path: &core::ffi::CStr) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-fn check_status(status: &[u8]) -> Result<(), Failure> {
+/// Whether a layer must be in force: all must, unless a build for tests leaves one out.
+#[cfg_attr(not(feature = "ablation"), expect(unused_variables, reason = "nothing can be left out"))]
+fn must_hold(job: &Job<'_>, layer: Layer) -> bool {
+    #[cfg(feature = "ablation")]
+    return job.without != layer as u32 + 1;
+    #[cfg(not(feature = "ablation"))]
+    true
+}
+
+fn check_status(status: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     const EXPECTED: [(&[u8], &[u8]); 7] = [
         (b"CapInh:", b"0000000000000000"),
         (b"CapPrm:", b"0000000000000000"),
@@ -72,7 +82,9 @@ fn check_status(status: &[u8]) -> Result<(), Failure> {
     for (key, expected) in EXPECTED {
         let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(key));
         let found = line.map(<[u8]>::trim_ascii);
-        if found != Some(expected) {
+        // Without no_new_privs a capability must take its place until the payload starts.
+        let layers: &[Layer] = if key.starts_with(b"Cap") { &[Layer::Capabilities, Layer::NoNewPrivs] } else { &[Layer::NoNewPrivs] };
+        if found != Some(expected) && layers.iter().all(|layer| must_hold(job, *layer)) {
             return Err(Failure::new(Step::Receipt, Errno::PERM).because(key).because(found.unwrap_or(b"missing")));
         }
     }
@@ -98,10 +110,11 @@ fn check_mounts(mountinfo: &[u8], job: &Job<'_>) -> Result<u32, Failure> {
         let point = unescape(point);
         let has = |option: &[u8]| options.split(|&byte| byte == b',').any(|o| o == option);
         let may_be_writable = job.writable_mounts.iter().any(|writable| *writable == point);
-        if !has(b"ro") && !may_be_writable {
+        let read_only = [Layer::ReadOnlyRoot, Layer::ReadOnlyProc, Layer::DetachedRoot].iter().all(|layer| must_hold(job, *layer));
+        if !has(b"ro") && !may_be_writable && read_only {
             return wrong(b"writable: ", &point);
         }
-        if !has(b"nosuid") {
+        if !has(b"nosuid") && must_hold(job, Layer::ScratchFlags) && must_hold(job, Layer::DetachedRoot) {
             return wrong(b"honours set-ID bits: ", &point);
         }
         seen.push(point);

@@ -41,7 +41,10 @@ use stockade_sys::{
     net, process, seccomp,
 };
 
-use crate::prepared::{Entry, Prepared, PreparedScratch, Sent};
+use crate::{
+    layers::{Layer, Layers},
+    prepared::{Entry, Prepared, PreparedScratch, Sent},
+};
 
 /// What the child has in common with the launcher.
 pub(crate) struct Shared {
@@ -58,6 +61,8 @@ pub(crate) struct Shared {
     pub(crate) launchers_cpu: usize,
     /// Set before the child is told to go on.
     pub(crate) prepared: OnceLock<Prepared>,
+    /// All layers, but in builds for tests.
+    pub(crate) layers: Layers,
 }
 
 /// A step that failed.
@@ -118,9 +123,13 @@ impl<'p> Waiting<'p> {
         umask(Mode::empty());
         // Our copy of the launcher's end would hide its death from us.
         process::close_range(shared.launchers_handover, shared.launchers_handover).at(Step::AwaitLauncher)?;
-        unshare(flags::NEWNS | flags::NEWUTS | flags::NEWIPC).at(Step::Namespaces)?;
-        unshare(flags::NEWNET).at(Step::NetworkNamespace)?;
-        net::bring_up_loopback().at(Step::Loopback)?;
+        let wanted = [(Layer::UtsNamespace, flags::NEWUTS), (Layer::IpcNamespace, flags::NEWIPC)];
+        let wanted = wanted.iter().filter(|(layer, _)| shared.layers.keep(*layer)).fold(flags::NEWNS, |all, (_, flag)| all | flag);
+        unshare(wanted).at(Step::Namespaces)?;
+        if shared.layers.keep(Layer::NetworkNamespace) {
+            unshare(flags::NEWNET).at(Step::NetworkNamespace)?;
+            net::bring_up_loopback().at(Step::Loopback)?;
+        }
         setsid().map(drop).at(Step::Session)?;
         // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
         mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)?;
@@ -162,7 +171,9 @@ impl<'p> Waiting<'p> {
         // It may have died just before: getppid() is 0 in here and proves nothing.
         still_alive(&received.lifeline)?;
         cred::join_new_session_keyring().at(Step::Keyring)?;
-        rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
+        if shared.layers.keep(Layer::UtsNamespace) {
+            rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
+        }
         Ok(Isolated { shared, prepared, received })
     }
 }
@@ -250,7 +261,7 @@ impl<'p> Isolated<'p> {
     /// Builds the root from nothing and pivots into it.
     fn build_root(self) -> Outcome<Rooted<'p>> {
         let Isolated { shared, prepared, received } = self;
-        let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755").at(Step::RootTmpfs)?;
+        let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755", INSIDE).at(Step::RootTmpfs)?;
         // Over "/", so that no directory of the host is needed; paths still start at the
         // old root, where this process's root directory stays until the pivot.
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
@@ -261,8 +272,8 @@ impl<'p> Isolated<'p> {
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
         let mut second = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
-        let scratch = mount_scratch(prepared, &mut second, &root)?;
-        enter_cgroup(prepared, second)?;
+        let scratch = mount_scratch(prepared, shared.layers, &mut second, &root)?;
+        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), second)?;
         // The stand-ins for hidden files stay mounted, their names go.
         for name in [HIDDEN_FILE, MASK_FILE] {
             unlinkat(&root, name, AtFlags::empty()).at(Step::SealRoot)?;
@@ -270,10 +281,19 @@ impl<'p> Isolated<'p> {
         unlinkat(&root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
 
         rustix::process::fchdir(&root).at(Step::PivotRoot)?;
-        rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
-        // The old root now lies over the new one; after this no path leads to the host.
-        unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot)?;
-        stockade_sys::mount::set_attributes(&root, attr::RDONLY, false).at(Step::SealRoot)?;
+        if shared.layers.keep(Layer::DetachedRoot) {
+            rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
+            // The old root now lies over the new one; after this no path leads to the host.
+            unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot)?;
+        } else {
+            // In builds for tests alone. Not over the new one, or it counts as a chroot, in
+            // which no user namespace can be made.
+            mkdirat(&root, c".host", Mode::from_raw_mode(0o755)).at(Step::PivotRoot)?;
+            rustix::process::pivot_root(c".", c".host").at(Step::PivotRoot)?;
+        }
+        if shared.layers.keep(Layer::ReadOnlyRoot) {
+            stockade_sys::mount::set_attributes(&root, attr::RDONLY, false).at(Step::SealRoot)?;
+        }
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
         let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
@@ -283,13 +303,13 @@ impl<'p> Isolated<'p> {
 }
 
 /// Joins the cgroup on v1, and hides its path.
-fn enter_cgroup(prepared: &Prepared, tasks: impl Iterator<Item = OwnedFd>) -> Outcome<()> {
+fn enter_cgroup(own_namespace: bool, tasks: impl Iterator<Item = OwnedFd>) -> Outcome<()> {
     for (index, tasks) in tasks.enumerate() {
         // 0 is this process; naming another, or itself by number, would wait (v1.rs).
         rustix::io::write(&tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
     }
     // After the join, or its path would show from inside.
-    if prepared.unshare_cgroup_namespace { unshare(flags::NEWCGROUP).at(Step::CgroupNamespace) } else { Ok(()) }
+    if own_namespace { unshare(flags::NEWCGROUP).at(Step::CgroupNamespace) } else { Ok(()) }
 }
 
 const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
@@ -298,7 +318,7 @@ const HIDDEN_FILE: &CStr = c".hidden-file";
 const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 const MASK_FILE: &CStr = c".mask";
 
-fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr) -> Result<OwnedFd, Errno> {
+fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, c"mode", mode)?;
     if let Some(size) = size {
@@ -308,7 +328,7 @@ fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr) -> Result<
         fsconfig_set_string(&context, c"nr_inodes", inodes)?;
     }
     fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE)
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
@@ -414,9 +434,10 @@ fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Resu
 }
 
 /// Mounts scratch at its place and returns its root.
-fn mount_scratch(prepared: &Prepared, second: &mut impl Iterator<Item = OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
+fn mount_scratch(prepared: &Prepared, layers: Layers, second: &mut impl Iterator<Item = OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
+    let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
     let scratch = match &prepared.scratch {
-        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755").at(Step::Scratch)?,
+        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
         // Root: idmapped already, which only the initial user namespace's root may do.
         PreparedScratch::Tree => second.next().ok_or(Errno::BADF).at(Step::Scratch)?,
         // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
@@ -431,7 +452,7 @@ fn mount_scratch(prepared: &Prepared, second: &mut impl Iterator<Item = OwnedFd>
         }
     };
     let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
-    stockade_sys::mount::set_attributes(&scratch, attr::NOSUID | attr::NODEV | read_only, true).at(Step::Scratch)?;
+    stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
     attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
     for (index, rule) in prepared.scratch_rules.iter().enumerate() {
         let done = match rule.stand_in() {
@@ -492,7 +513,7 @@ impl<'p> Rooted<'p> {
         let Rooted { shared, prepared, received, root, scratch, executor, image, proc, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
-        if prepared.user_namespaces == UserNamespaces::Nested {
+        if prepared.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::NamespaceCounts) {
             for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
                 write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
             }
@@ -504,9 +525,10 @@ impl<'p> Rooted<'p> {
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
+        let sealed = if shared.layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
         match prepared.user_namespaces {
-            UserNamespaces::Nested => enter_inner_namespace(prepared, &proc)?,
-            UserNamespaces::Missing => stockade_sys::mount::set_attributes(&proc, attr::RDONLY, false).at(Step::SealRoot)?,
+            UserNamespaces::Nested if shared.layers.keep(Layer::InnerUserNamespace) => enter_inner_namespace(prepared, &proc, sealed)?,
+            _ => stockade_sys::mount::set_attributes(&proc, sealed, false).at(Step::SealRoot)?,
         }
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
@@ -515,11 +537,22 @@ impl<'p> Rooted<'p> {
         let (_, hard) = process::rlimit(RLIMIT_CORE).at(Step::CoreLimit)?;
         process::set_rlimit(RLIMIT_CORE, Some(hard.min(1))).at(Step::CoreLimit)?;
         // Each needs CAP_SETPCAP, which the last of them gives up.
-        cred::lock_securebits().at(Step::Capabilities)?;
-        cred::drop_bounding_set().at(Step::Capabilities)?;
-        cred::drop_all_sets().at(Step::Capabilities)?;
+        if shared.layers.keep(Layer::Capabilities) {
+            #[cfg(feature = "ablation")]
+            let kept = (!shared.layers.keep(Layer::NoNewPrivs)).then(keep_over_exec).transpose().at(Step::Capabilities)?;
+            cred::lock_securebits().at(Step::Capabilities)?;
+            cred::drop_bounding_set().at(Step::Capabilities)?;
+            #[cfg(feature = "ablation")]
+            if kept.is_none() {
+                cred::drop_all_sets().at(Step::Capabilities)?;
+            }
+            #[cfg(not(feature = "ablation"))]
+            cred::drop_all_sets().at(Step::Capabilities)?;
+        }
         // Without capabilities, Landlock and the filter are refused until this is set.
-        rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
+        if shared.layers.keep(Layer::NoNewPrivs) {
+            rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
+        }
         // After the last mount call, which a Landlock domain forbids.
         if prepared.landlock_handled != 0 {
             restrict(prepared, std::iter::once(&executor).chain(&image))?;
@@ -536,6 +569,17 @@ impl<'p> Rooted<'p> {
         let listener = load_filter(prepared)?;
         Ok(Confined { shared, received, root, scratch, executor, image, listener, terminal })
     }
+}
+
+/// In place of no_new_privs, what else lets the filter and the payload's Landlock be put on.
+#[cfg(feature = "ablation")]
+fn keep_over_exec() -> Result<(), Errno> {
+    use rustix::thread::{CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities};
+    let one = CapabilitySet::SYS_ADMIN;
+    // Dropping the bounding set still needs CAP_SETPCAP.
+    let held = one | CapabilitySet::SETPCAP;
+    set_capabilities(None, CapabilitySets { effective: held, permitted: held, inheritable: one })?;
+    configure_capability_in_ambient_set(one, true)
 }
 
 /// What the process that makes the inner user namespace works with, and leaves.
@@ -558,7 +602,7 @@ impl Maker<'_> {
 }
 
 /// Has a short-lived process make the inner user namespace, and enters it.
-fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd) -> Outcome<()> {
+fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd, sealed: u64) -> Outcome<()> {
     let step = Step::InnerUserNamespace;
     let maker = Maker { prepared, proc, made: Cell::new(None) };
     // SAFETY: it makes system calls only.
@@ -567,7 +611,7 @@ fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd) -> Outcome<()> {
     waitpid(Pid::from_raw(process), WaitOptions::empty()).map(drop).at(step)?;
     let namespace = maker.made.take().unwrap_or(Err(Errno::CHILD)).at(step)?;
     // The last use of the outer namespace's rights, and of a writable /proc.
-    stockade_sys::mount::set_attributes(proc, attr::RDONLY, false).at(Step::SealRoot)?;
+    stockade_sys::mount::set_attributes(proc, sealed, false).at(Step::SealRoot)?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User)).at(step)?;
     set_dumpable_behavior(DumpableBehavior::Dumpable).at(step)
 }

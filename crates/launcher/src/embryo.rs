@@ -24,6 +24,7 @@ use crate::{
     LaunchError, What, cgroup,
     child::{self, Shared},
     error,
+    layers::{Layer, Layers},
     registry::Record,
     sandbox::Sandbox,
     signals::Signals,
@@ -76,13 +77,16 @@ impl Embryo {
             cpus: sched_getaffinity(None).ok(),
             launchers_cpu: sched_getcpu(),
             prepared: OnceLock::new(),
+            layers: Layers::of_environment(),
         });
         // The child makes the rest itself, on another CPU than ours.
+        let layers = Layers::of_environment();
+        let user_namespaces = if layers.keep(Layer::UserNamespaces) { user_namespaces } else { UserNamespaces::Missing };
         let mut namespaces = clone::flags::NEWPID;
         if user_namespaces == UserNamespaces::Nested {
             namespaces |= clone::flags::NEWUSER;
         }
-        if cgroup.is_some() {
+        if cgroup.is_some() && layers.keep(Layer::CgroupNamespace) {
             namespaces |= clone::flags::NEWCGROUP;
         }
         let mut stack = vec![0; STACK];

@@ -14,6 +14,7 @@ mod egress;
 mod embryo;
 mod error;
 mod identity;
+mod layers;
 mod notify;
 mod prepared;
 mod proc;
@@ -137,6 +138,9 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
     // The last is dropped first: a signal that was held back may end this process, so it
     // comes through when the sandbox is gone.
     let Embryo { signals, handover, status_read, cgroup, user_namespaces, sandbox } = embryo;
+    let layers = layers::Layers::of_environment();
+    #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
+    let plan: &Plan = &layers.applied_to(plan);
     if user_namespaces != plan.identity.user_namespaces {
         let message = String::from("the sandbox was begun with other user namespaces than the plan's");
         return Err(LaunchError::other(What::Clone, message));

@@ -339,6 +339,8 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
         expect_landlock: plan.landlock.handled != 0,
         terminal: plan.terminal,
         image: plan.image,
+        #[cfg(feature = "ablation")]
+        without: crate::layers::Layers::of_environment().number(),
     };
     job.place_contents();
     let memory = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;

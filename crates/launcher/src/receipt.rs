@@ -8,7 +8,13 @@ use std::time::{Duration, Instant};
 use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, Receipt, ReceiptCost, frame::Evidence};
 
-use crate::{LaunchError, What, cgroup::Cgroup, identity::OuterNamespaces, proc::ProcDirectory};
+use crate::{
+    LaunchError, What,
+    cgroup::Cgroup,
+    identity::OuterNamespaces,
+    layers::{Layer, Layers},
+    proc::ProcDirectory,
+};
 
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"];
 
@@ -27,6 +33,7 @@ pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgrou
     let begun = Instant::now();
     let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
     let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
+    let layers = Layers::of_environment();
     let mut seen = Vec::new();
     for name in NAMESPACES {
         let theirs = outer.proc.namespace(name).map_err(failed)?;
@@ -38,10 +45,17 @@ pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgrou
             check_ids(plan, &outer.proc.read("status").map_err(failed)?)?;
             continue;
         }
-        if shared {
+        let left_out = match name {
+            "net" => Some(Layer::NetworkNamespace),
+            "uts" => Some(Layer::UtsNamespace),
+            "ipc" => Some(Layer::IpcNamespace),
+            "cgroup" => Some(Layer::CgroupNamespace),
+            _ => None,
+        };
+        if shared && left_out.is_none_or(|layer| layers.keep(layer)) {
             return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
         }
-        if outer.user.as_ref() == Some(&theirs) {
+        if outer.user.as_ref() == Some(&theirs) && layers.keep(Layer::InnerUserNamespace) {
             return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
         }
         seen.push(theirs);

@@ -143,6 +143,9 @@ pub struct Job<'a> {
     pub terminal: bool,
     /// Whether the program is an image that came by descriptor, and not a file by name.
     pub image: bool,
+    /// The layer that is left out, by its number and one; 0: none.
+    #[cfg(feature = "ablation")]
+    pub without: u32,
 }
 
 const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x02");
@@ -181,6 +184,8 @@ impl<'a> Job<'a> {
         w.u32(u32::from(self.expect_landlock));
         w.u32(u32::from(self.terminal));
         w.u32(u32::from(self.image));
+        #[cfg(feature = "ablation")]
+        w.u32(self.without);
         w.0
     }
 
@@ -221,6 +226,8 @@ impl<'a> Job<'a> {
             expect_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
             image: r.u32()? != 0,
+            #[cfg(feature = "ablation")]
+            without: r.u32()?,
         })
     }
 

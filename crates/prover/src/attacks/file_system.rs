@@ -25,6 +25,7 @@ const FIXED: Expected = Expected::Errno(&[EROFS, EACCES]);
 pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(shared_namespace(CLASS, "mnt", ROOT));
+    all.extend(mounts_of_the_host(world));
     all.extend(ways_to_the_secret(world));
     all.extend(places_of_the_host(world));
     all.extend(files_of_the_host(world));
@@ -37,6 +38,28 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     all.extend(special_files(world));
     all.extend(protected(world));
     all
+}
+
+/// The host's mounts, of which none may be left, whether its files can be opened or not.
+fn mounts_of_the_host(world: &World) -> Option<Attack> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let inside = world.plan.required_mounts();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
+    // Some are inside too, or lie where the read stops.
+    let own = points.filter(|point| point.len() > 4 && !point.contains('\\') && !inside.iter().any(|path| path.ends_with(point.trim_start_matches('/'))));
+    let sought = own.max_by_key(|point| point.len())?.to_owned();
+    Some(Attack::new(
+        CLASS,
+        "a mount of the host",
+        format!("find the host's mount {sought} in the table of mounts"),
+        &["mounts"],
+        script(|b| {
+            let (to, length) = b.read("/proc/self/mountinfo");
+            b.find(to, length, format!("{sought} ").as_bytes());
+        }),
+        Expected::Value(0),
+        Control::Outside(Place::Host, Wanted::Finds),
+    ))
 }
 
 /// A file of the host that nobody shows, by every way that leads to a file.

@@ -1,0 +1,107 @@
+//! Which layers are put in place: all of them.
+//!
+//! Only a build for tests, with the feature `ablation`, can leave one out, so that tests
+//! can show what that layer alone stops. In every other build `keep` is a constant.
+
+#[cfg(feature = "ablation")]
+use std::borrow::Cow;
+
+use stockade_policy::plan::Plan;
+pub(crate) use stockade_protocol::layer::Layer;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Layers {
+    #[cfg(feature = "ablation")]
+    missing: Option<Layer>,
+}
+
+#[cfg(not(feature = "ablation"))]
+impl Layers {
+    /// All of them.
+    pub(crate) const fn of_environment() -> Self {
+        Layers {}
+    }
+
+    /// Whether a layer is put in place.
+    pub(crate) const fn keep(self, _layer: Layer) -> bool {
+        true
+    }
+
+    /// The plan as it is.
+    pub(crate) const fn applied_to(self, plan: &Plan) -> &Plan {
+        plan
+    }
+}
+
+#[cfg(feature = "ablation")]
+impl Layers {
+    /// All but the one that the variable names.
+    pub(crate) fn of_environment() -> Self {
+        let name = std::env::var("STOCKADE_WITHOUT").unwrap_or_default();
+        let missing = Layer::ALL.iter().copied().find(|layer| layer.name() == name);
+        assert!(missing.is_some() || name.is_empty(), "STOCKADE_WITHOUT: there is no layer {name}");
+        Layers { missing }
+    }
+
+    /// Whether a layer is put in place.
+    pub(crate) fn keep(self, layer: Layer) -> bool {
+        self.missing != Some(layer)
+    }
+
+    /// For the executor, which else would refuse to go on.
+    pub(crate) fn number(self) -> u32 {
+        self.missing.map_or(0, |layer| layer as u32 + 1)
+    }
+
+    /// The plan without what makes up the layer that is left out.
+    pub(crate) fn applied_to(self, plan: &Plan) -> Cow<'_, Plan> {
+        use stockade_policy::plan::{CgroupPlan, LandlockPlan, RootEntry, UserNamespaces};
+        use stockade_protocol::LimitKey;
+        const RETURN_ALLOW: u64 = 0x06 | 0x7fff_0000 << 32;
+        let Some(layer) = self.missing else { return Cow::Borrowed(plan) };
+        let mut plan = plan.clone();
+        match layer {
+            Layer::UserNamespaces => {
+                plan.identity.user_namespaces = UserNamespaces::Missing;
+                plan.identity.inside = plan.identity.outside;
+                plan.identity.idmapped_to = None;
+            }
+            Layer::ProcMasks => plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. })),
+            Layer::TmpfsSizes => {
+                plan.root_size = None;
+                if !plan.scratch.host {
+                    (plan.scratch.size, plan.scratch.files) = (None, None);
+                }
+            }
+            Layer::ScratchCount if plan.scratch.host => (plan.scratch.size, plan.scratch.files) = (None, None),
+            Layer::ScratchRules => plan.scratch.protected.clear(),
+            Layer::Idmap => plan.identity.idmapped_to = None,
+            Layer::Seccomp => plan.filter.program = vec![RETURN_ALLOW],
+            Layer::Landlock => plan.landlock = LandlockPlan::default(),
+            Layer::PayloadLandlock => plan.payload_landlock = LandlockPlan::default(),
+            Layer::CgroupLimits => match &mut plan.cgroup {
+                CgroupPlan::V1 { settings, .. } | CgroupPlan::V2 { settings, .. } => settings.clear(),
+                CgroupPlan::Absent { .. } => {}
+            },
+            Layer::ResourceLimits => plan.rlimits.clear(),
+            Layer::WallClock => plan.limits.set(LimitKey::Wall, None),
+            Layer::OutputCaps => plan.limits.set(LimitKey::OutputSize, None),
+            // These are steps and no values of the plan.
+            Layer::ScratchCount
+            | Layer::InnerUserNamespace
+            | Layer::NamespaceCounts
+            | Layer::DetachedRoot
+            | Layer::ReadOnlyRoot
+            | Layer::ReadOnlyProc
+            | Layer::ScratchFlags
+            | Layer::NetworkNamespace
+            | Layer::UtsNamespace
+            | Layer::IpcNamespace
+            | Layer::CgroupNamespace
+            | Layer::Capabilities
+            | Layer::NoNewPrivs => {}
+        }
+        Cow::Owned(plan)
+    }
+}

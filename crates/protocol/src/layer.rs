@@ -1,0 +1,80 @@
+//! The layers that a build for tests can leave out, one at a time, by name.
+//!
+//! Only names: what a layer is made of stands where it is put in place. A program that is
+//! built without the feature `ablation` cannot be told to leave anything out.
+
+macro_rules! layers {
+    ($($(#[doc = $text:literal])* $layer:ident $name:literal;)*) => {
+        /// A layer.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Layer {
+            $($(#[doc = $text])* $layer,)*
+        }
+
+        impl Layer {
+            /// All of them.
+            pub const ALL: &[Layer] = &[$(Layer::$layer),*];
+
+            /// The name.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Layer::$layer => $name,)*
+                }
+            }
+        }
+    };
+}
+
+layers! {
+    /// Both user namespaces.
+    UserNamespaces "user-namespaces";
+    /// The inner one.
+    InnerUserNamespace "inner-user-namespace";
+    /// The counts of the outer one.
+    NamespaceCounts "namespace-counts";
+    /// The host's root is detached after the pivot.
+    DetachedRoot "detached-root";
+    /// The sandbox's root is read-only.
+    ReadOnlyRoot "read-only-root";
+    /// `/proc` is read-only.
+    ReadOnlyProc "read-only-proc";
+    /// What of `/proc` is covered.
+    ProcMasks "proc-masks";
+    /// Sizes of the tmpfs that can be written to.
+    TmpfsSizes "tmpfs-sizes";
+    /// nosuid and nodev on scratch.
+    ScratchFlags "scratch-flags";
+    /// What the policy hides and protects in scratch.
+    ScratchRules "scratch-rules";
+    /// The watch over a host scratch's growth.
+    ScratchCount "scratch-count";
+    /// The idmap of a host scratch.
+    Idmap "idmap";
+    /// The network namespace.
+    NetworkNamespace "network-namespace";
+    /// The UTS namespace.
+    UtsNamespace "uts-namespace";
+    /// The IPC namespace.
+    IpcNamespace "ipc-namespace";
+    /// The cgroup namespace.
+    CgroupNamespace "cgroup-namespace";
+    /// Capabilities, bounding set and securebits.
+    Capabilities "capabilities";
+    /// no_new_privs.
+    NoNewPrivs "no-new-privs";
+    /// The system call filter.
+    Seccomp "seccomp";
+    /// Landlock of the whole sandbox.
+    Landlock "landlock";
+    /// Landlock of the payload.
+    PayloadLandlock "payload-landlock";
+    /// The limits of the cgroup.
+    CgroupLimits "cgroup-limits";
+    /// The resource limits.
+    ResourceLimits "resource-limits";
+    /// The wall clock.
+    WallClock "wall-clock";
+    /// The caps on output.
+    OutputCaps "output-caps";
+}
