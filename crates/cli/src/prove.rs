@@ -8,7 +8,12 @@ use anyhow::Context;
 use stockade_prover::{Class, Proof, State, html, prove};
 use stockade_runtime::Options;
 
-use crate::{args::Prove, open_report, output::{say, visible}, refuse, write_into};
+use crate::{
+    args::Prove,
+    open_report,
+    output::{say, visible},
+    refuse, write_into,
+};
 
 const BREACH: u8 = 1;
 const NOT_PROVEN: u8 = 3;
@@ -42,7 +47,8 @@ fn describe(proof: &Proof) -> Result<String, std::fmt::Error> {
     writeln!(out, "{:<24}{:>7}{:>7}{:>8}{:>12}{:>10}{:>8}", "", "tried", "held", "breach", "not proven", "allowed", "absent")?;
     for class in Class::ALL {
         let count = proof.count_of(class);
-        let numbers = [(count.tried, 7), (count.held, 7), (count.breaches, 8), (count.not_proven, 12), (count.allowed, 10), (count.absent, 8)];
+        let numbers =
+            [(count.tried, 7), (count.held, 7), (count.breaches, 8), (count.not_proven, 12), (count.allowed, 10), (count.absent, 8)];
         write!(out, "{:<24}", class.title())?;
         for (number, width) in numbers {
             let shown = if number == 0 { String::from("-") } else { number.to_string() };

@@ -184,7 +184,10 @@ const ROOT_INODES: u64 = 32 << 10;
 impl Prepared {
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Sent, LauncherPipes), LaunchError> {
         if plan.image != inputs.image.is_some() {
-            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on the program's being an image")));
+            return Err(LaunchError::other(
+                What::Prepare,
+                String::from("the plan and its inputs disagree on the program's being an image"),
+            ));
         }
         let mut trees = Vec::new();
         let mut entries = vec![Entry::StandIns];

@@ -155,7 +155,11 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         );
     }
     if plan.image {
-        layer("image", Known::Applied, String::from("stockade's own program was run by descriptor; Landlock lets this one file be read and executed"));
+        layer(
+            "image",
+            Known::Applied,
+            String::from("stockade's own program was run by descriptor; Landlock lets this one file be read and executed"),
+        );
     }
     if !matches!(cgroup, Cgroup::Absent) {
         layer("cgroup", Known::ReadBack, cgroup.describe());

@@ -199,7 +199,15 @@ impl Attack {
         expected: Expected,
         control: Control,
     ) -> Self {
-        Attack { class, name: name.into(), tried: tried.into(), layers, act: Act::Script { script, expected, control }, in_host_scratch: false, reported_as: None }
+        Attack {
+            class,
+            name: name.into(),
+            tried: tried.into(),
+            layers,
+            act: Act::Script { script, expected, control },
+            in_host_scratch: false,
+            reported_as: None,
+        }
     }
 
     /// The same in a sandbox with the world's host scratch.
@@ -216,11 +224,27 @@ impl Attack {
         run: Run,
         control: RunControl,
     ) -> Self {
-        Attack { class, name: name.into(), tried: tried.into(), layers, act: Act::Run { run, control }, in_host_scratch: false, reported_as: None }
+        Attack {
+            class,
+            name: name.into(),
+            tried: tried.into(),
+            layers,
+            act: Act::Run { run, control },
+            in_host_scratch: false,
+            reported_as: None,
+        }
     }
 
     /// What the policy allows.
     pub(crate) fn allowed(class: Class, name: impl Into<String>, tried: impl Into<String>, rule: impl Into<String>) -> Self {
-        Attack { class, name: name.into(), tried: tried.into(), layers: &[], act: Act::Allowed(rule.into()), in_host_scratch: false, reported_as: None }
+        Attack {
+            class,
+            name: name.into(),
+            tried: tried.into(),
+            layers: &[],
+            act: Act::Allowed(rule.into()),
+            in_host_scratch: false,
+            reported_as: None,
+        }
     }
 }

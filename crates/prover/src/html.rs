@@ -76,7 +76,13 @@ fn summary(out: &mut String, proof: &Proof) -> fmt::Result {
     )?;
     for class in Class::ALL {
         let count = proof.count_of(class);
-        let mark = if count.breaches > 0 { "breach" } else if count.not_proven > 0 { "not-proven" } else { "held" };
+        let mark = if count.breaches > 0 {
+            "breach"
+        } else if count.not_proven > 0 {
+            "not-proven"
+        } else {
+            "held"
+        };
         write!(out, "<tr class=\"{mark}\"><td><a href=\"#{}\">{}</a></td>", anchor(class), capital(class.title()))?;
         for number in [count.tried, count.held, count.breaches, count.not_proven, count.allowed, count.absent] {
             write!(out, "<td class=\"number\">{number}</td>")?;
@@ -110,7 +116,10 @@ fn table<'a>(out: &mut String, findings: impl Iterator<Item = &'a Finding>) -> f
 }
 
 fn receipt(out: &mut String, proof: &Proof) -> fmt::Result {
-    writeln!(out, "<h2>Receipt</h2>\n<p>What was in force in the sandbox, and how that is known.</p>\n<table>\n<tr><th>Layer</th><th>Known by</th><th>Found</th></tr>")?;
+    writeln!(
+        out,
+        "<h2>Receipt</h2>\n<p>What was in force in the sandbox, and how that is known.</p>\n<table>\n<tr><th>Layer</th><th>Known by</th><th>Found</th></tr>"
+    )?;
     for layer in &proof.receipt.layers {
         let known = match layer.known {
             stockade_protocol::Known::ReadBack => "reading it back",

@@ -63,7 +63,9 @@ impl Court<'_> {
         let (mut host, mut own): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
         for (index, attack) in attacks.iter().enumerate() {
             let inside = if attack.in_host_scratch { &mut shared } else { &mut private };
-            let mut out = |place: Place, script| if place == Place::Host { host.push((index, true, script)) } else { own.push((index, true, script)) };
+            let mut out = |place: Place, script| {
+                if place == Place::Host { host.push((index, true, script)) } else { own.push((index, true, script)) }
+            };
             match &attack.act {
                 Act::Script { script, control, .. } => {
                     if !self.kills(script) {
@@ -98,7 +100,9 @@ impl Court<'_> {
     fn judge(&self, attack: Attack, answers: Answers) -> Result<Finding, Refusal> {
         let draft = Draft { class: attack.class, name: attack.name, tried: attack.tried, layers: attack.layers };
         Ok(match (attack.act, attack.reported_as) {
-            (Act::Script { script, .. }, Some(name)) if answers.control == Some(KERNELS_OWN_EPERM) => self.by_report(draft, &script, &name)?,
+            (Act::Script { script, .. }, Some(name)) if answers.control == Some(KERNELS_OWN_EPERM) => {
+                self.by_report(draft, &script, &name)?
+            }
             (Act::Script { script, control, .. }, _) if self.kills(&script) => {
                 let done = self.inside.alone(&script)?;
                 let seen = Seen { held: done.ended_as(Verdict::SyscallDenied), what: done.words() };
@@ -174,7 +178,12 @@ impl Court<'_> {
         let control = self.unreported(script, name)?;
         let (expected, seen) = (String::from("EPERM, reported by the filter"), words::answer(done.answer()));
         Ok(match (done.answer() == Some(KERNELS_OWN_EPERM), reported) {
-            (true, false) => draft.unproven(expected, format!("{seen}, reported by nobody"), control.1, "whether the filter or the kernel refused it cannot be told"),
+            (true, false) => draft.unproven(
+                expected,
+                format!("{seen}, reported by nobody"),
+                control.1,
+                "whether the filter or the kernel refused it cannot be told",
+            ),
             (true, true) => draft.by_run(expected, Seen { held: true, what: format!("{seen}, reported by the filter") }, control),
             (false, _) => draft.by_run(expected, Seen { held: false, what: seen }, control),
         })
@@ -185,7 +194,9 @@ impl Court<'_> {
         let mut policy = self.inside.loaded.policy.clone();
         policy.seccomp.kill.retain(|killed| killed != name);
         policy.seccomp.allow.push(name.to_owned());
-        let Ok(filters) = Filters::new(&policy.seccomp) else { return Ok((false, String::from("no filter without this rule can be made"))) };
+        let Ok(filters) = Filters::new(&policy.seccomp) else {
+            return Ok((false, String::from("no filter without this rule can be made")));
+        };
         let loaded = Loaded { policy, filters };
         let done = Inside { loaded: &loaded, options: self.inside.options }.alone(script)?;
         let reported = done.result.report.denials.iter().any(|denial| denial.what == name);

@@ -73,7 +73,8 @@ impl Outside {
             return None;
         }
         let answers = decode_answers(&said, nonce, scripts.len()).ok()?;
-        let unprepared = has_prelude && answers.len() > 1 && answers.windows(2).all(|pair| matches!(pair, [a @ Answer::Broken { .. }, b] if a == b));
+        let unprepared =
+            has_prelude && answers.len() > 1 && answers.windows(2).all(|pair| matches!(pair, [a @ Answer::Broken { .. }, b] if a == b));
         (!unprepared).then_some(answers)
     }
 }

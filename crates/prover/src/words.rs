@@ -28,9 +28,46 @@ pub(crate) mod errno {
 }
 
 const NAMES: [&str; 41] = [
-    "0", "EPERM", "ENOENT", "ESRCH", "EINTR", "EIO", "ENXIO", "E2BIG", "ENOEXEC", "EBADF", "ECHILD", "EAGAIN", "ENOMEM", "EACCES",
-    "EFAULT", "ENOTBLK", "EBUSY", "EEXIST", "EXDEV", "ENODEV", "ENOTDIR", "EISDIR", "EINVAL", "ENFILE", "EMFILE", "ENOTTY", "ETXTBSY",
-    "EFBIG", "ENOSPC", "ESPIPE", "EROFS", "EMLINK", "EPIPE", "EDOM", "ERANGE", "EDEADLK", "ENAMETOOLONG", "ENOLCK", "ENOSYS", "ENOTEMPTY",
+    "0",
+    "EPERM",
+    "ENOENT",
+    "ESRCH",
+    "EINTR",
+    "EIO",
+    "ENXIO",
+    "E2BIG",
+    "ENOEXEC",
+    "EBADF",
+    "ECHILD",
+    "EAGAIN",
+    "ENOMEM",
+    "EACCES",
+    "EFAULT",
+    "ENOTBLK",
+    "EBUSY",
+    "EEXIST",
+    "EXDEV",
+    "ENODEV",
+    "ENOTDIR",
+    "EISDIR",
+    "EINVAL",
+    "ENFILE",
+    "EMFILE",
+    "ENOTTY",
+    "ETXTBSY",
+    "EFBIG",
+    "ENOSPC",
+    "ESPIPE",
+    "EROFS",
+    "EMLINK",
+    "EPIPE",
+    "EDOM",
+    "ERANGE",
+    "EDEADLK",
+    "ENAMETOOLONG",
+    "ENOLCK",
+    "ENOSYS",
+    "ENOTEMPTY",
     "ELOOP",
 ];
 const LATER: [(i32, &str); 18] = [
@@ -71,7 +108,9 @@ pub(crate) fn answer(answer: Option<Answer>) -> String {
         Some(Answer::Broken { step, errno }) => format!("not tried: step {step} answered {}", errno_name(errno.cast_signed())),
         Some(Answer::Signal(14)) => String::from("nothing: it hung until it was ended"),
         Some(Answer::Signal(number)) => format!("ended by signal {number}"),
-        Some(Answer::Exited(status)) if status == stockade_protocol::probe::NO_BATCH.cast_unsigned() => String::from("the program was started"),
+        Some(Answer::Exited(status)) if status == stockade_protocol::probe::NO_BATCH.cast_unsigned() => {
+            String::from("the program was started")
+        }
         Some(Answer::Exited(status)) => format!("another program, which ended with {status}"),
     }
 }

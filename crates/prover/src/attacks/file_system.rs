@@ -46,7 +46,9 @@ fn mounts_of_the_host(world: &World) -> Option<Attack> {
     let inside = world.plan.required_mounts();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     // Some are inside too, or lie where the read stops.
-    let own = points.filter(|point| point.len() > 4 && !point.contains('\\') && !inside.iter().any(|path| path.ends_with(point.trim_start_matches('/'))));
+    let own = points.filter(|point| {
+        point.len() > 4 && !point.contains('\\') && !inside.iter().any(|path| path.ends_with(point.trim_start_matches('/')))
+    });
     let sought = own.max_by_key(|point| point.len())?.to_owned();
     Some(Attack::new(
         CLASS,
@@ -149,10 +151,46 @@ fn ways_to_the_secret(world: &World) -> Vec<Attack> {
 /// Directories that nearly every host has.
 fn places_of_the_host(world: &World) -> Vec<Attack> {
     let places = [
-        "/boot", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/var", "/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp",
-        "/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/firmware", "/sys/fs", "/sys/fs/cgroup", "/sys/kernel", "/sys/module",
-        "/sys/power", "/lost+found", "/etc/ssh", "/etc/systemd", "/etc/apt", "/etc/cron.d", "/etc/pam.d", "/etc/security", "/etc/default",
-        "/etc/init.d", "/etc/network", "/etc/profile.d", "/dev/mapper", "/dev/mqueue", "/dev/disk", "/dev/net", "/dev/vfio", "/dev/cpu",
+        "/boot",
+        "/media",
+        "/mnt",
+        "/opt",
+        "/root",
+        "/run",
+        "/srv",
+        "/var",
+        "/var/lib",
+        "/var/log",
+        "/var/run",
+        "/var/spool",
+        "/var/tmp",
+        "/sys/block",
+        "/sys/bus",
+        "/sys/class",
+        "/sys/dev",
+        "/sys/firmware",
+        "/sys/fs",
+        "/sys/fs/cgroup",
+        "/sys/kernel",
+        "/sys/module",
+        "/sys/power",
+        "/lost+found",
+        "/etc/ssh",
+        "/etc/systemd",
+        "/etc/apt",
+        "/etc/cron.d",
+        "/etc/pam.d",
+        "/etc/security",
+        "/etc/default",
+        "/etc/init.d",
+        "/etc/network",
+        "/etc/profile.d",
+        "/dev/mapper",
+        "/dev/mqueue",
+        "/dev/disk",
+        "/dev/net",
+        "/dev/vfio",
+        "/dev/cpu",
     ];
     let seen = places.into_iter().filter(|path| !world.has(path) && Path::new(path).exists());
     seen.map(|path| {
@@ -172,12 +210,51 @@ fn places_of_the_host(world: &World) -> Vec<Attack> {
 /// Files that tell secrets or give rights, where the host has them and does not show them.
 fn files_of_the_host(world: &World) -> Vec<Attack> {
     let files = [
-        "/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/etc/fstab", "/etc/crontab", "/etc/environment", "/etc/issue", "/etc/os-release",
-        "/etc/resolv.conf", "/etc/hostname", "/etc/machine-id", "/etc/group-", "/etc/passwd-", "/etc/subuid", "/etc/subgid", "/etc/login.defs",
-        "/etc/ssh/sshd_config", "/root/.bashrc", "/dev/mem", "/dev/kmsg", "/dev/fuse", "/dev/kvm", "/dev/loop-control", "/dev/ptmx",
-        "/dev/console", "/dev/tty0", "/dev/hpet", "/dev/rtc0", "/dev/port", "/dev/sda", "/dev/vda", "/dev/nvme0n1", "/dev/userfaultfd",
-        "/dev/net/tun", "/dev/uinput", "/dev/vhost-net", "/dev/btrfs-control", "/dev/snapshot", "/dev/autofs", "/dev/cuse",
-        "/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/dbus/system_bus_socket", "/run/systemd/private",
+        "/etc/shadow",
+        "/etc/gshadow",
+        "/etc/sudoers",
+        "/etc/fstab",
+        "/etc/crontab",
+        "/etc/environment",
+        "/etc/issue",
+        "/etc/os-release",
+        "/etc/resolv.conf",
+        "/etc/hostname",
+        "/etc/machine-id",
+        "/etc/group-",
+        "/etc/passwd-",
+        "/etc/subuid",
+        "/etc/subgid",
+        "/etc/login.defs",
+        "/etc/ssh/sshd_config",
+        "/root/.bashrc",
+        "/dev/mem",
+        "/dev/kmsg",
+        "/dev/fuse",
+        "/dev/kvm",
+        "/dev/loop-control",
+        "/dev/ptmx",
+        "/dev/console",
+        "/dev/tty0",
+        "/dev/hpet",
+        "/dev/rtc0",
+        "/dev/port",
+        "/dev/sda",
+        "/dev/vda",
+        "/dev/nvme0n1",
+        "/dev/userfaultfd",
+        "/dev/net/tun",
+        "/dev/uinput",
+        "/dev/vhost-net",
+        "/dev/btrfs-control",
+        "/dev/snapshot",
+        "/dev/autofs",
+        "/dev/cuse",
+        "/run/docker.sock",
+        "/var/run/docker.sock",
+        "/run/containerd/containerd.sock",
+        "/run/dbus/system_bus_socket",
+        "/run/systemd/private",
     ];
     let there = files.into_iter().filter(|path| !world.has(path) && Path::new(path).exists());
     there
@@ -358,7 +435,15 @@ fn changing(world: &World) -> Vec<Attack> {
             Control::Instead(twin, Wanted::Succeeds),
         ));
     }
-    let files = ["/usr/bin/env", "/usr/bin/sh", "/lib64/ld-linux-x86-64.so.2", "/etc/hosts", "/etc/group", "/etc/nsswitch.conf", "/etc/ld.so.cache"];
+    let files = [
+        "/usr/bin/env",
+        "/usr/bin/sh",
+        "/lib64/ld-linux-x86-64.so.2",
+        "/etc/hosts",
+        "/etc/group",
+        "/etc/nsswitch.conf",
+        "/etc/ld.so.cache",
+    ];
     for path in files.into_iter().filter(|path| world.has(path) && Path::new(path).exists()) {
         all.push(Attack::new(
             CLASS,
@@ -377,11 +462,31 @@ fn changing(world: &World) -> Vec<Attack> {
 fn through_proc(world: &World) -> Vec<Attack> {
     let mut all = Vec::new();
     let switches = [
-        "sys/kernel/core_pattern", "sys/kernel/hostname", "sys/kernel/modprobe", "sys/kernel/panic", "sys/kernel/randomize_va_space",
-        "sys/kernel/pid_max", "sys/vm/overcommit_memory", "sys/vm/swappiness", "sys/fs/file-max", "sys/fs/protected_symlinks",
-        "sys/fs/suid_dumpable", "sys/net/ipv4/ip_forward", "sys/net/ipv4/ip_unprivileged_port_start", "sys/user/max_user_namespaces",
-        "self/comm", "self/oom_score_adj", "self/uid_map", "self/gid_map", "self/setgroups", "self/mem", "self/coredump_filter",
-        "self/timerslack_ns", "self/loginuid", "self/attr/current", "self/attr/exec",
+        "sys/kernel/core_pattern",
+        "sys/kernel/hostname",
+        "sys/kernel/modprobe",
+        "sys/kernel/panic",
+        "sys/kernel/randomize_va_space",
+        "sys/kernel/pid_max",
+        "sys/vm/overcommit_memory",
+        "sys/vm/swappiness",
+        "sys/fs/file-max",
+        "sys/fs/protected_symlinks",
+        "sys/fs/suid_dumpable",
+        "sys/net/ipv4/ip_forward",
+        "sys/net/ipv4/ip_unprivileged_port_start",
+        "sys/user/max_user_namespaces",
+        "self/comm",
+        "self/oom_score_adj",
+        "self/uid_map",
+        "self/gid_map",
+        "self/setgroups",
+        "self/mem",
+        "self/coredump_filter",
+        "self/timerslack_ns",
+        "self/loginuid",
+        "self/attr/current",
+        "self/attr/exec",
     ];
     for name in switches {
         let path = format!("/proc/{name}");

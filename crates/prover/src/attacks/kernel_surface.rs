@@ -184,10 +184,52 @@ fn sockets(world: &World) -> Vec<Attack> {
     let open = |family: i64, kind: i64, protocol: i64| one("socket", &[n(family), n(kind), n(protocol)]);
     let twin = || Control::Instead(open(i64::from(listed), 1, 0), Wanted::Succeeds);
     let families = [
-        "UNSPEC", "UNIX", "INET", "AX25", "IPX", "APPLETALK", "NETROM", "BRIDGE", "ATMPVC", "X25", "INET6", "ROSE", "DECnet", "NETBEUI",
-        "SECURITY", "KEY", "NETLINK", "PACKET", "ASH", "ECONET", "ATMSVC", "RDS", "SNA", "IRDA", "PPPOX", "WANPIPE", "LLC", "IB", "MPLS",
-        "CAN", "TIPC", "BLUETOOTH", "IUCV", "RXRPC", "ISDN", "PHONET", "IEEE802154", "CAIF", "ALG", "NFC", "VSOCK", "KCM", "QIPCRTR",
-        "SMC", "XDP", "MCTP",
+        "UNSPEC",
+        "UNIX",
+        "INET",
+        "AX25",
+        "IPX",
+        "APPLETALK",
+        "NETROM",
+        "BRIDGE",
+        "ATMPVC",
+        "X25",
+        "INET6",
+        "ROSE",
+        "DECnet",
+        "NETBEUI",
+        "SECURITY",
+        "KEY",
+        "NETLINK",
+        "PACKET",
+        "ASH",
+        "ECONET",
+        "ATMSVC",
+        "RDS",
+        "SNA",
+        "IRDA",
+        "PPPOX",
+        "WANPIPE",
+        "LLC",
+        "IB",
+        "MPLS",
+        "CAN",
+        "TIPC",
+        "BLUETOOTH",
+        "IUCV",
+        "RXRPC",
+        "ISDN",
+        "PHONET",
+        "IEEE802154",
+        "CAIF",
+        "ALG",
+        "NFC",
+        "VSOCK",
+        "KCM",
+        "QIPCRTR",
+        "SMC",
+        "XDP",
+        "MCTP",
     ];
     let mut all = Vec::new();
     for (number, name) in (0u32..).zip(families) {
@@ -212,8 +254,17 @@ fn sockets(world: &World) -> Vec<Attack> {
     }
     if world.has_family(2) {
         let protocols = [
-            ("ICMP", 3i64, 1i64), ("ping", 2, 1), ("IGMP", 3, 2), ("DCCP", 6, 33), ("GRE", 3, 47), ("ESP", 3, 50), ("SCTP", 1, 132),
-            ("UDP-Lite", 2, 136), ("raw IP", 3, 255), ("multipath TCP", 1, 262), ("SMC", 1, 256),
+            ("ICMP", 3i64, 1i64),
+            ("ping", 2, 1),
+            ("IGMP", 3, 2),
+            ("DCCP", 6, 33),
+            ("GRE", 3, 47),
+            ("ESP", 3, 50),
+            ("SCTP", 1, 132),
+            ("UDP-Lite", 2, 136),
+            ("raw IP", 3, 255),
+            ("multipath TCP", 1, 262),
+            ("SMC", 1, 256),
         ];
         for (name, kind, protocol) in protocols {
             all.push(attack(
@@ -226,9 +277,23 @@ fn sockets(world: &World) -> Vec<Attack> {
     }
     if world.has_family(16) {
         let protocols = [
-            (2, "USERSOCK"), (3, "FIREWALL"), (4, "SOCK_DIAG"), (5, "NFLOG"), (6, "XFRM"), (7, "SELINUX"), (8, "ISCSI"), (9, "AUDIT"),
-            (10, "FIB_LOOKUP"), (11, "CONNECTOR"), (12, "NETFILTER"), (15, "KOBJECT_UEVENT"), (16, "GENERIC"), (18, "SCSITRANSPORT"),
-            (19, "ECRYPTFS"), (20, "RDMA"), (21, "CRYPTO"),
+            (2, "USERSOCK"),
+            (3, "FIREWALL"),
+            (4, "SOCK_DIAG"),
+            (5, "NFLOG"),
+            (6, "XFRM"),
+            (7, "SELINUX"),
+            (8, "ISCSI"),
+            (9, "AUDIT"),
+            (10, "FIB_LOOKUP"),
+            (11, "CONNECTOR"),
+            (12, "NETFILTER"),
+            (15, "KOBJECT_UEVENT"),
+            (16, "GENERIC"),
+            (18, "SCSITRANSPORT"),
+            (19, "ECRYPTFS"),
+            (20, "RDMA"),
+            (21, "CRYPTO"),
         ];
         for (protocol, name) in protocols {
             all.push(attack(
@@ -264,14 +329,40 @@ fn ioctls(world: &World) -> Vec<Attack> {
         return Vec::new();
     }
     let more = [
-        ("VT_ACTIVATE", 0x5606u32), ("KDSETMODE", 0x4b3a), ("KDSKBMODE", 0x4b45), ("KDSKBSENT", 0x4b49), ("BLKGETSIZE64", 0x8008_1272),
-        ("LOOP_SET_FD", 0x4c00), ("LOOP_CTL_GET_FREE", 0x4c82), ("SG_IO", 0x2285), ("CDROMEJECT", 0x5309), ("HDIO_GET_IDENTITY", 0x30d),
-        ("SIOCSIFFLAGS", 0x8914), ("SIOCSIFADDR", 0x8916), ("SIOCADDRT", 0x890b), ("SIOCSIFHWADDR", 0x8924), ("SIOCBRADDBR", 0x89a0),
-        ("TUNSETIFF", 0x4004_54ca), ("NS_GET_USERNS", 0xb701), ("NS_GET_PARENT", 0xb702), ("PERF_EVENT_IOC_ENABLE", 0x2400),
-        ("KVM_CREATE_VM", 0xae01), ("FS_IOC_SETFLAGS", 0x4008_6602), ("FS_IOC_FSSETXATTR", 0x401c_5820), ("FIDEDUPERANGE", 0xc018_9436),
-        ("EVIOCGRAB", 0x4004_4590), ("UFFDIO_API", 0xc018_aa3f), ("RNDADDENTROPY", 0x4008_5203), ("RNDCLEARPOOL", 0x5206),
-        ("FS_IOC_ADD_ENCRYPTION_KEY", 0xc050_6617), ("BTRFS_IOC_SNAP_CREATE", 0x5000_9401), ("SECCOMP_IOCTL_NOTIF_RECV", 0xc050_2100),
-        ("USBDEVFS_RESET", 0x5514), ("DRM_IOCTL_VERSION", 0xc040_6400), ("VHOST_SET_OWNER", 0xaf01), ("IOC_WATCH_QUEUE_SET_SIZE", 0x5760),
+        ("VT_ACTIVATE", 0x5606u32),
+        ("KDSETMODE", 0x4b3a),
+        ("KDSKBMODE", 0x4b45),
+        ("KDSKBSENT", 0x4b49),
+        ("BLKGETSIZE64", 0x8008_1272),
+        ("LOOP_SET_FD", 0x4c00),
+        ("LOOP_CTL_GET_FREE", 0x4c82),
+        ("SG_IO", 0x2285),
+        ("CDROMEJECT", 0x5309),
+        ("HDIO_GET_IDENTITY", 0x30d),
+        ("SIOCSIFFLAGS", 0x8914),
+        ("SIOCSIFADDR", 0x8916),
+        ("SIOCADDRT", 0x890b),
+        ("SIOCSIFHWADDR", 0x8924),
+        ("SIOCBRADDBR", 0x89a0),
+        ("TUNSETIFF", 0x4004_54ca),
+        ("NS_GET_USERNS", 0xb701),
+        ("NS_GET_PARENT", 0xb702),
+        ("PERF_EVENT_IOC_ENABLE", 0x2400),
+        ("KVM_CREATE_VM", 0xae01),
+        ("FS_IOC_SETFLAGS", 0x4008_6602),
+        ("FS_IOC_FSSETXATTR", 0x401c_5820),
+        ("FIDEDUPERANGE", 0xc018_9436),
+        ("EVIOCGRAB", 0x4004_4590),
+        ("UFFDIO_API", 0xc018_aa3f),
+        ("RNDADDENTROPY", 0x4008_5203),
+        ("RNDCLEARPOOL", 0x5206),
+        ("FS_IOC_ADD_ENCRYPTION_KEY", 0xc050_6617),
+        ("BTRFS_IOC_SNAP_CREATE", 0x5000_9401),
+        ("SECCOMP_IOCTL_NOTIF_RECV", 0xc050_2100),
+        ("USBDEVFS_RESET", 0x5514),
+        ("DRM_IOCTL_VERSION", 0xc040_6400),
+        ("VHOST_SET_OWNER", 0xaf01),
+        ("IOC_WATCH_QUEUE_SET_SIZE", 0x5760),
     ];
     let forbidden = FORBIDDEN_IOCTLS.iter().map(|(name, number, _)| (*name, *number)).collect::<Vec<_>>();
     let mut all = Vec::new();
@@ -327,15 +418,11 @@ fn others_by_number(world: &World) -> Vec<Attack> {
         }
         let twin = || Control::Instead(script(|b| on(b, n(0))), Wanted::Succeeds);
         for (whose, pid) in [("pid 1", 1), ("pid 1, with high bits", 1 | HIGH), ("pid 2", 2)] {
-            all.push(attack(
-                format!("{what} of {whose}"),
-                format!("{what} of {whose} by {call}"),
-                script(|b| on(b, n(pid))),
-                twin(),
-            ));
+            all.push(attack(format!("{what} of {whose}"), format!("{what} of {whose} by {call}"), script(|b| on(b, n(pid))), twin()));
         }
     }
-    let priorities: [(&str, [i64; 3], [i64; 3]); 2] = [("setpriority", [0, 1, 5], [0, 0, 5]), ("ioprio_set", [1, 1, 0x4004], [1, 0, 0x4004])];
+    let priorities: [(&str, [i64; 3], [i64; 3]); 2] =
+        [("setpriority", [0, 1, 5], [0, 0, 5]), ("ioprio_set", [1, 1, 0x4004], [1, 0, 0x4004])];
     for (call, on_1, on_self) in priorities {
         if !matches!(world.rules.action(call), Some(Action::Check(_))) {
             continue;
@@ -359,8 +446,12 @@ fn switches(world: &World) -> Vec<Attack> {
     let mut all = Vec::new();
     if matches!(world.rules.action("personality"), Some(Action::Check(_))) {
         let personas = [
-            ("without address randomisation", 0x004_0000i64), ("with readable executables", 0x040_0000), ("with a page at zero", 0x010_0000),
-            ("of 32 bits", 0x8), ("of another Unix", 0x1), ("with high bits", 0x004_0000 | HIGH),
+            ("without address randomisation", 0x004_0000i64),
+            ("with readable executables", 0x040_0000),
+            ("with a page at zero", 0x010_0000),
+            ("of 32 bits", 0x8),
+            ("of another Unix", 0x1),
+            ("with high bits", 0x004_0000 | HIGH),
         ];
         for (name, persona) in personas {
             all.push(attack(
@@ -407,8 +498,18 @@ fn switches(world: &World) -> Vec<Attack> {
 fn other_doors() -> Vec<Attack> {
     let missing = Expected::Errno(&[ENOSYS]);
     let i386 = [
-        ("getpid", 20), ("open", 5), ("execve", 11), ("mount", 21), ("ptrace", 26), ("clone", 120), ("socketcall", 102), ("unshare", 310),
-        ("keyctl", 288), ("bpf", 357), ("socket", 359), ("io_uring_setup", 425),
+        ("getpid", 20),
+        ("open", 5),
+        ("execve", 11),
+        ("mount", 21),
+        ("ptrace", 26),
+        ("clone", 120),
+        ("socketcall", 102),
+        ("unshare", 310),
+        ("keyctl", 288),
+        ("bpf", 357),
+        ("socket", 359),
+        ("io_uring_setup", 425),
     ];
     let mut all: Vec<Attack> = i386
         .into_iter()

@@ -31,7 +31,8 @@ fn wall_clock(world: &World) -> Vec<Attack> {
             b.may("setsid", &[]);
         }),
     ];
-    let limits = |ms: u64| Limits::from([(LimitKey::Wall, Some(world.policy.limits_max.get(LimitKey::Wall).map_or(ms, |most| ms.min(most))))]);
+    let limits =
+        |ms: u64| Limits::from([(LimitKey::Wall, Some(world.policy.limits_max.get(LimitKey::Wall).map_or(ms, |most| ms.min(most))))]);
     ways.into_iter()
         .map(|(name, tried, prepare)| {
             let act = script(|b| {
@@ -58,7 +59,10 @@ fn output(world: &World) -> Vec<Attack> {
     const KIB: u64 = 1 << 10;
     let limits = |kib: u64| {
         let wanted = kib * KIB;
-        Limits::from([(LimitKey::OutputSize, Some(world.policy.limits_max.get(LimitKey::OutputSize).map_or(wanted, |most| wanted.min(most))))])
+        Limits::from([(
+            LimitKey::OutputSize,
+            Some(world.policy.limits_max.get(LimitKey::OutputSize).map_or(wanted, |most| wanted.min(most))),
+        )])
     };
     [(1i64, "stdout"), (2, "stderr")]
         .into_iter()

@@ -18,7 +18,9 @@ const PLACES: [&str; 4] = ["/tmp", "/dev/shm", HOME, "/scratch"];
 
 pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     let mut all = Vec::new();
-    for (kind, layer) in [("ipc", &["IPC namespace"] as &'static [&'static str]), ("uts", &["UTS namespace"]), ("cgroup", &["cgroup namespace"])] {
+    for (kind, layer) in
+        [("ipc", &["IPC namespace"] as &'static [&'static str]), ("uts", &["UTS namespace"]), ("cgroup", &["cgroup namespace"])]
+    {
         all.extend(shared_namespace(CLASS, kind, layer));
     }
     all.extend(left_behind(world));
@@ -115,7 +117,9 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
     ));
     if let Ok(id) = std::fs::read_to_string("/etc/machine-id") {
         let id = id.trim().to_owned();
-        if id.len() == 32 && world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("machine-id"))) {
+        if id.len() == 32
+            && world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("machine-id")))
+        {
             all.push(Attack::new(
                 CLASS,
                 "the host's machine id",

@@ -46,11 +46,7 @@ fn connect(kind: i64, address: &[u8]) -> Script {
 /// What a connection inside meets where the family is allowed: nobody; behind an egress
 /// gate, its refusal. Where the family is not allowed, the filter.
 fn refused(world: &World, family: u32) -> Expected {
-    if world.has_family(family) {
-        Expected::Errno(&[ECONNREFUSED, ENETUNREACH, EHOSTUNREACH, EACCES])
-    } else {
-        Expected::Errno(&[EPERM])
-    }
+    if world.has_family(family) { Expected::Errno(&[ECONNREFUSED, ENETUNREACH, EHOSTUNREACH, EACCES]) } else { Expected::Errno(&[EPERM]) }
 }
 
 const LOOPBACK_V6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];

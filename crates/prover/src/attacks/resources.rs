@@ -1,7 +1,10 @@
 //! More than its share: memory, processes, CPU time, disk, and the kernel's own objects.
 
 use stockade_policy::plan::{CgroupPlan, UserNamespaces};
-use stockade_protocol::{LimitKey, Verdict, probe::{Answer, Script}};
+use stockade_protocol::{
+    LimitKey, Verdict,
+    probe::{Answer, Script},
+};
 
 use super::{O_CREAT, O_WRONLY};
 use crate::{
@@ -131,10 +134,15 @@ fn fill(path: &str) -> Script {
 fn disk(world: &World) -> Vec<Attack> {
     let full = |done: &Done, _: &World| Seen { held: done.answered(ENOSPC) || done.ended_as(Verdict::DiskLimit), what: done.words() };
     let sizes = |scratch: u64, tmp: u64| -> Limits {
-        [(LimitKey::ScratchSize, scratch * MIB), (LimitKey::TmpSize, tmp * MIB), (LimitKey::Memory, 128 * MIB), (LimitKey::FileSize, 32 * MIB)]
-            .into_iter()
-            .map(|(key, value)| within(world, key, value))
-            .collect()
+        [
+            (LimitKey::ScratchSize, scratch * MIB),
+            (LimitKey::TmpSize, tmp * MIB),
+            (LimitKey::Memory, 128 * MIB),
+            (LimitKey::FileSize, 32 * MIB),
+        ]
+        .into_iter()
+        .map(|(key, value)| within(world, key, value))
+        .collect()
     };
     let mut all = Vec::new();
     let mut places = vec![("/tmp/fill", sizes(8, 4), sizes(8, 24)), ("/dev/shm/fill", sizes(8, 4), sizes(8, 24))];
