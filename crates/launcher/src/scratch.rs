@@ -271,13 +271,16 @@ fn finish(
     Ok(OpenedScratch { directory, tree, before, facts: HostScratch { path: real, owner, idmappable, protected } })
 }
 
+/// A path below scratch, what stands there, and what the code may not do with it.
+type Protected = (PathBuf, PathKind, Protection);
+
 /// What must be kept from the code: matches of the policy's globs; sockets and fifos, at
 /// whose other end the host may sit; and directories that cannot be looked into, which the
 /// code could open to itself (chmod) and find any of these in. Counts everything on the way.
 ///
 /// # Errors
 /// The directory itself cannot be read, with the errno where there is one.
-fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<(PathBuf, PathKind, Protection)>, TreeUse), Option<Errno>> {
+fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>, TreeUse), Option<Errno>> {
     let globs = || {
         let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
@@ -302,7 +305,7 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<(PathBuf, P
     }
     // Above before below, so that nothing is laid over what is covered already.
     found.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut kept: Vec<(PathBuf, PathKind, Protection)> = Vec::new();
+    let mut kept: Vec<Protected> = Vec::new();
     for entry in found {
         if !kept.iter().any(|(above, _, protection)| *protection == Protection::Hidden && entry.0.starts_with(above)) {
             kept.push(entry);

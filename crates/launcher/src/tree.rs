@@ -70,12 +70,12 @@ fn walk_below(
     depth: usize,
     visit: &mut dyn FnMut(&Found<'_>) -> Walk,
 ) -> Result<Walk, Errno> {
-    let mut entries = match Dir::read_from(directory) {
+    let entries = match Dir::read_from(directory) {
         // Removed since it was opened.
         Err(Errno::NOENT) => return Ok(Walk::On),
         entries => entries?,
     };
-    while let Some(entry) = entries.next() {
+    for entry in entries {
         let entry = match entry {
             Err(Errno::NOENT) => break,
             entry => entry?,
