@@ -24,7 +24,7 @@ use std::{
 use rustix::{
     fd::OwnedFd,
     io::Errno,
-    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, accept_with, getpeername, getsockname, recv, sendto, sockopt},
+    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, accept_with, getpeername, getsockname, recv, sendto},
 };
 use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
@@ -318,8 +318,6 @@ impl Service {
                 self.slots.replace(id, Slot::Names(Box::new(names)));
             }
             Purpose::Peer { socket: peer, permit, address } => {
-                // Both fail only for what is no TCP socket.
-                let _set = sockopt::set_tcp_nodelay(&socket, true);
                 if self.slots.taken() > MOST_WITH_LARGE_BUFFERS {
                     [&socket, &peer].into_iter().for_each(keep_small);
                 }

@@ -193,6 +193,8 @@ fn open_listener(listener: &OwnedFd) -> Result<(), SetupError> {
         // Accepted sockets have it from here: an urgent byte stays in its place, or what was
         // looked at would not be what is read.
         sockopt::set_socket_oobinline(listener, true)?;
+        // Its connections take this after it.
+        sockopt::set_tcp_nodelay(listener, true)?;
         bind(listener, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, nft::LISTENER_PORT, 0, 0))?;
         listen(listener, BACKLOG)
     };

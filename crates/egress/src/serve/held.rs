@@ -170,14 +170,18 @@ impl Service {
         let mut denied_one = false;
         let mut no_way = None;
         for address in addresses.iter().map(IpAddr::to_canonical) {
-            if let Err(errno) = self.routes.way_to(address) {
-                no_way = Some((address, errno));
-                continue;
-            }
+            let way = match self.routes.way_to(address) {
+                Ok(way) => way,
+                Err(errno) => {
+                    no_way = Some((address, errno));
+                    continue;
+                }
+            };
             // The host's own addresses as they are at this moment, by its routing: this one,
             // and those that a translator or a tunnel would make of it. Where no route leads
             // is no address of the host.
-            let own = decide::views(address).filter(|view| self.routes.way_to(*view) == Ok(Way::Own)).collect();
+            let is_own = |view: &IpAddr| if *view == address { way == Way::Own } else { self.routes.way_to(*view) == Ok(Way::Own) };
+            let own = decide::views(address).filter(is_own).collect();
             self.decider.set_own_addresses(own);
             match self.decider.decide_dial(&permit, address) {
                 Ok(()) => open.push(SocketAddr::new(address, permit.port)),
@@ -213,7 +217,7 @@ impl Service {
         let to = syn.key().to;
         self.keep(id, syn, Stage::Reached(Some(purpose), self.now + ACCEPT_PATIENCE));
         self.inject(to, &again);
-        self.accept(super::TURN);
+        self.accept(1);
     }
 
     /// Answers as the dial was answered.
