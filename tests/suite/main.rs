@@ -32,6 +32,7 @@ mod meta;
 mod misdeeds;
 mod policies;
 mod remedies;
+mod prove;
 mod run;
 mod verdicts;
 mod workloads;
@@ -49,6 +50,7 @@ fn main() -> std::process::ExitCode {
         policies::TESTS,
         explained::TESTS,
         remedies::TESTS,
+        prove::TESTS,
         host_ids::TESTS,
         workloads::TESTS,
         run::TESTS,

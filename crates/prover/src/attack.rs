@@ -215,6 +215,11 @@ impl Attack {
         Attack { in_host_scratch: true, ..self }
     }
 
+    /// It cannot be tried without a host scratch.
+    pub(crate) fn needs_scratch(&self) -> bool {
+        self.in_host_scratch || matches!(&self.act, Act::Run { run, .. } if run.host_scratch)
+    }
+
     /// An attack that has a run of its own.
     pub(crate) fn run(
         class: Class,

@@ -72,7 +72,7 @@ fn facts(out: &mut String, proof: &Proof) -> fmt::Result {
 fn summary(out: &mut String, proof: &Proof) -> fmt::Result {
     writeln!(
         out,
-        "<table>\n<tr><th>Class</th><th>Tried</th><th>Held</th><th>Breaches</th><th>Not proven</th><th>Allowed by policy</th><th>Not in this kernel</th></tr>"
+        "<table>\n<tr><th>Class</th><th>Tried</th><th>Held</th><th>Breaches</th><th>Not proven</th><th>Allowed by policy</th><th>Not to be had here</th></tr>"
     )?;
     for class in Class::ALL {
         let count = proof.count_of(class);
@@ -153,12 +153,17 @@ impl fmt::Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                letter if letter.is_control() => write!(f, "{}", letter.escape_default())?,
+                letter if letter.is_control() || is_invisible(letter) => write!(f, "{}", letter.escape_default())?,
                 letter => f.write_char(letter)?,
             }
         }
         Ok(())
     }
+}
+
+/// Marks that turn or hide the text around them.
+fn is_invisible(letter: char) -> bool {
+    matches!(letter, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 #[cfg(test)]
@@ -169,6 +174,6 @@ mod tests {
     fn nothing_that_was_seen_becomes_part_of_the_page() {
         let hostile = "<script>alert('x')</script> \"&\x1b]0;\u{202e}";
         let escaped = Escaped(hostile).to_string();
-        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;\\u{1b}]0;\u{202e}");
+        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;\\u{1b}]0;\\u{202e}");
     }
 }

@@ -90,6 +90,10 @@ impl Inside<'_> {
             collect: errand.collect.iter().map(|glob| String::from(*glob)).collect(),
         };
         let result = run_image(&image, self.loaded, self.options)?;
+        if result.report.verdict == Verdict::Cancelled {
+            // A signal ended that run; the rest is not wanted either.
+            return Err(Refusal::sandbox_error("cancelled", "the attacks were broken off by a signal"));
+        }
         let answers = decode_answers(&result.output, nonce, count).ok();
         Ok(Done { answers, result })
     }

@@ -26,14 +26,24 @@ pub(crate) fn judge(attacks: Vec<Attack>, world: &World, inside: &Inside<'_>) ->
     let mut options = inside.options.clone();
     options.scratch = Some(world.scratch.clone());
     let with_scratch = Inside { loaded: inside.loaded, options: &options };
-    let court = Court { world, inside, with_scratch: &with_scratch, outside: &outside };
+    // Under sudo nobody may have granted a scratch of ours.
+    let refused = with_scratch.run(&Errand::default()).err();
+    let court = Court { world, inside, with_scratch: &with_scratch, outside: &outside, scratch_granted: refused.is_none() };
     let answers = court.gather(&attacks)?;
     let mut findings = Vec::with_capacity(attacks.len());
     for (attack, answers) in attacks.into_iter().zip(answers) {
-        findings.push(court.judge(attack, answers)?);
+        findings.push(match &refused {
+            Some(refusal) if attack.needs_scratch() => absent(attack, refusal),
+            _ => court.judge(attack, answers)?,
+        });
     }
     findings.sort_by_key(|finding| finding.class);
     Ok(findings)
+}
+
+fn absent(attack: Attack, refusal: &Refusal) -> Finding {
+    let draft = Draft { class: attack.class, name: attack.name, tried: attack.tried, layers: attack.layers };
+    draft.done(State::Absent, String::from("-"), format!("not tried, as no host scratch is to be had: {refusal}"), String::from("-"), None)
 }
 
 /// Where attacks and controls are tried.
@@ -42,6 +52,7 @@ struct Court<'a> {
     inside: &'a Inside<'a>,
     with_scratch: &'a Inside<'a>,
     outside: &'a Outside,
+    scratch_granted: bool,
 }
 
 /// The answers to an attack's script and to its control's.
@@ -90,7 +101,9 @@ impl Court<'_> {
         };
         let scripts = |tasks: &[Task<'_>]| tasks.iter().map(|(_, _, script)| Script::clone(script)).collect::<Vec<_>>();
         keep(&private, self.inside.answers(&scripts(&private))?);
-        keep(&shared, self.with_scratch.answers(&scripts(&shared))?);
+        if self.scratch_granted {
+            keep(&shared, self.with_scratch.answers(&scripts(&shared))?);
+        }
         keep(&host, self.outside.answers(Place::Host, &scripts(&host)));
         keep(&own, self.outside.answers(Place::Own, &scripts(&own)));
         Ok(all)
@@ -125,9 +138,11 @@ impl Court<'_> {
                 }
             }
             (Act::Run { run, control }, _) => {
-                let seen = self.try_run(&run)?;
-                let shown = self.control_of_run(&run, control)?;
-                draft.by_run(run.expected, seen, shown)
+                let shown = refused(self.control_of_run(&run, control))?.unwrap_or_else(|refusal| (false, refusal));
+                match refused(self.try_run(&run))? {
+                    Ok(seen) => draft.by_run(run.expected, seen, shown),
+                    Err(refusal) => draft.unproven(run.expected, refusal, shown.1, "the policy refuses the run that would have tried it"),
+                }
             }
         })
     }
@@ -208,6 +223,16 @@ impl Court<'_> {
 const KILLED: &str = "the run ends as syscall_denied";
 const KERNELS_OWN_EPERM: Answer = Answer::Result(-1);
 const NO_SUCH_CALL: Answer = Answer::Result(-(ENOSYS as i64));
+
+/// A policy may refuse limits that an attack would need; that proves nothing, and is no
+/// reason to try nothing else.
+fn refused<T>(result: Result<T, Refusal>) -> Result<Result<T, String>, Refusal> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(refusal) if refusal.verdict == Verdict::BadRequest => Ok(Err(format!("not tried: {refusal}"))),
+        Err(refusal) => Err(refusal),
+    }
+}
 
 /// What is known of an attack before it is judged.
 struct Draft {

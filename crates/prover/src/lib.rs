@@ -54,7 +54,7 @@ pub enum State {
     Held,
     /// The policy allows it.
     Allowed,
-    /// This kernel does not have what it aims at.
+    /// What it aims at is not to be had here: the kernel lacks it, or nobody may use it.
     Absent,
 }
 
@@ -66,7 +66,7 @@ impl State {
             State::NotProven => "not proven",
             State::Held => "held",
             State::Allowed => "allowed by policy",
-            State::Absent => "not in this kernel",
+            State::Absent => "not to be had here",
         }
     }
 }
@@ -107,7 +107,7 @@ pub struct Count {
     pub not_proven: usize,
     /// The policy allows them.
     pub allowed: usize,
-    /// Aim at what this kernel does not have.
+    /// Aim at what is not to be had here.
     pub absent: usize,
 }
 

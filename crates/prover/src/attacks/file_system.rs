@@ -274,7 +274,8 @@ fn files_of_the_host(world: &World) -> Vec<Attack> {
 
 /// Acts on a file of the host that is there to be destroyed.
 fn victims(world: &World) -> Vec<Attack> {
-    let acts: [(&str, fn(&str) -> Script); 7] = [
+    type On = fn(&str) -> Script;
+    let acts: [(&str, On); 7] = [
         ("open for writing", |path| open(path, O_WRONLY)),
         ("truncate", |path| {
             script(|b| {

@@ -1,0 +1,185 @@
+//! `stockade prove`: what it promises about a policy, and that it does not promise more
+//! than its controls show.
+//!
+//! That a missing layer is found is `tests/ablation`'s to show.
+
+use std::{fs, process::Output};
+
+use serde_json::Value;
+
+use crate::{
+    harness::{Test, directory, test},
+    stockade::{PolicyDirectory, derived, stockade, text},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, default_holds_against_every_attack, seconds 180),
+    test!(Both, every_other_shipped_policy_holds_or_is_refused_for_its_cgroup, seconds 900),
+    test!(Both, what_a_policy_allows_is_no_attack, seconds 180),
+    test!(Both, a_control_that_cannot_succeed_proves_nothing, seconds 180),
+    test!(Both, the_page_is_well_formed_and_needs_nothing_else, seconds 180),
+    test!(Both, mistakes_are_refused_before_anything_is_tried),
+];
+
+struct Proof {
+    status: Option<i32>,
+    value: Value,
+    stderr: String,
+}
+
+impl Proof {
+    fn of(output: &Output) -> Self {
+        let value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        Proof { status: output.status.code(), value, stderr: String::from_utf8_lossy(&output.stderr).into_owned() }
+    }
+
+    fn count(&self, what: &str) -> u64 {
+        self.value["count"][what].as_u64().unwrap()
+    }
+
+    fn findings(&self) -> &Vec<Value> {
+        self.value["findings"].as_array().unwrap()
+    }
+
+    fn finding(&self, class: &str, attack: &str) -> Option<&Value> {
+        self.findings().iter().find(|finding| finding["class"] == class && finding["attack"] == attack)
+    }
+
+    /// Everything that did not hold, for a message.
+    fn open(&self) -> String {
+        let open = self.findings().iter().filter(|finding| finding["state"] == "breach" || finding["state"] == "not_proven");
+        open.map(|finding| format!("{finding}\n")).collect()
+    }
+
+    #[track_caller]
+    fn held(&self) -> &Self {
+        assert_eq!(self.status, Some(0), "{}\n{}", self.stderr, self.open());
+        assert!(self.value["proven"] == true && self.count("breaches") == 0 && self.count("not_proven") == 0, "{}", self.open());
+        assert_eq!(self.count("tried"), self.count("held"));
+        self
+    }
+}
+
+fn prove(options: &[&str]) -> Proof {
+    Proof::of(&stockade([&["prove", "--json"], options].concat()).output().unwrap())
+}
+
+fn default_holds_against_every_attack() {
+    let proof = prove(&[]);
+    proof.held();
+    assert_eq!(proof.value["schema"], 1);
+    // Hundreds, and not because there are hundreds of system calls.
+    assert!(proof.value["distinct"]["tried"].as_u64().unwrap() > 400, "{}", proof.value["distinct"]);
+    let tried = |class: &str| proof.findings().iter().filter(|finding| finding["class"] == class && finding["state"] == "held").count();
+    for (class, least) in [
+        ("file_system", 100),
+        ("processes", 30),
+        ("privileges", 50),
+        ("system_calls", 80),
+        ("kernel_surface", 150),
+        ("network", 20),
+        ("resources", 12),
+        ("result_forgery", 15),
+        ("cross_run_leaks", 7),
+        ("launcher", 5),
+    ] {
+        assert!(tried(class) >= least, "{class}: {}", tried(class));
+    }
+    for finding in proof.findings() {
+        let said = |field: &str| finding[field].as_str().is_some_and(|text| !text.is_empty());
+        assert!(["attack", "tried", "expected", "seen", "control"].iter().all(|field| said(field)), "{finding}");
+        assert!(finding["state"] != "held" || finding["layers"].as_array().is_some_and(|layers| !layers.is_empty()), "{finding}");
+    }
+    assert!(
+        proof.value["receipt"]["layers"].as_array().unwrap().iter().any(|layer| layer["layer"] == "image"),
+        "the door is not in the receipt"
+    );
+    let left = fs::read_dir(std::env::temp_dir())
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("stockade-prove-"));
+    assert_eq!(left.count(), 0, "a directory is left");
+}
+
+fn every_other_shipped_policy_holds_or_is_refused_for_its_cgroup() {
+    for (name, _) in stockade_policy::SHIPPED.iter().filter(|(name, _)| *name != "default") {
+        let proof = prove(&["--policy", name]);
+        if proof.status == Some(125) {
+            assert!(*name == "strict" && proof.stderr.contains("cgroup"), "{name}: {}", proof.stderr);
+            continue;
+        }
+        println!("{name}");
+        proof.held();
+    }
+}
+
+fn what_a_policy_allows_is_no_attack() {
+    let tight = prove(&[]);
+    assert_eq!(tight.finding("system_calls", "kcmp").map(|finding| &finding["state"]), Some(&Value::from("held")));
+    let policies = PolicyDirectory::new();
+    let loose = policies.write(
+        "loose",
+        &derived("[filesystem]\nread_only = { add = [\"/var\"] }\n[seccomp]\nallow = { add = [\"kcmp\"] }\nioctl = { add = [\"FIDEDUPERANGE\"] }"),
+    );
+    let proof = prove(&["--policy", &loose]);
+    proof.held();
+    assert!(tight.finding("file_system", "see /var").is_some() && proof.finding("file_system", "see /var").is_none());
+    assert!(proof.finding("system_calls", "kcmp").is_none());
+    assert!(proof.finding("kernel_surface", "ioctl FIDEDUPERANGE").is_none());
+    let allowed = |proof: &Proof| proof.findings().iter().find(|finding| finding["state"] == "allowed").unwrap()["attack"].clone();
+    let number = |proof: &Proof| allowed(proof).as_str().unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
+    assert_eq!(number(&proof), number(&tight) + 1);
+}
+
+fn a_control_that_cannot_succeed_proves_nothing() {
+    let policies = PolicyDirectory::new();
+    // Whatever a run asks for, it never gets what the attack on memory would need.
+    let little = "[limits]\nmemory = \"30MiB\"\nscratch_size = \"8MiB\"\ntmp_size = \"8MiB\"\nfile_size = \"8MiB\"\naddress_space = \"40MiB\"\n[limits.max]\nmemory = \"30MiB\"\naddress_space = \"40MiB\"";
+    let proof = prove(&["--policy", &policies.write("little", &derived(little))]);
+    assert_eq!(proof.status, Some(3), "{}\n{}", proof.stderr, proof.open());
+    let memory = proof.finding("resources", "memory").unwrap();
+    assert_eq!(memory["state"], "not_proven", "{memory}");
+    assert!(memory["advice"].as_str().unwrap().contains("control"), "{memory}");
+    assert_eq!((proof.value["proven"] == false, proof.count("breaches")), (true, 0));
+}
+
+fn the_page_is_well_formed_and_needs_nothing_else() {
+    let path = directory().join("proof.html");
+    let policies = PolicyDirectory::new();
+    let hostile = "schema = 1\ndescription = \"<script>alert('x')</script> & \\u202e\"\nextends = \"default\"\n";
+    let policy = policies.write("hostile", hostile);
+    let output = stockade(["prove", "--policy", &policy, "--html", text(&path)]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("everything held"), "{said}");
+    let page = fs::read_to_string(&path).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("everything held") && page.contains("Receipt"));
+    for outside in ["<script", "<link", "<img", "src=", "@import", "url(", "http:", "https:"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; \\u{202e}"));
+    let mut open = Vec::new();
+    for part in page.split('<').skip(1) {
+        let (tag, rest) = part.split_once('>').unwrap_or_else(|| panic!("an open tag: {part}"));
+        assert!(!rest.contains('>') || open.last() == Some(&"style"), "{part}");
+        let name = tag.split([' ', '\n']).next().unwrap();
+        match name.strip_prefix('/') {
+            Some(closed) => assert_eq!(open.pop(), Some(closed), "{part}"),
+            None if ["!DOCTYPE", "meta", "br"].contains(&name) => {}
+            None => open.push(name),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    // A link in its place is not written through.
+    let link = directory().join("link.html");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let refused = stockade(["prove", "--html", text(&link)]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(125), "{}", String::from_utf8_lossy(&refused.stderr));
+}
+
+fn mistakes_are_refused_before_anything_is_tried() {
+    let code = |options: &[&str]| stockade([&["prove"], options].concat()).output().unwrap().status.code();
+    assert_eq!(code(&["--no-such-option"]), Some(2));
+    assert_eq!(code(&["--policy", "no-such-policy"]), Some(125));
+    assert_eq!(code(&["--html", "/no/such/directory/page.html"]), Some(125));
+}
