@@ -105,6 +105,7 @@ pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option
     // A shell that stops itself: nothing of the program happens before it is traced.
     let program = program_path().unwrap();
     let mut command = under(&["/bin/sh", "-c", r#"kill -STOP $$; exec "$0" "$@""#, text(&program)]);
+    #[expect(clippy::zombie_processes, reason = "it is waited for below, as one of those that are traced")]
     let child = command.args(arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();
     let launcher = Pid::from_raw(i32::try_from(child.id()).unwrap());
     assert!(matches!(waitpid(launcher, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(..))));
@@ -217,11 +218,9 @@ impl Tracer {
                 }
                 _ => self.calls.push(point),
             }
-        } else if process.failing {
-            if let Some((_, Act::Fail(errno))) = self.act {
-                registers.rax = i64::from(-(errno as i32)).cast_unsigned();
-                self.done = ptrace::setregs(pid, registers).is_ok();
-            }
+        } else if let (true, Some((_, Act::Fail(errno)))) = (process.failing, &self.act) {
+            registers.rax = i64::from(-(*errno as i32)).cast_unsigned();
+            self.done = ptrace::setregs(pid, registers).is_ok();
         }
         self.go_on(pid, None);
     }
