@@ -27,9 +27,9 @@ enum Arguments {
     Pass,
     /// A rule that no policy can change.
     Fixed(&'static str),
-    /// What no policy can put into this list of [seccomp].
+    /// What no policy can put into this list of `[seccomp]`.
     Never(&'static str, &'static str),
-    /// This list of [seccomp] lacks this value.
+    /// This list of `[seccomp]` lacks this value.
     Lacks(&'static str, String),
 }
 

@@ -69,7 +69,7 @@ fn together(limits: &Limits, key: LimitKey, value: Option<u64>, host_scratch: bo
     all
 }
 
-/// The lines under [limits] that give this value unasked.
+/// The lines under `[limits]` that give this value unasked.
 fn lines(policy: &Policy, key: LimitKey, value: Option<u64>) -> String {
     let mut lines = Vec::new();
     for (key, value) in together(&policy.limits, key, value, false) {
