@@ -22,9 +22,12 @@ mod attacks;
 mod bad_input;
 mod cleanup;
 mod contract;
+mod cross_run;
 mod delegation;
+mod escapes;
 mod explained;
 mod faults;
+mod filters;
 mod host_ids;
 mod kernel;
 mod load;
@@ -46,7 +49,10 @@ fn main() -> std::process::ExitCode {
         delegation::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,
+        escapes::TESTS,
+        cross_run::TESTS,
         kernel::TESTS,
+        filters::TESTS,
         policies::TESTS,
         explained::TESTS,
         remedies::TESTS,
