@@ -36,6 +36,7 @@ mod misdeeds;
 mod policies;
 mod prove;
 mod remedies;
+mod resources;
 mod run;
 mod verdicts;
 mod workloads;
@@ -46,6 +47,7 @@ fn main() -> std::process::ExitCode {
         contract::TESTS,
         bad_input::TESTS,
         verdicts::TESTS,
+        resources::TESTS,
         delegation::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,

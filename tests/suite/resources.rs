@@ -1,0 +1,136 @@
+//! Ways of using up a host that pass by the usual ones: raw calls that make processes, room
+//! that is reserved and not written, files without a name or without contents.
+//!
+//! Each ends at its limit with the error or verdict that is documented, and the same act
+//! within the limit goes well. What they cost the host afterwards is looked at by
+//! `cleanup.rs` and `load.rs`; plain loops and fork bombs are in `verdicts.rs`.
+
+use serde_json::json;
+
+use crate::{
+    harness::{Test, test},
+    patience::patient_limit,
+    stockade::{Done, exec},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, processes_made_by_raw_calls_are_held_at_the_limit),
+    test!(Both, ten_thousand_short_children_use_up_no_place, seconds 60),
+    test!(Both, room_cannot_be_reserved_beyond_the_limit),
+    test!(Both, a_million_files_are_not_made, seconds 60),
+    test!(Both, files_without_a_name_count_as_memory, needs[Cgroup]),
+    test!(Both, memory_beyond_the_limit_is_not_swapped, needs[Cgroup]),
+];
+
+/// Machine code as a function that takes nothing, and raw calls.
+const RAW: &str = "import ctypes, mmap, os, signal
+library = ctypes.CDLL(None, use_errno=True)
+def machine(code):
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(bytes.fromhex(code))
+    function = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+    function.page = page
+    return function
+";
+
+/// vfork, whose child ends at once: it shares the stack, and so may not return.
+const VFORK_ONCE: &str = "machine('b83a0000000f0585c0750931ffb83c0000000f05c3')";
+
+/// vfork, whose child does the same, until it is refused; then all end, the last first.
+const VFORK_NESTED: &str = "machine('5331dbb83a0000000f0585c07504ffc3ebf185db740931ffb83c0000000f055bc3')";
+
+fn raw(code: &str, processes: u32) -> Done {
+    exec(json!({"code": format!("{RAW}{code}"), "limits": {"processes": processes, "wall": patient_limit(25_000)}}))
+}
+
+fn processes_made_by_raw_calls_are_held_at_the_limit() {
+    // fork, and clone with nothing but a signal; each child stays.
+    for call in ["57", "56, 17, 0, 0, 0, 0"] {
+        let made = |processes: u32| {
+            let code = format!(
+                "made = 0\nwhile True:\n    pid = library.syscall({call})\n    if pid == 0: signal.pause()\n    if pid < 0: break\n    made += 1\nprint(made, ctypes.get_errno())"
+            );
+            let done = raw(&code, processes);
+            let said: Vec<u32> = done.succeeded().output().split_whitespace().map(|word| word.parse().unwrap()).collect();
+            assert_eq!(said[1], 11, "EAGAIN: {}", done.brief());
+            said[0]
+        };
+        let (few, many) = (made(20), made(60));
+        assert!((15..=20).contains(&few) && (55..=60).contains(&many), "{call}: {few} and {many}");
+    }
+    for processes in [20, 60] {
+        let done = raw(&format!("print({VFORK_NESTED}() > 0)"), processes);
+        done.succeeded().expect(json!({"output": "True\n"}));
+        // Where there is no cgroup nobody counts.
+        let peak = done["usage"]["processes_peak"].as_u64().unwrap_or(u64::from(processes));
+        assert_eq!(peak, u64::from(processes), "{}", done.brief());
+    }
+    // clone3 is not there to be looped over.
+    raw("print(library.syscall(435, 0, 0), ctypes.get_errno())", 20).succeeded().expect(json!({"output": "-1 38\n"}));
+}
+
+fn ten_thousand_short_children_use_up_no_place() {
+    let children = |reap: &str| {
+        format!(
+            "start = {VFORK_ONCE}\nfor number in range(10_000):\n    pid = start()\n    if pid < 0: break\n    {reap}\nprint(number + 1)"
+        )
+    };
+    raw(&children("os.waitpid(pid, 0)"), 8).succeeded().expect(json!({"output": "10000\n"}));
+    // The control: who is not waited for keeps a place.
+    let done = raw(&children("pass"), 8);
+    let number: u32 = done.succeeded().output().trim().parse().unwrap();
+    assert!((5..=8).contains(&number), "{}", done.brief());
+}
+
+fn room_cannot_be_reserved_beyond_the_limit() {
+    // Ten gigabytes in a hundred files, each within what one file may hold.
+    let code = "import os\nfor where in ('.', '/tmp', '/dev/shm', '/home/sandbox'):\n    try:\n        for number in range(100):\n            fd = os.open(f'{where}/reserved-{number}', os.O_CREAT | os.O_WRONLY)\n            os.posix_fallocate(fd, 0, SIZE)\n            os.close(fd)\n        print(where, number + 1)\n    except OSError as error: print(where, error.errno)\n    for name in os.listdir(where):\n        if 'reserved' in name: os.unlink(f'{where}/{name}')";
+    let ask = |size: &str| exec(json!({"code": code.replace("SIZE", size), "limits": {"scratch_size": "64MiB", "tmp_size": "32MiB"}}));
+    ask("100 << 20").succeeded().expect(json!({"output": ". 28\n/tmp 28\n/dev/shm 28\n/home/sandbox 28\n"}));
+    ask("4096").succeeded().expect(json!({"output": ". 100\n/tmp 100\n/dev/shm 100\n/home/sandbox 100\n"}));
+}
+
+fn a_million_files_are_not_made() {
+    let code = "import os\nfor where in ('.', '/tmp', '/dev/shm', '/home/sandbox'):\n    try:\n        for number in range(COUNT): os.mknod(f'{where}/file-{number}')\n        print(where, 'all')\n    except OSError as error: print(where, error.errno)";
+    let ask = |count: &str| {
+        let request = json!({"code": code.replace("COUNT", count), "limits": {"scratch_files": 1024, "tmp_size": "16MiB", "wall": patient_limit(25_000)}});
+        let done = exec(request);
+        done.succeeded();
+        done.output().to_owned()
+    };
+    assert_eq!(ask("1_000_000"), ". 28\n/tmp 28\n/dev/shm 28\n/home/sandbox 28\n");
+    assert_eq!(ask("100"), ". all\n/tmp all\n/dev/shm all\n/home/sandbox all\n");
+}
+
+/// Shared memory of the host, in which such files are counted wherever they are.
+fn shared_memory_kib() -> u64 {
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let line = memory.lines().find_map(|line| line.strip_prefix("Shmem:")).unwrap();
+    line.trim_end_matches(" kB").trim().parse().unwrap()
+}
+
+fn files_without_a_name_count_as_memory() {
+    let before = shared_memory_kib();
+    let code = "import os\nheld = []\nfor number in range(COUNT):\n    fd = os.memfd_create('held')\n    os.posix_fallocate(fd, 0, 32 << 20)\n    held.append(fd)\nprint(len(held))";
+    let ask = |count: &str| exec(json!({"code": code.replace("COUNT", count), "limits": {"memory": "256MiB"}}));
+    ask("320").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    ask("4").succeeded().expect(json!({"output": "4\n"}));
+    // None of the ten gigabytes is left; others on the host may use a little meanwhile.
+    let after = shared_memory_kib();
+    assert!(after < before + (128 << 10), "{before} KiB before and {after} KiB after");
+}
+
+/// Where the host has no swap, the first half would be so anyway: hence the second.
+fn memory_beyond_the_limit_is_not_swapped() {
+    let code = "import os\nheld = []\nfor number in range(192): held.append(os.urandom(1 << 20))\nprint(len(held))";
+    let ask = |memory: &str| exec(json!({"code": code, "limits": {"memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"}}));
+    let done = ask("96MiB");
+    done.expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    assert!(done["usage"]["memory_peak_bytes"].as_u64().is_some_and(|peak| peak <= 96 << 20), "{}", done["usage"]);
+    let layers = done["receipt"]["layers"].as_array().unwrap();
+    let cgroup = layers.iter().find(|layer| layer["layer"] == "cgroup").unwrap();
+    let detail = cgroup["detail"].as_str().unwrap();
+    let both = format!("memory.memsw.limit_in_bytes={}", 96 << 20);
+    assert!(cgroup["known"] == "read_back" && (detail.contains("memory.swap.max=0") || detail.contains(&both)), "{detail}");
+    ask("512MiB").succeeded().expect(json!({"output": "192\n"}));
+}
