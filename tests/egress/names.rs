@@ -17,6 +17,7 @@ tests![
     a_name_that_does_not_exist_is_a_failure_and_no_denial,
     a_flood_of_names_is_refused_and_does_not_leave,
     nonsense_on_the_name_service_harms_nobody,
+    a_name_with_a_nul_byte_is_no_other_name,
 ];
 
 fn no_question_of_the_sandbox_leaves_it() {
@@ -176,4 +177,39 @@ time.sleep(2)
 say(attempt('api.internal', 443))";
     assert_eq!(rig.run(&["api.internal:443"], script).output, "connected\n");
     assert_eq!(rig.packets_but_dns(), [syn("10.0.5.7", 443)]);
+}
+
+/// srt's way out by the host `evil.example\0.api.internal`: what judged it went by its end, and
+/// what looked it up stopped at the NUL. Here a name is a value that cannot hold one, the one
+/// that is judged is the one that is looked up, and the address that came of it is what is
+/// dialled.
+fn a_name_with_a_nul_byte_is_no_other_name() {
+    let mut rig = Rig::new();
+    rig.listen("mute", &[8443]);
+    rig.zone(json!({"www.api.internal": {"a": [["203.0.113.5"]]}, "evil.example": {"a": [["203.0.113.66"]]}}));
+    let script = "def ask(*labels):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('9.9.9.9', 53))
+    s.send(struct.pack('!HHHHHH', 7, 0x100, 1, 0, 0, 0) + b''.join(bytes([len(l)]) + l for l in labels) + struct.pack('!BHH', 0, 1, 1))
+    answer = s.recv(2000)
+    return answer[3] & 15 > 0, struct.unpack_from('!H', answer, 6)[0]
+for labels in ((b'evil.example\\0', b'api', b'internal'), (b'evil', b'example\\0', b'api', b'internal'), (b'evil', b'example', b'\\0', b'api', b'internal'), (b'www\\0', b'api', b'internal')):
+    say(*ask(*labels))
+say(*ask(b'www', b'api', b'internal'))
+def tell(data):
+    s = dial('www.api.internal', 8443); s.sendall(data); s.settimeout(.3)
+    try: return s.recv(10) or 'end'
+    except OSError as error: return word(error)
+inner = b'evil.example\\0.api.internal'
+say(tell(b'GET / HTTP/1.1\\r\\nHost: ' + inner + b':8443\\r\\n\\r\\n'))
+say(tell(hello('evil-example-.api.internal').replace(b'evil-example-', b'evil.example\\0')))
+say(tell(b'GET / HTTP/1.1\\r\\nHost: www.api.internal:8443\\r\\n\\r\\n'))";
+    let ran = rig.run(&["*.api.internal:8443"], script);
+    assert_eq!(ran.output, format!("{}False 1\nECONNRESET\nECONNRESET\nhang\n", "True 0\n".repeat(4)), "{ran:?}");
+    // The control is what the peer heard: the one that names it, and of the others nothing.
+    let heard = rig.heard(8443);
+    assert!(
+        heard.iter().filter(|heard| heard.contains("evil")).count() == 0 && heard.iter().any(|heard| heard.contains("www")),
+        "{heard:?}"
+    );
+    assert!(rig.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.5", 8443)), "{:?}", rig.packets());
 }
