@@ -203,7 +203,8 @@ fn a_watch_on_a_directory_of_the_host_sees_who_opens_what() {
     look(&[], "os.listdir('/usr/share')");
     assert_eq!(lines.next().unwrap().unwrap(), "1");
     assert!(watcher.wait().unwrap().success());
-    let strict = PolicyDirectory::new();
-    let policy = strict.write("strict", &derived("[seccomp.allow]\nremove = [\"inotify_init\", \"inotify_init1\", \"inotify_add_watch\"]"));
+    let directory = PolicyDirectory::new();
+    let policy =
+        directory.write("unwatched", &derived("[seccomp.allow]\nremove = [\"inotify_init\", \"inotify_init1\", \"inotify_add_watch\"]"));
     assert_eq!(look(&["--policy", &policy], watch).json(), "EPERM");
 }
