@@ -62,3 +62,9 @@ pub fn differs(before: &[u8], after: &[u8], word: usize) -> bool {
     let range = word * WORD..(word + 1) * WORD;
     before.get(range.clone()) != after.get(range)
 }
+
+/// Every word that differs between two looks.
+pub fn differing(before: &[u8], after: &[u8]) -> Vec<usize> {
+    let words = before.chunks_exact(WORD).zip(after.chunks_exact(WORD)).enumerate();
+    words.filter(|(_, (one, other))| one != other).map(|(word, _)| word).collect()
+}

@@ -5,6 +5,7 @@
 //! run does what the first did.
 
 use std::{
+    collections::BTreeSet,
     env, fs,
     path::PathBuf,
     sync::{
@@ -16,13 +17,16 @@ use std::{
 };
 
 use crate::{
-    coverage::{Coverage, differs},
+    corpus,
+    coverage::{Coverage, differing, differs},
     mutate::{Mutator, Random},
     say,
     targets::Target,
 };
 
 const BATCH: usize = 64;
+/// Bytes of an input that is kept in the tree.
+const LONGEST_KEPT: usize = 1024;
 /// Longer than any input may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -48,7 +52,7 @@ pub struct Fuzzer {
 
 impl Fuzzer {
     pub fn new(target: &'static Target, coverage: Option<Coverage>, seed: u64) -> Self {
-        let corpus = (target.seeds)();
+        let corpus = (target.seeds)().into_iter().chain(target.corpus.lines().filter_map(corpus::input)).collect();
         Fuzzer { target, coverage, random: Random::new(seed), corpus, runs: 0 }
     }
 
@@ -62,6 +66,29 @@ impl Fuzzer {
         }
         let reached = self.coverage.as_ref().map(Coverage::reached);
         Tally { runs: self.runs, kept: self.corpus.len() - seeds, reached }
+    }
+
+    /// The fewest inputs, shortest first, that reach what all of them reach beyond the
+    /// seeds; none without coverage.
+    pub fn fewest(&mut self) -> Vec<Vec<u8>> {
+        let mut inputs = (self.target.seeds)();
+        let seeds = inputs.len();
+        let mut others: Vec<Vec<u8>> = self.corpus.iter().filter(|input| input.len() <= LONGEST_KEPT).cloned().collect();
+        others.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
+        others.dedup();
+        inputs.extend(others);
+        let (mut covered, mut fewest) = (BTreeSet::new(), Vec::new());
+        for (number, input) in inputs.into_iter().enumerate() {
+            let Some(before) = self.look() else { return Vec::new() };
+            self.execute(&input);
+            let Some(after) = self.look() else { return Vec::new() };
+            let known = covered.len();
+            covered.extend(differing(&before, &after));
+            if number >= seeds && covered.len() > known {
+                fewest.push(input);
+            }
+        }
+        fewest
     }
 
     /// One batch of new inputs.

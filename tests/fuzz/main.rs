@@ -9,8 +9,10 @@
 //! usage: stockade-fuzz list
 //!        stockade-fuzz TARGET SECONDS SEED   all for every target, each so long; SEED may be left out
 //!        stockade-fuzz TARGET FILE           one input once more
+//!        stockade-fuzz keep TARGET SECONDS   then prints the fewest inputs that reach as much, for tests/fuzz/corpus
 #![forbid(unsafe_code)]
 
+mod corpus;
 mod coverage;
 mod engine;
 mod mutate;
@@ -45,6 +47,12 @@ fn run(words: &[&str]) -> Result<(), String> {
             TARGETS.iter().for_each(|target| say(&format!("{:<10} {}", target.name, target.about)));
             Ok(())
         }
+        ["keep", name, seconds] => {
+            let target =
+                TARGETS.iter().find(|target| target.name == *name).ok_or_else(|| format!("no target {name}; `list` names them"))?;
+            let seconds = seconds.parse().map_err(|_| format!("{seconds} is no number of seconds"))?;
+            keep(target, Duration::from_secs(seconds))
+        }
         [name, how, seed @ ..] => {
             let chosen: Vec<&Target> = match *name {
                 "all" => TARGETS.iter().collect(),
@@ -55,14 +63,28 @@ fn run(words: &[&str]) -> Result<(), String> {
             }
             let Ok(seconds) = how.parse() else { return replay(&chosen, how) };
             let seed = match seed {
-                [] => std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |now| now.as_secs()),
+                [] => now(),
                 [seed] => seed.parse().map_err(|_| format!("{seed} is no seed"))?,
                 _ => return Err(String::from("too many words")),
             };
             chosen.into_iter().try_for_each(|target| fuzz(target, Duration::from_secs(seconds), seed))
         }
-        _ => Err(String::from("usage: stockade-fuzz list | TARGET SECONDS [SEED] | TARGET FILE")),
+        _ => Err(String::from("usage: stockade-fuzz list | TARGET SECONDS [SEED] | TARGET FILE | keep TARGET SECONDS")),
     }
+}
+
+fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(1, |now| now.as_secs())
+}
+
+fn keep(target: &'static Target, time: Duration) -> Result<(), String> {
+    let coverage = Coverage::open().map_err(|error| format!("the counters cannot be read: {error}"))?;
+    let coverage = coverage.ok_or("without coverage nobody can tell which inputs are worth keeping: tests/fuzz/run --keep")?;
+    engine::watch(target);
+    let mut fuzzer = Fuzzer::new(target, Some(coverage), now());
+    fuzzer.run(time);
+    fuzzer.fewest().iter().for_each(|input| say(&corpus::line(input)));
+    Ok(())
 }
 
 fn replay(chosen: &[&Target], file: &str) -> Result<(), String> {

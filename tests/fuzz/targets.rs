@@ -11,6 +11,8 @@ pub struct Target {
     pub about: &'static str,
     /// Good inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Inputs that once reached something new, one a line: see [`crate::corpus`].
+    pub corpus: &'static str,
     /// What the protocol is made of.
     pub words: &'static [&'static [u8]],
     /// Bytes of an input.
@@ -38,6 +40,7 @@ pub const PLANTED: Target = Target {
     name: "planted",
     about: "a fault behind six bytes",
     seeds: || vec![vec![0; 16]],
+    corpus: "",
     words: &[],
     longest: 32,
     run: |input| {
@@ -52,16 +55,34 @@ pub const PLANTED: Target = Target {
 #[cfg(test)]
 mod tests {
     use super::TARGETS;
-    use crate::engine::Fuzzer;
+    use crate::{corpus, engine::Fuzzer};
 
     /// Blind, short and always the same; `tests/fuzz/run` is the real thing.
     #[test]
-    fn every_target_survives_its_seeds_and_some_changes_of_them() {
+    fn every_target_survives_its_seeds_its_corpus_and_some_changes_of_them() {
         for target in TARGETS {
             let mut fuzzer = Fuzzer::new(target, None, 1);
             fuzzer.run(std::time::Duration::ZERO);
             let batches = if target.name == "policy" { 3 } else { 60 };
             (0..batches).for_each(|_| fuzzer.step());
+        }
+    }
+
+    #[test]
+    fn every_corpus_is_small_sorted_and_without_repetition() {
+        for target in TARGETS {
+            let lines: Vec<&str> = target.corpus.lines().collect();
+            assert!(!lines.is_empty() && target.corpus.len() <= 64 << 10, "{}: {} lines", target.name, lines.len());
+            assert!(
+                lines.is_sorted_by(|one, other| (one.len(), one) < (other.len(), other)),
+                "{}: not sorted, or a line twice",
+                target.name
+            );
+            for line in lines {
+                let input = corpus::input(line).unwrap_or_else(|| panic!("{}: {line}", target.name));
+                assert_eq!(corpus::line(&input), line, "{}: spelt in another way", target.name);
+                assert!(input.len() <= target.longest, "{}: {line}", target.name);
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ use super::Target;
 pub const DNS: Target = Target {
     name: "dns",
     about: "a DNS question, over UDP and TCP",
+    corpus: include_str!("../corpus/dns"),
     seeds: dns_seeds,
     words: &[
         b"\x04pypi\x03org\x00",
@@ -79,6 +80,7 @@ fn run_dns(input: &[u8]) {
 pub const ANSWER: Target = Target {
     name: "answer",
     about: "a name server's answer, for both kinds of address",
+    corpus: include_str!("../corpus/answer"),
     seeds: answer_seeds,
     words: &[
         b"\x03api\x08internal\x00",
@@ -124,6 +126,7 @@ fn run_answer(input: &[u8]) {
 pub const PACKET: Target = Target {
     name: "packet",
     about: "a captured IPv4 or IPv6 packet",
+    corpus: include_str!("../corpus/packet"),
     seeds: packet_seeds,
     words: &[&[0x45, 0], &[0x60, 0], &[6, 64], &[0x50, 2], &[0x60, 2, 0xff, 0xff]],
     longest: 2048,
@@ -173,6 +176,7 @@ fn sum(bytes: &[u8]) -> u64 {
 pub const JOB: Target = Target {
     name: "job",
     about: "what the launcher hands to the executor",
+    corpus: include_str!("../corpus/job"),
     seeds: || {
         let mut job = Job {
             argv: vec![b"/usr/bin/python3", b"/scratch/x.py"],
@@ -205,6 +209,7 @@ pub const JOB: Target = Target {
 pub const EVENT: Target = Target {
     name: "event",
     about: "what the executor tells the launcher",
+    corpus: include_str!("../corpus/event"),
     seeds: || {
         let ready = Event::Ready(Evidence { status: b"CapEff:\t0".to_vec(), mounts: 3, ..Evidence::default() });
         let failed = Event::Failed { step: 15, errno: 1, index: 4, detail: b"/usr".to_vec() };

@@ -14,6 +14,7 @@ const PORT: u16 = 8080;
 pub const HELLO: Target = Target {
     name: "hello",
     about: "a TLS ClientHello, in pieces and over records",
+    corpus: include_str!("../corpus/hello"),
     seeds: hello_seeds,
     words: &[
         &[22, 3, 1, 0],
@@ -32,6 +33,7 @@ pub const HELLO: Target = Target {
 pub const HTTP: Target = Target {
     name: "http",
     about: "HTTP/1 requests, one behind the other and in pieces",
+    corpus: include_str!("../corpus/http"),
     seeds: http_seeds,
     words: &[
         b"\r\n",

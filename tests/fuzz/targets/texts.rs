@@ -8,6 +8,7 @@ use super::Target;
 pub const POLICY: Target = Target {
     name: "policy",
     about: "a policy in TOML",
+    corpus: include_str!("../corpus/policy"),
     seeds: || SHIPPED.iter().chain(EXAMPLES).map(|(_, text)| without_comments(text)).collect(),
     words: &[
         b"extends = \"default\"\n",
@@ -45,6 +46,7 @@ fn without_comments(text: &str) -> Vec<u8> {
 pub const RULE: Target = Target {
     name: "rule",
     about: "one rule of a whitelist",
+    corpus: include_str!("../corpus/rule"),
     seeds: || {
         let rules = [
             "pypi.org:443",
@@ -86,6 +88,7 @@ pub const RULE: Target = Target {
 pub const REQUEST: Target = Target {
     name: "request",
     about: "a request of `exec` in JSON",
+    corpus: include_str!("../corpus/request"),
     seeds: || {
         let requests = [
             r#"{"code":"print(6*7)"}"#,

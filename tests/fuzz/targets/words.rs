@@ -16,6 +16,7 @@ use super::Target;
 pub const HINTS: Target = Target {
     name: "hints",
     about: "stderr of a program that failed",
+    corpus: include_str!("../corpus/hints"),
     seeds: || {
         let texts = [
             "Traceback (most recent call last):\n  File \"/scratch/a.py\", line 1, in <module>\nFileNotFoundError: [Errno 2] No such file or directory: '/data/x.csv'\n",
