@@ -462,7 +462,7 @@ fn only_the_runs_own_processes_are_seen() {
 }
 
 fn secrets_of_the_kernel_are_masked() {
-    let code = "import json, os\nr = {}\nfor n in ('kcore', 'keys', 'key-users', 'timer_list', 'interrupts', 'sched_debug'):\n    try: r[n] = len(open('/proc/' + n, 'rb').read(100))\n    except OSError as e: r[n] = e.errno\nprint(json.dumps(r))";
+    let code = "import json, os\nr = {}\nfor n in ('kcore', 'keys', 'key-users', 'timer_list', 'interrupts', 'sched_debug', 'locks'):\n    try: r[n] = len(open('/proc/' + n, 'rb').read(100))\n    except OSError as e: r[n] = e.errno\nprint(json.dumps(r))";
     let done = python(code);
     for (name, found) in done.succeeded().json().as_object().unwrap() {
         // Empty, or not there at all on this kernel.

@@ -18,7 +18,7 @@ use crate::{
 
 /// What tells of the host or of other users and is of no use inside. kallsyms shows
 /// zeros and sysrq-trigger is root's; neither needs a mask.
-pub(crate) const PROC_MASKS: [&str; 6] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug"];
+pub(crate) const PROC_MASKS: [&str; 7] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug", "locks"];
 /// What the code may write beside its scratch, all of it gone afterwards.
 pub(crate) const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 
