@@ -1,19 +1,21 @@
 //! cgroup v2, as systemd hands it out: what a run gets there, and what is said to whoever
-//! has none.
+//! has none; and on either version, that a limit of the caller's own still holds.
 
-use std::{fs, os::unix::fs::chown, process::Command};
+use std::{fs, os::unix::fs::chown, path::PathBuf, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, directory, is_root, test},
-    stockade::{Done, exec, feed, program_path, text, under},
+    harness::{Test, directory, eventually, is_root, test},
+    stockade::{Done, exec, feed, program_path, stockade, text, under},
 };
 
 pub const TESTS: &[Test] = &[
     test!(Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
     test!(Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
     test!(Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
+    test!(RootOnly, a_limit_above_the_launcher_holds_on_v1, needs[Cgroup1]),
+    test!(Both, a_limit_above_the_launcher_holds_on_v2, needs[Cgroup2, Systemd]),
     test!(RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
 ];
 
@@ -73,6 +75,38 @@ fn a_launcher_alone_in_its_scope_leaves_it_for_a_child() {
     let (known, detail) = cgroup_of(&done);
     assert!(known == "read_back" && detail.starts_with("v2 stockade-"), "{known} {detail}");
     assert_eq!(done["receipt"]["degraded"], json!([]));
+}
+
+/// A request for so much more than the 128 MiB that whoever starts the launcher has himself.
+fn greedy(pieces: u32) -> String {
+    let code = format!("import os\nheld = []\nfor number in range({pieces}): held.append(os.urandom(1 << 20))\nprint(len(held))");
+    json!({"code": code, "limits": {"memory": "512MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"}}).to_string()
+}
+
+/// The launcher lives to tell of it, and the same request within the limit goes well.
+#[track_caller]
+fn holds(ask: impl Fn(&str) -> Done) {
+    ask(&greedy(300)).expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "started": true}));
+    ask(&greedy(50)).succeeded().expect(json!({"output": "50\n"}));
+    // The control: without it there is as much as the run's own limit says.
+    Done::of(feed(&mut stockade(["exec"]), greedy(300).as_bytes())).succeeded().expect(json!({"output": "300\n"}));
+}
+
+fn a_limit_above_the_launcher_holds_on_v1() {
+    let above = PathBuf::from(format!("/sys/fs/cgroup/memory/suite-{}", std::process::id()));
+    fs::create_dir(&above).unwrap();
+    fs::write(above.join("memory.limit_in_bytes"), (128u32 << 20).to_string()).unwrap();
+    let script = "echo $$ >\"$1/cgroup.procs\" && exec \"$STOCKADE\" exec";
+    let outcome = std::panic::catch_unwind(|| {
+        holds(|request| Done::of(feed(&mut under(&["sh", "-c", script, "sh", text(&above)]), request.as_bytes())))
+    });
+    assert!(eventually(Duration::from_secs(5), || fs::remove_dir(&above).is_ok()), "{} is left", above.display());
+    outcome.unwrap();
+}
+
+fn a_limit_above_the_launcher_holds_on_v2() {
+    let options = [ALONE, &["-p", "MemoryMax=128M"]].concat();
+    holds(|request| Done::of(in_unit(&options, &["exec"], request)));
 }
 
 /// A service of an ordinary user's, whose cgroup belongs to root unless it is delegated.

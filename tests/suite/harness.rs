@@ -46,6 +46,8 @@ pub enum Who {
 pub enum Need {
     /// A cgroup of the run's own, with limits.
     Cgroup,
+    /// The same on cgroup v1.
+    Cgroup1,
     /// The same on cgroup v2.
     Cgroup2,
     /// No cgroup: the rlimits that stand in.
@@ -208,6 +210,7 @@ fn reason_to_skip(test: &Test) -> Option<String> {
     }
     test.needs.iter().find_map(|need| match need {
         Need::Cgroup if !has_cgroup() => Some(String::from("no cgroup of one's own here: rlimits stand in")),
+        Need::Cgroup1 if !cgroup().starts_with("v1") => Some(format!("no cgroup v1 of one's own here, but {}", cgroup())),
         Need::Cgroup2 if !cgroup().starts_with("v2") => Some(format!("no cgroup v2 of one's own here, but {}", cgroup())),
         Need::NoCgroup if has_cgroup() => Some(String::from("there is a cgroup, which no rlimit has to stand in for")),
         Need::Program(name) if find_program(name).is_none() => Some(format!("{name} is not installed")),
