@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     cleanup::{cgroups_of, dead_records, mounts, processes},
     harness::{Test, eventually, is_root, test},
-    stockade::{Done, exec, start, stockade},
+    stockade::{Done, exec, program_path, start, stockade},
 };
 
 pub const TESTS: &[Test] = &[
@@ -92,10 +92,9 @@ fn thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict() {
         settled(&after)
     });
     assert!(settled(&after), "before {before:?}, after {after:?}");
-    let ours = |pid: &&u32| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        name.starts_with("stockade") || name.starts_with(".executor")
-    };
+    // Launchers; what they had started has gone with them, or the counts above would show it.
+    let program = program_path().unwrap();
+    let ours = |pid: &&u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program);
     let left: Vec<&u32> = after.processes.difference(&before.processes).filter(ours).collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(dead_records(), Vec::<String>::new());
