@@ -19,6 +19,7 @@ mod stockade;
 mod tracer;
 
 mod attacks;
+mod audit;
 mod bad_input;
 mod cleanup;
 mod contract;
@@ -63,6 +64,7 @@ fn main() -> std::process::ExitCode {
         workloads::TESTS,
         run::TESTS,
         cleanup::TESTS,
+        audit::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

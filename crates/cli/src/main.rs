@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod audit;
 mod doctor;
 mod dry_run;
 mod explained;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
+        Command::Audit(command) => audit::run(&command),
         Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| failed(&error))
@@ -85,7 +87,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let options = Options::from(&exec.sandbox);
     let bytes = match admit::read_request(io::stdin().lock()) {
         Ok(bytes) => bytes,
-        Err(refusal) => return print_report(&refusal.report()),
+        Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
     };
     if exec.sandbox.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_runtime::plan(Ask::Request(&request), &options));
@@ -96,6 +98,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     }
     let report = stockade_runtime::exec(&bytes, &options);
     warn_of_degraded(&report);
+    warn_of_audit(&report);
     print_report(&report)
 }
 
@@ -105,6 +108,13 @@ fn warn_of_degraded(report: &Report) {
         if layer.known == stockade_protocol::Known::Degraded {
             warn(&format!("stockade: running without `{}`: {}", layer.layer, layer.detail));
         }
+    }
+}
+
+/// A run that is not written down says so where a person sees it.
+fn warn_of_audit(report: &Report) {
+    if let Some(failure) = report.audit.as_ref().and_then(|audit| audit.failure.as_ref()) {
+        warn(&format!("stockade: not in the audit log: {failure}"));
     }
 }
 
@@ -146,6 +156,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
         }
     };
     warn_of_degraded(&report);
+    warn_of_audit(&report);
     explain(&report);
     if let (Some(file), Some(path)) = (report_file, &run.report) {
         write_report(file, &report).with_context(|| format!("write the report to {}", path.display()))?;
@@ -200,7 +211,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "run", "runtimes", "policy", "doctor", "prove"];
+        let features = ["exec", "run", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

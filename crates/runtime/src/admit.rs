@@ -27,7 +27,7 @@ use stockade_policy::{
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
 use crate::{
-    Loaded, Options, Refusal,
+    Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts,
 };
@@ -232,6 +232,7 @@ impl<'a> Admission<'a> {
         narrowing.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         let more: Vec<PathBuf> =
             interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
+        audit::check_unseen(&identity, shown(policy, &more, scratch.as_ref()))?;
         facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
@@ -288,6 +289,14 @@ impl<'a> Admission<'a> {
         };
         Ok((self.plan, inputs, embryo))
     }
+}
+
+/// Every path of the host that a run shows.
+fn shown<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p OpenedScratch>) -> impl Iterator<Item = &'p Path> {
+    let filesystem = &policy.filesystem;
+    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(more);
+    let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
+    paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
 }
 
 /// Begins a sandbox; on cgroup v2 in a cgroup of its own.
@@ -432,7 +441,7 @@ fn unique_stem() -> Result<String, Refusal> {
     Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))
 }
 
-fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
     let filled = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes));
     filled.map_err(|error| Refusal::sandbox_error("no_randomness", format!("/dev/urandom cannot be read: {error}")))
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admit;
+pub mod audit;
 pub mod caller;
 pub mod doctor;
 pub mod facts;
@@ -20,6 +21,7 @@ use stockade_policy::plan::Plan;
 use stockade_protocol::{Report, Verdict, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
+use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
 /// What the command line fixes, whatever a request says.
@@ -82,27 +84,37 @@ impl From<LaunchError> for Refusal {
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
 pub fn exec(request: &[u8], options: &Options) -> Report {
-    let request = match admit::parse_request(request) {
+    let request = admit::parse_request(request);
+    let loaded = load_policy(options);
+    let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
+    let request = match &request {
         Ok(request) => request,
-        Err(refusal) => return refusal.report(),
+        Err(refusal) => return Trail::new(Subject::Nothing, policy).end(refusal.report()),
     };
-    let echo = report::Echo::of(&request);
+    let trail = Trail::new(Subject::Request(request), policy);
     let run = || -> Result<Report, Refusal> {
-        let loaded = load_policy(options)?;
-        let (outcome, plan) = attempt(Ask::Request(&request), &loaded, options, Streams::Capture)?;
+        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail))?;
         Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
     };
-    match run() {
-        Ok(report) => echo.onto(report),
-        Err(refusal) => echo.onto(refusal.report()),
-    }
+    let report = run().unwrap_or_else(|refusal| refusal.report());
+    report::Echo::of(request).onto(trail.end(report))
+}
+
+/// A request that could not even be read is written down too.
+pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
+    let loaded = load_policy(options).ok();
+    Trail::new(Subject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy)).end(refusal.report())
 }
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt(ask: Ask<'_>, loaded: &Loaded, options: &Options, streams: Streams) -> Result<(Outcome, Plan), Refusal> {
+fn attempt(ask: Ask<'_>, loaded: &Loaded, options: &Options, streams: Streams, trail: Option<&Trail<'_>>) -> Result<(Outcome, Plan), Refusal> {
     let run = |purpose| -> Result<_, Refusal> {
         let (plan, inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
+        if let (Purpose::Run, Some(trail)) = (purpose, trail) {
+            trail.begin()?;
+        }
         Ok((launch(&plan, inputs, embryo), plan))
     };
     match run(Purpose::Run)? {
@@ -127,12 +139,28 @@ pub struct CommandResult {
 /// # Errors
 /// It was not started.
 pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
-    let loaded = load_policy(options)?;
+    let loaded = load_policy(options);
+    let trail = Trail::new(Subject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy));
+    let wants_hash = wants_report || trail.is_kept();
     let terminal = stockade_launcher::terminal::is_interactive();
-    let (outcome, plan) = attempt(Ask::Command { command, terminal }, &loaded, options, Streams::Relay { keep_errors: wants_report })?;
-    let (code, message) = (outcome.code, outcome.message.clone());
-    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
-    Ok(CommandResult { code, report: report::without_streams(report, message) })
+    let streams = Streams::Relay { keep_errors: wants_report };
+    let run = || -> Result<Report, Refusal> {
+        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        let (outcome, plan) = attempt(Ask::Command { command, terminal }, loaded, options, streams, Some(&trail))?;
+        let message = outcome.message.clone();
+        let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_hash);
+        Ok(report::without_streams(report, message))
+    };
+    match run() {
+        Ok(report) => {
+            let report = Report { output: None, ..trail.end(report) };
+            Ok(CommandResult { code: report.code, report })
+        }
+        Err(refusal) => {
+            trail.end(refusal.report());
+            Err(refusal)
+        }
+    }
 }
 
 /// What came of an image's run.
@@ -145,12 +173,13 @@ pub struct ImageResult {
     pub plan: Plan,
 }
 
-/// Runs a program of stockade's own under a policy.
+/// Runs a program of stockade's own under a policy. It is nobody's code, and leaves no
+/// record in the audit log.
 ///
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture)?;
+    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None)?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, true);
     Ok(ImageResult { output, report, plan })
