@@ -183,11 +183,13 @@ fn tail(directory: &Path, number: usize, follow: bool, json: bool) -> anyhow::Re
     })?;
     let mut place = end_of(directory)?;
     last.iter().try_for_each(|line| say(line))?;
-    while follow {
+    if !follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
         thread::sleep(GLANCE);
         place = go_on(directory, place, json)?;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// The last file and how far it was read.

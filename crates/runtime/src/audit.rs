@@ -224,7 +224,7 @@ impl<'a> Trail<'a> {
             status: Some(report.code),
             started: report.started,
             duration_ms: report.duration_ms,
-            usage: report.started.then(|| Usage {
+            usage: report.started.then_some(Usage {
                 memory_peak_bytes: usage.memory_peak_bytes,
                 processes_peak: usage.processes_peak,
                 cpu_user_ms: usage.cpu_user_ms,

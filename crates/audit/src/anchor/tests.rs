@@ -1,5 +1,5 @@
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 //! What a journal and a syslog get to read, and what is read back from them.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
 use crate::log::tests::{Place, event};

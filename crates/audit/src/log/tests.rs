@@ -1,5 +1,5 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 //! One chain, whoever dies, however many write, however files are cut.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use std::{fs, os::unix::fs::PermissionsExt, sync::atomic::AtomicU32, sync::atomic::Ordering};
 

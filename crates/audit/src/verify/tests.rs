@@ -1,5 +1,5 @@
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 //! Whatever is done to a log is found, and named by its line.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
 use crate::log::tests::{Place, event};
