@@ -109,7 +109,13 @@ pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt(ask: Ask<'_>, loaded: &Loaded, options: &Options, streams: Streams, trail: Option<&Trail<'_>>) -> Result<(Outcome, Plan), Refusal> {
+fn attempt(
+    ask: Ask<'_>,
+    loaded: &Loaded,
+    options: &Options,
+    streams: Streams,
+    trail: Option<&Trail<'_>>,
+) -> Result<(Outcome, Plan), Refusal> {
     let run = |purpose| -> Result<_, Refusal> {
         let (plan, inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
