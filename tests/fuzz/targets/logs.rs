@@ -8,6 +8,7 @@ pub const AUDIT: Target = Target {
     name: "audit",
     about: "a file of the audit log, to what verifies and prints it",
     seeds,
+    corpus: include_str!("../corpus/audit"),
     words: &[
         b"\n",
         b"{\"schema\":1,\"chain\":\"0123456789abcdef\",\"seq\":1,\"prev\":\"",
