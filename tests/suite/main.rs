@@ -25,6 +25,7 @@ mod cleanup;
 mod contract;
 mod cross_run;
 mod delegation;
+mod door;
 mod escapes;
 mod explained;
 mod faults;
@@ -50,6 +51,7 @@ fn main() -> std::process::ExitCode {
         verdicts::TESTS,
         resources::TESTS,
         delegation::TESTS,
+        door::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,
         escapes::TESTS,

@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
+    /// Serve one request from the connection on stdin, as systemd hands it over
+    #[command(hide = true)]
+    Serve(Serve),
     /// Print version, schema and features
     Version(Version),
 }
@@ -101,6 +104,19 @@ fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
+    /// Have it run by the server behind this socket, whose name says the policy
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    /// A policy's name, or a file (a path with a slash); default: the socket's name, without `.sock`
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// The host directory that a request's scratch must be or lie below
+    #[arg(long, value_name = "DIR")]
+    pub(crate) scratch: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

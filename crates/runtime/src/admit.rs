@@ -46,7 +46,7 @@ const LONGEST_PATH: usize = 4095;
 pub fn read_request(input: impl Read) -> Result<Vec<u8>, Refusal> {
     let mut bytes = Vec::new();
     let read = input.take(LARGEST_REQUEST as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| Refusal::bad_request("request_unreadable", format!("the request on stdin cannot be read: {error}")))?;
+    read.map_err(|error| Refusal::bad_request("request_unreadable", format!("the request cannot be read: {error}")))?;
     if bytes.len() > LARGEST_REQUEST {
         return Err(Refusal::bad_request(
             "request_too_large",
@@ -67,7 +67,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
     if bytes.trim_ascii().is_empty() {
         return Err(Refusal::bad_request(
             "request_empty",
-            "no request: stdin was empty; send one JSON object such as {\"code\": \"print(6*7)\"}",
+            "no request: the input was empty; send one JSON object such as {\"code\": \"print(6*7)\"}",
         ));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
@@ -163,7 +163,7 @@ impl<'a> Admission<'a> {
     pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, purpose: Purpose) -> Result<Self, Refusal> {
         let claim = purpose != Purpose::Plan;
         let Loaded { policy, filters } = loaded;
-        let identity = caller::identify()?;
+        let identity = caller::identify(options.peer.as_ref())?;
         let mut narrowing = Narrowing::default();
         let mut parts = Parts::default();
         match ask {
@@ -286,6 +286,7 @@ impl<'a> Admission<'a> {
             streams,
             collect: self.collect,
             record: self.record,
+            client: None,
         };
         Ok((self.plan, inputs, embryo))
     }
@@ -575,7 +576,7 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
         Refusal::sandbox_error(
             "not_granted",
             format!(
-                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or start stockade without sudo",
+                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or have it run stockade with its own rights",
                 path.display(),
                 identity.caller.uid
             ),

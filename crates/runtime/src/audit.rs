@@ -27,7 +27,7 @@ use stockade_policy::{
 use stockade_protocol::{AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict};
 
 use crate::{
-    Refusal,
+    Options, Refusal,
     caller::{self, Identity},
 };
 
@@ -53,7 +53,7 @@ pub fn directory(identity: &Identity) -> Option<PathBuf> {
 /// # Errors
 /// It cannot be known whose.
 pub fn own_directory() -> Result<Option<PathBuf>, Refusal> {
-    Ok(directory(&caller::identify()?))
+    Ok(directory(&caller::identify(None)?))
 }
 
 fn open(identity: &Identity) -> Result<Log, Failure> {
@@ -110,10 +110,10 @@ pub(crate) struct Trail<'a> {
 
 impl<'a> Trail<'a> {
     /// Begins a trail; under a policy that could not be read, one that is tried.
-    pub(crate) fn new(subject: Subject<'a>, policy: Option<&'a Policy>) -> Self {
+    pub(crate) fn new(subject: Subject<'a>, policy: Option<&'a Policy>, options: &Options) -> Self {
         let audit = policy.map(|policy| policy.audit.clone()).unwrap_or_default();
         // Without an identity it is not known whose log to write, nor with what rights.
-        let identity = caller::identify().ok().filter(|_| audit.mode != AuditMode::Off);
+        let identity = caller::identify(options.peer.as_ref()).ok().filter(|_| audit.mode != AuditMode::Off);
         let mut trail =
             Trail { audit, identity, carriers: Carriers::default(), base: Event::default(), code: Cow::default(), subject, policy };
         if let Some(identity) = &trail.identity {

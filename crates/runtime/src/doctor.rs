@@ -105,7 +105,7 @@ pub fn examine(options: &Options) -> Examination {
         findings: Vec::new(),
     };
     let loaded = load_policy(options).map_err(|refusal| missing("policy", split(&refusal.message)));
-    let identity = caller::identify().map_err(|refusal| missing("caller", split(&refusal.message)));
+    let identity = caller::identify(None).map_err(|refusal| missing("caller", split(&refusal.message)));
     match (loaded, identity) {
         (Ok(loaded), Ok(identity)) => match Examiner::new(options, &loaded, &identity) {
             Ok(examiner) => examiner.examine(&mut examination),
