@@ -19,13 +19,11 @@ mod stockade;
 mod tracer;
 
 mod attacks;
-mod audit;
 mod bad_input;
 mod cleanup;
 mod contract;
 mod cross_run;
 mod delegation;
-mod door;
 mod escapes;
 mod explained;
 mod faults;
@@ -51,7 +49,6 @@ fn main() -> std::process::ExitCode {
         verdicts::TESTS,
         resources::TESTS,
         delegation::TESTS,
-        door::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,
         escapes::TESTS,
@@ -66,7 +63,6 @@ fn main() -> std::process::ExitCode {
         workloads::TESTS,
         run::TESTS,
         cleanup::TESTS,
-        audit::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

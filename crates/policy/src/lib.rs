@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
-pub mod alert;
 mod check;
 pub mod compare;
 mod diagnostic;
