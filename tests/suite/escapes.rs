@@ -222,9 +222,9 @@ fn cve_2025_52881_writes_to_proc_are_not_led_astray() {
     assert_eq!(fs::read_to_string(&canary).unwrap(), "written", "the control");
 }
 
-/// crun, CVE-2026-47766 (GHSA-7vwr-4279-7gq5, and the like of it in runc, CVE-2026-41579): an
-/// image whose `/dev` is a link made the runtime create devices and links on the host, before
-/// it had entered the image. Here there is no image: mount points are made in a tmpfs of the
+/// crun, CVE-2026-47766, and the like of it in runc, CVE-2026-41579. The advisories were not
+/// read here; by what others write of them, an image whose `/dev` is a link made the runtime
+/// create devices and links on the host, before it had entered the image. That class is tried. Here there is no image: mount points are made in a tmpfs of the
 /// run's own, and what a policy shows of the host is never written to make room for more.
 fn cve_2026_47766_a_link_at_dev_makes_nothing_on_the_host() {
     let policies = PolicyDirectory::new();
