@@ -22,6 +22,7 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
+    test!(Both, output_that_cannot_be_passed_on_ends_the_run),
     test!(Both, streams_pass_through_byte_for_byte),
     test!(Both, stdin_may_be_a_pipe_a_file_or_nothing),
     test!(Both, a_large_stdin_passes_whole_and_ends),
@@ -478,4 +479,16 @@ fn output_of_a_killed_run_is_not_lost() {
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
+}
+
+/// What a pipe held would else be lost without a word.
+fn output_that_cannot_be_passed_on_ends_the_run() {
+    let run = |script: &str| under(&["sh", "-c", script]).output().unwrap();
+    let full = run(r#""$STOCKADE" run -- /bin/echo words > /dev/full"#);
+    let words = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert_eq!(full.status.code(), Some(125), "{words}");
+    assert!(words.contains("no space left on device"), "{words}");
+    // The controls: with room it succeeds, and a reader that has gone is the program's affair.
+    assert_eq!(run(r#""$STOCKADE" run -- /bin/echo words > /dev/null"#).status.code(), Some(0));
+    assert_eq!(run(r#"{ "$STOCKADE" run -- /bin/echo words; echo $? >&2; } | :"#).stderr, b"0\n");
 }

@@ -69,9 +69,12 @@ impl Outlet {
                 if let Some(kept) = kept {
                     kept.push(bytes);
                 }
-                // A reader that went away is the program's to notice: its next write fails.
-                if write_all(*to, bytes).is_err() {
-                    return Ok(Turn::Ended);
+                match write_all(*to, bytes) {
+                    Ok(()) => {}
+                    // A reader that went away is the program's to notice: its next write fails.
+                    Err(Errno::PIPE | Errno::CONNRESET) => return Ok(Turn::Ended),
+                    Err(Errno::IO) if rustix::termios::isatty(*to) => return Ok(Turn::Ended),
+                    Err(errno) => return Err(errno),
                 }
             }
         }

@@ -66,7 +66,7 @@ impl World {
             .map_err(|error| Refusal::sandbox_error("filter_unusable", error.to_string()))?;
         let nonce = crate::nonce()?;
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
-        let directory = std::env::temp_dir().join(format!("stockade-prove-{pid}-{nonce:016x}"));
+        let directory = PathBuf::from("/tmp").join(format!("stockade-prove-{pid}-{nonce:016x}"));
         DirBuilder::new().mode(0o711).create(&directory).map_err(failed("make a directory for the attacks"))?;
         let made = Cleaner(directory.clone());
         let secret = format!("canary-{nonce:016x}");

@@ -15,7 +15,8 @@ pub(crate) fn covers(wide: &str, narrow: &str) -> bool {
     }
     let wide: Vec<&str> = wide.split('/').collect();
     let narrow: Vec<&str> = narrow.split('/').collect();
-    (1..=narrow.len()).any(|depth| narrow.get(..depth).is_some_and(|above| parts(&wide, above)))
+    // What it stands for above the narrow one covers all that lies below.
+    parts(&wide, &narrow).into_iter().skip(1).any(|whole| whole)
 }
 
 /// Whether it is certain that `narrow` matches something that none of `wide` covers: a
@@ -29,33 +30,54 @@ fn is_plain(glob: &str) -> bool {
     !glob.contains(['[', ']', '{', '}', '\\', '!'])
 }
 
-/// Part by part; `**` stands for any number of parts, none included.
-fn parts(wide: &[&str], narrow: &[&str]) -> bool {
-    match (wide.split_first(), narrow.split_first()) {
-        (None, None) => true,
-        (Some((&"**", rest)), Some((_, below))) => parts(rest, narrow) || parts(wide, below),
-        (Some((&"**", rest)), None) => parts(rest, narrow),
-        (Some((first, rest)), Some((part, below))) => *part != "**" && letters(first.as_bytes(), part.as_bytes()) && parts(rest, below),
-        _ => false,
-    }
+/// Part by part; `**` stands for any number of parts, none included. For each number of
+/// the narrow one's first parts, whether the wide one stands for them.
+fn parts(wide: &[&str], narrow: &[&str]) -> Vec<bool> {
+    reached(wide, narrow, |part| *part == "**", |one, other| *other != "**" && letters(one.as_bytes(), other.as_bytes()))
 }
 
 /// Letter by letter, reading the narrow one's own wildcards as letters that only the same
 /// or a wider wildcard stands for.
 fn letters(wide: &[u8], narrow: &[u8]) -> bool {
-    match (wide.split_first(), narrow.split_first()) {
-        (None, None) => true,
-        (Some((b'*', rest)), Some((_, more))) => letters(rest, narrow) || letters(wide, more),
-        (Some((b'*', rest)), None) => letters(rest, narrow),
-        (Some((b'?', rest)), Some((letter, more))) => *letter != b'*' && letters(rest, more),
-        (Some((is, rest)), Some((letter, more))) => is == letter && !matches!(letter, b'*' | b'?') && letters(rest, more),
-        _ => false,
+    let one = |is: &u8, letter: &u8| match is {
+        b'?' => *letter != b'*',
+        is => is == letter && !matches!(letter, b'*' | b'?'),
+    };
+    reached(wide, narrow, |is| *is == b'*', one).last() == Some(&true)
+}
+
+/// For each number of the narrow one's first items, whether all of the wide one stands for
+/// them. In time of the product of their lengths: both may be an enemy's.
+fn reached<T>(wide: &[T], narrow: &[T], is_star: impl Fn(&T) -> bool, stands_for: impl Fn(&T, &T) -> bool) -> Vec<bool> {
+    let mut reached: Vec<bool> = std::iter::once(true).chain(narrow.iter().map(|_| false)).collect();
+    for item in wide {
+        reached = if is_star(item) {
+            reached
+                .iter()
+                .scan(false, |any, here| {
+                    *any |= here;
+                    Some(*any)
+                })
+                .collect()
+        } else {
+            let one_on = narrow.iter().zip(&reached).map(|(other, here)| *here && stands_for(item, other));
+            std::iter::once(false).chain(one_on).collect()
+        };
     }
+    reached
 }
 
 #[cfg(test)]
 mod tests {
     use super::{covers, escapes};
+
+    /// A match by trial of every way would not end.
+    #[test]
+    fn globs_of_many_stars_are_compared_in_no_time() {
+        assert!(!covers(&format!("{}*b", "*a".repeat(30)), &"a".repeat(120)));
+        assert!(!covers(&format!("{}b", "**/a/".repeat(20)), &"a/".repeat(60)));
+        assert!(covers(&format!("{}*", "*a".repeat(30)), &"a".repeat(120)));
+    }
 
     #[test]
     fn a_wider_glob_covers_a_narrower_one() {
