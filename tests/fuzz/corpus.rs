@@ -9,7 +9,7 @@ pub fn line(input: &[u8]) -> String {
     input.escape_ascii().to_string()
 }
 
-/// The input of a line; none where it is not spelt as [`line`] spells.
+/// The input of a line; none where it is not spelt as [`line()`] spells.
 pub fn input(line: &str) -> Option<Vec<u8>> {
     let mut out = Vec::new();
     let mut rest = line.bytes();
