@@ -1,6 +1,7 @@
 //! What is fuzzed: each target a function that panics when a promise is broken.
 
 mod bytes;
+mod logs;
 mod speech;
 mod texts;
 mod words;
@@ -33,6 +34,7 @@ pub const TARGETS: &[Target] = &[
     texts::RULE,
     texts::REQUEST,
     words::HINTS,
+    logs::AUDIT,
 ];
 
 /// A target with a planted fault, for the fuzzer's own trial: a blind one never finds it.

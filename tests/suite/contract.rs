@@ -117,6 +117,7 @@ fn a_result_has_every_field_of_the_contract() {
         "files",
         "receipt",
         "policy",
+        "audit",
         "schema",
         "id",
     ];

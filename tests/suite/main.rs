@@ -19,11 +19,13 @@ mod stockade;
 mod tracer;
 
 mod attacks;
+mod audit;
 mod bad_input;
 mod cleanup;
 mod contract;
 mod cross_run;
 mod delegation;
+mod door;
 mod escapes;
 mod explained;
 mod faults;
@@ -49,6 +51,7 @@ fn main() -> std::process::ExitCode {
         verdicts::TESTS,
         resources::TESTS,
         delegation::TESTS,
+        door::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,
         escapes::TESTS,
@@ -63,6 +66,7 @@ fn main() -> std::process::ExitCode {
         workloads::TESTS,
         run::TESTS,
         cleanup::TESTS,
+        audit::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

@@ -5,7 +5,7 @@ use std::{
     fs::{self, Permissions},
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
 };
 
 use serde_json::{Value, json};
@@ -198,6 +198,11 @@ fn root_reads_no_environment_variable_for_policies() {
 /// Runs a command line of the program where `/etc` is a copy that holds these files, in a
 /// mount namespace of its own: the host's stays as it is.
 pub fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
+    feed(&mut command_with_etc(files, environment, arguments), stdin.as_bytes())
+}
+
+/// That command, not yet started.
+pub fn command_with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str]) -> Command {
     let place = directory().join("etc");
     let _first = fs::create_dir(&place);
     let staged = directory().join("staged");
@@ -213,7 +218,7 @@ pub fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments:
     let mut command =
         under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&staged), text(&program)]);
     command.args(arguments).envs(environment.iter().copied());
-    feed(&mut command, stdin.as_bytes())
+    command
 }
 
 fn a_name_is_sought_in_etc_before_the_shipped() {

@@ -65,6 +65,12 @@ pub(crate) enum Command {
     /// that it could have succeeded. Exit status: 0 when everything held, 1 when something
     /// got through, 3 when something could not be proven.
     Prove(Prove),
+    /// Verify and read the audit log
+    #[command(subcommand)]
+    Audit(Audit),
+    /// Serve one request from the connection on stdin, as systemd hands it over
+    #[command(hide = true)]
+    Serve(Serve),
     /// Print version, schema and features
     Version(Version),
 }
@@ -98,6 +104,19 @@ fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
+    /// Have it run by the server behind this socket, whose name says the policy
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Serve {
+    /// A policy's name, or a file (a path with a slash); default: the socket's name, without `.sock`
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// The host directory that a request's scratch must be or lie below
+    #[arg(long, value_name = "DIR")]
+    pub(crate) scratch: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -214,4 +233,84 @@ pub(crate) struct Version {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Audit {
+    /// Find any change, gap or reordering in a log
+    ///
+    /// Exit status: 0 when every record is in its place and unchanged, 1 when one is not, 2
+    /// when the log cannot be read. Records that were cut off at the end show only against an
+    /// anchor, which the journal or the syslog has.
+    Verify {
+        /// A file or the directory of a log; default: this user's
+        #[arg(value_name = "FILE|DIR")]
+        path: Option<PathBuf>,
+        /// The log begins after the record with this hash, since older files were moved away
+        #[arg(long, value_name = "SHA256")]
+        after: Option<String>,
+        /// Lines with anchors, as journalctl or a syslog has them; `-`: stdin
+        #[arg(long, value_name = "FILE")]
+        anchors: Option<PathBuf>,
+    },
+    /// Print the last records
+    Tail {
+        /// The directory of a log; default: this user's
+        #[arg(long, value_name = "DIR")]
+        log: Option<PathBuf>,
+        /// How many
+        #[arg(short = 'n', value_name = "N", default_value_t = 20)]
+        number: usize,
+        /// Go on printing what is added
+        #[arg(long)]
+        follow: bool,
+        /// Print JSON, one record on a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the records of one run
+    ///
+    /// Exits with 1 when there is none.
+    Show {
+        /// The directory of a log; default: this user's
+        #[arg(long, value_name = "DIR")]
+        log: Option<PathBuf>,
+        /// The run's number, or the `id` of its request
+        id: String,
+    },
+    /// Print the records that meet all conditions
+    ///
+    /// Exits with 1 when there is none.
+    Query(Filter),
+}
+
+/// Which records.
+#[derive(Args, Debug)]
+pub(crate) struct Filter {
+    /// The directory of a log; default: this user's
+    #[arg(long, value_name = "DIR")]
+    pub(crate) log: Option<PathBuf>,
+    /// Not before this time in UTC, such as 2026-11-22T06:50
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// Before this time
+    #[arg(long, value_name = "TIME")]
+    pub(crate) until: Option<String>,
+    /// With this label
+    #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// With this verdict
+    #[arg(long, value_name = "VERDICT")]
+    pub(crate) verdict: Option<String>,
+    /// Under this policy
+    #[arg(long, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
+    /// Print JSON, one record on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod audit;
 mod doctor;
 mod dry_run;
 mod explained;
@@ -17,7 +18,7 @@ mod runtimes;
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::{fd::AsFd, unix::fs::OpenOptionsExt},
     path::Path,
     process::ExitCode,
 };
@@ -45,6 +46,8 @@ fn main() -> ExitCode {
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
+        Command::Audit(command) => audit::run(&command),
+        Command::Serve(serve) => serve_connection(&serve),
         Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| failed(&error))
@@ -71,13 +74,13 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 impl From<&Sandbox> for Options {
     fn from(sandbox: &Sandbox) -> Self {
-        Options { policy: sandbox.policy.clone(), scratch: sandbox.scratch.clone(), interpreters: sandbox.runtimes.clone() }
+        Options { policy: sandbox.policy.clone(), scratch: sandbox.scratch.clone(), interpreters: sandbox.runtimes.clone(), peer: None }
     }
 }
 
 impl From<&PolicyChoice> for Options {
     fn from(choice: &PolicyChoice) -> Self {
-        Options { policy: choice.policy.clone(), scratch: None, interpreters: choice.runtimes.clone() }
+        Options { policy: choice.policy.clone(), interpreters: choice.runtimes.clone(), ..Options::default() }
     }
 }
 
@@ -85,7 +88,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let options = Options::from(&exec.sandbox);
     let bytes = match admit::read_request(io::stdin().lock()) {
         Ok(bytes) => bytes,
-        Err(refusal) => return print_report(&refusal.report()),
+        Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
     };
     if exec.sandbox.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_runtime::plan(Ask::Request(&request), &options));
@@ -94,18 +97,60 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
             Err(refusal) => print_report(&refusal.report()),
         };
     }
+    if let Some(socket) = &exec.socket {
+        return ask(socket, &bytes);
+    }
     let report = stockade_runtime::exec(&bytes, &options);
     warn_of_degraded(&report);
+    warn_of_audit(&report);
     print_report(&report)
+}
+
+/// The same by way of a socket.
+fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
+    let answer = match stockade_service::ask(socket, request) {
+        Ok(answer) => answer,
+        Err(report) => return print_report(&report),
+    };
+    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
+    write_out(&answer.line)?;
+    Ok(match answer.verdict.as_str() {
+        "bad_request" => ExitCode::from(USAGE_ERROR),
+        "sandbox_error" => ExitCode::from(SANDBOX_ERROR),
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// A connection that was answered was served, whatever the answer; stderr is the journal.
+fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
+    let options = Options { policy: serve.policy.clone(), scratch: serve.scratch.clone(), ..Options::default() };
+    let served = stockade_service::serve(io::stdin().as_fd().try_clone_to_owned()?, options)?;
+    let verdict = serde_json::to_value(served.verdict)?;
+    let reason = served.reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let verdict = verdict.as_str().unwrap_or_default();
+    let untaken = served.taken.err().map(|error| format!("; its result was not taken: {error}")).unwrap_or_default();
+    warn(&format!("uid {}, pid {}, policy {}: {verdict}{reason}{untaken}", served.uid, served.pid, served.policy));
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What the run goes without is said on stderr too, where a person sees it.
 fn warn_of_degraded(report: &Report) {
     for layer in report.receipt.iter().flat_map(|receipt| &receipt.layers) {
         if layer.known == stockade_protocol::Known::Degraded {
-            warn(&format!("stockade: running without `{}`: {}", layer.layer, layer.detail));
+            warn_of(layer.layer, &layer.detail);
         }
     }
+}
+
+/// A run that is not written down says so where a person sees it.
+fn warn_of_audit(report: &Report) {
+    if let Some(failure) = report.audit.as_ref().and_then(|audit| audit.failure.as_ref()) {
+        warn(&format!("stockade: not in the audit log: {failure}"));
+    }
+}
+
+fn warn_of(layer: &str, detail: &str) {
+    warn(&format!("stockade: running without `{layer}`: {detail}"));
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
@@ -146,6 +191,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
         }
     };
     warn_of_degraded(&report);
+    warn_of_audit(&report);
     explain(&report);
     if let (Some(file), Some(path)) = (report_file, &run.report) {
         write_report(file, &report).with_context(|| format!("write the report to {}", path.display()))?;
@@ -201,7 +247,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "run", "runtimes", "policy", "doctor", "prove"];
+        let features = ["exec", "exec-socket", "run", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

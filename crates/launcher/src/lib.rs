@@ -23,7 +23,7 @@ pub mod registry;
 mod relay;
 mod sandbox;
 pub mod scratch;
-mod signals;
+pub mod signals;
 mod supervise;
 pub mod terminal;
 mod tree;
@@ -31,7 +31,7 @@ mod verdict;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict};
 
@@ -63,6 +63,19 @@ pub struct Inputs<'a> {
     pub collect: Vec<String>,
     /// This run's place in the registry.
     pub record: Option<registry::Record>,
+    /// Who waits for the result at the other end of a socket.
+    pub client: Option<Client<'a>>,
+}
+
+/// Who waits for a result at the other end of a stream socket. The run is cancelled when
+/// that end is closed.
+#[derive(Clone, Copy, Debug)]
+pub struct Client<'a> {
+    /// The connection.
+    pub socket: BorrowedFd<'a>,
+    /// Nothing is to come from it any more but, as one byte, the signal to cancel the run
+    /// with. Otherwise it has closed its half already, and whatever comes is left unread.
+    pub may_cancel: bool,
 }
 
 /// The payload's stdin.

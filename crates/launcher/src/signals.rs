@@ -6,19 +6,25 @@ use nix::sys::{
     signal::{SigSet, Signal as NixSignal},
     signalfd::{SfdFlags, SignalFd},
 };
-use rustix::io::Errno;
+use rustix::{
+    fd::{AsFd, BorrowedFd},
+    io::Errno,
+};
 
 use crate::{LaunchError, What};
 
 /// See the module.
-pub(crate) struct Signals {
-    pub(crate) fd: SignalFd,
+pub struct Signals {
+    fd: SignalFd,
     before: SigSet,
 }
 
 impl Signals {
     /// Holds them back; the old mask returns when this is dropped.
-    pub(crate) fn block() -> Result<Self, LaunchError> {
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn block() -> Result<Self, LaunchError> {
         let failed =
             |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
         let mut set = SigSet::empty();
@@ -40,6 +46,18 @@ impl Signals {
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
         Ok(Signals { fd, before })
+    }
+
+    /// The next one that has come.
+    pub fn take(&mut self) -> Option<i32> {
+        self.fd.read_signal().ok().flatten().map(|info| info.ssi_signo.cast_signed())
+    }
+}
+
+impl AsFd for Signals {
+    /// Readable when one has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd, OwnedFd},
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use stockade_egress::gate::{Gate, GateError};
@@ -27,7 +27,7 @@ use stockade_protocol::{
 };
 
 use crate::{
-    Inputs, LaunchError, Outcome, Stdin, Streams, What,
+    Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
     cgroup::{Cgroup, CpuTime},
     egress,
@@ -68,10 +68,11 @@ enum Token {
     Signals,
     Oom,
     Gate,
+    Client,
 }
 
 impl Token {
-    const ALL: [Token; 13] = [
+    const ALL: [Token; 14] = [
         Token::Pid,
         Token::Status,
         Token::Stdout,
@@ -85,6 +86,7 @@ impl Token {
         Token::Signals,
         Token::Oom,
         Token::Gate,
+        Token::Client,
     ];
 
     fn data(self) -> epoll::EventData {
@@ -118,6 +120,7 @@ struct Supervision<'a> {
     gate: Option<Gate>,
     lifeline: OwnedFd,
     signals: Signals,
+    client: Option<Client<'a>>,
     streams: Streams,
     status_read: OwnedFd,
     status: Vec<u8>,
@@ -239,6 +242,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         gate,
         lifeline: pipes.lifeline,
         signals,
+        client: inputs.client,
         streams: inputs.streams,
         status_read,
         status: Vec::new(),
@@ -290,7 +294,7 @@ impl<'a> Supervision<'a> {
         add(self.sandbox.child.pidfd.as_fd(), Token::Pid)?;
         add(self.status_read.as_fd(), Token::Status)?;
         add(self.handover.as_fd(), Token::HandOver)?;
-        add(self.signals.fd.as_fd(), Token::Signals)?;
+        add(self.signals.as_fd(), Token::Signals)?;
         for (stream, token) in [(&self.stdout, Token::Stdout), (&self.stderr, Token::Stderr)] {
             if let Some(stream) = stream {
                 add(stream.as_fd(), token)?;
@@ -298,6 +302,11 @@ impl<'a> Supervision<'a> {
         }
         if let Some(gate) = &self.gate {
             add(gate.watch(), Token::Gate)?;
+        }
+        if let Some(client) = self.client {
+            // That it has hung up is told unasked.
+            let events = if client.may_cancel { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+            epoll::add(&self.epoll, client.socket, Token::Client.data(), events)?;
         }
         self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
     }
@@ -357,6 +366,7 @@ impl<'a> Supervision<'a> {
                 self.break_off(egress::failed(&error));
                 Ok(())
             }
+            Token::Client => self.serve_client(),
             Token::Pid => Ok(()),
         }
     }
@@ -578,8 +588,7 @@ impl<'a> Supervision<'a> {
     }
 
     fn serve_signals(&mut self) -> Result<(), Errno> {
-        while let Ok(Some(info)) = self.signals.fd.read_signal() {
-            let signal = info.ssi_signo.cast_signed();
+        while let Some(signal) = self.signals.take() {
             if signal == NixSignal::SIGWINCH as i32 {
                 if let Some(master) = &self.master {
                     terminal::copy_size(master);
@@ -590,6 +599,20 @@ impl<'a> Supervision<'a> {
                 self.forward(signal);
             }
         }
+        Ok(())
+    }
+
+    /// The client has cancelled the run, or is gone, which is what SIGHUP has always meant.
+    fn serve_client(&mut self) -> Result<(), Errno> {
+        let Some(client) = self.client.take() else { return Ok(()) };
+        let mut asked = [0];
+        let received = recv(client.socket, &mut asked, RecvFlags::DONTWAIT);
+        epoll::delete(&self.epoll, client.socket)?;
+        let signal = match (received, asked) {
+            (Ok((1, _)), [signal @ 1..=31]) => i32::from(signal),
+            _ => NixSignal::SIGHUP as i32,
+        };
+        self.end(Cause::Cancelled(signal));
         Ok(())
     }
 

@@ -5,6 +5,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use stockade_protocol::LimitKey;
+
 use crate::{
     diagnostic::{Complaint, quote},
     names,
@@ -196,6 +198,15 @@ pub(crate) fn hostname(text: &str) -> Checked<String> {
         return Ok(text.to_owned());
     }
     complain(format!("{} cannot be a host name", quote(text)), "letters, digits and inner -, at most 64")
+}
+
+/// How much of something is written down.
+pub(crate) fn preview(text: &str) -> Checked<u64> {
+    const MOST: u64 = 4096;
+    match LimitKey::OutputSize.parse_text(text) {
+        Ok(Some(bytes)) if bytes <= MOST => Ok(bytes),
+        _ => complain(format!("{} is not a size of a preview", quote(text)), "such as \"256B\"; \"0B\" for none, at most \"4KiB\""),
+    }
 }
 
 /// The name of a language.

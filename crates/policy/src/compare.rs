@@ -19,7 +19,7 @@ use crate::model::Policy;
 pub(crate) use calls::ioctl;
 pub(crate) use files::{Shown, shown};
 pub(crate) use globs::covers;
-pub(crate) use settings::{consequence, launched_by, without};
+pub(crate) use settings::{consequence, launched_by, recorded, without};
 
 /// What a difference is about, in the order in which they are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -45,6 +45,8 @@ pub enum Area {
     Scratch,
     /// Who the code is, inside.
     Identity,
+    /// What is written down.
+    Audit,
 }
 
 /// Something that one policy allows and the other does not, or sets otherwise.

@@ -13,11 +13,12 @@ use toml::{
 };
 
 use crate::{
+    alert::{self, Alert},
     check::{self, Checked},
     diagnostic::{At, Complaint, Place, Problems, quote},
     egress::{self, Rule},
     keys::{self, Item, Key},
-    model::{Access, Degradable, SocketFamily},
+    model::{Access, AuditMode, Degradable, SocketFamily},
     names,
 };
 
@@ -84,6 +85,9 @@ pub(crate) struct Layer {
     pub hidden: Option<Edit<String>>,
     pub rootless: Option<Edit<Degradable>>,
     pub root: Option<Edit<Degradable>>,
+    pub mode: Option<At<AuditMode>>,
+    pub preview: Option<At<u64>>,
+    pub alerts: Option<Edit<Alert>>,
 }
 
 /// Reads one document as a policy. What is wrong goes to `problems`.
@@ -449,6 +453,11 @@ impl Reader<'_> {
             });
             layer.root = self.edit(table, "root", check);
         }
+        if let Some(table) = self.section(top, "audit", keys::AUDIT) {
+            layer.mode = self.text(table, "mode", |text| check::word(names::AUDIT_MODES, "mode", text));
+            layer.preview = self.text(table, "preview", check::preview);
+            layer.alerts = self.edit(table, "alerts", alert::alert);
+        }
     }
 }
 
@@ -486,6 +495,6 @@ pub(crate) fn item_values(item: Item) -> Vec<&'static str> {
             let users = names::DEGRADABLE.iter().filter(|(_, layer)| *layer != Degradable::UserNamespace);
             users.map(|(name, _)| *name).collect()
         }
-        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob => Vec::new(),
+        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob | Item::Alert => Vec::new(),
     }
 }

@@ -9,11 +9,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
+    alert::Alert,
     diagnostic::{At, Complaint, Place, Problems, quote},
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
     egress::{self, Rule, Whitelist},
     model::{
-        Access, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Seccomp, SocketFamily,
+        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch,
+        Seccomp, SocketFamily,
     },
     names,
     plan::LEAST_MEMORY,
@@ -49,6 +51,9 @@ struct Draft {
     hidden: Vec<At<String>>,
     rootless: Vec<At<Degradable>>,
     root: Vec<At<Degradable>>,
+    mode: AuditMode,
+    preview: u64,
+    alerts: Vec<At<Alert>>,
 }
 
 /// Combines documents; the last one is the policy, the ones before it what it extends.
@@ -143,6 +148,9 @@ impl Draft {
         edit(&mut self.hidden, layer.hidden, text, problems);
         edit(&mut self.rootless, layer.rootless, layer_name, problems);
         edit(&mut self.root, layer.root, layer_name, problems);
+        set(&mut self.mode, layer.mode);
+        set(&mut self.preview, layer.preview);
+        edit(&mut self.alerts, layer.alerts, |alert| quote(&alert.to_string()), problems);
     }
 
     fn runtimes(&mut self, gone: Vec<At<String>>, new: BTreeMap<String, RuntimeLayer>, problems: &mut Problems) {
@@ -183,6 +191,10 @@ impl Draft {
         }
         self.check_syscalls(problems);
         self.check_egress(problems);
+        if let (AuditMode::Off, Some(alert)) = (self.mode, self.alerts.first()) {
+            let complaint = Complaint::new("nothing is audited under `mode = \"off\"`, so nothing raises an alert", "of no use");
+            problems.add(&alert.place, complaint.help("remove the alerts, or set `mode` to \"try\" or \"required\""));
+        }
     }
 
     fn check_egress(&self, problems: &mut Problems) {
@@ -338,6 +350,7 @@ impl Draft {
                 hidden: values(self.hidden),
             },
             degrade: Degrade { rootless: values(self.rootless), root: values(self.root) },
+            audit: Audit { mode: self.mode, preview: self.preview, alerts: values(self.alerts) },
         })
     }
 }
@@ -357,4 +370,9 @@ fn limits(values: &LimitValues) -> Limits {
 /// The name of a way to open scratch.
 pub(crate) fn access_name(value: Access) -> &'static str {
     names::ACCESS.iter().find(|(_, access)| *access == value).map_or("", |(name, _)| name)
+}
+
+/// The name of a mode of the audit.
+pub(crate) fn audit_mode(value: AuditMode) -> &'static str {
+    names::AUDIT_MODES.iter().find(|(_, mode)| *mode == value).map_or("", |(name, _)| name)
 }

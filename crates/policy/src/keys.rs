@@ -45,6 +45,7 @@ pub(crate) enum Item {
     Glob,
     Layer,
     UsersLayer,
+    Alert,
 }
 
 /// One key of a table.
@@ -81,6 +82,7 @@ pub(crate) const TOP: &[Key] = &[
     must("egress", Kind::Table(EGRESS), "what may leave"),
     must("scratch", Kind::Table(SCRATCH), "the writable directory"),
     must("degrade", Kind::Table(DEGRADE), "layers that a run may go without where the host has none"),
+    must("audit", Kind::Table(AUDIT), "what is written down about a run"),
 ];
 
 pub(crate) const FILESYSTEM: &[Key] = &[
@@ -130,4 +132,14 @@ pub(crate) const SCRATCH: &[Key] = &[
 pub(crate) const DEGRADE: &[Key] = &[
     must("rootless", Kind::List(Item::UsersLayer), "when an ordinary user launches"),
     must("root", Kind::List(Item::Layer), "when root launches"),
+];
+
+pub(crate) const AUDIT: &[Key] = &[
+    must(
+        "mode",
+        Kind::Choice(&["off", "try", "required"]),
+        "whether a run is written down: never, where it can be, or else it does not start",
+    ),
+    must("preview", Kind::Text, "how much of the code and of each output stream is written down, such as \"256B\""),
+    must("alerts", Kind::List(Item::Alert), "what raises an alert, as KIND:WHAT"),
 ];

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+pub mod alert;
 mod check;
 pub mod compare;
 mod diagnostic;

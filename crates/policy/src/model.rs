@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 use stockade_protocol::Limits;
 
-use crate::egress::Whitelist;
+use crate::{alert::Alert, egress::Whitelist};
 
 /// One resolved policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ pub struct Policy {
     pub scratch: Scratch,
     /// Layers that may be missing.
     pub degrade: Degrade,
+    /// What is written down.
+    pub audit: Audit,
 }
 
 /// Where a policy came from.
@@ -199,4 +201,28 @@ pub struct Degrade {
     pub rootless: Vec<Degradable>,
     /// When root launches.
     pub root: Vec<Degradable>,
+}
+
+/// Whether a run is written down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AuditMode {
+    /// No.
+    Off,
+    /// Where it can be.
+    #[default]
+    Try,
+    /// Or it does not start.
+    Required,
+}
+
+/// What is written down about a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Audit {
+    /// Whether.
+    pub mode: AuditMode,
+    /// So many bytes of the code and of each output stream.
+    pub preview: u64,
+    /// What raises an alert.
+    pub alerts: Vec<Alert>,
 }

@@ -5,7 +5,7 @@
 
 use libseccomp::ScmpSyscall;
 
-use crate::model::{Access, Degradable, SocketFamily};
+use crate::model::{Access, AuditMode, Degradable, SocketFamily};
 
 /// Nodes that a policy may show below `/dev`.
 pub const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
@@ -13,6 +13,9 @@ pub const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty
 /// Socket families by the name that a policy uses.
 pub const FAMILIES: &[(&str, SocketFamily)] =
     &[("unix", SocketFamily::Unix), ("inet", SocketFamily::Inet), ("inet6", SocketFamily::Inet6), ("netlink", SocketFamily::Netlink)];
+
+/// Whether runs are written down.
+pub const AUDIT_MODES: &[(&str, AuditMode)] = &[("off", AuditMode::Off), ("try", AuditMode::Try), ("required", AuditMode::Required)];
 
 /// Ways to open scratch.
 pub const ACCESS: &[(&str, Access)] = &[("rw", Access::Rw), ("ro", Access::Ro)];

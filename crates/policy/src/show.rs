@@ -9,11 +9,11 @@ use std::{
     path::PathBuf,
 };
 
-use stockade_protocol::{Limits, Quantity};
+use stockade_protocol::{LimitKey, Limits, Quantity};
 
 use crate::{
     egress::Rule,
-    inherit::{access_name, family_name},
+    inherit::{access_name, audit_mode, family_name},
     model::{Degradable, Policy},
     names,
 };
@@ -97,7 +97,11 @@ fn write(policy: &Policy, out: &mut String) -> fmt::Result {
     writeln!(out, "create = {}\nhome = {}", scratch.create, scratch.home)?;
     writeln!(out, "read_only = {}\nhidden = {}", strings(&scratch.read_only), strings(&scratch.hidden))?;
     writeln!(out, "\n[degrade]\nrootless = {}", layers(&policy.degrade.rootless))?;
-    writeln!(out, "root = {}", layers(&policy.degrade.root))
+    writeln!(out, "root = {}", layers(&policy.degrade.root))?;
+    let audit = &policy.audit;
+    writeln!(out, "\n[audit]\nmode = {}", text(audit_mode(audit.mode)))?;
+    writeln!(out, "preview = {}", text(&LimitKey::OutputSize.format(Some(audit.preview))))?;
+    writeln!(out, "alerts = {}", list(&audit.alerts, ToString::to_string))
 }
 
 #[cfg(test)]

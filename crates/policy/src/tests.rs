@@ -88,6 +88,7 @@ fn unknown_keys_are_refused_at_every_level() {
         ("[egress]", "`[egress]`"),
         ("[scratch]", "`[scratch]`"),
         ("[degrade]", "`[degrade]`"),
+        ("[audit]", "`[audit]`"),
     ] {
         let report = refusal(&child(&format!("{header}\nnonsense = 1\n")));
         assert!(report.contains("unknown key `nonsense`") && report.contains(what), "{header}: {report}");

@@ -200,6 +200,21 @@ pub struct PolicyId {
     pub sha256: String,
 }
 
+/// Where a run is written down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AuditRef {
+    /// The run's number in the log.
+    pub run: String,
+    /// The number of its last record; null where it is not written down.
+    pub seq: Option<u64>,
+    /// SHA-256 of that record, which a later one carries: whoever keeps it can tell whether
+    /// the log was rewritten.
+    pub sha256: Option<String>,
+    /// Why it is not written down.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
 /// The result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -251,6 +266,8 @@ pub struct Report {
     pub receipt: Option<Receipt>,
     /// Which policy decided; null when none could be read.
     pub policy: Option<PolicyId>,
+    /// Where the run is written down; null where the policy wants none of it.
+    pub audit: Option<AuditRef>,
     /// The request's labels, echoed.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -287,6 +304,7 @@ impl Report {
             files: Vec::new(),
             receipt: None,
             policy: None,
+            audit: None,
             labels: BTreeMap::new(),
         }
     }

@@ -170,7 +170,7 @@ impl World {
 
 /// Whom root lets own the scratch: under sudo the caller, for whom it acts.
 fn plan_owner() -> (u32, u32) {
-    stockade_runtime::caller::identify()
+    stockade_runtime::caller::identify(None)
         .ok()
         .map(|identity| (identity.caller.uid, identity.caller.gid))
         .filter(|(uid, gid)| *uid != 0 && *gid != 0)

@@ -27,7 +27,7 @@ use stockade_policy::{
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
 use crate::{
-    Loaded, Options, Refusal,
+    Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts,
 };
@@ -46,7 +46,7 @@ const LONGEST_PATH: usize = 4095;
 pub fn read_request(input: impl Read) -> Result<Vec<u8>, Refusal> {
     let mut bytes = Vec::new();
     let read = input.take(LARGEST_REQUEST as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| Refusal::bad_request("request_unreadable", format!("the request on stdin cannot be read: {error}")))?;
+    read.map_err(|error| Refusal::bad_request("request_unreadable", format!("the request cannot be read: {error}")))?;
     if bytes.len() > LARGEST_REQUEST {
         return Err(Refusal::bad_request(
             "request_too_large",
@@ -67,7 +67,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
     if bytes.trim_ascii().is_empty() {
         return Err(Refusal::bad_request(
             "request_empty",
-            "no request: stdin was empty; send one JSON object such as {\"code\": \"print(6*7)\"}",
+            "no request: the input was empty; send one JSON object such as {\"code\": \"print(6*7)\"}",
         ));
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
@@ -163,7 +163,7 @@ impl<'a> Admission<'a> {
     pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, purpose: Purpose) -> Result<Self, Refusal> {
         let claim = purpose != Purpose::Plan;
         let Loaded { policy, filters } = loaded;
-        let identity = caller::identify()?;
+        let identity = caller::identify(options.peer.as_ref())?;
         let mut narrowing = Narrowing::default();
         let mut parts = Parts::default();
         match ask {
@@ -232,6 +232,7 @@ impl<'a> Admission<'a> {
         narrowing.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         let more: Vec<PathBuf> =
             interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
+        audit::check_unseen(&identity, shown(policy, &more, scratch.as_ref()))?;
         facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
@@ -285,9 +286,18 @@ impl<'a> Admission<'a> {
             streams,
             collect: self.collect,
             record: self.record,
+            client: None,
         };
         Ok((self.plan, inputs, embryo))
     }
+}
+
+/// Every path of the host that a run shows.
+fn shown<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p OpenedScratch>) -> impl Iterator<Item = &'p Path> {
+    let filesystem = &policy.filesystem;
+    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(more);
+    let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
+    paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
 }
 
 /// Begins a sandbox; on cgroup v2 in a cgroup of its own.
@@ -432,7 +442,7 @@ fn unique_stem() -> Result<String, Refusal> {
     Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))
 }
 
-fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
     let filled = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes));
     filled.map_err(|error| Refusal::sandbox_error("no_randomness", format!("/dev/urandom cannot be read: {error}")))
 }
@@ -566,7 +576,7 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
         Refusal::sandbox_error(
             "not_granted",
             format!(
-                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or start stockade without sudo",
+                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or have it run stockade with its own rights",
                 path.display(),
                 identity.caller.uid
             ),

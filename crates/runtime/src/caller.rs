@@ -2,7 +2,7 @@
 //!
 //! Accounts are read from `/etc/passwd` and `/etc/group` alone: a static program has no
 //! safe way to ask name services. When root acts, no environment variable is read but
-//! the two that sudo sets, and those can only take rights away.
+//! the two that sudo sets, and those can only take rights away; behind a socket, none.
 
 use std::{env, io::Read, path::PathBuf};
 
@@ -26,12 +26,13 @@ fn own_groups() -> Vec<u32> {
     rustix::process::getgroups().unwrap_or_default().iter().map(|group| group.as_raw()).collect()
 }
 
-/// Finds out who asks.
+/// Finds out who asks: whoever started this process, unless the kernel named a peer.
 ///
 /// # Errors
 /// The program was started with more rights than its caller has (set-ID bits or file
-/// capabilities), or sudo's variables make no sense.
-pub fn identify() -> Result<Identity, Refusal> {
+/// capabilities), sudo's variables make no sense, or the peer is somebody for whom only
+/// root could act.
+pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
     let mut auxv = Vec::with_capacity(4096);
     let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
     // It belongs to root where a set-ID bit changed only the group.
@@ -54,10 +55,29 @@ pub fn identify() -> Result<Identity, Refusal> {
         ));
     }
     let own = Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false };
-    match (privileged, env::var("SUDO_UID")) {
-        (true, Ok(sudo_uid)) => behind_sudo(&sudo_uid),
+    match (peer, env::var("SUDO_UID")) {
+        (Some(peer), _) => behind_a_socket(own, peer),
+        (None, Ok(sudo_uid)) if privileged => behind_sudo(&sudo_uid),
         _ => Ok(own),
     }
+}
+
+/// Root acts for its peer as for whoever comes through sudo; an ordinary user acts for
+/// nobody else.
+fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
+    if peer.uid == own.caller.uid {
+        return Ok(own);
+    }
+    if !own.privileged {
+        return Err(Refusal::sandbox_error(
+            "peer_not_served",
+            format!(
+                "uid {} serves this socket without root's rights, so it runs nothing for uid {}; run stockade as yourself",
+                own.caller.uid, peer.uid
+            ),
+        ));
+    }
+    Ok(Identity { privileged: true, caller: peer.clone(), on_behalf: true })
 }
 
 fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {

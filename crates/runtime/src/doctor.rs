@@ -15,16 +15,17 @@ use std::{
 };
 
 use serde::Serialize;
+use stockade_audit::Carrier;
 use stockade_launcher::scratch::{self, Opener};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
-    model::{Degradable, Policy},
+    model::{AuditMode, Degradable, Policy},
     plan::UserNamespaces,
 };
 use stockade_protocol::{Known, Receipt, Report, Verdict};
 
 use crate::{
-    Loaded, Options, Refusal,
+    Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts, inventory, load_policy,
 };
@@ -104,7 +105,7 @@ pub fn examine(options: &Options) -> Examination {
         findings: Vec::new(),
     };
     let loaded = load_policy(options).map_err(|refusal| missing("policy", split(&refusal.message)));
-    let identity = caller::identify().map_err(|refusal| missing("caller", split(&refusal.message)));
+    let identity = caller::identify(None).map_err(|refusal| missing("caller", split(&refusal.message)));
     match (loaded, identity) {
         (Ok(loaded), Ok(identity)) => match Examiner::new(options, &loaded, &identity) {
             Ok(examiner) => examiner.examine(&mut examination),
@@ -192,6 +193,7 @@ impl<'a> Examiner<'a> {
         found.push(self.identity());
         found.push(self.scratch());
         found.push(self.registry());
+        found.push(self.audit());
         found.extend(self.runtimes());
         if examination.enforceable {
             // The run has shown that it can do without, or that the probe was at fault.
@@ -382,6 +384,30 @@ impl<'a> Examiner<'a> {
         let removed = fs::remove_dir(&directory).map_err(|error| failed(&error));
         let idmappable = opened?.facts.idmappable;
         removed.map(|()| idmappable)
+    }
+
+    /// As the run above was written down, and who keeps the heads of the chain.
+    fn audit(&self) -> Finding {
+        let mode = self.policy.audit.mode;
+        let Some(audit) = self.run.audit.as_ref().filter(|_| mode != AuditMode::Off) else {
+            return finding("audit", State::Absent, (String::from("the policy wants no audit log"), None));
+        };
+        if let Some(failure) = &audit.failure {
+            let state = if mode == AuditMode::Required { State::Missing } else { State::Degraded };
+            return finding("audit", state, split(failure));
+        }
+        let log = audit::directory(self.identity).unwrap_or_default();
+        let log = log.display();
+        match audit::carrier() {
+            Some(Carrier::Journal) => fine("audit", format!("{log}, heads of the chain in the journal")),
+            Some(Carrier::Syslog) => fine("audit", format!("{log}, heads of the chain in syslog")),
+            None => {
+                let why = format!(
+                    "{log} alone: neither journald nor syslog is here to keep the heads of the chain, so a log that is cut off at its end looks whole"
+                );
+                finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
+            }
+        }
     }
 
     fn registry(&self) -> Finding {

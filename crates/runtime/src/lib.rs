@@ -1,11 +1,12 @@
 //! What one request goes through: admission, launch, result.
 //!
-//! Every door (the command line, later the socket, sessions, MCP) comes through here,
+//! Every door (the command line, the socket, later sessions, MCP) comes through here,
 //! so that one set of rules decides who may do what. Nothing here makes a system call
 //! that confines anything (that is `launcher`), and nothing is printed.
 #![forbid(unsafe_code)]
 
 pub mod admit;
+pub mod audit;
 pub mod caller;
 pub mod doctor;
 pub mod facts;
@@ -15,14 +16,15 @@ mod report;
 
 use std::path::PathBuf;
 
-use stockade_launcher::{LaunchError, Outcome, Streams, What, launch};
-use stockade_policy::plan::Plan;
+use stockade_launcher::{Client, LaunchError, Outcome, Streams, What, launch};
+use stockade_policy::{facts::Caller, plan::Plan};
 use stockade_protocol::{Report, Verdict, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
+use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
-/// What the command line fixes, whatever a request says.
+/// What is fixed beforehand, whatever a request says.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// A policy's name or file; none: `default`.
@@ -31,6 +33,8 @@ pub struct Options {
     pub scratch: Option<PathBuf>,
     /// Interpreters in place of the policy's, by runtime.
     pub interpreters: Vec<(String, PathBuf)>,
+    /// Who asks, where the kernel has named somebody else than who started this process.
+    pub peer: Option<Caller>,
 }
 
 /// Why a request is not run.
@@ -82,27 +86,50 @@ impl From<LaunchError> for Refusal {
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
 pub fn exec(request: &[u8], options: &Options) -> Report {
-    let request = match admit::parse_request(request) {
+    exec_for(request, options, None)
+}
+
+/// The same, for as long as its client waits if there is one.
+pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -> Report {
+    let request = admit::parse_request(request);
+    let loaded = load_policy(options);
+    let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
+    let request = match &request {
         Ok(request) => request,
-        Err(refusal) => return refusal.report(),
+        Err(refusal) => return Trail::new(Subject::Nothing, policy, options).end(refusal.report()),
     };
-    let echo = report::Echo::of(&request);
+    let trail = Trail::new(Subject::Request(request), policy, options);
     let run = || -> Result<Report, Refusal> {
-        let loaded = load_policy(options)?;
-        let (outcome, plan) = attempt(Ask::Request(&request), &loaded, options, Streams::Capture)?;
+        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail), client)?;
         Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
     };
-    match run() {
-        Ok(report) => echo.onto(report),
-        Err(refusal) => echo.onto(refusal.report()),
-    }
+    let report = run().unwrap_or_else(|refusal| refusal.report());
+    report::Echo::of(request).onto(trail.end(report))
+}
+
+/// A request that could not even be read is written down too.
+pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
+    let loaded = load_policy(options).ok();
+    Trail::new(Subject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy), options).end(refusal.report())
 }
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt(ask: Ask<'_>, loaded: &Loaded, options: &Options, streams: Streams) -> Result<(Outcome, Plan), Refusal> {
+fn attempt<'a>(
+    ask: Ask<'a>,
+    loaded: &Loaded,
+    options: &Options,
+    streams: Streams,
+    trail: Option<&Trail<'_>>,
+    client: Option<Client<'a>>,
+) -> Result<(Outcome, Plan), Refusal> {
     let run = |purpose| -> Result<_, Refusal> {
-        let (plan, inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
+        let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
+        if let (Purpose::Run, Some(trail)) = (purpose, trail) {
+            trail.begin()?;
+        }
+        inputs.client = client;
         Ok((launch(&plan, inputs, embryo), plan))
     };
     match run(Purpose::Run)? {
@@ -127,12 +154,28 @@ pub struct CommandResult {
 /// # Errors
 /// It was not started.
 pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
-    let loaded = load_policy(options)?;
+    let loaded = load_policy(options);
+    let trail = Trail::new(Subject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
+    let wants_hash = wants_report || trail.is_kept();
     let terminal = stockade_launcher::terminal::is_interactive();
-    let (outcome, plan) = attempt(Ask::Command { command, terminal }, &loaded, options, Streams::Relay { keep_errors: wants_report })?;
-    let (code, message) = (outcome.code, outcome.message.clone());
-    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_report);
-    Ok(CommandResult { code, report: report::without_streams(report, message) })
+    let streams = Streams::Relay { keep_errors: wants_report };
+    let run = || -> Result<Report, Refusal> {
+        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        let (outcome, plan) = attempt(Ask::Command { command, terminal }, loaded, options, streams, Some(&trail), None)?;
+        let message = outcome.message.clone();
+        let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_hash);
+        Ok(report::without_streams(report, message))
+    };
+    match run() {
+        Ok(report) => {
+            let report = Report { output: None, ..trail.end(report) };
+            Ok(CommandResult { code: report.code, report })
+        }
+        Err(refusal) => {
+            trail.end(refusal.report());
+            Err(refusal)
+        }
+    }
 }
 
 /// What came of an image's run.
@@ -145,12 +188,13 @@ pub struct ImageResult {
     pub plan: Plan,
 }
 
-/// Runs a program of stockade's own under a policy.
+/// Runs a program of stockade's own under a policy. It is nobody's code, and leaves no
+/// record in the audit log.
 ///
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture)?;
+    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None)?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, true);
     Ok(ImageResult { output, report, plan })
@@ -161,7 +205,7 @@ pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Resul
 /// # Errors
 /// It cannot be known who that is, or the rights cannot be changed.
 pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
-    let identity = caller::identify()?;
+    let identity = caller::identify(None)?;
     stockade_launcher::scratch::as_caller(&identity.caller, identity.privileged, act)
         .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))
 }

@@ -39,7 +39,7 @@ pub struct Loaded {
 pub fn load_policy(options: &Options) -> Result<Loaded, Refusal> {
     let name = options.policy.as_deref().unwrap_or(DEFAULT);
     // Before a file is read for whoever has no right to it: an error would quote it.
-    check_grants(&caller::identify()?, name, None, options)?;
+    check_grants(&caller::identify(options.peer.as_ref())?, name, None, options)?;
     let context = lookup_context();
     if let Some((policy, filters)) = shipped(name, &context) {
         return Ok(Loaded { policy, filters });

@@ -66,6 +66,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         files: outcome.files,
         receipt,
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),
+        audit: None,
         labels: BTreeMap::new(),
     }
 }

@@ -1,5 +1,6 @@
 //! Socket options and messages that rustix lacks: transparent sockets, marks, and
-//! datagrams whose local address is read and chosen (`ip(7)`, `ipv6(7)`, `netlink(7)`).
+//! datagrams whose local address is read and chosen (`ip(7)`, `ipv6(7)`, `netlink(7)`);
+//! and the groups of a UNIX socket's peer (`unix(7)`).
 //!
 //! Addresses are those of IPv6 sockets; IPv4 peers appear as v4-mapped ones.
 
@@ -34,6 +35,21 @@ pub fn set_option(socket: impl AsFd, option: IntegerOption, value: i32) -> Resul
     let socket = socket.as_fd().as_raw_fd() as usize;
     // SAFETY: the value lives and has the 4 bytes that the length says.
     unsafe { syscall(54, [socket, level as usize, name as usize, (&raw const value) as usize, 4, 0]) }.map(drop)
+}
+
+/// Fills `groups` with the supplementary groups that the peer of a UNIX socket had when it
+/// connected, and says how many they are (SO_PEERGROUPS).
+///
+/// # Errors
+/// ERANGE where they are more than `groups` has room for, ENODATA where there is no peer.
+pub fn peer_groups(socket: impl AsFd, groups: &mut [u32]) -> Result<usize> {
+    const SOL_SOCKET: usize = 1;
+    const SO_PEERGROUPS: usize = 59;
+    let mut length = core::mem::size_of_val(groups) as u32;
+    let socket = socket.as_fd().as_raw_fd() as usize;
+    // SAFETY: the slice is writable and `length` says its size in bytes; both live here.
+    unsafe { syscall(55, [socket, SOL_SOCKET, SO_PEERGROUPS, groups.as_mut_ptr() as usize, (&raw mut length) as usize, 0]) }?;
+    Ok(length as usize / core::mem::size_of::<u32>())
 }
 
 /// `struct sockaddr_in6`.

@@ -165,7 +165,7 @@ impl Supervision<'_> {
                     let ready = rustix::event::PollFlags::OUT;
                     let mut fds = [
                         rustix::event::PollFd::new(&target, ready),
-                        rustix::event::PollFd::new(&self.signals.fd, rustix::event::PollFlags::IN),
+                        rustix::event::PollFd::new(&self.signals, rustix::event::PollFlags::IN),
                     ];
                     // A slow reader gets everything, unless the run was to end: then it must
                     // not hold up whoever waits for the launcher.

@@ -7,7 +7,10 @@ use super::{
     Area, Difference,
     calls::{Answer, answer, named},
 };
-use crate::model::{Degradable, Policy, Runtime};
+use crate::{
+    inherit::audit_mode,
+    model::{Audit, AuditMode, Degradable, Policy, Runtime},
+};
 
 pub(super) fn beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
     limits(Area::Limits, &ceiling.limits, &policy.limits, out);
@@ -16,6 +19,28 @@ pub(super) fn beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference
     runtimes(ceiling, policy, out);
     layers("rootless", &ceiling.degrade.rootless, &policy.degrade.rootless, out);
     layers("root", &ceiling.degrade.root, &policy.degrade.root, out);
+    audit(&ceiling.audit, &policy.audit, out);
+}
+
+fn audit(ceiling: &Audit, audit: &Audit, out: &mut Vec<Difference>) {
+    if audit.mode < ceiling.mode {
+        let says = format!("run with the audit `{}` instead of `{}`", audit_mode(audit.mode), audit_mode(ceiling.mode));
+        out.push(Difference::new(Area::Audit, "[audit] mode", says).follows(recorded(audit.mode)));
+    }
+    let silent: Vec<String> = ceiling.alerts.iter().filter(|alert| !audit.alerts.contains(alert)).map(ToString::to_string).collect();
+    if !silent.is_empty() {
+        let difference = Difference::new(Area::Audit, "[audit] alerts", "do these without raising an alert").items(silent);
+        out.push(difference.follows("nobody is told at once; where runs are written down, it stands there"));
+    }
+}
+
+/// What a mode of the audit means.
+pub(crate) fn recorded(mode: AuditMode) -> &'static str {
+    match mode {
+        AuditMode::Off => "no run and no refusal is written down",
+        AuditMode::Try => "each run and each refusal is written down, and a run that cannot be is run all the same",
+        AuditMode::Required => "each run is written down before it starts and when it ends, and one that cannot be does not start",
+    }
 }
 
 fn limits(area: Area, ceiling: &Limits, limits: &Limits, out: &mut Vec<Difference>) {
@@ -208,5 +233,7 @@ pub(super) fn otherwise(first: &Policy, second: &Policy) -> Vec<Difference> {
     differ(Area::Identity, "[identity] uid", before.uid.to_string(), after.uid.to_string());
     differ(Area::Identity, "[identity] gid", before.gid.to_string(), after.gid.to_string());
     differ(Area::Identity, "[identity] hostname", before.hostname.clone(), after.hostname.clone());
+    let preview = |policy: &Policy| LimitKey::OutputSize.format(Some(policy.audit.preview));
+    differ(Area::Audit, "[audit] preview", preview(first), preview(second));
     out
 }

@@ -4,9 +4,9 @@ use stockade_protocol::LimitKey;
 
 use super::{Section, Statement};
 use crate::{
-    compare::{consequence, ioctl, launched_by, shown, without},
+    compare::{consequence, ioctl, launched_by, recorded, shown, without},
     inherit::family_name,
-    model::{Access, Degradable, Policy},
+    model::{Access, AuditMode, Degradable, Policy},
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
 };
 
@@ -23,6 +23,7 @@ pub(super) fn sections(policy: &Policy) -> Vec<Section> {
         section("identity", "Whose rights code has", identity(policy)),
         section("environment", "What code finds in its environment", environment(policy)),
         section("degrade", "Which layers may be missing", degrade(policy)),
+        section("audit", "What is written down", audit(policy)),
     ]
 }
 
@@ -233,4 +234,20 @@ fn degrade(policy: &Policy) -> Vec<Statement> {
 
 fn missing(layer: Degradable, who: &str) -> String {
     format!("`{}` where the host lacks it, {}: {}", layer.name(), launched_by(who), without(layer))
+}
+
+fn audit(policy: &Policy) -> Vec<Statement> {
+    let mut says = Says::default();
+    let audit = &policy.audit;
+    says.say(recorded(audit.mode));
+    if audit.mode == AuditMode::Off {
+        return says.0;
+    }
+    match audit.preview {
+        0 => says.say("of the code and of its output the hash and the sizes alone"),
+        bytes => says.say(format!("of the code and of each output stream the first {bytes} bytes")),
+    }
+    says.say("values of `env`, files, stdin and arguments of a request are not");
+    says.list_or("these raise an alert", audit.alerts.iter().map(ToString::to_string).collect(), "nothing raises an alert");
+    says.0
 }

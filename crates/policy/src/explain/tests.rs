@@ -53,6 +53,9 @@ fn changes() -> Vec<(String, String, String)> {
         ("scratch.read_only", "[scratch]\nread_only = { add = [\".git\"] }"),
         ("scratch.hidden", "[scratch]\nhidden = { add = [\"*.key\"] }"),
         ("degrade.rootless", "[degrade]\nrootless = { add = [\"landlock\"] }"),
+        ("audit.mode", "[audit]\nmode = \"required\""),
+        ("audit.preview", "[audit]\npreview = \"1KiB\""),
+        ("audit.alerts", "[audit]\nalerts = { add = [\"verdict:out_of_memory\"] }"),
         ("degrade.root", "[degrade]\nroot = { add = [\"cgroup\"] }"),
     ];
     let mut all: Vec<_> = plain.map(|(key, after)| (key.to_owned(), String::new(), after.to_owned())).to_vec();

@@ -1,0 +1,144 @@
+//! The head of the chain, told to somebody who keeps it elsewhere: the journal, or syslog
+//! where there is none.
+//!
+//! A datagram each, never waited for: a journal that does not take it loses an anchor, and
+//! the next head stands for that one too. Fields are ASCII on one line, so that nothing
+//! which they quote can add another field.
+
+use std::{
+    fmt::Write,
+    os::unix::net::UnixDatagram,
+    path::{Path, PathBuf},
+};
+
+use crate::{Appended, Event, chain::Link, text::visible};
+
+/// MESSAGE_ID of every head.
+pub const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
+/// MESSAGE_ID of every alert.
+pub const ALERT: &str = "0943ddca37114425b7df3e5e40c93faa";
+/// syslog(3): security messages of a kind that not everybody may read.
+const AUTHPRIV: u8 = 10 << 3;
+const INFO: u8 = 6;
+const WARNING: u8 = 4;
+const MARK: &str = "audit head ";
+
+/// What somebody else knows of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Anchor {
+    /// The record.
+    pub link: Link,
+}
+
+impl Anchor {
+    /// Finds the anchor in a line of a journal or a syslog, however it was printed.
+    pub fn find(line: &str) -> Option<Self> {
+        let (_, rest) = line.split_once(MARK)?;
+        let word = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != ':').next()?;
+        let mut parts = word.split(':');
+        let (chain, seq, hash) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
+        let is_hex = |text: &str, length| text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let sound = is_hex(chain, 16) && is_hex(hash, 64) && parts.next().is_none();
+        sound.then(|| Anchor { link: Link { chain: chain.to_owned(), seq, hash: hash.to_owned() } })
+    }
+}
+
+/// Who took a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// journald.
+    Journal,
+    /// A syslog daemon.
+    Syslog,
+}
+
+/// The sockets of those who keep messages.
+#[derive(Clone, Debug)]
+pub struct Carriers {
+    /// journald's, for its native protocol.
+    pub journal: PathBuf,
+    /// syslog's.
+    pub syslog: PathBuf,
+}
+
+impl Default for Carriers {
+    fn default() -> Self {
+        Carriers { journal: PathBuf::from("/run/systemd/journal/socket"), syslog: PathBuf::from("/dev/log") }
+    }
+}
+
+impl Carriers {
+    /// Who would take a message; none: nobody is there.
+    pub fn available(&self) -> Option<Carrier> {
+        let listens = |path: &Path| UnixDatagram::unbound().and_then(|socket| socket.connect(path)).is_ok();
+        if listens(&self.journal) {
+            return Some(Carrier::Journal);
+        }
+        listens(&self.syslog).then_some(Carrier::Syslog)
+    }
+
+    /// Tells the head of the chain.
+    pub fn head(&self, appended: &Appended, event: &Event) -> Option<Carrier> {
+        let Link { chain, seq, hash } = &appended.link;
+        let verdict = event.verdict.as_deref().unwrap_or("begun");
+        let message = format!("{MARK}{chain}:{seq}:{hash} run {} uid {} {verdict}", event.run, event.who.uid);
+        let file = appended.file.display().to_string();
+        let mut fields = common(event);
+        fields.extend([
+            ("AUDIT_LOG", file),
+            ("AUDIT_CHAIN", chain.clone()),
+            ("AUDIT_SEQ", seq.to_string()),
+            ("AUDIT_SHA256", hash.clone()),
+        ]);
+        self.send(INFO, HEAD, &message, &fields)
+    }
+
+    /// Raises an alert. `held_back`: alerts of the same caller that the rate did not let pass.
+    pub fn alert(&self, event: &Event, held_back: u64) -> Option<Carrier> {
+        let mut message = format!(
+            "audit alert: {} by run {} of uid {}: {}",
+            event.verdict.as_deref().unwrap_or("begun"),
+            event.run,
+            event.who.uid,
+            event.alerts.join(", ")
+        );
+        if held_back > 0 {
+            let _written = write!(message, "; {held_back} alerts before it were held back");
+        }
+        let mut fields = common(event);
+        fields.extend([("ALERTS", event.alerts.join(", ")), ("ALERTS_HELD_BACK", held_back.to_string())]);
+        self.send(WARNING, ALERT, &message, &fields)
+    }
+
+    fn send(&self, priority: u8, id: &str, message: &str, fields: &[(&str, String)]) -> Option<Carrier> {
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.set_nonblocking(true).ok()?;
+        let message = visible(message);
+        let mut native =
+            format!("MESSAGE={message}\nMESSAGE_ID={id}\nPRIORITY={priority}\nSYSLOG_FACILITY=10\nSYSLOG_IDENTIFIER=stockade\n");
+        for (name, value) in fields {
+            let _written = writeln!(native, "STOCKADE_{name}={}", visible(value));
+        }
+        if socket.send_to(native.as_bytes(), &self.journal).is_ok() {
+            return Some(Carrier::Journal);
+        }
+        let line = format!("<{}>stockade[{}]: {message}", AUTHPRIV | priority, std::process::id());
+        socket.send_to(line.as_bytes(), &self.syslog).ok().map(|_| Carrier::Syslog)
+    }
+}
+
+fn common(event: &Event) -> Vec<(&'static str, String)> {
+    let mut fields = vec![
+        ("RUN", event.run.clone()),
+        ("CALLER_UID", event.who.uid.to_string()),
+        ("VERDICT", event.verdict.clone().unwrap_or_else(|| String::from("begun"))),
+    ];
+    fields.extend(event.reason.clone().map(|reason| ("REASON", reason)));
+    fields.extend(event.policy.as_ref().map(|policy| ("POLICY", policy.name.clone())));
+    fields.extend(event.policy.as_ref().map(|policy| ("POLICY_SHA256", policy.sha256.clone())));
+    fields.extend(event.code.as_ref().map(|code| ("CODE_SHA256", code.sha256.clone())));
+    fields
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! One line of the log, and its place in the chain.
+//!
+//! A line is hashed as its bytes stand in the file, without the line break; the next line
+//! carries that hash. So nothing depends on how JSON could be written otherwise.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    event::Event,
+    text::{ascii_json, sha256},
+};
+
+/// The longest line that is written, in bytes.
+pub const LONGEST_LINE: usize = 64 << 10;
+/// What the first record of a chain carries in place of a hash.
+pub const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Where a chain has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The chain's own number.
+    pub chain: String,
+    /// The number of its last record, from 1 on.
+    pub seq: u64,
+    /// SHA-256 of that record's line.
+    pub hash: String,
+}
+
+/// The file before this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Before {
+    /// Its name.
+    pub file: String,
+    /// SHA-256 of its last record.
+    pub sha256: String,
+}
+
+/// Bytes that a writer left who died in the middle of a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Torn {
+    /// How many, with their last line break.
+    pub bytes: u64,
+    /// Their SHA-256.
+    pub sha256: String,
+}
+
+/// What stands in a line beside its place.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Body<'a> {
+    /// The first record of a file.
+    Opened { event: &'static str, before: Option<Before> },
+    /// The bytes before this line are no record.
+    Torn { event: &'static str, torn: Torn },
+    /// Everything else.
+    Event(&'a Event),
+}
+
+impl Body<'_> {
+    pub(crate) fn opened(before: Option<Before>) -> Self {
+        Body::Opened { event: "opened", before }
+    }
+
+    pub(crate) fn torn(torn: Torn) -> Self {
+        Body::Torn { event: "torn", torn }
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    schema: u32,
+    chain: &'a str,
+    seq: u64,
+    prev: &'a str,
+    time: &'a str,
+    #[serde(flatten)]
+    body: Body<'a>,
+}
+
+impl Link {
+    /// Before the first record.
+    pub(crate) fn beginning(chain: String) -> Self {
+        Link { chain, seq: 0, hash: ZERO.to_owned() }
+    }
+
+    /// Writes the next line, and goes on to it.
+    pub(crate) fn extend(&mut self, time: &str, body: Body<'_>, out: &mut Vec<u8>) {
+        let shorter = if let Body::Event(event) = &body { Some(event.shortened()) } else { None };
+        let seq = self.seq + 1;
+        let write = |body| {
+            let line = Line { schema: 1, chain: &self.chain, seq, prev: &self.hash, time, body };
+            // Its parts are texts and numbers: nothing that could have no JSON.
+            ascii_json(&serde_json::to_string(&line).unwrap_or_default())
+        };
+        let mut line = write(body);
+        if let (Some(shorter), true) = (&shorter, line.len() > LONGEST_LINE) {
+            line = write(Body::Event(shorter));
+        }
+        (self.seq, self.hash) = (seq, sha256(line.as_bytes()));
+        out.extend_from_slice(line.as_bytes());
+        out.push(b'\n');
+    }
+}
+
+/// What the chain needs of a line; the rest of it is not looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Header {
+    /// Version of the format.
+    pub schema: u32,
+    /// The chain's number.
+    pub chain: String,
+    /// The record's number.
+    pub seq: u64,
+    /// SHA-256 of the record before.
+    pub prev: String,
+    /// What happened.
+    pub event: String,
+    /// Of the first record of a file: the file before.
+    #[serde(default)]
+    pub before: Option<Before>,
+    /// Of bytes that are no record.
+    #[serde(default)]
+    pub torn: Option<Torn>,
+}
+
+impl Header {
+    /// Reads a line; none if it is no record.
+    pub fn parse(line: &[u8]) -> Option<Self> {
+        let is_hex = |text: &str, length| text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let header: Header = serde_json::from_slice(line).ok()?;
+        let sound = header.schema == 1 && header.seq > 0 && is_hex(&header.chain, 16) && is_hex(&header.prev, 64);
+        let tells = match header.event.as_str() {
+            "torn" => header.torn.is_some() && header.before.is_none(),
+            "opened" => header.torn.is_none(),
+            _ => header.torn.is_none() && header.before.is_none(),
+        };
+        (sound && tells).then_some(header)
+    }
+}

@@ -1,0 +1,217 @@
+//! What one record says of a run.
+//!
+//! Every text is clipped by whoever fills this in; the whole is cut down once more where it
+//! is longer than a line may be. It has no place for values of `env`, for files, for stdin
+//! or for secrets.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A run was admitted and is about to start; only where the log is required.
+    Begun,
+    /// A run is over.
+    #[default]
+    Run,
+    /// A run was refused, or its sandbox could not be put in place.
+    Refused,
+}
+
+/// Who asked, and who acted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Who {
+    /// The caller's uid.
+    pub uid: u32,
+    /// The caller's gid.
+    pub gid: u32,
+    /// Whether root acted for that caller.
+    pub on_behalf: bool,
+    /// The launcher's uid.
+    pub launcher_uid: u32,
+    /// The launcher's process id.
+    pub pid: u32,
+    /// The systemd unit that the launcher ran in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+}
+
+/// Which policy decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PolicyRef {
+    /// Its name.
+    pub name: String,
+    /// `shipped`, or its file.
+    pub origin: String,
+    /// SHA-256 over its text and the text of all that it extends.
+    pub sha256: String,
+}
+
+/// The beginning of something, and how long the whole is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Preview {
+    /// Bytes of the whole.
+    pub bytes: u64,
+    /// Its beginning.
+    pub preview: String,
+}
+
+/// What was to be run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Code {
+    /// `code` of a request, or `command`: the words of a command with NUL between them.
+    pub kind: &'static str,
+    /// SHA-256 of the whole.
+    pub sha256: String,
+    /// Its size and beginning.
+    #[serde(flatten)]
+    pub preview: Preview,
+}
+
+/// Peaks of a run; null where they are not known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Peak memory.
+    pub memory_peak_bytes: Option<u64>,
+    /// Most processes at one time.
+    pub processes_peak: Option<u64>,
+    /// CPU time in user mode.
+    pub cpu_user_ms: Option<u64>,
+    /// CPU time in the kernel.
+    pub cpu_system_ms: Option<u64>,
+    /// What scratch had grown by.
+    pub scratch_bytes: Option<u64>,
+}
+
+/// Something that was refused.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Denied {
+    /// `syscall` or `limit`.
+    pub kind: String,
+    /// What was tried.
+    pub what: String,
+    /// What it was answered.
+    pub answer: String,
+    /// How often.
+    pub count: u64,
+}
+
+/// A peer of connections out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Peer {
+    /// The name, or the address where there was none.
+    pub peer: String,
+    /// The port, where it is known.
+    pub port: Option<u16>,
+    /// Why not: a reason of the gate, or an errno's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// How often.
+    pub count: u64,
+}
+
+/// Connections out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Egress {
+    /// Reached.
+    pub allowed: Vec<Peer>,
+    /// Refused.
+    pub denied: Vec<Peer>,
+    /// Not to be reached.
+    pub failed: Vec<Peer>,
+    /// Bytes to all peers.
+    pub bytes_out: u64,
+    /// Bytes from all peers.
+    pub bytes_in: u64,
+    /// Peers that are not listed here.
+    pub omitted: u64,
+}
+
+/// One run or refusal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// What happened.
+    pub event: Kind,
+    /// The run's own number, which nothing else has.
+    pub run: String,
+    /// Who asked.
+    pub who: Who,
+    /// The request's `id`: a claim of the caller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Its labels: claims of the caller too.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// The policy; null where none could be read.
+    pub policy: Option<PolicyRef>,
+    /// What was to be run; null where the request could not be read.
+    pub code: Option<Code>,
+    /// The one cause of the end; null of what has only begun.
+    pub verdict: Option<String>,
+    /// Its detail.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Exit status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<i32>,
+    /// Whether the first instruction of the code ran.
+    pub started: bool,
+    /// From start to end.
+    pub duration_ms: u64,
+    /// Peaks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// What was refused.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub denials: Vec<Denied>,
+    /// Refusals that are not listed here.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub denials_omitted: u64,
+    /// Connections out, where there were any or some were refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Egress>,
+    /// SHA-256 of the receipt's JSON; null where no sandbox came to stand.
+    pub receipt_sha256: Option<String>,
+    /// Layers that the run went without.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub degraded: Vec<String>,
+    /// Stdout.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<Preview>,
+    /// Stderr.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<Preview>,
+    /// The lines of the policy's `alerts` that this met.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alerts: Vec<String>,
+    /// Labels, lists and previews are left out: together they were too long for a line.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub shortened: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+impl Event {
+    /// The same without what can be long.
+    pub(crate) fn shortened(&self) -> Self {
+        let bare = |preview: &Preview| Preview { preview: String::new(), ..preview.clone() };
+        let code = self.code.as_ref().map(|code| Code { preview: bare(&code.preview), ..code.clone() });
+        Event {
+            labels: BTreeMap::new(),
+            code,
+            denials: Vec::new(),
+            denials_omitted: self.denials_omitted + self.denials.len() as u64,
+            egress: None,
+            output: self.output.as_ref().map(bare),
+            error: self.error.as_ref().map(bare),
+            shortened: true,
+            ..self.clone()
+        }
+    }
+}

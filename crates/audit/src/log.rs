@@ -1,0 +1,238 @@
+//! The directory of the log, and the one way in which a record gets there.
+//!
+//! Files are named `audit-00000001.jsonl` and so on; the last is written to, and each
+//! begins with a record that names the one before. A writer holds the lock of the file
+//! `lock`, which dies with it, for as long as it looks at the end of the chain and writes;
+//! it takes nothing back and removes nothing. Readers need no lock.
+
+use std::{
+    ffi::OsString,
+    fs::{DirBuilder, File},
+    io::{Read, Write},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use rustix::{
+    fd::OwnedFd,
+    fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, renameat},
+    io::Errno,
+};
+
+use crate::{
+    AuditError,
+    chain::{Before, Body, Link, Torn},
+    event::Event,
+    failed,
+    tail::Tail,
+    text,
+};
+
+/// A file is closed, and the next one begun, before it grows beyond this.
+pub const FILE_SIZE: u64 = 64 << 20;
+/// How long another writer may keep the lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOCK: &str = "lock";
+/// Under this name a new file gets its first record.
+const NEXT: &str = "next";
+
+/// One log.
+#[derive(Debug)]
+pub struct Log {
+    path: PathBuf,
+    directory: OwnedFd,
+    owner: u32,
+    file_size: u64,
+}
+
+/// Where a record stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// The end of the chain: this record.
+    pub link: Link,
+    /// The file that holds it.
+    pub file: PathBuf,
+}
+
+/// The files of a log, the oldest first.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn files(directory: &Path) -> Result<Vec<PathBuf>, AuditError> {
+    let entries = std::fs::read_dir(directory).map_err(failed("read the audit log", directory))?;
+    let names = entries.filter_map(|entry| entry.ok().map(|entry| entry.file_name()));
+    let mut numbers: Vec<u64> = names.filter_map(|name| number(&name)).collect();
+    numbers.sort_unstable();
+    Ok(numbers.into_iter().map(|number| directory.join(file_name(number))).collect())
+}
+
+fn number(name: &OsString) -> Option<u64> {
+    let digits = name.to_str()?.strip_prefix("audit-")?.strip_suffix(".jsonl")?;
+    let number = digits.parse().ok()?;
+    (file_name(number) == *name.to_str()?).then_some(number)
+}
+
+fn file_name(number: u64) -> String {
+    format!("audit-{number:08}.jsonl")
+}
+
+impl Log {
+    /// Opens the log at `path`, making its directory with this mode if need be.
+    ///
+    /// # Errors
+    /// It cannot be made or opened, or belongs to somebody else, or others may write there.
+    pub fn open(path: &Path, owner: u32, mode: u32) -> Result<Self, AuditError> {
+        match DirBuilder::new().mode(mode).create(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed("make the audit log", path)(error)),
+            _ => {}
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let directory = openat(CWD, path, flags, Mode::empty()).map_err(|errno| failed("open the audit log", path)(errno.into()))?;
+        let log = Log { path: path.to_path_buf(), directory, owner, file_size: FILE_SIZE };
+        let metadata = rustix::fs::fstat(&log.directory).map_err(|errno| failed("look at the audit log", path)(errno.into()))?;
+        if metadata.st_uid != owner || metadata.st_mode & 0o022 != 0 {
+            return Err(log.untrusted(path, "a directory"));
+        }
+        Ok(log)
+    }
+
+    /// The same with files of another size.
+    #[must_use]
+    pub fn with_file_size(self, file_size: u64) -> Self {
+        Log { file_size, ..self }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn untrusted(&self, path: &Path, wanted: &'static str) -> AuditError {
+        AuditError::Untrusted { path: path.to_path_buf(), wanted, owner: self.owner }
+    }
+
+    /// A file of the directory, which must be the owner's alone.
+    pub(crate) fn file(&self, name: &str, flags: OFlags, mode: u32) -> Result<File, AuditError> {
+        let path = self.path.join(name);
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let opened = openat(&self.directory, name, flags, Mode::from_bits_truncate(mode));
+        let file = File::from(opened.map_err(|errno| failed("open", &path)(errno.into()))?);
+        let metadata = file.metadata().map_err(failed("look at", &path))?;
+        if !metadata.is_file() || metadata.uid() != self.owner || metadata.mode() & 0o022 != 0 {
+            return Err(self.untrusted(&path, "a file"));
+        }
+        Ok(file)
+    }
+
+    /// Takes a lock, and waits for it but not for ever: a writer that was stopped must not
+    /// stop everybody.
+    pub(crate) fn locked(&self, name: &str) -> Result<File, AuditError> {
+        // Closed even to those who may read the log: to hold a lock, reading is enough.
+        let file = self.file(name, OFlags::RDWR | OFlags::CREATE, 0o600)?;
+        let path = || self.path.join(name);
+        let begin = Instant::now();
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::AGAIN) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_micros(200)),
+                Err(Errno::AGAIN) => return Err(AuditError::Locked { path: path(), seconds: PATIENCE.as_secs() }),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed("lock", &path())(errno.into())),
+            }
+        }
+    }
+
+    /// Adds one record at the end. `durable`: it is on disk when this returns.
+    ///
+    /// # Errors
+    /// It could not be written whole. What there is of it then is no record, and the next
+    /// writer marks it so.
+    pub fn append(&self, event: &Event, durable: bool) -> Result<Appended, AuditError> {
+        let lock = self.locked(LOCK)?;
+        let time = text::time(SystemTime::now());
+        let mut number = self.last_number()?;
+        if number == 0 {
+            number = 1;
+            self.begin_file(number, &mut Link::beginning(new_chain()?), None, &time)?;
+        }
+        let mut file = self.open_file(number)?;
+        let tail = Tail::read(&file, &self.path.join(file_name(number)))?;
+        let mut link = tail.link.clone();
+        let mut bytes = Vec::with_capacity(4096);
+        if tail.unended {
+            bytes.push(b'\n');
+        }
+        if tail.residue > 0 {
+            let torn = self.torn(&file, number, &tail)?;
+            link.extend(&time, Body::torn(torn), &mut bytes);
+        }
+        let mut next = link.clone();
+        let start = bytes.len();
+        next.extend(&time, Body::Event(event), &mut bytes);
+        if tail.whole > 0 && tail.whole + tail.residue + bytes.len() as u64 > self.file_size {
+            bytes.truncate(start);
+            self.write(&mut file, number, &bytes, true)?;
+            let before = Before { file: file_name(number), sha256: link.hash.clone() };
+            number += 1;
+            self.begin_file(number, &mut link, Some(before), &time)?;
+            file = self.open_file(number)?;
+            bytes.clear();
+            next = link;
+            next.extend(&time, Body::Event(event), &mut bytes);
+        }
+        self.write(&mut file, number, &bytes, durable)?;
+        drop(lock);
+        Ok(Appended { link: next, file: self.path.join(file_name(number)) })
+    }
+
+    fn last_number(&self) -> Result<u64, AuditError> {
+        let unreadable = |errno: Errno| failed("read the audit log", &self.path)(errno.into());
+        let mut last = 0;
+        for entry in rustix::fs::Dir::read_from(&self.directory).map_err(unreadable)? {
+            let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
+            last = last.max(self::number(&name.into()).unwrap_or(0));
+        }
+        Ok(last)
+    }
+
+    fn open_file(&self, number: u64) -> Result<File, AuditError> {
+        self.file(&file_name(number), OFlags::RDWR | OFlags::APPEND, 0)
+    }
+
+    /// Makes a file that begins with its first record: it has its name only when that is whole.
+    fn begin_file(&self, number: u64, link: &mut Link, before: Option<Before>, time: &str) -> Result<(), AuditError> {
+        let mut file = self.file(NEXT, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, 0o640)?;
+        let mut bytes = Vec::new();
+        link.extend(time, Body::opened(before), &mut bytes);
+        let path = self.path.join(NEXT);
+        file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(failed("write", &path))?;
+        renameat(&self.directory, NEXT, &self.directory, file_name(number)).map_err(|errno| failed("rename", &path)(errno.into()))?;
+        rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync", &self.path)(errno.into()))
+    }
+
+    /// The bytes behind the last whole record, which some writer left who died.
+    fn torn(&self, file: &File, number: u64, tail: &Tail) -> Result<Torn, AuditError> {
+        let mut bytes = vec![b'\n'; usize::try_from(tail.residue).unwrap_or(0)];
+        let there = bytes.len() - usize::from(tail.unended);
+        file.read_exact_at(&mut bytes[..there], tail.whole).map_err(failed("read", &self.path.join(file_name(number))))?;
+        Ok(Torn { bytes: tail.residue, sha256: text::sha256(&bytes) })
+    }
+
+    fn write(&self, file: &mut File, number: u64, bytes: &[u8], durable: bool) -> Result<(), AuditError> {
+        let path = self.path.join(file_name(number));
+        file.write_all(bytes).map_err(failed("write to the audit log", &path))?;
+        if durable { file.sync_data().map_err(failed("sync the audit log", &path)) } else { Ok(()) }
+    }
+}
+
+fn new_chain() -> Result<String, AuditError> {
+    let path = Path::new("/dev/urandom");
+    let mut random = [0; 8];
+    File::open(path).and_then(|mut file| file.read_exact(&mut random)).map_err(failed("read", path))?;
+    Ok(text::hex(&random))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,262 @@
+//! `stockade audit`: verify, tail, show, query.
+//!
+//! Lines of a log may be anybody's: what is printed of them is printable ASCII, whatever
+//! they hold. Root reads with the rights of whoever asked. Nothing is written to a log.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, BufRead, BufReader, Read, Seek},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use stockade_audit::{Anchor, Findings, LONGEST_LINE, Verifier, files, text};
+
+use crate::{
+    USAGE_ERROR,
+    args::{Audit, Filter},
+    output::{say, warn},
+};
+
+/// How often a followed log is looked at.
+const GLANCE: Duration = Duration::from_millis(200);
+
+pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
+    let done = stockade_runtime::with_callers_rights(|| match command {
+        Audit::Verify { path, after, anchors } => verify(path.as_deref(), after.as_deref(), anchors.as_deref()),
+        Audit::Tail { log, number, follow, json } => tail(&place(log.as_deref())?, *number, *follow, *json),
+        Audit::Show { log, id } => show(&place(log.as_deref())?, id),
+        Audit::Query(filter) => query(filter),
+    })?;
+    done.or_else(|error| {
+        warn(&format!("stockade: {error:#}"));
+        Ok(ExitCode::from(USAGE_ERROR))
+    })
+}
+
+/// The log's directory.
+fn place(log: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match log {
+        Some(log) => Ok(log.to_path_buf()),
+        None => stockade_runtime::audit::own_directory()?.context("neither XDG_STATE_HOME nor HOME says where the log is; name it"),
+    }
+}
+
+fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let path = place(path)?;
+    let is_directory = std::fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?.is_dir();
+    let mut verifier = match after {
+        Some(hash) => Verifier::new(Some(hash)),
+        // One file of many may begin anywhere.
+        None if !is_directory => Verifier::new(None),
+        None => Verifier::from_beginning(),
+    };
+    if let Some(anchors) = anchors {
+        verifier.expect(read_anchors(anchors)?);
+    }
+    let all = if is_directory { files(&path)? } else { vec![path.clone()] };
+    if all.is_empty() {
+        bail!("{} holds no audit log", path.display());
+    }
+    for (index, file) in all.iter().enumerate() {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let input = File::open(file).with_context(|| format!("open {}", file.display()))?;
+        verifier.file(&name, input, index + 1 == all.len()).with_context(|| format!("read {}", file.display()))?;
+    }
+    let findings = verifier.finish();
+    say(&describe(&findings, anchors.is_some()))?;
+    Ok(if findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn read_anchors(path: &Path) -> anyhow::Result<Vec<Anchor>> {
+    let input: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin().lock())
+    } else {
+        Box::new(File::open(path).with_context(|| format!("open the anchors {}", path.display()))?)
+    };
+    let mut anchors = Vec::new();
+    each_line(input, |line| {
+        anchors.extend(Anchor::find(&String::from_utf8_lossy(line)));
+        Ok(())
+    })?;
+    if anchors.is_empty() {
+        bail!("{}: no line of it holds an anchor (`audit head …`)", path.display());
+    }
+    Ok(anchors)
+}
+
+fn describe(findings: &Findings, anchored: bool) -> String {
+    let mut out = String::new();
+    for problem in &findings.problems {
+        let line = if problem.line > 0 { format!(" line {}:", problem.line) } else { String::new() };
+        out.push_str(&format!("{}:{line} {}\n", problem.file, problem.what));
+    }
+    if findings.omitted > 0 {
+        out.push_str(&format!("{} more problems\n", findings.omitted));
+    }
+    for note in &findings.notes {
+        out.push_str(&format!("note: {note}\n"));
+    }
+    let state = if findings.problems.is_empty() { "each in its place and unchanged" } else { "not as they were written" };
+    out.push_str(&format!("{} records in {} files, {state}", findings.records, findings.files));
+    if let Some(end) = &findings.end {
+        out.push_str(&format!("; the chain ends with {}:{}:{}", end.chain, end.seq, end.hash));
+    }
+    if anchored {
+        out.push_str(&format!("\n{} anchors were met\n", findings.anchored));
+    } else {
+        out.push_str(
+            "\nnote: that records were cut off at the end, or the end written anew, shows only against an anchor: journalctl -t stockade _UID=UID -o cat | stockade audit verify --anchors -\n",
+        );
+    }
+    out.split('\n').map(text::visible).collect::<Vec<_>>().join("\n")
+}
+
+/// Every line, the longer ones in pieces.
+fn each_line(input: impl Read, mut each: impl FnMut(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut input = BufReader::new(input);
+    let mut line = Vec::new();
+    while (&mut input).take(2 * LONGEST_LINE as u64).read_until(b'\n', &mut line)? > 0 {
+        each(line.strip_suffix(b"\n").unwrap_or(&line))?;
+        line.clear();
+    }
+    Ok(())
+}
+
+/// A record's text and its members; none of a line that is no record.
+fn parse(line: &[u8]) -> Option<Value> {
+    serde_json::from_slice(line).ok().filter(|value: &Value| value["event"].is_string() && value["time"].is_string())
+}
+
+fn each_record(directory: &Path, mut each: impl FnMut(Value) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    for file in files(directory)? {
+        let input = File::open(&file).with_context(|| format!("open {}", file.display()))?;
+        each_line(input, |line| parse(line).map_or(Ok(()), &mut each))?;
+    }
+    Ok(())
+}
+
+/// A record on one line.
+fn line(record: &Value, json: bool) -> String {
+    if json {
+        return text::ascii_json(&record.to_string());
+    }
+    let word = |value: &Value| match value {
+        Value::Null => String::from("-"),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let preview: String = word(&record["code"]["preview"]).chars().take(60).collect();
+    let labels = record["labels"].as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", word(value)));
+    let words = [
+        word(&record["time"]),
+        word(&record["run"]),
+        word(&record["event"]),
+        word(&record["verdict"]),
+        word(&record["reason"]),
+        word(&record["policy"]["name"]),
+        format!("uid={}", word(&record["who"]["uid"])),
+        format!("{}ms", word(&record["duration_ms"])),
+    ];
+    text::visible(&words.into_iter().chain(labels).chain([preview]).collect::<Vec<_>>().join("  "))
+}
+
+fn is_of_a_run(record: &Value) -> bool {
+    record["run"].is_string()
+}
+
+fn tail(directory: &Path, number: usize, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let mut last = VecDeque::new();
+    each_record(directory, |record| {
+        if is_of_a_run(&record) {
+            last.push_back(line(&record, json));
+        }
+        if last.len() > number {
+            last.pop_front();
+        }
+        Ok(())
+    })?;
+    let mut place = end_of(directory)?;
+    last.iter().try_for_each(|line| say(line))?;
+    if !follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    loop {
+        thread::sleep(GLANCE);
+        place = go_on(directory, place, json)?;
+    }
+}
+
+/// The last file and how far it was read.
+fn end_of(directory: &Path) -> anyhow::Result<(PathBuf, u64)> {
+    let file = files(directory)?.pop().with_context(|| format!("{} holds no audit log", directory.display()))?;
+    let length = std::fs::metadata(&file)?.len();
+    Ok((file, length))
+}
+
+/// Prints what was added behind a place, as far as lines are whole.
+fn go_on(directory: &Path, (file, mut from): (PathBuf, u64), json: bool) -> anyhow::Result<(PathBuf, u64)> {
+    let mut input = File::open(&file)?;
+    input.seek(io::SeekFrom::Start(from))?;
+    let mut bytes = Vec::new();
+    input.read_to_end(&mut bytes)?;
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+    from += whole as u64;
+    for record in bytes[..whole].split(|byte| *byte == b'\n').filter_map(parse).filter(is_of_a_run) {
+        say(&line(&record, json))?;
+    }
+    // The files after it, one by one: none is passed over.
+    let next = files(directory)?.into_iter().find(|other| *other > file);
+    Ok(match next {
+        Some(next) if whole == bytes.len() => (next, 0),
+        _ => (file, from),
+    })
+}
+
+fn show(directory: &Path, id: &str) -> anyhow::Result<ExitCode> {
+    let mut found = false;
+    each_record(directory, |record| {
+        if record["run"] == id || record["id"] == id {
+            found = true;
+            return say(&text::ascii_json(&serde_json::to_string_pretty(&record)?));
+        }
+        Ok(())
+    })?;
+    if !found {
+        warn(&format!("stockade: no record in {} is of a run {id}, nor of a request with that id", directory.display()));
+    }
+    Ok(if found { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn query(filter: &Filter) -> anyhow::Result<ExitCode> {
+    for time in [&filter.since, &filter.until].into_iter().flatten() {
+        if !text::is_time(time) {
+            bail!("{time}: write a time in UTC such as 2026-11-22 or 2026-11-22T06:50");
+        }
+    }
+    let mut found = false;
+    each_record(&place(filter.log.as_deref())?, |record| {
+        if is_of_a_run(&record) && fits(&record, filter) {
+            found = true;
+            return say(&line(&record, filter.json));
+        }
+        Ok(())
+    })?;
+    Ok(if found { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn fits(record: &Value, filter: &Filter) -> bool {
+    let time = record["time"].as_str().unwrap_or_default();
+    let bare = |time: &str| time.trim_end_matches('Z').to_owned();
+    let wanted = |value: &Value, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| value == wanted);
+    filter.since.as_ref().is_none_or(|since| time >= bare(since).as_str())
+        && filter.until.as_ref().is_none_or(|until| time < bare(until).as_str())
+        && wanted(&record["verdict"], &filter.verdict)
+        && wanted(&record["policy"]["name"], &filter.policy)
+        && filter.labels.iter().all(|(name, value)| record["labels"][name] == *value)
+}

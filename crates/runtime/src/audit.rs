@@ -1,0 +1,428 @@
+//! What is written down about one request, and when.
+//!
+//! A record is made from the result alone and from what was asked; it never holds values
+//! of `env`, arguments, files, stdin, or the words of an error, which could quote them.
+//! Under `mode = "required"` a run has a record on disk before it starts, and its result is
+//! withheld where the record of its end cannot be written. What a record looks like and how
+//! it is kept is `stockade-audit`'s.
+
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    env,
+    fs::DirBuilder,
+    io::ErrorKind,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
+use stockade_policy::{
+    alert::{Alert, AlertKind},
+    model::{Audit, AuditMode, Policy},
+    plan::Plan,
+};
+use stockade_protocol::{AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict};
+
+use crate::{
+    Options, Refusal,
+    caller::{self, Identity},
+};
+
+/// Root's log.
+const ROOTS_LOG: &str = "/var/log/stockade";
+/// The longest text of a record that is no preview.
+const LONGEST: usize = 256;
+/// Entries of a list.
+const MOST: usize = 32;
+
+/// Where the log of whoever runs this is; none: an ordinary user without a home.
+pub fn directory(identity: &Identity) -> Option<PathBuf> {
+    if identity.privileged {
+        return Some(PathBuf::from(ROOTS_LOG));
+    }
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
+    Some(state.join("stockade/audit"))
+}
+
+/// The log of whoever runs this, to read it.
+///
+/// # Errors
+/// It cannot be known whose.
+pub fn own_directory() -> Result<Option<PathBuf>, Refusal> {
+    Ok(directory(&caller::identify(None)?))
+}
+
+fn open(identity: &Identity) -> Result<Log, Failure> {
+    let path = directory(identity).ok_or_else(|| Failure {
+        reason: "audit_nowhere",
+        message: String::from("neither XDG_STATE_HOME nor HOME says where this user's audit log is; set one of them"),
+    })?;
+    let mode = if identity.privileged {
+        0o750
+    } else {
+        if let Some(parent) = path.parent() {
+            // What went wrong with it is said by the open below.
+            let _there_or_not = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+        }
+        0o700
+    };
+    Ok(Log::open(&path, rustix::process::geteuid().as_raw(), mode)?)
+}
+
+/// Why something is not written down.
+struct Failure {
+    reason: &'static str,
+    message: String,
+}
+
+impl From<AuditError> for Failure {
+    fn from(error: AuditError) -> Self {
+        Failure { reason: error.reason(), message: error.to_string() }
+    }
+}
+
+/// What was asked.
+#[derive(Clone, Copy)]
+pub(crate) enum Subject<'a> {
+    /// A request that could not be read.
+    Nothing,
+    /// A request of `exec`.
+    Request(&'a Request),
+    /// A command of `run`.
+    Command(&'a [String]),
+}
+
+/// The records of one request.
+pub(crate) struct Trail<'a> {
+    audit: Audit,
+    identity: Option<Identity>,
+    carriers: Carriers,
+    /// What does not change between two records.
+    base: Event,
+    code: Cow<'a, [u8]>,
+    subject: Subject<'a>,
+    policy: Option<&'a Policy>,
+}
+
+impl<'a> Trail<'a> {
+    /// Begins a trail; under a policy that could not be read, one that is tried.
+    pub(crate) fn new(subject: Subject<'a>, policy: Option<&'a Policy>, options: &Options) -> Self {
+        let audit = policy.map(|policy| policy.audit.clone()).unwrap_or_default();
+        // Without an identity it is not known whose log to write, nor with what rights.
+        let identity = caller::identify(options.peer.as_ref()).ok().filter(|_| audit.mode != AuditMode::Off);
+        let mut trail =
+            Trail { audit, identity, carriers: Carriers::default(), base: Event::default(), code: Cow::default(), subject, policy };
+        if let Some(identity) = &trail.identity {
+            trail.base = Event { run: run_number(), who: who(identity), policy: policy.map(policy_ref), ..claims(subject) };
+            trail.code = match subject {
+                Subject::Nothing => Cow::default(),
+                Subject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
+                Subject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
+            };
+            trail.base.code = match subject {
+                Subject::Nothing => None,
+                Subject::Request(_) => Some(trail.code("code")),
+                Subject::Command(_) => Some(trail.code("command")),
+            };
+        }
+        trail
+    }
+
+    fn code(&self, kind: &'static str) -> Code {
+        let preview = self.preview(&String::from_utf8_lossy(&self.code), self.code.len() as u64);
+        Code { kind, sha256: text::sha256(&self.code), preview }
+    }
+
+    fn preview(&self, text: &str, bytes: u64) -> Preview {
+        Preview { bytes, preview: text::clip(text, usize::try_from(self.audit.preview).unwrap_or(0)) }
+    }
+
+    /// Whether results need what only a record shows.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.identity.is_some()
+    }
+
+    /// Where the log is required: a record that the run is about to start, on disk.
+    ///
+    /// # Errors
+    /// There is none; the run must not start.
+    pub(crate) fn begin(&self) -> Result<(), Refusal> {
+        if self.audit.mode != AuditMode::Required {
+            return Ok(());
+        }
+        let event = Event { event: Kind::Begun, ..self.base.clone() };
+        self.write(&event).map(drop).map_err(|failure| {
+            let why = format!("policy `{}` requires an audit log ([audit] mode = \"required\"): {}", self.policy_name(), failure.message);
+            Refusal::sandbox_error(failure.reason, why)
+        })
+    }
+
+    fn policy_name(&self) -> &str {
+        self.policy.map_or("", |policy| policy.name.as_str())
+    }
+
+    /// Writes down how it ended, and says so in the result.
+    pub(crate) fn end(self, report: Report) -> Report {
+        if self.identity.is_none() {
+            return report;
+        }
+        let mut event = self.event(&report);
+        event.alerts = self.alerts(&report);
+        let run = event.run.clone();
+        match self.write(&event) {
+            Ok(audit) => Report { audit: Some(audit), ..report },
+            Err(failure) if self.audit.mode == AuditMode::Required && report.started => {
+                let audit = AuditRef { run, failure: Some(failure.message.clone()), ..AuditRef::default() };
+                let message = format!(
+                    "the code has run, but its end could not be written to the audit log, which policy `{}` requires, so its result is withheld: {}",
+                    self.policy_name(),
+                    failure.message
+                );
+                let withheld = Report::refused(Verdict::SandboxError, failure.reason, message);
+                Report { started: true, policy: report.policy, receipt: report.receipt, audit: Some(audit), ..withheld }
+            }
+            Err(failure) => {
+                let audit = AuditRef { run, failure: Some(failure.message), ..AuditRef::default() };
+                Report { audit: Some(audit), ..report }
+            }
+        }
+    }
+
+    fn write(&self, event: &Event) -> Result<AuditRef, Failure> {
+        let Some(identity) = &self.identity else {
+            return Err(Failure { reason: "audit_nowhere", message: String::from("it is not known who asks") });
+        };
+        let log = open(identity);
+        if !event.alerts.is_empty() {
+            // A count that cannot be kept does not silence anybody.
+            let admitted =
+                log.as_ref().map_or(Some(0), |log| stockade_audit::alert::admit(log, event.who.uid, SystemTime::now()).unwrap_or(Some(0)));
+            if let Some(held_back) = admitted {
+                let _nobody_keeps_it = self.carriers.alert(event, held_back);
+            }
+        }
+        let appended = log?.append(event, self.audit.mode == AuditMode::Required)?;
+        let _nobody_keeps_it = self.carriers.head(&appended, event);
+        let link = appended.link;
+        Ok(AuditRef { run: event.run.clone(), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
+    }
+
+    fn event(&self, report: &Report) -> Event {
+        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError) && !report.started;
+        let usage = &report.usage;
+        let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
+        let denials = report.denials.iter().filter(|denial| !denial.hint);
+        let receipt = report.receipt.as_ref().and_then(|receipt| serde_json::to_vec(receipt).ok());
+        Event {
+            event: if refused { Kind::Refused } else { Kind::Run },
+            verdict: Some(verdict_name(report.verdict)),
+            reason: report.reason.clone(),
+            status: Some(report.code),
+            started: report.started,
+            duration_ms: report.duration_ms,
+            usage: report.started.then_some(Usage {
+                memory_peak_bytes: usage.memory_peak_bytes,
+                processes_peak: usage.processes_peak,
+                cpu_user_ms: usage.cpu_user_ms,
+                cpu_system_ms: usage.cpu_system_ms,
+                scratch_bytes: usage.scratch_bytes,
+            }),
+            denials_omitted: report.denials_omitted + denials.clone().count().saturating_sub(MOST) as u64,
+            denials: denials.take(MOST).map(denied).collect(),
+            egress: egress(&report.egress),
+            receipt_sha256: receipt.map(|receipt| text::sha256(&receipt)),
+            degraded: report.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default(),
+            output: report.output.as_ref().and_then(|output| stream(&output.0, report.bytes.output)),
+            error: stream(&report.error.0, report.bytes.error),
+            ..self.base.clone()
+        }
+    }
+
+    /// What the program printed, as text; none where it did not run, or printed elsewhere.
+    /// What Stockade itself says in place of it could quote the request.
+    fn stream<'r>(&self, report: &Report, text: &'r str) -> Option<Cow<'r, str>> {
+        let Subject::Request(request) = self.subject else { return None };
+        if !report.started || report.verdict == Verdict::SandboxError || text.is_empty() {
+            return None;
+        }
+        match request.encoding {
+            Encoding::Text => Some(Cow::Borrowed(text)),
+            Encoding::Base64 => Some(Cow::Owned(String::from_utf8_lossy(&BASE64_STANDARD.decode(text).ok()?).into_owned())),
+        }
+    }
+
+    /// The lines of `alerts` that a result meets.
+    fn alerts(&self, report: &Report) -> Vec<String> {
+        let meets = |alert: &&Alert| match alert.kind {
+            AlertKind::Verdict => alert.meets(&verdict_name(report.verdict)),
+            AlertKind::Reason => report.reason.as_deref().is_some_and(|reason| alert.meets(reason)),
+            AlertKind::Syscall => {
+                report.denials.iter().filter(|denial| denial.kind == "syscall").any(|denial| alert.meets(call_name(denial)))
+            }
+            AlertKind::Egress => {
+                report.egress.denied.iter().flat_map(|denied| [&denied.host, &denied.addr]).flatten().any(|peer| alert.meets(peer))
+            }
+            AlertKind::Code => alert.meets(&String::from_utf8_lossy(&self.code)),
+            AlertKind::Output => {
+                let streams = [report.output.as_ref().map(|output| &output.0), Some(&report.error.0)];
+                streams.into_iter().flatten().filter_map(|text| self.stream(report, text)).any(|text| alert.meets(&text))
+            }
+        };
+        self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
+    }
+}
+
+fn verdict_name(verdict: Verdict) -> String {
+    serde_json::to_value(verdict).ok().and_then(|value| value.as_str().map(String::from)).unwrap_or_default()
+}
+
+/// `socket(AF_VSOCK)` is about `socket`.
+fn call_name(denial: &Denial) -> &str {
+    denial.what.split('(').next().unwrap_or_default()
+}
+
+fn denied(denial: &Denial) -> Denied {
+    let clip = |text: &str| text::clip(text, LONGEST);
+    Denied { kind: clip(denial.kind), what: clip(&denial.what), answer: clip(&denial.answer), count: denial.count }
+}
+
+/// None where nothing was tried.
+fn egress(report: &EgressReport) -> Option<Egress> {
+    let peer = |host: &Option<String>, addr: Option<&String>, port, why: Option<String>, count| Peer {
+        peer: text::clip(host.as_ref().or(addr).map_or("", String::as_str), LONGEST),
+        port,
+        why,
+        count,
+    };
+    let lists = [report.allowed.len(), report.denied.len(), report.failed.len()];
+    if lists == [0; 3] {
+        return None;
+    }
+    let why = |reason| serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(String::from));
+    let allowed = report.allowed.iter().map(|flow| peer(&flow.host, Some(&flow.addr), Some(flow.port), None, flow.connections));
+    let denied = report.denied.iter().map(|denied| peer(&denied.host, denied.addr.as_ref(), denied.port, why(denied.reason), denied.count));
+    let failed = report
+        .failed
+        .iter()
+        .map(|failed| peer(&failed.host, failed.addr.as_ref(), Some(failed.port), Some(failed.error.clone()), failed.count));
+    Some(Egress {
+        allowed: allowed.take(MOST).collect(),
+        denied: denied.take(MOST).collect(),
+        failed: failed.take(MOST).collect(),
+        bytes_out: report.allowed.iter().map(|flow| flow.bytes_out).sum(),
+        bytes_in: report.allowed.iter().map(|flow| flow.bytes_in).sum(),
+        omitted: lists.iter().map(|length| length.saturating_sub(MOST) as u64).sum(),
+    })
+}
+
+fn policy_ref(policy: &Policy) -> PolicyRef {
+    PolicyRef { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }
+}
+
+fn claims(subject: Subject<'_>) -> Event {
+    let Subject::Request(request) = subject else { return Event::default() };
+    let labels: BTreeMap<String, String> =
+        request.labels.iter().take(MOST).map(|(name, value)| (text::clip(name, 64), text::clip(value, LONGEST))).collect();
+    Event { id: request.id.as_ref().map(|id| text::clip(id, LONGEST)), labels, ..Event::default() }
+}
+
+fn who(identity: &Identity) -> Who {
+    Who {
+        uid: identity.caller.uid,
+        gid: identity.caller.gid,
+        on_behalf: identity.on_behalf,
+        launcher_uid: rustix::process::geteuid().as_raw(),
+        pid: std::process::id(),
+        unit: std::fs::read_to_string("/proc/self/cgroup").ok().as_deref().and_then(unit),
+    }
+}
+
+/// The innermost systemd unit of a process, from its line in `/proc/self/cgroup`.
+fn unit(cgroups: &str) -> Option<String> {
+    let of_systemd = |line: &&str| line.starts_with("0::") || line.contains(":name=systemd:");
+    let is_unit = |part: &&str| [".service", ".scope"].iter().any(|ending| part.ends_with(ending));
+    cgroups.lines().filter(of_systemd).find_map(|line| line.rsplit('/').find(is_unit)).map(|name| text::clip(name, LONGEST))
+}
+
+/// A number that no other run has. It is a name, no secret.
+fn run_number() -> String {
+    let mut bytes = [0; 8];
+    // Without randomness the run is refused elsewhere; time and process tell refusals apart.
+    if crate::admit::random_bytes(&mut bytes).is_err() {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        bytes = (since << 32 | u64::from(std::process::id())).to_ne_bytes();
+    }
+    format!("{:016x}", u64::from_ne_bytes(bytes))
+}
+
+/// Refuses to show the log inside, or a directory above it, by whatever name: the parts of
+/// its path are known by device and inode, which links and bind mounts share.
+pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = &'p Path>) -> Result<(), Refusal> {
+    let Some(log) = directory(identity) else { return Ok(()) };
+    let (mut above, mut real) = (Vec::new(), log.clone());
+    for path in log.ancestors() {
+        if let Some(number) = number(path)? {
+            if above.is_empty() {
+                let there = path.canonicalize().map_err(|error| unreadable(path, &error))?;
+                real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
+                // Of the real path, which links may have led to.
+                for path in there.ancestors().skip(1) {
+                    above.extend(self::number(path)?);
+                }
+            }
+            above.push(number);
+        }
+    }
+    for path in shown {
+        let inside = path.starts_with(&real) || path.starts_with(&log);
+        if inside || real.starts_with(path) || number(path)?.is_some_and(|number| above.contains(&number)) {
+            return Err(Refusal::sandbox_error(
+                "audit_log_shown",
+                format!(
+                    "{} would show the audit log {} inside the sandbox; show directories beside it, and not the one that holds it",
+                    path.display(),
+                    log.display()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Device and inode; none of what is not there or cannot be looked at by whoever asks.
+fn number(path: &Path) -> Result<Option<(u64, u64)>, Refusal> {
+    match std::fs::metadata(path) {
+        Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) => Ok(None),
+        // A circle of links leads nowhere.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Ok(None),
+        Err(error) => Err(unreadable(path, &error)),
+    }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Refusal {
+    Refusal::sandbox_error("host_unreadable", format!("cannot look at {}: {error}", path.display()))
+}
+
+/// Who keeps the heads of the chain here.
+pub(crate) fn carrier() -> Option<stockade_audit::Carrier> {
+    Carriers::default().available()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_unit_is_the_innermost_one() {
+        assert_eq!(unit("0::/system.slice/stockade-exec@a-1.service\n").as_deref(), Some("stockade-exec@a-1.service"));
+        let session = "12:pids:/x.service\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service/app.slice/run-u3.scope/below\n";
+        assert_eq!(unit(session).as_deref(), Some("run-u3.scope"));
+        assert_eq!(unit("0::/\n"), None);
+        assert_eq!(unit(""), None);
+    }
+}

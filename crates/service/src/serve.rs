@@ -1,0 +1,169 @@
+//! The server of one connection.
+//!
+//! It believes nothing of its client but what the kernel says, looks at the grants before
+//! it reads, and reads and writes within a time limit, so that no client holds it longer
+//! than a run may take. It never serves a second request.
+
+use std::{
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    time::{Duration, Instant},
+};
+
+use stockade_launcher::Client;
+use stockade_policy::facts::Caller;
+use stockade_protocol::{Report, Verdict};
+use stockade_runtime::{Options, Refusal, admit, load_policy};
+
+use crate::{END_OF_REQUEST, PATIENCE};
+
+/// Supplementary groups that a process can have (NGROUPS_MAX).
+const MOST_GROUPS: usize = 65536;
+
+/// Why a connection could not be served at all.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Standard input is no connected UNIX stream socket.
+    #[error(
+        "stdin is not a connected UNIX socket ({0}); stockade serve is started by systemd for each connection, see stockade-exec@.socket"
+    )]
+    NotConnected(io::Error),
+    /// No policy is named, and the socket's own name is none.
+    #[error("no policy: neither --policy nor the socket's name says which one; a socket is named POLICY.sock")]
+    NoPolicy,
+}
+
+/// What came of one connection, for the journal.
+#[derive(Debug)]
+pub struct Served {
+    /// Who asked.
+    pub uid: u32,
+    /// The client's process, as long as it lives.
+    pub pid: i32,
+    /// Under which policy.
+    pub policy: String,
+    /// What the client was told.
+    pub verdict: Verdict,
+    /// Its detail.
+    pub reason: Option<String>,
+    /// Whether it has taken that; one that has hung up does not.
+    pub taken: io::Result<()>,
+}
+
+/// Reads one request, runs it and writes its result. Without a policy in `options` the
+/// socket's own name is the policy's.
+///
+/// # Errors
+/// There is no client, or no policy for it.
+pub fn serve(connection: OwnedFd, mut options: Options) -> Result<Served, ServeError> {
+    let stream = UnixStream::from(connection);
+    let (caller, pid) = peer(&stream).map_err(ServeError::NotConnected)?;
+    if options.policy.is_none() {
+        options.policy = Some(policy_of(&stream).ok_or(ServeError::NoPolicy)?);
+    }
+    let (uid, policy) = (caller.uid, options.policy.clone().unwrap_or_default());
+    options.peer = Some(caller);
+    let report = answer(&stream, &options).unwrap_or_else(|refusal| refusal.report());
+    let taken = hand_over(&stream, &report);
+    Ok(Served { uid, pid, policy, verdict: report.verdict, reason: report.reason, taken })
+}
+
+/// Who is at the other end, as the kernel noted when it connected.
+fn peer(stream: &UnixStream) -> io::Result<(Caller, i32)> {
+    let credentials = rustix::net::sockopt::socket_peercred(stream)?;
+    let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
+    let mut groups = vec![0; MOST_GROUPS];
+    let count = stockade_sys::socket::peer_groups(stream, &mut groups)?;
+    groups.truncate(count);
+    groups.push(gid);
+    groups.sort_unstable();
+    groups.dedup();
+    Ok((Caller { uid, gid, groups }, credentials.pid.as_raw_nonzero().get()))
+}
+
+/// The policy by whose name the socket goes: `POLICY.sock`. Whoever bound it chose that.
+fn policy_of(stream: &UnixStream) -> Option<String> {
+    let address = stream.local_addr().ok()?;
+    let name = address.as_pathname()?.file_name()?.to_str()?;
+    name.strip_suffix(".sock").filter(|name| !name.is_empty()).map(String::from)
+}
+
+fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
+    // Nothing is read for whoever may use nothing here.
+    load_policy(options)?;
+    let mut incoming = Incoming { stream, deadline: Instant::now() + PATIENCE, ended: false, surplus: None, late: false };
+    let request = admit::read_request(&mut incoming).map_err(|refusal| match incoming.late {
+        true => Refusal::bad_request(
+            "request_timeout",
+            format!("the request did not end within {} s; close your half of the connection after it", PATIENCE.as_secs()),
+        ),
+        false => refusal,
+    })?;
+    if let Some(signal) = incoming.surplus {
+        let refusal =
+            Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
+        return Ok(Report { code: 128 + i32::from(signal), ..refusal.report() });
+    }
+    Ok(stockade_runtime::exec_for(&request, options, Some(Client { socket: stream.as_fd(), may_cancel: incoming.ended })))
+}
+
+/// A request as it comes in: up to its end, within its time.
+struct Incoming<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
+    /// By the byte that ends one.
+    ended: bool,
+    /// What has come after that.
+    surplus: Option<u8>,
+    late: bool,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.ended {
+            return Ok(0);
+        }
+        let Some(left) = time_left(self.deadline) else {
+            self.late = true;
+            return Err(io::ErrorKind::TimedOut.into());
+        };
+        self.stream.set_read_timeout(Some(left))?;
+        match self.stream.read(buffer) {
+            Ok(length) => {
+                let read = buffer.get(..length).unwrap_or_default();
+                let Some(end) = read.iter().position(|byte| *byte == END_OF_REQUEST) else { return Ok(length) };
+                self.ended = true;
+                self.surplus = read.get(end + 1).copied();
+                Ok(end)
+            }
+            // The reader asks again, upon which the time is found to be up.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::Interrupted.into()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn time_left(deadline: Instant) -> Option<Duration> {
+    Some(deadline.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
+}
+
+fn hand_over(stream: &UnixStream, report: &Report) -> io::Result<()> {
+    let mut line = serde_json::to_vec(report)?;
+    line.push(b'\n');
+    let deadline = Instant::now() + PATIENCE;
+    let mut rest = line.as_slice();
+    let mut outgoing = stream;
+    while !rest.is_empty() {
+        outgoing.set_write_timeout(Some(time_left(deadline).ok_or(io::ErrorKind::TimedOut)?))?;
+        match outgoing.write(rest) {
+            Ok(length) => rest = rest.get(length..).unwrap_or_default(),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // Also for copies of this descriptor that another process of ours still has.
+    stream.shutdown(std::net::Shutdown::Both)
+}

@@ -1,0 +1,434 @@
+//! The door for local users: requests over a UNIX socket, served as systemd would have it.
+//!
+//! A listener of the test's own takes systemd's place: it starts `stockade serve` for each
+//! connection, with the connection on stdin. What systemd itself does is tested in the guest.
+
+use std::{
+    fs::{self, Permissions},
+    io::{Read, Write},
+    net::Shutdown,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{MetadataExt, PermissionsExt, chown},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, eventually, is_root, test, wait_within},
+    policies::command_with_etc,
+    stockade::{Done, OWNER, exec, feed, no_process_is_left, program_path, put, scratch, start, stockade, text, token, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, a_request_through_a_socket_has_the_result_and_the_status_that_it_has_without, seconds 60),
+    test!(Both, the_name_of_the_socket_is_the_policy),
+    test!(Both, whoever_hangs_up_cancels_the_run, seconds 60),
+    test!(Both, a_signal_to_the_client_cancels_the_run_and_its_result_comes),
+    test!(Both, a_request_that_never_ends_is_refused_when_its_time_is_up, seconds 60),
+    test!(Both, a_request_beyond_the_cap_is_refused, seconds 60),
+    test!(Both, a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run, seconds 60),
+    test!(Both, a_socket_that_cannot_be_reached_is_an_error_with_its_remedy),
+    test!(Both, without_a_connection_there_is_nothing_to_serve),
+    test!(RootOnly, a_peer_gets_what_is_granted_to_it_and_nothing_else, seconds 60),
+    test!(RootOnly, who_asks_is_what_the_kernel_says_and_no_variable, seconds 60),
+    test!(RootOnly, a_grant_to_a_group_is_for_peers_that_are_in_it),
+    test!(RootOnly, nothing_is_read_for_a_peer_without_a_grant),
+    test!(RootOnly, a_scratch_is_opened_with_the_peers_rights),
+    test!(RootOnly, a_server_without_roots_rights_serves_its_own_user_only),
+];
+
+/// Listens, and starts what `command` makes for each connection.
+struct Door {
+    path: PathBuf,
+    served: Receiver<Child>,
+}
+
+impl Door {
+    fn open(name: &str, command: impl Fn() -> Command + Send + 'static) -> Self {
+        let path = directory().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let (started, served) = channel();
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                let mut command = command();
+                command.stdin(OwnedFd::from(connection.unwrap())).stdout(Stdio::null()).stderr(Stdio::inherit());
+                if started.send(command.spawn().unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        Door { path, served }
+    }
+
+    /// Of the policy `default`, with nothing special.
+    fn plain() -> Self {
+        Door::open("default.sock", || stockade(["serve"]))
+    }
+
+    /// Where these grants are the host's.
+    fn granting(grants: &str) -> Self {
+        let grants = grants.to_owned();
+        Door::open("default.sock", move || command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve"]))
+    }
+
+    /// A client of the program's own, by these words before it.
+    fn client(&self, words: &[&str]) -> Command {
+        client(&self.path, words)
+    }
+
+    #[track_caller]
+    fn ask(&self, words: &[&str], request: &Value) -> Done {
+        Done::of(feed(&mut self.client(words), request.to_string().as_bytes()))
+    }
+
+    /// A connection without a client.
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+
+    /// The server of the last connection.
+    fn server(&self) -> Child {
+        let mut last = self.served.recv_timeout(Duration::from_secs(20)).unwrap();
+        while let Ok(next) = self.served.try_recv() {
+            last = next;
+        }
+        last
+    }
+}
+
+fn client(socket: &Path, words: &[&str]) -> Command {
+    let program = program_path().unwrap();
+    let program = [program.to_str().unwrap(), "exec", "--socket", text(socket)];
+    under(&[words, &program].concat())
+}
+
+fn as_uid(uid: u32) -> [String; 4] {
+    [String::from("setpriv"), format!("--reuid={uid}"), format!("--regid={uid}"), String::from("--clear-groups")]
+}
+
+/// `Door::ask` of an ordinary user's.
+#[track_caller]
+fn ask_as(door: &Door, uid: u32, request: &Value) -> Done {
+    let words = as_uid(uid);
+    door.ask(&words.each_ref().map(String::as_str), request)
+}
+
+/// Everything that the server says, as a result.
+fn read_result(mut connection: &UnixStream) -> Value {
+    let mut said = Vec::new();
+    // A server that had enough of us has closed with something unread.
+    let _reset = connection.read_to_end(&mut said);
+    serde_json::from_slice(&said).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&said)))
+}
+
+fn a_request_through_a_socket_has_the_result_and_the_status_that_it_has_without() {
+    let door = Door::plain();
+    let long = "print('x' * 3_000_000)";
+    for request in [
+        json!({"code": "import sys\nprint('out'); print('err', file=sys.stderr); sys.exit(3)", "id": "7", "labels": {"a": "b"}}),
+        json!({"code": "print(open(0).read(), end='')", "stdin": "y".repeat(2 << 20), "encoding": "base64", "limits": {"output_size": "4MiB"}}),
+        json!({"code": long}),
+        json!({"code": "import time\ntime.sleep(60)", "limits": {"wall": "500ms"}}),
+        json!({"code": "", "language": "cobol"}),
+        json!({"cod": ""}),
+    ] {
+        let (direct, through) = (exec(request.clone()), door.ask(&[], &request));
+        assert_eq!((direct.status, &direct.stderr), (through.status, &through.stderr));
+        let lasting = |done: &Done| {
+            let mut result = done.result.clone();
+            // These differ from run to run; a slow machine's wall clock was lengthened for one.
+            for field in ["duration_ms", "usage", "receipt", "limits"] {
+                result.as_object_mut().unwrap().remove(field);
+            }
+            if let Some(peak) = result.pointer_mut("/denials/0/limit/peak") {
+                *peak = Value::Null;
+            }
+            result
+        };
+        assert_eq!(lasting(&direct), lasting(&through), "{request}");
+        let layers = |done: &Done| done["receipt"]["layers"].as_array().map(Vec::len);
+        assert_eq!(layers(&direct), layers(&through));
+    }
+}
+
+fn the_name_of_the_socket_is_the_policy() {
+    let door = Door::open("blueprint.sock", || stockade(["serve"]));
+    let done = door.ask(&[], &json!({"code": "print(6 * 7)"}));
+    assert_eq!(done.succeeded()["policy"]["name"], "blueprint");
+    // What a request says does not matter, and what a client says of options is refused.
+    door.ask(&[], &json!({"code": "", "policy": "shell"})).refused("request_malformed", &["policy"]);
+    let mut command = door.client(&[]);
+    Done::of(feed(command.args(["--policy", "shell"]), b"{}")).refused("usage", &["--policy", "--socket"]);
+    let named = Door::open("other.sock", || stockade(["serve", "--policy", "shell"]));
+    assert_eq!(named.ask(&[], &json!({"code": ""})).succeeded()["policy"]["name"], "shell");
+    let unknown = Door::open("unheard-of.sock", || stockade(["serve"]));
+    unknown.ask(&[], &json!({"code": ""})).broke("policy_not_found", &["unheard-of"]);
+    // A name that says nothing: the server goes without having looked at the request.
+    let nameless = Door::open("nameless", || stockade(["serve"]));
+    nameless.ask(&[], &json!({"code": ""})).broke("server_lost", &["the code has not run"]);
+}
+
+/// Code that says in its scratch that it runs, and a request for it.
+fn lasting(scratch: &Path, word: &str) -> (Value, PathBuf) {
+    let code = format!("import time\nprint('begun', flush=True)\nopen('runs', 'w').close()\ntime.sleep(600) # {word}");
+    (json!({"code": code, "scratch": text(scratch), "args": [word]}), scratch.join("runs"))
+}
+
+#[track_caller]
+fn wait_for(path: &Path) {
+    assert!(eventually(Duration::from_secs(10), || path.exists()), "{} did not come to be", path.display());
+}
+
+fn whoever_hangs_up_cancels_the_run() {
+    let door = Door::plain();
+    let scratch = scratch();
+    // The two ways to end a request.
+    for (way, end) in [("half", None), ("nul", Some(0))] {
+        let word = token(way);
+        let (request, runs) = lasting(&scratch, &word);
+        let mut connection = door.connect();
+        connection.write_all(request.to_string().as_bytes()).unwrap();
+        match end {
+            Some(byte) => connection.write_all(&[byte]).unwrap(),
+            None => connection.shutdown(Shutdown::Write).unwrap(),
+        }
+        wait_for(&runs);
+        let mut server = door.server();
+        // The control: it runs for as long as somebody waits.
+        assert!(server.try_wait().unwrap().is_none());
+        drop(connection);
+        let status = wait_within(&mut server, Duration::from_secs(10)).expect("the server goes on");
+        assert!(status.success(), "{status}");
+        no_process_is_left(&word);
+        fs::remove_file(&runs).unwrap();
+    }
+}
+
+fn a_signal_to_the_client_cancels_the_run_and_its_result_comes() {
+    let door = Door::plain();
+    let scratch = scratch();
+    let (request, runs) = lasting(&scratch, &token("signal"));
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
+        let child = start(&mut door.client(&[]), request.to_string().as_bytes());
+        wait_for(&runs);
+        kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
+        let done = Done::of(child.wait_with_output().unwrap());
+        done.expect(json!({"verdict": "cancelled", "code": code, "output": "begun\n", "started": true}));
+        fs::remove_file(&runs).unwrap();
+    }
+}
+
+fn a_request_that_never_ends_is_refused_when_its_time_is_up() {
+    let door = Door::plain();
+    let mut connection = door.connect();
+    connection.write_all(br#"{"code": "print(1)"}"#).unwrap();
+    let result = read_result(&connection);
+    assert_eq!(
+        (&result["verdict"], &result["reason"], &result["started"]),
+        (&json!("bad_request"), &json!("request_timeout"), &json!(false))
+    );
+    let status = wait_within(&mut door.server(), Duration::from_secs(10)).expect("the server goes on");
+    assert!(status.success());
+    // The control: the same request with an end.
+    let mut connection = door.connect();
+    connection.write_all(br#"{"code": "print(1)"}"#).unwrap();
+    connection.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(read_result(&connection)["output"], "1\n");
+}
+
+fn a_request_beyond_the_cap_is_refused() {
+    const CAP: usize = 64 << 20;
+    let door = Door::plain();
+    let padded = |length: usize| {
+        let mut request = br#"{"code": "print(1)"}"#.to_vec();
+        request.resize(length, b' ');
+        request
+    };
+    let mut connection = door.connect();
+    // It stops reading; what more is sent finds a closed connection.
+    let _stopped = connection.write_all(&padded(CAP + (1 << 20)));
+    let result = read_result(&connection);
+    assert_eq!((&result["verdict"], &result["reason"]), (&json!("bad_request"), &json!("request_too_large")));
+    // The client would not even send it.
+    Done::of(feed(&mut door.client(&[]), &padded(CAP + 1))).refused("request_too_large", &["64 MiB"]);
+    // The control: the largest that is allowed.
+    Done::of(feed(&mut door.client(&[]), &padded(CAP))).succeeded();
+}
+
+fn a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run() {
+    let scratch = scratch();
+    let word = token("dies");
+    let (request, runs) = lasting(&scratch, &word);
+    let request = request.to_string();
+    let lost = |done: &Done, started: bool| {
+        done.expect(json!({"verdict": "sandbox_error", "reason": "server_lost", "code": 125, "started": started, "output": ""}));
+        let says = if started { "may have run" } else { "has not run" };
+        assert!(done.error().contains(says), "{}", done.error());
+    };
+    // In the middle of a run.
+    let door = Door::plain();
+    let child = start(&mut door.client(&[]), request.as_bytes());
+    wait_for(&runs);
+    door.server().kill().unwrap();
+    lost(&Done::of(child.wait_with_output().unwrap()), true);
+    no_process_is_left(&word);
+    // Before it has read anything, and before it has read all.
+    let unread = Door::open("unread.sock", || under(&["true"]));
+    lost(&unread.ask(&[], &json!({"code": "1"})), false);
+    let begun = Door::open("begun.sock", || under(&["head", "-c", "100000"]));
+    lost(&begun.ask(&[], &json!({"code": "1", "stdin": "z".repeat(1 << 20)})), false);
+    // In the middle of its answer, which is not taken for one.
+    let half = r#"import socket; s = socket.socket(fileno=0); s.recv(1 << 16); s.sendall(b'{"verdict": "exited", "code": 0')"#;
+    let half = Door::open("half.sock", move || under(&["python3", "-c", half]));
+    lost(&half.ask(&[], &json!({"code": "1"})), true);
+}
+
+fn a_socket_that_cannot_be_reached_is_an_error_with_its_remedy() {
+    let ask = |path: &Path, words: &[&str]| Done::of(feed(&mut client(path, words), br#"{"code": ""}"#));
+    let path = directory().join("default.sock");
+    ask(&path, &[]).broke("socket_missing", &[text(&path), "systemctl enable --now stockade-exec@default.socket"]);
+    let listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    let stranger = as_uid(OWNER);
+    let mut words: Vec<&str> = Vec::new();
+    if is_root() {
+        words.extend(stranger.iter().map(String::as_str));
+    } else {
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+    }
+    ask(&path, &words).broke("socket_denied", &[text(&path), "adduser USER stockade"]);
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    drop(listener);
+    ask(&path, &words).broke("socket_refused", &[text(&path), "systemctl restart stockade-exec@default.socket"]);
+    put(&directory().join("file"), "");
+    ask(&directory().join("file"), &words).broke("socket_refused", &["file"]);
+    ask(&directory().join("x".repeat(200)), &words).broke("socket_unusable", &["--socket", "107 bytes"]);
+    // The control: somebody answers.
+    fs::remove_file(&path).unwrap();
+    Door::plain().ask(&[], &json!({"code": "print(1)"})).succeeded();
+}
+
+fn without_a_connection_there_is_nothing_to_serve() {
+    let (read, _write) = std::io::pipe().unwrap();
+    for stdin in [Stdio::null(), Stdio::from(OwnedFd::from(read))] {
+        let output = stockade(["serve", "--policy", "default"]).stdin(stdin).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(125), &b""[..]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("not a connected UNIX socket") && said.contains("stockade-exec@.socket"), "{said}");
+    }
+}
+
+fn a_peer_gets_what_is_granted_to_it_and_nothing_else() {
+    let request = json!({"code": "print(6 * 7)"});
+    let door = Door::granting(&format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n"));
+    ask_as(&door, OWNER, &request).succeeded();
+    ask_as(&door, OWNER + 1, &request).broke("not_granted", &[&format!("uid {}", OWNER + 1), "[[grant]]"]);
+    // The control of the refusal: root itself needs no grant.
+    door.ask(&[], &request).succeeded();
+    fs::remove_file(&door.path).unwrap();
+    let other = Door::granting(&format!("[[grant]]\nuid = {OWNER}\npolicies = [\"strict\"]\n"));
+    ask_as(&other, OWNER, &request).broke("not_granted", &["`default`", "policies = [\"strict\", \"default\"]"]);
+    fs::remove_file(&other.path).unwrap();
+    // Nobody's grants.
+    ask_as(&Door::plain(), OWNER, &request).broke("not_granted", &[&format!("uid {OWNER}"), "/etc/stockade/grants.toml"]);
+}
+
+fn who_asks_is_what_the_kernel_says_and_no_variable() {
+    let request = json!({"code": "print(6 * 7)"});
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n");
+    // The server's variables say root, or whoever has a grant.
+    for uid in [String::from("0"), OWNER.to_string()] {
+        let grants = grants.clone();
+        let name = format!("default-{uid}.sock");
+        let serve = move || {
+            let variables = [("SUDO_UID", uid.as_str()), ("SUDO_GID", uid.as_str())];
+            command_with_etc(&[("stockade/grants.toml", &grants)], &variables, &["serve", "--policy", "default"])
+        };
+        let door = Door::open(&name, serve);
+        ask_as(&door, OWNER + 1, &request).broke("not_granted", &[&format!("uid {}", OWNER + 1)]);
+        ask_as(&door, OWNER, &request).succeeded();
+    }
+}
+
+fn a_grant_to_a_group_is_for_peers_that_are_in_it() {
+    const GROUP: u32 = 54399;
+    let door = Door::granting(&format!("[[grant]]\ngid = {GROUP}\npolicies = [\"default\"]\n"));
+    let request = json!({"code": "print(1)"});
+    let (reuid, regid, groups) = (format!("--reuid={OWNER}"), format!("--regid={OWNER}"), format!("--groups=7,{GROUP}"));
+    door.ask(&["setpriv", &reuid, &regid, &groups], &request).succeeded();
+    door.ask(&["setpriv", &reuid, &format!("--regid={GROUP}"), "--clear-groups"], &request).succeeded();
+    door.ask(&["setpriv", &reuid, &regid, "--groups=7"], &request).broke("not_granted", &[&format!("uid {OWNER}")]);
+}
+
+/// A peer that sends nothing and takes whatever comes, as this uid.
+const SILENT: &str =
+    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(10); print(s.makefile().read(), end='')";
+
+fn nothing_is_read_for_a_peer_without_a_grant() {
+    let door = Door::granting(&format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n"));
+    let silent = |uid: u32| {
+        let words = as_uid(uid);
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(["python3", "-c", SILENT, text(&door.path)]).collect();
+        under(&words).output().unwrap()
+    };
+    // Refused at once, and well before a request's time is up.
+    let output = silent(OWNER + 1);
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+    assert_eq!(result["reason"], "not_granted");
+    // The control: for whoever has one the server waits.
+    let output = silent(OWNER);
+    assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("timed out"), "{output:?}");
+}
+
+fn a_scratch_is_opened_with_the_peers_rights() {
+    let own = scratch();
+    let other = directory().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::set_permissions(&other, Permissions::from_mode(0o700)).unwrap();
+    chown(&other, Some(OWNER + 1), Some(OWNER + 1)).unwrap();
+    let roots = json!([own, other]).to_string();
+    let grant = |uid: u32| format!("[[grant]]\nuid = {uid}\npolicies = [\"default\"]\nscratch = {roots}\n");
+    let door = Door::granting(&format!("{}{}", grant(OWNER), grant(OWNER + 1)));
+    let request = |path: &Path| json!({"code": "open('made', 'w').write('x')", "scratch": text(path)});
+    ask_as(&door, OWNER, &request(&own)).succeeded();
+    assert_eq!(fs::metadata(own.join("made")).unwrap().uid(), OWNER);
+    // Granted, and still not theirs to use.
+    let done = ask_as(&door, OWNER, &request(&other));
+    assert_eq!((&done["verdict"], &done["started"]), (&json!("bad_request"), &json!(false)), "{}", done.brief());
+    assert!(!other.join("made").exists());
+    ask_as(&door, OWNER + 1, &request(&other)).succeeded();
+    assert_eq!(fs::metadata(other.join("made")).unwrap().uid(), OWNER + 1);
+}
+
+fn a_server_without_roots_rights_serves_its_own_user_only() {
+    let runtime = directory().join("runtime");
+    fs::create_dir(&runtime).unwrap();
+    chown(&runtime, Some(OWNER), Some(OWNER)).unwrap();
+    let door = Door::open("default.sock", move || {
+        let program = program_path().unwrap();
+        let words = as_uid(OWNER);
+        let words: Vec<&str> = words.iter().map(String::as_str).chain([program.to_str().unwrap(), "serve"]).collect();
+        let mut command = under(&words);
+        command.env("XDG_RUNTIME_DIR", &runtime);
+        command
+    });
+    let request = json!({"code": "print(1)"});
+    ask_as(&door, OWNER + 1, &request).broke("peer_not_served", &[&format!("uid {OWNER}"), &format!("uid {}", OWNER + 1)]);
+    door.ask(&[], &request).broke("peer_not_served", &["uid 0"]);
+    ask_as(&door, OWNER, &request).succeeded();
+}
