@@ -12,6 +12,8 @@ tests![
     the_policy_pypi_installs_packages_that_the_next_run_has,
     the_policy_pypi_believes_no_certificate_of_a_test,
     curl_and_python_use_the_network_as_ever,
+    git_clones_by_name_and_from_nowhere_else,
+    node_fetches_by_name_and_from_nowhere_else,
 ];
 
 /// The rules of the policy `pypi`.
@@ -108,4 +110,46 @@ say(len(urllib.request.urlopen('https://pypi.org/simple/demo/', context=ssl.crea
     // 6: no such host; 7: refused; 35: cut off in the hello.
     assert_eq!(ran.output, "(0, True) (6, False) (7, False)\n(35, False)\nTrue\n", "{ran:?}");
     assert_eq!(rig.packets_but_dns().len(), 3, "two answered, one reset before a byte: {:?}", rig.packets_but_dns());
+}
+
+fn git_clones_by_name_and_from_nowhere_else() {
+    let mut rig = Rig::new();
+    let certificate = rig.index();
+    let script = format!(
+        "import shutil, tempfile
+home = tempfile.mkdtemp()
+def clone(url):
+    done = subprocess.run(['git', '-c', 'http.sslCAInfo=' + {certificate:?}, 'clone', '--quiet', url, home + '/copy'], capture_output=True, text=True, env={{'HOME': home, 'PATH': '/usr/bin:/bin'}})
+    return done.returncode, done.stderr.strip() if done.returncode == 0 else ''
+say(clone('https://pypi.org/demo.git'), open(home + '/copy/file').read())
+shutil.rmtree(home + '/copy')
+say(clone('https://stray.example/demo.git')[0] != 0, clone('https://203.0.113.10/demo.git')[0] != 0, os.path.exists(home + '/copy'))
+shutil.rmtree(home)"
+    );
+    let ran = rig.run(&PYPI, &script);
+    assert_eq!(ran.output, "(0, '') kept\n\nTrue True False\n", "{ran:?}");
+    let denied = denials(&ran);
+    assert!(denied.contains(&String::from("dns stray.example no_rule")), "{denied:?}");
+    assert!(denied.contains(&String::from("connect 203.0.113.10 443 no_rule")), "{denied:?}");
+}
+
+fn node_fetches_by_name_and_from_nowhere_else() {
+    let mut rig = Rig::new();
+    let certificate = rig.index();
+    // Both of node's clients: the one with sockets of its own, and the one of the web.
+    let script = format!(
+        r#"program = """
+const ask = (url) => new Promise((answer) => require('https').get(url, (reply) => {{ reply.resume(); answer(reply.statusCode); }}).on('error', (error) => answer(error.code)));
+const fetched = (url) => fetch(url).then((reply) => reply.status, (error) => error.cause.code);
+(async () => {{
+  for (const url of ['https://pypi.org/simple/demo/', 'https://stray.example/', 'https://203.0.113.10/'])
+    console.log(await ask(url), await fetched(url));
+}})();
+"""
+done = subprocess.run(['node', '-e', program], capture_output=True, text=True, env={{'PATH': '/usr/bin:/bin', 'NODE_EXTRA_CA_CERTS': {certificate:?}}})
+say(done.stdout, done.stderr)"#
+    );
+    let ran = rig.run(&PYPI, &script);
+    assert_eq!(ran.output, "200 200\nENOTFOUND ENOTFOUND\nECONNREFUSED ECONNREFUSED\n \n", "{ran:?}");
+    assert!(rig.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.10", 443)));
 }

@@ -206,13 +206,22 @@ def wheel(name):
 
 
 class Index(http.server.BaseHTTPRequestHandler):
-    """A package index; the files of `stray` lie on a host that nobody allowed."""
+    """A package index, whose files of `stray` lie on a host that nobody allowed, and the
+    files of a git repository."""
 
     protocol_version = "HTTP/1.1"
+    repository = None
 
     def do_GET(self):
         name = self.path.strip("/").split("/")[-1].split("-")[0]
-        if self.path.endswith(".whl"):
+        inside = self.path.split("?")[0].partition("/demo.git/")[2]
+        if inside:
+            try:
+                with open(os.path.join(self.repository, inside), "rb") as file:
+                    body, kind = file.read(), "text/plain"
+            except OSError:
+                return self.send_error(404)
+        elif self.path.endswith(".whl"):
             body, kind = wheel(name), "application/octet-stream"
         else:
             host = "stray.example" if name == "stray" else "files.pythonhosted.org"
@@ -228,7 +237,8 @@ class Index(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def index(certificate, key):
+def index(certificate, key, repository):
+    Index.repository = repository
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server = http.server.ThreadingHTTPServer(("0.0.0.0", 443), Index)
@@ -250,7 +260,7 @@ def wake(address, after):
 OPERATIONS = {
     "up": lambda _: up(),
     "listen": lambda o: [listen(port, o["behaviour"]) for port in o["ports"]] and None,
-    "index": lambda o: index(o["certificate"], o["key"]),
+    "index": lambda o: index(o["certificate"], o["key"], o["repository"]),
     "wake": lambda o: wake(o["address"], o["after"]),
     "zone": lambda o: zone.update(o["zone"]),
     "packets": lambda _: (time.sleep(0.05), list(packets))[1],

@@ -165,7 +165,8 @@ impl Rig {
         self.remote(json!({"op": "zone", "zone": zone}));
     }
 
-    /// Serves a package index under the names of the real one; where its certificate is.
+    /// Serves a package index under the names of the real one, and a git repository, `/demo.git`;
+    /// where its certificate is.
     pub fn index(&mut self) -> PathBuf {
         let (certificate, key) = (PathBuf::from(FILES).join("certificate.pem"), self.directory.join("key.pem"));
         let mut openssl = Command::new("openssl");
@@ -174,10 +175,30 @@ impl Rig {
         openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate);
         let made = openssl.env("PATH", PATH).output().expect("run openssl");
         assert!(made.status.success(), "{made:?}");
-        self.remote(json!({"op": "index", "certificate": certificate, "key": key}));
+        let repository = self.repository();
+        self.remote(json!({"op": "index", "certificate": certificate, "key": key, "repository": repository}));
         let here = json!({"a": [["203.0.113.10"]]});
         self.zone(json!({"pypi.org": here, "files.pythonhosted.org": here, "stray.example": here}));
         certificate
+    }
+
+    /// A git repository of one commit, as files that any web server can hand out.
+    fn repository(&self) -> PathBuf {
+        let (tree, bare) = (self.directory.join("tree"), self.directory.join("demo.git"));
+        let git = |words: &[&str]| {
+            let mut git = Command::new("git");
+            git.args(["-c", "init.defaultBranch=main", "-c", "user.name=test", "-c", "user.email=test@example.org"]).args(words);
+            let done = git.env_clear().env("PATH", PATH).env("HOME", &self.directory).output().expect("run git");
+            assert!(done.status.success(), "{words:?}: {done:?}");
+        };
+        let (from, to) = (tree.to_str().unwrap(), bare.to_str().unwrap());
+        git(&["init", "--quiet", from]);
+        fs::write(tree.join("file"), "kept\n").unwrap();
+        git(&["-C", from, "add", "file"]);
+        git(&["-C", from, "commit", "--quiet", "--message", "one"]);
+        git(&["clone", "--quiet", "--bare", from, to]);
+        git(&["-C", to, "update-server-info"]);
+        bare
     }
 
     /// Packets that left this host: protocol, destination, port; TCP by its SYNs.
