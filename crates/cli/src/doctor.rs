@@ -9,13 +9,16 @@ use stockade_runtime::{
     doctor::{Examination, State, examine},
 };
 
-use crate::{args::Doctor, output::say};
+use crate::{
+    args::Doctor,
+    output::{say, say_json},
+};
 
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let options = Options { scratch: doctor.scratch.clone(), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
     if doctor.json {
-        say(&serde_json::to_string_pretty(&examination)?)?;
+        say_json(&examination)?;
     } else {
         say(&describe(&examination)?)?;
     }

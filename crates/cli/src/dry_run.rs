@@ -4,11 +4,11 @@ use std::{fmt::Write, process::ExitCode};
 
 use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
 
-use crate::output::say;
+use crate::output::{say, say_json};
 
 pub(crate) fn print(plan: &Plan, json: bool) -> anyhow::Result<ExitCode> {
     if json {
-        say(&serde_json::to_string_pretty(plan)?)?;
+        say_json(&plan)?;
     } else {
         say(&describe(plan)?)?;
     }

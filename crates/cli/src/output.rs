@@ -12,17 +12,28 @@ use std::{
 
 use anyhow::Context;
 use rustix::io::Errno;
+use serde::Serialize;
+use stockade_policy::visible::visible_json;
 
-/// Prints an answer, as its last line ends.
+/// Prints an answer for a person, as its last line ends; what is hidden in it is escaped.
 ///
 /// # Errors
 /// Stdout is closed or full.
 pub(crate) fn say(text: &str) -> anyhow::Result<()> {
-    let mut bytes = text.as_bytes().to_vec();
+    let mut text = visible(text);
     if !text.ends_with('\n') {
-        bytes.push(b'\n');
+        text.push('\n');
     }
-    write_out(&bytes)
+    write_out(text.as_bytes())
+}
+
+/// Prints an answer for a program, in lines for a person; the same holds.
+///
+/// # Errors
+/// Stdout is closed or full.
+pub(crate) fn say_json(value: &impl Serialize) -> anyhow::Result<()> {
+    let json = serde_json::to_string_pretty(value)?;
+    write_out(format!("{}\n", visible_json(&json)).as_bytes())
 }
 
 /// Writes bytes to stdout, all of them.
@@ -39,14 +50,12 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     write().context("write the answer to stdout")
 }
 
-/// Text with its control characters made visible, but for line breaks and tabs.
+/// Text with what is hidden in it escaped, but for line breaks and tabs.
 pub(crate) fn visible(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
+    stockade_policy::visible::visible(text, &['\n', '\t'])
 }
 
-/// Prints a remark for a person; control characters are made visible.
+/// Prints a remark for a person; what is hidden in it is escaped.
 pub(crate) fn warn(text: &str) {
     let _unheard = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
 }

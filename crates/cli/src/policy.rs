@@ -10,7 +10,7 @@ use crate::{
     USAGE_ERROR,
     args::Policy,
     explained,
-    output::{say, warn},
+    output::{say, say_json, warn},
 };
 
 pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
@@ -21,7 +21,7 @@ pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
         Policy::Diff { first, second, json } => diff(&first, &second, json),
         Policy::List => list(),
         Policy::Schema => {
-            say(&serde_json::to_string_pretty(&stockade_policy::schema())?)?;
+            say_json(&stockade_policy::schema())?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -47,7 +47,7 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
 
 fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
     match load(&name) {
-        Ok(policy) if json => say(&serde_json::to_string_pretty(&policy)?)?,
+        Ok(policy) if json => say_json(&policy)?,
         Ok(policy) => say(&stockade_policy::show(&policy))?,
         Err(refusal) => {
             warn(&refusal.message);
@@ -66,7 +66,7 @@ fn explain(name: &str, against: &str, json: bool) -> anyhow::Result<ExitCode> {
         }
     };
     let explanation = stockade_policy::explain(&policy, &against);
-    say(&if json { serde_json::to_string_pretty(&explanation)? } else { explained::explanation(&explanation) })?;
+    if json { say_json(&explanation) } else { say(&explained::explanation(&explanation)) }?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -83,7 +83,7 @@ fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         let name = |policy: &stockade_policy::model::Policy| json!({ "name": policy.name, "origin": origin(&policy.origin), "sha256": policy.sha256 });
         let whole = json!({ "schema": 1, "a": name(&first), "b": name(&second), "within": tight, "more": comparison.more, "less": comparison.less, "other": comparison.other });
-        say(&serde_json::to_string_pretty(&whole)?)?;
+        say_json(&whole)?;
     } else {
         say(&explained::comparison(&first.name, &second.name, &comparison))?;
     }

@@ -12,7 +12,7 @@ use stockade_runtime::{
 
 use crate::{
     args::Runtimes,
-    output::{say, warn},
+    output::{say, say_json, warn},
 };
 
 pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
@@ -24,7 +24,7 @@ pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
         }
     };
     if runtimes.json {
-        say(&serde_json::to_string_pretty(&inventory)?)?;
+        say_json(&inventory)?;
     } else if runtimes.prompt {
         say(&prompt(&inventory)?)?;
     } else {

@@ -1,12 +1,14 @@
 //! What is wrong with a file, where, and how to mend it.
 //!
 //! A report holds every problem found, in the order of the file. Rendering shows file,
-//! line, column, the source line and a caret; text from the file is shown with control
-//! characters made visible. Nothing here decides what a problem is.
+//! line, column, the source line and a caret; text from the file is shown with hidden
+//! characters escaped. Nothing here decides what a problem is.
 
 use std::{collections::BTreeSet, fmt, ops::Range};
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+
+use crate::visible::is_hidden;
 
 /// A text that was read, and what to call it.
 #[derive(Clone, Debug)]
@@ -186,7 +188,7 @@ impl Problems {
     }
 }
 
-/// A text from a file between backticks: short, and without control characters.
+/// A text from a file between backticks: short, and without hidden characters.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::from("`");
     for (index, c) in text.chars().enumerate() {
@@ -194,7 +196,7 @@ pub(crate) fn quote(text: &str) -> String {
             out.push('…');
             break;
         }
-        if c.is_control() || ('\u{200b}'..='\u{202e}').contains(&c) || ('\u{2066}'..='\u{2069}').contains(&c) {
+        if is_hidden(c) {
             out.extend(c.escape_unicode());
         } else {
             out.push(c);

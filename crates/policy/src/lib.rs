@@ -29,6 +29,7 @@ mod show;
 #[cfg(test)]
 mod tests;
 mod trust;
+pub mod visible;
 
 pub use accounts::AccountsError;
 pub use diagnostic::{Place, Problem, Report, Source};

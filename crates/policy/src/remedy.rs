@@ -15,12 +15,9 @@ pub use hint::{LONGEST_TAIL, MOST_HINTS, hints};
 pub use limit::{LimitRemedy, limit};
 pub use peer::peer;
 
+pub(crate) use crate::visible::toml_text as quoted;
+
 /// A line of a policy, behind the section where it stands.
 pub(crate) fn line(section: &str, lines: &[String]) -> String {
     format!("[{section}] {}", lines.join("\n"))
-}
-
-/// A text as TOML writes it.
-pub(crate) fn quoted(text: &str) -> String {
-    toml::Value::from(text).to_string()
 }

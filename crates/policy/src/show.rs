@@ -16,6 +16,7 @@ use crate::{
     inherit::{access_name, audit_mode, family_name},
     model::{Degradable, Policy},
     names,
+    visible::toml_text as text,
 };
 
 /// Writes a policy out in full.
@@ -25,10 +26,6 @@ pub fn show(policy: &Policy) -> String {
     match write(policy, &mut out) {
         Ok(()) | Err(fmt::Error) => out,
     }
-}
-
-fn text(value: &str) -> String {
-    toml::Value::from(value).to_string()
 }
 
 fn list<T>(items: &[T], show: impl Fn(&T) -> String) -> String {

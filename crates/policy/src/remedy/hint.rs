@@ -3,10 +3,11 @@
 //! The bytes are the program's own and may be anything. So only their end is looked at, a
 //! bounded number of hints comes of it, each is a guess and marked as one, and none ever
 //! changes a verdict. Nothing is looked up: whether the host has what is named does not
-//! show, neither in the words nor in the time.
+//! show, neither in the words nor in the time. No line is offered for what guards the host.
 
 mod messages;
 mod place;
+mod secret;
 
 use std::path::Path;
 
@@ -19,6 +20,7 @@ use crate::{
     model::Policy,
     names,
     plan::{CgroupPlan, HOME, Plan, find_runtime},
+    visible::visible,
 };
 use messages::{Message, Trouble, read};
 use place::{Place, place};
@@ -60,7 +62,7 @@ fn hint(kind: &'static str, what: String, answer: &str, rule: &str, allow: Optio
 
 fn of_path(path: &str, trouble: Trouble, plan: &Plan, policy: &Policy) -> Option<Denial> {
     let (real, place) = place(path, plan, policy)?;
-    let what = real.to_string_lossy().into_owned();
+    let what = visible(&real.to_string_lossy(), &[]);
     let say = |rule: &str, allow, help: String| Some(hint("path", what.clone(), trouble.errno(), rule, allow, help));
     let scratch = plan.scratch.path.display();
     let elsewhere = match plan.scratch.read_only {
@@ -111,6 +113,11 @@ fn shown_by(path: &Path) -> (Option<String>, String) {
         return (Some(allow), String::from("the policy gives no such device"));
     }
     let help = "this lies outside the sandbox; bring data in the request's `files`, put it into the scratch, or have the policy show it";
+    if secret::is_guarded(path) {
+        let help = "this can hold secrets of the host or give rights over it, or has below it what does, so no line is offered that would show it; \
+                    bring what the code needs in the request's `files`, or put it into the scratch";
+        return (None, help.to_owned());
+    }
     match check::shown(&text) {
         Ok(_) => {
             let list = format!("read_only_optional = {{ add = [{}] }}", quoted(&text));

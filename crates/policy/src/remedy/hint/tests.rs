@@ -80,6 +80,14 @@ fn a_path_gets_the_line_that_fits_where_it_lies() {
     ] {
         assert_eq!(allowed(stderr), expected, "{stderr}");
     }
+    let help = |path: &str| {
+        let hint = said(&format!("cat: {path}: No such file or directory"), &derived("")).pop().unwrap();
+        assert_eq!((hint.what.as_str(), hint.allow), (path, None));
+        hint.help.unwrap()
+    };
+    for path in ["/etc/shadow", "/home", "/run/docker.sock", "/home/alice/.ssh/id_rsa", "/root/x", "/dev/mem"] {
+        assert!(help(path).contains("secrets") && help(path).contains("no line"), "{path}: {}", help(path));
+    }
     assert_eq!(
         said("cat: /dev/tty: No such file or directory", &derived("[filesystem]\ndevices = { remove = [\"tty\"] }"))[0].allow.as_deref(),
         Some("[filesystem] devices = { add = [\"tty\"] }")
@@ -88,6 +96,19 @@ fn a_path_gets_the_line_that_fits_where_it_lies() {
         said("touch: cannot touch 'x': Read-only file system", &derived("[scratch]\naccess = \"ro\""))[0].allow.as_deref(),
         Some("[scratch] access = \"rw\"")
     );
+}
+
+#[test]
+fn what_hides_or_turns_text_reaches_nobody_and_the_line_still_means_the_path() {
+    let policy = derived("");
+    let path = "/data/\u{202e}vsc.x\u{2028}\u{200b}";
+    let hint = said(&format!("FileNotFoundError: [Errno 2] No such file or directory: '{path}'"), &policy).pop().unwrap();
+    assert_eq!(hint.what, "/data/\\u{202e}vsc.x\\u{2028}\\u{200b}");
+    let line = hint.allow.unwrap();
+    assert!(line.is_ascii(), "{line}");
+    let (section, rest) = line.split_once("] ").unwrap();
+    let allowing = derived(&format!("{section}]\n{rest}"));
+    assert!(allowing.filesystem.read_only_optional.contains(&PathBuf::from(path)), "{line}");
 }
 
 #[test]
