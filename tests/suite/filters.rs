@@ -137,6 +137,9 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("renameat2", 4, &[4, 5, 6], false);
     both("prctl", 0, &[15, 16, 0xffff_ffff], true);
     both("prctl", 0, &[22, 59], false);
+    // F_NOTIFY; F_GETFD, and numbers beside it.
+    both("fcntl", 1, &[1026], policy.seccomp.allow.iter().any(|name| name == "inotify_add_watch"));
+    both("fcntl", 1, &[1, 1025, 1027, 0xffff_ffff], true);
     for name in ["prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"] {
         both(name, 0, &[0], true);
         both(name, 0, &[1, 2, 0x3fff_ffff, 0xffff_ffff], false);

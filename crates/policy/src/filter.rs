@@ -59,6 +59,10 @@ const SET_ID_BITS: u32 = 0o6000;
 /// Every CLONE_NEW* flag that clone(2) takes.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
 const RENAME_WHITEOUT: u32 = 4;
+/// Watches a directory, as inotify's forerunner dnotify did.
+pub const F_NOTIFY: u32 = 1026;
+/// Who may not make this call may not watch by the older one either.
+pub const WATCHING: &str = "inotify_add_watch";
 /// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter of the code's own could answer
 /// in place of ours, unreported.
 pub const FORBIDDEN_PRCTL: [u32; 2] = [22, 59];
@@ -111,6 +115,8 @@ pub enum Check {
     SetSockOpt,
     /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
     Rename,
+    /// `fcntl` without F_NOTIFY, where nothing may be watched.
+    Fcntl,
 }
 
 /// The argument rule of a call, if it has one.
@@ -210,6 +216,9 @@ impl Rules {
         for name in &policy.allow {
             set(name, check_of(name).map_or(Action::Allow, Action::Check))?;
         }
+        if !policy.allow.iter().any(|name| name == WATCHING) && policy.allow.iter().any(|name| name == "fcntl") {
+            set("fcntl", Action::Check(Check::Fcntl))?;
+        }
         for name in &policy.enosys {
             set(name, Action::NoSuchCall)?;
         }
@@ -275,6 +284,11 @@ impl Rules {
             Check::Personality => equals_any(0, &[0, u32::MAX]),
             Check::SocketPair => equals_any(0, &[1]),
             Check::Rename => no_bits(4, RENAME_WHITEOUT),
+            Check::Fcntl => {
+                let mut code = vec![load(low(1))];
+                code.extend(none_of(&[F_NOTIFY]));
+                code
+            }
             Check::Prctl => {
                 let mut code = vec![load(low(0))];
                 code.extend(none_of(&FORBIDDEN_PRCTL));

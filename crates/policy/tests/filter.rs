@@ -106,7 +106,7 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                 Check::SocketPair => allow(&mut filter, &[equal(0, 1)]),
                 Check::Rename => allow(&mut filter, &[masked(4, 4, 0)]),
                 // Compared in a test of their own: libseccomp wants a rule for each value.
-                Check::Prctl | Check::SetSockOpt => continue,
+                Check::Prctl | Check::SetSockOpt | Check::Fcntl => continue,
                 Check::Ioctl => policy.ioctl.iter().for_each(|request| allow(&mut filter, &[equal(1, *request)])),
                 Check::Socket => {
                     for family in &policy.socket_families {
@@ -167,7 +167,10 @@ fn libseccomp_compiles_the_same_answers() {
     let mut compared = 0u64;
     for number in 0..names::END {
         // These two are compared in a test of their own.
-        if matches!(names::name(number).and_then(|name| rules.action(&name)), Some(Action::Check(Check::Prctl | Check::SetSockOpt))) {
+        if matches!(
+            names::name(number).and_then(|name| rules.action(&name)),
+            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl))
+        ) {
             continue;
         }
         let checked = names::name(number).is_some_and(|name| matches!(rules.action(&name), Some(Action::Check(_))));
@@ -201,6 +204,23 @@ fn the_code_can_load_no_bpf_of_its_own() {
         for level in [0, 1, 6, 41] {
             let expected = if level == 1 && [26, 50, 51, 52].contains(&option) { NOTIFY } else { ALLOW };
             assert_eq!(answer(&program, X86_64, setsockopt, [0, level, option, 0, 0, 0]), expected, "setsockopt {level} {option}");
+        }
+    }
+}
+
+#[test]
+fn directories_are_watched_by_both_calls_or_by_none() {
+    let watching = default_policy();
+    let mut blind = default_policy();
+    blind.allow.retain(|name| name != "inotify_add_watch");
+    let fcntl = names::number("fcntl").unwrap();
+    for (policy, expected) in [(watching, ALLOW), (blind, NOTIFY)] {
+        let (_, program) = compiled(&policy);
+        for high in [0, 1 << 32] {
+            assert_eq!(answer(&program, X86_64, fcntl, [3, high | 1026, 1, 0, 0, 0]), expected);
+            for other in [0, 1, 1025, 1027, 0xffff_ffff] {
+                assert_eq!(answer(&program, X86_64, fcntl, [1026, high | other, 1026, 0, 0, 0]), ALLOW);
+            }
         }
     }
 }

@@ -61,7 +61,7 @@ const GROUPS: &[(&[&str], &str)] = &[
     ),
     (
         &["inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch"],
-        "code can watch files, also those that others change in a shared scratch",
+        "code can watch files, also those that others change in a shared scratch; `fcntl` watches directories then, too",
     ),
     (&["fanotify_init", "fanotify_mark"], "code can watch files, also those that others change in a shared scratch"),
     (&["mlock", "mlock2", "munlock", "mlockall", "munlockall"], "code can hold memory that the kernel cannot reclaim, within its limit"),

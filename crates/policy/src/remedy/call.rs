@@ -5,7 +5,7 @@
 
 use crate::{
     compare::ioctl,
-    filter::{FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS},
+    filter::{F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
     inherit::family_name,
     model::{Seccomp, SocketFamily},
     names,
@@ -85,6 +85,7 @@ pub fn call(name: &str, arguments: &[u64; 6]) -> String {
         "setpriority" | "ioprio_set" => format!("{name}(which {}, who {})", low(0), low(1)),
         "personality" => format!("personality({:#x})", low(0)),
         "prctl" => format!("prctl({})", low(0)),
+        "fcntl" if low(1) == F_NOTIFY => String::from("fcntl(F_NOTIFY)"),
         "setsockopt" => format!("setsockopt(level {}, option {})", low(1), low(2)),
         _ => name.to_owned(),
     }
@@ -179,6 +180,10 @@ fn judge(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> Arguments {
         "prctl" => fixed(FORBIDDEN_PRCTL.contains(&low(0)), "filters and system call dispatch of the code's own are refused"),
         "setsockopt" => fixed(low(1) == 1 && FORBIDDEN_SOCKET_OPTIONS.contains(&low(2)), "BPF programs on sockets are refused"),
         "renameat2" => fixed(low(4) & 4 != 0, "RENAME_WHITEOUT, which makes a device node, is refused"),
+        // One permission for both ways to watch a directory.
+        "fcntl" if low(1) == F_NOTIFY && !seccomp.allow.iter().any(|name| name == WATCHING) => {
+            Arguments::Lacks("allow", WATCHING.to_owned())
+        }
         _ => Arguments::Pass,
     }
 }
@@ -252,6 +257,17 @@ mod tests {
     }
 
     #[test]
+    fn the_older_way_to_watch_a_directory_needs_the_line_of_the_newer() {
+        let f_notify = [3, u64::from(F_NOTIFY), 1, 0, 0, 0];
+        let strict = load_shipped("strict").unwrap();
+        let refused = remedy(&strict.seccomp, "fcntl", &f_notify);
+        assert_eq!((refused.rule.as_str(), call("fcntl", &f_notify).as_str()), ("[seccomp] allow", "fcntl(F_NOTIFY)"));
+        let allowing = extended("strict", &refused.allow.unwrap()).unwrap();
+        let action = |seccomp| Rules::new(seccomp, false).unwrap().action("fcntl");
+        assert_eq!((action(&strict.seccomp), action(&allowing.seccomp)), (Some(Action::Check(Check::Fcntl)), Some(Action::Allow)));
+    }
+
+    #[test]
     fn what_no_policy_may_allow_names_no_line_and_says_why() {
         let seccomp = load_shipped("default").unwrap().seccomp;
         for (name, arguments) in [
@@ -301,6 +317,8 @@ mod tests {
                     (1, 1)
                 }
                 Check::Rename => (4, 4),
+                // Not in `default`, which lets directories be watched.
+                Check::Fcntl => (1, u64::from(F_NOTIFY)),
             };
             arguments[usize::from(index)] = value;
             arguments

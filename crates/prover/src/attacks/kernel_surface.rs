@@ -2,7 +2,7 @@
 //! at, with and without high halves, and the other doors into the kernel.
 
 use stockade_policy::{
-    filter::{Action, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS},
+    filter::{Action, F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
     names::FORBIDDEN_IOCTLS,
 };
 use stockade_protocol::probe::Script;
@@ -30,6 +30,7 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     all.extend(ioctls(world));
     all.extend(others_by_number(world));
     all.extend(switches(world));
+    all.extend(the_older_watch(world));
     all.extend(other_doors());
     all
 }
@@ -175,6 +176,18 @@ fn devices(world: &World) -> Vec<Attack> {
         ));
     }
     all
+}
+
+/// dnotify, where inotify is not to be had.
+fn the_older_watch(world: &World) -> Option<Attack> {
+    const DN_ACCESS: i64 = 1;
+    let act = script(|b| {
+        let fd = b.open("/usr", 0);
+        b.attack("fcntl", &[fd, n(i64::from(F_NOTIFY)), n(DN_ACCESS)]);
+    });
+    let control = Control::Outside(Place::Host, Wanted::Reaches);
+    (!world.knows(WATCHING))
+        .then(|| attack("watch a directory by fcntl", "be told when something in /usr is read (F_NOTIFY)", act, control))
 }
 
 /// Families and protocols beyond the listed ones. The kind is one that does not exist, upon
