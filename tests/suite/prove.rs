@@ -89,6 +89,8 @@ fn default_holds_against_every_attack() {
         let said = |field: &str| finding[field].as_str().is_some_and(|text| !text.is_empty());
         assert!(["attack", "tried", "expected", "seen", "control"].iter().all(|field| said(field)), "{finding}");
         assert!(finding["state"] != "held" || finding["layers"].as_array().is_some_and(|layers| !layers.is_empty()), "{finding}");
+        let untried = |field: &str| finding[field].as_str().unwrap().contains("not tried");
+        assert!(finding["state"] != "held" || !untried("seen") && !untried("control"), "{finding}");
     }
     assert!(
         proof.value["receipt"]["layers"].as_array().unwrap().iter().any(|layer| layer["layer"] == "image"),

@@ -15,7 +15,7 @@ use alloc::{vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
-use stockade_protocol::probe::{Answer, Batch, NO_BATCH, encode_answers};
+use stockade_protocol::probe::{Answer, Batch, NO_BATCH, NOT_PREPARED, encode_answers};
 use stockade_sys::probe::shared_words;
 
 use script::{Ended, call, fork, perform};
@@ -27,14 +27,14 @@ pub fn run() -> i32 {
         return NO_BATCH;
     }
     let (Ok(batch), Ok(words)) = (Batch::decode(&input), shared_words()) else { return 2 };
-    let answers = match perform(&batch.prelude) {
-        Ok(_) => batch.scripts.iter().map(|script| attempt(script, batch.patience_s, words)).collect(),
+    let (status, answers) = match perform(&batch.prelude) {
+        Ok(_) => (0, batch.scripts.iter().map(|script| attempt(script, batch.patience_s, words)).collect()),
         // Nothing was tried: each answer says why.
-        Err(Ended::Broken { step, errno }) => vec![Answer::Broken { step, errno }; batch.scripts.len()],
+        Err(Ended::Broken { step, errno }) => (NOT_PREPARED, vec![Answer::Broken { step, errno }; batch.scripts.len()]),
         // Another process is the probe now, and this one ends with its status.
         Err(Ended::Left(status)) => return status,
     };
-    i32::from(write_all(&encode_answers(batch.nonce, &answers)).is_err())
+    if write_all(&encode_answers(batch.nonce, &answers)).is_ok() { status } else { 1 }
 }
 
 const READ: u32 = 0;

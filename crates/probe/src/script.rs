@@ -86,7 +86,7 @@ pub(crate) fn perform(script: &Script) -> Result<i64, Ended> {
                     _ => return Err(broken(14)),
                 }
             }
-            Op::Fork { steps } => match fork() {
+            Op::Fork { steps, failing } => match fork() {
                 Ok(0) => {
                     child = true;
                     last = (next + 1 + steps as usize).min(last);
@@ -96,7 +96,14 @@ pub(crate) fn perform(script: &Script) -> Result<i64, Ended> {
                     skip = steps as usize;
                     pid.cast_signed()
                 }
-                Err(errno) => return Err(broken(errno.raw_os_error() as u32)),
+                Err(errno) => match failing {
+                    Failing::Breaks => return Err(broken(errno.raw_os_error() as u32)),
+                    Failing::Answers if !child => return Ok(-i64::from(errno.raw_os_error())),
+                    _ => {
+                        skip = steps as usize;
+                        -i64::from(errno.raw_os_error())
+                    }
+                },
             },
             Op::Descend => match fork() {
                 Ok(0) => 0,

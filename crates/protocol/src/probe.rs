@@ -91,6 +91,8 @@ pub enum Op {
     Fork {
         /// How many.
         steps: u32,
+        /// Where no child can be made.
+        failing: Failing,
     },
     /// The rest is a child's; this process waits and ends as that does. Makes the first
     /// process of a PID namespace.
@@ -153,6 +155,8 @@ const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"SB\x00\x01");
 const ANSWERS_MAGIC: u32 = u32::from_le_bytes(*b"SA\x00\x01");
 /// The status with which a probe ends that was given no batch.
 pub const NO_BATCH: i32 = 77;
+/// The status with which a probe ends that could not do what it should do first.
+pub const NOT_PREPARED: i32 = 78;
 
 fn write_value(w: &mut Writer, value: Value) {
     let (kind, number) = match value {
@@ -175,6 +179,23 @@ fn read_value(r: &mut Reader<'_>) -> Result<Value, Malformed> {
     }
 }
 
+fn write_failing(w: &mut Writer, failing: Failing) {
+    w.u32(match failing {
+        Failing::Breaks => 0,
+        Failing::Counts => 1,
+        Failing::Answers => 2,
+    });
+}
+
+fn read_failing(r: &mut Reader<'_>) -> Result<Failing, Malformed> {
+    match r.u32()? {
+        0 => Ok(Failing::Breaks),
+        1 => Ok(Failing::Counts),
+        2 => Ok(Failing::Answers),
+        _ => Err(Malformed),
+    }
+}
+
 fn write_op(w: &mut Writer, op: &Op) {
     match *op {
         Op::Call { door, number, arguments, times, failing } => {
@@ -185,11 +206,7 @@ fn write_op(w: &mut Writer, op: &Op) {
             w.u32(used as u32);
             arguments.iter().take(used).for_each(|value| write_value(w, *value));
             w.u32(times);
-            w.u32(match failing {
-                Failing::Breaks => 0,
-                Failing::Counts => 1,
-                Failing::Answers => 2,
-            });
+            write_failing(w, failing);
         }
         Op::Store { at, width, value } => {
             [2, at, width].into_iter().for_each(|number| w.u32(number));
@@ -204,7 +221,10 @@ fn write_op(w: &mut Writer, op: &Op) {
             write_value(w, length);
             [needle, needle_length].into_iter().for_each(|number| w.u32(number));
         }
-        Op::Fork { steps } => [5, steps].into_iter().for_each(|number| w.u32(number)),
+        Op::Fork { steps, failing } => {
+            [5, steps].into_iter().for_each(|number| w.u32(number));
+            write_failing(w, failing);
+        }
         Op::Descend => w.u32(6),
         Op::Require { left, right } => {
             w.u32(7);
@@ -228,18 +248,13 @@ fn read_op(r: &mut Reader<'_>) -> Result<Op, Malformed> {
                 *slot = read_value(r)?;
             }
             let times = r.u32()?;
-            let failing = match r.u32()? {
-                0 => Failing::Breaks,
-                1 => Failing::Counts,
-                2 => Failing::Answers,
-                _ => return Err(Malformed),
-            };
-            Op::Call { door: if kind == 0 { Door::Native } else { Door::Int80 }, number, arguments, times, failing }
+            let door = if kind == 0 { Door::Native } else { Door::Int80 };
+            Op::Call { door, number, arguments, times, failing: read_failing(r)? }
         }
         2 => Op::Store { at: r.u32()?, width: r.u32()?, value: read_value(r)? },
         3 => Op::Load { at: r.u32()?, width: r.u32()?, mask: r.u64()? },
         4 => Op::Find { at: r.u32()?, length: read_value(r)?, needle: r.u32()?, needle_length: r.u32()? },
-        5 => Op::Fork { steps: r.u32()? },
+        5 => Op::Fork { steps: r.u32()?, failing: read_failing(r)? },
         6 => Op::Descend,
         7 => Op::Require { left: read_value(r)?, right: read_value(r)? },
         8 => Op::Give { value: read_value(r)? },
@@ -364,7 +379,7 @@ mod tests {
             Op::Store { at: 0, width: 8, value: Value::Memory(8) },
             Op::Load { at: 0, width: 4, mask: 0xff },
             Op::Find { at: 0, length: Value::Result(1), needle: 4, needle_length: 2 },
-            Op::Fork { steps: 1 },
+            Op::Fork { steps: 1, failing: Failing::Answers },
             Op::Descend,
             Op::Require { left: Value::Result(0), right: Value::Number(1) },
             Op::Give { value: Value::Result(3) },

@@ -2,7 +2,7 @@
 
 use stockade_protocol::{
     LimitKey, Verdict,
-    probe::{Answer, Batch, Script, decode_answers},
+    probe::{Answer, Batch, NOT_PREPARED, Script, decode_answers},
 };
 use stockade_runtime::{Image, ImageResult, Loaded, Options, Refusal, run_image};
 
@@ -55,11 +55,12 @@ impl Done {
 
     /// The script answered with this errno.
     pub(crate) fn answered(&self, errno: i32) -> bool {
-        match self.answer() {
-            Some(Answer::Result(value)) => value == -i64::from(errno),
-            Some(Answer::Broken { errno: found, .. }) => found == errno.cast_unsigned(),
-            _ => false,
-        }
+        self.answer() == Some(Answer::Result(-i64::from(errno)))
+    }
+
+    /// Nothing was tried: what the attack needs could not be prepared.
+    pub(crate) fn untried(&self) -> bool {
+        matches!(self.answer(), Some(Answer::Broken { .. })) || (self.ended_as(Verdict::Exited) && self.result.report.code == NOT_PREPARED)
     }
 
     /// Answer and verdict in words.
@@ -67,6 +68,7 @@ impl Done {
         let verdict = crate::words::verdict(&self.result.report);
         match self.answer() {
             Some(answer) => format!("{}; {verdict}", crate::words::answer(Some(answer))),
+            None if self.untried() => String::from("not tried: what it needs could not be prepared"),
             None => verdict,
         }
     }

@@ -139,9 +139,11 @@ impl Court<'_> {
             }
             (Act::Run { run, control }, _) => {
                 let shown = refused(self.control_of_run(&run, control))?.unwrap_or_else(|refusal| (false, refusal));
-                match refused(self.try_run(&run))? {
+                match self.try_run(&run)? {
                     Ok(seen) => draft.by_run(run.expected, seen, shown),
-                    Err(refusal) => draft.unproven(run.expected, refusal, shown.1, "the policy refuses the run that would have tried it"),
+                    Err(why) => {
+                        draft.unproven(run.expected, why, shown.1, "the run that would have tried it was refused, or could not begin to")
+                    }
                 }
             }
         })
@@ -161,9 +163,14 @@ impl Court<'_> {
         }
     }
 
-    fn try_run(&self, run: &Run) -> Result<Seen, Refusal> {
+    /// What a run came to, or why it tried nothing: then whatever it came to says nothing.
+    fn try_run(&self, run: &Run) -> Result<Result<Seen, String>, Refusal> {
         let inside = if run.host_scratch { self.with_scratch } else { self.inside };
-        Ok((run.judge)(&inside.run(&Self::errand(run))?, self.world))
+        Ok(match refused(inside.run(&Self::errand(run)))? {
+            Ok(done) if done.untried() => Err(done.words()),
+            Ok(done) => Ok((run.judge)(&done, self.world)),
+            Err(refusal) => Err(refusal),
+        })
     }
 
     fn control_of_run(&self, run: &Run, control: RunControl) -> Result<(bool, String), Refusal> {
@@ -178,10 +185,10 @@ impl Court<'_> {
                 let answer = self.outside.answers(place, &[script]).pop().flatten();
                 (comes_to(answer, wanted, None), format!("{}: {}", place_name(place), words::answer(answer)))
             }
-            RunControl::Run(control) => {
-                let seen = self.try_run(&control)?;
-                (seen.held, format!("{}: {}", control.expected, seen.what))
-            }
+            RunControl::Run(control) => match self.try_run(&control)? {
+                Ok(seen) => (seen.held, format!("{}: {}", control.expected, seen.what)),
+                Err(why) => (false, format!("{}: {why}", control.expected)),
+            },
         })
     }
 

@@ -113,14 +113,15 @@ impl Builder {
         self.push(Op::Find { at: place(at), length, needle, needle_length: u32::try_from(sought.len()).unwrap_or(u32::MAX) })
     }
 
-    /// What a child does; gives its pid.
-    pub(crate) fn fork(&mut self, child: impl FnOnce(&mut Self)) -> Value {
+    /// What a child does; gives its pid. `failing`: that no child can be made is the answer,
+    /// or breaks the script.
+    pub(crate) fn fork(&mut self, failing: Failing, child: impl FnOnce(&mut Self)) -> Value {
         let index = self.script.ops.len();
-        let pid = self.push(Op::Fork { steps: 0 });
+        let pid = self.push(Op::Fork { steps: 0, failing });
         child(self);
         let steps = u32::try_from(self.script.ops.len() - index - 1).unwrap_or(u32::MAX);
         if let Some(op) = self.script.ops.get_mut(index) {
-            *op = Op::Fork { steps };
+            *op = Op::Fork { steps, failing };
         }
         pid
     }

@@ -137,7 +137,7 @@ fn collected(world: &World) -> Vec<Attack> {
     let link = |from: &str, to: &str| {
         script(|b| {
             let (to, from) = (b.text(to), b.text(from));
-            b.attack("symlinkat", &[to, CWD, from]);
+            b.need("symlinkat", &[to, CWD, from]);
         })
     };
     let secret = world.secret_path();

@@ -3,7 +3,7 @@
 use stockade_policy::plan::{CgroupPlan, UserNamespaces};
 use stockade_protocol::{
     LimitKey, Verdict,
-    probe::{Answer, Script},
+    probe::{Answer, Failing, Script},
 };
 
 use super::{O_CREAT, O_WRONLY};
@@ -80,7 +80,7 @@ fn processes(world: &World) -> Vec<Attack> {
     let bomb = script(|b| {
         let pause = b.bytes(&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         (0..CHILDREN).for_each(|_| {
-            b.fork(|b| {
+            b.fork(Failing::Answers, |b| {
                 b.may("nanosleep", &[pause, n(0)]);
             });
         });
