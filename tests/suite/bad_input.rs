@@ -49,6 +49,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_command_that_is_too_long_is_refused),
     test!(Both, a_closed_stdin_is_refused),
     test!(Both, a_refusal_leaves_no_trace_in_scratch),
+    test!(Both, a_callers_limit_on_file_sizes_is_an_error_and_no_death),
 ];
 
 fn what_is_not_json_is_refused_with_line_and_column() {
@@ -415,4 +416,23 @@ fn a_refusal_leaves_no_trace_in_scratch() {
         assert_eq!(exec(request).status, Some(2));
         assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
     }
+}
+
+/// Whoever starts the launcher may have limited the size of files to nothing.
+fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
+    let limited = |blocks: &str, request: &Value| {
+        let words = format!("ulimit -f {blocks}; exec \"$STOCKADE\" exec");
+        Done::of(feed(&mut under(&["sh", "-c", &words]), request.to_string().as_bytes()))
+    };
+    let request = json!({"code": "print(1)"});
+    for request in [&request, &json!({"code": "print(1)", "scratch": text(&scratch())})] {
+        let done = limited("0", request);
+        done.expect(json!({"verdict": "sandbox_error", "started": false}));
+        assert!(done.error().contains("too large") && done.error().contains("ulimit -f"), "{}", done.error());
+        limited("unlimited", request).succeeded();
+    }
+    // The launcher goes on where that signal comes; the code gets what a login would give it.
+    let code = "ulimit -f 1; (exec head -c 4096 /dev/zero > grown); echo $?; grep SigIgn /proc/self/status";
+    let done = exec(json!({"code": code, "language": "sh"}));
+    done.succeeded().expect(json!({"output": "153\nSigIgn:\t0000000000000000\n"}));
 }

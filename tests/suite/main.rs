@@ -36,6 +36,7 @@ mod load;
 mod meta;
 mod misdeeds;
 mod policies;
+mod proof_files;
 mod prove;
 mod remedies;
 mod resources;
@@ -62,6 +63,7 @@ fn main() -> std::process::ExitCode {
         explained::TESTS,
         remedies::TESTS,
         prove::TESTS,
+        proof_files::TESTS,
         host_ids::TESTS,
         workloads::TESTS,
         run::TESTS,

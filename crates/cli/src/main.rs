@@ -11,6 +11,7 @@ mod doctor;
 mod dry_run;
 mod explained;
 mod output;
+mod page;
 mod policy;
 mod prove;
 mod runtimes;
@@ -35,6 +36,8 @@ const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
+    // Under `ulimit -f 0` this would die without a word. A payload gets the default back.
+    stockade_sys::process::ignore_file_size_signal();
     let cli = match Cli::of_process() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

@@ -4,15 +4,14 @@
 
 use std::{fmt::Write, process::ExitCode};
 
-use anyhow::Context;
-use stockade_prover::{Class, Proof, State, html, prove};
+use stockade_prover::{Class, Proof, State, html, prove, unfinished};
 use stockade_runtime::Options;
 
 use crate::{
     args::Prove,
-    open_report,
-    output::{say, visible},
-    refuse, write_into,
+    output::{say, say_json, warn},
+    page::Page,
+    refuse,
 };
 
 const BREACH: u8 = 1;
@@ -20,18 +19,24 @@ const NOT_PROVEN: u8 = 3;
 
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     // Before anything is tried, so that a proof is never made in vain.
-    let page = asked.html.as_deref().map(open_report).transpose()?;
+    let page = asked.html.as_deref().map(Page::begin).transpose()?;
+    let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));
     let proof = match prove(&Options::from(&asked.policy)) {
         Ok(proof) => proof,
-        Err(refusal) => return Ok(refuse(&refusal)),
+        Err(refusal) => {
+            let code = refuse(&refusal);
+            put(&unfinished(Some(&refusal.message)))?;
+            return Ok(code);
+        }
     };
-    if let (Some(file), Some(path)) = (page, &asked.html) {
-        write_into(file, html(&proof).as_bytes()).with_context(|| format!("write the page to {}", path.display()))?;
+    if let Some(left) = &proof.left {
+        warn(&format!("stockade: {left}"));
     }
+    put(&html(&proof))?;
     if asked.json {
-        say(&serde_json::to_string_pretty(&proof)?)?;
+        say_json(&proof)?;
     } else {
-        say(&visible(&describe(&proof)?))?;
+        say(&describe(&proof)?)?;
     }
     Ok(ExitCode::from(match proof.count {
         count if count.breaches > 0 => BREACH,

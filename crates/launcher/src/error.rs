@@ -80,7 +80,9 @@ pub(crate) fn describe(errno: Errno) -> String {
     // "Operation not permitted (os error 1)"
     let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
     let name = format!("{:?}", nix::errno::Errno::from_raw(errno.raw_os_error()));
-    format!("{text} ({name})")
+    // No file that the launcher writes is large: there is a limit for whoever started it.
+    let remedy = if errno == Errno::FBIG { "; files of this size are forbidden to the launcher: ulimit -f unlimited" } else { "" };
+    format!("{text} ({name}){remedy}")
 }
 
 /// clone3 was refused: the one failure that most users will meet, so it says why.

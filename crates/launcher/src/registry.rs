@@ -2,12 +2,13 @@
 //!
 //! Each run has a file in the registry's directory, locked for as long as its launcher
 //! lives. What the kernel will not remove by itself (cgroup directories, the program's
-//! file in a host scratch) is noted there first. A file that can be locked belongs to
-//! nobody: the next start removes what it lists, and then the file. The file's number
-//! is also what makes a root run's uid its own.
+//! file in a host scratch, the directory of a proof) is noted there first. A file that can
+//! be locked belongs to nobody: the next start removes what it lists, and then the file.
+//! The file's number is also what makes a root run's uid its own.
+
+mod leftover;
 
 use std::{
-    ffi::OsStr,
     fs::{DirBuilder, File, OpenOptions},
     io::{Read, Write},
     os::unix::{
@@ -18,16 +19,20 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, openat, unlinkat},
+    fs::{FlockOperation, flock},
     io::Errno,
 };
 
 use crate::{LaunchError, What};
 
+pub use leftover::remove_directory;
+
 /// How many runs may be alive at one time.
 const SLOTS: u32 = 16384;
 /// Every program file that a run makes begins so.
 pub const PROGRAM_PREFIX: &str = "stockade_";
+/// Every directory that a proof makes begins so.
+pub const PROOF_PREFIX: &str = "stockade-prove-";
 
 /// A directory of records.
 #[derive(Clone, Debug)]
@@ -45,7 +50,10 @@ pub struct Record {
 }
 
 fn failed(attempt: String) -> impl Fn(std::io::Error) -> LaunchError {
-    move |error| LaunchError::other(What::Registry, format!("{attempt}: {error}"))
+    move |error| {
+        let why = Errno::from_io_error(&error).map_or_else(|| error.to_string(), crate::error::describe);
+        LaunchError::other(What::Registry, format!("{attempt}: {why}"))
+    }
 }
 
 impl Registry {
@@ -168,8 +176,16 @@ impl Record {
         self.note("program", path)
     }
 
+    /// Notes the directory of a proof, which goes with everything in it.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_proof(&mut self, path: &Path) -> Result<(), LaunchError> {
+        self.note("proof", path)
+    }
+
     /// Forgets what was noted: all of it is gone.
-    pub(crate) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         self.settled = true;
     }
 
@@ -183,7 +199,7 @@ impl Record {
         if rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_err() || (&self.file).read_to_end(&mut text).is_err() {
             return false;
         }
-        let all_gone = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(remove_leftover);
+        let all_gone = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(leftover::remove);
         all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
     }
 
@@ -198,51 +214,5 @@ impl Drop for Record {
         if self.settled || !self.has_leftovers() || self.clear() {
             let _next_start_removes_it = rustix::fs::unlink(&self.path);
         }
-    }
-}
-
-fn remove_leftover(line: &[u8]) -> bool {
-    if let Some(path) = line.strip_prefix(b"cgroup ") {
-        return remove_cgroup(Path::new(OsStr::from_bytes(path)));
-    }
-    if let Some(path) = line.strip_prefix(b"program ") {
-        return remove_program(Path::new(OsStr::from_bytes(path)));
-    }
-    // A line cut short by a full disk: nothing was made under its name.
-    true
-}
-
-fn remove_cgroup(path: &Path) -> bool {
-    let ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-"));
-    if !ours || !path.starts_with("/sys/fs/cgroup") {
-        return true;
-    }
-    // The sandbox died with its launcher; its last process may still be leaving.
-    for _ in 0..500 {
-        match rustix::fs::rmdir(path) {
-            Ok(()) | Err(Errno::NOENT) => return true,
-            Err(Errno::BUSY) => {
-                if let Ok(kill) = openat(CWD, path.join("cgroup.kill"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
-                    let _waits_for_it_anyway = rustix::io::write(&kill, b"1");
-                }
-                std::thread::sleep(std::time::Duration::from_millis(2));
-            }
-            Err(_) => return false,
-        }
-    }
-    false
-}
-
-/// Removes a program's file, and only such a file: no link is followed on the way, so
-/// that a scratch rearranged by its owner cannot lead us elsewhere.
-fn remove_program(path: &Path) -> bool {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return true };
-    if !name.as_bytes().starts_with(PROGRAM_PREFIX.as_bytes()) {
-        return true;
-    }
-    let Ok(directory) = crate::tree::open_directory(directory) else { return true };
-    match unlinkat(&directory, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => true,
-        Err(_) => false,
     }
 }

@@ -50,6 +50,14 @@ fn read(path: &str) -> Script {
     })
 }
 
+/// Reads a file's beginning and looks for a text in it.
+fn seek(path: &str, sought: &str) -> Script {
+    script(|b| {
+        let (to, length) = b.read(path);
+        b.find(to, length, sought.as_bytes());
+    })
+}
+
 /// Opens a file so.
 fn open(path: &str, flags: i64) -> Script {
     script(|b| {

@@ -5,6 +5,8 @@
 
 use std::fmt::{self, Write};
 
+use stockade_policy::visible::is_hidden;
+
 use crate::{Class, Finding, Proof, State};
 
 /// The page.
@@ -15,15 +17,31 @@ pub fn html(proof: &Proof) -> String {
     page
 }
 
+/// The page of a proof that has not ended, or will not: it proves nothing.
+pub fn unfinished(why: Option<&str>) -> String {
+    let why = why.map_or_else(
+        || String::from("It is under way, or was ended before it could say so."),
+        |why| format!("It was broken off: {}", Escaped(why)),
+    );
+    format!(
+        "{}<h1>A proof that has not ended</h1>\n<p class=\"verdict not-proven\">nothing is proven</p>\n<p>{why}</p>\n</body>\n</html>\n",
+        head("A proof that has not ended: nothing is proven")
+    )
+}
+
+/// The page up to its first heading. The title is ours or escaped.
+fn head(title: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
+    )
+}
+
 const STYLE: &str = include_str!("html.css");
 
 fn write_page(out: &mut String, proof: &Proof) -> fmt::Result {
     let policy = Escaped(&proof.policy.name);
     let (verdict, class) = verdict(proof);
-    write!(
-        out,
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>Policy {policy}: {verdict}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
-    )?;
+    out.push_str(&head(&format!("Policy {policy}: {verdict}")));
     write!(out, "<h1>Policy <q>{policy}</q> under attack</h1>\n<p class=\"verdict {class}\">{verdict}</p>\n")?;
     let (count, distinct) = (proof.count, proof.distinct);
     writeln!(
@@ -153,17 +171,12 @@ impl fmt::Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                letter if letter.is_control() || is_invisible(letter) => write!(f, "{}", letter.escape_default())?,
+                letter if is_hidden(letter) => write!(f, "{}", letter.escape_default())?,
                 letter => f.write_char(letter)?,
             }
         }
         Ok(())
     }
-}
-
-/// Marks that turn or hide the text around them.
-fn is_invisible(letter: char) -> bool {
-    matches!(letter, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 #[cfg(test)]
@@ -172,8 +185,8 @@ mod tests {
 
     #[test]
     fn nothing_that_was_seen_becomes_part_of_the_page() {
-        let hostile = "<script>alert('x')</script> \"&\x1b]0;\u{202e}";
+        let hostile = "<script>alert('x')</script> \"&\x1b]0;\u{202e}\u{2028}";
         let escaped = Escaped(hostile).to_string();
-        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;\\u{1b}]0;\\u{202e}");
+        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &quot;&amp;\\u{1b}]0;\\u{202e}\\u{2028}");
     }
 }

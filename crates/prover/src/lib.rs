@@ -26,7 +26,7 @@ use stockade_protocol::{PolicyId, Receipt};
 use stockade_runtime::{Options, Refusal, load_policy};
 
 pub use attack::Class;
-pub use html::html;
+pub use html::{html, unfinished};
 
 use inside::{Errand, Inside};
 use world::World;
@@ -156,6 +156,9 @@ pub struct Proof {
     pub findings: Vec<Finding>,
     /// What was in force in the sandbox of the attacks.
     pub receipt: Receipt,
+    /// What of the proof's own files could not be removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left: Option<String>,
 }
 
 impl Proof {
@@ -196,6 +199,7 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
         distinct: Count::of(findings.iter().filter(|finding| finding.class != Class::SystemCalls)),
         findings,
         receipt: world.receipt.clone(),
+        left: world.remove(),
     })
 }
 

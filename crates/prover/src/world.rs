@@ -1,14 +1,17 @@
 //! What attacks are aimed at: things of the host that a sandbox must not reach, made for
 //! this one occasion and removed afterwards.
+//!
+//! No other user of the host can enter where they lie, so that nobody else can make an
+//! attack seem to succeed or a control seem to fail.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
+    fs::{DirBuilder, File},
+    io::{self, Write},
     net::{Ipv6Addr, TcpListener, UdpSocket},
     os::{
         linux::net::SocketAddrExt,
         unix::{
-            fs::{DirBuilderExt, PermissionsExt, chown},
+            fs::{DirBuilderExt, chown, symlink},
             net::{SocketAddr, UnixListener},
         },
     },
@@ -21,12 +24,12 @@ use stockade_policy::{
     plan::{Plan, RootEntry},
 };
 use stockade_protocol::Receipt;
-use stockade_runtime::{Loaded, Refusal};
+use stockade_runtime::{Loaded, Refusal, aside::Aside};
 
 /// Who owns a scratch where root launches for itself: root's own is refused.
 const NOBODY: u32 = 65534;
 
-/// See the module. Removed when dropped.
+/// See the module.
 pub(crate) struct World {
     /// The policy.
     pub(crate) policy: Policy,
@@ -38,7 +41,7 @@ pub(crate) struct World {
     pub(crate) rules: Rules,
     /// A directory of the host, outside every sandbox.
     pub(crate) directory: PathBuf,
-    /// A host scratch that everybody may write to; none: the host refuses one.
+    /// A host scratch beside it, the caller's.
     pub(crate) scratch: PathBuf,
     /// What the secret file says, and nothing else on this host.
     pub(crate) secret: String,
@@ -52,6 +55,7 @@ pub(crate) struct World {
     pub(crate) pid: u32,
     /// Whose ids the launcher and its controls have.
     pub(crate) uid: u32,
+    aside: Aside,
     listeners: (TcpListener, Option<TcpListener>, UdpSocket, UnixListener, UnixListener),
 }
 
@@ -66,20 +70,21 @@ impl World {
             .map_err(|error| Refusal::sandbox_error("filter_unusable", error.to_string()))?;
         let nonce = crate::nonce()?;
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
-        let directory = PathBuf::from("/tmp").join(format!("stockade-prove-{pid}-{nonce:016x}"));
-        DirBuilder::new().mode(0o711).create(&directory).map_err(failed("make a directory for the attacks"))?;
-        let made = Cleaner(directory.clone());
+        let aside = Aside::new(nonce)?;
+        let (directory, scratch) = (aside.path().join(HOST), aside.path().join("scratch"));
+        for path in [&directory, &scratch] {
+            DirBuilder::new().mode(0o700).create(path).map_err(failed("make a directory for the attacks"))?;
+        }
         let secret = format!("canary-{nonce:016x}");
-        fs::write(directory.join(SECRET), &secret).map_err(failed("write a secret to be sought"))?;
-        let scratch = directory.join("scratch");
-        DirBuilder::new().mode(0o700).create(&scratch).map_err(failed("make a scratch"))?;
-        fs::write(scratch.join(".env"), &secret).map_err(failed("write a secret to be sought"))?;
-        std::os::unix::fs::symlink("../secret", scratch.join("link-to-secret")).map_err(failed("make a link"))?;
+        write_new(&directory.join(SECRET), &secret).map_err(failed("write a secret to be sought"))?;
+        write_new(&scratch.join(".env"), &secret).map_err(failed("write a secret to be sought"))?;
+        symlink(format!("../{HOST}/{SECRET}"), scratch.join("link-to-secret")).map_err(failed("make a link"))?;
         if uid == 0 {
             let owner = plan_owner();
-            chown(&scratch, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
+            for path in [&scratch, &scratch.join(".env")] {
+                chown(path, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
+            }
         }
-        fs::set_permissions(&scratch, fs::Permissions::from_mode(0o777)).map_err(failed("open the scratch"))?;
         let tcp = TcpListener::bind("127.0.0.1:0").map_err(failed("listen on the host's loopback"))?;
         let port = tcp.local_addr().map_err(failed("listen on the host's loopback"))?.port();
         let tcp6 = TcpListener::bind((Ipv6Addr::LOCALHOST, port)).ok();
@@ -88,7 +93,6 @@ impl World {
         let address = SocketAddr::from_abstract_name(&abstract_name).map_err(failed("name an abstract socket"))?;
         let unnamed = UnixListener::bind_addr(&address).map_err(failed("listen on an abstract socket"))?;
         let named = UnixListener::bind(directory.join(SOCKET)).map_err(failed("listen on a socket of the host"))?;
-        std::mem::forget(made);
         Ok(World {
             policy: loaded.policy.clone(),
             plan,
@@ -102,6 +106,7 @@ impl World {
             host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid,
             uid,
+            aside,
             listeners: (tcp, tcp6, udp, unnamed, named),
         })
     }
@@ -114,6 +119,11 @@ impl World {
     /// The secret file's path on the host.
     pub(crate) fn secret_path(&self) -> String {
         self.path(SECRET)
+    }
+
+    /// Removes everything that was made, and says what of it is left.
+    pub(crate) fn remove(self) -> Option<String> {
+        self.aside.remove().err().map(|refusal| format!("{refusal}; the next start of stockade tries again"))
     }
 
     /// A path of the host in the attacks' directory.
@@ -177,19 +187,11 @@ fn plan_owner() -> (u32, u32) {
         .unwrap_or((NOBODY, NOBODY))
 }
 
+const HOST: &str = "host";
 const SECRET: &str = "secret";
 const SOCKET: &str = "socket";
 
-struct Cleaner(PathBuf);
-
-impl Drop for Cleaner {
-    fn drop(&mut self) {
-        let _left = fs::remove_dir_all(&self.0);
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _left = fs::remove_dir_all(&self.directory);
-    }
+/// Writes a file that nothing was in the place of.
+pub(crate) fn write_new(path: &Path, text: &str) -> io::Result<()> {
+    File::create_new(path)?.write_all(text.as_bytes())
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admit;
+pub mod aside;
 pub mod audit;
 pub mod caller;
 pub mod doctor;

@@ -171,6 +171,16 @@ pub fn ignores(signal: i32) -> bool {
     asked.is_ok() && current[0] == SIG_IGN
 }
 
+/// Ignores SIGXFSZ, so that a write beyond a limit on file sizes is an error (EFBIG) that
+/// can be told, and not the end of this process.
+pub fn ignore_file_size_signal() {
+    const SIGXFSZ: usize = 25;
+    const SIG_IGN: u64 = 1;
+    let ignore = [SIG_IGN, 0, 0, 0];
+    // SAFETY: `ignore` lives, no old action is asked for, the mask size is 8.
+    let _cannot_fail = unsafe { syscall(13, [SIGXFSZ, ignore.as_ptr() as usize, 0, 8, 0, 0]) };
+}
+
 /// Makes the terminal behind `terminal` the controlling one of this session.
 ///
 /// # Errors

@@ -3,7 +3,7 @@
 use stockade_policy::plan::{HOME, Mode, Plan, RootEntry};
 use stockade_protocol::probe::Script;
 
-use super::{O_CREAT, O_WRONLY, read, shared_namespace};
+use super::{O_CREAT, O_WRONLY, seek, shared_namespace};
 use crate::{
     attack::{Attack, Class, Control, Expected, Limits, Place, Run, RunControl, Seen, Wanted},
     script::{n, script},
@@ -50,14 +50,15 @@ fn left_behind(world: &World) -> Vec<Attack> {
         .map(|place| {
             let twin = script(|b| {
                 leave(b, &format!("{place}/{LEFT}-here"));
-                b.read(&format!("{place}/{LEFT}-here"));
+                let (to, length) = b.read(&format!("{place}/{LEFT}-here"));
+                b.find(to, length, LEFT.as_bytes());
             });
             Attack::new(
                 CLASS,
                 format!("what a run left in {place}"),
                 format!("read a file that an earlier run has written to {place}"),
                 &["mounts"],
-                read(&format!("{place}/{LEFT}")),
+                seek(&format!("{place}/{LEFT}"), LEFT),
                 Expected::Errno(&[ENOENT]),
                 Control::Instead(twin, Wanted::Finds),
             )
@@ -67,13 +68,6 @@ fn left_behind(world: &World) -> Vec<Attack> {
 
 /// What the host is called, and where on it the run is.
 fn names_of_the_host(world: &World) -> Vec<Attack> {
-    let find_in = |path: &'static str, sought: &str| {
-        let sought = sought.to_owned();
-        script(move |b| {
-            let (to, length) = b.read(path);
-            b.find(to, length, sought.as_bytes());
-        })
-    };
     let mut all = Vec::new();
     if world.host_name != world.plan.identity.hostname && world.host_name.len() > 2 {
         let by_uname = script(|b| {
@@ -99,7 +93,7 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
                     format!("the host's name in {path}"),
                     format!("learn the host's name from {path}"),
                     &["UTS namespace", "mounts"],
-                    find_in(path, &world.host_name),
+                    seek(path, &world.host_name),
                     Expected::Value(0),
                     Control::Outside(Place::Host, Wanted::Finds),
                 ));
@@ -111,9 +105,9 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
         "the run's cgroup",
         "learn by which name the host keeps the run's cgroup",
         &["cgroup namespace"],
-        find_in("/proc/self/cgroup", "stockade-"),
+        seek("/proc/self/cgroup", "stockade-"),
         Expected::Value(0),
-        Control::OutsideInstead(Place::Host, find_in("/proc/self/cgroup", ":/"), Wanted::Finds),
+        Control::OutsideInstead(Place::Host, seek("/proc/self/cgroup", ":/"), Wanted::Finds),
     ));
     if let Ok(id) = std::fs::read_to_string("/etc/machine-id") {
         let id = id.trim().to_owned();
@@ -125,7 +119,7 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
                 "the host's machine id",
                 "learn the host's unique number from /etc/machine-id",
                 &["mounts"],
-                find_in("/etc/machine-id", &id),
+                seek("/etc/machine-id", &id),
                 Expected::Value(0),
                 Control::Outside(Place::Host, Wanted::Finds),
             ));
@@ -148,10 +142,7 @@ fn variables(world: &World) -> Vec<Attack> {
         "the launcher's environment",
         format!("find the launcher's variable {name} in one's own environment"),
         &["launcher"],
-        script(|b| {
-            let (to, length) = b.read("/proc/self/environ");
-            b.find(to, length, variable.as_bytes());
-        }),
+        seek("/proc/self/environ", &variable),
         Expected::Value(0),
         Control::Outside(Place::Host, Wanted::Finds),
     )]
@@ -179,7 +170,7 @@ fn ownership(world: &World) -> Vec<Attack> {
         expected: String::from("it is the caller's on the host"),
         judge: |_, world| {
             use std::os::unix::fs::MetadataExt;
-            match std::fs::metadata(world.scratch.join("made-by-the-run")) {
+            match std::fs::symlink_metadata(world.scratch.join("made-by-the-run")) {
                 Ok(file) => Seen { held: file.uid() == world.scratch_owner(), what: format!("it belongs to {} on the host", file.uid()) },
                 Err(error) => Seen { held: false, what: format!("it was not made: {error}") },
             }

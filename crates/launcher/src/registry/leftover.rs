@@ -1,0 +1,182 @@
+//! Removing what a record lists: cgroups, a program's file, the directory of a proof.
+//!
+//! A record is its owner's word, and the places that it names may since have been
+//! rearranged by code. So nothing is removed that is not named as we name it, and no link
+//! is followed. What cannot be removed stays listed.
+
+use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path};
+
+use rustix::{
+    fd::{AsFd, AsRawFd, OwnedFd},
+    fs::{AtFlags, CWD, Dir, Mode, OFlags, chmod, fstat, openat, unlinkat},
+    io::Errno,
+};
+
+use super::{PROGRAM_PREFIX, PROOF_PREFIX};
+
+/// Removes what a line lists; true if nothing of it is left.
+pub(super) fn remove(line: &[u8]) -> bool {
+    let path = |bytes| Path::new(OsStr::from_bytes(bytes));
+    if let Some(cgroup) = line.strip_prefix(b"cgroup ") {
+        return remove_cgroup(path(cgroup));
+    }
+    if let Some(program) = line.strip_prefix(b"program ") {
+        return remove_program(path(program));
+    }
+    if let Some(proof) = line.strip_prefix(b"proof ") {
+        return remove_directory(path(proof)).is_ok();
+    }
+    // A line cut short by a full disk: nothing was made under its name.
+    true
+}
+
+fn remove_cgroup(path: &Path) -> bool {
+    let ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-"));
+    if !ours || !path.starts_with("/sys/fs/cgroup") {
+        return true;
+    }
+    // The sandbox died with its launcher; its last process may still be leaving.
+    for _ in 0..500 {
+        match rustix::fs::rmdir(path) {
+            Ok(()) | Err(Errno::NOENT) => return true,
+            Err(Errno::BUSY) => {
+                if let Ok(kill) = openat(CWD, path.join("cgroup.kill"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
+                    let _waits_for_it_anyway = rustix::io::write(&kill, b"1");
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Removes a program's file, and only such a file: no link is followed on the way, so
+/// that a scratch rearranged by its owner cannot lead us elsewhere.
+fn remove_program(path: &Path) -> bool {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return true };
+    if !name.as_bytes().starts_with(PROGRAM_PREFIX.as_bytes()) {
+        return true;
+    }
+    let Ok(directory) = crate::tree::open_directory(directory) else { return true };
+    match unlinkat(&directory, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => true,
+        Err(_) => false,
+    }
+}
+
+/// Removes the directory of a proof with everything in it, also what code has closed to
+/// its owner. One that is not whoever's asks is left alone: it was never made.
+///
+/// # Errors
+/// Something of it cannot be removed; the error names it.
+pub fn remove_directory(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+    if !name.as_bytes().starts_with(PROOF_PREFIX.as_bytes()) {
+        return Ok(());
+    }
+    let parent = match crate::tree::open_directory(parent) {
+        Err(Errno::NOENT) => return Ok(()),
+        parent => parent?,
+    };
+    let owner = match rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found?.st_uid,
+    };
+    if owner != rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    empty(&parent, name, path)?;
+    unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(|errno| at(path, errno))
+}
+
+fn at(path: &Path, errno: Errno) -> io::Error {
+    io::Error::new(io::Error::from(errno).kind(), format!("{}: {}", path.display(), crate::error::describe(errno)))
+}
+
+/// Removes what is in a directory. Each level holds two descriptors; what is nested deeper
+/// than they last cannot be removed.
+fn empty(parent: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<()> {
+    let directory = open_up(parent, name).map_err(|errno| at(path, errno))?;
+    for entry in Dir::read_from(&directory).map_err(|errno| at(path, errno))? {
+        let entry = entry.map_err(|errno| at(path, errno))?;
+        let name = OsStr::from_bytes(entry.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let below = path.join(name);
+        match unlinkat(&directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::ISDIR) => {
+                empty(&directory, name, &below)?;
+                unlinkat(&directory, name, AtFlags::REMOVEDIR).map_err(|errno| at(&below, errno))?;
+            }
+            Err(errno) => return Err(at(&below, errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a directory, no link, and opens it to its owner if code has closed it.
+fn open_up(parent: impl AsFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    const HANDLE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+    let handle = openat(parent, name, HANDLE, Mode::empty())?;
+    if fstat(&handle)?.st_mode & 0o700 != 0o700 {
+        // By the handle, since a name could have become another's meanwhile.
+        chmod(format!("/proc/self/fd/{}", handle.as_raw_fd()), Mode::RWXU)?;
+    }
+    openat(&handle, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::{PermissionsExt, symlink},
+        path::PathBuf,
+    };
+
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        std::env::temp_dir().canonicalize().unwrap().join(format!("{name}{}", std::process::id()))
+    }
+
+    #[test]
+    fn a_directory_of_a_proof_goes_with_what_code_has_closed_and_no_link_is_followed() {
+        let (proof, beside) = (place(PROOF_PREFIX), place("beside-"));
+        fs::create_dir_all(proof.join("a/b")).unwrap();
+        fs::create_dir(&beside).unwrap();
+        fs::write(beside.join("kept"), "").unwrap();
+        fs::write(proof.join("a/b/file"), "").unwrap();
+        symlink(&beside, proof.join("a/link")).unwrap();
+        for closed in ["a/b", "a"] {
+            fs::set_permissions(proof.join(closed), Permissions::from_mode(0)).unwrap();
+        }
+        let removed = remove_directory(&proof);
+        let (left, kept) = (proof.exists(), beside.join("kept").exists());
+        // Another name is nobody's proof.
+        let other = remove_directory(&beside);
+        let spared = beside.exists();
+        fs::remove_dir_all(&beside).unwrap();
+        removed.unwrap();
+        other.unwrap();
+        assert_eq!((left, kept, spared), (false, true, true));
+        remove_directory(&proof).unwrap();
+    }
+
+    #[test]
+    fn what_stands_under_the_name_as_a_link_is_neither_followed_nor_passed_over() {
+        let (link, beside) = (place("stockade-prove-link-"), place("beside-link-"));
+        fs::create_dir(&beside).unwrap();
+        fs::write(beside.join("kept"), "").unwrap();
+        symlink(&beside, &link).unwrap();
+        let refused = remove_directory(&link);
+        let kept = beside.join("kept").exists();
+        fs::remove_file(&link).unwrap();
+        fs::remove_dir_all(&beside).unwrap();
+        assert!(refused.is_err_and(|error| error.to_string().contains("stockade-prove-link-")) && kept);
+    }
+}
