@@ -7,6 +7,8 @@
 
 mod args;
 mod audit;
+#[expect(dead_code, reason = "the first companion comes with the next commits")]
+mod companion;
 mod doctor;
 mod dry_run;
 mod explained;

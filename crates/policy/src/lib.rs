@@ -39,4 +39,4 @@ pub use lookup::{LookupContext, PolicyError, SYSTEM_DIR, load, load_shipped, loa
 pub use schema::schema;
 pub use shipped::{EXAMPLES, SHIPPED};
 pub use show::show;
-pub use trust::{Distrust, ReadError};
+pub use trust::{Distrust, ReadError, open_trusted_program};

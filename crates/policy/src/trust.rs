@@ -1,4 +1,5 @@
-//! Reading a small text file, either as it is or only if root alone could have written it.
+//! Reading a small text file, either as it is or only if root alone could have written it;
+//! and opening a program of which that is so.
 //!
 //! A trusted read walks from the root directory by descriptor, one component at a time,
 //! follows no symbolic link, and judges each opened descriptor, never a path: between the
@@ -94,7 +95,7 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLO
 /// Reads a file that its reader chose for himself. `None`: there is none.
 pub(crate) fn read_any(path: &Path) -> Result<Option<String>, ReadError> {
     match open(path.as_os_str().as_bytes(), FILE, Mode::empty()) {
-        Ok(file) => read(file, path).map(Some),
+        Ok(file) => read(&file, path).map(Some),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(error) => Err(refused(path, error)),
     }
@@ -102,12 +103,38 @@ pub(crate) fn read_any(path: &Path) -> Result<Option<String>, ReadError> {
 
 /// Reads a file that only root can have written. `None`: there is none.
 pub(crate) fn read_trusted(path: &Path) -> Result<Option<String>, ReadError> {
-    let root = open("/", DIRECTORY, Mode::empty()).map_err(|error| refused(Path::new("/"), error))?;
-    walk(root, path, 0)
+    walk(top(path)?, path, 0)
+}
+
+/// Opens a program that only root can have put there. `None`: there is none.
+///
+/// # Errors
+/// Others could have, or the kernel refuses.
+pub fn open_trusted_program(path: &Path) -> Result<Option<OwnedFd>, ReadError> {
+    let found = find(top(path)?, path, 0, Sticky::WillDo)?;
+    found.map(|program| regular(&program, path).map(|()| program)).transpose()
+}
+
+fn top(path: &Path) -> Result<OwnedFd, ReadError> {
+    open("/", DIRECTORY, Mode::empty()).map_err(|error| refused(path, error))
 }
 
 /// The walk, from any directory and for any owner, so that a test needs no root.
 fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadError> {
+    find(root, path, owner, Sticky::Distrusted)?.map(|file| read(&file, path)).transpose()
+}
+
+/// What is thought of a directory such as `/tmp`, where everybody may make files and nobody
+/// may exchange another's.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sticky {
+    /// A name that is free in it is anybody's: a file that may be missing is not sought there.
+    Distrusted,
+    /// What is found there, being its owner's, was put there by him.
+    WillDo,
+}
+
+fn find(root: OwnedFd, path: &Path, owner: u32, sticky: Sticky) -> Result<Option<OwnedFd>, ReadError> {
     let distrust = |why| ReadError::Untrusted { path: path.to_owned(), why };
     let mut parts: Vec<&OsStr> = Vec::new();
     for (index, part) in path.components().enumerate() {
@@ -120,7 +147,7 @@ fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadEr
     let Some((name, above)) = parts.split_last() else { return Err(ReadError::NotRegular(path.to_owned())) };
     let mut here = PathBuf::from("/");
     let mut directory = root;
-    judge(&stat(&directory, path)?, &here, owner).map_err(distrust)?;
+    judge(&stat(&directory, path)?, &here, owner, sticky).map_err(distrust)?;
     for part in above {
         here.push(part);
         directory = match openat(&directory, part.as_bytes(), DIRECTORY, Mode::empty()) {
@@ -128,13 +155,13 @@ fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadEr
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
             Err(error) => return Err(refused(path, error)),
         };
-        judge(&stat(&directory, path)?, &here, owner).map_err(distrust)?;
+        judge(&stat(&directory, path)?, &here, owner, sticky).map_err(distrust)?;
     }
     here.push(name);
     match openat(&directory, name.as_bytes(), FILE | OFlags::NOFOLLOW, Mode::empty()) {
         Ok(file) => {
-            judge(&stat(&file, path)?, &here, owner).map_err(distrust)?;
-            read(file, path).map(Some)
+            judge(&stat(&file, path)?, &here, owner, sticky).map_err(distrust)?;
+            Ok(Some(file))
         }
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         // O_NOFOLLOW answers ELOOP for a link in the last place.
@@ -145,15 +172,17 @@ fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadEr
 
 /// Judges one opened file or directory. The group bits are also the mask of an ACL, so
 /// that an ACL which lets anybody write shows here.
-fn judge(stat: &Stat, path: &Path, owner: u32) -> Result<(), Distrust> {
+fn judge(stat: &Stat, path: &Path, owner: u32, sticky: Sticky) -> Result<(), Distrust> {
     let path = path.to_owned();
-    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind == FileType::Symlink {
         return Err(Distrust::Link(path));
     }
     if stat.st_uid != owner {
         return Err(Distrust::Owner { path, owner: stat.st_uid });
     }
-    if stat.st_mode & 0o022 != 0 {
+    let guarded = sticky == Sticky::WillDo && kind == FileType::Directory && stat.st_mode & 0o1000 != 0;
+    if stat.st_mode & 0o022 != 0 && !guarded {
         return Err(Distrust::Writable { path, mode: stat.st_mode & 0o7777 });
     }
     Ok(())
@@ -167,14 +196,19 @@ fn refused(path: &Path, error: Errno) -> ReadError {
     ReadError::Io { path: path.to_owned(), error: io::Error::from_raw_os_error(error.raw_os_error()) }
 }
 
-fn read(file: OwnedFd, path: &Path) -> Result<String, ReadError> {
-    if FileType::from_raw_mode(stat(&file, path)?.st_mode) != FileType::RegularFile {
-        return Err(ReadError::NotRegular(path.to_owned()));
+fn regular(file: &OwnedFd, path: &Path) -> Result<(), ReadError> {
+    match FileType::from_raw_mode(stat(file, path)?.st_mode) {
+        FileType::RegularFile => Ok(()),
+        _ => Err(ReadError::NotRegular(path.to_owned())),
     }
+}
+
+fn read(file: &OwnedFd, path: &Path) -> Result<String, ReadError> {
+    regular(file, path)?;
     let mut bytes = Vec::new();
     let mut chunk = [0; 1 << 14];
     loop {
-        match rustix::io::read(&file, &mut chunk) {
+        match rustix::io::read(file, &mut chunk) {
             Ok(0) => break,
             Ok(count) => bytes.extend_from_slice(chunk.get(..count).unwrap_or_default()),
             Err(Errno::INTR) => {}
@@ -255,6 +289,20 @@ pub(crate) mod tests {
             scene.write("a/f", "text");
             fs::set_permissions(scene.0.join(path), Permissions::from_mode(mode)).unwrap();
             assert!(matches!(scene.distrust("/a/f"), Distrust::Writable { mode: found, .. } if found == mode), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_program_may_lie_below_a_sticky_directory_and_nowhere_else_where_others_write() {
+        let found = |scene: &Scene| {
+            let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
+            find(root, Path::new("/a/f"), rustix::process::geteuid().as_raw(), Sticky::WillDo)
+        };
+        for (path, mode, trusted) in [("a", 0o1777, true), ("", 0o1777, true), ("a", 0o777, false), ("a/f", 0o1757, false)] {
+            let scene = Scene::new();
+            scene.write("a/f", "text");
+            fs::set_permissions(scene.0.join(path), Permissions::from_mode(mode)).unwrap();
+            assert_eq!(found(&scene).is_ok(), trusted, "{path} {mode:o}");
         }
     }
 
