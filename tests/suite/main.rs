@@ -41,6 +41,7 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
+mod shims;
 mod verdicts;
 mod workloads;
 
@@ -67,6 +68,7 @@ fn main() -> std::process::ExitCode {
         host_ids::TESTS,
         workloads::TESTS,
         run::TESTS,
+        shims::TESTS,
         cleanup::TESTS,
         audit::TESTS,
         faults::TESTS,

@@ -403,11 +403,16 @@ print(json.dumps(found))
 
 #[track_caller]
 fn on_terminal(arguments: &[&str], steps: Value) -> Value {
-    let program = program_path().unwrap();
-    let arguments = json!([&["run"], arguments].concat()).to_string();
+    drive_on_terminal(&program_path().unwrap(), &directory(), &[&["run"], arguments].concat(), steps)
+}
+
+/// Any program on a terminal; see `TERMINAL`.
+#[track_caller]
+pub fn drive_on_terminal(program: &Path, directory: &Path, arguments: &[&str], steps: Value) -> Value {
+    let arguments = json!(arguments).to_string();
     let patience = patient(Duration::from_secs(20)).as_secs().to_string();
-    let words = ["/usr/bin/python3", "-c", TERMINAL, text(&program), &arguments, &steps.to_string(), &patience];
-    let output = under(&words).output().unwrap();
+    let words = ["/usr/bin/python3", "-c", TERMINAL, text(program), &arguments, &steps.to_string(), &patience];
+    let output = under(&words).current_dir(directory).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert!(found.get("missing").is_none(), "{found}");
     found

@@ -1,6 +1,6 @@
 //! The command line as typed. Nothing is resolved or judged here.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -28,6 +28,11 @@ impl Cli {
             let matches = command.try_get_matches_from(std::env::args_os().skip(1)).ok()?;
             T::from_arg_matches(&matches).ok()
         }
+        let mut words = std::env::args_os().skip(1);
+        if words.next().is_some_and(|word| word == ShimExec::WORD) {
+            // Whatever follows is the interpreter's, `--help` too.
+            return Ok(Cli { command: Command::ShimExec(ShimExec { file: words.next().map(PathBuf::from), arguments: words.collect() }) });
+        }
         let command = match std::env::args_os().nth(1).as_deref().and_then(std::ffi::OsStr::to_str) {
             Some("exec") => only("exec").map(Command::Exec),
             Some("run") => only("run").map(Command::Run),
@@ -50,6 +55,12 @@ pub(crate) enum Command {
     /// out, 125 when the sandbox could not be put in place, 126 or 127 when the command
     /// could not be executed or found.
     Run(Run),
+    /// Put sandboxed interpreters in place of the host's
+    #[command(subcommand)]
+    Shim(Shim),
+    /// What a shim's first line starts
+    #[command(skip)]
+    ShimExec(ShimExec),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
     /// Check, show, explain and compare policies
@@ -129,6 +140,56 @@ pub(crate) struct Run {
     /// The command and its arguments
     #[arg(required = true, last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Shim {
+    /// Make shims in a directory: `python`, `python3`, `sh`, `bash`, `node`, `pwsh`
+    ///
+    /// Those that the policy has and this host has, and the policy's other runtimes. Each
+    /// takes the arguments, streams and signals of its interpreter and gives its exit status,
+    /// in a sandbox whose scratch is the caller's working directory. Put the directory first
+    /// in PATH, or name a shim where an interpreter is asked for. Prints their paths.
+    Install {
+        /// The directory; made if it is missing
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        #[command(flatten)]
+        policy: PolicyChoice,
+        /// Pass output on byte for byte, also what is not UTF-8
+        ///
+        /// Otherwise U+FFFD takes its place, since most callers expect text.
+        #[arg(long)]
+        exact: bool,
+    },
+    /// List the shims in a directory
+    ///
+    /// Exits with 1 when there is none.
+    List {
+        /// The directory
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+    /// Remove the shims in a directory, and the directory if nothing else is in it
+    ///
+    /// Exits with 1 when there is none.
+    Remove {
+        /// The directory
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+}
+
+/// The words that the kernel makes of a shim's first line and its caller's.
+#[derive(Debug)]
+pub(crate) struct ShimExec {
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) arguments: Vec<OsString>,
+}
+
+impl ShimExec {
+    /// Stands between the program and the shim's path: the end of a shim's first line.
+    pub(crate) const WORD: &str = "shim-exec";
 }
 
 #[derive(Args, Debug)]

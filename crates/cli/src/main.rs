@@ -17,6 +17,7 @@ mod page;
 mod policy;
 mod prove;
 mod runtimes;
+mod shim;
 
 use std::{
     fs::{File, OpenOptions},
@@ -48,6 +49,8 @@ fn main() -> ExitCode {
         Command::Exec(exec) => exec_command(&exec),
         Command::Run(run) => run_command(&run),
         Command::Policy(command) => policy::run(command),
+        Command::Shim(command) => shim::run(&command),
+        Command::ShimExec(shim) => shim::exec(&shim),
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
@@ -170,9 +173,6 @@ fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
 }
 
 fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
-    const NOT_EXECUTABLE: u8 = 126;
-    const NOT_FOUND: u8 = 127;
-    const ENOENT: i32 = 2;
     let options = Options::from(&run.sandbox);
     if run.sandbox.dry_run {
         let ask = Ask::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
@@ -183,17 +183,8 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     }
     let report_file = run.report.as_deref().map(open_report).transpose()?;
     let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some()) {
-        Ok(result) => (result.report, u8::try_from(result.code & 0xff).unwrap_or(SANDBOX_ERROR)),
-        Err(refusal) => {
-            refuse(&refusal);
-            let code = match refusal.exec_errno {
-                Some(ENOENT) => NOT_FOUND,
-                Some(_) => NOT_EXECUTABLE,
-                None if refusal.verdict == Verdict::BadRequest => USAGE_ERROR,
-                None => SANDBOX_ERROR,
-            };
-            (Report { output: None, ..refusal.report() }, code)
-        }
+        Ok(result) => (result.report, command_status(result.code)),
+        Err(refusal) => (Report { output: None, ..refusal.report() }, refused_command(&refusal)),
     };
     warn_of_degraded(&report);
     warn_of_audit(&report);
@@ -201,7 +192,25 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     if let (Some(file), Some(path)) = (report_file, &run.report) {
         write_report(file, &report).with_context(|| format!("write the report to {}", path.display()))?;
     }
-    Ok(ExitCode::from(code))
+    Ok(code)
+}
+
+/// A command's status as this program's own.
+fn command_status(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(SANDBOX_ERROR))
+}
+
+/// A command that was not started.
+fn refused_command(refusal: &Refusal) -> ExitCode {
+    const NOT_EXECUTABLE: u8 = 126;
+    const NOT_FOUND: u8 = 127;
+    const ENOENT: i32 = 2;
+    let code = refuse(refusal);
+    match refusal.exec_errno {
+        Some(ENOENT) => ExitCode::from(NOT_FOUND),
+        Some(_) => ExitCode::from(NOT_EXECUTABLE),
+        None => code,
+    }
 }
 
 /// One line for a person, where something other than the command ended it.
@@ -252,7 +261,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "exec-socket", "run", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = ["exec", "exec-socket", "run", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

@@ -26,6 +26,7 @@ pub mod scratch;
 pub mod signals;
 mod supervise;
 pub mod terminal;
+mod text;
 mod tree;
 mod verdict;
 
@@ -94,10 +95,18 @@ pub enum Streams {
     /// It is kept, head and tail, for the result.
     Capture,
     /// It goes to the launcher's own stdout and stderr, and signals to the payload.
-    Relay {
-        /// Some of what it says of its errors is kept too, for the result's hints.
-        keep_errors: bool,
-    },
+    Relay(Relay),
+}
+
+/// How streams and signals are passed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Relay {
+    /// Some of what it says of its errors is kept too, for the result's hints.
+    pub keep_errors: bool,
+    /// What is not UTF-8 becomes U+FFFD, but on a terminal.
+    pub as_text: bool,
+    /// SIGTERM ends the run, once the payload has had a moment to end by itself.
+    pub ends_on_sigterm: bool,
 }
 
 /// What came of a run.

@@ -12,17 +12,23 @@ use rustix::{
     io::Errno,
 };
 
-use crate::capture::Capture;
+use crate::{
+    capture::Capture,
+    text::{self, Text},
+};
 
 /// A write of this size to a pipe that polls as writable never blocks (PIPE_BUF).
 const PIECE: usize = 4096;
+/// What is read of a stream that is to be UTF-8: it may become three times as long.
+const PIECE_OF_TEXT: usize = 1360;
+const _: () = assert!(text::longest(PIECE_OF_TEXT) <= PIECE);
 
 /// Where one output stream goes.
 pub(crate) enum Outlet {
     /// Into memory, bounded.
     Capture(Capture),
-    /// To one of the launcher's own streams.
-    Relay { to: BorrowedFd<'static>, total: u64, kept: Option<Capture> },
+    /// To one of the launcher's own streams, where there is `text` as UTF-8.
+    Relay { to: BorrowedFd<'static>, total: u64, kept: Option<Capture>, text: Option<Text> },
 }
 
 /// What came of one turn.
@@ -52,11 +58,12 @@ impl Outlet {
         let room = match self {
             Outlet::Capture(_) => buffer.len(),
             Outlet::Relay { to, .. } if !is_writable(to) => return Ok(Turn::Blocked),
+            Outlet::Relay { text: Some(_), .. } => PIECE_OF_TEXT,
             Outlet::Relay { .. } => PIECE,
         };
         let Some(space) = buffer.get_mut(..room) else { return Ok(Turn::Ended) };
         let bytes: &[u8] = match rustix::io::read(from, &mut *space) {
-            Ok(0) => return Ok(Turn::Ended),
+            Ok(0) => return self.finish(),
             Ok(length) => space.get(..length).unwrap_or_default(),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Turn::More),
             Err(Errno::IO) if rustix::termios::isatty(from) => return Ok(Turn::Ended),
@@ -64,21 +71,26 @@ impl Outlet {
         };
         match self {
             Outlet::Capture(capture) => capture.push(bytes),
-            Outlet::Relay { to, total, kept } => {
+            Outlet::Relay { to, total, kept, text } => {
                 *total += bytes.len() as u64;
                 if let Some(kept) = kept {
                     kept.push(bytes);
                 }
-                match write_all(*to, bytes) {
-                    Ok(()) => {}
-                    // A reader that went away is the program's to notice: its next write fails.
-                    Err(Errno::PIPE | Errno::CONNRESET) => return Ok(Turn::Ended),
-                    Err(Errno::IO) if rustix::termios::isatty(*to) => return Ok(Turn::Ended),
-                    Err(errno) => return Err(errno),
-                }
+                return match text {
+                    Some(text) => pass_on(*to, &text.push(bytes)),
+                    None => pass_on(*to, bytes),
+                };
             }
         }
         Ok(Turn::More)
+    }
+
+    /// The stream has ended.
+    fn finish(&mut self) -> Result<Turn, Errno> {
+        if let Outlet::Relay { to, text: Some(text), .. } = self {
+            pass_on(*to, text.finish())?;
+        }
+        Ok(Turn::Ended)
     }
 
     /// The launcher's stream that must become writable after [`Turn::Blocked`].
@@ -87,6 +99,16 @@ impl Outlet {
             Outlet::Capture(_) => None,
             Outlet::Relay { to, .. } => Some(*to),
         }
+    }
+}
+
+fn pass_on(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<Turn, Errno> {
+    match write_all(to, bytes) {
+        Ok(()) => Ok(Turn::More),
+        // A reader that went away is the program's to notice: its next write fails.
+        Err(Errno::PIPE | Errno::CONNRESET) => Ok(Turn::Ended),
+        Err(Errno::IO) if rustix::termios::isatty(to) => Ok(Turn::Ended),
+        Err(errno) => Err(errno),
     }
 }
 

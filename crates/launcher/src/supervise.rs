@@ -41,6 +41,7 @@ use crate::{
     scratch::{self, INTERVAL_MS, TreeUse},
     signals::Signals,
     terminal::{self, RawTerminal},
+    text::Text,
     verdict::Cause,
 };
 
@@ -48,6 +49,8 @@ use crate::{
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
 /// Bytes kept of relayed errors; hints are read off the last half.
 const KEPT_OF_ERRORS: u64 = 32 << 10;
+/// How long a payload that was told to end has for it, where whoever told it will not wait.
+const GRACE: Duration = Duration::from_millis(500);
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
 
@@ -152,6 +155,8 @@ struct Supervision<'a> {
     ended_at: Option<Instant>,
     /// A signal that ends programs was passed on.
     asked_to_end: bool,
+    /// When the payload's time to end by itself is over, and by which signal it was told.
+    ends_at: Option<(Instant, i32)>,
     cause: Option<Cause>,
     failure: Option<LaunchError>,
     outside: Option<Outside>,
@@ -220,9 +225,10 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream, has_errors: bool| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
-        Streams::Relay { keep_errors } => {
-            let kept = (keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
-            Outlet::Relay { to: stream, total: 0, kept }
+        Streams::Relay(relay) => {
+            let kept = (relay.keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
+            let text = (relay.as_text && !plan.terminal).then(Text::default);
+            Outlet::Relay { to: stream, total: 0, kept, text }
         }
     };
     let (own_out, own_err) = own_streams();
@@ -272,6 +278,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         started_at: None,
         ended_at: None,
         asked_to_end: false,
+        ends_at: None,
         cause: None,
         failure: None,
         outside: None,
@@ -597,6 +604,10 @@ impl<'a> Supervision<'a> {
                 self.end(Cause::Cancelled(signal));
             } else {
                 self.forward(signal);
+                let Streams::Relay(relay) = self.streams else { continue };
+                if relay.ends_on_sigterm && signal == NixSignal::SIGTERM as i32 {
+                    self.ends_at.get_or_insert((Instant::now() + GRACE, signal));
+                }
             }
         }
         Ok(())

@@ -3,7 +3,10 @@
 //! Lists are resolved (`add`, `remove` and `replace` are gone) and system calls are
 //! known names. What this host can do with them is the plan's question.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 use stockade_protocol::Limits;
@@ -89,6 +92,16 @@ pub struct Environment {
     pub accept: Vec<String>,
 }
 
+impl Environment {
+    /// Whether a caller may set the variable of this name.
+    pub fn accepts(&self, name: &str) -> bool {
+        self.accept.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == pattern,
+        })
+    }
+}
+
 /// How one language is run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Runtime {
@@ -104,6 +117,18 @@ pub struct Runtime {
     pub venv: Option<PathBuf>,
     /// Further variables for this language.
     pub environment: BTreeMap<String, String>,
+}
+
+impl Runtime {
+    /// The program that runs it, unless a run names another: the command's first word, in
+    /// the virtual environment where there is one.
+    pub fn interpreter(&self) -> PathBuf {
+        let first = Path::new(self.command.first().map_or("", String::as_str));
+        match &self.venv {
+            Some(venv) => venv.join("bin").join(first.file_name().unwrap_or_default()),
+            None => first.to_path_buf(),
+        }
+    }
 }
 
 /// What a system call's filter answers.

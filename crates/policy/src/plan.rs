@@ -61,6 +61,11 @@ pub enum Program {
     },
     /// A command, found inside by its PATH.
     Command(Vec<String>),
+    /// A runtime's interpreter by itself, for whatever its arguments say.
+    Interpreter {
+        /// The runtime, or an alias of it.
+        runtime: String,
+    },
     /// A program of stockade's own, given as bytes, under this name.
     Image(String),
 }
@@ -409,38 +414,41 @@ fn plan_program(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing, scrat
             return Ok((argv, None, interpreter_paths(narrowing, None)));
         }
         Program::Image(name) => return Ok((vec![name.clone()], None, Vec::new())),
-        Program::Code { language, stem } => (language.as_deref().unwrap_or(&policy.language), stem),
+        Program::Interpreter { runtime } => (runtime.as_str(), None),
+        Program::Code { language, stem } => (language.as_deref().unwrap_or(&policy.language), Some(stem)),
     };
     let (name, runtime) = find_runtime(policy, language)?;
-    let file_name = if runtime.extension.is_empty() { stem.clone() } else { format!("{stem}.{}", runtime.extension) };
-    let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
-    let file = directory.join(&file_name);
-    let mut argv: Vec<String> = runtime.command.iter().map(|word| word.replace("{file}", &file.to_string_lossy())).collect();
-    let chosen = narrowing.interpreters.get(name);
-    let interpreter = match (chosen, &runtime.venv) {
-        (Some(chosen), _) => Some(chosen.program.clone()),
-        (None, Some(venv)) => {
-            let program = venv.join("bin").join(runtime.command.first().and_then(|word| Path::new(word).file_name()).unwrap_or_default());
-            Some(program)
-        }
-        (None, None) => None,
-    };
-    if let (Some(program), Some(first)) = (interpreter, argv.first_mut()) {
-        *first = program.to_string_lossy().into_owned();
-    }
-    let first = PathBuf::from(argv.first().cloned().unwrap_or_default());
-    if facts.paths.get(&first) != Some(&PathKind::File) {
-        let remedy = match &runtime.venv {
-            Some(venv) if chosen.is_none() => format!(
-                "make the virtual environment {} (policies/README.md says how), or name another by --runtime {name}=PATH",
-                venv.display()
-            ),
-            _ => format!("install it, name another by --runtime {name}=PATH, or change `command` under [runtimes.{name}]"),
-        };
-        return Err(lacking("interpreter_missing", format!("runtime `{name}`: {} is not on this host; {remedy}", first.display())));
+    let interpreter = plan_interpreter(name, runtime, facts, narrowing)?;
+    let file = stem.map(|stem| {
+        let file_name = if runtime.extension.is_empty() { stem.clone() } else { format!("{stem}.{}", runtime.extension) };
+        let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
+        (directory, file_name)
+    });
+    let mut argv = vec![interpreter.to_string_lossy().into_owned()];
+    if let Some((directory, name)) = &file {
+        let path = directory.join(name);
+        argv.extend(runtime.command.iter().skip(1).map(|word| word.replace("{file}", &path.to_string_lossy())));
     }
     argv.extend(narrowing.arguments.iter().cloned());
-    Ok((argv, Some((directory, file_name)), interpreter_paths(narrowing, runtime.venv.as_ref())))
+    Ok((argv, file, interpreter_paths(narrowing, runtime.venv.as_ref())))
+}
+
+/// The interpreter of a runtime: the chosen one, that of its virtual environment, or the
+/// command's own.
+fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, narrowing: &Narrowing) -> Result<PathBuf, PlanError> {
+    let chosen = narrowing.interpreters.get(name).map(|chosen| chosen.program.clone());
+    let interpreter = chosen.clone().unwrap_or_else(|| runtime.interpreter());
+    if facts.paths.get(&interpreter) == Some(&PathKind::File) {
+        return Ok(interpreter);
+    }
+    let remedy = match &runtime.venv {
+        Some(venv) if chosen.is_none() => format!(
+            "make the virtual environment {} (policies/README.md says how), or name another by --runtime {name}=PATH",
+            venv.display()
+        ),
+        _ => format!("install it, name another by --runtime {name}=PATH, or change `command` under [runtimes.{name}]"),
+    };
+    Err(lacking("interpreter_missing", format!("runtime `{name}`: {} is not on this host; {remedy}", interpreter.display())))
 }
 
 /// Every directory that a chosen interpreter needs, and the runtime's own venv.
@@ -491,16 +499,17 @@ fn plan_environment(policy: &Policy, narrowing: &Narrowing, scratch: &ScratchPla
     if all.get("TMPDIR").is_some_and(|directory| directory == "/tmp") {
         all.insert(String::from("TMPDIR"), temporary(scratch).to_string_lossy().into_owned());
     }
-    if let Program::Code { language, .. } = &narrowing.program {
-        let (_, runtime) = find_runtime(policy, language.as_deref().unwrap_or(&policy.language))?;
+    let language = match &narrowing.program {
+        Program::Code { language, .. } => Some(language.as_deref().unwrap_or(&policy.language)),
+        Program::Interpreter { runtime } => Some(runtime.as_str()),
+        Program::Command(_) | Program::Image(_) => None,
+    };
+    if let Some(language) = language {
+        let (_, runtime) = find_runtime(policy, language)?;
         all.extend(runtime.environment.clone());
     }
     for (name, value) in &narrowing.environment {
-        let accepted = policy.environment.accept.iter().any(|pattern| match pattern.strip_suffix('*') {
-            Some(prefix) => name.starts_with(prefix),
-            None => name == pattern,
-        });
-        if !accepted {
+        if !policy.environment.accepts(name) {
             return Err(asked(
                 "env_not_accepted",
                 format!("env: policy `{}` does not accept the variable `{name}`; add it to `accept` under [environment]", policy.name),

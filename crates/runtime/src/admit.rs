@@ -96,6 +96,17 @@ pub enum Ask<'a> {
         /// On a terminal of its own.
         terminal: bool,
     },
+    /// A runtime's interpreter, of a shim.
+    Interpreter {
+        /// The runtime.
+        runtime: &'a str,
+        /// All its arguments.
+        arguments: &'a [String],
+        /// The caller's variables that the policy accepts.
+        environment: &'a BTreeMap<String, String>,
+        /// On a terminal of its own.
+        terminal: bool,
+    },
     /// A program of stockade's own.
     Image(&'a Image<'a>),
 }
@@ -174,6 +185,15 @@ impl<'a> Admission<'a> {
                 }
                 check_size("the command", command.iter())?;
                 narrowing.program = Program::Command(command.to_vec());
+                narrowing.terminal = terminal;
+                parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+            }
+            Ask::Interpreter { runtime, arguments, environment, terminal } => {
+                // Neither can hold a NUL byte: both came through an execve.
+                check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
+                narrowing.program = Program::Interpreter { runtime: runtime.to_owned() };
+                narrowing.arguments = arguments.to_vec();
+                narrowing.environment = environment.clone();
                 narrowing.terminal = terminal;
                 parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
             }
@@ -452,7 +472,7 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match ask {
         Ask::Request(request) => request.scratch.clone(),
-        Ask::Command { .. } | Ask::Image(_) => None,
+        Ask::Command { .. } | Ask::Interpreter { .. } | Ask::Image(_) => None,
     };
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {
@@ -507,14 +527,11 @@ fn check_interpreters(policy: &Policy, options: &Options, narrowing: &Narrowing)
     }
     let language = match &narrowing.program {
         Program::Code { language, .. } => language.as_deref().unwrap_or(&policy.language),
+        Program::Interpreter { runtime } => runtime,
         Program::Command(_) | Program::Image(_) => &policy.language,
     };
     if let Ok((name, runtime)) = stockade_policy::plan::find_runtime(policy, language) {
-        let program = runtime
-            .venv
-            .as_ref()
-            .zip(runtime.command.first())
-            .and_then(|(venv, command)| Some(venv.join("bin").join(Path::new(command).file_name()?)));
+        let program = runtime.venv.as_ref().map(|_| runtime.interpreter());
         if let Some(program) = program.filter(|program| program.is_file() && !all.contains_key(name)) {
             all.insert(name.to_owned(), interpreter(&program));
         }

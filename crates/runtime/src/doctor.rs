@@ -502,11 +502,7 @@ pub(crate) fn interpreter_of(name: &str, runtime: &stockade_policy::model::Runti
     if let Some((_, path)) = options.interpreters.iter().find(|(asked, _)| is_this(asked)) {
         return path.clone();
     }
-    let command = PathBuf::from(runtime.command.first().cloned().unwrap_or_default());
-    match (&runtime.venv, command.file_name()) {
-        (Some(venv), Some(file)) => venv.join("bin").join(file),
-        _ => command,
-    }
+    runtime.interpreter()
 }
 
 /// Why an interpreter that starts is of no use.

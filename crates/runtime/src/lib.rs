@@ -11,13 +11,14 @@ pub mod audit;
 pub mod caller;
 pub mod doctor;
 pub mod facts;
+pub mod interpreter;
 pub mod inventory;
 mod policies;
 mod report;
 
 use std::path::PathBuf;
 
-use stockade_launcher::{Client, LaunchError, Outcome, Streams, What, launch};
+use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
 use stockade_policy::{facts::Caller, plan::Plan};
 use stockade_protocol::{Report, Verdict, step::Step};
 
@@ -157,17 +158,27 @@ pub struct CommandResult {
 pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options);
     let trail = Trail::new(Subject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
-    let wants_hash = wants_report || trail.is_kept();
-    let terminal = stockade_launcher::terminal::is_interactive();
-    let streams = Streams::Relay { keep_errors: wants_report };
-    let run = || -> Result<Report, Refusal> {
+    let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        let (outcome, plan) = attempt(Ask::Command { command, terminal }, loaded, options, streams, Some(&trail), None)?;
-        let message = outcome.message.clone();
-        let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, wants_hash);
-        Ok(report::without_streams(report, message))
+        let ask = Ask::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
+        let how = Relay { keep_errors: wants_report, ..Relay::default() };
+        relay(ask, loaded, options, how, &trail, wants_report || trail.is_kept())
     };
-    match run() {
+    let came = run();
+    end_command(trail, came)
+}
+
+/// Runs something whose streams are relayed; the report is without them.
+fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, with_hash: bool) -> Result<Report, Refusal> {
+    let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None)?;
+    let message = outcome.message.clone();
+    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, with_hash);
+    Ok(report::without_streams(report, message))
+}
+
+/// Writes down what came of a command.
+fn end_command(trail: Trail<'_>, came: Result<Report, Refusal>) -> Result<CommandResult, Refusal> {
+    match came {
         Ok(report) => {
             let report = Report { output: None, ..trail.end(report) };
             Ok(CommandResult { code: report.code, report })

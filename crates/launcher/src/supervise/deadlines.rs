@@ -22,7 +22,8 @@ impl Supervision<'_> {
             (Some(at), Some(wall)) => Some(at + Duration::from_millis(wall)),
             (Some(_), None) => None,
         };
-        [wall, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
+        let ends_at = self.ends_at.map(|(at, _)| at);
+        [wall, ends_at, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
     }
 
     pub(super) fn check_deadlines(&mut self) {
@@ -36,6 +37,9 @@ impl Supervision<'_> {
             }
             (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
             _ => {}
+        }
+        if let Some((_, signal)) = self.ends_at.take_if(|(at, _)| now >= *at) {
+            self.end(Cause::Cancelled(signal));
         }
         if self.next_cpu_check.is_some_and(|at| now >= at) {
             self.check_cpu(now);

@@ -1,0 +1,97 @@
+//! An interpreter in place of the host's: what a shim runs.
+//!
+//! The caller's working directory is the scratch, the arguments are the caller's as they
+//! are, and of the caller's variables those come along that the policy accepts. The
+//! difference to a command of `run` ends here: admission and launch are the same. Where
+//! the shims are and what stands in them is the command line's business.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use stockade_launcher::Relay;
+use stockade_policy::model::{Access, Policy};
+use stockade_protocol::Verdict;
+
+use crate::{
+    Ask, CommandResult, Loaded, Options, Refusal,
+    audit::{Subject, Trail},
+    caller, end_command, load_policy, relay,
+};
+
+/// What a shim asks for.
+#[derive(Clone, Debug)]
+pub struct Interpreter {
+    /// The runtime, or an alias of it.
+    pub runtime: String,
+    /// Every argument of the interpreter.
+    pub arguments: Vec<String>,
+    /// The caller's variables.
+    pub variables: BTreeMap<String, String>,
+    /// The caller's working directory, without links.
+    pub directory: PathBuf,
+    /// What the code must not be able to replace, since the host runs it: the shim, and
+    /// this program.
+    pub kept: Vec<PathBuf>,
+    /// Output is passed on as it is, also where it is not UTF-8.
+    pub exact: bool,
+}
+
+/// Runs it, its streams relayed.
+///
+/// # Errors
+/// It was not started.
+pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult, Refusal> {
+    let options = Options { scratch: Some(asked.directory.clone()), ..options.clone() };
+    let loaded = load_policy(&options);
+    let words: Vec<String> = std::iter::once(&asked.runtime).chain(&asked.arguments).cloned().collect();
+    let trail = Trail::new(Subject::Command(&words), loaded.as_ref().ok().map(|loaded| &loaded.policy), &options);
+    let run = || {
+        let loaded: &Loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        refuse_replaceable(asked, &loaded.policy)?;
+        let accepted = |(name, _): &(&String, &String)| loaded.policy.environment.accepts(name);
+        let environment = asked.variables.iter().filter(accepted).map(|(name, value)| (name.clone(), value.clone())).collect();
+        let terminal = stockade_launcher::terminal::is_interactive();
+        let ask = Ask::Interpreter { runtime: &asked.runtime, arguments: &asked.arguments, environment: &environment, terminal };
+        // Whoever runs a shim knows a time-out as SIGTERM, and waits for the pipes to close.
+        let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
+        relay(ask, loaded, &options, how, &trail, trail.is_kept()).map_err(|refusal| of_directory(refusal, &asked.directory))
+    };
+    let came = run();
+    end_command(trail, came)
+}
+
+/// A scratch that held them would let the code choose what the host runs next.
+fn refuse_replaceable(asked: &Interpreter, policy: &Policy) -> Result<(), Refusal> {
+    // Others of them are no scratch for better reasons, which are the opener's to say.
+    let refused_anyway = || asked.directory.parent().is_none() || caller::homes().contains(&asked.directory);
+    if policy.scratch.access == Access::Ro || refused_anyway() {
+        return Ok(());
+    }
+    let inside = |path: &&PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real.starts_with(&asked.directory));
+    match asked.kept.iter().find(inside) {
+        None => Ok(()),
+        Some(path) => Err(Refusal::bad_request(
+            "scratch_holds_the_launcher",
+            format!(
+                "the working directory {} would be the sandbox's scratch, and {} lies in it, which code could then replace; work in a directory that does not hold it, or install it elsewhere",
+                asked.directory.display(),
+                path.display()
+            ),
+        )),
+    }
+}
+
+/// A refused scratch is the working directory here, which the caller may not have thought of.
+fn of_directory(refusal: Refusal, directory: &Path) -> Refusal {
+    if refusal.verdict != Verdict::BadRequest || !refusal.reason.starts_with("scratch_") {
+        return refusal;
+    }
+    let message = format!(
+        "the working directory {} cannot be the sandbox's scratch, which is where code may write: {}",
+        directory.display(),
+        refusal.message
+    );
+    Refusal { message, ..refusal }
+}
