@@ -1,0 +1,33 @@
+"""Puts the program and its companions into the wheel.
+
+`STOCKADE_PROGRAMS` names the directory where they lie. Without it the wheel is of Python
+alone, for hosts that have the program already.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PROGRAMS = ("stockade", "stockade-mcp", "stockade-screen")
+
+
+class BuildHook(BuildHookInterface):
+    """Called by hatchling."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Adds the programs, and says for which machines the wheel then is."""
+        directory = os.environ.get("STOCKADE_PROGRAMS")
+        if not directory:
+            return
+        present = [name for name in PROGRAMS if (Path(directory) / name).is_file()]
+        if "stockade" not in present:
+            raise FileNotFoundError(f"STOCKADE_PROGRAMS: there is no program `stockade` in {directory}")
+        for name in present:
+            build_data["force_include"][str(Path(directory, name).resolve())] = f"stockade/bin/{name}"
+        build_data["pure_python"] = False
+        # The programs are static: any libc will do.
+        build_data["tag"] = "py3-none-manylinux_2_17_x86_64.musllinux_1_1_x86_64"

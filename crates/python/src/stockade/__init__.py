@@ -1,0 +1,70 @@
+"""Runs code that nobody trusts in a fresh Linux sandbox: a client of the program `stockade`.
+
+    >>> import stockade
+    >>> stockade.run("print(6*7)").output
+    '42\\n'
+
+A program that fails is a `Result`; an error is raised only where no sandbox came to
+stand. Adapters for agent frameworks are modules beside this one, which import their
+framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
+from ._exec import AsyncStockade, Stockade
+from ._result import CollectedFile, Denial, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
+
+if TYPE_CHECKING:
+    import os
+
+    from typing_extensions import Unpack
+
+    from ._request import RunOptions
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncStockade",
+    "BadRequest",
+    "CollectedFile",
+    "Denial",
+    "Layer",
+    "NotInstalled",
+    "PerStream",
+    "PolicyId",
+    "Receipt",
+    "Result",
+    "SandboxError",
+    "SessionEnded",
+    "Stockade",
+    "StockadeError",
+    "Usage",
+    "Verdict",
+    "arun",
+    "run",
+]
+
+
+def run(
+    code: str,
+    *,
+    policy: str | os.PathLike[str] | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Runs `code` in a sandbox of its own and returns its result."""
+    return Stockade(policy=policy, scratch=scratch).run(code, **options)
+
+
+async def arun(
+    code: str,
+    *,
+    policy: str | os.PathLike[str] | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """The same for asyncio; cancelling the task ends the run."""
+    return await AsyncStockade(policy=policy, scratch=scratch).run(code, **options)

@@ -1,0 +1,92 @@
+"""Code blocks as AutoGen and AG2 run them: one after the other, until one fails.
+
+Each block is a run of its own in the same scratch. A block that names itself on its
+first line, `# filename: NAME`, is kept there under that name for later blocks. Output is
+stderr, then stdout, block after block, as those frameworks' own executors put it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+
+from ._errors import BadRequest
+from ._request import RunOptions
+from ._result import Result, Verdict
+
+_FILE_NAME = re.compile(r"(?:#|//|/\*|<!--)\s*filename:\s*(.+?)\s*(?:\*/|-->)?\s*$")
+
+# What a model is told of an end that its program's output does not show.
+_ENDS = {
+    Verdict.WALL_TIMEOUT: "Timeout",
+    Verdict.CPU_TIMEOUT: "Timeout: its CPU time ran out",
+    Verdict.OUT_OF_MEMORY: "Killed: it ran out of memory",
+    Verdict.PROCESS_LIMIT: "It reached the limit of processes",
+    Verdict.DISK_LIMIT: "The disk space that it has is full",
+    Verdict.OUTPUT_LIMIT: "Killed: it printed too much",
+    Verdict.SYSCALL_DENIED: "Killed: it made a system call that is not allowed",
+    Verdict.CANCELLED: "Cancelled",
+}
+
+#: What these frameworks report for a run that was cancelled.
+CANCELLED = 125
+
+
+class NotInWorkspace(Exception):
+    """A block names a file that does not lie below the working directory."""
+
+
+@dataclass
+class Collected:
+    """What the blocks that have run so far amount to."""
+
+    exit_code: int = 0
+    output: str = ""
+    code_file: str | None = None
+    results: list[Result] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        """Takes a block's result; the caller stops when `exit_code` is no longer 0."""
+        self.results.append(result)
+        self.output += result.error + result.output
+        end = _ENDS.get(Verdict(result.verdict)) if isinstance(result.verdict, Verdict) else None
+        # A program that ended by itself has said what it had to say.
+        if end is not None and not result.success:
+            self.output += f"\n{end}"
+        self.exit_code = result.code if result.success or result.code else 1
+
+    def refuse(self, language: str, error: BadRequest) -> None:
+        """Takes a refusal that the model can mend; any other is the caller's to raise."""
+        if error.reason == "unknown_language":
+            self.output += f"\nunknown language {language}"
+        elif error.reason in ("path_malformed", "files_not_writable"):
+            self.output += f"\n{error}"
+        else:
+            raise error
+        self.exit_code = 1
+
+
+def options(language: str, code: str, work_dir: str | None, timeout: float) -> RunOptions:
+    """How a block is run; raises `NotInWorkspace`."""
+    # For these frameworks `shell` is sh; the program takes it for Bash.
+    chosen: RunOptions = {"language": "sh" if language.lower() == "shell" else language, "timeout": timeout}
+    name = _file_name(code, work_dir)
+    if name is not None:
+        chosen["files"] = {name: code}
+    return chosen
+
+
+def _file_name(code: str, work_dir: str | None) -> str | None:
+    named = _FILE_NAME.match(code.split("\n", 1)[0])
+    if named is None:
+        return None
+    name = named[1]
+    if os.path.isabs(name):
+        if work_dir is None:
+            raise NotInWorkspace
+        name = os.path.relpath(name, work_dir)
+    name = os.path.normpath(name)
+    if name == "." or name.split(os.sep)[0] == "..":
+        raise NotInWorkspace
+    return name

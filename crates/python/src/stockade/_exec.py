@@ -1,0 +1,151 @@
+"""One run for each call: `stockade exec` is started, given the request, and waited for.
+
+No thread is started and nothing stays between calls. Whatever ends a call early, also a
+cancelled task or Ctrl-C, ends the run first: nothing goes on behind the caller's back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import _program, _request, _result
+from ._errors import BadRequest, SandboxError
+from ._result import Result, Verdict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._request import RunOptions
+
+#: How long the program has to end a run that was cancelled; it takes milliseconds.
+PATIENCE = 10.0
+
+
+class Configuration:
+    """Which program, policy, scratch and interpreters. Holds nothing that must be closed."""
+
+    def __init__(
+        self,
+        *,
+        policy: str | os.PathLike[str] | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """`policy` is a name, or a path (with a slash); `scratch` a directory of the host
+        to work in; `runtimes` names interpreters, such as `{"python": ".venv/bin/python"}`.
+        """
+        self.program = _program.find(program)
+        # A path object is meant as a path, even one without a slash.
+        self._policy = policy if policy is None or isinstance(policy, str) else os.path.abspath(policy)
+        self._scratch = None if scratch is None else os.path.abspath(scratch)
+        self._runtimes = {name: os.path.abspath(path) for name, path in (runtimes or {}).items()}
+
+    def command_line(self, command: str, *further: str) -> list[str]:
+        """`stockade COMMAND` with the options of this configuration."""
+        line = [self.program, command]
+        if self._policy is not None:
+            line += ["--policy", self._policy]
+        if self._scratch is not None:
+            line += ["--scratch", self._scratch]
+        for name, path in self._runtimes.items():
+            line += ["--runtime", f"{name}={path}"]
+        return [*line, *further]
+
+    def _prepare(self, code: str, options: RunOptions) -> tuple[list[str], bytes]:
+        _program.require(self.program, "exec")
+        fixed: dict[str, object] = {} if self._scratch is None else {"scratch": self._scratch}
+        return self.command_line("exec"), _request.encode(_request.run(code, options, **fixed))
+
+
+class Stockade(Configuration):
+    """Runs code, each time in a sandbox of its own. Safe to use from several threads."""
+
+    def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+        """Runs `code` and returns its result, whatever the code did.
+
+        Raises `BadRequest` and `SandboxError` where no sandbox came to stand.
+        """
+        line, request = self._prepare(code, options)
+        with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                output, remarks = process.communicate(request)
+            except BaseException:
+                process.terminate()
+                try:
+                    process.communicate(timeout=PATIENCE)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                raise
+        return judge(output, remarks, process.returncode)
+
+
+class AsyncStockade(Configuration):
+    """The same for asyncio. Cancelling the task ends the run before the task ends."""
+
+    async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+        """Runs `code` and returns its result, whatever the code did.
+
+        Raises `BadRequest` and `SandboxError` where no sandbox came to stand.
+        """
+        line, request = self._prepare(code, options)
+        process = await asyncio.create_subprocess_exec(
+            *line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+            output, remarks = await process.communicate(request)
+        except BaseException:
+            await to_the_end(_stop(process), process)
+            raise
+        return judge(output, remarks, process.returncode)
+
+
+async def to_the_end(work: Any, process: asyncio.subprocess.Process) -> None:
+    """Awaits `work` although the task is being cancelled; cancelled again, it kills."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if process.returncode is None:
+                process.kill()
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    # What it still says is read, or it could wait for a reader for ever.
+    assert process.stdout is not None and process.stderr is not None
+    last_words = asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
+    try:
+        await asyncio.wait_for(last_words, PATIENCE)
+    except asyncio.TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def judge(output: bytes, remarks: bytes, status: int | None) -> Result:
+    """The result that the program printed, or the error that it stands for."""
+    try:
+        data = json.loads(output)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        words = remarks.decode("utf-8", "replace").strip() or "it said nothing"
+        raise SandboxError(f"stockade ended with status {status} and without a result: {words}", reason="no_result")
+    return checked(data)
+
+
+def checked(data: Mapping[str, Any]) -> Result:
+    """A result object; raises where it says that no sandbox came to stand."""
+    result = _result.parse(data)
+    if result.verdict == Verdict.BAD_REQUEST:
+        raise BadRequest(result.error, reason=result.reason or "bad_request", result=result)
+    if result.verdict == Verdict.SANDBOX_ERROR:
+        raise SandboxError(result.error, reason=result.reason or "sandbox_error", result=result)
+    return result

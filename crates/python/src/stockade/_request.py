@@ -1,0 +1,95 @@
+"""From keyword arguments to the bytes of a request. Nothing is decided here: the program checks."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ._errors import BadRequest
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+#: The content of a file or of stdin.
+Content: TypeAlias = "str | bytes"
+
+
+class RunOptions(TypedDict, total=False):
+    """What a request says besides its code."""
+
+    #: A runtime of the policy, or an alias; default: the policy's.
+    language: str
+    #: The program's arguments.
+    args: Sequence[str]
+    #: The program's stdin; absent: /dev/null.
+    stdin: Content
+    #: Variables of the names that the policy accepts.
+    env: Mapping[str, str]
+    #: Written into the scratch before the start, by relative path.
+    files: Mapping[str, Content]
+    #: Globs of files below the scratch to return.
+    collect: Sequence[str]
+    #: Seconds of wall clock: short for `limits={"wall": …}`.
+    timeout: float
+    #: Limits as in a policy: {"memory": "1GiB", "cpus": 0.5}.
+    limits: Mapping[str, str | int | float]
+    #: Echoed in the result.
+    id: str
+    #: Written to the audit log as claims of the caller.
+    labels: Mapping[str, str]
+
+
+def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
+    """A request as an object; its streams come back in base64, so that no byte is lost."""
+    request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
+    given = dict(options)
+    timeout = given.pop("timeout", None)
+    limits = given.pop("limits", None)
+    if limits is not None or timeout is not None:
+        request["limits"] = dict(limits) if isinstance(limits, Mapping) else limits or {}
+    if timeout is not None:
+        request["limits"]["wall"] = duration(timeout)
+    for name, value in given.items():
+        if value is None:
+            continue
+        if name == "stdin":
+            value = content(value)
+        elif name == "files" and isinstance(value, Mapping):
+            value = {path: content(text) for path, text in value.items()}
+        elif name in ("args", "collect"):
+            value = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        request[name] = value
+    return request
+
+
+def duration(seconds: object) -> str:
+    """As a limit is written; never less than asked for."""
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds <= 0:
+        raise BadRequest(f"timeout must be a positive number of seconds, not {seconds!r}", reason="timeout_malformed")
+    return f"{math.ceil(seconds * 1000)}ms"
+
+
+def content(value: object) -> object:
+    """Text as it is, bytes in base64."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"base64": base64.b64encode(value).decode()}
+    return value
+
+
+def encode(request: Mapping[str, object]) -> bytes:
+    """One line of JSON."""
+    try:
+        return json.dumps(request, ensure_ascii=False, separators=(",", ":"), default=os.fspath).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"{error.object[error.start : error.end]!r} is no Unicode text; pass stdin and files as bytes",
+            reason="request_not_unicode",
+        ) from None
+    except TypeError as error:
+        raise BadRequest(f"the request cannot be written as JSON: {error}", reason="request_not_json") from None

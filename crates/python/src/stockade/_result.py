@@ -1,0 +1,246 @@
+"""The result of a run, as frozen values.
+
+Fields that this package does not know are left out, but `raw` has all of them; a verdict
+that it does not know stays a plain string, and `success` still says how to take it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Verdict(str, Enum):
+    """What ended a run. Members compare equal to the strings of the contract."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    WALL_TIMEOUT = "wall_timeout"
+    CPU_TIMEOUT = "cpu_timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    PROCESS_LIMIT = "process_limit"
+    DISK_LIMIT = "disk_limit"
+    OUTPUT_LIMIT = "output_limit"
+    SYSCALL_DENIED = "syscall_denied"
+    CANCELLED = "cancelled"
+    BAD_REQUEST = "bad_request"
+    SANDBOX_ERROR = "sandbox_error"
+    SCREENED = "screened"
+    APPROVAL_REQUIRED = "approval_required"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class PerStream(Generic[T]):
+    """One value for each of the program's two streams."""
+
+    output: T
+    error: T
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Peaks of one run; None where the kernel keeps no such count."""
+
+    memory_peak_bytes: int | None = None
+    processes_peak: int | None = None
+    cpu_user_ms: int | None = None
+    cpu_system_ms: int | None = None
+    scratch_bytes: int | None = None
+    tmp_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Denial:
+    """One refusal, the rule that decided, and the policy line that would allow it."""
+
+    kind: str = ""
+    what: str = ""
+    count: int = 0
+    answer: str = ""
+    rule: str = ""
+    allow: str | None = None
+    help: str | None = None
+    #: Read off the program's own words: it may be mistaken or a lie.
+    hint: bool = False
+
+
+@dataclass(frozen=True)
+class CollectedFile:
+    """A file that `collect` matched; `content` is None where `omitted` says why."""
+
+    path: str
+    size: int = 0
+    sha256: str | None = None
+    content: bytes | None = None
+    omitted: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The content as UTF-8, with replacement characters for what is not."""
+        return (self.content or b"").decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the sandbox, and how it is known that it was in force."""
+
+    layer: str = ""
+    known: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What was in force, taken before the code's first instruction."""
+
+    mode: str = ""
+    kernel: str = ""
+    layers: tuple[Layer, ...] = ()
+    degraded: tuple[str, ...] = ()
+    plan_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class PolicyId:
+    """Which policy decided."""
+
+    name: str = ""
+    origin: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run. `output` and `error` are text, lossy where bytes were not UTF-8."""
+
+    #: The program's stdout, and its stderr or what went wrong before it could start.
+    output: str
+    error: str
+    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit.
+    code: int
+    #: It exited by itself with 0.
+    success: bool
+    #: A `Verdict`, or a string that this package does not know.
+    verdict: str
+    #: A stable identifier of the detail.
+    reason: str | None
+    #: Whether the first instruction of the code ran; False: safe to try again.
+    started: bool
+    signal: str | None
+    duration_ms: int
+    limits_hit: tuple[str, ...]
+    #: The streams as they came, byte for byte.
+    output_bytes: bytes
+    error_bytes: bytes
+    #: What each stream carried in all, whether its middle was cut out, whether it was not UTF-8.
+    total_bytes: PerStream[int]
+    truncated: PerStream[bool]
+    lossy: PerStream[bool]
+    usage: Usage
+    #: The limits in force, with their units in the names; None: unlimited.
+    limits: Mapping[str, int | None]
+    denials: tuple[Denial, ...]
+    egress: Mapping[str, Any]
+    files: tuple[CollectedFile, ...]
+    receipt: Receipt | None
+    policy: PolicyId | None
+    audit: Mapping[str, Any] | None
+    id: str | None
+    labels: Mapping[str, str]
+    #: The whole object as it came.
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @property
+    def timed_out(self) -> bool:
+        """A clock ended it: the wall's or the CPU's."""
+        return self.verdict in (Verdict.WALL_TIMEOUT, Verdict.CPU_TIMEOUT)
+
+    def file(self, path: str) -> bytes:
+        """The content of a collected file; `KeyError` if there is none of that path."""
+        for collected in self.files:
+            if collected.path == path and collected.content is not None:
+                return collected.content
+        raise KeyError(path)
+
+
+def parse(data: Mapping[str, Any]) -> Result:
+    """A result object of the program that was asked for streams in base64."""
+    refused = data.get("verdict") in (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR)
+    output = base64.b64decode(data.get("output") or "")
+    # What went wrong with a request or a sandbox is said in plain words.
+    error = str(data.get("error") or "").encode() if refused else base64.b64decode(data.get("error") or "")
+    texts = [stream.decode("utf-8", "replace") for stream in (output, error)]
+    policy, receipt = data.get("policy"), data.get("receipt")
+    verdict = str(data.get("verdict", ""))
+    return Result(
+        output=texts[0],
+        error=texts[1],
+        code=int(data.get("code", 125)),
+        success=data.get("success") is True,
+        verdict=Verdict(verdict) if verdict in Verdict._value2member_map_ else verdict,
+        reason=data.get("reason"),
+        started=data.get("started") is True,
+        signal=data.get("signal"),
+        duration_ms=int(data.get("duration_ms") or 0),
+        limits_hit=tuple(data.get("limits_hit") or ()),
+        output_bytes=output,
+        error_bytes=error,
+        total_bytes=_per_stream(data.get("bytes"), 0),
+        truncated=_per_stream(data.get("truncated"), False),
+        lossy=PerStream(*(not _is_utf8(stream) for stream in (output, error))),
+        usage=_known(Usage, data.get("usage")),
+        limits=dict(data.get("limits") or {}),
+        denials=tuple(_known(Denial, one) for one in data.get("denials") or ()),
+        egress=dict(data.get("egress") or {}),
+        files=tuple(_file(one) for one in data.get("files") or ()),
+        receipt=_receipt(receipt) if receipt else None,
+        policy=_known(PolicyId, policy) if policy else None,
+        audit=data.get("audit"),
+        id=data.get("id"),
+        labels=dict(data.get("labels") or {}),
+        raw=data,
+    )
+
+
+def _is_utf8(stream: bytes) -> bool:
+    try:
+        stream.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _per_stream(data: Any, absent: T) -> PerStream[T]:
+    data = data if isinstance(data, Mapping) else {}
+    return PerStream(data.get("output", absent), data.get("error", absent))
+
+
+def _known(kind: type[T], data: Any) -> T:
+    """Of a dataclass, with the members of `data` that it has."""
+    names = getattr(kind, "__dataclass_fields__", {})
+    return kind(**{name: value for name, value in (data or {}).items() if name in names})
+
+
+def _receipt(data: Mapping[str, Any]) -> Receipt:
+    lists = {
+        "layers": tuple(_known(Layer, one) for one in data.get("layers") or ()),
+        "degraded": tuple(data.get("degraded") or ()),
+    }
+    return _known(Receipt, {**data, **lists})
+
+
+def _file(data: Mapping[str, Any]) -> CollectedFile:
+    content: bytes | None = None
+    if isinstance(data.get("text"), str):
+        content = data["text"].encode()
+    elif isinstance(data.get("base64"), str):
+        content = base64.b64decode(data["base64"])
+    return _known(CollectedFile, {**data, "content": content})

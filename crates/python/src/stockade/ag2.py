@@ -1,0 +1,100 @@
+"""AG2 classic (`autogen.coding`): a `CodeExecutor` whose code blocks run in sandboxes.
+
+Needs a distribution with the module `autogen.coding`: `autogen` up to 0.14, `ag2` before
+1.0, or `pyautogen` 0.2. Where its own executor searches shell code for dangerous words,
+this one lets the sandbox decide.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import _blocks
+from ._errors import BadRequest, NotInstalled
+from ._exec import Stockade
+
+try:
+    from autogen.coding import CodeBlock, CodeExtractor, CodeResult, MarkdownCodeExtractor
+except ImportError as error:
+    raise NotInstalled(
+        f"no module autogen.coding ({error}), which ag2 1.x has no more: pip install 'autogen>=0.9,<0.15'",
+        reason="framework_missing",
+    ) from error
+
+__all__ = ["StockadeCodeExecutor"]
+
+
+class StockadeCodeExecutor:
+    """Runs each code block in a sandbox of its own, in one working directory.
+
+    For `code_execution_config={"executor": StockadeCodeExecutor(…)}`. `timeout` is for
+    each block, in seconds. `work_dir` is a directory of the host, which is made if it is
+    missing; without it a temporary one lives as long as the executor.
+    """
+
+    def __init__(
+        self,
+        timeout: float = 60,
+        work_dir: str | os.PathLike[str] | None = None,
+        *,
+        policy: str | os.PathLike[str] | None = None,
+        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Starts nothing; raises `NotInstalled` if the program is missing."""
+        if timeout <= 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        self._timeout = timeout
+        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
+        # Says at once if there is no program.
+        Stockade(**self._options)
+        self._work_dir = None if work_dir is None else Path(work_dir).absolute()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def code_extractor(self) -> CodeExtractor:
+        """Code is what stands in Markdown fences."""
+        return MarkdownCodeExtractor()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that each block may take."""
+        return self._timeout
+
+    @property
+    def work_dir(self) -> Path:
+        """Where the code works; a temporary directory is made when it is first asked for."""
+        if self._work_dir is not None:
+            self._work_dir.mkdir(exist_ok=True)
+            return self._work_dir
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="stockade-ag2-")
+        return Path(self._temporary.name)
+
+    def execute_code_blocks(self, code_blocks: list[CodeBlock]) -> CodeResult:
+        """Runs the blocks until one fails."""
+        work_dir = self.work_dir
+        stockade = Stockade(scratch=work_dir, **self._options)
+        collected = _blocks.Collected()
+        for block in code_blocks:
+            try:
+                options = _blocks.options(block.language, block.code, str(work_dir), self.timeout)
+            except _blocks.NotInWorkspace:
+                return CodeResult(exit_code=1, output="Filename is not in the workspace")
+            try:
+                collected.add(stockade.run(block.code, **options))
+            except BadRequest as error:
+                collected.refuse(block.language, error)
+            if collected.exit_code != 0:
+                break
+        return CodeResult(exit_code=collected.exit_code, output=collected.output)
+
+    def restart(self) -> None:
+        """Empties the temporary working directory; a given one is the caller's and stays."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None

@@ -1,0 +1,152 @@
+"""AutoGen 0.7: a `CodeExecutor` whose code blocks run in sandboxes.
+
+Needs autogen-core. Differs from `LocalCommandLineCodeExecutor` where that one falls
+short: a timeout takes effect at its second and keeps what was printed before, a child
+left in the background delays nothing, output need not be UTF-8, and nothing of the
+caller's environment reaches the code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import _blocks, _framework
+from ._errors import BadRequest
+from ._exec import AsyncStockade
+from ._result import Result
+
+_framework.require("autogen-core", "0.7", "0.8")
+
+from autogen_core import CancellationToken, Component
+from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
+from pydantic import BaseModel
+from typing_extensions import Self
+
+__all__ = ["StockadeCodeExecutor", "StockadeCodeExecutorConfig", "StockadeCodeResult"]
+
+
+@dataclass
+class StockadeCodeResult(CodeResult):
+    """A `CodeResult` that also has each block's whole result."""
+
+    results: tuple[Result, ...] = ()
+
+
+class StockadeCodeExecutorConfig(BaseModel):
+    """What a component file can say of the executor."""
+
+    timeout: float = 60
+    work_dir: str | None = None
+    policy: str | None = None
+    runtimes: dict[str, str] = {}
+    program: str | None = None
+
+
+class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
+    """Runs each code block in a sandbox of its own, in one working directory.
+
+    `timeout` is for each block, in seconds. `work_dir` is a directory of the host, which
+    is made if it is missing; without it a temporary one lives from start to stop.
+    `policy` and `runtimes` are as for `stockade.Stockade`.
+    """
+
+    component_config_schema = StockadeCodeExecutorConfig
+    component_provider_override = "stockade.autogen.StockadeCodeExecutor"
+
+    def __init__(
+        self,
+        timeout: float = 60,
+        work_dir: str | os.PathLike[str] | None = None,
+        *,
+        policy: str | os.PathLike[str] | None = None,
+        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Starts nothing; raises `NotInstalled` if the program is missing."""
+        if timeout <= 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        self._config = StockadeCodeExecutorConfig(
+            timeout=timeout,
+            work_dir=None if work_dir is None else os.fspath(work_dir),
+            policy=None if policy is None else os.fspath(policy),
+            runtimes={name: os.fspath(path) for name, path in (runtimes or {}).items()},
+            program=None if program is None else os.fspath(program),
+        )
+        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
+        # Says at once if there is no program.
+        AsyncStockade(**self._options)
+        self._work_dir = None if work_dir is None else Path(work_dir).absolute()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that each block may take."""
+        return self._config.timeout
+
+    @property
+    def work_dir(self) -> Path:
+        """Where the code works; a temporary directory is made when it is first asked for."""
+        if self._work_dir is not None:
+            self._work_dir.mkdir(exist_ok=True)
+            return self._work_dir
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="stockade-autogen-")
+        return Path(self._temporary.name)
+
+    async def execute_code_blocks(
+        self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
+    ) -> StockadeCodeResult:
+        """Runs the blocks until one fails. Cancelled by the token, it says 125."""
+        work_dir = self.work_dir
+        stockade = AsyncStockade(scratch=work_dir, **self._options)
+        collected = _blocks.Collected()
+        for block in code_blocks:
+            try:
+                options = _blocks.options(block.language, block.code, str(work_dir), self.timeout)
+            except _blocks.NotInWorkspace:
+                return StockadeCodeResult(1, "Filename is not in the workspace", tuple(collected.results))
+            run = asyncio.ensure_future(stockade.run(block.code, **options))
+            cancellation_token.link_future(run)
+            try:
+                collected.add(await run)
+            except BadRequest as error:
+                collected.refuse(block.language, error)
+            except asyncio.CancelledError:
+                if not cancellation_token.is_cancelled():
+                    # Not the token but the task itself was cancelled: that is no result.
+                    raise
+                collected.output += "\nCancelled"
+                collected.exit_code = _blocks.CANCELLED
+            if collected.exit_code != 0:
+                break
+        return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results))
+
+    async def start(self) -> None:
+        """Makes the working directory."""
+        _ = self.work_dir
+
+    async def stop(self) -> None:
+        """Removes the temporary working directory, if there is one."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    async def restart(self) -> None:
+        """Empties the temporary working directory; a given one is the caller's and stays."""
+        await self.stop()
+        await self.start()
+
+    def _to_config(self) -> StockadeCodeExecutorConfig:
+        return self._config
+
+    @classmethod
+    def _from_config(cls, config: StockadeCodeExecutorConfig) -> Self:
+        return cls(
+            config.timeout, config.work_dir, policy=config.policy, runtimes=config.runtimes, program=config.program
+        )

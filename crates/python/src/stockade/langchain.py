@@ -1,0 +1,57 @@
+"""LangChain: an execution policy for `ShellToolMiddleware`, whose shell lives in a sandbox.
+
+Needs langchain 1.x. The shell persists from command to command; of the host it can
+change its workspace and nothing else. Without a workspace the middleware makes a
+temporary one, which for root is root's and therefore refused: name one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import _framework
+from ._exec import Configuration
+
+_framework.require("langchain", "1.1", "2")
+
+from langchain.agents.middleware._execution import BaseExecutionPolicy
+
+__all__ = ["StockadeExecutionPolicy"]
+
+
+@dataclass
+class StockadeExecutionPolicy(BaseExecutionPolicy):
+    """Starts the middleware's shell in a sandbox under `policy`, by default `shell`.
+
+    That policy has no wall clock; `command_timeout` ends a command that takes too long,
+    and with it the shell and all that it started. Of the environment the shell gets what
+    the middleware's `env` says, and nothing of the caller's.
+    """
+
+    policy: str | os.PathLike[str] = "shell"
+    runtimes: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)
+    program: str | os.PathLike[str] | None = None
+
+    def spawn(self, *, workspace: Path, env: Mapping[str, str], command: Sequence[str]) -> subprocess.Popen[str]:
+        """Starts the shell; SIGKILL of the process takes the whole sandbox with it."""
+        stockade = Configuration(
+            policy=self.policy, scratch=workspace.absolute(), runtimes=self.runtimes, program=self.program
+        )
+        # By the environment of the command itself: a policy need not accept these names.
+        variables = ["/usr/bin/env", "--", *(f"{name}={value}" for name, value in env.items())] if env else []
+        return subprocess.Popen(
+            stockade.command_line("run", "--", *variables, *command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            bufsize=1,
+            # The middleware kills a process group, which must not be its own.
+            start_new_session=True,
+        )
