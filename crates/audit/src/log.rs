@@ -34,6 +34,12 @@ use crate::{
 pub const FILE_SIZE: u64 = 64 << 20;
 /// How long another writer may keep the lock.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one may wait for all the others that come first.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// The pauses of one that waits: the longer it has, the longer, or hundreds that wait would
+/// leave no time to the one that writes.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 const LOCK: &str = "lock";
 /// Under this name a new file gets its first record.
 const NEXT: &str = "next";
@@ -127,20 +133,30 @@ impl Log {
     }
 
     /// Takes a lock, and waits for it but not for ever: a writer that was stopped must not
-    /// stop everybody.
+    /// stop everybody. As long as it changes hands, which the times of its file tell, it is
+    /// waited for: whoever takes it writes to that file.
     pub(crate) fn locked(&self, name: &str) -> Result<File, AuditError> {
         // Closed even to those who may read the log: to hold a lock, reading is enough.
         let file = self.file(name, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         let path = || self.path.join(name);
         let begin = Instant::now();
+        let taken = || file.metadata().map(|data| (data.mtime(), data.mtime_nsec())).map_err(failed("look at", &path()));
+        let mut last = None;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
-                Err(Errno::AGAIN) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_micros(200)),
-                Err(Errno::AGAIN) => return Err(AuditError::Locked { path: path(), seconds: PATIENCE.as_secs() }),
-                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {}
+                Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed("lock", &path())(errno.into())),
             }
+            match last {
+                Some((at, _)) if Instant::elapsed(&at) < PATIENCE => {}
+                Some((_, before)) if before == taken()? || begin.elapsed() >= LONGEST_WAIT => {
+                    return Err(AuditError::Locked { path: path(), seconds: begin.elapsed().as_secs() });
+                }
+                _ => last = Some((Instant::now(), taken()?)),
+            }
+            thread::sleep((begin.elapsed() / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
         }
     }
 
@@ -151,6 +167,9 @@ impl Log {
     /// writer marks it so.
     pub fn append(&self, event: &Event, durable: bool) -> Result<Appended, AuditError> {
         let lock = self.locked(LOCK)?;
+        // What is written does not matter; that it was shows those who wait that it goes on.
+        let holder = std::process::id().to_ne_bytes();
+        lock.write_all_at(&holder, 0).map_err(failed("write to", &self.path.join(LOCK)))?;
         let time = text::time(SystemTime::now());
         let mut number = self.last_number()?;
         if number == 0 {
@@ -173,7 +192,8 @@ impl Log {
         next.extend(&time, Body::Event(event), &mut bytes);
         if tail.whole > 0 && tail.whole + tail.residue + bytes.len() as u64 > self.file_size {
             bytes.truncate(start);
-            self.write(&mut file, number, &bytes, true)?;
+            self.write(&mut file, number, &bytes)?;
+            self.sync(&file, number)?;
             let before = Before { file: file_name(number), sha256: link.hash.clone() };
             number += 1;
             self.begin_file(number, &mut link, Some(before), &time)?;
@@ -182,8 +202,12 @@ impl Log {
             next = link;
             next.extend(&time, Body::Event(event), &mut bytes);
         }
-        self.write(&mut file, number, &bytes, durable)?;
+        self.write(&mut file, number, &bytes)?;
+        // Without the lock: those who wait for the disk then wait for it together.
         drop(lock);
+        if durable {
+            self.sync(&file, number)?;
+        }
         Ok(Appended { link: next, file: self.path.join(file_name(number)) })
     }
 
@@ -220,10 +244,12 @@ impl Log {
         Ok(Torn { bytes: tail.residue, sha256: text::sha256(&bytes) })
     }
 
-    fn write(&self, file: &mut File, number: u64, bytes: &[u8], durable: bool) -> Result<(), AuditError> {
-        let path = self.path.join(file_name(number));
-        file.write_all(bytes).map_err(failed("write to the audit log", &path))?;
-        if durable { file.sync_data().map_err(failed("sync the audit log", &path)) } else { Ok(()) }
+    fn write(&self, file: &mut File, number: u64, bytes: &[u8]) -> Result<(), AuditError> {
+        file.write_all(bytes).map_err(failed("write to the audit log", &self.path.join(file_name(number))))
+    }
+
+    fn sync(&self, file: &File, number: u64) -> Result<(), AuditError> {
+        file.sync_data().map_err(failed("sync the audit log", &self.path.join(file_name(number))))
     }
 }
 

@@ -179,6 +179,19 @@ fn ten_thousand_records_take_less_than_a_minute() {
 }
 
 #[test]
+fn two_hundred_writers_that_wait_for_the_disk_all_get_their_turn() {
+    let place = Place::new();
+    place.log();
+    thread::scope(|scope| {
+        for writer in 0..200 {
+            let log = place.log();
+            scope.spawn(move || (0..2).for_each(|run| drop(log.append(&event(&format!("{writer}-{run}")), true).unwrap())));
+        }
+    });
+    assert_eq!(whole(&place).records, 401);
+}
+
+#[test]
 fn alerts_are_limited_for_each_caller_apart() {
     let place = Place::new();
     let log = place.log();
