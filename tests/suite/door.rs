@@ -41,6 +41,9 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_request_that_never_ends_is_refused_when_its_time_is_up, seconds 60),
     test!(Both, a_request_beyond_the_cap_is_refused, seconds 60),
     test!(Both, a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run, seconds 60),
+    test!(Both, a_server_that_is_told_to_stop_cancels_the_run_and_says_so),
+    test!(Both, fifty_at_once_are_all_served, seconds 120),
+    test!(RootlessOnly, a_run_that_is_not_written_down_says_so_to_the_client),
     test!(Both, a_socket_that_cannot_be_reached_is_an_error_with_its_remedy),
     test!(Both, without_a_connection_there_is_nothing_to_serve),
     test!(RootOnly, a_peer_gets_what_is_granted_to_it_and_nothing_else, seconds 60),
@@ -48,6 +51,8 @@ pub const TESTS: &[Test] = &[
     test!(RootOnly, a_grant_to_a_group_is_for_peers_that_are_in_it),
     test!(RootOnly, nothing_is_read_for_a_peer_without_a_grant),
     test!(RootOnly, a_scratch_is_opened_with_the_peers_rights),
+    test!(RootOnly, the_capabilities_of_the_units_are_enough_for_them),
+    test!(RootOnly, nothing_is_sent_to_a_listener_that_is_neither_root_nor_the_caller),
     test!(RootOnly, a_server_without_roots_rights_serves_its_own_user_only),
 ];
 
@@ -152,7 +157,7 @@ fn a_request_through_a_socket_has_the_result_and_the_status_that_it_has_without(
         let lasting = |done: &Done| {
             let mut result = done.result.clone();
             // These differ from run to run; a slow machine's wall clock was lengthened for one.
-            for field in ["duration_ms", "usage", "receipt", "limits"] {
+            for field in ["duration_ms", "usage", "receipt", "limits", "audit"] {
                 result.as_object_mut().unwrap().remove(field);
             }
             if let Some(peak) = result.pointer_mut("/denials/0/limit/peak") {
@@ -163,6 +168,7 @@ fn a_request_through_a_socket_has_the_result_and_the_status_that_it_has_without(
         assert_eq!(lasting(&direct), lasting(&through), "{request}");
         let layers = |done: &Done| done["receipt"]["layers"].as_array().map(Vec::len);
         assert_eq!(layers(&direct), layers(&through));
+        assert!([&direct, &through].iter().all(|done| done["audit"]["seq"].is_u64()), "each is in the log: {}", through.brief());
     }
 }
 
@@ -298,6 +304,59 @@ fn a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run() {
     lost(&half.ask(&[], &json!({"code": "1"})), true);
 }
 
+/// As `systemctl stop` does it.
+fn a_server_that_is_told_to_stop_cancels_the_run_and_says_so() {
+    let door = Door::plain();
+    let scratch = scratch();
+    let word = token("stop");
+    let (request, runs) = lasting(&scratch, &word);
+    let child = start(&mut door.client(&[]), request.to_string().as_bytes());
+    wait_for(&runs);
+    let mut server = door.server();
+    kill(Pid::from_raw(i32::try_from(server.id()).unwrap()), Signal::SIGTERM).unwrap();
+    let done = Done::of(child.wait_with_output().unwrap());
+    done.expect(json!({"verdict": "cancelled", "code": 143, "output": "begun\n", "started": true}));
+    let status = wait_within(&mut server, Duration::from_secs(10)).expect("the server goes on");
+    assert!(status.success(), "{status}");
+    no_process_is_left(&word);
+}
+
+fn fifty_at_once_are_all_served() {
+    let door = Door::plain();
+    thread::scope(|scope| {
+        let path = door.path.clone();
+        let ask = move |number: usize| {
+            let request = json!({"code": format!("echo {number}"), "language": "sh", "id": number.to_string()});
+            Done::of(feed(&mut client(&path, &[]), request.to_string().as_bytes()))
+        };
+        let asked: Vec<_> = (0..50)
+            .map(|number| {
+                let ask = ask.clone();
+                scope.spawn(move || ask(number))
+            })
+            .collect();
+        for (number, asked) in asked.into_iter().enumerate() {
+            let done = asked.join().unwrap();
+            done.succeeded().expect(json!({"output": format!("{number}\n"), "id": number.to_string()}));
+            assert!(done["audit"]["seq"].is_u64(), "{}", done["audit"]);
+        }
+    });
+}
+
+fn a_run_that_is_not_written_down_says_so_to_the_client() {
+    let door = Door::open("default.sock", || {
+        let mut command = stockade(["serve"]);
+        // Nobody makes a directory there.
+        command.env("HOME", "/proc");
+        command
+    });
+    let done = door.ask(&[], &json!({"code": "print(1)"}));
+    assert!(done.succeeded().stderr.contains("not in the audit log: cannot make the audit log /proc/"), "{}", done.stderr);
+    // The control.
+    let done = Door::open("written.sock", || stockade(["serve", "--policy", "default"])).ask(&[], &json!({"code": "print(1)"}));
+    assert!(!done.succeeded().stderr.contains("audit"), "{}", done.stderr);
+}
+
 fn a_socket_that_cannot_be_reached_is_an_error_with_its_remedy() {
     let ask = |path: &Path, words: &[&str]| Done::of(feed(&mut client(path, words), br#"{"code": ""}"#));
     let path = directory().join("default.sock");
@@ -377,7 +436,7 @@ fn a_grant_to_a_group_is_for_peers_that_are_in_it() {
 
 /// A peer that sends nothing and takes whatever comes, as this uid.
 const SILENT: &str =
-    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(10); print(s.makefile().read(), end='')";
+    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(4); print(s.makefile().read(), end='')";
 
 fn nothing_is_read_for_a_peer_without_a_grant() {
     let door = Door::granting(&format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n"));
@@ -413,6 +472,66 @@ fn a_scratch_is_opened_with_the_peers_rights() {
     assert!(!other.join("made").exists());
     ask_as(&door, OWNER + 1, &request(&other)).succeeded();
     assert_eq!(fs::metadata(other.join("made")).unwrap().uid(), OWNER + 1);
+}
+
+/// What `CapabilityBoundingSet=` of a unit leaves, for setpriv(1).
+fn bounding_set(unit: &str) -> Vec<String> {
+    let tests = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    let path = tests.join("../scripts/systemd").join(unit);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let line = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    line.split(' ').map(|name| format!("+{}", name.strip_prefix("CAP_").unwrap().to_lowercase())).collect()
+}
+
+fn the_capabilities_of_the_units_are_enough_for_them() {
+    let all = bounding_set("stockade-exec@.service");
+    assert_eq!(all, bounding_set("stockade@.service"));
+    let scratch = scratch();
+    let request = json!({"code": "open('made', 'w').write('x')", "scratch": text(&scratch), "collect": ["made"]});
+    let ask = |set: &[String]| {
+        let set = format!("--bounding-set=-all,{}", set.join(","));
+        let program = program_path().unwrap();
+        Done::of(feed(&mut under(&["setpriv", &set, "--inh-caps=-all", "--", text(&program), "exec"]), request.to_string().as_bytes()))
+    };
+    let done = ask(&all);
+    assert_eq!(done.succeeded()["receipt"]["degraded"], json!([]));
+    assert_eq!(done.file("made")["text"], "x");
+    // The control, for the one that a whole suite by real root would never miss.
+    let without: Vec<String> = all.iter().filter(|name| *name != "+setfcap").cloned().collect();
+    ask(&without).broke("unique_uid_unavailable", &["cannot be idmapped"]);
+}
+
+/// Listens where it is told, tells what came, and answers as a server would.
+const SQUATTER: &str = r#"
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o666); s.listen(); print(flush=True)
+while True:
+    c, _ = s.accept()
+    got = c.recv(1 << 16)
+    open(sys.argv[2], 'a').write(repr(got) + '\n')
+    if got: c.sendall(b'{"verdict": "exited", "code": 0, "output": "whatever it likes"}\n')
+    c.close()
+"#;
+
+fn nothing_is_sent_to_a_listener_that_is_neither_root_nor_the_caller() {
+    let place = scratch();
+    let (socket, got) = (place.join("default.sock"), place.join("got"));
+    let words = as_uid(OWNER);
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(["python3", "-c", SQUATTER, text(&socket), text(&got)]).collect();
+    let mut squatter = under(&words).spawn().unwrap();
+    squatter.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let ask = |words: &[&str]| Done::of(feed(&mut client(&socket, words), br#"{"code": "a secret"}"#));
+    let stranger = as_uid(OWNER + 1);
+    ask(&stranger.each_ref().map(String::as_str)).broke("socket_untrusted", &[&format!("uid {OWNER} listens"), "nothing was sent"]);
+    ask(&[]).broke("socket_untrusted", &[text(&socket)]);
+    // The control: the same listener, asked by its own user.
+    let own = as_uid(OWNER);
+    ask(&own.each_ref().map(String::as_str)).expect(json!({"output": "whatever it likes"}));
+    squatter.kill().unwrap();
+    squatter.wait().unwrap();
+    let got = fs::read_to_string(&got).unwrap();
+    let got: Vec<&str> = got.lines().collect();
+    assert!(got.len() == 3 && got[..2] == ["b''"; 2] && got[2].contains("a secret"), "{got:?}");
 }
 
 fn a_server_without_roots_rights_serves_its_own_user_only() {

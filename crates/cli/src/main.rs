@@ -121,6 +121,7 @@ fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
         Err(report) => return print_report(&report),
     };
     answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
+    answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
     write_out(&answer.line)?;
     Ok(match answer.verdict.as_str() {
         "bad_request" => ExitCode::from(USAGE_ERROR),
@@ -153,8 +154,12 @@ fn warn_of_degraded(report: &Report) {
 /// A run that is not written down says so where a person sees it.
 fn warn_of_audit(report: &Report) {
     if let Some(failure) = report.audit.as_ref().and_then(|audit| audit.failure.as_ref()) {
-        warn(&format!("stockade: not in the audit log: {failure}"));
+        warn_of_record(failure);
     }
+}
+
+fn warn_of_record(failure: &str) {
+    warn(&format!("stockade: not in the audit log: {failure}"));
 }
 
 fn warn_of(layer: &str, detail: &str) {

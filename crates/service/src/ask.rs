@@ -8,7 +8,8 @@ use std::{io, os::unix::net::UnixStream, path::Path};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, recv, send},
+    net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred},
+    process::geteuid,
 };
 use serde::Deserialize;
 use stockade_launcher::signals::Signals;
@@ -26,6 +27,8 @@ pub struct Answer {
     pub verdict: String,
     /// Layers that the run went without, and why.
     pub degraded: Vec<(String, String)>,
+    /// Why it is not in the audit log.
+    pub unrecorded: Option<String>,
 }
 
 /// The parts of a result that a client acts on.
@@ -33,6 +36,12 @@ pub struct Answer {
 struct Outline {
     verdict: String,
     receipt: Option<OutlineOfReceipt>,
+    audit: Option<OutlineOfAudit>,
+}
+
+#[derive(Deserialize)]
+struct OutlineOfAudit {
+    failure: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -53,7 +62,8 @@ impl Answer {
         let outline: Outline = serde_json::from_slice(line.strip_suffix(b"\n")?).ok()?;
         let layers = outline.receipt.map(|receipt| receipt.layers).unwrap_or_default();
         let degraded = layers.into_iter().filter(|layer| layer.known == "degraded").map(|layer| (layer.layer, layer.detail));
-        Some(Answer { line, verdict: outline.verdict, degraded: degraded.collect() })
+        let unrecorded = outline.audit.and_then(|audit| audit.failure);
+        Some(Answer { line, verdict: outline.verdict, degraded: degraded.collect(), unrecorded })
     }
 }
 
@@ -66,6 +76,7 @@ pub fn ask(socket: &Path, request: &[u8]) -> Result<Answer, Box<Report>> {
     let refused = |refusal: Refusal| Box::new(refusal.report());
     let mut signals = Signals::block().map_err(|error| refused(error.into()))?;
     let stream = UnixStream::connect(socket).map_err(|error| refused(unconnected(socket, &error)))?;
+    check_server(socket, &stream).map_err(refused)?;
     let mut exchange = Exchange { stream: &stream, request, sent: 0, cancel: None, unread: false, answer: Vec::new() };
     let broken = exchange.run(&mut signals).err();
     let Exchange { sent, unread, answer, cancel, .. } = exchange;
@@ -99,6 +110,21 @@ fn unconnected(socket: &Path, error: &io::Error) -> Refusal {
         _ => ("socket_unusable", String::from("--socket takes the path of a UNIX socket, at most 107 bytes long")),
     };
     Refusal::sandbox_error(reason, format!("connect to {}: {error}; {remedy}", socket.display()))
+}
+
+/// A request is for root's launcher or for one's own: whoever else got hold of the path
+/// would learn the code, and say of it what he likes.
+fn check_server(socket: &Path, stream: &UnixStream) -> Result<(), Refusal> {
+    let listener = socket_peercred(stream).map_err(|errno| unconnected(socket, &errno.into()))?.uid;
+    if listener.is_root() || listener == geteuid() {
+        return Ok(());
+    }
+    let why = format!(
+        "uid {} listens on {}, who is neither root nor you, so nothing was sent; name a socket of root's, as in /run/stockade-exec",
+        listener.as_raw(),
+        socket.display()
+    );
+    Err(Refusal::sandbox_error("socket_untrusted", why))
 }
 
 struct Exchange<'a> {
