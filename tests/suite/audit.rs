@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    os::unix::net::UnixDatagram,
+    os::unix::{fs::PermissionsExt, net::UnixDatagram},
     path::{Path, PathBuf},
     process::Output,
     thread,
@@ -31,11 +31,13 @@ pub const TESTS: &[Test] = &[
     test!(Both, code_cannot_reach_the_log),
     test!(Both, a_policy_that_would_show_the_log_is_refused),
     test!(Both, a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so),
+    test!(Both, a_required_log_that_cannot_be_written_stops_the_run),
     test!(RootOnly, a_full_disk_stops_runs_that_require_the_log),
     test!(Both, an_audit_that_is_off_writes_nothing),
     test!(Both, launchers_at_once_keep_one_chain, seconds 120),
     test!(Both, a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain, seconds 300),
     test!(Both, verify_names_the_line_and_tells_by_its_status),
+    test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log),
     test!(Both, tail_show_and_query_find_records),
     test!(RootOnly, the_journal_gets_every_head_and_shows_a_cut_tail),
     test!(RootOnly, alerts_go_to_the_journal_and_are_limited, seconds 60),
@@ -224,6 +226,30 @@ fn a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so() {
     is_whole();
 }
 
+fn a_required_log_that_cannot_be_written_stops_the_run() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = required(&policies);
+    let request = json!({"code": "print(1)"});
+    exec_with(&["--policy", &policy], request.clone()).succeeded();
+    let writable = |yes: bool| {
+        if is_root() {
+            // Whom modes do not bind.
+            let flags = if yes { MsFlags::empty() } else { MsFlags::MS_RDONLY };
+            mount(None::<&str>, "/var/log", None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
+        } else {
+            let mode = if yes { 0o600 } else { 0o400 };
+            fs::set_permissions(log.join("audit-00000001.jsonl"), fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    writable(false);
+    exec_with(&["--policy", &policy], request.clone()).broke("audit_unwritable", &["required", text(&log)]);
+    exec(request.clone()).succeeded();
+    writable(true);
+    exec_with(&["--policy", &policy], request).succeeded();
+    is_whole();
+}
+
 fn a_full_disk_stops_runs_that_require_the_log() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -323,6 +349,32 @@ fn verify_names_the_line_and_tells_by_its_status() {
             let (found, said) = audit(&["verify", place]);
             assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
         }
+    }
+}
+
+fn a_reader_is_not_led_astray_by_what_stands_in_a_log() {
+    let place = directory().join("hostile");
+    let all = [&["verify", text(&place)][..], &["tail", "--log", text(&place)], &["show", "--log", text(&place), "x"]];
+    for make in [
+        |path: &Path| nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+        |path: &Path| std::os::unix::fs::symlink("/etc/passwd", path).unwrap(),
+        |path: &Path| fs::create_dir(path).unwrap(),
+    ] {
+        fs::create_dir(&place).unwrap();
+        make(&place.join("audit-00000001.jsonl"));
+        for arguments in all {
+            let (status, said) = audit(arguments);
+            assert!(status == Some(2) && said.contains("audit-00000001.jsonl") && !said.contains("root:"), "{arguments:?}: {said}");
+        }
+        fs::remove_dir_all(&place).unwrap();
+    }
+    // The control: a log, in another place than one's own.
+    let log = own_log();
+    exec(json!({"code": "", "id": "x"})).succeeded();
+    fs::create_dir(&place).unwrap();
+    fs::copy(log.join("audit-00000001.jsonl"), place.join("audit-00000001.jsonl")).unwrap();
+    for arguments in all {
+        assert_eq!(audit(arguments).0, Some(0), "{arguments:?}");
     }
 }
 

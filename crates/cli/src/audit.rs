@@ -7,6 +7,7 @@ use std::{
     collections::VecDeque,
     fs::File,
     io::{self, BufRead, BufReader, Read, Seek},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
     thread,
@@ -14,8 +15,9 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use rustix::fs::OFlags;
 use serde_json::Value;
-use stockade_audit::{Anchor, Findings, LONGEST_LINE, Verifier, files, text};
+use stockade_audit::{Anchor, Findings, HEAD, LONGEST_LINE, Verifier, files, text};
 
 use crate::{
     USAGE_ERROR,
@@ -47,9 +49,22 @@ fn place(log: Option<&Path>) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// A file of a log's directory. The log may be somebody else's, who would have its reader
+/// wait at a pipe for ever, or read another file by way of a link.
+fn open(path: &Path) -> anyhow::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    let file = opened.with_context(|| format!("open {}", path.display()))?;
+    if !file.metadata()?.is_file() {
+        bail!("{} is not a regular file", path.display());
+    }
+    Ok(file)
+}
+
 fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> anyhow::Result<ExitCode> {
     let path = place(path)?;
-    let is_directory = std::fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?.is_dir();
+    let metadata = std::fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
+    let is_directory = metadata.is_dir();
     let mut verifier = match after {
         Some(hash) => Verifier::new(Some(hash)),
         // One file of many may begin anywhere.
@@ -65,11 +80,11 @@ fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> a
     }
     for (index, file) in all.iter().enumerate() {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let input = File::open(file).with_context(|| format!("open {}", file.display()))?;
+        let input = if is_directory { open(file)? } else { File::open(file).with_context(|| format!("open {}", file.display()))? };
         verifier.file(&name, input, index + 1 == all.len()).with_context(|| format!("read {}", file.display()))?;
     }
     let findings = verifier.finish();
-    say(&describe(&findings, anchors.is_some()))?;
+    say(&describe(&findings, anchors.is_some(), metadata.uid()))?;
     Ok(if findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -90,7 +105,7 @@ fn read_anchors(path: &Path) -> anyhow::Result<Vec<Anchor>> {
     Ok(anchors)
 }
 
-fn describe(findings: &Findings, anchored: bool) -> String {
+fn describe(findings: &Findings, anchored: bool, owner: u32) -> String {
     let mut out = String::new();
     for problem in &findings.problems {
         let line = if problem.line > 0 { format!(" line {}:", problem.line) } else { String::new() };
@@ -110,9 +125,10 @@ fn describe(findings: &Findings, anchored: bool) -> String {
     if anchored {
         out.push_str(&format!("\n{} anchors were met\n", findings.anchored));
     } else {
-        out.push_str(
-            "\nnote: that records were cut off at the end, or the end written anew, shows only against an anchor: journalctl -t stockade _UID=UID -o cat | stockade audit verify --anchors -\n",
-        );
+        // What else is in the journal under this name, the id of a message keeps out.
+        out.push_str(&format!(
+            "\nnote: that records were cut off at the end, or the end written anew, shows only against an anchor: journalctl MESSAGE_ID={HEAD} _UID={owner} -o cat | stockade audit verify --anchors -\n"
+        ));
     }
     out.split('\n').map(text::visible).collect::<Vec<_>>().join("\n")
 }
@@ -135,7 +151,7 @@ fn parse(line: &[u8]) -> Option<Value> {
 
 fn each_record(directory: &Path, mut each: impl FnMut(Value) -> anyhow::Result<()>) -> anyhow::Result<()> {
     for file in files(directory)? {
-        let input = File::open(&file).with_context(|| format!("open {}", file.display()))?;
+        let input = open(&file)?;
         each_line(input, |line| parse(line).map_or(Ok(()), &mut each))?;
     }
     Ok(())
@@ -201,7 +217,7 @@ fn end_of(directory: &Path) -> anyhow::Result<(PathBuf, u64)> {
 
 /// Prints what was added behind a place, as far as lines are whole.
 fn go_on(directory: &Path, (file, mut from): (PathBuf, u64), json: bool) -> anyhow::Result<(PathBuf, u64)> {
-    let mut input = File::open(&file)?;
+    let mut input = open(&file)?;
     input.seek(io::SeekFrom::Start(from))?;
     let mut bytes = Vec::new();
     input.read_to_end(&mut bytes)?;
