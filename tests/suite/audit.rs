@@ -115,7 +115,14 @@ fn a_command_is_written_down() {
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(3), &b"words\n"[..]));
     let all = records(&log);
     assert_eq!((&all[1]["code"]["kind"], &all[1]["status"]), (&json!("command"), &json!(3)), "{all:?}");
-    assert!(all[1]["receipt_sha256"].is_string() && all[1].get("output").is_none(), "streams passed through are not looked at");
+    assert!(all[1]["receipt_sha256"].is_null() && all[1].get("output").is_none(), "streams passed through are not looked at");
+    // Whoever has a receipt finds it in the log.
+    let report = directory().join("report");
+    stockade(["run", "--report", text(&report), "--", "/bin/true"]).output().unwrap();
+    let all = records(&log);
+    let report: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    assert!(report["receipt"]["plan_sha256"].is_string() && all[2]["receipt_sha256"].is_string(), "{all:?}");
+    assert_eq!(report["audit"]["run"], all[2]["run"]);
     is_whole();
 }
 

@@ -173,7 +173,8 @@ pub struct Event {
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
-    /// SHA-256 of the receipt's JSON; null where no sandbox came to stand.
+    /// SHA-256 of the receipt's JSON; null where no sandbox came to stand, and of a command
+    /// whose report nobody asked for.
     pub receipt_sha256: Option<String>,
     /// Layers that the run went without.
     #[serde(skip_serializing_if = "Vec::is_empty")]

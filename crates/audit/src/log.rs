@@ -8,7 +8,7 @@
 use std::{
     ffi::OsString,
     fs::{DirBuilder, File},
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
@@ -90,12 +90,17 @@ impl Log {
     /// # Errors
     /// It cannot be made or opened, or belongs to somebody else, or others may write there.
     pub fn open(path: &Path, owner: u32, mode: u32) -> Result<Self, AuditError> {
-        match DirBuilder::new().mode(mode).create(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(failed("make the audit log", path)(error)),
-            _ => {}
-        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = openat(CWD, path, flags, Mode::empty()).map_err(|errno| failed("open the audit log", path)(errno.into()))?;
+        let open = || openat(CWD, path, flags, Mode::empty());
+        let mut opened = open();
+        if opened.as_ref().err() == Some(&Errno::NOENT) {
+            match DirBuilder::new().mode(mode).create(path) {
+                // By another launcher, meanwhile.
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("make the audit log", path)(error)),
+                _ => opened = open(),
+            }
+        }
+        let directory = opened.map_err(|errno| failed("open the audit log", path)(errno.into()))?;
         let log = Log { path: path.to_path_buf(), directory, owner, file_size: FILE_SIZE };
         let metadata = rustix::fs::fstat(&log.directory).map_err(|errno| failed("look at the audit log", path)(errno.into()))?;
         if metadata.st_uid != owner || metadata.st_mode & 0o022 != 0 {

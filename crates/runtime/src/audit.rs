@@ -61,16 +61,18 @@ fn open(identity: &Identity) -> Result<Log, Failure> {
         reason: "audit_nowhere",
         message: String::from("neither XDG_STATE_HOME nor HOME says where this user's audit log is; set one of them"),
     })?;
-    let mode = if identity.privileged {
-        0o750
-    } else {
-        if let Some(parent) = path.parent() {
-            // What went wrong with it is said by the open below.
+    let open = |mode| Log::open(&path, rustix::process::geteuid().as_raw(), mode);
+    if identity.privileged {
+        return Ok(open(0o750)?);
+    }
+    match (open(0o700), path.parent()) {
+        (Err(AuditError::Io { source, .. }), Some(parent)) if source.kind() == ErrorKind::NotFound => {
+            // What went wrong with it is said by the open after it.
             let _there_or_not = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+            Ok(open(0o700)?)
         }
-        0o700
-    };
-    Ok(Log::open(&path, rustix::process::geteuid().as_raw(), mode)?)
+        (opened, _) => Ok(opened?),
+    }
 }
 
 /// Why something is not written down.
@@ -139,11 +141,6 @@ impl<'a> Trail<'a> {
 
     fn preview(&self, text: &str, bytes: u64) -> Preview {
         Preview { bytes, preview: text::clip(text, usize::try_from(self.audit.preview).unwrap_or(0)) }
-    }
-
-    /// Whether results need what only a record shows.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.identity.is_some()
     }
 
     /// Where the log is required: a record that the run is about to start, on disk.
@@ -216,7 +213,9 @@ impl<'a> Trail<'a> {
         let usage = &report.usage;
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);
-        let receipt = report.receipt.as_ref().and_then(|receipt| serde_json::to_vec(receipt).ok());
+        // One without the plan's hash is given to nobody.
+        let given = report.receipt.as_ref().filter(|receipt| !receipt.plan_sha256.is_empty());
+        let receipt = given.and_then(|receipt| serde_json::to_vec(receipt).ok());
         Event {
             event: if refused { Kind::Refused } else { Kind::Run },
             verdict: Some(verdict_name(report.verdict)),
@@ -369,8 +368,8 @@ pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = 
             if above.is_empty() {
                 let there = path.canonicalize().map_err(|error| unreadable(path, &error))?;
                 real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
-                // Of the real path, which links may have led to.
-                for path in there.ancestors().skip(1) {
+                // Of the real path, where links have led to another.
+                for path in there.ancestors().skip(1).filter(|_| there != path) {
                     above.extend(self::number(path)?);
                 }
             }

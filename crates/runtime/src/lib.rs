@@ -162,7 +162,7 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let ask = Ask::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
         let how = Relay { keep_errors: wants_report, ..Relay::default() };
-        relay(ask, loaded, options, how, &trail, wants_report || trail.is_kept())
+        relay(ask, loaded, options, how, &trail, wants_report)
     };
     let came = run();
     end_command(trail, came)
