@@ -5,7 +5,6 @@
 //! Making one touches nothing. It holds no contents: neither code nor files, and of
 //! environment variables only what the policy itself sets.
 
-pub mod access;
 mod confinement;
 mod root;
 mod value;

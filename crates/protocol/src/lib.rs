@@ -11,6 +11,7 @@ extern crate alloc;
 #[cfg(feature = "json")]
 mod egress;
 pub mod frame;
+pub mod landlock;
 pub mod layer;
 mod limit;
 pub mod probe;

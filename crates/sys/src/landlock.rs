@@ -8,45 +8,8 @@ use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::{Result, call::syscall};
 
-/// Access rights to files (`LANDLOCK_ACCESS_FS_*`).
-pub mod access {
-    #![allow(missing_docs, reason = "the kernel's names")]
-    pub const EXECUTE: u64 = 1;
-    pub const WRITE_FILE: u64 = 1 << 1;
-    pub const READ_FILE: u64 = 1 << 2;
-    pub const READ_DIR: u64 = 1 << 3;
-    pub const REMOVE_DIR: u64 = 1 << 4;
-    pub const REMOVE_FILE: u64 = 1 << 5;
-    pub const MAKE_CHAR: u64 = 1 << 6;
-    pub const MAKE_DIR: u64 = 1 << 7;
-    pub const MAKE_REG: u64 = 1 << 8;
-    pub const MAKE_SOCK: u64 = 1 << 9;
-    pub const MAKE_FIFO: u64 = 1 << 10;
-    pub const MAKE_BLOCK: u64 = 1 << 11;
-    pub const MAKE_SYM: u64 = 1 << 12;
-    pub const REFER: u64 = 1 << 13;
-    pub const TRUNCATE: u64 = 1 << 14;
-    pub const IOCTL_DEV: u64 = 1 << 15;
-
-    /// Every right that a kernel with this ABI handles.
-    pub const fn handled(abi: u32) -> u64 {
-        match abi {
-            0 => 0,
-            1 => (1 << 13) - 1,
-            2 => (1 << 14) - 1,
-            3 | 4 => (1 << 15) - 1,
-            _ => (1 << 16) - 1,
-        }
-    }
-
-    /// Rights that the kernel accepts on a file that is no directory.
-    pub const ON_FILE: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
-}
-
-/// Scopes (`LANDLOCK_SCOPE_*`): abstract sockets and signals, from ABI 6.
-pub const fn scopes(abi: u32) -> u64 {
-    if abi >= 6 { 3 } else { 0 }
-}
+/// The plan's names, which `policy` has from the same place.
+pub use stockade_protocol::landlock::{access, scopes};
 
 #[repr(C)]
 struct RulesetAttr {

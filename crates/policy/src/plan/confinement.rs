@@ -4,11 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_protocol::{LimitKey, Limits};
+use stockade_protocol::{
+    LimitKey, Limits,
+    landlock::{access, scopes},
+};
 
 use super::{
-    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, RootEntry, ScratchPlan, access, degrade,
-    temporary,
+    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, RootEntry, ScratchPlan, degrade, temporary,
 };
 use crate::{
     facts::{CgroupFacts, HostFacts},
@@ -104,7 +106,7 @@ pub(super) fn plan_landlock(
         return Ok((LandlockPlan::default(), LandlockPlan::default()));
     }
     let handled = access::handled(abi);
-    let scoped = if abi >= 6 { 3 } else { 0 };
+    let scoped = scopes(abi);
     let mut rules = Vec::new();
     let mut rule = |path: &Path, rights: u64| rules.push(LandlockRule { path: path.to_path_buf(), rights: rights & handled });
     rule(Path::new("/"), access::READ_DIR);
