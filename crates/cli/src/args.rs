@@ -40,6 +40,13 @@ impl Cli {
         };
         command.map_or_else(Self::try_parse, |command| Ok(Cli { command }))
     }
+
+    /// Whether this is a run, as far as can be seen without parsing the command line, which
+    /// takes as long as beginning it: a misuse of `run` is one too, a plan to look at is none.
+    pub(crate) fn is_run_of_process() -> bool {
+        let mut words = std::env::args_os().skip(1);
+        words.next().is_some_and(|command| command == "run") && !words.take_while(|word| word != "--").any(|word| word == "--dry-run")
+    }
 }
 
 #[derive(Debug, Subcommand)]

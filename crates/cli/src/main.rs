@@ -30,7 +30,7 @@ use std::{
 use anyhow::Context;
 use clap::error::ErrorKind;
 use stockade_protocol::{Report, Verdict};
-use stockade_runtime::{Ask, Options, Refusal, admit};
+use stockade_runtime::{Ahead, Ask, Options, Refusal, admit};
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
 use output::{say, warn, write_out};
@@ -41,13 +41,14 @@ const USAGE_ERROR: u8 = 2;
 fn main() -> ExitCode {
     // Under `ulimit -f 0` this would die without a word. A payload gets the default back.
     stockade_sys::process::ignore_file_size_signal();
+    let ahead = if Cli::is_run_of_process() { Ahead::begin(None) } else { Ahead::default() };
     let cli = match Cli::of_process() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     let done = match cli.command {
         Command::Exec(exec) => exec_command(&exec),
-        Command::Run(run) => run_command(&run),
+        Command::Run(run) => run_command(&run, ahead),
         Command::Policy(command) => policy::run(command),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
@@ -177,7 +178,7 @@ fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
+fn run_command(run: &args::Run, ahead: Ahead) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
     if run.sandbox.dry_run {
         let ask = Ask::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
@@ -187,7 +188,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
         };
     }
     let report_file = run.report.as_deref().map(open_report).transpose()?;
-    let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some()) {
+    let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some(), ahead) {
         Ok(result) => (result.report, command_status(result.code)),
         Err(refusal) => (Report { output: None, ..refusal.report() }, refused_command(&refusal)),
     };

@@ -27,7 +27,7 @@ use stockade_policy::{
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
 use crate::{
-    Loaded, Options, Refusal, audit,
+    Ahead, Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts,
 };
@@ -166,12 +166,12 @@ enum StdinBytes<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// Admits a run, or refuses it.
+    /// Admits a run, or refuses it. `ahead`: what was begun of it already.
     ///
     /// # Errors
     /// The request is malformed, asks for too much, is not granted, or the host lacks a
     /// layer that the policy requires.
-    pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, purpose: Purpose) -> Result<Self, Refusal> {
+    pub fn new(ask: Ask<'a>, loaded: &Loaded, options: &Options, purpose: Purpose, ahead: Ahead) -> Result<Self, Refusal> {
         let claim = purpose != Purpose::Plan;
         let Loaded { policy, filters } = loaded;
         let identity = caller::identify(options.peer.as_ref())?;
@@ -210,7 +210,8 @@ impl<'a> Admission<'a> {
         check_grants(&identity, &policy.name, None, options)?;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows. That it cannot be made is said if nothing is found wrong with the request.
-        let early = (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None));
+        let early =
+            ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let mut host = facts::read(&identity, record.as_ref())?;
         let embryo = match (&host.cgroup, early) {

@@ -4,7 +4,7 @@
 //! safe way to ask name services. When root acts, no environment variable is read but
 //! the two that sudo sets, and those can only take rights away; behind a socket, none.
 
-use std::{env, io::Read, path::PathBuf};
+use std::{env, io::Read, path::PathBuf, sync::OnceLock};
 
 use caps::{CapSet, Capability};
 use stockade_policy::facts::Caller;
@@ -33,6 +33,18 @@ fn own_groups() -> Vec<u32> {
 /// capabilities), sudo's variables make no sense, or the peer is somebody for whom only
 /// root could act.
 pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
+    /// Asked at every gate of a run; what a process was started with does not change.
+    static OWN: OnceLock<Result<Identity, Refusal>> = OnceLock::new();
+    let own = OWN.get_or_init(own_identity).clone()?;
+    match (peer, env::var("SUDO_UID")) {
+        (Some(peer), _) => behind_a_socket(own, peer),
+        (None, Ok(sudo_uid)) if own.privileged => behind_sudo(&sudo_uid),
+        _ => Ok(own),
+    }
+}
+
+/// Whoever started this process.
+fn own_identity() -> Result<Identity, Refusal> {
     let mut auxv = Vec::with_capacity(4096);
     let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
     // It belongs to root where a set-ID bit changed only the group.
@@ -54,12 +66,7 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
             "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them",
         ));
     }
-    let own = Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false };
-    match (peer, env::var("SUDO_UID")) {
-        (Some(peer), _) => behind_a_socket(own, peer),
-        (None, Ok(sudo_uid)) if privileged => behind_sudo(&sudo_uid),
-        _ => Ok(own),
-    }
+    Ok(Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false })
 }
 
 /// Root acts for its peer as for whoever comes through sudo; an ordinary user acts for

@@ -43,6 +43,7 @@ pub struct Interpreter {
 /// # Errors
 /// It was not started.
 pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult, Refusal> {
+    let ahead = Ahead::begin(options.peer.as_ref());
     let options = Options { scratch: Some(asked.directory.clone()), ..options.clone() };
     let loaded = load_policy(&options);
     let words: Vec<String> = std::iter::once(&asked.runtime).chain(&asked.arguments).cloned().collect();
@@ -56,7 +57,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         let ask = Ask::Interpreter { runtime: &asked.runtime, arguments: &asked.arguments, environment: &environment, terminal };
         // Whoever runs a shim knows a time-out as SIGTERM, and waits for the pipes to close.
         let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
-        relay(ask, loaded, &options, how, &trail, false).map_err(|refusal| of_directory(refusal, &asked.directory))
+        relay(ask, loaded, &options, how, &trail, ahead, false).map_err(|refusal| of_directory(refusal, &asked.directory))
     };
     let came = run();
     end_command(trail, came)

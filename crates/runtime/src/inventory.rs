@@ -244,7 +244,8 @@ fn find_version(text: &str) -> Option<String> {
 pub(crate) fn run_captured(command: &[&str], loaded: &Loaded, options: &Options) -> Result<Outcome, Refusal> {
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let ask = Ask::Command { command: &command, terminal: false };
-    let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, crate::Purpose::Run)?.into_parts(Streams::Capture)?;
+    let admission = Admission::new(ask, loaded, options, crate::Purpose::Run, crate::Ahead::default())?;
+    let (plan, mut inputs, embryo) = admission.into_parts(Streams::Capture)?;
     // Nobody types into it.
     inputs.stdin = Stdin::Null;
     Ok(launch(&plan, inputs, embryo)?)

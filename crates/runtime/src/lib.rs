@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admit;
+mod ahead;
 pub mod aside;
 pub mod audit;
 pub mod caller;
@@ -23,6 +24,7 @@ use stockade_policy::{facts::Caller, plan::Plan};
 use stockade_protocol::{Report, Verdict, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
+pub use ahead::Ahead;
 use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
@@ -93,6 +95,7 @@ pub fn exec(request: &[u8], options: &Options) -> Report {
 
 /// The same, for as long as its client waits if there is one.
 pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -> Report {
+    let ahead = Ahead::begin(options.peer.as_ref());
     let request = admit::parse_request(request);
     let loaded = load_policy(options);
     let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
@@ -103,7 +106,7 @@ pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -
     let trail = Trail::new(Subject::Request(request), policy, options);
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail), client)?;
+        let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
         Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
     };
     let report = run().unwrap_or_else(|refusal| refusal.report());
@@ -125,18 +128,19 @@ fn attempt<'a>(
     streams: Streams,
     trail: Option<&Trail<'_>>,
     client: Option<Client<'a>>,
+    ahead: Ahead,
 ) -> Result<(Outcome, Plan), Refusal> {
-    let run = |purpose| -> Result<_, Refusal> {
-        let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose)?.into_parts(streams)?;
+    let run = |purpose, ahead| -> Result<_, Refusal> {
+        let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
             trail.begin()?;
         }
         inputs.client = client;
         Ok((launch(&plan, inputs, embryo), plan))
     };
-    match run(Purpose::Run)? {
+    match run(Purpose::Run, ahead)? {
         (Err(error), _) if error.what == What::Idmap => {
-            let (outcome, plan) = run(Purpose::RunAfterRefusedIdmap)?;
+            let (outcome, plan) = run(Purpose::RunAfterRefusedIdmap, Ahead::default())?;
             Ok((outcome?, plan))
         }
         (outcome, plan) => Ok((outcome?, plan)),
@@ -151,26 +155,27 @@ pub struct CommandResult {
     pub report: Report,
 }
 
-/// Runs a command with relayed streams. `wants_report`: the result will be kept.
+/// Runs a command with relayed streams. `wants_report`: the result will be kept. `ahead`:
+/// what was begun of it already.
 ///
 /// # Errors
 /// It was not started.
-pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
+pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahead) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options);
     let trail = Trail::new(Subject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let ask = Ask::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
         let how = Relay { keep_errors: wants_report, ..Relay::default() };
-        relay(ask, loaded, options, how, &trail, wants_report)
+        relay(ask, loaded, options, how, &trail, ahead, wants_report)
     };
     let came = run();
     end_command(trail, came)
 }
 
 /// Runs something whose streams are relayed; the report is without them.
-fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, with_hash: bool) -> Result<Report, Refusal> {
-    let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None)?;
+fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead, with_hash: bool) -> Result<Report, Refusal> {
+    let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
     let message = outcome.message.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, with_hash);
     Ok(report::without_streams(report, message))
@@ -206,7 +211,7 @@ pub struct ImageResult {
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None)?;
+    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, true);
     Ok(ImageResult { output, report, plan })
@@ -228,5 +233,5 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
-    Admission::new(ask, &loaded, options, Purpose::Plan).map(|admission| admission.plan)
+    Admission::new(ask, &loaded, options, Purpose::Plan, Ahead::default()).map(|admission| admission.plan)
 }
