@@ -56,9 +56,6 @@ pub(crate) struct Shared {
     pub(crate) launchers_handover: u32,
     /// Where it may run.
     pub(crate) cpus: Option<CpuSet>,
-    /// Where the launcher was. Asked before the clone also because rustix allocates when it
-    /// looks for the kernel's quick way to ask.
-    pub(crate) launchers_cpu: usize,
     /// Set before the child is told to go on.
     pub(crate) prepared: OnceLock<Prepared>,
     /// All layers, but in builds for tests.
@@ -118,7 +115,6 @@ struct Waiting<'p> {
 impl<'p> Waiting<'p> {
     /// All that needs neither the plan nor an id, beside the launcher.
     fn enter(shared: &'p Shared) -> Outcome<Self> {
-        leave_parents_cpu(shared).at(Step::Cpus)?;
         // Modes below are meant as written.
         umask(Mode::empty());
         // Our copy of the launcher's end would hide its death from us.
@@ -139,6 +135,10 @@ impl<'p> Waiting<'p> {
     fn go_on(self) -> Outcome<Isolated<'p>> {
         let shared = self.shared;
         let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
+        // The launcher had sent us to another CPU than its own; that one may be a busy one.
+        if let Some(usable) = &shared.cpus {
+            sched_setaffinity(None, usable).at(Step::Cpus)?;
+        }
         let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
         if prepared.egress {
             let sockets = Sockets::open().map_err(|made| Failure {
@@ -178,13 +178,16 @@ impl<'p> Waiting<'p> {
     }
 }
 
-/// Kernels start a new process on its parent's CPU and before the parent goes on, and the
-/// two would run by turns: moves once to the next CPU. From there the scheduler may move
-/// us at will, for that CPU may be a busy one.
-fn leave_parents_cpu(shared: &Shared) -> Result<(), Errno> {
-    let Some(usable) = shared.cpus.as_ref().filter(|usable| usable.count() > 1) else { return Ok(()) };
-    sched_setaffinity(None, &some_cpus(usable, shared.launchers_cpu + 1, 1))?;
-    sched_setaffinity(None, usable)
+/// Sends a process that was just cloned to another CPU than this one: a kernel may leave it
+/// on its parent's, where it would begin when the parent first waits. Where that fails the
+/// two run by turns. (Asked here where it is, the child may ask too: on the first time
+/// rustix allocates, when it looks for the kernel's quick way to ask.)
+pub(crate) fn send_to_other_cpu(process: i32, usable: &CpuSet) {
+    if usable.count() > 1 {
+        let mut others = *usable;
+        others.unset(sched_getcpu());
+        let _only_slower = sched_setaffinity(Pid::from_raw(process), &others);
+    }
 }
 
 /// So many of the usable CPUs, from this one on.

@@ -15,7 +15,7 @@ use rustix::{
     fd::{AsRawFd, OwnedFd},
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
-    thread::{sched_getaffinity, sched_getcpu},
+    thread::sched_getaffinity,
 };
 use stockade_policy::plan::UserNamespaces;
 use stockade_sys::{clone, process::close_range};
@@ -75,7 +75,6 @@ impl Embryo {
             handover: ManuallyDrop::new(childs),
             launchers_handover: launchers,
             cpus: sched_getaffinity(None).ok(),
-            launchers_cpu: sched_getcpu(),
             prepared: OnceLock::new(),
             layers: Layers::of_environment(),
         });
@@ -96,7 +95,12 @@ impl Embryo {
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
         // First of all, so that no way out of here leaves a child in memory that is gone.
-        let sandbox = cloned.map(|child| Sandbox::new(child, shared, stack));
+        let sandbox = cloned.map(|child| {
+            if let Some(usable) = &shared.cpus {
+                child::send_to_other_cpu(child.pid, usable);
+            }
+            Sandbox::new(child, shared, stack)
+        });
         // Whether there is a child or not: from here on they are its alone.
         for fd in lent {
             close_range(fd, fd).map_err(failed)?;
