@@ -249,14 +249,10 @@ impl Rules {
                 ranges.push((number, *action));
             }
         }
-        let mut checks: BTreeMap<Check, Vec<u64>> = BTreeMap::new();
-        for (_, action) in &ranges {
-            if let Action::Check(check) = action {
-                checks.entry(*check).or_insert_with(|| self.compile_check(*check));
-            }
-        }
+        let mut code = Backwards { rules: self, reversed: Vec::new(), answers: BTreeMap::new(), checks: BTreeMap::new() };
+        code.tree(&ranges);
         let mut out = vec![load(OFFSET_ARCH), jump_equal(AUDIT_ARCH_X86_64, 1, 0), ret(RET_ERRNO | ENOSYS), load(OFFSET_NUMBER)];
-        emit_tree(&mut out, &ranges, &checks);
+        out.extend(code.reversed.iter().rev());
         out
     }
 
@@ -388,30 +384,92 @@ fn none_of(values: &[u32]) -> Vec<u64> {
     code
 }
 
-fn emit_tree(out: &mut Vec<u64>, ranges: &[(u32, Action)], checks: &BTreeMap<Check, Vec<u64>>) {
-    let (left, right) = ranges.split_at(ranges.len() / 2);
-    let Some((first, _)) = right.first() else { return };
-    if left.is_empty() {
-        if let Some((_, action)) = right.first() {
-            match action {
-                Action::Allow => out.push(ret(RET_ALLOW)),
-                Action::Deny => out.push(ret(RET_NOTIFY)),
-                Action::NoSuchCall => out.push(ret(RET_ERRNO | ENOSYS)),
-                Action::Unsupported => out.push(ret(RET_ERRNO | EOPNOTSUPP)),
-                Action::Check(check) => out.extend(checks.get(check).into_iter().flatten()),
-            }
+/// Where a search of the tree goes on.
+#[derive(Clone, Copy)]
+enum Next {
+    /// At this instruction, counted from the end.
+    At(usize),
+    /// With this answer.
+    Answer(u32),
+}
+
+/// The tree, written from its end. All jumps lead forwards, so what they lead to stands
+/// already, and what is the same stands once as far as jumps reach: the kernel translates a
+/// filter anew for each load, which takes as long as the filter is.
+struct Backwards<'r> {
+    rules: &'r Rules,
+    reversed: Vec<u64>,
+    /// The last place of each answer, and of each check.
+    answers: BTreeMap<u32, usize>,
+    checks: BTreeMap<Check, usize>,
+}
+
+impl Backwards<'_> {
+    /// Writes the whole tree; its first instruction is the last one written.
+    fn tree(&mut self, ranges: &[(u32, Action)]) {
+        let top = self.branch(ranges);
+        let at = self.within_reach(top);
+        if at + 1 != self.reversed.len() {
+            self.push(jump(self.distance(at)));
         }
-        return;
     }
-    let mut body = Vec::new();
-    emit_tree(&mut body, left, checks);
-    match u8::try_from(body.len()) {
-        Ok(distance) => out.push(jump_at_least(*first, distance, 0)),
-        // Conditional jumps span 255 instructions; a plain one spans any number.
-        Err(_) => out.extend([jump_at_least(*first, 0, 1), jump(u32::try_from(body.len()).unwrap_or(u32::MAX))]),
+
+    fn branch(&mut self, ranges: &[(u32, Action)]) -> Next {
+        let (left, right) = ranges.split_at(ranges.len() / 2);
+        let Some((first, action)) = right.first() else { return Next::Answer(RET_ERRNO | ENOSYS) };
+        if left.is_empty() {
+            return match action {
+                Action::Allow => Next::Answer(RET_ALLOW),
+                Action::Deny => Next::Answer(RET_NOTIFY),
+                Action::NoSuchCall => Next::Answer(RET_ERRNO | ENOSYS),
+                Action::Unsupported => Next::Answer(RET_ERRNO | EOPNOTSUPP),
+                Action::Check(check) => Next::At(self.check(*check)),
+            };
+        }
+        let (right, left) = (self.branch(right), self.branch(left));
+        let (right, left) = (self.within_reach(right), self.within_reach(left));
+        let span = |at| u8::try_from(self.distance(at)).unwrap_or(u8::MAX);
+        let node = jump_at_least(*first, span(right), span(left));
+        Next::At(self.push(node))
     }
-    out.append(&mut body);
-    emit_tree(out, right, checks);
+
+    fn check(&mut self, check: Check) -> usize {
+        if let Some(at) = self.checks.get(&check) {
+            return *at;
+        }
+        self.reversed.extend(self.rules.compile_check(check).iter().rev());
+        let at = self.reversed.len() - 1;
+        self.checks.insert(check, at);
+        at
+    }
+
+    fn push(&mut self, instruction: u64) -> usize {
+        self.reversed.push(instruction);
+        self.reversed.len() - 1
+    }
+
+    /// How many instructions one that is written next would jump over.
+    fn distance(&self, at: usize) -> u32 {
+        u32::try_from(self.reversed.len() - 1 - at).unwrap_or(u32::MAX)
+    }
+
+    /// Conditional jumps span 255 instructions, a plain one any number. The next may be the
+    /// other way of the same branch, which takes one more.
+    fn within_reach(&mut self, next: Next) -> usize {
+        const SPAN: u32 = 254;
+        match next {
+            Next::At(at) if self.distance(at) > SPAN => self.push(jump(self.distance(at))),
+            Next::At(at) => at,
+            Next::Answer(answer) => match self.answers.get(&answer) {
+                Some(at) if self.distance(*at) <= SPAN => *at,
+                _ => {
+                    let at = self.push(ret(answer));
+                    self.answers.insert(answer, at);
+                    at
+                }
+            },
+        }
+    }
 }
 
 /// A policy's filters, compiled. Resolving some four hundred names takes half a

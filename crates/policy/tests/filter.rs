@@ -279,3 +279,12 @@ fn every_shipped_filter_loads_within_the_kernels_limit() {
         assert!(compiled(&policy).1.len() < 4096, "{name}");
     }
 }
+
+/// No check answers ENOSYS, so that is the tree's own, but for one before it.
+#[test]
+fn an_answer_stands_once_as_far_as_jumps_reach() {
+    const ANSWER: u64 = 0x06;
+    let (_, program) = compiled(&default_policy());
+    let answers = program.iter().filter(|instruction| **instruction == ANSWER | u64::from(ENOSYS) << 32).count();
+    assert!((2..=1 + program.len().div_ceil(255)).contains(&answers), "{answers} in {} instructions", program.len());
+}
