@@ -42,7 +42,8 @@ const EXPECTED_DESCRIPTORS: u32 = 6;
 
 fn read(path: &core::ffi::CStr) -> Result<Vec<u8>, Errno> {
     let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut bytes = vec![0; 16 << 10];
+    // Most often enough; each page costs a fault.
+    let mut bytes = vec![0; 4 << 10];
     let mut length = 0;
     loop {
         match rustix::io::read(&file, bytes.get_mut(length..).unwrap_or_default()) {

@@ -43,7 +43,7 @@ use stockade_sys::{
 
 use crate::{
     layers::{Layer, Layers},
-    prepared::{Entry, Prepared, PreparedScratch, Sent},
+    prepared::{Entry, MOST_SENT, MOST_TREES, Prepared, PreparedScratch},
 };
 
 /// What the child has in common with the launcher.
@@ -200,31 +200,41 @@ fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
 
 /// The descriptors that the launcher sends with its word to go on.
 struct Received {
-    job: OwnedFd,
-    stdin: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
     lifeline: OwnedFd,
-    trees: [Option<OwnedFd>; Sent::MOST_TREES],
+    trees: [Option<OwnedFd>; MOST_TREES],
 }
 
 impl Received {
     /// Waits for them.
     fn wait(handover: &OwnedFd) -> Result<Self, Errno> {
         let mut all = await_word(handover)?.into_iter().flatten();
-        let mut next = || all.next().ok_or(Errno::BADF);
-        let (job, stdin, stdout, stderr, lifeline) = (next()?, next()?, next()?, next()?, next()?);
-        let mut trees = [const { None }; Sent::MOST_TREES];
+        let lifeline = all.next().ok_or(Errno::BADF)?;
+        let mut trees = [const { None }; MOST_TREES];
         for (place, tree) in trees.iter_mut().zip(all) {
             *place = Some(tree);
         }
-        Ok(Received { job, stdin, stdout, stderr, lifeline, trees })
+        Ok(Received { lifeline, trees })
+    }
+}
+
+/// What the executor will have, which comes first with the second word.
+struct ForExecutor {
+    job: OwnedFd,
+    stdin: OwnedFd,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+impl ForExecutor {
+    fn take(second: &mut impl Iterator<Item = OwnedFd>) -> Result<Self, Errno> {
+        let mut next = || second.next().ok_or(Errno::BADF);
+        Ok(ForExecutor { job: next()?, stdin: next()?, stdout: next()?, stderr: next()? })
     }
 }
 
 /// Waits for the launcher's word and the descriptors that come with it. EPIPE: it is gone.
-fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; Sent::FIXED + Sent::MOST_TREES], Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Sent::FIXED + Sent::MOST_TREES))];
+fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; MOST_SENT], Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut word = [0u8];
     loop {
@@ -235,7 +245,7 @@ fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; Sent::FIXED + Sent
             Err(errno) => return Err(errno),
         }
     }
-    let mut fds = [const { None }; Sent::FIXED + Sent::MOST_TREES];
+    let mut fds = [const { None }; MOST_SENT];
     let received = ancillary.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
@@ -275,6 +285,7 @@ impl<'p> Isolated<'p> {
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
         let mut second = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
+        let for_executor = ForExecutor::take(&mut second).at(Step::AwaitCgroup)?;
         let scratch = mount_scratch(prepared, shared.layers, &mut second, &root)?;
         enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), second)?;
         // The stand-ins for hidden files stay mounted, their names go.
@@ -301,7 +312,7 @@ impl<'p> Isolated<'p> {
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
         let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { shared, prepared, received, root, scratch, executor, image, proc, terminal })
+        Ok(Rooted { shared, prepared, lifeline: received.lifeline, for_executor, root, scratch, executor, image, proc, terminal })
     }
 }
 
@@ -501,7 +512,8 @@ fn open_terminal() -> Result<Terminal, Errno> {
 struct Rooted<'p> {
     shared: &'p Shared,
     prepared: &'p Prepared,
-    received: Received,
+    lifeline: OwnedFd,
+    for_executor: ForExecutor,
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
@@ -513,7 +525,7 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, received, root, scratch, executor, image, proc, terminal } = self;
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
         if prepared.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::NamespaceCounts) {
@@ -562,7 +574,7 @@ impl<'p> Rooted<'p> {
         }
         // setns has cleared it once more.
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
-        still_alive(&received.lifeline)?;
+        still_alive(&lifeline)?;
         // The code sees as many CPUs as its quota is worth. Which, the scheduler has chosen:
         // the one on which we are.
         if let Some(usable) = shared.cpus.as_ref().filter(|usable| (prepared.cpus as u64) < u64::from(usable.count())) {
@@ -570,7 +582,7 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { shared, received, root, scratch, executor, image, listener, terminal })
+        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, terminal })
     }
 }
 
@@ -675,7 +687,8 @@ fn load_filter(prepared: &Prepared) -> Outcome<Option<OwnedFd>> {
 /// Behind every layer. What is left is to become the executor.
 struct Confined<'p> {
     shared: &'p Shared,
-    received: Received,
+    lifeline: OwnedFd,
+    for_executor: ForExecutor,
     root: OwnedFd,
     scratch: OwnedFd,
     executor: OwnedFd,
@@ -687,7 +700,7 @@ struct Confined<'p> {
 impl Confined<'_> {
     fn exec(self) -> Outcome<Infallible> {
         self.hand_over().at(Step::HandOver)?;
-        let Received { job, stdin, stdout, stderr, lifeline, .. } = &self.received;
+        let ForExecutor { job, stdin, stdout, stderr } = &self.for_executor;
         // Clear of the fixed numbers, so that placing one cannot overwrite another.
         let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
         let job = above(job.as_fd())?;
@@ -696,7 +709,7 @@ impl Confined<'_> {
             Some(terminal) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
             None => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
         };
-        let lifeline = above(lifeline.as_fd())?;
+        let lifeline = above(self.lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
         let image = self.image.as_ref().map(|image| above(image.as_fd())).transpose()?;
         let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];

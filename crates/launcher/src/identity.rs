@@ -16,25 +16,35 @@ pub(crate) struct OuterNamespaces {
     pub(crate) user: Option<String>,
 }
 
-/// Writes the maps of the child's outer user namespace and reads them back. Where the plan
-/// goes without one there is nothing to write.
+/// Writes the maps of the child's outer user namespace. Where the plan goes without one
+/// there is nothing to write.
 ///
 /// # Errors
-/// The kernel refused, or keeps other maps than were written.
-pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, LaunchError> {
-    let failed = |errno| LaunchError::system(What::Maps, "write the user namespace's maps", errno);
-    let proc = ProcDirectory::open(pid).map_err(failed)?;
+/// The kernel refused.
+pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<ProcDirectory, LaunchError> {
+    let proc = ProcDirectory::open(pid).map_err(maps_failed)?;
+    if plan.identity.user_namespaces == UserNamespaces::Nested {
+        if plan.mode == Mode::Rootless {
+            // user_namespaces(7): without it an unprivileged gid map is refused.
+            proc.write("setgroups", "deny").map_err(maps_failed)?;
+        }
+        for (file, inside, outside) in maps(plan) {
+            proc.write(file, &format!("{inside} {outside} 1")).map_err(maps_failed)?;
+        }
+    }
+    Ok(proc)
+}
+
+/// Reads them back. A map is written once, so this can follow when the child is on its way.
+///
+/// # Errors
+/// The kernel keeps other maps than were written.
+pub(crate) fn check_maps(plan: &Plan, proc: ProcDirectory) -> Result<OuterNamespaces, LaunchError> {
     if plan.identity.user_namespaces == UserNamespaces::Missing {
         return Ok(OuterNamespaces { proc, user: None });
     }
-    let (inside, outside) = (plan.identity.inside, plan.identity.outside);
-    if plan.mode == Mode::Rootless {
-        // user_namespaces(7): without it an unprivileged gid map is refused.
-        proc.write("setgroups", "deny").map_err(failed)?;
-    }
-    for (file, inside, outside) in [("uid_map", inside.0, outside.0), ("gid_map", inside.1, outside.1)] {
-        proc.write(file, &format!("{inside} {outside} 1")).map_err(failed)?;
-        let kept = proc.read(file).map_err(failed)?;
+    for (file, inside, outside) in maps(plan) {
+        let kept = proc.read(file).map_err(maps_failed)?;
         if kept.split_ascii_whitespace().collect::<Vec<_>>() != [inside.to_string(), outside.to_string(), String::from("1")] {
             return Err(LaunchError::other(
                 What::Maps,
@@ -42,25 +52,43 @@ pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<OuterNamespaces, Launc
             ));
         }
     }
-    let user = Some(proc.namespace("user").map_err(failed)?);
+    let user = Some(proc.namespace("user").map_err(maps_failed)?);
     Ok(OuterNamespaces { proc, user })
 }
 
+fn maps(plan: &Plan) -> [(&'static str, u32, u32); 2] {
+    let (inside, outside) = (plan.identity.inside, plan.identity.outside);
+    [("uid_map", inside.0, outside.0), ("gid_map", inside.1, outside.1)]
+}
+
+fn maps_failed(errno: Errno) -> LaunchError {
+    LaunchError::system(What::Maps, "write the user namespace's maps", errno)
+}
+
+/// The ended process that holds an idmap's user namespace; reaped when dropped.
+pub(crate) struct Holder(clone::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // A failed wait would only leave it to our own end.
+        let _served = reap(&self.0);
+    }
+}
+
 /// Idmaps a detached copy of a directory: every id to itself, except the owner's and
-/// the run's, which change places. Files that the run makes so belong to the owner.
+/// the run's, which change places. Files that the run makes so belong to the owner. Who
+/// held the namespace for it has served, but may take a moment to end.
 ///
 /// # Errors
 /// EINVAL where the file system cannot idmap, EPERM without privilege over it.
-pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<(), Errno> {
-    let holder = clone::user_namespace_holder()?;
-    let result = ProcDirectory::open(holder.pid).and_then(|proc| {
-        proc.write("uid_map", &exchange(owner.0, run.0))?;
-        proc.write("gid_map", &exchange(owner.1, run.1))?;
-        let namespace = proc.open_namespace("user")?;
-        mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)
-    });
-    // The zombie has served; a failed wait would only leave it to our own end.
-    result.and(reap(&holder))
+pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<Holder, Errno> {
+    let holder = Holder(clone::user_namespace_holder()?);
+    let proc = ProcDirectory::open(holder.0.pid)?;
+    proc.write("uid_map", &exchange(owner.0, run.0))?;
+    proc.write("gid_map", &exchange(owner.1, run.1))?;
+    let namespace = proc.open_namespace("user")?;
+    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)?;
+    Ok(holder)
 }
 
 fn reap(holder: &clone::Child) -> Result<(), Errno> {

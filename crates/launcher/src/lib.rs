@@ -169,24 +169,29 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
     }
     // An early return kills the child, which waits for our word.
     let set_up = || -> Result<_, LaunchError> {
-        let outer = identity::write_maps(plan, sandbox.pid())?;
-        let (prepared, sent, pipes) = prepared::Prepared::new(plan, &mut inputs)?;
+        let proc = identity::write_maps(plan, sandbox.pid())?;
+        let (prepared, sent, lifeline) = prepared::Prepared::new(plan, &mut inputs)?;
         sandbox.let_build(prepared, &sent, &handover)?;
-        // Beside the child's mounts: v1 cgroups and the idmap cost as much.
+        // What the root does not need comes beside the child's mounts: v1 cgroups and the
+        // idmap cost as much.
+        let outer = identity::check_maps(plan, proc)?;
+        let (for_executor, pipes) = prepared::for_executor(plan, &inputs)?;
         let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
         let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
-        if let (Some((tree, owner)), true) = (&scratch, plan.identity.idmapped_to.is_some()) {
+        let idmap = |(tree, owner): &(OwnedFd, _)| {
             let attempt = format!("idmap scratch {}", plan.scratch.path.display());
-            identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))?;
-        }
+            identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))
+        };
+        // Reaped when the child has the word.
+        let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
         let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree));
-        sandbox.let_enter(tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
-        Ok((cgroup, outer, pipes))
+        sandbox.let_enter(&for_executor, tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
+        Ok((cgroup, outer, lifeline, pipes))
     };
     // A child that failed first is the cause of what failed here.
     let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
-    let (cgroup, outer, pipes) = set_up().map_err(|error| cause(error, &status_read))?;
-    let mut begun = supervise::Begun { sandbox, cgroup, outer, gate: None, status_read, handover, signals };
+    let (cgroup, outer, lifeline, pipes) = set_up().map_err(|error| cause(error, &status_read))?;
+    let mut begun = supervise::Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, signals };
     if let Some(egress) = &plan.egress {
         // Beside the child's last steps, none of which needs the network. The program waits
         // for one word more, which comes when the gate has said that it is confined.

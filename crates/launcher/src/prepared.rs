@@ -98,32 +98,40 @@ impl ScratchRule {
     }
 }
 
-/// What is sent to the child, in this order, and then no longer ours.
-pub(crate) struct Sent {
-    pub(crate) job: OwnedFd,
-    pub(crate) stdin: OwnedFd,
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
+/// The trees that one run can take.
+pub(crate) const MOST_TREES: usize = 32;
+/// Descriptors that come with one word; the second brings fewer.
+pub(crate) const MOST_SENT: usize = MOST_TREES + 1;
+
+/// What is sent to the child with the word to build its root, and then no longer ours.
+pub(crate) struct ForRoot {
     pub(crate) lifeline_read: OwnedFd,
     /// Host trees that were opened as the caller.
     pub(crate) trees: Vec<OwnedFd>,
 }
 
-impl Sent {
-    /// The descriptors before the trees.
-    pub(crate) const FIXED: usize = 5;
-    /// The trees that one run can take.
-    pub(crate) const MOST_TREES: usize = 32;
-
+impl ForRoot {
     pub(crate) fn in_order(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [&self.job, &self.stdin, &self.stdout, &self.stderr, &self.lifeline_read].into_iter().chain(&self.trees).map(AsFd::as_fd)
+        std::iter::once(&self.lifeline_read).chain(&self.trees).map(AsFd::as_fd)
+    }
+}
+
+/// What is sent to it for the executor, with the next word.
+pub(crate) struct ForExecutor {
+    pub(crate) job: OwnedFd,
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+}
+
+impl ForExecutor {
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        [&self.job, &self.stdin, &self.stdout, &self.stderr].into_iter().map(AsFd::as_fd)
     }
 }
 
 /// The launcher's ends.
 pub(crate) struct LauncherPipes {
-    /// The write end whose closing ends the sandbox.
-    pub(crate) lifeline: OwnedFd,
     /// Where the payload's stdin is written; none for /dev/null.
     pub(crate) stdin: Option<OwnedFd>,
     pub(crate) stdout: OwnedFd,
@@ -182,7 +190,8 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 const ROOT_INODES: u64 = 32 << 10;
 
 impl Prepared {
-    pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Sent, LauncherPipes), LaunchError> {
+    /// With what goes to the child, and the lifeline: the write end whose closing ends it.
+    pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, ForRoot, OwnedFd), LaunchError> {
         if plan.image != inputs.image.is_some() {
             return Err(LaunchError::other(
                 What::Prepare,
@@ -195,11 +204,11 @@ impl Prepared {
             entries.push(prepare_entry(entry, inputs, &mut trees)?);
         }
         let scratch = prepare_scratch(plan, inputs)?;
-        if trees.len() > Sent::MOST_TREES {
-            let message = format!("the run needs {} directories of the caller's own; at most {} fit", trees.len(), Sent::MOST_TREES);
+        if trees.len() > MOST_TREES {
+            let message = format!("the run needs {} directories of the caller's own; at most {MOST_TREES} fit", trees.len());
             return Err(LaunchError::other(What::Prepare, message));
         }
-        let (sent, launcher_pipes) = make_pipes(plan, inputs, trees)?;
+        let (lifeline_read, lifeline) = pipe()?;
         let filter: Vec<Instruction> = plan.filter.program.iter().map(|&i| Instruction(i)).collect();
         let filter_without_listener = filter.iter().map(|&i| without_listener(i)).collect();
         let (uid, gid) = plan.identity.inside;
@@ -240,7 +249,7 @@ impl Prepared {
             filter,
             filter_without_listener,
         };
-        Ok((prepared, sent, launcher_pipes))
+        Ok((prepared, ForRoot { lifeline_read, trees }, lifeline))
     }
 }
 
@@ -283,16 +292,22 @@ fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, 
     Ok(PreparedScratch::Path { path: c_path(&plan.scratch.path)?, device: stat.st_dev, inode: stat.st_ino })
 }
 
-fn make_pipes(plan: &Plan, inputs: &Inputs<'_>, trees: Vec<OwnedFd>) -> Result<(Sent, LauncherPipes), LaunchError> {
-    let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
-    let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(failed);
-    let (lifeline_read, lifeline) = pipe()?;
+fn pipe_failed(errno: Errno) -> LaunchError {
+    LaunchError::system(What::Prepare, "make the pipes", errno)
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
+    pipe_with(PipeFlags::CLOEXEC).map_err(pipe_failed)
+}
+
+/// The job, and the payload's streams.
+pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecutor, LauncherPipes), LaunchError> {
     let (stdout_read, stdout_write) = pipe()?;
     let (stderr_read, stderr_write) = pipe()?;
     let (stdin_read, stdin_write) = match inputs.stdin {
         Stdin::Null => {
             let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-            (rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()).map_err(failed)?, None)
+            (rustix::fs::open(c"/dev/null", flags, rustix::fs::Mode::empty()).map_err(pipe_failed)?, None)
         }
         Stdin::Bytes(_) | Stdin::Relay => {
             let (read, write) = pipe()?;
@@ -303,15 +318,16 @@ fn make_pipes(plan: &Plan, inputs: &Inputs<'_>, trees: Vec<OwnedFd>) -> Result<(
         // So that the code may open /dev/stdout, which is this pipe, as it may anywhere.
         let (uid, gid) = plan.identity.outside;
         for fd in [&stdout_write, &stderr_write] {
-            rustix::fs::fchown(fd, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid))).map_err(failed)?;
+            rustix::fs::fchown(fd, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid))).map_err(pipe_failed)?;
         }
         if stdin_write.is_some() {
-            rustix::fs::fchown(&stdin_read, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid))).map_err(failed)?;
+            rustix::fs::fchown(&stdin_read, Some(rustix::fs::Uid::from_raw(uid)), Some(rustix::fs::Gid::from_raw(gid)))
+                .map_err(pipe_failed)?;
         }
     }
     let job = write_job(plan, inputs)?;
-    let sent = Sent { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write, lifeline_read, trees };
-    Ok((sent, LauncherPipes { lifeline, stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
+    let sent = ForExecutor { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
+    Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
 }
 
 /// Writes the job into a sealed memory file, contents behind the frame.

@@ -16,7 +16,7 @@ use stockade_sys::clone::Child;
 use crate::{
     LaunchError, What,
     child::Shared,
-    prepared::{Prepared, Sent},
+    prepared::{ForExecutor, ForRoot, MOST_SENT, Prepared},
 };
 
 /// Pid 1 and everything below it; killed and reaped when dropped, at the latest.
@@ -46,6 +46,11 @@ impl Sandbox {
         self.lent = None;
     }
 
+    /// Whether everything inside is known to have ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.reaped
+    }
+
     pub(crate) fn pid(&self) -> i32 {
         self.child.pid
     }
@@ -68,18 +73,24 @@ impl Sandbox {
     ///
     /// # Errors
     /// It has ended meanwhile: its own word is in the status pipe.
-    pub(crate) fn let_build(&self, prepared: Prepared, sent: &Sent, handover: &OwnedFd) -> Result<(), LaunchError> {
+    pub(crate) fn let_build(&self, prepared: Prepared, sent: &ForRoot, handover: &OwnedFd) -> Result<(), LaunchError> {
         self.share(prepared);
         send_word(handover, sent.in_order())
     }
 
-    /// Tells it to mount scratch, to enter its cgroup and to go through to the end. Comes
-    /// with root's copy of the scratch, if there is one, and v1's files of the cgroup.
+    /// Tells it to mount scratch, to enter its cgroup and to go through to the end. Behind
+    /// what is the executor's comes root's copy of the scratch, if there is one, and v1's
+    /// files of the cgroup.
     ///
     /// # Errors
     /// As above.
-    pub(crate) fn let_enter<'f>(&self, fds: impl Iterator<Item = BorrowedFd<'f>>, handover: &OwnedFd) -> Result<(), LaunchError> {
-        send_word(handover, fds)
+    pub(crate) fn let_enter<'f>(
+        &self,
+        sent: &'f ForExecutor,
+        more: impl Iterator<Item = BorrowedFd<'f>>,
+        handover: &OwnedFd,
+    ) -> Result<(), LaunchError> {
+        send_word(handover, sent.in_order().chain(more))
     }
 }
 
@@ -96,7 +107,7 @@ impl Drop for Sandbox {
 fn send_word<'f>(handover: &OwnedFd, fds: impl Iterator<Item = BorrowedFd<'f>>) -> Result<(), LaunchError> {
     let failed = |errno| LaunchError::system(What::Prepare, "let the sandbox go on", errno);
     let fds: Vec<_> = fds.collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Sent::FIXED + Sent::MOST_TREES))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(failed(Errno::NOBUFS));

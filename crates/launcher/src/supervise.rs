@@ -210,6 +210,7 @@ pub(crate) struct Begun {
     pub(crate) cgroup: Cgroup,
     pub(crate) outer: OuterNamespaces,
     pub(crate) gate: Option<Gate>,
+    pub(crate) lifeline: OwnedFd,
     pub(crate) status_read: OwnedFd,
     pub(crate) handover: OwnedFd,
     pub(crate) signals: Signals,
@@ -221,7 +222,7 @@ pub(crate) struct Begun {
 /// The program was not started.
 pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: LauncherPipes) -> Result<Outcome, LaunchError> {
     // In this order for the same reason as in `launch`.
-    let Begun { signals, handover, status_read, gate, outer, cgroup, sandbox } = begun;
+    let Begun { signals, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream, has_errors: bool| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
@@ -246,7 +247,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         cgroup,
         outer,
         gate,
-        lifeline: pipes.lifeline,
+        lifeline,
         signals,
         client: inputs.client,
         streams: inputs.streams,

@@ -210,8 +210,7 @@ impl<'a> Admission<'a> {
         check_grants(&identity, &policy.name, None, options)?;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows. That it cannot be made is said if nothing is found wrong with the request.
-        let early =
-            ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
+        let early = ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let mut host = facts::read(&identity, record.as_ref())?;
         let embryo = match (&host.cgroup, early) {
@@ -253,8 +252,8 @@ impl<'a> Admission<'a> {
         narrowing.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         let more: Vec<PathBuf> =
             interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
-        audit::check_unseen(&identity, shown(policy, &more, scratch.as_ref()))?;
-        facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
+        let seen = facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
+        audit::check_unseen(&identity, shown(policy, &more, scratch.as_ref()), &seen)?;
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
         let plan = plan(policy, filters, &host, &narrowing).map_err(|error| match error.callers_fault {

@@ -29,6 +29,7 @@ use stockade_protocol::{AuditRef, Denial, EgressReport, Encoding, Report, Reques
 use crate::{
     Options, Refusal,
     caller::{self, Identity},
+    facts::Number,
 };
 
 /// Root's log.
@@ -359,8 +360,13 @@ fn run_number() -> String {
 }
 
 /// Refuses to show the log inside, or a directory above it, by whatever name: the parts of
-/// its path are known by device and inode, which links and bind mounts share.
-pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = &'p Path>) -> Result<(), Refusal> {
+/// its path are known by device and inode, which links and bind mounts share. `seen`: those
+/// of paths that were looked at already.
+pub(crate) fn check_unseen<'p>(
+    identity: &Identity,
+    shown: impl Iterator<Item = &'p Path>,
+    seen: &BTreeMap<&Path, Option<Number>>,
+) -> Result<(), Refusal> {
     let Some(log) = directory(identity) else { return Ok(()) };
     let (mut above, mut real) = (Vec::new(), log.clone());
     for path in log.ancestors() {
@@ -368,7 +374,7 @@ pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = 
             if above.is_empty() {
                 let there = path.canonicalize().map_err(|error| unreadable(path, &error))?;
                 real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
-                // Of the real path, where links have led to another.
+                // Of the real path, where links have led elsewhere.
                 for path in there.ancestors().skip(1).filter(|_| there != path) {
                     above.extend(self::number(path)?);
                 }
@@ -378,7 +384,8 @@ pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = 
     }
     for path in shown {
         let inside = path.starts_with(&real) || path.starts_with(&log);
-        if inside || real.starts_with(path) || number(path)?.is_some_and(|number| above.contains(&number)) {
+        let number = || seen.get(path).map_or_else(|| number(path), |number| Ok(*number));
+        if inside || real.starts_with(path) || number()?.is_some_and(|number| above.contains(&number)) {
             return Err(Refusal::sandbox_error(
                 "audit_log_shown",
                 format!(
@@ -392,8 +399,8 @@ pub(crate) fn check_unseen<'p>(identity: &Identity, shown: impl Iterator<Item = 
     Ok(())
 }
 
-/// Device and inode; none of what is not there or cannot be looked at by whoever asks.
-fn number(path: &Path) -> Result<Option<(u64, u64)>, Refusal> {
+/// None of what is not there or cannot be looked at by whoever asks.
+fn number(path: &Path) -> Result<Option<Number>, Refusal> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) => Ok(None),

@@ -193,10 +193,10 @@ fn usual_mounts(membership: &str) -> Vec<Mount> {
             return None;
         }
         let point = Path::new("/sys/fs/cgroup").join(controllers);
-        let is_mounted = rustix::fs::statfs(&point).is_ok_and(|stat| stat.f_type == if version2 { V2_MAGIC } else { V1 });
         let mount = Mount { point, root: PathBuf::from("/"), version2, controllers: controllers.split(',').map(String::from).collect() };
-        // Elsewhere, only a part of the hierarchy is mounted there.
-        (is_mounted && access(own_directory(&mount, path), Access::EXISTS).is_ok()).then_some(mount)
+        // Not there where only a part of the hierarchy is mounted, or nothing.
+        let own = rustix::fs::statfs(own_directory(&mount, path));
+        own.is_ok_and(|stat| stat.f_type == if version2 { V2_MAGIC } else { V1 }).then_some(mount)
     };
     let mounts: Vec<Mount> = membership.lines().filter_map(mount_of).collect();
     let v1 = V1_NEEDED.iter().all(|needed| mounts.iter().any(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == needed)));
@@ -317,11 +317,20 @@ fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
     }
 }
 
-/// Looks at every path that the plan may show. What the launcher may not reach is not there.
+/// Device and inode.
+pub(crate) type Number = (u64, u64);
+
+/// Looks at every path that the plan may show, and returns which file or directory each is.
+/// What the launcher may not reach is not there.
 ///
 /// # Errors
 /// The host does not say whether a path is there.
-pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIterator<Item = &'a Path>) -> Result<(), Refusal> {
+pub fn look_at<'a>(
+    facts: &mut HostFacts,
+    policy: &'a Policy,
+    more: impl IntoIterator<Item = &'a Path>,
+) -> Result<BTreeMap<&'a Path, Option<Number>>, Refusal> {
+    let mut seen = BTreeMap::new();
     let named = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
     let commands = policy.runtimes.values().filter_map(|runtime| runtime.command.first()).map(Path::new);
     for path in named.chain(commands).chain(more) {
@@ -329,12 +338,15 @@ pub fn look_at<'a>(facts: &mut HostFacts, policy: &'a Policy, more: impl IntoIte
             Ok(stat) => {
                 let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
                 facts.paths.insert(path.to_path_buf(), if is_directory { PathKind::Directory } else { PathKind::File });
+                seen.insert(path, Some((stat.st_dev, stat.st_ino)));
             }
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => {}
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => {
+                seen.insert(path, None);
+            }
             Err(errno) => return Err(unreadable("look at", path, &errno.into())),
         }
     }
-    Ok(())
+    Ok(seen)
 }
 
 /// The registry of whoever runs this.

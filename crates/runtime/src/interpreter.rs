@@ -15,7 +15,7 @@ use stockade_policy::model::{Access, Policy};
 use stockade_protocol::Verdict;
 
 use crate::{
-    Ask, CommandResult, Loaded, Options, Refusal,
+    Ahead, Ask, CommandResult, Loaded, Options, Refusal,
     audit::{Subject, Trail},
     caller, end_command, load_policy, relay,
 };

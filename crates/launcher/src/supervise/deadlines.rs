@@ -101,7 +101,7 @@ impl Supervision<'_> {
         if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
             return Ok((Some(LimitKey::ScratchSize), None));
         }
-        let held = scratch::held_open(self.sandbox.pid(), directory);
+        let held = if self.sandbox.is_over() { 0 } else { scratch::held_open(self.sandbox.pid(), directory) };
         let now = scratch::count(directory)?;
         // What was closed to the count while the code ran could hold anything.
         let too_large =
