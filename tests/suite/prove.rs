@@ -3,7 +3,10 @@
 //!
 //! That a missing layer is found is `tests/ablation`'s to show.
 
-use std::{fs, process::Output};
+use std::{
+    fs,
+    process::{Command, Output},
+};
 
 use serde_json::Value;
 
@@ -66,7 +69,14 @@ fn prove(options: &[&str]) -> Proof {
     Proof::of(&stockade([&["prove", "--json"], options].concat()).output().unwrap())
 }
 
+/// Lets the host's next process ids be ones that nobody inside can have: with a smaller one
+/// the attacks on the launcher by its id are not tried. Ids begin anew after the largest.
+fn pass_small_pids() {
+    while Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id())).unwrap() < 2000 {}
+}
+
 fn default_holds_against_every_attack() {
+    pass_small_pids();
     let proof = prove(&[]);
     proof.held();
     assert_eq!(proof.value["schema"], 1);

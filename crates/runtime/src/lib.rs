@@ -174,7 +174,15 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 }
 
 /// Runs something whose streams are relayed; the report is without them.
-fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead, with_hash: bool) -> Result<Report, Refusal> {
+fn relay(
+    ask: Ask<'_>,
+    loaded: &Loaded,
+    options: &Options,
+    how: Relay,
+    trail: &Trail<'_>,
+    ahead: Ahead,
+    with_hash: bool,
+) -> Result<Report, Refusal> {
     let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
     let message = outcome.message.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, with_hash);
