@@ -296,7 +296,7 @@ fn a_full_registry_is_a_clear_error() {
         let mut command = under(&["unshare", "--mount", "sh", "-c", script, options]);
         Done::of(feed(&mut command, br#"{"code": "print(1)"}"#))
     };
-    ask("nr_inodes=1,mode=700").broke("registry_failed", &["/run/stockade", "No space left on device"]);
+    ask("nr_inodes=1,mode=700").broke("registry_failed", &["/run/stockade", "no space left on device (ENOSPC)"]);
     // The control: with room it runs.
     ask("nr_inodes=9,mode=700").succeeded();
 }
