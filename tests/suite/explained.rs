@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_comparison_goes_by_what_is_covered_and_not_by_words),
     test!(Both, what_cannot_be_decided_counts_as_more_and_says_so),
     test!(Both, a_comparison_with_no_policy_ends_with_2),
+    test!(Both, what_hides_or_turns_text_is_escaped_and_means_the_same),
 ];
 
 fn policy(arguments: &[&str]) -> (Output, String, String) {
@@ -187,4 +188,24 @@ fn a_comparison_with_no_policy_ends_with_2() {
         let (output, said, complained) = policy(arguments);
         assert!(output.status.code() == Some(2) && said.is_empty() && !complained.is_empty(), "{arguments:?}: {said}{complained}");
     }
+}
+
+/// A policy may come from somebody who wants it to be read as another.
+fn what_hides_or_turns_text_is_escaped_and_means_the_same() {
+    const PATH: &str = "/srv/\u{202e}drow\u{2028}- nothing\u{200b}";
+    let policies = PolicyDirectory::new();
+    let written = format!(
+        "schema = 1\ndescription = \"a \\u202eb\"\nextends = \"default\"\n[filesystem]\nread_only_optional = {{ add = [\"{PATH}\"] }}\n"
+    );
+    let hostile = policies.write("hostile", &written);
+    let hidden = |text: &str| text.chars().any(|letter| matches!(u32::from(letter), 0x7f..=0x9f | 0x200b..=0x200f | 0x2028..=0x202e));
+    for command in [&["explain", &hostile][..], &["diff", "default", &hostile], &["show", &hostile]] {
+        let (said, json) = (policy(command).1, policy(&[command, &["--json"]].concat()).1);
+        assert!(!hidden(&said) && said.to_lowercase().contains("202e"), "{command:?}: {said}");
+        assert!(!hidden(&json) && parsed(&json).to_string().contains(PATH), "{command:?}: {json}");
+    }
+    // What is shown loads as the same policy again.
+    let again = policies.write("again", &policy(&["show", &hostile]).1);
+    let of = |name: &str| parsed(&policy(&["show", "--json", name]).1)["filesystem"].clone();
+    assert_eq!(of(&again), of(&hostile));
 }

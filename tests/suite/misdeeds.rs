@@ -36,6 +36,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, deleting_beyond_scratch_finds_nothing),
     test!(Both, a_listener_of_the_host_cannot_be_reached),
     test!(Both, an_abstract_socket_of_the_host_cannot_be_reached),
+    test!(Both, a_socket_of_the_host_cannot_be_reached_by_its_path),
     test!(Both, no_address_can_be_reached),
     test!(Both, names_do_not_resolve_and_nothing_hangs),
     test!(Both, packages_cannot_be_installed),
@@ -244,6 +245,29 @@ fn an_abstract_socket_of_the_host_cannot_be_reached() {
     let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let act = format!("s = socket.socket(socket.AF_UNIX)\ns.connect('\\0{name}')");
     denied(&act, "ECONNREFUSED", Control::Outside);
+}
+
+/// Such as a container engine's, behind which is root. The control is a policy that shows
+/// it: a mount that is read-only keeps nobody from connecting.
+fn a_socket_of_the_host_cannot_be_reached_by_its_path() {
+    let place = PathBuf::from(format!("/var/tmp/suite-{}-socket", std::process::id()));
+    fs::create_dir(&place).unwrap();
+    let path = place.join("docker.sock");
+    let _listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    let connect = |path: &str| format!("s = socket.socket(socket.AF_UNIX)\ns.connect({path:?})");
+    let by_link = format!("os.symlink({:?}, 'way')\n{}", text(&path), connect("way"));
+    let policies = PolicyDirectory::new();
+    let showing = policies.write("showing", &derived(&format!("[filesystem]\nread_only_optional = {{ add = [{:?}] }}", text(&path))));
+    let answer = |policy: &str, act: &str| exec_with(&["--policy", policy], json!({"code": program(act)})).json();
+    let mut found = Vec::new();
+    for act in [&connect(text(&path)), &by_link, &connect("/run/docker.sock"), &connect("/var/run/docker.sock")] {
+        found.push(answer("default", act));
+    }
+    let shown = answer(&showing, &connect(text(&path)));
+    fs::remove_dir_all(&place).unwrap();
+    assert_eq!(found, ["ENOENT"; 4]);
+    assert_eq!(shown, "ok");
 }
 
 fn no_address_can_be_reached() {

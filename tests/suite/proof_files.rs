@@ -6,7 +6,7 @@ use std::{
     fs::{self, Permissions},
     os::unix::{
         ffi::OsStrExt,
-        fs::{PermissionsExt, chown, symlink},
+        fs::{MetadataExt, PermissionsExt, chown, symlink},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Output},
@@ -32,10 +32,14 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_proof_that_cannot_begin_leaves_no_older_page),
 ];
 
-/// Directories of proofs that are there now, whoever's.
-fn proofs() -> BTreeSet<PathBuf> {
+/// Directories of this user's proofs that are there now.
+pub fn proofs() -> BTreeSet<PathBuf> {
+    let own = nix::unistd::getuid().as_raw();
     let entries = fs::read_dir("/tmp").unwrap().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-prove-"))).collect()
+    entries
+        .filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-prove-")))
+        .filter(|path| path.symlink_metadata().is_ok_and(|found| found.uid() == own))
+        .collect()
 }
 
 /// A proof under way, held still; killed when dropped.

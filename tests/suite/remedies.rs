@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, hidden_and_read_only_parts_of_a_scratch_get_their_lines),
     test!(Both, hints_come_only_of_runs_that_failed),
     test!(Both, forged_words_make_hints_and_no_verdict),
+    test!(Both, no_line_is_offered_for_what_guards_the_host),
+    test!(Both, what_hides_or_turns_text_is_escaped_in_hints),
     test!(Both, a_missing_module_or_command_says_where_it_could_come_from),
     test!(Both, run_puts_hints_into_its_report_alone),
 ];
@@ -230,6 +232,43 @@ fn forged_words_make_hints_and_no_verdict() {
     done.expect(json!({"verdict": "exited", "code": 137, "success": false, "limits_hit": [], "reason": null}));
     let all = done["denials"].as_array().unwrap();
     assert!((1..=8).contains(&all.len()) && all.iter().all(|denial| denial["hint"] == true), "{}", done.brief());
+}
+
+/// Fails, and says this on stderr.
+fn says(stderr: &str) -> Done {
+    python(&format!("import sys\nsys.stderr.write({stderr:?})\nsys.exit(1)"))
+}
+
+fn no_line_is_offered_for_what_guards_the_host() {
+    let guarded =
+        ["/etc/shadow", "/run/docker.sock", "/home/alice/.ssh/id_rsa", "/home/alice", "/root/x", "/dev/mem", "/proc/1/mem", "/srv/key.pem"];
+    let words: String = guarded.iter().map(|path| format!("cat: {path}: No such file or directory\n")).collect();
+    let done = says(&words);
+    let all = done["denials"].as_array().unwrap();
+    let named: Vec<&str> = all.iter().map(|denial| denial["what"].as_str().unwrap()).collect();
+    assert!(guarded.iter().all(|path| *path == "/proc/1/mem" || named.contains(path)), "{named:?}");
+    for denial in all {
+        assert!(denial["hint"] == true && denial["allow"].is_null() && denial["help"].as_str().unwrap().len() > 20, "{denial}");
+    }
+    // The same words about another path have a line.
+    assert!(denial(&says("cat: /data/x: No such file or directory\n"))["allow"].is_string());
+}
+
+fn what_hides_or_turns_text_is_escaped_in_hints() {
+    let hidden = |text: &str| {
+        text.chars().any(|letter| matches!(u32::from(letter), 0x80..=0x9f | 0x200b..=0x200f | 0x2028..=0x202e | 0x2066..=0x2069))
+    };
+    let code = "import sys\nsys.stderr.write('cat: /data/\\u202evsc\\u2028x\\u200b: No such file or directory\\n')\nsys.exit(1)";
+    let done = python(code);
+    assert!(hidden(done.result["error"].as_str().unwrap()), "the program's own words are its own");
+    let hint = denial(&done);
+    assert!(!hidden(&hint.to_string()), "{hint}");
+    assert_eq!(hint["what"], "/data/\\u{202e}vsc\\u{2028}x\\u{200b}");
+    let policies = PolicyDirectory::new();
+    let shown = pasted(&policies, "default", hint["allow"].as_str().unwrap());
+    let explained = stockade(["policy", "explain", "--json", &shown]).output().unwrap().stdout;
+    let explained: Value = serde_json::from_slice(&explained).unwrap();
+    assert!(explained.to_string().contains("/data/\u{202e}vsc\u{2028}x\u{200b}"), "the line does not mean the path");
 }
 
 fn a_missing_module_or_command_says_where_it_could_come_from() {

@@ -37,7 +37,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, tar_packs_and_unpacks),
     test!(Both, git_commits_in_scratch, needs[Program("git")]),
     test!(Both, perl_runs_by_its_example_policy, needs[Program("perl")]),
-    test!(Both, java_compiles_and_runs_by_a_policy_of_one_line, needs[Program("javac")], seconds 120),
+    test!(Both, java_compiles_and_runs, needs[Program("javac")], seconds 120),
+    test!(Both, go_builds_and_runs, needs[Program("go")], seconds 120),
     test!(Both, awk_runs_by_a_policy_of_three_lines, needs[Program("awk")]),
     test!(Both, numpy_and_pandas_run_with_threads_under_default, needs [DataScience], seconds 90),
     test!(Both, the_sales_analysis_finds_the_right_totals, needs [DataScience], seconds 120),
@@ -477,18 +478,22 @@ fn perl_runs_by_its_example_policy() {
     exec(json!({"language": "perl", "code": ""})).refused("unknown_language", &["perl"]);
 }
 
-/// Debian keeps the configuration, without which no JVM starts a compiler, beside `/usr`.
-fn java_compiles_and_runs_by_a_policy_of_one_line() {
-    let entries = fs::read_dir("/etc").unwrap().flatten().map(|entry| entry.path());
-    let configurations: Vec<_> = entries.filter(|path| text(path).starts_with("/etc/java")).collect();
-    let directory = PolicyDirectory::new();
-    let policy = directory.write("java", &derived(&format!("[filesystem]\nread_only_optional = {{ add = {} }}", json!(configurations))));
+fn java_compiles_and_runs() {
     let source = "class Hello {\n    public static void main(String[] words) {\n        System.out.println(java.util.stream.IntStream.range(0, 4).parallel().sum());\n    }\n}\n";
     let request = json!({
         "language": "sh", "code": "javac -d /tmp Hello.java && java -cp /tmp Hello && java Hello.java", "files": {"Hello.java": source},
         "limits": {"wall": patient_limit(100_000)},
     });
-    exec_with(&["--policy", &policy], request).succeeded().expect(json!({"output": "6\n6\n"}));
+    exec(request).succeeded().expect(json!({"output": "6\n6\n"}));
+}
+
+fn go_builds_and_runs() {
+    let source = "package main\n\nimport \"fmt\"\n\nfunc main() {\n\tsums := make(chan int)\n\tfor n := range []int{1, 2, 3, 4} {\n\t\tgo func(n int) { sums <- n * n }(n)\n\t}\n\tfmt.Println(<-sums + <-sums + <-sums + <-sums)\n}\n";
+    let request = json!({
+        "language": "sh", "code": "go build -o sum . && ./sum", "files": {"sum.go": source, "go.mod": "module sum\n\ngo 1.19\n"},
+        "limits": {"wall": patient_limit(100_000)},
+    });
+    exec(request).succeeded().expect(json!({"output": "30\n"}));
 }
 
 fn awk_runs_by_a_policy_of_three_lines() {

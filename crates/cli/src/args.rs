@@ -291,6 +291,9 @@ pub(crate) struct Prove {
     /// Write a page to read and to print into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
+    /// Be the run beside which a proof in this scratch tries its attacks; for the proof itself
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["html", "json"])]
+    pub(crate) beside: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

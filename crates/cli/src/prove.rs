@@ -4,7 +4,7 @@
 
 use std::{fmt::Write, process::ExitCode};
 
-use stockade_prover::{Class, Proof, State, html, prove, unfinished};
+use stockade_prover::{Class, Proof, State, html, prove, stand_beside, unfinished};
 use stockade_runtime::Options;
 
 use crate::{
@@ -18,6 +18,10 @@ const BREACH: u8 = 1;
 const NOT_PROVEN: u8 = 3;
 
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
+    if let Some(scratch) = &asked.beside {
+        let options = Options { scratch: Some(scratch.clone()), ..Options::from(&asked.policy) };
+        return Ok(stand_beside(&options).map_or_else(|refusal| refuse(&refusal), |()| ExitCode::SUCCESS));
+    }
     // Before anything is tried, so that a proof is never made in vain.
     let page = asked.html.as_deref().map(Page::begin).transpose()?;
     let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));

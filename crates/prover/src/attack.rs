@@ -183,6 +183,8 @@ pub(crate) struct Attack {
     pub(crate) act: Act,
     /// In a sandbox with the world's host scratch.
     pub(crate) in_host_scratch: bool,
+    /// The same, and beside another run in that scratch.
+    pub(crate) beside_another: bool,
     /// The name by which the filter reports it. Where the kernel refuses it to everybody but
     /// the host's root, only that report tells the two refusals apart.
     pub(crate) reported_as: Option<String>,
@@ -206,6 +208,7 @@ impl Attack {
             layers,
             act: Act::Script { script, expected, control },
             in_host_scratch: false,
+            beside_another: false,
             reported_as: None,
         }
     }
@@ -213,6 +216,11 @@ impl Attack {
     /// The same in a sandbox with the world's host scratch.
     pub(crate) fn in_host_scratch(self) -> Self {
         Attack { in_host_scratch: true, ..self }
+    }
+
+    /// The same beside another run.
+    pub(crate) fn beside_another(self) -> Self {
+        Attack { in_host_scratch: true, beside_another: true, ..self }
     }
 
     /// It cannot be tried without a host scratch.
@@ -236,6 +244,7 @@ impl Attack {
             layers,
             act: Act::Run { run, control },
             in_host_scratch: false,
+            beside_another: false,
             reported_as: None,
         }
     }
@@ -249,6 +258,7 @@ impl Attack {
             layers: &[],
             act: Act::Allowed(rule.into()),
             in_host_scratch: false,
+            beside_another: false,
             reported_as: None,
         }
     }

@@ -1,5 +1,6 @@
 //! The attacks, a file for each class.
 
+mod beside;
 mod file_system;
 mod forgery;
 mod kernel_surface;
@@ -19,6 +20,7 @@ use crate::{
     world::World,
 };
 
+pub(crate) use beside::{READY, neighbour};
 pub(crate) use leaks::plant;
 
 /// All of them, as far as they make sense under the policy.
@@ -33,6 +35,7 @@ pub(crate) fn all(world: &World) -> Vec<Attack> {
         resources::attacks,
         forgery::attacks,
         leaks::attacks,
+        beside::attacks,
         launcher::attacks,
     ]
     .into_iter()

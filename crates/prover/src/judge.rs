@@ -15,6 +15,7 @@ use crate::{
     Finding, State,
     attack::{Act, Attack, Control, Expected, Place, Run, RunControl, Seen, Wanted},
     inside::{Errand, Inside},
+    neighbour::Neighbour,
     outside::Outside,
     words::{self, errno::ENOSYS},
     world::World,
@@ -69,11 +70,16 @@ impl Court<'_> {
     /// Tries everything that can be tried together.
     fn gather(&self, attacks: &[Attack]) -> Result<Vec<Answers>, Refusal> {
         let mut all = vec![Answers::default(); attacks.len()];
-        // Attacks and their twins share sandboxes: one kind without and one with a host scratch.
-        let (mut private, mut shared): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
+        // Attacks and their twins share sandboxes: one kind without and one with a host
+        // scratch, and one of these beside another run.
+        let (mut private, mut shared, mut beside): (Vec<Task<'_>>, Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new(), Vec::new());
         let (mut host, mut own): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
         for (index, attack) in attacks.iter().enumerate() {
-            let inside = if attack.in_host_scratch { &mut shared } else { &mut private };
+            let inside = match (attack.beside_another, attack.in_host_scratch) {
+                (true, _) => &mut beside,
+                (false, true) => &mut shared,
+                (false, false) => &mut private,
+            };
             let mut out = |place: Place, script| {
                 if place == Place::Host { host.push((index, true, script)) } else { own.push((index, true, script)) }
             };
@@ -103,10 +109,23 @@ impl Court<'_> {
         keep(&private, self.inside.answers(&scripts(&private))?);
         if self.scratch_granted {
             keep(&shared, self.with_scratch.answers(&scripts(&shared))?);
+            keep(&beside, self.beside_another(&scripts(&beside))?);
         }
         keep(&host, self.outside.answers(Place::Host, &scripts(&host)));
         keep(&own, self.outside.answers(Place::Own, &scripts(&own)));
         Ok(all)
+    }
+
+    /// What scripts come to beside another run. None of it counts unless that was there from
+    /// the first to the last.
+    fn beside_another(&self, scripts: &[Script]) -> Result<Vec<Option<Answer>>, Refusal> {
+        let nothing = vec![None; scripts.len()];
+        if scripts.is_empty() {
+            return Ok(nothing);
+        }
+        let Some(mut neighbour) = Neighbour::start(self.world, self.inside.options) else { return Ok(nothing) };
+        let answers = self.with_scratch.answers(scripts)?;
+        Ok(if neighbour.is_there() { answers } else { nothing })
     }
 
     /// What follows for one attack. What needs a run of its own is tried here.

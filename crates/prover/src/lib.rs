@@ -13,6 +13,7 @@ mod attacks;
 mod html;
 mod inside;
 mod judge;
+mod neighbour;
 mod outside;
 mod script;
 mod words;
@@ -27,6 +28,7 @@ use stockade_runtime::{Options, Refusal, load_policy};
 
 pub use attack::Class;
 pub use html::{html, unfinished};
+pub use neighbour::stand_beside;
 
 use inside::{Errand, Inside};
 use world::World;

@@ -58,7 +58,9 @@ pub(super) fn shown_beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Diff
         let run: Vec<String> = here.iter().filter(|one| one.executable && !runnable(&above, &one.path)).map(text).collect();
         if !read.is_empty() {
             let difference = Difference::new(Area::Files, "[filesystem] read_only, read_only_optional", "read these paths of the host");
-            out.push(difference.items(read).follows("code can read every file there that its host user may read"));
+            out.push(difference.items(read).follows(
+                "code can read every file there that its host user may read, and connect to every socket there that this user may",
+            ));
         }
         if !run.is_empty() {
             let difference = Difference::new(Area::Files, "[filesystem] read_only", "run programs from these paths of the host");

@@ -39,7 +39,16 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
         let tried = format!("call {shown} ({number}) with arguments of which the kernel makes nothing");
         if world.plan.filter.kill.contains(&number) {
             let act = Act::Kill { script: act, name: shown.clone() };
-            all.push(Attack { class: CLASS, name: shown, tried, layers: FILTER, act, in_host_scratch: false, reported_as: None });
+            all.push(Attack {
+                class: CLASS,
+                name: shown,
+                tried,
+                layers: FILTER,
+                act,
+                in_host_scratch: false,
+                beside_another: false,
+                reported_as: None,
+            });
             continue;
         }
         let control = Control::Outside(Place::Own, Wanted::Reaches);
