@@ -395,8 +395,16 @@ fn without_a_connection_there_is_nothing_to_serve() {
 fn a_peer_gets_what_is_granted_to_it_and_nothing_else() {
     let request = json!({"code": "print(6 * 7)"});
     let door = Door::granting(&format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n"));
-    ask_as(&door, OWNER, &request).succeeded();
-    ask_as(&door, OWNER + 1, &request).broke("not_granted", &[&format!("uid {}", OWNER + 1), "[[grant]]"]);
+    let served = ask_as(&door, OWNER, &request);
+    served.succeeded();
+    let refused = ask_as(&door, OWNER + 1, &request);
+    refused.broke("not_granted", &[&format!("uid {}", OWNER + 1), "[[grant]]"]);
+    // Root's log names both.
+    for (done, uid) in [(&served, OWNER), (&refused, OWNER + 1)] {
+        let shown = stockade(["audit", "show", done["audit"]["run"].as_str().unwrap()]).output().unwrap();
+        let record: Value = serde_json::from_slice(&shown.stdout).unwrap_or_else(|error| panic!("{error}: {shown:?}"));
+        assert_eq!((&record["who"]["uid"], &record["who"]["on_behalf"]), (&json!(uid), &json!(true)), "{record}");
+    }
     // The control of the refusal: root itself needs no grant.
     door.ask(&[], &request).succeeded();
     fs::remove_file(&door.path).unwrap();
@@ -543,11 +551,13 @@ fn a_server_without_roots_rights_serves_its_own_user_only() {
         let words = as_uid(OWNER);
         let words: Vec<&str> = words.iter().map(String::as_str).chain([program.to_str().unwrap(), "serve"]).collect();
         let mut command = under(&words);
-        command.env("XDG_RUNTIME_DIR", &runtime);
+        command.env("XDG_RUNTIME_DIR", &runtime).env("HOME", &runtime);
         command
     });
     let request = json!({"code": "print(1)"});
-    ask_as(&door, OWNER + 1, &request).broke("peer_not_served", &[&format!("uid {OWNER}"), &format!("uid {}", OWNER + 1)]);
+    let refused = ask_as(&door, OWNER + 1, &request);
+    refused.broke("peer_not_served", &[&format!("uid {OWNER}"), &format!("uid {}", OWNER + 1)]);
+    assert_eq!(refused["audit"]["seq"], 2, "the refusal is in the log of the server's user");
     door.ask(&[], &request).broke("peer_not_served", &["uid 0"]);
     ask_as(&door, OWNER, &request).succeeded();
 }

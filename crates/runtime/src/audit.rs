@@ -115,8 +115,13 @@ impl<'a> Trail<'a> {
     /// Begins a trail; under a policy that could not be read, one that is tried.
     pub(crate) fn new(subject: Subject<'a>, policy: Option<&'a Policy>, options: &Options) -> Self {
         let audit = policy.map(|policy| policy.audit.clone()).unwrap_or_default();
-        // Without an identity it is not known whose log to write, nor with what rights.
-        let identity = caller::identify(options.peer.as_ref()).ok().filter(|_| audit.mode != AuditMode::Off);
+        // Without an identity it is not known whose log to write, nor with what rights. A peer
+        // that is not served is known, and stands in the server's own.
+        let identity = caller::identify(options.peer.as_ref()).or_else(|refusal| {
+            let peer = options.peer.clone().ok_or(refusal)?;
+            Ok::<_, Refusal>(Identity { caller: peer, ..caller::identify(None)? })
+        });
+        let identity = identity.ok().filter(|_| audit.mode != AuditMode::Off);
         let mut trail =
             Trail { audit, identity, carriers: Carriers::default(), base: Event::default(), code: Cow::default(), subject, policy };
         if let Some(identity) = &trail.identity {

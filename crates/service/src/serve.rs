@@ -16,7 +16,7 @@ use std::{
 use stockade_launcher::Client;
 use stockade_policy::facts::Caller;
 use stockade_protocol::{Report, Verdict};
-use stockade_runtime::{Options, Refusal, admit, load_policy};
+use stockade_runtime::{Options, Refusal, admit, load_policy, refuse};
 
 use crate::{END_OF_REQUEST, PATIENCE};
 
@@ -66,7 +66,7 @@ pub fn serve(connection: OwnedFd, mut options: Options) -> Result<Served, ServeE
     }
     let (uid, policy) = (caller.uid, options.policy.clone().unwrap_or_default());
     options.peer = Some(caller);
-    let report = answer(&stream, &options).unwrap_or_else(|refusal| refusal.report());
+    let report = answer(&stream, &options).unwrap_or_else(|refusal| refuse(&refusal, &options));
     let taken = hand_over(&stream, &report);
     Ok(Served { uid, pid, policy, verdict: report.verdict, reason: report.reason, taken })
 }
@@ -105,7 +105,7 @@ fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
     if let Some(signal) = incoming.surplus {
         let refusal =
             Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
-        return Ok(Report { code: 128 + i32::from(signal), ..refusal.report() });
+        return Ok(Report { code: 128 + i32::from(signal), ..refuse(&refusal, options) });
     }
     Ok(stockade_runtime::exec_for(&request, options, Some(Client { socket: stream.as_fd(), may_cancel: incoming.ended })))
 }
