@@ -24,6 +24,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_result_has_every_field_of_the_contract),
     test!(Both, every_number_of_a_result_is_an_integer),
     test!(Both, a_receipt_names_every_layer_and_how_it_is_known),
+    test!(Both, what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force),
     test!(Both, whatever_is_printed_the_result_is_one_line_of_utf8),
     test!(Both, nul_and_escapes_in_text_are_not_lossy),
     test!(Both, base64_output_is_exact),
@@ -196,6 +197,26 @@ fn a_receipt_names_every_layer_and_how_it_is_known() {
     let as_layers: Vec<&Value> = layers.iter().filter(|layer| layer["known"] == "degraded").map(|layer| &layer["layer"]).collect();
     assert_eq!(degraded.iter().collect::<Vec<_>>(), as_layers);
     assert!(!is_root() || degraded.is_empty(), "{receipt}");
+}
+
+fn what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force() {
+    let code = "import resource as r, json\nprint(json.dumps([r.getrlimit(r.RLIMIT_DATA)[0], r.getrlimit(r.RLIMIT_CPU)[0]]))";
+    let done = exec(json!({"code": code, "limits": {"memory": "300MiB", "cpu": "7s"}}));
+    done.succeeded();
+    let detail = |name: &str| {
+        let layers = done["receipt"]["layers"].as_array().unwrap();
+        layers.iter().find(|layer| layer["layer"] == name).unwrap()["detail"].as_str().unwrap().to_owned()
+    };
+    let (cgroup, rlimits) = (detail("cgroup"), detail("rlimits"));
+    if done["receipt"]["degraded"] == json!(["cgroup"]) {
+        assert!(cgroup.contains("in its place RLIMIT_DATA and RLIMIT_CPU"), "{cgroup}");
+        assert!(rlimits.contains(&format!("RLIMIT_DATA={} RLIMIT_NPROC=", 300 << 20)) && rlimits.contains("RLIMIT_CPU=7"), "{rlimits}");
+        assert_eq!(done.json(), json!([300 << 20, 7]));
+    } else {
+        // The control: where there is one, nothing else is said to hold.
+        assert!(!cgroup.contains("in its place") && !rlimits.contains("RLIMIT_DATA"), "{cgroup}; {rlimits}");
+        assert_eq!(done.json()[0], -1);
+    }
 }
 
 fn whatever_is_printed_the_result_is_one_line_of_utf8() {
