@@ -66,6 +66,8 @@ pub struct Inputs<'a> {
     pub record: Option<registry::Record>,
     /// Who waits for the result at the other end of a socket.
     pub client: Option<Client<'a>>,
+    /// Done while the sandbox sets itself up, when the launcher would only wait for it.
+    pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
 }
 
 /// Who waits for a result at the other end of a stream socket. The run is cancelled when

@@ -289,6 +289,9 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         buffer: vec![0; 1 << 16],
     };
     supervision.register().map_err(failed("fill the event loop"))?;
+    if let Some(work) = inputs.meanwhile {
+        work();
+    }
     if let Err(failure) = supervision.watch() {
         supervision.break_off(failure);
     }

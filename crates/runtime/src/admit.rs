@@ -307,6 +307,7 @@ impl<'a> Admission<'a> {
             collect: self.collect,
             record: self.record,
             client: None,
+            meanwhile: None,
         };
         Ok((self.plan, inputs, embryo))
     }

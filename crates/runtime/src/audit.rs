@@ -8,6 +8,7 @@
 
 use std::{
     borrow::Cow,
+    cell::OnceCell,
     collections::BTreeMap,
     env,
     fs::DirBuilder,
@@ -104,8 +105,8 @@ pub(crate) struct Trail<'a> {
     audit: Audit,
     identity: Option<Identity>,
     carriers: Carriers,
-    /// What does not change between two records.
-    base: Event,
+    /// What does not change between two records, once it is needed.
+    base: OnceCell<Event>,
     code: Cow<'a, [u8]>,
     subject: Subject<'a>,
     policy: Option<&'a Policy>,
@@ -122,22 +123,34 @@ impl<'a> Trail<'a> {
             Ok::<_, Refusal>(Identity { caller: peer, ..caller::identify(None)? })
         });
         let identity = identity.ok().filter(|_| audit.mode != AuditMode::Off);
-        let mut trail =
-            Trail { audit, identity, carriers: Carriers::default(), base: Event::default(), code: Cow::default(), subject, policy };
-        if let Some(identity) = &trail.identity {
-            trail.base = Event { run: run_number(), who: who(identity), policy: policy.map(policy_ref), ..claims(subject) };
-            trail.code = match subject {
-                Subject::Nothing => Cow::default(),
-                Subject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
-                Subject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
-            };
-            trail.base.code = match subject {
-                Subject::Nothing => None,
-                Subject::Request(_) => Some(trail.code("code")),
-                Subject::Command(_) => Some(trail.code("command")),
-            };
-        }
-        trail
+        let code = match subject {
+            Subject::Nothing => Cow::default(),
+            Subject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
+            Subject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
+        };
+        Trail { audit, identity, carriers: Carriers::default(), base: OnceCell::new(), code, subject, policy }
+    }
+
+    /// Prepares what a record will hold: hashing the code takes its time.
+    pub(crate) fn prepare(&self) {
+        self.base();
+    }
+
+    fn base(&self) -> &Event {
+        self.base.get_or_init(|| {
+            let Some(identity) = &self.identity else { return Event::default() };
+            Event {
+                run: run_number(),
+                who: who(identity),
+                policy: self.policy.map(policy_ref),
+                code: match self.subject {
+                    Subject::Nothing => None,
+                    Subject::Request(_) => Some(self.code("code")),
+                    Subject::Command(_) => Some(self.code("command")),
+                },
+                ..claims(self.subject)
+            }
+        })
     }
 
     fn code(&self, kind: &'static str) -> Code {
@@ -157,7 +170,7 @@ impl<'a> Trail<'a> {
         if self.audit.mode != AuditMode::Required {
             return Ok(());
         }
-        let event = Event { event: Kind::Begun, ..self.base.clone() };
+        let event = Event { event: Kind::Begun, ..self.base().clone() };
         self.write(&event).map(drop).map_err(|failure| {
             let why = format!("policy `{}` requires an audit log ([audit] mode = \"required\"): {}", self.policy_name(), failure.message);
             Refusal::sandbox_error(failure.reason, why)
@@ -243,7 +256,7 @@ impl<'a> Trail<'a> {
             degraded: report.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default(),
             output: report.output.as_ref().and_then(|output| stream(&output.0, report.bytes.output)),
             error: stream(&report.error.0, report.bytes.error),
-            ..self.base.clone()
+            ..self.base().clone()
         }
     }
 
@@ -342,7 +355,7 @@ fn who(identity: &Identity) -> Who {
         on_behalf: identity.on_behalf,
         launcher_uid: rustix::process::geteuid().as_raw(),
         pid: std::process::id(),
-        unit: std::fs::read_to_string("/proc/self/cgroup").ok().as_deref().and_then(unit),
+        unit: crate::facts::small_file("/proc/self/cgroup").ok().as_deref().and_then(unit),
     }
 }
 

@@ -63,7 +63,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> Result<HostFacts, R
 ///
 /// # Errors
 /// It cannot be read for any other reason, which says nothing of what stands in it.
-fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
+pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
     let path = path.as_ref();
     let read = || -> io::Result<String> {
         let mut bytes = Vec::with_capacity(16 << 10);

@@ -57,7 +57,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         let ask = Ask::Interpreter { runtime: &asked.runtime, arguments: &asked.arguments, environment: &environment, terminal };
         // Whoever runs a shim knows a time-out as SIGTERM, and waits for the pipes to close.
         let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
-        relay(ask, loaded, &options, how, &trail, ahead, false).map_err(|refusal| of_directory(refusal, &asked.directory))
+        relay(ask, loaded, &options, how, &trail, ahead).map_err(|refusal| of_directory(refusal, &asked.directory))
     };
     let came = run();
     end_command(trail, came)

@@ -17,7 +17,7 @@ pub mod inventory;
 mod policies;
 mod report;
 
-use std::path::PathBuf;
+use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
 use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
 use stockade_policy::{facts::Caller, plan::Plan};
@@ -89,6 +89,8 @@ impl From<LaunchError> for Refusal {
 }
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
+///
+/// A process runs one request or command and ends: policy and plan are not freed.
 pub fn exec(request: &[u8], options: &Options) -> Report {
     exec_for(request, options, None)
 }
@@ -97,7 +99,7 @@ pub fn exec(request: &[u8], options: &Options) -> Report {
 pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -> Report {
     let ahead = Ahead::begin(options.peer.as_ref());
     let request = admit::parse_request(request);
-    let loaded = load_policy(options);
+    let loaded = ManuallyDrop::new(load_policy(options));
     let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
     let request = match &request {
         Ok(request) => request,
@@ -107,7 +109,7 @@ pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
-        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding, true))
+        Ok(report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, request.encoding))
     };
     let report = run().unwrap_or_else(|refusal| refusal.report());
     report::Echo::of(request).onto(trail.end(report))
@@ -130,13 +132,24 @@ fn attempt<'a>(
     client: Option<Client<'a>>,
     ahead: Ahead,
 ) -> Result<(Outcome, Plan), Refusal> {
+    // Nobody reads the receipt of a command whose report was not asked for.
+    let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let run = |purpose, ahead| -> Result<_, Refusal> {
+        let hash = Cell::new(None);
         let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
             trail.begin()?;
         }
         inputs.client = client;
-        Ok((launch(&plan, inputs, embryo), plan))
+        inputs.meanwhile = Some(Box::new(|| {
+            hash.set(wants_hash.then(|| report::plan_hash(&plan)));
+            trail.into_iter().for_each(Trail::prepare);
+        }));
+        let mut launched = launch(&plan, inputs, embryo);
+        if let Ok(Outcome { receipt: Some(receipt), .. }) = &mut launched {
+            receipt.plan_sha256 = hash.take().unwrap_or_default();
+        }
+        Ok((launched, plan))
     };
     match run(Purpose::Run, ahead)? {
         (Err(error), _) if error.what == What::Idmap => {
@@ -161,31 +174,23 @@ pub struct CommandResult {
 /// # Errors
 /// It was not started.
 pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahead) -> Result<CommandResult, Refusal> {
-    let loaded = load_policy(options);
+    let loaded = ManuallyDrop::new(load_policy(options));
     let trail = Trail::new(Subject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let ask = Ask::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
         let how = Relay { keep_errors: wants_report, ..Relay::default() };
-        relay(ask, loaded, options, how, &trail, ahead, wants_report)
+        relay(ask, loaded, options, how, &trail, ahead)
     };
     let came = run();
     end_command(trail, came)
 }
 
 /// Runs something whose streams are relayed; the report is without them.
-fn relay(
-    ask: Ask<'_>,
-    loaded: &Loaded,
-    options: &Options,
-    how: Relay,
-    trail: &Trail<'_>,
-    ahead: Ahead,
-    with_hash: bool,
-) -> Result<Report, Refusal> {
+fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
     let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
     let message = outcome.message.clone();
-    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, with_hash);
+    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(report::without_streams(report, message))
 }
 
@@ -221,7 +226,7 @@ pub struct ImageResult {
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
     let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
-    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text, true);
+    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })
 }
 

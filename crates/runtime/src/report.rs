@@ -32,16 +32,12 @@ pub(crate) fn plan_hash(plan: &Plan) -> String {
     Sha256::digest(json).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The result of a run. The plan is hashed only `with_hash`: nobody reads the receipt of
-/// a command whose report was not asked for.
-pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encoding: Encoding, with_hash: bool) -> Report {
+/// The result of a run.
+pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encoding: Encoding) -> Report {
     let denials = denials(&outcome, plan, policy);
     let (output, output_lossy) = encode(outcome.output.clone(), encoding);
     let (error, error_lossy) = encode(outcome.error.clone(), encoding);
     let truncated = PerStream { output: outcome.output.truncated, error: outcome.error.truncated };
-    let receipt = outcome
-        .receipt
-        .map(|receipt| stockade_protocol::Receipt { plan_sha256: if with_hash { plan_hash(plan) } else { String::new() }, ..receipt });
     Report {
         schema: 1,
         id: None,
@@ -64,7 +60,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         denials_omitted: outcome.denials_omitted,
         egress: with_lines(outcome.egress, policy),
         files: outcome.files,
-        receipt,
+        receipt: outcome.receipt,
         policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),
         audit: None,
         labels: BTreeMap::new(),
