@@ -33,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     texts::POLICY,
     texts::RULE,
     texts::REQUEST,
+    texts::LINE,
     words::HINTS,
     logs::AUDIT,
 ];

@@ -41,6 +41,7 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
+mod sessions;
 mod shims;
 mod verdicts;
 mod workloads;
@@ -70,6 +71,7 @@ fn main() -> std::process::ExitCode {
         run::TESTS,
         shims::TESTS,
         cleanup::TESTS,
+        sessions::TESTS,
         audit::TESTS,
         faults::TESTS,
         load::TESTS,

@@ -68,6 +68,14 @@ pub(crate) enum Command {
     /// What a shim's first line starts
     #[command(skip)]
     ShimExec(ShimExec),
+    /// Run requests one after the other, as JSON lines, with files that stay
+    ///
+    /// Each request is a whole sandbox of its own; scratch, home and /tmp are the session's,
+    /// and no process outlives its request. One JSON object on a line of stdin asks, one on
+    /// stdout answers: run, write, read, list, cancel, reset, close. Exit status: 0 when it
+    /// was closed, 2 for a bad request or 125 for a sandbox error that kept it from
+    /// beginning, 128+N for a signal.
+    Session(Session),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
     /// Check, show, explain and compare policies
@@ -125,6 +133,19 @@ pub(crate) struct Exec {
     /// Have it run by the server behind this socket, whose name says the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Session {
+    /// A policy's name, or a file (a path with a slash); default: `default`
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// The host directory to expose at its own path; default: a private scratch that ends with the session
+    #[arg(long, value_name = "DIR")]
+    pub(crate) scratch: Option<PathBuf>,
+    /// An interpreter in place of the policy's, with its virtual environment read-only
+    #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
+    pub(crate) runtimes: Vec<(String, PathBuf)>,
 }
 
 #[derive(Args, Debug)]

@@ -31,6 +31,7 @@ use anyhow::Context;
 use clap::error::ErrorKind;
 use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Ahead, Ask, Options, Refusal, admit};
+use stockade_session::Ended;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
 use output::{say, warn, write_out};
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Exec(exec) => exec_command(&exec),
         Command::Run(run) => run_command(&run, ahead),
+        Command::Session(session) => serve_session(session),
         Command::Policy(command) => policy::run(command),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
@@ -141,6 +143,22 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
     let untaken = served.taken.err().map(|error| format!("; its result was not taken: {error}")).unwrap_or_default();
     warn(&format!("uid {}, pid {}, policy {}: {verdict}{reason}{untaken}", served.uid, served.pid, served.policy));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whatever its requests came to, a session that began has done its work.
+fn serve_session(session: args::Session) -> anyhow::Result<ExitCode> {
+    let options = Options { policy: session.policy, scratch: session.scratch, interpreters: session.runtimes, peer: None };
+    let ended = stockade_session::serve(options, |report| {
+        warn_of_degraded(report);
+        warn_of_audit(report);
+    })?;
+    Ok(match ended {
+        Ended::Closed => ExitCode::SUCCESS,
+        Ended::Refused(Verdict::BadRequest) => ExitCode::from(USAGE_ERROR),
+        Ended::Refused(_) => ExitCode::from(SANDBOX_ERROR),
+        Ended::Signal(signal) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(SANDBOX_ERROR)),
+        Ended::Unheard => return Err(anyhow::anyhow!("nobody reads the session's answers any more")),
+    })
 }
 
 /// What the run goes without is said on stderr too, where a person sees it.
@@ -267,7 +285,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "exec-socket", "run", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = ["exec", "exec-socket", "run", "session", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

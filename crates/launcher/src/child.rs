@@ -326,13 +326,13 @@ fn enter_cgroup(own_namespace: bool, tasks: impl Iterator<Item = OwnedFd>) -> Ou
     if own_namespace { unshare(flags::NEWCGROUP).at(Step::CgroupNamespace) } else { Ok(()) }
 }
 
-const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 /// Names in the root tmpfs, gone before the payload starts.
 const HIDDEN_FILE: &CStr = c".hidden-file";
 const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 const MASK_FILE: &CStr = c".mask";
 
-fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, c"mode", mode)?;
     if let Some(size) = size {
@@ -345,7 +345,7 @@ fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
-fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
+pub(crate) fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
     move_mount(mount, c"", root, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
@@ -395,6 +395,7 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
             let own = copy_tree(root, target)?;
             attach(&own, root, target)
         }
+        Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
         Entry::Proc { target } => {
             // Before the old root is detached: afterwards "mount too revealing" (EPERM).
             let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -452,7 +453,8 @@ fn mount_scratch(prepared: &Prepared, layers: Layers, second: &mut impl Iterator
     let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
     let scratch = match &prepared.scratch {
         PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
-        // Root: idmapped already, which only the initial user namespace's root may do.
+        // Root's is idmapped already, which only the initial user namespace's root may do; a
+        // session's is its own.
         PreparedScratch::Tree => second.next().ok_or(Errno::BADF).at(Step::Scratch)?,
         // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
         // so it is opened again here, and must be the directory that was checked.
@@ -622,7 +624,7 @@ fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd, sealed: u64) -> Ou
     let maker = Maker { prepared, proc, made: Cell::new(None) };
     // SAFETY: it makes system calls only.
     #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
-    let process = unsafe { clone::in_user_namespace(Maker::make, &maker) }.at(step)?;
+    let process = unsafe { clone::in_namespaces(flags::NEWUSER, Maker::make, &maker) }.at(step)?;
     waitpid(Pid::from_raw(process), WaitOptions::empty()).map(drop).at(step)?;
     let namespace = maker.made.take().unwrap_or(Err(Errno::CHILD)).at(step)?;
     // The last use of the outer namespace's rights, and of a writable /proc.

@@ -29,6 +29,8 @@ pub enum What {
     Egress,
     /// The executor or its pipe.
     Executor,
+    /// What a session keeps.
+    Store,
 }
 
 impl What {
@@ -46,6 +48,7 @@ impl What {
             What::Receipt => "receipt_mismatch",
             What::Egress => "egress_gate_failed",
             What::Executor => "executor_vanished",
+            What::Store => "session_store_failed",
         }
     }
 }

@@ -9,10 +9,12 @@
 mod capture;
 mod cgroup;
 mod child;
+mod client;
 mod collect;
 mod egress;
 mod embryo;
 mod error;
+pub mod files;
 mod identity;
 mod layers;
 mod notify;
@@ -24,19 +26,21 @@ mod relay;
 mod sandbox;
 pub mod scratch;
 pub mod signals;
+pub mod store;
 mod supervise;
 pub mod terminal;
 mod text;
 mod tree;
 mod verdict;
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, OwnedFd};
 use stockade_policy::plan::Plan;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict};
 
 pub use capture::Captured;
+pub use client::{Asked, Client, SocketClient};
 pub use embryo::{Embryo, V2Parent};
 pub use error::{LaunchError, What};
 pub use identity::user_namespace_refusal;
@@ -51,11 +55,13 @@ pub struct Inputs<'a> {
     /// The program itself, where the plan has an image of one.
     pub image: Option<&'static [u8]>,
     /// Files to write, by path below scratch.
-    pub files: Vec<(String, &'a [u8])>,
+    pub files: Vec<(String, Cow<'a, [u8]>)>,
     /// The payload's stdin.
     pub stdin: Stdin<'a>,
     /// The host scratch, opened as the caller; none: a private one.
     pub scratch: Option<OpenedScratch>,
+    /// What the session keeps, for this run.
+    pub kept: Option<store::Copies>,
     /// Host trees that were opened with the caller's rights, by source path.
     pub trees: BTreeMap<PathBuf, OwnedFd>,
     /// What happens to the payload's output.
@@ -64,21 +70,10 @@ pub struct Inputs<'a> {
     pub collect: Vec<String>,
     /// This run's place in the registry.
     pub record: Option<registry::Record>,
-    /// Who waits for the result at the other end of a socket.
-    pub client: Option<Client<'a>>,
+    /// Who waits for the result and may cancel the run.
+    pub client: Option<&'a mut dyn Client>,
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
-}
-
-/// Who waits for a result at the other end of a stream socket. The run is cancelled when
-/// that end is closed.
-#[derive(Clone, Copy, Debug)]
-pub struct Client<'a> {
-    /// The connection.
-    pub socket: BorrowedFd<'a>,
-    /// Nothing is to come from it any more but, as one byte, the signal to cancel the run
-    /// with. Otherwise it has closed its half already, and whatever comes is left unread.
-    pub may_cancel: bool,
 }
 
 /// The payload's stdin.
@@ -86,7 +81,7 @@ pub enum Stdin<'a> {
     /// `/dev/null`.
     Null,
     /// These bytes, through a pipe.
-    Bytes(&'a [u8]),
+    Bytes(Cow<'a, [u8]>),
     /// The launcher's own stdin, relayed.
     Relay,
 }
@@ -186,7 +181,8 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
         };
         // Reaped when the child has the word.
         let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
-        let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree));
+        let kept = inputs.kept.as_mut().and_then(|kept| kept.scratch.take());
+        let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree).or(kept));
         sandbox.let_enter(&for_executor, tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
         Ok((cgroup, outer, lifeline, pipes))
     };

@@ -54,6 +54,11 @@ pub(crate) enum Entry {
     Writable {
         target: CString,
     },
+    /// A writable place that outlives the run, at its place among the trees that were sent.
+    Kept {
+        tree: usize,
+        target: CString,
+    },
     Proc {
         target: CString,
     },
@@ -192,6 +197,9 @@ const ROOT_INODES: u64 = 32 << 10;
 impl Prepared {
     /// With what goes to the child, and the lifeline: the write end whose closing ends it.
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, ForRoot, OwnedFd), LaunchError> {
+        if plan.session != inputs.kept.is_some() {
+            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on there being a session")));
+        }
         if plan.image != inputs.image.is_some() {
             return Err(LaunchError::other(
                 What::Prepare,
@@ -272,7 +280,13 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
             Entry::Bind { source: c_path(source)?, tree, target: relative(target)?, executable: *executable }
         }
         RootEntry::Device { source, target } => Entry::Device { source: c_path(source)?, target: relative(target)? },
-        RootEntry::Writable { target } => Entry::Writable { target: relative(target)? },
+        RootEntry::Writable { target } => match inputs.kept.as_mut().and_then(|kept| kept.writable.remove(target)) {
+            Some(mount) => {
+                trees.push(mount);
+                Entry::Kept { tree: trees.len() - 1, target: relative(target)? }
+            }
+            None => Entry::Writable { target: relative(target)? },
+        },
         RootEntry::Proc { target } => Entry::Proc { target: relative(target)? },
         RootEntry::Devpts { target } => Entry::Devpts { target: relative(target)? },
         RootEntry::Mask { target } => Entry::Mask { target: relative(target)? },
@@ -281,6 +295,9 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
 
 fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, LaunchError> {
     let Some(opened) = &inputs.scratch else {
+        if inputs.kept.as_ref().is_some_and(|kept| kept.scratch.is_some()) {
+            return Ok(PreparedScratch::Tree);
+        }
         let number = |value: Option<u64>| value.map(|n| c_string(n.to_string().as_bytes())).transpose();
         // One more for the root directory itself.
         return Ok(PreparedScratch::Private { size: number(plan.scratch.size)?, inodes: number(plan.scratch.files.map(|n| n + 1))? });
@@ -364,8 +381,9 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
     job.place_contents();
     let memory = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
     let frame = job.encode();
-    let parts =
-        std::iter::once(frame.as_slice()).chain(std::iter::once(inputs.program)).chain(inputs.files.iter().map(|(_, contents)| *contents));
+    let parts = std::iter::once(frame.as_slice())
+        .chain(std::iter::once(inputs.program))
+        .chain(inputs.files.iter().map(|(_, contents)| contents.as_ref()));
     for mut part in parts {
         while !part.is_empty() {
             let written = rustix::io::write(&memory, part).map_err(failed)?;

@@ -112,9 +112,10 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         "mounts",
         Known::ReadBack,
         format!(
-            "{} mounts, read-only but for {}",
+            "{} mounts, read-only but for {}{}",
             evidence.mounts,
-            plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+            plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" "),
+            if plan.session { ", which the session keeps" } else { "" }
         ),
     );
     layer(

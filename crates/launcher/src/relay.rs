@@ -135,8 +135,14 @@ pub(crate) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errn
 
 /// Where the program's stdin comes from.
 pub(crate) enum Source<'a> {
-    Bytes(&'a [u8]),
-    Stdin { pollable: bool },
+    Bytes {
+        all: std::borrow::Cow<'a, [u8]>,
+        /// How many have been passed on.
+        passed: usize,
+    },
+    Stdin {
+        pollable: bool,
+    },
 }
 
 /// Feeds the program's stdin.
@@ -166,7 +172,7 @@ impl<'a> Feed<'a> {
     /// Begins: registers what there is to wait for.
     pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         match &mut self.source {
-            Source::Bytes(_) => self.on_room(epoll, tokens),
+            Source::Bytes { .. } => self.on_room(epoll, tokens),
             Source::Stdin { pollable } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
                 Ok(()) => {
                     *pollable = true;
@@ -205,10 +211,11 @@ impl<'a> Feed<'a> {
     /// Reads the next piece; false at the end.
     fn refill(&mut self) -> Result<bool, Errno> {
         match &mut self.source {
-            Source::Bytes(rest) => {
-                let (piece, more) = rest.split_at(rest.len().min(1 << 16));
+            Source::Bytes { all, passed } => {
+                let rest = all.get(*passed..).unwrap_or_default();
+                let piece = rest.get(..1 << 16).unwrap_or(rest);
                 self.buffer.extend_from_slice(piece);
-                *rest = more;
+                *passed += piece.len();
                 Ok(!piece.is_empty())
             }
             Source::Stdin { .. } => {

@@ -41,6 +41,22 @@ pub struct OpenedScratch {
     pub facts: HostScratch,
 }
 
+impl OpenedScratch {
+    /// How the policy keeps a path below it from the code: by what was found there, or by
+    /// what it says of such a name.
+    pub fn protection(&self, path: &Path, policy: &Policy) -> Option<Protection> {
+        let found = self.facts.protected.iter().filter(|(above, ..)| path.starts_with(above)).map(|(.., protection)| *protection);
+        let names = |globs: &[String]| {
+            let above = || path.ancestors().filter_map(Path::to_str).filter(|above| !above.is_empty());
+            globs.iter().any(|glob| above().any(|above| fast_glob::glob_match(glob.as_str(), above)))
+        };
+        let named = [(&policy.scratch.hidden, Protection::Hidden), (&policy.scratch.read_only, Protection::ReadOnly)];
+        let named = named.into_iter().filter(|(globs, _)| names(globs)).map(|(_, protection)| protection);
+        let all: Vec<Protection> = found.chain(named).collect();
+        [Protection::Hidden, Protection::ReadOnly].into_iter().find(|protection| all.contains(protection))
+    }
+}
+
 /// Why a directory is no scratch.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("scratch {path}: {why}")]

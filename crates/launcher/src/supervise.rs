@@ -15,7 +15,7 @@ use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd, OwnedFd},
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use stockade_egress::gate::{Gate, GateError};
@@ -27,7 +27,7 @@ use stockade_protocol::{
 };
 
 use crate::{
-    Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
+    Asked, Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
     cgroup::{Cgroup, CpuTime},
     egress,
@@ -72,10 +72,11 @@ enum Token {
     Oom,
     Gate,
     Client,
+    ClientGone,
 }
 
 impl Token {
-    const ALL: [Token; 14] = [
+    const ALL: [Token; 15] = [
         Token::Pid,
         Token::Status,
         Token::Stdout,
@@ -90,6 +91,7 @@ impl Token {
         Token::Oom,
         Token::Gate,
         Token::Client,
+        Token::ClientGone,
     ];
 
     fn data(self) -> epoll::EventData {
@@ -123,7 +125,7 @@ struct Supervision<'a> {
     gate: Option<Gate>,
     lifeline: OwnedFd,
     signals: Signals,
-    client: Option<Client<'a>>,
+    client: Option<&'a mut dyn Client>,
     streams: Streams,
     status_read: OwnedFd,
     status: Vec<u8>,
@@ -236,7 +238,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
     let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
     let scratch_free = scratch_directory.as_ref().map_or(Ok(0), scratch::free_bytes).map_err(failed(COUNT))?;
     let feed = match (pipes.stdin, inputs.stdin) {
-        (Some(pipe), Stdin::Bytes(bytes)) => Some(Feed::new(pipe, Source::Bytes(bytes), false)),
+        (Some(pipe), Stdin::Bytes(all)) => Some(Feed::new(pipe, Source::Bytes { all, passed: 0 }, false)),
         (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::Stdin { pollable: false }, false)),
         _ => None,
     };
@@ -249,7 +251,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         gate,
         lifeline,
         signals,
-        client: inputs.client,
+        client: inputs.client.map(|client| client as _),
         streams: inputs.streams,
         status_read,
         status: Vec::new(),
@@ -264,7 +266,8 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         listener_rests_until: None,
         master: None,
         raw: None,
-        root_fs: None,
+        // The run's own root has nothing that the code could write.
+        root_fs: inputs.kept.map(|kept| kept.tmp),
         scratch_fs: None,
         scratch_directory,
         scratch_before: scratch_before.unwrap_or_default(),
@@ -314,10 +317,19 @@ impl<'a> Supervision<'a> {
         if let Some(gate) = &self.gate {
             add(gate.watch(), Token::Gate)?;
         }
-        if let Some(client) = self.client {
+        if let Some(client) = &self.client {
             // That it has hung up is told unasked.
-            let events = if client.may_cancel { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-            epoll::add(&self.epoll, client.socket, Token::Client.data(), events)?;
+            let both = [
+                (client.requests(), Token::Client, epoll::EventFlags::IN),
+                (client.results(), Token::ClientGone, epoll::EventFlags::empty()),
+            ];
+            for (fd, token, events) in both {
+                match fd.map_or(Ok(()), |fd| epoll::add(&self.epoll, fd, token.data(), events)) {
+                    // A regular file, of which nothing is to be expected.
+                    Ok(()) | Err(Errno::PERM) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
         }
         self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
     }
@@ -378,6 +390,12 @@ impl<'a> Supervision<'a> {
                 Ok(())
             }
             Token::Client => self.serve_client(),
+            Token::ClientGone => {
+                let gone = self.client.as_ref().and_then(|client| client.results());
+                gone.map_or(Ok(()), |fd| epoll::delete(&self.epoll, fd))?;
+                self.end(Cause::Cancelled(NixSignal::SIGHUP as i32));
+                Ok(())
+            }
             Token::Pid => Ok(()),
         }
     }
@@ -512,8 +530,14 @@ impl<'a> Supervision<'a> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut tags = [0; 4];
-        let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+        let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         epoll::delete(&self.epoll, &self.handover)?;
+        let message = match message {
+            // It has ended instead, by its own word or by ours; ECONNRESET: with one unread.
+            Ok(message) if message.bytes == 0 => return Ok(()),
+            Err(Errno::CONNRESET) => return Ok(()),
+            message => message?,
+        };
         let mut fds = Vec::new();
         for received in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = received {
@@ -522,7 +546,7 @@ impl<'a> Supervision<'a> {
         }
         for (tag, fd) in tags.iter().take(message.bytes).zip(fds) {
             match tag {
-                b'r' => self.root_fs = Some(fd),
+                b'r' => drop(self.root_fs.get_or_insert(fd)),
                 b's' => self.scratch_fs = Some(fd),
                 b't' => self.use_terminal(fd)?,
                 b'l' => {
@@ -617,17 +641,17 @@ impl<'a> Supervision<'a> {
         Ok(())
     }
 
-    /// The client has cancelled the run, or is gone, which is what SIGHUP has always meant.
     fn serve_client(&mut self) -> Result<(), Errno> {
-        let Some(client) = self.client.take() else { return Ok(()) };
-        let mut asked = [0];
-        let received = recv(client.socket, &mut asked, RecvFlags::DONTWAIT);
-        epoll::delete(&self.epoll, client.socket)?;
-        let signal = match (received, asked) {
-            (Ok((1, _)), [signal @ 1..=31]) => i32::from(signal),
-            _ => NixSignal::SIGHUP as i32,
-        };
-        self.end(Cause::Cancelled(signal));
+        let Some(client) = &mut self.client else { return Ok(()) };
+        let asked = client.look();
+        if asked != Asked::Nothing
+            && let Some(fd) = client.requests()
+        {
+            epoll::delete(&self.epoll, fd)?;
+        }
+        if let Asked::Cancel(signal) = asked {
+            self.end(Cause::Cancelled(signal));
+        }
         Ok(())
     }
 

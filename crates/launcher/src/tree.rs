@@ -51,6 +51,16 @@ pub(crate) enum Walk {
 /// Each level holds two descriptors.
 const DEEPEST: usize = 200;
 
+/// Visits the entries of `top` and none below them, as [`walk`] does.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
+    let start = openat(top, c".", DIRECTORY, Mode::empty())?;
+    // Of no device that there is: nothing is entered.
+    Ok(walk_below(&start, u64::MAX, &mut String::new(), 0, visit)? == Walk::On)
+}
+
 /// Visits every entry below `top`. Names that are not UTF-8 are visited with U+FFFD in
 /// place of what is not. Returns false if the walk was stopped.
 ///

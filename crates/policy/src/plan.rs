@@ -46,6 +46,8 @@ pub struct Narrowing {
     pub interpreters: BTreeMap<String, Interpreter>,
     /// The payload talks to a terminal.
     pub terminal: bool,
+    /// It is one run of a session.
+    pub session: bool,
 }
 
 /// What runs.
@@ -178,6 +180,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
         limits,
         egress,
         terminal: narrowing.terminal,
+        session: narrowing.session,
         image: matches!(narrowing.program, Program::Image(_)),
         degraded,
     })

@@ -19,6 +19,8 @@ pub mod probe;
 mod report;
 #[cfg(feature = "json")]
 mod request;
+#[cfg(feature = "json")]
+pub mod session;
 pub mod step;
 
 #[cfg(feature = "json")]

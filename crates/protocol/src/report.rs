@@ -285,7 +285,11 @@ impl Report {
             id: None,
             output: Some(StreamText::default()),
             error: StreamText(error),
-            code: if verdict == Verdict::BadRequest { 2 } else { 125 },
+            code: match verdict {
+                Verdict::BadRequest => 2,
+                Verdict::DiskLimit => 137,
+                _ => 125,
+            },
             success: false,
             verdict,
             reason: Some(String::from(reason)),

@@ -30,6 +30,7 @@ use crate::{
     Ahead, Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts,
+    session::Kept,
 };
 
 /// The largest request, in bytes.
@@ -109,6 +110,32 @@ pub enum Ask<'a> {
     },
     /// A program of stockade's own.
     Image(&'a Image<'a>),
+    /// A request to a session; none: what the session itself is planned by.
+    Session {
+        /// The request.
+        request: Option<&'a Request>,
+        /// What the session keeps.
+        kept: &'a Kept,
+    },
+}
+
+impl<'a> Ask<'a> {
+    fn kept(self) -> Option<&'a Kept> {
+        match self {
+            Ask::Session { kept, .. } => Some(kept),
+            _ => None,
+        }
+    }
+
+    /// A refusal as it is meant here: earlier code of a session may have left no room for
+    /// the next.
+    pub(crate) fn worded(self, refusal: Refusal) -> Refusal {
+        if self.kept().is_none() || refusal.reason != "scratch_full" {
+            return refusal;
+        }
+        let message = format!("{}; or empty files of the session by `write`, or `reset` it", refusal.message);
+        Refusal { verdict: stockade_protocol::Verdict::DiskLimit, message, ..refusal }
+    }
 }
 
 /// A program of stockade's own to run behind every layer of a policy. No request can name
@@ -151,11 +178,12 @@ pub struct Admission<'a> {
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
+    kept: Option<&'a Kept>,
     embryo: Option<Result<Embryo, LaunchError>>,
 }
 
 /// A file's bytes: the request's own text, or decoded.
-type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
+pub(crate) type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
 
 #[derive(Default)]
 enum StdinBytes<'a> {
@@ -204,6 +232,13 @@ impl<'a> Admission<'a> {
                 parts.stdin = StdinBytes::Bytes(image.stdin.into());
                 parts.collect = image.collect.clone();
             }
+            Ask::Session { request, kept } => {
+                narrowing.session = true;
+                if let Some(request) = request {
+                    check_request(request, policy, &mut narrowing, &mut parts)?;
+                    kept.check_request(request, &narrowing, options)?;
+                }
+            }
         }
         let wanted_scratch = scratch_of(ask, options)?;
         // Before anything of the host is looked at for whoever has no right to it.
@@ -212,7 +247,8 @@ impl<'a> Admission<'a> {
         // follows. That it cannot be made is said if nothing is found wrong with the request.
         let early = ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
-        let mut host = facts::read(&identity, record.as_ref())?;
+        let kept = ask.kept();
+        let mut host = facts::read(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
         let embryo = match (&host.cgroup, early) {
             // The cgroup comes first, and with it a new beginning.
             (CgroupFacts::V2 { .. }, _) | (_, None) if claim => {
@@ -275,7 +311,7 @@ impl<'a> Admission<'a> {
             _ => embryo,
         };
         let Parts { program, image, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, embryo })
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, embryo })
     }
 
     /// The plan, the parts that the launcher takes beside it, and the sandbox that was
@@ -285,23 +321,18 @@ impl<'a> Admission<'a> {
     /// It could not be begun, or the run was not claimed.
     pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, Embryo), Refusal> {
         let embryo = self.embryo.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
-        // Decoded bytes live as long as the run does: the process runs one request.
-        let leak = |bytes: FileBytes<'a>| -> &'a [u8] {
-            match bytes {
-                std::borrow::Cow::Borrowed(bytes) => bytes,
-                std::borrow::Cow::Owned(bytes) => Vec::leak(bytes),
-            }
-        };
+        let kept = self.kept.map(|kept| kept.copies(&self.plan)).transpose()?;
         let inputs = Inputs {
             program: self.program,
             image: self.image,
-            files: self.files.into_iter().map(|(path, bytes)| (path, leak(bytes))).collect(),
+            files: self.files,
             stdin: match self.stdin {
                 StdinBytes::Null => Stdin::Null,
-                StdinBytes::Bytes(bytes) => Stdin::Bytes(leak(bytes)),
+                StdinBytes::Bytes(bytes) => Stdin::Bytes(bytes),
                 StdinBytes::Relay => Stdin::Relay,
             },
             scratch: self.scratch,
+            kept,
             trees: self.trees,
             streams,
             collect: self.collect,
@@ -344,7 +375,7 @@ struct Parts<'a> {
     collect: Vec<String>,
 }
 
-fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
+pub(crate) fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
     match value {
         TextOrBase64::Text(text) => Ok(text.as_bytes().into()),
         TextOrBase64::Base64(encoded) => BASE64_STANDARD
@@ -419,7 +450,7 @@ fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Resu
     Ok(())
 }
 
-fn check_relative(field: &str, path: &str) -> Result<(), Refusal> {
+pub(crate) fn check_relative(field: &str, path: &str) -> Result<(), Refusal> {
     let wrong = |why: &str| Err(Refusal::bad_request("path_malformed", format!("{field}: {path:?}: {why}")));
     if path.is_empty() || path.contains('\0') {
         return wrong("a path must not be empty or hold a NUL byte");
@@ -473,7 +504,7 @@ fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match ask {
         Ask::Request(request) => request.scratch.clone(),
-        Ask::Command { .. } | Ask::Interpreter { .. } | Ask::Image(_) => None,
+        Ask::Command { .. } | Ask::Interpreter { .. } | Ask::Image(_) | Ask::Session { .. } => None,
     };
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {

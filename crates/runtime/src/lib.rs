@@ -16,12 +16,13 @@ pub mod interpreter;
 pub mod inventory;
 mod policies;
 mod report;
+pub mod session;
 
 use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
 use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
 use stockade_policy::{facts::Caller, plan::Plan};
-use stockade_protocol::{Report, Verdict, step::Step};
+use stockade_protocol::{Report, Request, Verdict, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
@@ -75,7 +76,10 @@ impl Refusal {
 impl From<LaunchError> for Refusal {
     fn from(error: LaunchError) -> Self {
         let callers_fault = matches!(error.what, What::Step(Step::WriteFile));
-        let mut refusal = if callers_fault {
+        let no_room = [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT].map(|errno| Some(errno.raw_os_error())).contains(&error.errno);
+        let mut refusal = if error.what == What::Step(Step::WriteProgram) && no_room {
+            Refusal::sandbox_error("scratch_full", error.message)
+        } else if callers_fault {
             Refusal::bad_request("files_not_writable", error.message)
         } else {
             Refusal::sandbox_error(error.what.reason(), error.message)
@@ -90,28 +94,41 @@ impl From<LaunchError> for Refusal {
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
 ///
-/// A process runs one request or command and ends: policy and plan are not freed.
+/// A process that runs one request ends after it: its policy is not freed.
 pub fn exec(request: &[u8], options: &Options) -> Report {
     exec_for(request, options, None)
 }
 
 /// The same, for as long as its client waits if there is one.
-pub fn exec_for(request: &[u8], options: &Options, client: Option<Client<'_>>) -> Report {
+pub fn exec_for(request: &[u8], options: &Options, client: Option<&mut dyn Client>) -> Report {
     let ahead = Ahead::begin(options.peer.as_ref());
     let request = admit::parse_request(request);
     let loaded = ManuallyDrop::new(load_policy(options));
-    let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
-    let request = match &request {
-        Ok(request) => request,
-        Err(refusal) => return Trail::new(Subject::Nothing, policy, options).end(refusal.report()),
-    };
-    let trail = Trail::new(Subject::Request(request), policy, options);
+    match &request {
+        Ok(request) => answer(request, Ask::Request(request), loaded.as_ref(), options, client, ahead),
+        Err(refusal) => {
+            let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
+            Trail::new(Subject::Nothing, policy, options).end(refusal.report())
+        }
+    }
+}
+
+/// The result of a request, which `ask` asks for.
+fn answer(
+    request: &Request,
+    ask: Ask<'_>,
+    loaded: Result<&Loaded, &Refusal>,
+    options: &Options,
+    client: Option<&mut dyn Client>,
+    ahead: Ahead,
+) -> Report {
+    let trail = Trail::new(Subject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
     let run = || -> Result<Report, Refusal> {
-        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        let (outcome, plan) = attempt(Ask::Request(request), loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
-        Ok(report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, request.encoding))
+        let loaded = loaded.map_err(Refusal::clone)?;
+        let (outcome, plan) = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
+        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding))
     };
-    let report = run().unwrap_or_else(|refusal| refusal.report());
+    let report = run().unwrap_or_else(|refusal| ask.worded(refusal).report());
     report::Echo::of(request).onto(trail.end(report))
 }
 
@@ -123,24 +140,24 @@ pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt<'a>(
-    ask: Ask<'a>,
+fn attempt(
+    ask: Ask<'_>,
     loaded: &Loaded,
     options: &Options,
     streams: Streams,
     trail: Option<&Trail<'_>>,
-    client: Option<Client<'a>>,
+    mut client: Option<&mut dyn Client>,
     ahead: Ahead,
 ) -> Result<(Outcome, Plan), Refusal> {
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
-    let run = |purpose, ahead| -> Result<_, Refusal> {
+    let mut run = |purpose, ahead| -> Result<_, Refusal> {
         let hash = Cell::new(None);
         let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
             trail.begin()?;
         }
-        inputs.client = client;
+        inputs.client = client.as_mut().map(|client| &mut **client as _);
         inputs.meanwhile = Some(Box::new(|| {
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             trail.into_iter().for_each(Trail::prepare);

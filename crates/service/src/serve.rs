@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stockade_launcher::Client;
+use stockade_launcher::SocketClient;
 use stockade_policy::facts::Caller;
 use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Options, Refusal, admit, load_policy, refuse};
@@ -107,7 +107,8 @@ fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
             Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
         return Ok(Report { code: 128 + i32::from(signal), ..refuse(&refusal, options) });
     }
-    Ok(stockade_runtime::exec_for(&request, options, Some(Client { socket: stream.as_fd(), may_cancel: incoming.ended })))
+    let mut client = SocketClient { socket: stream.as_fd(), may_cancel: incoming.ended };
+    Ok(stockade_runtime::exec_for(&request, options, Some(&mut client)))
 }
 
 /// A request as it comes in: up to its end, within its time.

@@ -219,8 +219,8 @@ pub fn user_namespace_holder() -> Result<Child> {
     Ok(Child { pid, pidfd })
 }
 
-/// Makes a user namespace by a process that shares this one's memory and descriptors, has
-/// it run `entry` and waits until it has ended. A process that shares its memory may enter
+/// Has a process in new namespaces that shares this one's memory and descriptors run
+/// `entry`, and waits until it has ended. A process that shares its memory may enter
 /// a user namespace, but not make one for itself (unshare: EINVAL). Returns the pid, to be
 /// reaped.
 ///
@@ -228,11 +228,11 @@ pub fn user_namespace_holder() -> Result<Child> {
 /// `entry` makes only system calls that bypass libc and never panics.
 ///
 /// # Errors
-/// EPERM where user namespaces are forbidden, ENOSPC where their number is limited.
-pub unsafe fn in_user_namespace<T>(entry: Entry<T>, argument: &T) -> Result<i32> {
+/// EPERM where namespaces are forbidden, ENOSPC where their number is limited.
+pub unsafe fn in_namespaces<T>(namespaces: u64, entry: Entry<T>, argument: &T) -> Result<i32> {
     let mut stack = Stack::<16384>([0; 16384]);
     // SAFETY: the caller vouches for `entry`.
-    unsafe { clone_borrowing(flags::NEWUSER | flags::FILES, core::ptr::null_mut(), &mut stack, entry, argument) }
+    unsafe { clone_borrowing(namespaces | flags::FILES, core::ptr::null_mut(), &mut stack, entry, argument) }
 }
 
 /// Leaves for new namespaces of its own, as unshare(2) does.

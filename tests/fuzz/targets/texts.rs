@@ -1,7 +1,7 @@
 //! Texts: policies, the rules of a whitelist, requests.
 
 use stockade_policy::{EXAMPLES, SHIPPED, egress::Rule, load_text, show};
-use stockade_protocol::Request;
+use stockade_protocol::{Request, session::Line};
 
 use super::Target;
 
@@ -104,6 +104,49 @@ pub const REQUEST: Target = Target {
         let mut deserializer = serde_json::Deserializer::from_slice(input);
         match serde_path_to_error::deserialize::<_, Request>(&mut deserializer) {
             Ok(request) => assert!(input.len() >= request.code.len() / 6, "nothing comes from nothing"),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    },
+};
+
+pub const LINE: Target = Target {
+    name: "line",
+    about: "a line of `session` in JSON",
+    corpus: include_str!("../corpus/line"),
+    seeds: || {
+        let lines = [
+            r#"{"op":"run","code":"print(6*7)","stdin":{"base64":"aGk="},"limits":{"wall":"5s"},"id":"1"}"#,
+            r#"{"op":"write","path":"a/b","contents":{"base64":"AA=="},"append":true,"id":"2"}"#,
+            r#"{"op":"read","path":"/tmp/a","offset":1,"length":2,"encoding":"base64"}"#,
+            r#"{"op":"list","path":"a","recursive":true}"#,
+            r#"{"op":"cancel","run":"1"}"#,
+            r#"{"op":"reset"}"#,
+        ];
+        lines.iter().map(|line| line.as_bytes().to_vec()).collect()
+    },
+    words: &[
+        b"\"op\":\"",
+        b"run",
+        b"write",
+        b"read",
+        b"list",
+        b"cancel",
+        b"reset",
+        b"close",
+        b"\"contents\":",
+        b"\"offset\":-1",
+        b"null",
+        b"\\u0000",
+        b"[[",
+    ],
+    longest: 8 << 10,
+    run: |input| {
+        let mut deserializer = serde_json::Deserializer::from_slice(input);
+        match serde_path_to_error::deserialize::<_, Line>(&mut deserializer) {
+            // The tag may stand anywhere, so what comes before it is kept and read again.
+            Ok(Line::Run(request)) => assert!(input.len() >= request.code.len() / 6, "nothing comes from nothing"),
+            Ok(Line::Write(asked)) => assert!(input.len() >= asked.path.len() / 6, "nothing comes from nothing"),
+            Ok(_) => {}
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     },

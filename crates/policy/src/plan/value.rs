@@ -293,6 +293,9 @@ pub struct Plan {
     pub egress: Option<EgressPlan>,
     /// A pty of the sandbox's own.
     pub terminal: bool,
+    /// What is writable, but for a host scratch, was there before the run and outlives it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub session: bool,
     /// The program is an image: a file without a name, that may be executed by descriptor.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub image: bool,

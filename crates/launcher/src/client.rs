@@ -1,0 +1,59 @@
+//! Somebody outside who waits for a run's result, and may cancel the run.
+//!
+//! What comes from a client is not trusted and changes nothing but whether the run goes on.
+
+use nix::sys::signal::Signal;
+use rustix::{
+    fd::BorrowedFd,
+    net::{RecvFlags, recv},
+};
+
+/// What a look at a client's requests has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Nothing that concerns the run.
+    Nothing,
+    /// Nor will it: there is nothing more to watch for.
+    NothingMore,
+    /// To cancel the run, as this signal would.
+    Cancel(i32),
+}
+
+/// See the module.
+pub trait Client {
+    /// What becomes readable when the client asks for something.
+    fn requests(&self) -> Option<BorrowedFd<'_>>;
+    /// Another descriptor, that hangs up when nobody waits for the result any more.
+    fn results(&self) -> Option<BorrowedFd<'_>>;
+    /// Reads what there is to read, without waiting.
+    fn look(&mut self) -> Asked;
+}
+
+/// A client at the other end of a stream socket, who cancels by closing it.
+#[derive(Clone, Copy, Debug)]
+pub struct SocketClient<'a> {
+    /// The connection.
+    pub socket: BorrowedFd<'a>,
+    /// Nothing is to come from it any more but, as one byte, the signal to cancel the run
+    /// with. Otherwise it has closed its half already, and whatever comes is left unread.
+    pub may_cancel: bool,
+}
+
+impl Client for SocketClient<'_> {
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        self.may_cancel.then_some(self.socket)
+    }
+
+    fn results(&self) -> Option<BorrowedFd<'_>> {
+        (!self.may_cancel).then_some(self.socket)
+    }
+
+    fn look(&mut self) -> Asked {
+        let mut asked = [0];
+        Asked::Cancel(match (recv(self.socket, &mut asked, RecvFlags::DONTWAIT), asked) {
+            (Ok((1, _)), [signal @ 1..=31]) => i32::from(signal),
+            // It is gone, which is what SIGHUP has always meant.
+            _ => Signal::SIGHUP as i32,
+        })
+    }
+}

@@ -1,0 +1,214 @@
+//! Files that a session's client reads, writes and lists between two runs.
+//!
+//! The trees were written by hostile code: everything happens beneath a directory, through
+//! no link, on no other file system, on regular files only, with the ids of whoever owns the
+//! tree and no capability, and bounded in size and number. Who may ask for what is not
+//! decided here.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom, Write},
+    path::Path,
+};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, ftruncate, mkdirat, openat2},
+    io::Errno,
+};
+use stockade_policy::facts::Caller;
+
+use crate::{
+    OpenedScratch,
+    error::describe,
+    scratch::as_caller,
+    tree::{Walk, open_beneath, walk},
+};
+
+/// A directory, and with whose rights things are done in it.
+pub struct Tree<'a> {
+    directory: &'a OwnedFd,
+    owner: Caller,
+    privileged: bool,
+}
+
+/// Why something could not be done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct FileError {
+    /// A stable identifier.
+    pub reason: &'static str,
+    /// What is wrong and how to mend it.
+    pub why: String,
+}
+
+fn error(reason: &'static str, why: impl Into<String>) -> FileError {
+    FileError { reason, why: why.into() }
+}
+
+fn of(errno: Errno) -> FileError {
+    let reason = match errno {
+        Errno::LOOP => return error("path_is_link", "a symbolic link stands on the way, and none is followed"),
+        Errno::XDEV => return error("path_outside", "it leads to another file system"),
+        Errno::NOENT => return error("file_missing", "there is no such file"),
+        Errno::NOTDIR => return error("not_a_directory", "a part of the path is not a directory"),
+        Errno::ISDIR => return error("is_a_directory", "it is a directory"),
+        Errno::NXIO => return error("not_a_file", "it is not a regular file"),
+        Errno::ACCESS | Errno::PERM => "permission_denied",
+        Errno::NOSPC | Errno::DQUOT => "no_space",
+        _ => "file_failed",
+    };
+    error(reason, describe(errno))
+}
+
+fn of_io(failure: &std::io::Error) -> FileError {
+    failure.raw_os_error().map_or_else(|| error("file_failed", failure.to_string()), |number| of(Errno::from_raw_os_error(number)))
+}
+
+/// A part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// The whole file's size.
+    pub size: u64,
+}
+
+/// One entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Path below the directory listed.
+    pub path: String,
+    /// `file`, `directory`, `link` or `other`.
+    pub kind: &'static str,
+    /// Bytes of a file, else 0.
+    pub size: u64,
+}
+
+impl<'a> Tree<'a> {
+    /// A directory of a session's own, whose files belong to the runs.
+    pub fn kept(directory: &'a OwnedFd, owner: (u32, u32), privileged: bool) -> Self {
+        Tree { directory, owner: Caller { uid: owner.0, gid: owner.1, groups: Vec::new() }, privileged }
+    }
+
+    /// A host scratch; with its owner's groups where that is the caller.
+    pub fn host(scratch: &'a OpenedScratch, caller: &Caller, privileged: bool) -> Self {
+        let (uid, gid) = scratch.facts.owner;
+        let owner = if caller.uid == uid { caller.clone() } else { Caller { uid, gid, groups: Vec::new() } };
+        Tree { directory: &scratch.directory, owner, privileged }
+    }
+
+    fn act<T>(&self, act: impl FnOnce() -> Result<T, FileError>) -> Result<T, FileError> {
+        as_caller(&self.owner, self.privileged, act)
+            .map_err(|errno| error("file_failed", format!("cannot change to the owner's rights: {}", describe(errno))))?
+    }
+
+    /// Reads a file from `offset` on: `length` bytes, or to its end. More than `most` are not
+    /// read.
+    ///
+    /// # Errors
+    /// It is missing, no regular file, closed to its owner, or too large.
+    pub fn read(&self, path: &Path, offset: u64, length: Option<u64>, most: u64) -> Result<Part, FileError> {
+        self.act(|| {
+            // NONBLOCK: a fifo must not keep us waiting before it is seen to be one.
+            let (mut file, size) = regular(open_beneath(self.directory, path, OFlags::RDONLY | OFlags::NONBLOCK))?;
+            let wanted = length.unwrap_or_else(|| size.saturating_sub(offset));
+            if wanted > most {
+                return Err(error(
+                    "file_too_large",
+                    format!("{wanted} bytes are wanted, and at most {most} are read at once: ask for parts by `offset` and `length`"),
+                ));
+            }
+            let mut bytes = Vec::new();
+            file.seek(SeekFrom::Start(offset)).map_err(|e| of_io(&e))?;
+            file.take(wanted).read_to_end(&mut bytes).map_err(|e| of_io(&e))?;
+            Ok(Part { bytes, size })
+        })
+    }
+
+    /// Writes a file, or adds to it, and makes the directories above it. Returns its size.
+    ///
+    /// # Errors
+    /// What stands there is no regular file, its owner may not write it, or there is no room.
+    pub fn write(&self, path: &Path, bytes: &[u8], append: bool) -> Result<u64, FileError> {
+        self.act(|| {
+            if let Some(above) = path.parent() {
+                self.make_directories(above)?;
+            }
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK;
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+            let opened = openat2(self.directory, path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o644), resolve);
+            let (mut file, size) = regular(opened)?;
+            let start = if append { size } else { 0 };
+            if !append {
+                // Only now: what is no regular file was not touched.
+                ftruncate(&file, 0).map_err(of)?;
+            }
+            file.seek(SeekFrom::Start(start)).map_err(|e| of_io(&e))?;
+            file.write_all(bytes).map_err(|e| of_io(&e))?;
+            Ok(start + bytes.len() as u64)
+        })
+    }
+
+    fn make_directories(&self, path: &Path) -> Result<(), FileError> {
+        let ancestors: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
+        for directory in ancestors.into_iter().rev() {
+            let (Some(name), above) = (directory.file_name(), directory.parent().filter(|above| !above.as_os_str().is_empty())) else {
+                continue;
+            };
+            let parent = match above {
+                Some(above) => open_beneath(self.directory, above, OFlags::PATH | OFlags::DIRECTORY).map_err(of)?,
+                None => self.directory.try_clone().map_err(|e| of_io(&e))?,
+            };
+            match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(of(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lists what lies in a directory, or below it, in the order of the paths, and whether
+    /// there is more than `most`. The empty path is the tree's own.
+    ///
+    /// # Errors
+    /// It is missing, or no directory.
+    pub fn list(&self, path: &Path, recursive: bool, most: usize) -> Result<(Vec<Listed>, bool), FileError> {
+        self.act(|| {
+            let directory = match path.as_os_str().is_empty() {
+                true => self.directory.try_clone().map_err(|e| of_io(&e))?,
+                false => open_beneath(self.directory, path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(of)?,
+            };
+            let mut all: Vec<Listed> = Vec::new();
+            let visit = &mut |found: &crate::tree::Found<'_>| {
+                let (kind, size) = match found.kind {
+                    FileType::RegularFile => ("file", u64::try_from(found.stat.st_size).unwrap_or(0)),
+                    FileType::Directory => ("directory", 0),
+                    FileType::Symlink => ("link", 0),
+                    _ => ("other", 0),
+                };
+                // A directory that may only be listed is visited twice, or is the top.
+                if !found.path.is_empty() && all.last().is_none_or(|last| last.path != found.path) {
+                    all.push(Listed { path: found.path.to_owned(), kind, size });
+                }
+                if all.len() > most { Walk::Stop } else { Walk::On }
+            };
+            if recursive { walk(&directory, visit) } else { crate::tree::list(&directory, visit) }.map_err(of)?;
+            let truncated = all.len() > most;
+            all.truncate(most);
+            all.sort_by(|a, b| a.path.cmp(&b.path));
+            Ok((all, truncated))
+        })
+    }
+}
+
+/// An opened file and its size, if it is a regular file.
+fn regular(opened: Result<OwnedFd, Errno>) -> Result<(File, u64), FileError> {
+    let file = opened.map_err(of)?;
+    let stat = fstat(file.as_fd()).map_err(of)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok((File::from(file), u64::try_from(stat.st_size).unwrap_or(0))),
+        FileType::Directory => Err(of(Errno::ISDIR)),
+        _ => Err(of(Errno::NXIO)),
+    }
+}

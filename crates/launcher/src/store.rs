@@ -1,0 +1,279 @@
+//! What a session keeps from one run to the next: the file systems that its code may write.
+//!
+//! They lie in a mount namespace in which there is no process and nothing else, held by a
+//! descriptor. Each run gets copies of the mounts, so that none is lost with a run, however
+//! it fails. When the descriptors are closed, all of it is gone. The bytes are bounded by
+//! the sizes of the file systems; they are charged to the cgroup of the run that wrote
+//! them, and to those above it when that one is removed, never to a later run's.
+//!
+//! A host scratch is none of this: it is opened anew for each run.
+
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    ffi::{CStr, CString},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat},
+    io::Errno,
+    mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree, unmount},
+    process::{DumpableBehavior, Pid, WaitOptions, dumpable_behavior, set_dumpable_behavior, waitpid},
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+use stockade_policy::plan::{Mode as LaunchMode, Plan, RootEntry};
+use stockade_sys::clone::{self, flags};
+
+use crate::{
+    LaunchError, What,
+    child::{INSIDE, attach, new_tmpfs},
+    prepared::c_string,
+};
+
+/// Writable places beside scratch that a store can hold.
+const MOST: usize = 8;
+/// What they lie in, and scratch, in the store's own root.
+const TMP: &CStr = c"tmp";
+const SCRATCH: &CStr = c"scratch";
+/// Names in the first, by number.
+const NAMES: [&CStr; MOST] = [c"tmp/0", c"tmp/1", c"tmp/2", c"tmp/3", c"tmp/4", c"tmp/5", c"tmp/6", c"tmp/7"];
+
+/// See the module.
+pub struct Store {
+    /// Rootless: the user namespace that the mounts belong to.
+    user: Option<OwnedFd>,
+    mounts: OwnedFd,
+    tmp: OwnedFd,
+    scratch: Option<OwnedFd>,
+    /// Targets without their leading slash, and the directories that stand there.
+    writable: Vec<(PathBuf, OwnedFd)>,
+    owner: (u32, u32),
+}
+
+/// What one run takes of a store.
+pub struct Copies {
+    /// The private scratch; none where it is the host's.
+    pub(crate) scratch: Option<OwnedFd>,
+    /// Mounts by their target, which has no leading slash.
+    pub(crate) writable: BTreeMap<PathBuf, OwnedFd>,
+    /// The file system that those are on.
+    pub(crate) tmp: OwnedFd,
+}
+
+fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
+    move |errno| LaunchError::system(What::Store, attempt, errno)
+}
+
+impl Store {
+    /// Makes what a session under this plan keeps, empty.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn make(plan: &Plan) -> Result<Self, LaunchError> {
+        let number = |value: Option<u64>| value.map(|n| c_string(n.to_string().as_bytes())).transpose();
+        let targets: Vec<&Path> = plan
+            .root
+            .iter()
+            .filter_map(|entry| match entry {
+                RootEntry::Writable { target } => Some(target.as_path()),
+                _ => None,
+            })
+            .collect();
+        if targets.len() > MOST {
+            return Err(LaunchError::other(What::Store, format!("a session keeps at most {MOST} writable places beside scratch")));
+        }
+        let mode = |target: &Path| {
+            let directories = plan.root.iter().filter_map(|entry| match entry {
+                RootEntry::Directory { target, mode } => Some((target.as_path(), *mode)),
+                _ => None,
+            });
+            directories.filter(|(directory, _)| *directory == target).map(|(_, mode)| mode).next().unwrap_or(0o700)
+        };
+        let modes: Vec<u32> = targets.iter().map(|target| mode(target)).collect();
+        let (inside, outside) = (plan.identity.inside, plan.identity.outside);
+        let maps = (plan.mode == LaunchMode::Rootless)
+            .then(|| [(c"/proc/self/gid_map", inside.1, outside.1), (c"/proc/self/uid_map", inside.0, outside.0)])
+            .map(|maps| maps.map(|(file, inside, outside)| (file, format!("{inside} {outside} 1"))));
+        let maker = Maker {
+            ids: if maps.is_some() { inside } else { outside },
+            maps: maps.as_ref(),
+            modes: &modes,
+            tmp_size: number(plan.limits.get(stockade_protocol::LimitKey::TmpSize))?,
+            // One more for the root directory itself.
+            scratch: match plan.scratch.host {
+                true => None,
+                false => Some((number(plan.scratch.size)?, number(plan.scratch.files.map(|n| n + 1))?)),
+            },
+            made: Cell::new(None),
+        };
+        let namespaces = flags::NEWNS | if maps.is_some() { flags::NEWUSER } else { 0 };
+        let attempt = failed("make the session's file systems");
+        let made =
+            apart(namespaces, &Task::Make(&maker)).and_then(|()| maker.made.take().unwrap_or(Err(Errno::CHILD))).map_err(&attempt)?;
+        let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut writable = Vec::new();
+        for (target, name) in targets.iter().zip(NAMES) {
+            let name = name.to_bytes().strip_prefix(b"tmp/").unwrap_or_default();
+            writable.push((target.to_path_buf(), openat(&made.tmp, name, directory, Mode::empty()).map_err(&attempt)?));
+        }
+        let Made { user, mounts, tmp, scratch } = made;
+        Ok(Store { user, mounts, tmp, scratch, writable, owner: outside })
+    }
+
+    /// Copies of the mounts, for one run.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn copies(&self) -> Result<Copies, LaunchError> {
+        let attempt = failed("copy the session's mounts");
+        let copier = Copier { store: self, made: Cell::new(None) };
+        let ended = apart(0, &Task::Copy(&copier));
+        let (scratch, all) = ended.and_then(|()| copier.made.take().unwrap_or(Err(Errno::CHILD))).map_err(&attempt)?;
+        let targets = self.writable.iter().map(|(target, _)| target.clone());
+        let tmp = self.tmp.try_clone().map_err(|error| LaunchError::other(What::Store, format!("copy a descriptor: {error}")))?;
+        Ok(Copies { scratch, writable: targets.zip(all.into_iter().flatten()).collect(), tmp })
+    }
+
+    /// Who owns what is in it, by the host's ids.
+    pub fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
+    /// The private scratch; none where it is the host's.
+    pub fn scratch(&self) -> Option<&OwnedFd> {
+        self.scratch.as_ref()
+    }
+
+    /// The other directories that it keeps, by their absolute path inside.
+    pub fn directories(&self) -> impl Iterator<Item = (PathBuf, &OwnedFd)> {
+        self.writable.iter().map(|(target, directory)| (Path::new("/").join(target), directory))
+    }
+}
+
+/// What is done by a process of its own, which shares our memory and our descriptors: only
+/// system calls, and nothing of libc.
+enum Task<'t> {
+    Make(&'t Maker<'t>),
+    Copy(&'t Copier<'t>),
+}
+
+impl Task<'_> {
+    fn run(&self) -> i32 {
+        match self {
+            Task::Make(maker) => maker.made.set(Some(maker.try_make())),
+            Task::Copy(copier) => copier.made.set(Some(copier.try_copy())),
+        }
+        0
+    }
+}
+
+/// Has such a process run, and reaps it. What it does to its own ids makes the
+/// memory, which is ours too, undumpable; that is taken back.
+fn apart(namespaces: u64, task: &Task<'_>) -> Result<(), Errno> {
+    let before = dumpable_behavior()?;
+    // SAFETY: each task makes system calls only.
+    #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
+    let process = unsafe { clone::in_namespaces(namespaces, Task::run, task) }?;
+    waitpid(Pid::from_raw(process), WaitOptions::empty())?;
+    if before == DumpableBehavior::Dumpable { set_dumpable_behavior(before) } else { Ok(()) }
+}
+
+/// What the process that makes a store works with, and leaves.
+struct Maker<'p> {
+    maps: Option<&'p [(&'static CStr, String); 2]>,
+    ids: (u32, u32),
+    modes: &'p [u32],
+    tmp_size: Option<CString>,
+    scratch: Option<(Option<CString>, Option<CString>)>,
+    made: Cell<Option<Result<Made, Errno>>>,
+}
+
+struct Made {
+    user: Option<OwnedFd>,
+    mounts: OwnedFd,
+    tmp: OwnedFd,
+    scratch: Option<OwnedFd>,
+}
+
+/// Files that each of the places beside scratch may have in all.
+const TMP_INODES: &CStr = c"32768";
+
+impl Maker<'_> {
+    fn try_make(&self) -> Result<Made, Errno> {
+        let read = |path| openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let write = |path: &CStr, text: &[u8]| -> Result<(), Errno> {
+            let file = openat(CWD, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+            rustix::io::write(&file, text).map(drop)
+        };
+        let mut user = None;
+        if let Some(maps) = self.maps {
+            write(c"/proc/self/setgroups", b"deny")?;
+            for (file, map) in maps {
+                write(file, map.as_bytes())?;
+            }
+            user = Some(read(c"/proc/self/ns/user")?);
+        }
+        let mounts = read(c"/proc/self/ns/mnt")?;
+        // pivot_root refuses shared propagation, and no mount event may leave.
+        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+        let root = new_tmpfs(Some(c"64k"), Some(c"16"), c"0700", INSIDE)?;
+        move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        let tmp = new_tmpfs(self.tmp_size.as_deref(), Some(TMP_INODES), c"0755", INSIDE)?;
+        self.place(&root, &tmp, TMP)?;
+        for (name, mode) in NAMES.iter().zip(self.modes) {
+            mkdirat(&root, *name, Mode::from_raw_mode(*mode))?;
+            // Whatever the caller's umask takes away.
+            rustix::fs::chmodat(&root, *name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
+            self.give(&root, name)?;
+        }
+        let scratch = match &self.scratch {
+            Some((size, inodes)) => {
+                let scratch = new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", INSIDE)?;
+                self.place(&root, &scratch, SCRATCH)?;
+                self.give(&root, SCRATCH)?;
+                Some(scratch)
+            }
+            None => None,
+        };
+        // Else the namespace would hold the host's mounts for as long as the session lives.
+        rustix::process::fchdir(&root)?;
+        rustix::process::pivot_root(c".", c".")?;
+        unmount(c".", UnmountFlags::DETACH)?;
+        Ok(Made { user, mounts, tmp, scratch })
+    }
+
+    fn place(&self, root: &OwnedFd, mount: &OwnedFd, name: &CStr) -> Result<(), Errno> {
+        mkdirat(root, name, Mode::from_raw_mode(0o755))?;
+        attach(mount, root, name)
+    }
+
+    fn give(&self, root: &OwnedFd, name: &CStr) -> Result<(), Errno> {
+        chownat(root, name, Some(Uid::from_raw(self.ids.0)), Some(Gid::from_raw(self.ids.1)), AtFlags::SYMLINK_NOFOLLOW)
+    }
+}
+
+type Copied = (Option<OwnedFd>, [Option<OwnedFd>; MOST]);
+
+/// The same for the process that copies a store's mounts.
+struct Copier<'s> {
+    store: &'s Store,
+    made: Cell<Option<Result<Copied, Errno>>>,
+}
+
+impl Copier<'_> {
+    /// open_tree(2) copies mounts of one's own mount namespace only.
+    fn try_copy(&self) -> Result<Copied, Errno> {
+        if let Some(user) = &self.store.user {
+            move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))?;
+        }
+        move_into_link_name_space(self.store.mounts.as_fd(), Some(LinkNameSpaceType::Mount))?;
+        let copy = |name: &CStr| open_tree(CWD, name, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
+        let mut all = [const { None }; MOST];
+        for (place, name) in all.iter_mut().zip(NAMES).take(self.store.writable.len()) {
+            *place = Some(copy(name)?);
+        }
+        Ok((self.store.scratch.as_ref().map(|_| copy(SCRATCH)).transpose()?, all))
+    }
+}

@@ -1,0 +1,275 @@
+//! A session: requests one after the other, with files that outlive each of them.
+//!
+//! Every request is a whole run of its own, in a sandbox made for it: nothing but files is
+//! kept, and no guarantee of a run is another than without a session. Files are read and
+//! written between two runs, never during one. How requests arrive is not known here.
+
+use std::path::{Path, PathBuf};
+
+use stockade_launcher::{
+    Client, OpenedScratch,
+    files::{FileError, Listed, Part, Tree},
+    registry::Record,
+    scratch::{self, Idmap, Opener},
+    store::{Copies, Store},
+};
+use stockade_policy::plan::{HOME, Narrowing, Plan, Protection};
+use stockade_protocol::{LimitKey, Report, Request, TextOrBase64, Verdict};
+
+use crate::{
+    Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
+    admit::{check_grants, check_relative, decode},
+    answer,
+    audit::{Subject, Trail},
+    caller::{self, Identity},
+    facts, load_policy,
+    report::Echo,
+};
+
+/// The most bytes of a file that are read at once.
+pub const MOST_READ: u64 = 16 << 20;
+/// The most entries of a listing.
+pub const MOST_LISTED: usize = 10_000;
+
+/// What a session keeps.
+pub struct Kept {
+    /// The place in the registry that makes the runs' uid the session's own.
+    record: Option<Record>,
+    store: Result<Store, Refusal>,
+}
+
+impl Kept {
+    pub(crate) fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    fn store(&self) -> Result<&Store, Refusal> {
+        self.store.as_ref().map_err(Refusal::clone)
+    }
+
+    pub(crate) fn check_request(&self, request: &Request, narrowing: &Narrowing, options: &Options) -> Result<(), Refusal> {
+        if request.scratch.is_some() {
+            return Err(Refusal::bad_request(
+                "scratch_of_session",
+                "scratch: it is the session's, which `--scratch` has named or not; leave it out",
+            ));
+        }
+        let private = [LimitKey::ScratchSize, LimitKey::ScratchFiles].into_iter().filter(|_| options.scratch.is_none());
+        match private.chain([LimitKey::TmpSize]).find(|key| narrowing.limits.contains_key(key)) {
+            Some(key) => Err(Refusal::bad_request(
+                "limit_of_session",
+                format!("limits.{}: what a session keeps has the size that its policy gives it from the start; set it there", key.name()),
+            )),
+            None => self.store().map(drop),
+        }
+    }
+
+    /// For one run.
+    pub(crate) fn copies(&self, plan: &Plan) -> Result<Copies, Refusal> {
+        let store = self.store()?;
+        if store.owner() != plan.identity.outside {
+            return Err(Refusal::sandbox_error(
+                "session_owner_changed",
+                "the run would have other ids than the session, since scratch is on another file system now; start another session",
+            ));
+        }
+        Ok(store.copies()?)
+    }
+}
+
+/// See the module.
+pub struct Session {
+    options: Options,
+    loaded: Loaded,
+    identity: Identity,
+    plan: Plan,
+    kept: Kept,
+}
+
+impl Session {
+    /// Opens a session: everything that a run could be refused for, but the request, is
+    /// looked at now.
+    ///
+    /// # Errors
+    /// It is not granted, its policy or scratch is refused, or the host lacks a layer.
+    pub fn open(options: Options) -> Result<Self, Refusal> {
+        let loaded = load_policy(&options)?;
+        let identity = caller::identify(options.peer.as_ref())?;
+        let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
+        let mut kept = Kept { record, store: Err(ended("it was never begun")) };
+        let ask = Ask::Session { request: None, kept: &kept };
+        let plan = Admission::new(ask, &loaded, &options, Purpose::Plan, Ahead::default())?.plan;
+        kept.store = Ok(Store::make(&plan)?);
+        Ok(Session { options, loaded, identity, plan, kept })
+    }
+
+    /// The plan that what it keeps was made by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Where home stands inside.
+    pub fn home(&self) -> &Path {
+        if self.loaded.policy.scratch.home { &self.plan.scratch.path } else { Path::new(HOME) }
+    }
+
+    /// Runs a request.
+    pub fn run(&self, request: &Request, client: &mut dyn Client) -> Report {
+        let ask = Ask::Session { request: Some(request), kept: &self.kept };
+        answer(request, ask, Ok(&self.loaded), &self.options, Some(client), Ahead::default())
+    }
+
+    /// The result of a request that was cancelled, as this signal would, before its turn came.
+    pub fn never_begun(&self, request: &Request, signal: i32) -> Report {
+        let refusal =
+            Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
+        let report = Report { code: 128 + signal, ..refusal.report() };
+        let trail = Trail::new(Subject::Request(request), Some(&self.loaded.policy), &self.options);
+        Echo::of(request).onto(trail.end(report))
+    }
+
+    /// Writes down a request that could not even be read.
+    pub fn refuse(&self, refusal: &Refusal) {
+        Trail::new(Subject::Nothing, Some(&self.loaded.policy), &self.options).end(refusal.report());
+    }
+
+    /// Makes everything that it keeps anew. A host scratch is left as it is.
+    ///
+    /// # Errors
+    /// It cannot; the session then has nothing, and answers so, until another try succeeds.
+    pub fn reset(&mut self) -> Result<(), Refusal> {
+        // First, so that there is never twice as much as the limits say.
+        self.kept.store = Err(ended("it is being reset"));
+        let made = Store::make(&self.plan).map_err(Refusal::from);
+        self.kept.store =
+            made.map_err(|refusal| Refusal { reason: String::from("session_ended"), ..ended(&format!("its reset failed: {refusal}")) });
+        self.kept.store().map(drop)
+    }
+
+    /// Reads a file, or a part of one.
+    ///
+    /// # Errors
+    /// There is none, it is kept from the code, or it is too large.
+    pub fn read(&self, path: &str, offset: u64, length: Option<u64>) -> Result<Part, Refusal> {
+        let place = self.place(path, false)?;
+        place.tree(self)?.read(&place.below, offset, length, MOST_READ).map_err(|error| refused(path, error))
+    }
+
+    /// Writes a file, or adds to it. Returns its size.
+    ///
+    /// # Errors
+    /// The code could not write it either, or there is no room.
+    pub fn write(&self, path: &str, contents: &TextOrBase64, append: bool) -> Result<u64, Refusal> {
+        let bytes = decode(contents, "contents")?;
+        let place = self.place(path, false)?;
+        if let Some(opened) = &place.host {
+            if self.plan.scratch.read_only || opened.protection(&place.below, &self.loaded.policy) == Some(Protection::ReadOnly) {
+                let why = format!("{path:?}: policy `{}` shows it read-only", self.loaded.policy.name);
+                return Err(Refusal::bad_request("path_read_only", why));
+            }
+        } else if self.plan.scratch.read_only && place.root == self.plan.scratch.path {
+            let why = format!("{path:?}: policy `{}` shows scratch read-only (access = \"ro\")", self.loaded.policy.name);
+            return Err(Refusal::bad_request("path_read_only", why));
+        }
+        place.tree(self)?.write(&place.below, &bytes, append).map_err(|error| refused(path, error))
+    }
+
+    /// Lists a directory, and whether there is more in it than is listed.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn list(&self, path: &str, recursive: bool) -> Result<(Vec<Listed>, bool), Refusal> {
+        let place = self.place(path, true)?;
+        let (mut entries, truncated) =
+            place.tree(self)?.list(&place.below, recursive, MOST_LISTED).map_err(|error| refused(path, error))?;
+        if let Some(opened) = &place.host {
+            entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
+        }
+        let above = path.trim_end_matches('/');
+        if !matches!(above, "" | ".") || path.starts_with('/') {
+            entries.iter_mut().for_each(|entry| entry.path.insert_str(0, &format!("{above}/")));
+        }
+        Ok((entries, truncated))
+    }
+
+    /// Finds the place that a path of the protocol means. `top`: it may be that place itself.
+    fn place(&self, path: &str, top: bool) -> Result<Place, Refusal> {
+        let store = self.kept.store()?;
+        let scratch = self.plan.scratch.path.as_path();
+        let absolute = if path.starts_with('/') {
+            PathBuf::from(path)
+        } else if top && matches!(path, "" | ".") {
+            scratch.to_path_buf()
+        } else {
+            check_relative("path", path)?;
+            scratch.join(path)
+        };
+        let roots = store.directories().map(|(root, _)| root).chain([scratch.to_path_buf()]);
+        let root = roots.filter(|root| absolute.starts_with(root)).max_by_key(|root| root.as_os_str().len()).ok_or_else(|| {
+            let why = format!("{path:?}: files are read and written in scratch ({}), home and /tmp only", scratch.display());
+            Refusal::bad_request("path_outside", why)
+        })?;
+        let below = path.strip_prefix(&*root.to_string_lossy()).map_or(path, |below| below.trim_matches('/'));
+        let below = if matches!(below, "." | "") { "" } else { below };
+        if !(top && below.is_empty()) {
+            check_relative("path", below)?;
+        }
+        let host = if root == scratch && self.plan.scratch.host { Some(self.open_scratch()?) } else { None };
+        let below = PathBuf::from(below);
+        if host.as_ref().and_then(|opened| opened.protection(&below, &self.loaded.policy)) == Some(Protection::Hidden) {
+            let why = format!("{path:?}: policy `{}` hides it from the code, and from the session too", self.loaded.policy.name);
+            return Err(Refusal::bad_request("path_hidden", why));
+        }
+        Ok(Place { root, below, host })
+    }
+
+    /// The host scratch, with every rule of a run's.
+    fn open_scratch(&self) -> Result<OpenedScratch, Refusal> {
+        let homes = caller::homes();
+        let registry = facts::registry_directory(&self.identity);
+        let opener = Opener {
+            caller: &self.identity.caller,
+            privileged: self.identity.privileged,
+            unique_id: None,
+            idmap: Idmap::Refused,
+            homes: &homes,
+            registry: Some(&registry),
+        };
+        let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
+        let opened =
+            scratch::open(&path, &self.loaded.policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
+        check_grants(&self.identity, &self.loaded.policy.name, Some(&opened.facts.path), &self.options)?;
+        Ok(opened)
+    }
+}
+
+/// A place where files are read and written.
+struct Place {
+    /// A directory inside.
+    root: PathBuf,
+    /// The path below it.
+    below: PathBuf,
+    /// That directory, where it is the host's.
+    host: Option<OpenedScratch>,
+}
+
+impl Place {
+    fn tree<'a>(&'a self, session: &'a Session) -> Result<Tree<'a>, Refusal> {
+        let privileged = session.identity.privileged;
+        if let Some(opened) = &self.host {
+            return Ok(Tree::host(opened, &session.identity.caller, privileged));
+        }
+        let store = session.kept.store()?;
+        let other = store.directories().find(|(root, _)| *root == self.root).map(|(_, directory)| directory);
+        let directory = other.or(store.scratch()).ok_or_else(|| ended("it has no such directory"))?;
+        Ok(Tree::kept(directory, store.owner(), privileged))
+    }
+}
+
+fn refused(path: &str, error: FileError) -> Refusal {
+    Refusal::bad_request(error.reason, format!("{path:?}: {}", error.why))
+}
+
+fn ended(why: &str) -> Refusal {
+    Refusal::sandbox_error("session_ended", format!("the session has nothing any more: {why}; `reset` begins it anew"))
+}
