@@ -374,7 +374,7 @@ fn a_program_that_catches_sigterm_has_a_moment() {
 
 fn other_signals_reach_the_interpreter() {
     let shims = install(&[]);
-    let code = "import signal\nprint('ready', flush=True)\ntry:\n    while True: signal.pause()\nexcept KeyboardInterrupt: print('interrupted', flush=True)\nwhile True: signal.pause()";
+    let code = "import signal\ntry:\n    print('ready', flush=True)\n    while True: signal.pause()\nexcept KeyboardInterrupt: print('interrupted', flush=True)\nwhile True: signal.pause()";
     let mut child = shim(&shims, "python", &scratch()).args(["-c", code]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();

@@ -76,6 +76,11 @@ pub(crate) enum Command {
     /// was closed, 2 for a bad request or 125 for a sandbox error that kept it from
     /// beginning, 128+N for a signal.
     Session(Session),
+    /// Serve the Model Context Protocol on stdin and stdout, in front of a session
+    ///
+    /// Tools: execute_code, write_file, read_file, list_files, reset. Needs the companion
+    /// program stockade-mcp beside this one or in ../lib/stockade from here.
+    Mcp(Session),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
     /// Check, show, explain and compare policies

@@ -7,7 +7,6 @@
 
 mod args;
 mod audit;
-#[expect(dead_code, reason = "the first companion comes with the next commits")]
 mod companion;
 mod doctor;
 mod dry_run;
@@ -20,6 +19,7 @@ mod runtimes;
 mod shim;
 
 use std::{
+    ffi::{OsStr, OsString},
     fs::{File, OpenOptions},
     io::{self, Write},
     os::{fd::AsFd, unix::fs::OpenOptionsExt},
@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Exec(exec) => exec_command(&exec),
         Command::Run(run) => run_command(&run, ahead),
         Command::Session(session) => serve_session(session),
+        Command::Mcp(session) => serve_mcp(&session),
         Command::Policy(command) => policy::run(command),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
@@ -159,6 +160,24 @@ fn serve_session(session: args::Session) -> anyhow::Result<ExitCode> {
         Ended::Signal(signal) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(SANDBOX_ERROR)),
         Ended::Unheard => return Err(anyhow::anyhow!("nobody reads the session's answers any more")),
     })
+}
+
+/// The companion takes this process's place, and starts a session as its child.
+fn serve_mcp(session: &args::Session) -> anyhow::Result<ExitCode> {
+    let mut options: Vec<OsString> = Vec::new();
+    let mut add = |option: &str, value: &OsStr| options.extend([OsString::from(option), value.to_owned()]);
+    if let Some(policy) = &session.policy {
+        add("--policy", policy.as_ref());
+    }
+    if let Some(scratch) = &session.scratch {
+        add("--scratch", scratch.as_ref());
+    }
+    for (name, path) in &session.runtimes {
+        let mut value = OsString::from(format!("{name}="));
+        value.push(path);
+        add("--runtime", &value);
+    }
+    match companion::become_companion("stockade-mcp", options)? {}
 }
 
 /// What the run goes without is said on stderr too, where a person sees it.
@@ -285,7 +304,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "exec-socket", "run", "session", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = ["exec", "exec-socket", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

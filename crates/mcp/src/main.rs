@@ -1,0 +1,72 @@
+//! The companion `stockade-mcp`: the Model Context Protocol on stdin and stdout, in front
+//! of one `stockade session`.
+//!
+//! It holds no rights of its own and confines nothing: it starts the program that has
+//! started it, and passes requests on as lines. What a model sends is read strictly by that
+//! program, and here only as far as the protocol wants.
+#![forbid(unsafe_code)]
+
+mod results;
+mod session;
+mod tools;
+
+use std::{ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use rmcp::{ServiceExt, transport::async_rw::AsyncRwTransport};
+
+use session::Session;
+use tools::Server;
+
+/// A message of a client; as much as a line of a session.
+const LONGEST_MESSAGE: usize = 64 << 20;
+const SANDBOX_ERROR: u8 = 125;
+
+/// The Model Context Protocol in front of a session; started by `stockade mcp`.
+#[derive(Debug, Parser)]
+#[command(name = "stockade-mcp", version)]
+struct Args {
+    /// The program to drive
+    #[arg(long, value_name = "PATH")]
+    program: PathBuf,
+    /// Its version, which must be this one's
+    #[arg(long, value_name = "VERSION")]
+    program_version: String,
+    /// Options of `stockade session`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    options: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let served = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(|runtime| {
+        let served = runtime.block_on(serve(args));
+        // A read of stdin that nobody waits for any more must not keep the process.
+        runtime.shutdown_background();
+        served
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _unheard = writeln!(std::io::stderr(), "stockade: {error:#}");
+            ExitCode::from(SANDBOX_ERROR)
+        }
+    }
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
+    let own = env!("CARGO_PKG_VERSION");
+    if args.program_version != own {
+        let (program, version) = (args.program.display(), args.program_version);
+        anyhow::bail!("{program} is version {version} and stockade-mcp {own}: install both from one package or one build");
+    }
+    // What cannot begin is said now, to whoever configures it, and not to a model later.
+    let session = Session::start(args.program, args.options).await?;
+    let server = Server::new(session.clone());
+    let (stdin, stdout) = rmcp::transport::stdio();
+    let transport = AsyncRwTransport::new_server(stdin, stdout).with_max_line_length(LONGEST_MESSAGE);
+    let running = server.serve(transport).await?;
+    running.waiting().await?;
+    session.close().await;
+    Ok(())
+}

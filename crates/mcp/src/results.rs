@@ -1,0 +1,250 @@
+//! From the answers of a session to what a client and its model are told.
+//!
+//! A program that failed is a result like any other: only what kept it from running is an
+//! error of the tool.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rmcp::{
+    model::{CallToolResult, ContentBlock},
+    schemars::{self, JsonSchema},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// What came of a piece of code.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Executed {
+    /// It exited by itself with 0.
+    success: bool,
+    /// What ended it: exited, signaled, wall_timeout, cpu_timeout, out_of_memory, process_limit,
+    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error.
+    verdict: String,
+    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit.
+    code: i64,
+    /// What it printed to stdout.
+    output: String,
+    /// What it printed to stderr, or why it was not run.
+    error: String,
+    /// Whether it began to run.
+    started: bool,
+    /// For how long it ran.
+    duration_ms: u64,
+    /// Limits that it touched.
+    limits_hit: Vec<String>,
+    /// What was refused to it.
+    denials: Vec<Denied>,
+    /// Files that were asked for.
+    files: Vec<Collected>,
+}
+
+/// One refusal.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Denied {
+    /// What was tried.
+    what: String,
+    /// How it was answered.
+    answer: String,
+    /// What would help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    help: Option<String>,
+}
+
+/// A file that the code left.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Collected {
+    /// Its path in scratch.
+    path: String,
+    /// Bytes.
+    size: u64,
+    /// Its text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    /// Its bytes, where they are no text; of an image beside this, as image content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
+    /// Why it is not here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    omitted: Option<String>,
+}
+
+/// Whether stdout, stderr and the rest came to a run at all.
+fn is_error(answer: &Value) -> bool {
+    answer.get("ok") == Some(&Value::Bool(false))
+        || answer.get("verdict").is_some_and(|verdict| verdict == "bad_request" || verdict == "sandbox_error")
+}
+
+/// The result of `execute_code`.
+pub(crate) fn executed(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+    let failed = is_error(&answer);
+    let mut executed: Executed = serde_json::from_value(answer)?;
+    let mut text = executed.output.clone();
+    let mut add = |label: &str, more: &str| {
+        if !more.is_empty() {
+            if !text.is_empty() && !text.ends_with('\n') {
+                text.push('\n');
+            }
+            text.push_str(label);
+            text.push_str(more);
+        }
+    };
+    add("[stderr]\n", &executed.error);
+    if !executed.success {
+        add("", &format!("[{}, exit code {}]", executed.verdict, executed.code));
+    }
+    for denied in &executed.denials {
+        let help = denied.help.as_ref().map(|help| format!(": {help}")).unwrap_or_default();
+        add("", &format!("[refused ({}): {}{help}]", denied.answer, denied.what));
+    }
+    for file in &executed.files {
+        let omitted = file.omitted.as_ref().map(|why| format!(", not returned: {why}")).unwrap_or_default();
+        add("", &format!("[file {}, {} bytes{omitted}]", file.path, file.size));
+    }
+    let mut content = vec![ContentBlock::text(text)];
+    for file in &mut executed.files {
+        if let Some((mime, data)) = image_type(&file.path).zip(file.base64.take_if(|_| image_type(&file.path).is_some())) {
+            content.push(ContentBlock::image(data, mime));
+        }
+    }
+    result(failed, content, serde_json::to_value(executed)?)
+}
+
+/// Kinds of images that clients show.
+fn image_type(path: &str) -> Option<&'static str> {
+    let (_, ending) = path.rsplit_once('.')?;
+    Some(match ending.to_ascii_lowercase().as_str() {
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "gif" => "image/gif",
+        "webp" => "image/webp",
+        _ => return None,
+    })
+}
+
+fn result(failed: bool, content: Vec<ContentBlock>, structured: Value) -> Result<CallToolResult, serde_json::Error> {
+    let mut result = if failed { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    result.structured_content = Some(structured);
+    Ok(result)
+}
+
+/// A tool's error, in words.
+pub(crate) fn error(why: impl Into<String>) -> CallToolResult {
+    CallToolResult::error(vec![ContentBlock::text(why)])
+}
+
+/// A file that was written.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Written {
+    /// Its path.
+    path: String,
+    /// Its size in bytes.
+    size: u64,
+}
+
+/// A file, or a part of one.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Found {
+    /// Its path.
+    path: String,
+    /// The whole file's size in bytes.
+    size: u64,
+    /// Where this part begins.
+    offset: u64,
+    /// Its text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    /// Its bytes, where they are no text; of an image beside this, as image content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base64: Option<String>,
+}
+
+/// A directory.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Listing {
+    /// What lies in it.
+    entries: Vec<Entry>,
+    /// There is more than is listed.
+    truncated: bool,
+}
+
+/// One entry of it.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Entry {
+    /// Its path.
+    path: String,
+    /// file, directory, link or other.
+    kind: String,
+    /// Bytes of a file.
+    size: u64,
+}
+
+/// What was done, where that is all.
+#[derive(Debug, Deserialize, Serialize, JsonSchema)]
+pub(crate) struct Reset {
+    /// Always true.
+    ok: bool,
+}
+
+fn refusal(answer: &Value) -> Option<CallToolResult> {
+    let words = || answer.get("error").and_then(Value::as_str).unwrap_or("it was refused");
+    is_error(answer).then(|| error(words()))
+}
+
+/// The result of `write_file`.
+pub(crate) fn written(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+    if let Some(refused) = refusal(&answer) {
+        return Ok(refused);
+    }
+    let written: Written = serde_json::from_value(answer)?;
+    let text = format!("{}: {} bytes", written.path, written.size);
+    result(false, vec![ContentBlock::text(text)], serde_json::to_value(written)?)
+}
+
+/// The result of `read_file`.
+pub(crate) fn found(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+    if let Some(refused) = refusal(&answer) {
+        return Ok(refused);
+    }
+    let mut found: Found = serde_json::from_value(answer)?;
+    let content = match (&found.text, image_type(&found.path)) {
+        (Some(text), _) => ContentBlock::text(text.clone()),
+        (None, Some(mime)) => ContentBlock::image(found.base64.take().unwrap_or_default(), mime),
+        (None, None) => {
+            let length = found.base64.as_deref().and_then(|data| BASE64_STANDARD.decode(data).ok()).map_or(0, |bytes| bytes.len());
+            ContentBlock::text(format!("{length} bytes that are no text; see base64"))
+        }
+    };
+    result(false, vec![content], serde_json::to_value(found)?)
+}
+
+/// The result of `list_files`.
+pub(crate) fn listed(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+    if let Some(refused) = refusal(&answer) {
+        return Ok(refused);
+    }
+    let listing: Listing = serde_json::from_value(answer)?;
+    let mut lines: Vec<String> = listing
+        .entries
+        .iter()
+        .map(|entry| match entry.kind.as_str() {
+            "file" => format!("{} ({} bytes)", entry.path, entry.size),
+            "directory" => format!("{}/", entry.path),
+            kind => format!("{} ({kind})", entry.path),
+        })
+        .collect();
+    if listing.truncated {
+        lines.push(String::from("… and more"));
+    }
+    let text = if lines.is_empty() { String::from("(nothing)") } else { lines.join("\n") };
+    result(false, vec![ContentBlock::text(text)], serde_json::to_value(listing)?)
+}
+
+/// The result of `reset`.
+pub(crate) fn reset(answer: &Value) -> Result<CallToolResult, serde_json::Error> {
+    if let Some(refused) = refusal(answer) {
+        return Ok(refused);
+    }
+    result(false, vec![ContentBlock::text("everything is empty again")], serde_json::to_value(Reset { ok: true })?)
+}
