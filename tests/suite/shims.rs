@@ -34,6 +34,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, an_interpreter_on_a_terminal_is_interactive, seconds 60),
     test!(Both, the_exit_status_is_the_interpreters),
     test!(Both, files_by_absolute_path_below_the_working_directory_are_there),
+    test!(Both, files_named_through_a_link_to_the_working_directory_are_there),
     test!(Both, a_shim_is_found_by_path_by_link_and_when_moved),
     test!(Both, a_shell_finds_the_real_interpreters),
     test!(Both, nothing_is_on_stderr_but_the_programs_own),
@@ -242,6 +243,30 @@ fn files_by_absolute_path_below_the_working_directory_are_there() {
     let output = shim(&shims, "python", &scratch).arg(&beside).output().unwrap();
     assert!(output.status.code() == Some(2) && said(&output).contains("No such file"), "{}", said(&output));
     gives(&under(&["/usr/bin/python3", text(&beside)]).output().unwrap(), "seen\n", 0);
+}
+
+/// A framework names its files by the path that it was given, and the kernel knows the
+/// working directory by the one without links.
+fn files_named_through_a_link_to_the_working_directory_are_there() {
+    let shims = install(&[]);
+    let scratch = scratch();
+    put(&scratch.join("part.py"), "import os, sys; print(__file__, os.getcwd(), open(sys.argv[1]).read())");
+    put(&scratch.join("data"), "x");
+    let link = directory().join("link");
+    symlink(&scratch, &link).unwrap();
+    let (program, data) = (link.join("part.py"), link.join("data"));
+    let output = shim(&shims, "python", &link).args(["-u", text(&program), text(&data)]).output().unwrap();
+    gives(&output, &format!("{} {} x\n", text(&program), text(&scratch)), 0);
+    // A shell says by PWD how it came there.
+    let script = format!("cd {} && exec {} -c 'cat {}'", text(&link), text(&shims.join("sh")), text(&data));
+    gives(&under(&["sh", "-c", &script]).output().unwrap(), "x", 0);
+    // A link to somewhere else leads nowhere.
+    let elsewhere = scratch_named("elsewhere");
+    put(&elsewhere.join("data"), "secret");
+    let other = directory().join("other");
+    symlink(&elsewhere, &other).unwrap();
+    let output = shim(&shims, "sh", &scratch).args(["-c", "cat \"$0\"", text(&other.join("data"))]).output().unwrap();
+    gives(&output, "", 1);
 }
 
 fn a_shim_is_found_by_path_by_link_and_when_moved() {

@@ -211,7 +211,7 @@ fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Resu
 
 /// What a run of this runtime would be here.
 fn plan(runtime: &str, options: &Options) -> Result<Plan, Refusal> {
-    let ask = Ask::Interpreter { runtime, arguments: &[], environment: &BTreeMap::new(), terminal: false };
+    let ask = Ask::Interpreter { runtime, arguments: &[], environment: &BTreeMap::new(), alias: None, terminal: false };
     stockade_runtime::plan(ask, options)
 }
 

@@ -42,6 +42,8 @@ pub struct Narrowing {
     pub limits: BTreeMap<LimitKey, Option<u64>>,
     /// The host directory, opened and checked; none: a private one.
     pub scratch: Option<HostScratch>,
+    /// Another path by which the caller speaks of it, through links of the host.
+    pub scratch_alias: Option<PathBuf>,
     /// `--runtime NAME=PATH`: interpreters in place of the policy's.
     pub interpreters: BTreeMap<String, Interpreter>,
     /// The payload talks to a terminal.
@@ -392,9 +394,7 @@ fn plan_scratch(policy: &Policy, narrowing: &Narrowing, limits: &Limits) -> Resu
 
 /// A scratch stands at its own path inside, so it must not cover what the sandbox is.
 fn refuse_covered_scratch(policy: &Policy, path: &Path) -> Result<(), PlanError> {
-    let ours = ["/proc", "/dev", "/sys", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/run"].into_iter().map(Path::new);
-    let shown = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
-    match ours.chain(shown).find(|taken| path.starts_with(taken) || taken.starts_with(path)) {
+    match taken(policy, path) {
         Some(taken) => Err(asked(
             "scratch_in_system_directory",
             format!(
@@ -405,6 +405,13 @@ fn refuse_covered_scratch(policy: &Policy, path: &Path) -> Result<(), PlanError>
         )),
         None => Ok(()),
     }
+}
+
+/// What of the sandbox's own lies at a path, above or below it.
+fn taken<'p>(policy: &'p Policy, path: &Path) -> Option<&'p Path> {
+    let ours = ["/proc", "/dev", "/sys", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/run"].into_iter().map(Path::new);
+    let shown = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
+    ours.chain(shown).find(|taken| path.starts_with(taken) || taken.starts_with(path))
 }
 
 type ProgramPlan = (Vec<String>, Option<(PathBuf, String)>, Vec<PathBuf>);

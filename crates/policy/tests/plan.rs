@@ -13,7 +13,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
-    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, UserNamespaces, plan},
+    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, RootEntry, UserNamespaces, plan},
 };
 use stockade_protocol::LimitKey;
 
@@ -94,6 +94,47 @@ fn a_whitelist_changes_the_plan_and_its_hash_and_an_empty_one_does_not() {
     let after = planned(&policy, &facts(true), &code()).unwrap();
     assert!(text(&after).contains("\"egress\":{\"whitelist\":[\"10.0.5.0/24:443\"],\"resolver\":\"198.19.255.253\"}"));
     assert!(text(&after).contains("nameserver 198.19.255.253") && text(&after).contains("hosts: files dns"));
+}
+
+#[test]
+fn an_interpreter_is_planned_with_its_arguments_alone() {
+    let policy = load_shipped("default").unwrap();
+    let narrowing = Narrowing {
+        program: Program::Interpreter { runtime: String::from("PY") },
+        arguments: vec![String::from("-c"), String::from("1")],
+        scratch_alias: Some(PathBuf::from("/home/alice/work")),
+        ..in_scratch("/srv/work")
+    };
+    let plan = planned(&policy, &facts(true), &narrowing).unwrap();
+    assert_eq!((plan.argv.join(" ").as_str(), &plan.program_file), ("/usr/bin/python3 -c 1", &None));
+    let link = RootEntry::Link { target: PathBuf::from("home/alice/work"), to: PathBuf::from("/srv/work") };
+    assert_eq!(plan.root.last(), Some(&link));
+    let unknown = Narrowing { program: Program::Interpreter { runtime: String::from("cobol") }, ..code() };
+    refused(planned(&policy, &facts(true), &unknown), "unknown_language", true);
+}
+
+#[test]
+fn no_link_stands_where_something_of_the_sandbox_is() {
+    let policy = load_shipped("default").unwrap();
+    let without = planned(&policy, &facts(true), &in_scratch("/srv/work")).unwrap().root;
+    for alias in [
+        "/",
+        "/usr",
+        "/usr/bin/x",
+        "/etc/passwd",
+        "/bin",
+        "/lib64/x",
+        "/run/x",
+        "/tmp",
+        "/home/sandbox",
+        "/srv",
+        "/srv/work/x",
+        "/a/../b",
+        "a",
+    ] {
+        let narrowing = Narrowing { scratch_alias: Some(PathBuf::from(alias)), ..in_scratch("/srv/work") };
+        assert_eq!(planned(&policy, &facts(true), &narrowing).unwrap().root, without, "{alias}");
+    }
 }
 
 #[test]

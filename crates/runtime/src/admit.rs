@@ -105,6 +105,8 @@ pub enum Ask<'a> {
         arguments: &'a [String],
         /// The caller's variables that the policy accepts.
         environment: &'a BTreeMap<String, String>,
+        /// Another path by which the caller speaks of the scratch.
+        alias: Option<&'a Path>,
         /// On a terminal of its own.
         terminal: bool,
     },
@@ -216,12 +218,13 @@ impl<'a> Admission<'a> {
                 narrowing.terminal = terminal;
                 parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
             }
-            Ask::Interpreter { runtime, arguments, environment, terminal } => {
+            Ask::Interpreter { runtime, arguments, environment, alias, terminal } => {
                 // Neither can hold a NUL byte: both came through an execve.
                 check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
                 narrowing.program = Program::Interpreter { runtime: runtime.to_owned() };
                 narrowing.arguments = arguments.to_vec();
                 narrowing.environment = environment.clone();
+                narrowing.scratch_alias = alias.map(Path::to_path_buf);
                 narrowing.terminal = terminal;
                 parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
             }

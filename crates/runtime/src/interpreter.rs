@@ -17,8 +17,11 @@ use stockade_protocol::Verdict;
 use crate::{
     Ahead, Ask, CommandResult, Loaded, Options, Refusal,
     audit::{Subject, Trail},
-    caller, end_command, load_policy, relay,
+    caller, end_command, load_policy, relay, with_callers_rights,
 };
+
+/// Arguments that are looked at as paths.
+const MOST_LOOKED_AT: usize = 16;
 
 /// What a shim asks for.
 #[derive(Clone, Debug)]
@@ -54,13 +57,36 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         let accepted = |(name, _): &(&String, &String)| loaded.policy.environment.accepts(name);
         let environment = asked.variables.iter().filter(accepted).map(|(name, value)| (name.clone(), value.clone())).collect();
         let terminal = stockade_launcher::terminal::is_interactive();
-        let ask = Ask::Interpreter { runtime: &asked.runtime, arguments: &asked.arguments, environment: &environment, terminal };
+        let alias = alias(asked)?;
+        let ask = Ask::Interpreter {
+            runtime: &asked.runtime,
+            arguments: &asked.arguments,
+            environment: &environment,
+            alias: alias.as_deref(),
+            terminal,
+        };
         // Whoever runs a shim knows a time-out as SIGTERM, and waits for the pipes to close.
         let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
         relay(ask, loaded, &options, how, &trail, ahead).map_err(|refusal| of_directory(refusal, &asked.directory))
     };
     let came = run();
     end_command(trail, came)
+}
+
+/// The path by which the caller speaks of its working directory, where that leads there
+/// through links: of an argument such as a script's, or of the shell that it works in.
+///
+/// # Errors
+/// The caller's rights cannot be taken on.
+fn alias(asked: &Interpreter) -> Result<Option<PathBuf>, Refusal> {
+    let other = |path: &&Path| path.is_absolute() && !path.starts_with(&asked.directory);
+    let arguments = asked.arguments.iter().map(Path::new).filter(other).take(MOST_LOOKED_AT);
+    let candidates: Vec<&Path> = arguments.chain(asked.variables.get("PWD").map(Path::new).filter(other)).collect();
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let leads_here = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|real| real == asked.directory);
+    with_callers_rights(|| candidates.iter().flat_map(|path| path.ancestors()).find(leads_here).map(Path::to_path_buf))
 }
 
 /// A scratch that held them would let the code choose what the host runs next.

@@ -4,12 +4,12 @@
 
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use stockade_protocol::Limits;
 
-use super::{HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking};
+use super::{HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking, taken};
 use crate::{
     egress::RESOLVER,
     facts::{HostFacts, PathKind},
@@ -126,7 +126,19 @@ pub(super) fn plan_root(
     let text = if online == 1 { String::from("0\n") } else { format!("0-{}\n", online - 1) };
     root.file("/sys/devices/system/cpu/online", 0o444, text);
     root.directory(&scratch.path, 0o755);
+    if let Some(alias) = narrowing.scratch_alias.as_ref().filter(|alias| is_free(alias, policy, scratch, &root)) {
+        root.parent(alias);
+        root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
+    }
     Ok((root.entries, writable))
+}
+
+/// Whether a link to scratch can stand there. Where it cannot, the path is not there, as
+/// none of the host's is.
+fn is_free(alias: &Path, policy: &Policy, scratch: &ScratchPlan, root: &RootBuilder) -> bool {
+    let plain = alias.is_absolute() && alias.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
+    let apart = !alias.starts_with(&scratch.path) && !scratch.path.starts_with(alias);
+    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| made.starts_with(alias))
 }
 
 /// Only programs of the operating system and of named interpreters may be run; binds
