@@ -132,7 +132,8 @@ fn open(file: &Path) -> io::Result<Option<(PathBuf, Vec<String>)>> {
 pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     let file = shim.file.as_ref().context("this is for the first line of a shim, which `stockade shim install` makes")?;
     let of_file = || format!("the shim {}", file.display());
-    let (_, lines) = open(file).with_context(of_file)?.ok_or_else(|| anyhow!("it is no shim")).with_context(of_file)?;
+    let opened = stockade_runtime::with_callers_rights(|| open(file))?;
+    let (_, lines) = opened.with_context(of_file)?.ok_or_else(|| anyhow!("it is no shim")).with_context(of_file)?;
     let said = Said::read(&lines).with_context(of_file)?;
     let arguments: Result<Vec<String>, OsString> = shim.arguments.iter().cloned().map(OsString::into_string).collect();
     let arguments = match arguments {
