@@ -2,6 +2,7 @@
 
 mod bytes;
 mod logs;
+mod replies;
 mod speech;
 mod texts;
 mod words;
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     texts::LINE,
     words::HINTS,
     logs::AUDIT,
+    replies::REPLY,
 ];
 
 /// A target with a planted fault, for the fuzzer's own trial: a blind one never finds it.

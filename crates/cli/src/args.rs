@@ -138,6 +138,20 @@ pub(crate) struct Exec {
     /// Have it run by the server behind this socket, whose name says the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
+    /// Read a model's reply and run its fenced blocks, in order and in one scratch
+    ///
+    /// The word behind a fence says the language, `# filename: x.py` in a block's first line
+    /// has it written to that file too. Blocks without a language and those of what is no
+    /// code (text, json, …) are not run. The first block that fails is the last. The result
+    /// is that of the last block, with the output of all; `blocks` has each block's own.
+    #[arg(long, conflicts_with_all = ["socket", "dry_run"])]
+    pub(crate) markdown: bool,
+    /// With --markdown: run the last block only
+    #[arg(long, requires = "markdown")]
+    pub(crate) last: bool,
+    /// With --markdown: print `exitcode: 0 (execution succeeded)` and the output under it
+    #[arg(long, requires = "markdown")]
+    pub(crate) text: bool,
 }
 
 #[derive(Args, Debug)]

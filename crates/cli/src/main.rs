@@ -97,6 +97,9 @@ impl From<&PolicyChoice> for Options {
 }
 
 fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
+    if exec.markdown {
+        return exec_markdown(exec);
+    }
     let options = Options::from(&exec.sandbox);
     let bytes = match admit::read_request(io::stdin().lock()) {
         Ok(bytes) => bytes,
@@ -116,6 +119,25 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     warn_of_degraded(&report);
     warn_of_audit(&report);
     print_report(&report)
+}
+
+/// A model's reply in place of a request: a companion reads it, and has this program run
+/// its blocks in a session.
+fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
+    let flags = [(exec.last, "--last"), (exec.text, "--text"), (true, "--")];
+    let mut arguments: Vec<OsString> = flags.iter().filter(|(given, _)| *given).map(|(_, flag)| flag.into()).collect();
+    let sandbox = &exec.sandbox;
+    arguments.extend(sandbox.policy.iter().flat_map(|policy| ["--policy".into(), policy.into()]));
+    arguments.extend(sandbox.scratch.iter().flat_map(|scratch| ["--scratch".into(), scratch.into()]));
+    arguments.extend(sandbox.runtimes.iter().flat_map(|(name, path)| {
+        let mut pair = OsString::from(format!("{name}="));
+        pair.push(path);
+        ["--runtime".into(), pair]
+    }));
+    match companion::become_companion("stockade-markdown", arguments) {
+        Ok(never) => match never {},
+        Err(error) => print_report(&Report::refused(Verdict::SandboxError, "companion_missing", format!("{error:#}"))),
+    }
 }
 
 /// The same by way of a socket.
@@ -304,7 +326,7 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "exec-socket", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = ["exec", "exec-socket", "exec-markdown", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

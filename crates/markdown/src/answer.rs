@@ -1,0 +1,108 @@
+//! What is printed: one result for all blocks, and each block's own in `blocks`.
+//!
+//! The result is that of the last block that was run, which says what ended the reply, with
+//! the output of all of them. Nothing of a block's own result is changed.
+
+use serde_json::{Map, Value, json};
+use stockade_markdown::Block;
+use stockade_protocol::Report;
+
+/// What became of one block.
+pub(crate) enum Given {
+    /// The result of its run.
+    Result(Map<String, Value>),
+    /// It was not run, for this reason.
+    NotRun(&'static str),
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Answer {
+    /// The result so far; before any block has run there is none.
+    result: Option<Map<String, Value>>,
+    output: String,
+    error: String,
+    /// What agents are used to read: of each block stderr, then stdout.
+    mixed: String,
+    duration_ms: u64,
+    started: bool,
+    blocks: Vec<Value>,
+}
+
+impl Answer {
+    /// The answer where no block was run at all.
+    pub(crate) fn of(report: &Report) -> Self {
+        let mut answer = Answer::default();
+        answer.take(as_map(report));
+        answer
+    }
+
+    /// Adds what became of the next block.
+    pub(crate) fn add(&mut self, block: &Block, given: Given) {
+        let (ran, why, result) = match given {
+            Given::Result(result) => {
+                self.take(result.clone());
+                (true, Value::Null, Value::Object(result))
+            }
+            Given::NotRun(why) => (false, Value::from(why), Value::Null),
+        };
+        self.blocks.push(json!({
+            "line": block.line, "language": block.language, "file": block.file, "ran": ran, "why": why, "result": result,
+        }));
+    }
+
+    fn take(&mut self, result: Map<String, Value>) {
+        let words = |key: &str| result.get(key).and_then(Value::as_str).unwrap_or_default();
+        self.output.push_str(words("output"));
+        self.error.push_str(words("error"));
+        self.mixed.push_str(words("error"));
+        self.mixed.push_str(words("output"));
+        self.duration_ms += result.get("duration_ms").and_then(Value::as_u64).unwrap_or(0);
+        self.started |= result.get("started") == Some(&Value::Bool(true));
+        self.result = Some(result);
+    }
+
+    /// A block that was run did not succeed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.result.as_ref().is_some_and(|result| result.get("success") != Some(&Value::Bool(true)))
+    }
+
+    fn field(&self, key: &str) -> Option<&Value> {
+        self.result.as_ref().and_then(|result| result.get(key))
+    }
+
+    /// One line.
+    pub(crate) fn json(&self) -> String {
+        let mut all = self.result.clone().unwrap_or_default();
+        all.insert(String::from("output"), Value::from(self.output.as_str()));
+        all.insert(String::from("error"), Value::from(self.error.as_str()));
+        all.insert(String::from("duration_ms"), Value::from(self.duration_ms));
+        all.insert(String::from("started"), Value::from(self.started));
+        all.insert(String::from("blocks"), Value::from(self.blocks.clone()));
+        format!("{}\n", Value::Object(all))
+    }
+
+    /// As the agents of AG2 and AutoGen word it.
+    pub(crate) fn text(&self) -> String {
+        let code = self.field("code").and_then(Value::as_i64).unwrap_or(125);
+        let how = if self.has_failed() { "failed" } else { "succeeded" };
+        format!("exitcode: {code} (execution {how})\nCode output: {}\n", self.mixed.trim_end_matches('\n'))
+    }
+
+    /// The exit status, as that of `exec`.
+    pub(crate) fn status(&self) -> u8 {
+        match self.field("verdict").and_then(Value::as_str) {
+            Some("bad_request") => 2,
+            Some("sandbox_error") | None => 125,
+            Some(_) => 0,
+        }
+    }
+}
+
+/// A result as a client of `exec` reads it.
+pub(crate) fn as_map(report: &Report) -> Map<String, Value> {
+    match serde_json::to_value(report) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}

@@ -1,0 +1,121 @@
+//! The companion program `stockade-markdown`: what `stockade exec --markdown` becomes.
+//!
+//! Reads a reply from stdin, has its blocks run by `stockade session`, one after the other in
+//! one scratch until one fails, and prints one result. It holds no rights and judges nothing:
+//! policy, languages and file names are the session's to refuse. Nothing but the answer is
+//! ever on stdout.
+#![forbid(unsafe_code)]
+
+mod answer;
+mod session;
+
+use std::{
+    ffi::OsString,
+    io::{self, Read, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use answer::{Answer, Given};
+use session::Session;
+use stockade_markdown::{Block, read};
+use stockade_protocol::{Report, Verdict};
+
+/// The largest reply, as the largest request.
+const LARGEST_REPLY: u64 = 64 << 20;
+
+/// What `stockade exec --markdown` says.
+#[derive(Default)]
+struct Arguments {
+    program: PathBuf,
+    program_version: OsString,
+    last: bool,
+    text: bool,
+    session: Vec<OsString>,
+}
+
+impl Arguments {
+    fn of_process() -> Option<Self> {
+        let mut arguments = Arguments::default();
+        let mut words = std::env::args_os().skip(1);
+        while let Some(word) = words.next() {
+            match word.to_str()? {
+                "--program" => arguments.program = words.next()?.into(),
+                "--program-version" => arguments.program_version = words.next()?,
+                "--last" => arguments.last = true,
+                "--text" => arguments.text = true,
+                "--" => arguments.session = words.by_ref().collect(),
+                _ => return None,
+            }
+        }
+        arguments.program.is_absolute().then_some(arguments)
+    }
+}
+
+fn main() -> ExitCode {
+    let Some(arguments) = Arguments::of_process() else {
+        let _unheard = writeln!(io::stderr(), "stockade-markdown: started by `stockade exec --markdown` and by nothing else");
+        return ExitCode::from(2);
+    };
+    let answer = run(&arguments);
+    let printed = if arguments.text { answer.text() } else { answer.json() };
+    let written = io::stdout().write_all(printed.as_bytes()).and_then(|()| io::stdout().flush());
+    match written {
+        Ok(()) => ExitCode::from(answer.status()),
+        Err(error) => {
+            let _unheard = writeln!(io::stderr(), "stockade: write the answer to stdout: {error}");
+            ExitCode::from(125)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Answer {
+    let begin = || -> Result<_, Box<Report>> {
+        check_version(arguments)?;
+        let blocks = read(&read_reply()?).map_err(|error| bad_request(error.reason(), &error))?;
+        Ok((blocks, Session::start(&arguments.program, &arguments.session)?))
+    };
+    match begin() {
+        Ok((blocks, session)) => run_blocks(&blocks, arguments.last, session),
+        Err(report) => Answer::of(&report),
+    }
+}
+
+fn bad_request(reason: &str, why: &dyn std::fmt::Display) -> Box<Report> {
+    Box::new(Report::refused(Verdict::BadRequest, reason, why.to_string()))
+}
+
+fn check_version(arguments: &Arguments) -> Result<(), Box<Report>> {
+    let own = env!("CARGO_PKG_VERSION");
+    if arguments.program_version == own {
+        return Ok(());
+    }
+    let (program, other) = (arguments.program.display(), arguments.program_version.display());
+    let message = format!("stockade-markdown is of version {own} and {program} of version {other}; install both from one package");
+    Err(Box::new(Report::refused(Verdict::SandboxError, "companion_version", message)))
+}
+
+fn read_reply() -> Result<Vec<u8>, Box<Report>> {
+    let mut reply = Vec::new();
+    match io::stdin().lock().take(LARGEST_REPLY + 1).read_to_end(&mut reply) {
+        Ok(_) if reply.len() as u64 <= LARGEST_REPLY => Ok(reply),
+        Ok(_) => Err(bad_request("reply_too_large", &"the reply is larger than 64 MiB")),
+        Err(error) => Err(bad_request("reply_unreadable", &format!("the reply cannot be read: {error}"))),
+    }
+}
+
+fn run_blocks(blocks: &[Block], last: bool, mut session: Session) -> Answer {
+    let chosen = blocks.iter().rposition(|block| block.is_no_code().is_none());
+    let mut answer = Answer::default();
+    for (index, block) in blocks.iter().enumerate() {
+        let given = match block.is_no_code() {
+            Some(why) => Given::NotRun(why),
+            None if last && chosen != Some(index) => Given::NotRun("not_last"),
+            None if answer.has_failed() => Given::NotRun("after_failure"),
+            None => Given::Result(session.run(block)),
+        };
+        answer.add(block, given);
+    }
+    session.end();
+    answer
+}
