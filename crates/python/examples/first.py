@@ -8,3 +8,8 @@ print(result.output, end="")
 # A program that fails is a result too; its verdict says what ended it.
 result = stockade.run("import time; print('working'); time.sleep(60)", timeout=0.5)
 print(result.output.strip(), result.code, result.verdict)
+
+# In a session files persist from run to run, and no process does.
+with stockade.Session() as session:
+    session.run("open('note', 'w').write('kept')")
+    print(session.read_file("note").decode())

@@ -87,6 +87,16 @@ def test_no_word_is_forbidden_because_the_sandbox_decides(work_dir: Path):
         run(LocalCommandLineCodeExecutor(work_dir=work_dir), block)
 
 
+@pytest.mark.root_too
+def test_without_a_directory_the_blocks_share_a_session():
+    executor = StockadeCodeExecutor()
+    assert run(executor, ("sh", "echo kept > n"), ("sh", "cat n")).output == "kept\n"
+    assert run(executor, ("sh", "cat n")).output == "kept\n"
+    executor.restart()
+    assert run(executor, ("sh", "ls n 2>/dev/null || echo none")).output == "none\n"
+    executor.close()
+
+
 def test_a_timeout_is_on_time_although_a_child_holds_the_pipe(work_dir: Path):
     begin = time.monotonic()
     result = run(StockadeCodeExecutor(timeout=1, work_dir=work_dir), ("bash", "echo begun; sleep 60 & sleep 60"))

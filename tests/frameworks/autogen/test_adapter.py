@@ -207,14 +207,19 @@ async def test_the_frameworks_tool_runs_with_it(work_dir: Path):
     assert tool.return_value_as_string(answer) == "42\n"
 
 
-async def test_without_a_directory_a_temporary_one_is_made_and_removed(as_root: bool):
+@pytest.mark.root_too
+async def test_without_a_directory_the_blocks_share_a_session():
     async with StockadeCodeExecutor() as executor:
-        place = executor.work_dir
-        result = await run(executor, ("sh", "echo kept > n"), ("sh", "cat n"))
-        assert result.output == "kept\n"
+        assert executor.work_dir is None
+        result = await run(
+            executor, ("sh", "# filename: say.sh\necho kept > n"), ("sh", "cat n; sh say.sh; ls n say.sh")
+        )
+        assert result.output == "kept\nn\nsay.sh\n"
+        assert (await run(executor, ("sh", "cat n"))).output == "kept\n"
         await executor.restart()
-        assert not (executor.work_dir / "n").exists()
-    assert not place.exists()
+        assert (await run(executor, ("sh", "ls n 2>/dev/null || echo none"))).output == "none\n"
+    assert (await run(executor, ("sh", "echo begun anew"))).output == "begun anew\n"
+    await executor.stop()
 
 
 async def test_what_the_caller_got_wrong_is_raised(work_dir: Path):

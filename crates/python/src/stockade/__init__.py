@@ -6,7 +6,8 @@
 
 A program that fails is a `Result`; an error is raised only where no sandbox came to
 stand. Adapters for agent frameworks are modules beside this one, which import their
-framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`.
+framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`,
+`stockade.deepagents`, `stockade.inspect`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
+from ._operations import FileEntry
 from ._result import CollectedFile, Denial, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
+from ._session import AsyncSession, Session
 
 if TYPE_CHECKING:
     import os
@@ -27,10 +30,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncSession",
     "AsyncStockade",
     "BadRequest",
     "CollectedFile",
     "Denial",
+    "FileEntry",
     "Layer",
     "NotInstalled",
     "PerStream",
@@ -38,6 +43,7 @@ __all__ = [
     "Receipt",
     "Result",
     "SandboxError",
+    "Session",
     "SessionEnded",
     "Stockade",
     "StockadeError",

@@ -67,7 +67,7 @@ class Collected:
         self.exit_code = 1
 
 
-def options(language: str, code: str, work_dir: str | None, timeout: float) -> RunOptions:
+def options(language: str, code: str, work_dir: str, timeout: float) -> RunOptions:
     """How a block is run; raises `NotInWorkspace`."""
     # For these frameworks `shell` is sh; the program takes it for Bash.
     chosen: RunOptions = {"language": "sh" if language.lower() == "shell" else language, "timeout": timeout}
@@ -77,14 +77,12 @@ def options(language: str, code: str, work_dir: str | None, timeout: float) -> R
     return chosen
 
 
-def _file_name(code: str, work_dir: str | None) -> str | None:
+def _file_name(code: str, work_dir: str) -> str | None:
     named = _FILE_NAME.match(code.split("\n", 1)[0])
     if named is None:
         return None
     name = named[1]
     if os.path.isabs(name):
-        if work_dir is None:
-            raise NotInWorkspace
         name = os.path.relpath(name, work_dir)
     name = os.path.normpath(name)
     if name == "." or name.split(os.sep)[0] == "..":

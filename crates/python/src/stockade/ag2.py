@@ -8,7 +8,6 @@ this one lets the sandbox decide.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from . import _blocks
 from ._errors import BadRequest, NotInstalled
 from ._exec import Stockade
+from ._session import Session
 
 try:
     from autogen.coding import CodeBlock, CodeExtractor, CodeResult, MarkdownCodeExtractor
@@ -33,7 +33,8 @@ class StockadeCodeExecutor:
 
     For `code_execution_config={"executor": StockadeCodeExecutor(…)}`. `timeout` is for
     each block, in seconds. `work_dir` is a directory of the host, which is made if it is
-    missing; without it a temporary one lives as long as the executor.
+    missing; without it the blocks share the private files of a session, which lives from
+    the first block to close().
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class StockadeCodeExecutor:
         # Says at once if there is no program.
         Stockade(**self._options)
         self._work_dir = None if work_dir is None else Path(work_dir).absolute()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._session: Session | None = None
 
     @property
     def code_extractor(self) -> CodeExtractor:
@@ -66,23 +67,28 @@ class StockadeCodeExecutor:
         return self._timeout
 
     @property
-    def work_dir(self) -> Path:
-        """Where the code works; a temporary directory is made when it is first asked for."""
+    def work_dir(self) -> Path | None:
+        """The directory of the host where the code works, if there is one."""
+        return self._work_dir
+
+    def _runner(self) -> tuple[Stockade | Session, str]:
+        """What runs the blocks, and their working directory."""
         if self._work_dir is not None:
             self._work_dir.mkdir(exist_ok=True)
-            return self._work_dir
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="stockade-ag2-")
-        return Path(self._temporary.name)
+            return Stockade(scratch=self._work_dir, **self._options), str(self._work_dir)
+        if self._session is None:
+            session = Session(**self._options)
+            session.start()
+            self._session = session
+        return self._session, self._session.scratch
 
     def execute_code_blocks(self, code_blocks: list[CodeBlock]) -> CodeResult:
         """Runs the blocks until one fails."""
-        work_dir = self.work_dir
-        stockade = Stockade(scratch=work_dir, **self._options)
+        stockade, work_dir = self._runner()
         collected = _blocks.Collected()
         for block in code_blocks:
             try:
-                options = _blocks.options(block.language, block.code, str(work_dir), self.timeout)
+                options = _blocks.options(block.language, block.code, work_dir, self.timeout)
             except _blocks.NotInWorkspace:
                 return CodeResult(exit_code=1, output="Filename is not in the workspace")
             try:
@@ -94,7 +100,11 @@ class StockadeCodeExecutor:
         return CodeResult(exit_code=collected.exit_code, output=collected.output)
 
     def restart(self) -> None:
-        """Empties the temporary working directory; a given one is the caller's and stays."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        """Ends the session; a working directory of the host is the caller's and stays."""
+        self.close()
+
+    def close(self) -> None:
+        """The same: the next block begins another session."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None

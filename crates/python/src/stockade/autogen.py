@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from . import _blocks, _framework
 from ._errors import BadRequest
 from ._exec import AsyncStockade
 from ._result import Result
+from ._session import AsyncSession
 
 _framework.require("autogen-core", "0.7", "0.8")
 
@@ -52,8 +52,9 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
     """Runs each code block in a sandbox of its own, in one working directory.
 
     `timeout` is for each block, in seconds. `work_dir` is a directory of the host, which
-    is made if it is missing; without it a temporary one lives from start to stop.
-    `policy` and `runtimes` are as for `stockade.Stockade`.
+    is made if it is missing; without it the blocks share the private files of a session,
+    which lives from the first block to stop(). `policy` and `runtimes` are as for
+    `stockade.Stockade`.
     """
 
     component_config_schema = StockadeCodeExecutorConfig
@@ -82,7 +83,7 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
         # Says at once if there is no program.
         AsyncStockade(**self._options)
         self._work_dir = None if work_dir is None else Path(work_dir).absolute()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._session: AsyncSession | None = None
 
     @property
     def timeout(self) -> float:
@@ -90,25 +91,30 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
         return self._config.timeout
 
     @property
-    def work_dir(self) -> Path:
-        """Where the code works; a temporary directory is made when it is first asked for."""
+    def work_dir(self) -> Path | None:
+        """The directory of the host where the code works, if there is one."""
+        return self._work_dir
+
+    async def _runner(self) -> tuple[AsyncStockade | AsyncSession, str]:
+        """What runs the blocks, and their working directory."""
         if self._work_dir is not None:
             self._work_dir.mkdir(exist_ok=True)
-            return self._work_dir
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="stockade-autogen-")
-        return Path(self._temporary.name)
+            return AsyncStockade(scratch=self._work_dir, **self._options), str(self._work_dir)
+        if self._session is None:
+            session = AsyncSession(**self._options)
+            await session.start()
+            self._session = session
+        return self._session, self._session.scratch
 
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> StockadeCodeResult:
         """Runs the blocks until one fails. Cancelled by the token, it says 125."""
-        work_dir = self.work_dir
-        stockade = AsyncStockade(scratch=work_dir, **self._options)
+        stockade, work_dir = await self._runner()
         collected = _blocks.Collected()
         for block in code_blocks:
             try:
-                options = _blocks.options(block.language, block.code, str(work_dir), self.timeout)
+                options = _blocks.options(block.language, block.code, work_dir, self.timeout)
             except _blocks.NotInWorkspace:
                 return StockadeCodeResult(1, "Filename is not in the workspace", tuple(collected.results))
             run = asyncio.ensure_future(stockade.run(block.code, **options))
@@ -128,17 +134,17 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
         return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results))
 
     async def start(self) -> None:
-        """Makes the working directory."""
-        _ = self.work_dir
+        """Makes the working directory, or begins the session."""
+        await self._runner()
 
     async def stop(self) -> None:
-        """Removes the temporary working directory, if there is one."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        """Ends the session, if there is one; a working directory of the host stays."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def restart(self) -> None:
-        """Empties the temporary working directory; a given one is the caller's and stays."""
+        """Empties the session; a working directory of the host is the caller's and stays."""
         await self.stop()
         await self.start()
 

@@ -1,0 +1,393 @@
+"""Sessions: requests one after the other, whose files persist while no process does.
+
+A session is one process, `stockade session`, that is spoken to in lines of JSON. When it
+is gone, everything that it kept is gone, and each further call says why. One request is
+under way at a time; others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from . import _operations, _program, _request
+from ._errors import SessionEnded
+from ._exec import PATIENCE, Configuration, to_the_end
+from ._operations import FileEntry, Operation
+from ._result import Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from ._request import RunOptions
+
+T = TypeVar("T")
+
+_CANCEL = b'{"op":"cancel"}\n'
+
+
+class _Session(Configuration):
+    """What both kinds have in common."""
+
+    _facts: Mapping[str, Any] | None = None
+    _why_ended = "it has not been started: use it in a `with` statement, or call start()"
+    _remarks: IO[bytes] | None = None
+
+    @property
+    def scratch(self) -> str:
+        """The working directory as the code sees it."""
+        return str(self._begun().get("scratch"))
+
+    @property
+    def home(self) -> str:
+        """The home directory as the code sees it."""
+        return str(self._begun().get("home"))
+
+    def _begun(self) -> Mapping[str, Any]:
+        if self._facts is None:
+            raise self._ended()
+        return self._facts
+
+    def _ended(self) -> SessionEnded:
+        return SessionEnded(
+            f"the session is not running: {self._why_ended}; start another, its files begin anew",
+            reason="session_ended",
+        )
+
+    def _note_end(self, status: int | None) -> None:
+        """Keeps what is known of an end that nobody asked for."""
+        words = b""
+        if self._remarks is not None:
+            self._remarks.seek(0)
+            words = self._remarks.read()[-4096:]
+        said = words.decode("utf-8", "replace").splitlines()
+        # What it runs without is in each receipt, and explains no end.
+        last = " ".join(line for line in said if not line.startswith("stockade: running without"))
+        how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        self._why_ended = f"its process ended with {how}" + (f" ({last})" if last else "")
+
+    def _close_remarks(self) -> None:
+        if self._remarks is not None:
+            self._remarks.close()
+            self._remarks = None
+
+
+class Session(_Session):
+    """A session that blocks its caller. Threads may share it; they wait for each other."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __init__(self, **configuration: Any) -> None:
+        """Takes what `Stockade` takes; starts nothing yet."""
+        super().__init__(**configuration)
+        self._lock = threading.Lock()
+        self._buffer = bytearray()
+
+    def start(self) -> None:
+        """Starts the session, unless it runs."""
+        with self._lock:
+            if self._process is not None:
+                return
+            _program.require(self.program, "session")
+            self._remarks = tempfile.TemporaryFile()
+            self._buffer.clear()
+            self._process = subprocess.Popen(
+                self.command_line("session"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._remarks,
+                bufsize=0,
+            )
+            try:
+                self._facts = _operations.ready(self._receive(None))
+            except BaseException:
+                self._end(kill=True)
+                raise
+
+    def close(self) -> None:
+        """Ends the session, and with it what it kept. Calling it again does nothing."""
+        with self._lock:
+            if self._process is not None:
+                self._why_ended = "it was closed"
+                self._end(kill=False)
+
+    def __enter__(self) -> Self:
+        """Starts it."""
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+        """Runs `code` among the session's files and returns its result.
+
+        Ctrl-C, or whatever else ends the call early, ends the run and not the session.
+        """
+        return self._carry_out(_operations.run(code, options))
+
+    def write_file(self, path: str, content: str | bytes, *, append: bool = False) -> int:
+        """Writes a file below the scratch, home or /tmp and returns its size."""
+        return self._carry_out(_operations.write(path, content, append))
+
+    def read_file(self, path: str, *, limit: int | None = None) -> bytes:
+        """Reads a file; one larger than `limit` is refused. Links are never followed."""
+        return self._carry_out(_operations.read(path, limit))
+
+    def list_files(self, path: str | None = None, *, recursive: bool = False) -> list[FileEntry]:
+        """Lists a directory, by default the scratch."""
+        return self._carry_out(_operations.list_files(path, recursive))
+
+    def reset(self) -> None:
+        """Empties scratch, home and /tmp; a scratch of the host's is not touched."""
+        self._carry_out(_operations.reset())
+
+    def _carry_out(self, operation: Operation[T]) -> T:
+        with self._lock:
+            self._begun()
+            try:
+                request = next(operation)
+                while True:
+                    request = operation.send(self._ask(request))
+            except StopIteration as done:
+                value: T = done.value
+                return value
+
+    def _ask(self, request: Mapping[str, object]) -> Mapping[str, Any]:
+        # Refused before anything is sent, or the next line would be half of this one.
+        line = _request.encode(request)
+        sent = False
+        try:
+            self._send(line)
+            sent = True
+            return self._receive(None)
+        except SessionEnded:
+            raise
+        except BaseException:
+            # The answers to both lines are taken, or they would be another request's.
+            try:
+                if not sent:
+                    raise SessionEnded("half a line was sent", reason="session_ended")
+                self._send(_CANCEL)
+                deadline = time.monotonic() + PATIENCE
+                while self._receive(deadline).get("op") != "cancel":
+                    pass
+            except SessionEnded:
+                if self._process is not None:
+                    self._why_ended = "a call was interrupted, and it did not take notice"
+                    self._end(kill=True)
+            raise
+
+    def _send(self, line: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[self._process.stdin.write(rest) or 0 :]
+        except BrokenPipeError:
+            raise self._lost() from None
+
+    def _receive(self, deadline: float | None) -> Mapping[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        source, scanned = self._process.stdout, 0
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        while (end := self._buffer.find(b"\n", scanned)) < 0:
+            scanned = len(self._buffer)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not poll.poll(left):
+                raise SessionEnded("the session does not answer", reason="session_ended")
+            part = os.read(source.fileno(), 1 << 20)
+            if not part:
+                raise self._lost()
+            self._buffer += part
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+    def _lost(self) -> SessionEnded:
+        assert self._process is not None
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._note_end(self._process.wait())
+        self._end(kill=True)
+        return self._ended()
+
+    def _end(self, *, kill: bool) -> None:
+        process, self._process, self._facts = self._process, None, None
+        if process is not None:
+            if kill:
+                process.kill()
+            try:
+                # Closes its stdin, at which a session ends, and takes what it still says.
+                process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        self._close_remarks()
+
+
+class AsyncSession(_Session):
+    """A session for asyncio. Cancelling a task that waits for a run ends the run."""
+
+    _process: asyncio.subprocess.Process | None = None
+
+    def __init__(self, **configuration: Any) -> None:
+        """Takes what `AsyncStockade` takes; starts nothing yet."""
+        super().__init__(**configuration)
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Starts the session, unless it runs."""
+        async with self._lock:
+            if self._process is not None:
+                return
+            _program.require(self.program, "session")
+            self._remarks = tempfile.TemporaryFile()
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command_line("session"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._remarks,
+                # How long an answer may be: collected files and both streams in base64.
+                limit=1 << 30,
+            )
+            try:
+                self._facts = _operations.ready(await self._receive())
+            except BaseException:
+                await to_the_end(self._end(kill=True), self._process)
+                raise
+
+    async def close(self) -> None:
+        """Ends the session, and with it what it kept. Calling it again does nothing."""
+        async with self._lock:
+            if self._process is not None:
+                self._why_ended = "it was closed"
+                await to_the_end(self._end(kill=False), self._process)
+
+    async def __aenter__(self) -> Self:
+        """Starts it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Closes it."""
+        await self.close()
+
+    async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
+        """Runs `code` among the session's files and returns its result."""
+        return await self._carry_out(_operations.run(code, options))
+
+    async def write_file(self, path: str, content: str | bytes, *, append: bool = False) -> int:
+        """Writes a file below the scratch, home or /tmp and returns its size."""
+        return await self._carry_out(_operations.write(path, content, append))
+
+    async def read_file(self, path: str, *, limit: int | None = None) -> bytes:
+        """Reads a file; one larger than `limit` is refused. Links are never followed."""
+        return await self._carry_out(_operations.read(path, limit))
+
+    async def list_files(self, path: str | None = None, *, recursive: bool = False) -> list[FileEntry]:
+        """Lists a directory, by default the scratch."""
+        return await self._carry_out(_operations.list_files(path, recursive))
+
+    async def reset(self) -> None:
+        """Empties scratch, home and /tmp; a scratch of the host's is not touched."""
+        await self._carry_out(_operations.reset())
+
+    async def _carry_out(self, operation: Operation[T]) -> T:
+        async with self._lock:
+            self._begun()
+            try:
+                request = next(operation)
+                while True:
+                    request = operation.send(await self._ask(request))
+            except StopIteration as done:
+                value: T = done.value
+                return value
+
+    async def _ask(self, request: Mapping[str, object]) -> Mapping[str, Any]:
+        line = _request.encode(request)
+        process = self._process
+        assert process is not None
+        try:
+            # The transport takes the whole line at once, however long the pipe needs.
+            await self._send(line)
+            return await self._receive()
+        except SessionEnded:
+            raise
+        except BaseException:
+            await to_the_end(self._cancel(process), process)
+            raise
+
+    async def _cancel(self, process: asyncio.subprocess.Process) -> None:
+        """Takes the answers to both lines, or they would be another request's."""
+
+        async def both() -> None:
+            await self._send(_CANCEL)
+            while (await self._receive()).get("op") != "cancel":
+                pass
+
+        try:
+            await asyncio.wait_for(both(), PATIENCE)
+        except (SessionEnded, asyncio.TimeoutError):
+            if self._process is not None:
+                self._why_ended = "a call was cancelled, and it did not take notice"
+                await self._end(kill=True)
+
+    async def _send(self, line: bytes) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            await self._process.stdin.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            raise await self._lost() from None
+
+    async def _receive(self) -> Mapping[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise await self._lost()
+        answer: Mapping[str, Any] = json.loads(line)
+        return answer
+
+    async def _lost(self) -> SessionEnded:
+        process = self._process
+        assert process is not None
+        try:
+            await asyncio.wait_for(process.wait(), PATIENCE)
+        except asyncio.TimeoutError:
+            process.kill()
+        self._note_end(await process.wait())
+        await self._end(kill=True)
+        return self._ended()
+
+    async def _end(self, *, kill: bool) -> None:
+        process, self._process, self._facts = self._process, None, None
+        if process is not None:
+            if kill and process.returncode is None:
+                process.kill()
+            assert process.stdin is not None
+            # At the end of its stdin a session ends.
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.communicate(), PATIENCE)
+            except asyncio.TimeoutError:
+                process.kill()
+                await process.wait()
+            # Lines that it did not take any more are nobody's concern.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                await process.stdin.wait_closed()
+        self._close_remarks()
