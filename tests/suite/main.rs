@@ -33,6 +33,7 @@ mod filters;
 mod host_ids;
 mod kernel;
 mod load;
+mod markdown;
 mod meta;
 mod misdeeds;
 mod policies;
@@ -70,6 +71,7 @@ fn main() -> std::process::ExitCode {
         workloads::TESTS,
         run::TESTS,
         shims::TESTS,
+        markdown::TESTS,
         cleanup::TESTS,
         sessions::TESTS,
         audit::TESTS,

@@ -326,7 +326,8 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features = ["exec", "exec-socket", "exec-markdown", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features =
+            ["exec", "exec-socket", "exec-markdown", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

@@ -209,7 +209,7 @@ mod tests {
     fn a_line_to_cancel_means_the_first_request_that_has_not_ended_or_the_one_it_names() {
         let mut signals = Signals::block().unwrap();
         let mut queue = Queue::new(&mut signals);
-        let mut told = |queue: &mut Queue<'_>, line: &str| {
+        let told = |queue: &mut Queue<'_>, line: &str| {
             queue.add(line.as_bytes());
             queue.complete();
         };
