@@ -12,8 +12,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PROGRAMS = ("stockade", "stockade-mcp", "stockade-screen")
-
 
 class BuildHook(BuildHookInterface):
     """Called by hatchling."""
@@ -23,11 +21,13 @@ class BuildHook(BuildHookInterface):
         directory = os.environ.get("STOCKADE_PROGRAMS")
         if not directory:
             return
-        present = [name for name in PROGRAMS if (Path(directory) / name).is_file()]
-        if "stockade" not in present:
+        programs = [
+            one for one in Path(directory).iterdir() if one.name == "stockade" or one.name.startswith("stockade-")
+        ]
+        if "stockade" not in {program.name for program in programs}:
             raise FileNotFoundError(f"STOCKADE_PROGRAMS: there is no program `stockade` in {directory}")
-        for name in present:
-            build_data["force_include"][str(Path(directory, name).resolve())] = f"stockade/bin/{name}"
+        for program in programs:
+            build_data["force_include"][str(program.resolve())] = f"stockade/bin/{program.name}"
         build_data["pure_python"] = False
         # The programs are static: any libc will do.
         build_data["tag"] = "py3-none-manylinux_2_17_x86_64.musllinux_1_1_x86_64"
