@@ -139,3 +139,12 @@ class Agent:
 @pytest.fixture
 def agent() -> Agent:
     return Agent()
+
+
+@pytest.fixture
+def shims(tmp_path: Path) -> Path:
+    """Shims of the host's interpreters, in a directory of their own."""
+    place = tmp_path / "shims"
+    place.mkdir()
+    subprocess.run([os.environ["STOCKADE"], "shim", "install", place], check=True, capture_output=True, timeout=120)
+    return place
