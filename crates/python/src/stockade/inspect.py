@@ -153,7 +153,7 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
             options["timeout"] = timeout
         result = await self._run(_launch(cmd, self._path(cwd or "."), env or {}, input_file), [], options)
         if result.verdict == Verdict.WALL_TIMEOUT:
-            raise TimeoutError(f"{cmd[0]} did not end within {timeout} seconds")
+            raise TimeoutError(f"{cmd[0]} did not end within {result.limits.get('wall_ms')} ms")
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         for stream, size in ((result.output, result.total_bytes.output), (result.error, result.total_bytes.error)):
             if size > limit:
