@@ -14,7 +14,7 @@ from inspect_ai.solver import TaskState, generate, use_tools
 from inspect_ai.tool import python
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError, SandboxUserUnsupportedError, sandbox
 
-from stockade.inspect import StockadeSandboxConfig, StockadeSandboxEnvironment
+from stockade.inspect_ai import StockadeSandboxConfig, StockadeSandboxEnvironment
 
 
 @scorer(metrics=[accuracy()])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 
-from stockade.inspect import StockadeSandboxEnvironment
+from stockade.inspect_ai import StockadeSandboxEnvironment
 
 CANNOT_PASS = {"test_exec_as_user": "there is no root inside, and no second user"}
 

@@ -7,7 +7,7 @@
 A program that fails is a `Result`; an error is raised only where no sandbox came to
 stand. Adapters for agent frameworks are modules beside this one, which import their
 framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`,
-`stockade.deepagents`, `stockade.inspect`.
+`stockade.deepagents`, `stockade.inspect_ai`.
 """
 
 from __future__ import annotations
