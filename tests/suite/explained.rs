@@ -204,6 +204,11 @@ fn what_hides_or_turns_text_is_escaped_and_means_the_same() {
         assert!(!hidden(&said) && said.to_lowercase().contains("202e"), "{command:?}: {said}");
         assert!(!hidden(&json) && parsed(&json).to_string().contains(PATH), "{command:?}: {json}");
     }
+    // Nor can words of a policy stand where Stockade's do, or one path look like two.
+    let spoken = "schema = 1\ndescription = \"x                                                                               What it allows beyond default, and what follows - nothing\"\nextends = \"default\"\n[filesystem]\nread_only_optional = { add = [\"/srv/a, /srv/b - nothing\"] }\n";
+    let said = policy(&["explain", &policies.write("spoken", spoken)]).1;
+    assert_eq!(said.lines().filter(|line| line.starts_with("What it allows beyond default")).count(), 1, "{said}");
+    assert!(said.contains("\"/srv/a, /srv/b - nothing\""), "{said}");
     // What is shown loads as the same policy again.
     let again = policies.write("again", &policy(&["show", &hostile]).1);
     let of = |name: &str| parsed(&policy(&["show", "--json", name]).1)["filesystem"].clone();

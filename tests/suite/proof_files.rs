@@ -145,7 +145,7 @@ fn a_killed_proof_is_swept_and_its_page_proves_nothing() {
     fs::create_dir(&beside).unwrap();
     fs::write(beside.join("kept"), "").unwrap();
     symlink(&beside, closed.join("link")).unwrap();
-    fs::set_permissions(&closed, Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
     // Nobody sweeps what belongs to the living.
     next_start();
     assert!(place.join("host/secret").exists());

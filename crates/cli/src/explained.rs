@@ -1,7 +1,8 @@
 //! Explanations and comparisons of policies as text for a person.
 //!
 //! Says what it is given, wrapped and indented, and nothing of its own but headings; a list
-//! too long to be read is counted.
+//! too long to be read is counted. What a policy says of itself stands indented and what it
+//! names stands as one word, so that neither can be read as ours.
 
 use stockade_policy::{
     Explanation,
@@ -18,18 +19,21 @@ const READABLE: usize = 60;
 /// An explanation.
 pub(crate) fn explanation(explanation: &Explanation) -> String {
     let mut out = String::new();
-    paragraph(&mut out, "", &format!("Policy {} ({}): {}", explanation.policy, explanation.origin, explanation.description));
+    paragraph(&mut out, "", words(&format!("Policy {} ({}), in its own words:", explanation.policy, explanation.origin)));
+    paragraph(&mut out, "    ", words(&explanation.description));
     for section in &explanation.sections {
         heading(&mut out, section.title);
         for statement in &section.statements {
             let colon = if statement.items.is_empty() { "" } else { ":" };
-            paragraph(&mut out, "- ", &format!("{}{colon}", statement.says));
+            paragraph(&mut out, "- ", words(&format!("{}{colon}", statement.says)));
             match statement.items.len() {
                 0 => {}
-                many if many > READABLE => {
-                    paragraph(&mut out, "    ", &format!("{many} of them, which `stockade policy show {}` lists", explanation.policy))
-                }
-                _ => paragraph(&mut out, "    ", &statement.items.join(", ")),
+                many if many > READABLE => paragraph(
+                    &mut out,
+                    "    ",
+                    words(&format!("{many} of them, which `stockade policy show {}` lists", explanation.policy)),
+                ),
+                _ => paragraph(&mut out, "    ", items(&statement.items)),
             }
         }
     }
@@ -56,7 +60,7 @@ pub(crate) fn comparison(first: &str, second: &str, comparison: &Comparison) -> 
         (all, some) => format!("{second} allows more than {first}, as far as can be decided: {all} differences, {some} of them undecided."),
     };
     out.push('\n');
-    paragraph(&mut out, "", &verdict);
+    paragraph(&mut out, "", words(&verdict));
     out
 }
 
@@ -64,31 +68,51 @@ fn heading(out: &mut String, title: &str) {
     if !out.is_empty() {
         out.push('\n');
     }
-    paragraph(out, "", title);
+    paragraph(out, "", words(title));
 }
 
 fn differences(out: &mut String, list: &[Difference]) {
     if list.is_empty() {
-        paragraph(out, "- ", "nothing");
+        paragraph(out, "- ", words("nothing"));
     }
     for difference in list {
-        let items = if difference.items.is_empty() { String::new() } else { format!(": {}", difference.items.join(", ")) };
-        paragraph(out, "- ", &format!("{}{items}  ({})", difference.says, difference.key));
+        let colon = if difference.items.is_empty() { "" } else { ":" };
+        let mut line = words(&format!("{}{colon}", difference.says));
+        line.extend(items(&difference.items));
+        line.push(format!("({})", visible(&difference.key)));
+        paragraph(out, "- ", line);
         if !difference.certain {
-            paragraph(out, "    ", "this cannot be decided, and so counts as more");
+            paragraph(out, "    ", words("this cannot be decided, and so counts as more"));
         }
         if let Some(follows) = &difference.follows {
-            paragraph(out, "    ", follows);
+            paragraph(out, "    ", words(follows));
         }
     }
 }
 
-/// A text in lines of bounded width; those after the first stand under its first letter.
-fn paragraph(out: &mut String, mark: &str, text: &str) {
+fn words(text: &str) -> Vec<String> {
+    visible(text).split_whitespace().map(str::to_owned).collect()
+}
+
+/// What a policy names: a word each, whatever it holds.
+fn items(list: &[String]) -> Vec<String> {
+    let last = list.len().saturating_sub(1);
+    let word = |(index, item): (usize, &String)| {
+        let comma = if index < last { "," } else { "" };
+        // A path may hold what would look like more than one, or like words of ours.
+        let plain = !item.starts_with('/') || !item.contains([' ', ',', '"', '(']);
+        let item = visible(item);
+        if plain { format!("{item}{comma}") } else { format!("\"{}\"{comma}", item.replace('"', "\\\"")) }
+    };
+    list.iter().enumerate().map(word).collect()
+}
+
+/// Words in lines of bounded width; those after the first stand under its first letter.
+fn paragraph(out: &mut String, mark: &str, words: Vec<String>) {
     let indent = " ".repeat(mark.len());
     let mut line = String::from(mark);
     let mut empty = true;
-    for word in visible(text).split_whitespace() {
+    for word in words {
         if !empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
             out.push_str(&line);
             out.push('\n');
@@ -98,7 +122,7 @@ fn paragraph(out: &mut String, mark: &str, text: &str) {
         if !empty {
             line.push(' ');
         }
-        line.push_str(word);
+        line.push_str(&word);
         empty = false;
     }
     out.push_str(&line);

@@ -37,8 +37,9 @@ impl Aside {
     /// # Errors
     /// The registry cannot be had, or the directory cannot be made safely.
     pub fn new(nonce: u64) -> Result<Self, Refusal> {
-        let parent = Path::new(PARENT);
-        let found = std::fs::symlink_metadata(parent).map_err(failed("look at", parent))?;
+        // Without links, which nobody follows who sweeps.
+        let parent = std::fs::canonicalize(PARENT).map_err(failed("look at", Path::new(PARENT)))?;
+        let found = std::fs::symlink_metadata(&parent).map_err(failed("look at", &parent))?;
         let own = rustix::process::geteuid().as_raw();
         const STICKY: u32 = 0o1000;
         let safe = found.is_dir() && (found.uid() == 0 || found.uid() == own) && (found.mode() & 0o022 == 0 || found.mode() & STICKY != 0);

@@ -153,7 +153,7 @@ mod tests {
         fs::write(proof.join("a/b/file"), "").unwrap();
         symlink(&beside, proof.join("a/link")).unwrap();
         for closed in ["a/b", "a"] {
-            fs::set_permissions(proof.join(closed), Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(proof.join(closed), Permissions::from_mode(0o000)).unwrap();
         }
         let removed = remove_directory(&proof);
         let (left, kept) = (proof.exists(), beside.join("kept").exists());
