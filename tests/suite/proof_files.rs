@@ -107,11 +107,11 @@ fn nobody_else_enters_where_the_attacks_lie() {
     for act in [
         format!("cat {place}/host/secret"),
         format!("echo x > {place}/host/victim-0"),
-        format!("ls {place}/scratch"),
-        format!("cat {place}/scratch/.env"),
-        format!("echo x > {place}/scratch/planted"),
-        format!("ln -s /etc/shadow {place}/scratch/planted"),
-        format!("mkfifo {place}/scratch/planted"),
+        format!("ls {place}/callers/scratch"),
+        format!("cat {place}/callers/scratch/.env"),
+        format!("echo x > {place}/callers/scratch/planted"),
+        format!("ln -s /etc/shadow {place}/callers/scratch/planted"),
+        format!("mkfifo {place}/callers/scratch/planted"),
         format!("mv {place} {place}-2"),
         format!("ls {place}"),
     ] {
@@ -124,7 +124,7 @@ fn nobody_else_enters_where_the_attacks_lie() {
         }
     }
     // The same acts by the same programs, where the proof's owner makes them.
-    for act in [format!("cat {place}/host/secret && ls {place}"), format!("ln -s /etc/shadow {place}/scratch/planted")] {
+    for act in [format!("cat {place}/host/secret && ls {place}"), format!("ln -s /etc/shadow {place}/callers/scratch/planted")] {
         assert!(under(&["sh", "-c", &act]).status().unwrap().success(), "{act}");
     }
     // And by the other user, where one may.

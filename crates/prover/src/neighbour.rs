@@ -78,7 +78,7 @@ impl Drop for Neighbour {
 /// It was not started, or was ended, as it is by its proof.
 pub fn stand_beside(options: &Options) -> Result<(), Refusal> {
     let loaded = load_policy(options)?;
-    let proof = options.scratch.as_deref().and_then(|scratch| scratch.parent()?.file_name()).unwrap_or_default();
+    let proof = options.scratch.as_deref().and_then(|scratch| scratch.parent()?.parent()?.file_name()).unwrap_or_default();
     let most = loaded.policy.limits_max.get(LimitKey::Wall).map_or(LIFE_MS, |most| LIFE_MS.min(most));
     let errand = Errand {
         prelude: neighbour(&proof.to_string_lossy(), &loaded.policy),

@@ -5,13 +5,13 @@
 //! attack seem to succeed or a control seem to fail.
 
 use std::{
-    fs::{DirBuilder, File},
+    fs::{DirBuilder, File, Permissions, set_permissions},
     io::{self, Write},
     net::{Ipv6Addr, TcpListener, UdpSocket},
     os::{
         linux::net::SocketAddrExt,
         unix::{
-            fs::{DirBuilderExt, chown, symlink},
+            fs::{DirBuilderExt, PermissionsExt, chown, symlink},
             net::{SocketAddr, UnixListener},
         },
     },
@@ -41,7 +41,7 @@ pub(crate) struct World {
     pub(crate) rules: Rules,
     /// A directory of the host, outside every sandbox.
     pub(crate) directory: PathBuf,
-    /// A host scratch beside it, the caller's.
+    /// A host scratch in a directory of the caller's.
     pub(crate) scratch: PathBuf,
     /// What the secret file says, and nothing else on this host.
     pub(crate) secret: String,
@@ -71,17 +71,20 @@ impl World {
         let nonce = crate::nonce()?;
         let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
         let aside = Aside::new(nonce)?;
-        let (directory, scratch) = (aside.path().join(HOST), aside.path().join("scratch"));
-        for path in [&directory, &scratch] {
+        let (directory, callers) = (aside.path().join(HOST), aside.path().join("callers"));
+        let scratch = callers.join("scratch");
+        for path in [&directory, &callers, &scratch] {
             DirBuilder::new().mode(0o700).create(path).map_err(failed("make a directory for the attacks"))?;
         }
+        // Open to whatever ids a run has, but below a directory that is closed.
+        set_permissions(&scratch, Permissions::from_mode(0o777)).map_err(failed("open the scratch"))?;
         let secret = format!("canary-{nonce:016x}");
         write_new(&directory.join(SECRET), &secret).map_err(failed("write a secret to be sought"))?;
         write_new(&scratch.join(".env"), &secret).map_err(failed("write a secret to be sought"))?;
-        symlink(format!("../{HOST}/{SECRET}"), scratch.join("link-to-secret")).map_err(failed("make a link"))?;
+        symlink(format!("../../{HOST}/{SECRET}"), scratch.join("link-to-secret")).map_err(failed("make a link"))?;
         if uid == 0 {
             let owner = plan_owner();
-            for path in [&scratch, &scratch.join(".env")] {
+            for path in [&callers, &scratch, &scratch.join(".env")] {
                 chown(path, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
             }
         }

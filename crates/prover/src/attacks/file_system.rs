@@ -330,7 +330,7 @@ fn protected(world: &World) -> Vec<Attack> {
             "beside the scratch",
             "read a file of the host that lies beside the scratch, by ..",
             ROOT,
-            seek("../host/secret", &world.secret),
+            seek("../../host/secret", &world.secret),
             CLOSED,
             Control::OutsideInstead(Place::Host, seek(&world.secret_path(), &world.secret), Wanted::Finds),
         )
