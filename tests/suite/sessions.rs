@@ -32,6 +32,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_request_is_cancelled_while_it_runs_and_the_session_goes_on, seconds 60),
     test!(Both, signals_cancel_a_request_or_end_the_session, seconds 60),
     test!(Both, a_reset_empties_what_the_session_keeps_and_no_host_scratch, seconds 60),
+    test!(Both, a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds, seconds 60),
     test!(Both, files_go_in_and_out_byte_by_byte, seconds 60),
     test!(Both, no_link_leads_the_session_out, seconds 60),
     test!(Both, a_host_scratch_is_written_as_its_owner_and_keeps_its_rules, seconds 60),
@@ -318,6 +319,28 @@ fn a_reset_empties_what_the_session_keeps_and_no_host_scratch() {
     assert_eq!(session.output(&look), "[True, False, False, False]\n");
     session.close();
     assert!(host.join("kept").exists());
+}
+
+fn a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds() {
+    let mut session = Session::open(&[]);
+    session.write("kept", json!("k"));
+    let pid = session.child.id().to_string();
+    let descriptors = |most: &str| {
+        assert!(Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}:")]).status().unwrap().success());
+    };
+    descriptors("4");
+    let failed = session.ask(json!({"op": "reset"}));
+    assert_eq!((&failed["ok"], &failed["reason"]), (&json!(false), &json!("session_ended")), "{failed}");
+    descriptors("1024");
+    for line in [json!({"op": "run", "code": "1"}), json!({"op": "list"}), json!({"op": "write", "path": "a", "contents": ""})] {
+        let answer = session.ask(line);
+        assert_eq!((&answer["verdict"], &answer["reason"]), (&json!("sandbox_error"), &json!("session_ended")), "{answer}");
+        let why = answer["error"].as_str().unwrap();
+        assert!(why.contains("reset failed") && why.contains("EMFILE") && why.contains("begins it anew"), "{why}");
+    }
+    assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+    assert_eq!(session.output("import os; print(os.path.exists('kept'))"), "False\n");
+    session.close();
 }
 
 fn files_go_in_and_out_byte_by_byte() {

@@ -85,16 +85,16 @@ impl Store {
             return Err(LaunchError::other(What::Store, format!("a session keeps at most {MOST} writable places beside scratch")));
         }
         let mode = |target: &Path| {
-            let directories = plan.root.iter().filter_map(|entry| match entry {
-                RootEntry::Directory { target, mode } => Some((target.as_path(), *mode)),
+            let of_it = |entry: &RootEntry| match entry {
+                RootEntry::Directory { target: directory, mode } if directory == target => Some(*mode),
                 _ => None,
-            });
-            directories.filter(|(directory, _)| *directory == target).map(|(_, mode)| mode).next().unwrap_or(0o700)
+            };
+            plan.root.iter().find_map(of_it).unwrap_or(0o700)
         };
         let modes: Vec<u32> = targets.iter().map(|target| mode(target)).collect();
         let (inside, outside) = (plan.identity.inside, plan.identity.outside);
         let maps = (plan.mode == LaunchMode::Rootless)
-            .then(|| [(c"/proc/self/gid_map", inside.1, outside.1), (c"/proc/self/uid_map", inside.0, outside.0)])
+            .then_some([(c"/proc/self/gid_map", inside.1, outside.1), (c"/proc/self/uid_map", inside.0, outside.0)])
             .map(|maps| maps.map(|(file, inside, outside)| (file, format!("{inside} {outside} 1"))));
         let maker = Maker {
             ids: if maps.is_some() { inside } else { outside },

@@ -140,9 +140,7 @@ impl Session {
     pub fn reset(&mut self) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
         self.kept.store = Err(ended("it is being reset"));
-        let made = Store::make(&self.plan).map_err(Refusal::from);
-        self.kept.store =
-            made.map_err(|refusal| Refusal { reason: String::from("session_ended"), ..ended(&format!("its reset failed: {refusal}")) });
+        self.kept.store = Store::make(&self.plan).map_err(|error| ended(&format!("its reset failed: {error}")));
         self.kept.store().map(drop)
     }
 
