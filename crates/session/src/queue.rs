@@ -200,6 +200,27 @@ impl<'s> Queue<'s> {
     }
 }
 
+/// While a request runs.
+impl Client for Queue<'_> {
+    fn requests(&self) -> Option<BorrowedFd<'_>> {
+        (!self.ended).then(rustix::stdio::stdin)
+    }
+
+    fn results(&self) -> Option<BorrowedFd<'_>> {
+        Some(rustix::stdio::stdout())
+    }
+
+    fn look(&mut self) -> Asked {
+        // What stops the session's reading is found again, and said, when the request has ended.
+        let read = self.take_in();
+        match () {
+            () if self.cancel => Asked::Cancel(CANCEL),
+            () if read.is_err() || self.ended || self.waiting + self.partial.len() > LARGEST_REQUEST => Asked::NothingMore,
+            () => Asked::Nothing,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -237,26 +258,5 @@ mod tests {
             })
             .collect();
         assert_eq!(found, ["false", "never a", "never b", "true", "false", "true", "true", "false"]);
-    }
-}
-
-/// While a request runs.
-impl Client for Queue<'_> {
-    fn requests(&self) -> Option<BorrowedFd<'_>> {
-        (!self.ended).then(rustix::stdio::stdin)
-    }
-
-    fn results(&self) -> Option<BorrowedFd<'_>> {
-        Some(rustix::stdio::stdout())
-    }
-
-    fn look(&mut self) -> Asked {
-        // What stops the session's reading is found again, and said, when the request has ended.
-        let read = self.take_in();
-        match () {
-            () if self.cancel => Asked::Cancel(CANCEL),
-            () if read.is_err() || self.ended || self.waiting + self.partial.len() > LARGEST_REQUEST => Asked::NothingMore,
-            () => Asked::Nothing,
-        }
     }
 }
