@@ -37,7 +37,9 @@ def words(result) -> str:
 @pytest.mark.parametrize("mode", ["legacy", "auto", *MODERN_PROTOCOL_VERSIONS])
 async def test_each_tool_over_each_way_to_begin(mode: str) -> None:
     async with client(mode=mode) as mcp:
-        assert mcp.protocol_version == (HANDSHAKE_PROTOCOL_VERSIONS[-1] if mode == "legacy" else MODERN_PROTOCOL_VERSIONS[-1])
+        assert mcp.protocol_version == (
+            HANDSHAKE_PROTOCOL_VERSIONS[-1] if mode == "legacy" else MODERN_PROTOCOL_VERSIONS[-1]
+        )
         assert mcp.server_info is None or mcp.server_info.name == "stockade"
         listed = (await mcp.list_tools()).tools
         assert sorted(tool.name for tool in listed) == TOOLS
@@ -45,19 +47,32 @@ async def test_each_tool_over_each_way_to_begin(mode: str) -> None:
 
         written = await mcp.call_tool("write_file", {"path": "in/n", "text": "20 22"})
         assert (written.is_error, written.structured_content) == (False, {"path": "in/n", "size": 5})
-        ran = await mcp.call_tool("execute_code", {"code": "print(sum(map(int, open('in/n').read().split())))\nopen('/tmp/t', 'w').write('t')"})
+        ran = await mcp.call_tool(
+            "execute_code",
+            {"code": "print(sum(map(int, open('in/n').read().split())))\nopen('/tmp/t', 'w').write('t')"},
+        )
         assert not ran.is_error and words(ran) == "42\n"
-        assert {key: ran.structured_content[key] for key in ("success", "verdict", "code", "output", "error", "started")} == {
-            "success": True, "verdict": "exited", "code": 0, "output": "42\n", "error": "", "started": True,
+        assert {
+            key: ran.structured_content[key] for key in ("success", "verdict", "code", "output", "error", "started")
+        } == {
+            "success": True,
+            "verdict": "exited",
+            "code": 0,
+            "output": "42\n",
+            "error": "",
+            "started": True,
         }
         # What persists, and what does not.
-        again = await mcp.call_tool("execute_code", {"code": "cat /tmp/t; ls; ps 2>/dev/null | wc -l", "language": "bash"})
+        again = await mcp.call_tool(
+            "execute_code", {"code": "cat /tmp/t; ls; ps 2>/dev/null | wc -l", "language": "bash"}
+        )
         assert again.structured_content["output"].startswith("tin\n"), again
         read = await mcp.call_tool("read_file", {"path": "/tmp/t"})
         assert words(read) == "t" and read.structured_content["text"] == "t"
         files = await mcp.call_tool("list_files", {"recursive": True})
         assert files.structured_content["entries"] == [
-            {"path": "in", "kind": "directory", "size": 0}, {"path": "in/n", "kind": "file", "size": 5},
+            {"path": "in", "kind": "directory", "size": 0},
+            {"path": "in/n", "kind": "file", "size": 5},
         ]
         assert not (await mcp.call_tool("reset", {})).is_error
         assert (await mcp.call_tool("list_files", {})).structured_content["entries"] == []
@@ -72,18 +87,28 @@ async def test_a_failed_program_is_data_and_what_was_not_run_is_an_error() -> No
         assert not slow.is_error and slow.structured_content["verdict"] == "wall_timeout"
         for arguments in ({"code": "1", "language": "cobol"}, {"code": "1", "limits": {"wall": "10years"}}):
             refused = await mcp.call_tool("execute_code", arguments)
-            assert refused.is_error and refused.structured_content["verdict"] == "bad_request" and words(refused), refused
+            assert refused.is_error and refused.structured_content["verdict"] == "bad_request" and words(refused), (
+                refused
+            )
         for tool, arguments in (
-            ("read_file", {"path": "missing"}), ("read_file", {"path": "../x"}), ("read_file", {"path": "/etc/passwd"}),
-            ("write_file", {"path": "x", "text": "a", "base64": "YQ=="}), ("write_file", {"path": "x"}), ("list_files", {"path": "nowhere"}),
+            ("read_file", {"path": "missing"}),
+            ("read_file", {"path": "../x"}),
+            ("read_file", {"path": "/etc/passwd"}),
+            ("write_file", {"path": "x", "text": "a", "base64": "YQ=="}),
+            ("write_file", {"path": "x"}),
+            ("list_files", {"path": "nowhere"}),
         ):
             refused = await mcp.call_tool(tool, arguments)
             assert refused.is_error and words(refused), (tool, arguments)
-        for tool, arguments in (("execute_code", {"kode": "1"}), ("execute_code", {"code": "1", "sudo": True}), ("no_such_tool", {})):
+        for tool, arguments in (
+            ("execute_code", {"kode": "1"}),
+            ("execute_code", {"code": "1", "sudo": True}),
+            ("no_such_tool", {}),
+        ):
             try:
                 refused = await mcp.call_tool(tool, arguments)
                 assert refused.is_error, (tool, arguments, refused)
-            except Exception as error:  # noqa: BLE001 - what the client makes of a protocol error
+            except Exception as error:
                 assert any(word in str(error) for word in ("tool not found", "kode", "sudo")), error
         assert words(await mcp.call_tool("execute_code", {"code": "print('on')"})) == "on\n"
 
@@ -95,12 +120,17 @@ async def test_images_come_as_images_and_bytes_as_bytes() -> None:
         images = [block for block in ran.content if block.type == "image"]
         assert [(image.mime_type, image.data) for image in images] == [("image/png", PNG)]
         files = {file["path"]: file for file in ran.structured_content["files"]}
-        assert "base64" not in files["dot.png"] and files["raw"]["base64"] == "/wA=" and files["t.txt"]["text"] == "text"
+        assert (
+            "base64" not in files["dot.png"] and files["raw"]["base64"] == "/wA=" and files["t.txt"]["text"] == "text"
+        )
         read = await mcp.call_tool("read_file", {"path": "dot.png"})
         assert read.content[0].type == "image" and read.content[0].data == PNG
         await mcp.call_tool("write_file", {"path": "b", "base64": base64.b64encode(bytes(range(256))).decode()})
         read = await mcp.call_tool("read_file", {"path": "b", "offset": 254})
-        assert base64.b64decode(read.structured_content["base64"]) == b"\xfe\xff" and read.structured_content["size"] == 256
+        assert (
+            base64.b64decode(read.structured_content["base64"]) == b"\xfe\xff"
+            and read.structured_content["size"] == 256
+        )
 
 
 async def test_code_is_cancelled_and_tells_that_it_runs() -> None:
@@ -133,7 +163,10 @@ async def test_a_session_that_died_is_said_to_have_and_reset_begins_another() ->
         assert died.is_error and "signal: 9" in words(died) and "reset" in words(died), died
         assert (await mcp.call_tool("read_file", {"path": "kept"})).is_error
         assert not (await mcp.call_tool("reset", {})).is_error
-        assert words(await mcp.call_tool("execute_code", {"code": "import os; print(os.path.exists('kept'))"})) == "False\n"
+        assert (
+            words(await mcp.call_tool("execute_code", {"code": "import os; print(os.path.exists('kept'))"}))
+            == "False\n"
+        )
 
 
 @pytest.mark.root_too
@@ -147,13 +180,25 @@ async def test_a_host_scratch_is_the_working_directory(work_dir: Path) -> None:
 
 
 def test_what_cannot_begin_says_why() -> None:
-    done = subprocess.run([PROGRAM, "mcp", "--policy", "nobody-has-it"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [PROGRAM, "mcp", "--policy", "nobody-has-it"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert done.returncode == 125 and "nobody-has-it" in done.stderr and done.stdout == "", done
 
 
 def test_a_companion_of_another_version_or_none_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     companion = Path(PROGRAM).parent / "stockade-mcp"
-    done = subprocess.run([companion, "--program", PROGRAM, "--program-version", "9.9.9"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [companion, "--program", PROGRAM, "--program-version", "9.9.9"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert done.returncode == 125 and "9.9.9" in done.stderr and "install both" in done.stderr, done
     alone = tmp_path / "stockade"
     alone.write_bytes(Path(PROGRAM).read_bytes())
