@@ -111,7 +111,7 @@ pub fn read(reply: &[u8]) -> Result<Vec<Block>, ReplyError> {
     let blocks = fenced(text)?;
     match blocks.iter().filter(|block| block.is_no_code().is_none()).count() {
         0 => Err(ReplyError::NoCode(blocks.len())),
-        MOST_BLOCKS.. if blocks.len() > MOST_BLOCKS => Err(ReplyError::TooMany(blocks.len())),
+        count if count > MOST_BLOCKS => Err(ReplyError::TooMany(count)),
         _ => Ok(blocks),
     }
 }
@@ -141,7 +141,8 @@ fn fenced(text: &str) -> Result<Vec<Block>, ReplyError> {
                     return Err(ReplyError::NotClosed(block.line));
                 }
                 if block.code.contains('\r') {
-                    block.code = block.code.replace("\r\n", "\n");
+                    // A return by itself ends a line too.
+                    block.code = block.code.replace("\r\n", "\n").replace('\r', "\n");
                 }
                 block.file = file_name(&block.code);
                 blocks.push(block);
