@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, is_root, test},
-    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, text, under},
+    stockade::{
+        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, stockade, text, under,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -435,4 +437,18 @@ fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
     let code = "ulimit -f 1; (exec head -c 4096 /dev/zero > grown); echo $?; grep SigIgn /proc/self/status";
     let done = exec(json!({"code": code, "language": "sh"}));
     done.succeeded().expect(json!({"output": "153\nSigIgn:\t0000000000000000\n"}));
+}
+
+fn a_backtrace_that_was_asked_for_changes_no_error() {
+    let failed = |words: &[&str], backtrace: &str| {
+        let done = stockade(words).env("RUST_BACKTRACE", backtrace).env("RUST_LIB_BACKTRACE", backtrace).output().unwrap();
+        (done.status.code(), String::from_utf8(done.stderr).unwrap())
+    };
+    for words in
+        [&["shim", "list", "/nonexistent"][..], &["mcp", "--policy", "nonexistent"], &["exec", "--markdown", "--policy", "nonexistent"]]
+    {
+        let plain = failed(words, "0");
+        assert!(plain.0.is_some_and(|code| code != 0) && plain.1.contains("nonexistent"), "{words:?}: {plain:?}");
+        assert_eq!(failed(words, "full"), plain, "{words:?}");
+    }
 }

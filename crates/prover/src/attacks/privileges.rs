@@ -54,12 +54,16 @@ fn maps(world: &World) -> Vec<Attack> {
         Control::Outside(Place::Host, Wanted::Finds),
     )];
     if inside != outside {
+        // Where the launcher is root the run has an id of its own, and another than was planned
+        // if somebody else's run took that: all have their first digits in common.
+        let digits = outside.to_string();
+        let seen = if digits.len() == 10 { &digits[..4] } else { &digits };
         all.push(Attack::new(
             CLASS,
             "the run's uid on the host",
             "learn it from the map of one's user namespace, as is possible in the namespace that owns the mounts",
             &["inner user namespace"],
-            found(format!("{inside:>10} {outside:>10}")),
+            found(format!("{inside:>10} {seen:>width$}", width = 10 - (digits.len() - seen.len()))),
             Expected::Value(0),
             Control::OutsideInstead(Place::Host, outside_sees("0          0"), Wanted::Finds),
         ));

@@ -81,7 +81,8 @@ fn a_path_gets_the_line_that_fits_where_it_lies() {
         assert_eq!(allowed(stderr), expected, "{stderr}");
     }
     let help = |path: &str| {
-        let hint = said(&format!("cat: {path}: No such file or directory"), &derived("")).pop().unwrap_or_else(|| panic!("{path}: no hint"));
+        let hint =
+            said(&format!("cat: {path}: No such file or directory"), &derived("")).pop().unwrap_or_else(|| panic!("{path}: no hint"));
         assert_eq!((hint.what.as_str(), hint.allow), (path, None));
         hint.help.unwrap()
     };
