@@ -38,7 +38,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_name_of_the_socket_is_the_policy),
     test!(Both, whoever_hangs_up_cancels_the_run, seconds 60),
     test!(Both, a_signal_to_the_client_cancels_the_run_and_its_result_comes),
-    test!(Both, a_request_that_never_ends_is_refused_when_its_time_is_up, seconds 60),
+    test!(RootOnly, a_request_that_never_ends_is_refused_when_its_time_is_up, seconds 60),
     test!(Both, a_request_beyond_the_cap_is_refused, seconds 60),
     test!(Both, a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run, seconds 60),
     test!(Both, a_server_that_is_told_to_stop_cancels_the_run_and_says_so),

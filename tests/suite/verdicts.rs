@@ -52,7 +52,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, endless_output_is_an_output_limit),
     test!(Both, endless_output_on_both_streams_is_an_output_limit),
     test!(Both, the_launcher_stays_small_while_the_program_prints, seconds 60),
-    test!(Both, the_launcher_stays_small_while_ten_gigabytes_pass_through, needs[Speed], seconds 240),
+    test!(RootOnly, the_launcher_stays_small_while_ten_gigabytes_pass_through, needs[Speed], seconds 240),
     test!(Both, a_system_call_that_the_policy_kills_for_is_syscall_denied),
     test!(Both, strict_kills_for_the_tools_of_exploits, needs[Cgroup]),
     test!(Both, sigterm_and_sigint_cancel),
