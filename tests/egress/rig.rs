@@ -42,6 +42,8 @@ pub struct Rig {
     to: ChildStdin,
     from: BufReader<ChildStdout>,
     directory: PathBuf,
+    /// Of whoever starts sandboxes: apart from what these are shown, since a log lies in it.
+    home: PathBuf,
     /// Root outside the test bed.
     pub privileged: bool,
 }
@@ -101,7 +103,9 @@ impl Rig {
         }
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         let directory = std::env::temp_dir().join(format!("egress-{}", std::process::id()));
+        let home = std::env::temp_dir().join(format!("egress-home-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
+        fs::create_dir_all(&home).unwrap();
         fs::write(directory.join("hosts"), HOSTS).unwrap();
         fs::write(directory.join("servers"), SERVERS).unwrap();
         for (from, to) in [("", FILES), ("hosts", "/etc/hosts"), ("servers", "/etc/resolv.conf")] {
@@ -115,7 +119,7 @@ impl Rig {
         let mut remote = remote.spawn().expect("start the other hosts");
         let to = remote.stdin.take().unwrap();
         let from = BufReader::new(remote.stdout.take().unwrap());
-        let mut rig = Rig { remote, to, from, directory, privileged };
+        let mut rig = Rig { remote, to, from, directory, home, privileged };
         // It answers once it is where it belongs.
         rig.remote(json!({"op": "clear"}));
         ip(&format!("link add vh type veth peer name vr netns {}", rig.remote.id()));
@@ -260,7 +264,7 @@ impl Rig {
     pub fn program(&self, arguments: &[&str]) -> Command {
         let program = std::env::var_os("STOCKADE").expect("STOCKADE names the program to test");
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().env("PATH", PATH).env("HOME", &self.directory).env("XDG_RUNTIME_DIR", &self.directory);
+        command.args(arguments).env_clear().env("PATH", PATH).env("HOME", &self.home).env("XDG_RUNTIME_DIR", &self.directory);
         command.current_dir("/").stdin(Stdio::null());
         command
     }
@@ -340,7 +344,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         let _ended = self.remote.kill().and_then(|()| self.remote.wait());
-        let _removed = fs::remove_dir_all(&self.directory);
+        let _removed = fs::remove_dir_all(&self.directory).and_then(|()| fs::remove_dir_all(&self.home));
     }
 }
 

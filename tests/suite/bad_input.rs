@@ -52,6 +52,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_closed_stdin_is_refused),
     test!(Both, a_refusal_leaves_no_trace_in_scratch),
     test!(Both, a_callers_limit_on_file_sizes_is_an_error_and_no_death),
+    test!(Both, a_backtrace_that_was_asked_for_changes_no_error),
 ];
 
 fn what_is_not_json_is_refused_with_line_and_column() {
