@@ -443,7 +443,7 @@ fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
 fn a_backtrace_that_was_asked_for_changes_no_error() {
     let failed = |words: &[&str], backtrace: &str| {
         let done = stockade(words).env("RUST_BACKTRACE", backtrace).env("RUST_LIB_BACKTRACE", backtrace).output().unwrap();
-        (done.status.code(), String::from_utf8(done.stderr).unwrap())
+        (done.status.code(), String::from_utf8([done.stdout, done.stderr].concat()).unwrap())
     };
     for words in
         [&["shim", "list", "/nonexistent"][..], &["mcp", "--policy", "nonexistent"], &["exec", "--markdown", "--policy", "nonexistent"]]
