@@ -445,9 +445,7 @@ fn a_backtrace_that_was_asked_for_changes_no_error() {
         let done = stockade(words).env("RUST_BACKTRACE", backtrace).env("RUST_LIB_BACKTRACE", backtrace).output().unwrap();
         (done.status.code(), String::from_utf8([done.stdout, done.stderr].concat()).unwrap())
     };
-    for words in
-        [&["shim", "list", "/nonexistent"][..], &["mcp", "--policy", "nonexistent"], &["exec", "--markdown", "--policy", "nonexistent"]]
-    {
+    for words in [&["shim", "list", "/nonexistent"][..], &["mcp", "--policy", "nonexistent"], &["policy", "show", "nonexistent"]] {
         let plain = failed(words, "0");
         assert!(plain.0.is_some_and(|code| code != 0) && plain.1.contains("nonexistent"), "{words:?}: {plain:?}");
         assert_eq!(failed(words, "full"), plain, "{words:?}");
