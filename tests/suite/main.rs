@@ -42,7 +42,6 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
-mod screen;
 mod sessions;
 mod shims;
 mod verdicts;
@@ -76,7 +75,6 @@ fn main() -> std::process::ExitCode {
         cleanup::TESTS,
         sessions::TESTS,
         audit::TESTS,
-        screen::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,
