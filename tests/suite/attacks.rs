@@ -21,13 +21,13 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, directory, test, wait_within},
+    harness::{Test, directory, is_root, test, wait_within},
     patience::{patient, patient_limit},
-    policies::with_etc,
+    policies::{command_with_etc, with_etc},
     probe::{Control, denied, denied_in},
     stockade::{
-        Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, put, scratch, scratch_named, stockade,
-        text, token, under,
+        Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, program_path, put, scratch, scratch_named,
+        stockade, text, token, under,
     },
 };
 
@@ -41,6 +41,10 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, a_directory_closed_to_the_count_is_a_disk_limit, seconds 60),
     test!(Both, a_socket_of_the_host_in_scratch_cannot_be_reached),
     test!(RootlessOnly, the_registrys_directory_is_no_scratch),
+    test!(RootlessOnly, no_scratch_holds_what_the_next_run_believes),
+    test!(Both, no_scratch_holds_the_policy_of_its_run_or_the_program),
+    test!(RootOnly, limits_of_whoever_calls_sudo_keep_no_run_out_of_the_log),
+    test!(Both, a_caller_that_ignores_its_children_is_served),
     test!(Both, too_many_arguments_are_refused),
     test!(Both, too_long_a_variable_is_refused),
     test!(Both, code_cannot_bring_a_seccomp_filter),
@@ -223,6 +227,86 @@ fn the_registrys_directory_is_no_scratch() {
     ask(&other).succeeded();
 }
 
+fn no_scratch_holds_what_the_next_run_believes() {
+    let home = directory().join("home");
+    let ask = |path: &Path| exec(json!({"code": "", "scratch": text(path)}));
+    let other = home.join("other");
+    for (place, reason) in [(".config", "scratch_holds_a_policy"), (".local/state", "scratch_holds_the_log")] {
+        let (place, below) = (home.join(place), home.join(place).join("stockade"));
+        // Before there is anything in it, and after.
+        for path in [&place, &below, &other] {
+            fs::create_dir_all(path).unwrap();
+            match path == &other {
+                true => drop(ask(path).succeeded()),
+                false => drop(ask(path).refused(reason, &[text(path), "lies in it"])),
+            }
+        }
+        let output = stockade(["session", "--scratch", text(&below)]).output().unwrap();
+        assert!(both_streams(&output).contains(reason), "{}", both_streams(&output));
+    }
+    // Where the user's policies are elsewhere, that place is the one.
+    let request = json!({"code": "", "scratch": text(&other)}).to_string();
+    let done = Done::of(feed(stockade(["exec"]).env("XDG_CONFIG_HOME", &other), request.as_bytes()));
+    done.refused("scratch_holds_a_policy", &[text(&other)]);
+}
+
+fn no_scratch_holds_the_policy_of_its_run_or_the_program() {
+    let scratch = scratch();
+    let policy = scratch.join("own.toml");
+    fs::write(&policy, derived("")).unwrap();
+    let ask = |options: &[&str]| exec_with(options, json!({"code": "print(6*7)", "scratch": text(&scratch)}));
+    let named = ask(&["--policy", text(&policy)]);
+    // Root believes no policy where others could write.
+    let reason = if is_root() { "policy_unreadable" } else { "scratch_holds_a_policy" };
+    assert_eq!(named["reason"], reason, "{}", named.result);
+    ask(&[]).succeeded().expect(json!({"output": "42\n"}));
+    let copy = scratch.join("stockade");
+    fs::copy(program_path().unwrap(), &copy).unwrap();
+    let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
+    Done::of(feed(&mut under(&[text(&copy), "exec"]), request.as_bytes())).refused("scratch_holds_the_launcher", &[text(&copy)]);
+}
+
+fn limits_of_whoever_calls_sudo_keep_no_run_out_of_the_log() {
+    let grants = grant_of_default();
+    let id = OWNER.to_string();
+    let environment = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
+    let is_recorded = |done: &Done| {
+        let run = done["audit"]["run"].as_str().unwrap();
+        let files = fs::read_dir("/var/log/stockade").unwrap().flatten();
+        files.filter_map(|file| fs::read_to_string(file.path()).ok()).any(|text| text.contains(run))
+    };
+    let ask = |limit: &str| {
+        let command = command_with_etc(&[("stockade/grants.toml", &grants)], &environment, &["exec"]);
+        let words: Vec<&str> =
+            std::iter::once(command.get_program()).chain(command.get_args()).map(|word| word.to_str().unwrap()).collect();
+        let mut limited = under(&[&["prlimit", limit, "--"], &words[..]].concat());
+        limited.envs(environment);
+        Done::of(feed(&mut limited, br#"{"code": "print(6*7)"}"#))
+    };
+    // The control; and a limit that root may lift without any right.
+    for limit in ["--fsize=unlimited", "--fsize=67108864:unlimited", "--cpu=1000:unlimited"] {
+        let done = ask(limit);
+        done.succeeded().expect(json!({"output": "42\n"}));
+        assert!(is_recorded(&done), "{limit}");
+    }
+    for limit in ["--fsize=67108864:67108864", "--cpu=1000:1000", "--as=8000000000:8000000000"] {
+        let done = ask(limit);
+        match done["verdict"].as_str() {
+            // Root here may lift any.
+            Some("exited") => assert!(is_recorded(&done), "{limit}"),
+            _ => drop(done.broke("limits_of_caller", &["ulimit", "CAP_SYS_RESOURCE"])),
+        }
+    }
+}
+
+fn a_caller_that_ignores_its_children_is_served() {
+    let script = "trap '' CHLD; exec \"$@\"";
+    let mut command = under(&["bash", "-c", script, "bash", text(&program_path().unwrap()), "exec"]);
+    Done::of(feed(&mut command, br#"{"code": "import subprocess; print(subprocess.run(['true']).returncode)"}"#))
+        .succeeded()
+        .expect(json!({"output": "0\n"}));
+}
+
 fn too_many_arguments_are_refused() {
     let ask = |count: usize| exec(json!({"code": "import sys; print(len(sys.argv))", "args": vec!["x"; count]}));
     ask(50_000).refused("arguments_too_large", &["args"]);
@@ -328,7 +412,7 @@ for _ in range(500):
 total = 0
 for s in held:
     try:
-        while True: total += len(s.recv(65536))
+        while True: total += len(s.recv(67108864))
     except OSError: pass
 print(total)
 "#;

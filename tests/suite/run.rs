@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     harness::{Test, directory, eventually, test, wait_within},
     patience::{patient, patient_limit},
-    stockade::{PolicyDirectory, derived, feed, no_process_is_left, program_path, put, scratch, stockade, text, token, under},
+    stockade::{PolicyDirectory, derived, feed, give, no_process_is_left, program_path, put, scratch, stockade, text, token, under},
 };
 
 pub const TESTS: &[Test] = &[
@@ -40,6 +40,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_report_is_written_for_a_run_that_never_began),
     test!(Both, a_report_cannot_be_reached_from_inside),
     test!(Both, a_report_that_cannot_be_written_is_no_success),
+    test!(Both, a_report_that_code_replaces_is_no_success),
     test!(Both, signals_reach_the_command),
     test!(Both, a_signal_that_is_not_caught_ends_the_command),
     test!(Both, no_descriptor_of_the_caller_enters),
@@ -253,6 +254,30 @@ fn a_report_that_cannot_be_written_is_no_success() {
     assert!(said.contains("/dev/full") && said.contains("No space left on device"), "{said}");
     // The control: a device that takes it.
     says(&to("/dev/null"), b"said\n", 0);
+}
+
+fn a_report_that_code_replaces_is_no_success() {
+    let scratch = scratch();
+    let path = scratch.join("report.json");
+    let run = |script: &str| {
+        let options = ["run", "--scratch", text(&scratch), "--report", text(&path), "--", "sh", "-c", script];
+        stockade(options).output().unwrap()
+    };
+    for script in ["mv report.json gone; echo forged > report.json", "rm report.json", "ln -sf /etc/passwd report.json"] {
+        let output = run(script);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(125) && said.contains("another file has taken its place"), "{script}: {said}");
+        let _replaced = fs::remove_file(&path);
+    }
+    // The control: it may lie there.
+    assert_eq!(run("true").status.code(), Some(0));
+    assert_eq!(report_of(&path)["verdict"], "exited");
+    // A fifo that nobody reads.
+    fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    give(&path);
+    let output = run("true");
+    assert!(output.status.code() == Some(125) && String::from_utf8_lossy(&output.stderr).contains("nobody reads"), "{output:?}");
 }
 
 fn a_report_is_written_for_a_run_that_never_began() {

@@ -24,6 +24,7 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
+    test!(Both, what_code_does_to_its_directories_does_not_stop_the_next),
     test!(Both, files_outlive_a_request_and_end_with_the_session, seconds 60),
     test!(Both, each_request_is_a_whole_run_of_its_own, seconds 60),
     test!(Both, no_process_outlives_its_request, seconds 60),
@@ -644,4 +645,23 @@ fn an_end_of_either_stream_ends_the_session() {
     assert!(wait_within(&mut child_of, Duration::from_secs(20)).is_some(), "it goes on with nobody to hear it");
     no_process_is_left(&words);
     drop(held);
+}
+
+fn what_code_does_to_its_directories_does_not_stop_the_next() {
+    let mut session = Session::open(&[]);
+    let scratch = session.output("import os; print(os.getcwd(), end='')");
+    for directory in ["/dev/shm", "/tmp", scratch.as_str()] {
+        for mode in ["0", "0o555"] {
+            let code = format!("import os; d = {directory:?}; os.chmod(d, {mode}); print(os.access(d, os.R_OK | os.W_OK | os.X_OK))");
+            assert_eq!(session.output(&code), "False\n", "{directory}");
+            let code = format!("import tempfile; tempfile.TemporaryFile(dir={directory:?}).write(b'x'); print('there')");
+            assert_eq!(session.output(&code), "there\n", "{directory} {mode}");
+        }
+    }
+    // Whatever stands where the receipt tries Landlock.
+    session.output("import os; [os.mkfifo(f'/tmp/{n}') for n in range(3)]; [open(f'/dev/shm/{n}', 'w') for n in ('.stockade-probe', '.probe-', '.probe-' + 16 * '0')]");
+    let result = session.run("");
+    let layers = result["receipt"]["layers"].as_array().unwrap();
+    let landlock = layers.iter().find(|layer| layer["layer"] == "landlock").unwrap();
+    assert!(landlock["detail"].as_str().unwrap().contains("answered EACCES"), "{landlock}");
 }

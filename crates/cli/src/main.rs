@@ -20,15 +20,19 @@ mod shim;
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::{File, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, Write},
-    os::{fd::AsFd, unix::fs::OpenOptionsExt},
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
     path::Path,
     process::ExitCode,
 };
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::error::ErrorKind;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Ahead, Ask, Options, Refusal, admit};
 use stockade_session::Ended;
@@ -40,8 +44,8 @@ const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
 
 fn main() -> ExitCode {
-    // Under `ulimit -f 0` this would die without a word. A payload gets the default back.
-    stockade_sys::process::ignore_file_size_signal();
+    // Under `ulimit -f 0` this would die without a word. A payload gets the defaults back.
+    stockade_sys::process::settle_signals();
     let ahead = if Cli::is_run_of_process() { Ahead::begin(None) } else { Ahead::default() };
     let cli = match Cli::of_process() {
         Ok(cli) => cli,
@@ -86,7 +90,12 @@ fn usage(error: &clap::Error) -> ExitCode {
 
 impl From<&Sandbox> for Options {
     fn from(sandbox: &Sandbox) -> Self {
-        Options { policy: sandbox.policy.clone(), scratch: sandbox.scratch.clone(), interpreters: sandbox.runtimes.clone(), peer: None }
+        Options {
+            policy: sandbox.policy.clone(),
+            scratch: sandbox.scratch.clone(),
+            interpreters: sandbox.runtimes.clone(),
+            ..Options::default()
+        }
     }
 }
 
@@ -170,7 +179,7 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 
 /// Whatever its requests came to, a session that began has done its work.
 fn serve_session(session: args::Session) -> anyhow::Result<ExitCode> {
-    let options = Options { policy: session.policy, scratch: session.scratch, interpreters: session.runtimes, peer: None };
+    let options = Options { policy: session.policy, scratch: session.scratch, interpreters: session.runtimes, ..Options::default() };
     let ended = stockade_session::serve(options, |report| {
         warn_of_degraded(report);
         warn_of_audit(report);
@@ -255,7 +264,7 @@ fn run_command(run: &args::Run, ahead: Ahead) -> anyhow::Result<ExitCode> {
     warn_of_audit(&report);
     explain(&report);
     if let (Some(file), Some(path)) = (report_file, &run.report) {
-        write_report(file, &report).with_context(|| format!("write the report to {}", path.display()))?;
+        write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display()))?;
     }
     Ok(code)
 }
@@ -303,16 +312,28 @@ fn refuse(refusal: &Refusal) -> ExitCode {
 /// its place would lead the report to anything that the caller may overwrite.
 fn open_report(path: &Path) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    // A fifo that nobody reads would hold us before there is anybody to interrupt.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.write(true).create(true).truncate(false).custom_flags(flags.bits().cast_signed());
     // With the caller's rights: root writes no file for whoever may not.
-    stockade_runtime::with_callers_rights(|| options.open(path))?
-        .with_context(|| format!("open {}, which must not be a link", path.display()))
+    let file = stockade_runtime::with_callers_rights(|| options.open(path))?
+        .with_context(|| format!("open {}, which must not be a link, nor a fifo that nobody reads", path.display()))?;
+    // Whoever reads it may be slow.
+    let blocking = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
+    blocking.with_context(|| format!("wait for whoever reads {}", path.display()))?;
+    Ok(file)
 }
 
-fn write_report(file: File, report: &Report) -> anyhow::Result<()> {
+fn write_report(file: File, path: &Path, report: &Report) -> anyhow::Result<()> {
     let mut text = serde_json::to_vec(report)?;
     text.push(b'\n');
-    write_into(file, &text)
+    let opened = file.metadata()?;
+    write_into(file, &text)?;
+    let same = |found: Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());
+    if stockade_runtime::with_callers_rights(|| fs::symlink_metadata(path))?.is_ok_and(same) {
+        return Ok(());
+    }
+    Err(anyhow!("another file has taken its place since the run began, and is no report; name a file where the code cannot write"))
 }
 
 fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {

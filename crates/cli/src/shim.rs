@@ -148,7 +148,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
         arguments,
         variables: std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect(),
         directory: std::env::current_dir().context("find out the working directory, which is to be the sandbox's scratch")?,
-        kept: std::env::current_exe().into_iter().chain([file.clone()]).collect(),
+        shim: file.clone(),
         exact: said.exact,
     };
     Ok(match interpret(&asked, &said.options()) {

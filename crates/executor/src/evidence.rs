@@ -7,7 +7,7 @@
 use alloc::{vec, vec::Vec};
 
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, RawDir, mknodat, openat},
+    fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RawDir, accessat, mknodat, openat},
     io::Errno,
 };
 use stockade_protocol::{
@@ -32,7 +32,7 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     if clone3_errno != Errno::NOSYS && must_hold(job, Layer::Seccomp) {
         return Err(failed(clone3_errno).because(b"clone3 is not refused: the system call filter is not in force"));
     }
-    let landlock_errno = if job.expect_landlock { probe_landlock()? } else { 0 };
+    let landlock_errno = if job.expect_landlock { probe_landlock(begun.unwrap_or_default())? } else { 0 };
     let taken_us = begun.zip(stockade_sys::process::monotonic_us()).map(|(begun, ended)| ended.saturating_sub(begun));
     Ok(Evidence { status, mounts, descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us })
 }
@@ -157,14 +157,26 @@ fn count_descriptors() -> Result<u32, Errno> {
     Ok(count - 1)
 }
 
-/// Tries what Landlock alone forbids: a fifo in `/dev/shm`.
-fn probe_landlock() -> Result<u32, Failure> {
-    const PROBE: &core::ffi::CStr = c"/dev/shm/.stockade-probe";
-    match mknodat(CWD, PROBE, FileType::Fifo, Mode::from_raw_mode(0o600), 0) {
+/// Tries what Landlock alone forbids: a fifo in `/dev/shm`, by a name that earlier code of a
+/// session cannot have taken.
+fn probe_landlock(now: u64) -> Result<u32, Failure> {
+    const DIRECTORY: &core::ffi::CStr = c"/dev/shm";
+    // Where modes refuse it as well, its refusal says nothing.
+    if let Err(errno) = accessat(CWD, DIRECTORY, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty()) {
+        return Err(Failure::new(Step::Receipt, errno).because(b"/dev/shm is closed to its owner, so Landlock cannot be tried there"));
+    }
+    match mknodat(CWD, &*probe_path(now), FileType::Fifo, Mode::from_raw_mode(0o600), 0) {
         Err(Errno::ACCESS) => Ok(Errno::ACCESS.raw_os_error() as u32),
         other => {
             let errno = other.err().unwrap_or(Errno::PERM);
             Err(Failure::new(Step::Receipt, errno).because(b"a fifo in /dev/shm is not refused: Landlock is not in force"))
         }
     }
+}
+
+/// The probe's path, which holds the time in hexadecimal.
+fn probe_path(now: u64) -> Vec<u8> {
+    let mut path = b"/dev/shm/.probe-".to_vec();
+    path.extend((0..16).rev().map(|place| b"0123456789abcdef"[(now >> (4 * place)) as usize & 15]));
+    path
 }

@@ -17,7 +17,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat, mkdirat, openat},
+    fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, mkdirat, openat, statat},
     io::Errno,
     mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree, unmount},
     process::{DumpableBehavior, Pid, WaitOptions, dumpable_behavior, set_dumpable_behavior, waitpid},
@@ -225,7 +225,7 @@ impl Maker<'_> {
         for (name, mode) in NAMES.iter().zip(self.modes) {
             mkdirat(&root, *name, Mode::from_raw_mode(*mode))?;
             // Whatever the caller's umask takes away.
-            rustix::fs::chmodat(&root, *name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
+            chmodat(&root, *name, Mode::from_raw_mode(*mode), AtFlags::empty())?;
             self.give(&root, name)?;
         }
         let scratch = match &self.scratch {
@@ -272,8 +272,21 @@ impl Copier<'_> {
         let copy = |name: &CStr| open_tree(CWD, name, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
         let mut all = [const { None }; MOST];
         for (place, name) in all.iter_mut().zip(NAMES).take(self.store.writable.len()) {
+            open_to_owner(name)?;
             *place = Some(copy(name)?);
         }
-        Ok((self.store.scratch.as_ref().map(|_| copy(SCRATCH)).transpose()?, all))
+        if self.store.scratch.is_none() {
+            return Ok((None, all));
+        }
+        open_to_owner(SCRATCH)?;
+        Ok((Some(copy(SCRATCH)?), all))
     }
+}
+
+/// Gives a directory's owner back what an earlier run may have taken: no later one could
+/// start in it.
+fn open_to_owner(directory: &CStr) -> Result<(), Errno> {
+    const ALL: Mode = Mode::RWXU;
+    let mode = Mode::from_raw_mode(statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
+    if mode.contains(ALL) { Ok(()) } else { chmodat(CWD, directory, mode | ALL, AtFlags::empty()) }
 }

@@ -7,6 +7,7 @@
 use std::{env, io::Read, path::PathBuf, sync::OnceLock};
 
 use caps::{CapSet, Capability};
+use rlimit::Resource;
 use stockade_policy::facts::Caller;
 
 use crate::Refusal;
@@ -87,6 +88,43 @@ fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
     Ok(Identity { privileged: true, caller: peer.clone(), on_behalf: true })
 }
 
+/// Once is enough.
+static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
+
+/// Lifts the limits that came along from whoever called sudo. Some end this process or fail
+/// its writes, at a moment of the caller's choice: after the run, and before the record of
+/// it. What code may use is the policy's to say.
+///
+/// # Errors
+/// One is in force, and root has not the right to lift it.
+fn lift_limits() -> Result<(), Refusal> {
+    /// Enough for a launcher.
+    const DESCRIPTORS: u64 = 256;
+    stockade_sys::process::stop_timers();
+    for (resource, least) in [
+        (Resource::CPU, rlimit::INFINITY),
+        (Resource::FSIZE, rlimit::INFINITY),
+        (Resource::DATA, rlimit::INFINITY),
+        (Resource::AS, rlimit::INFINITY),
+        (Resource::NOFILE, DESCRIPTORS),
+    ] {
+        let lifted = resource.get().and_then(|(soft, hard)| match soft < least {
+            true => resource.set(least, hard.max(least)),
+            false => Ok(()),
+        });
+        lifted.map_err(|error| {
+            let name = resource.as_name();
+            Refusal::sandbox_error(
+                "limits_of_caller",
+                format!(
+                    "the limit {name} that came along through sudo could keep this run out of the audit log, and root cannot lift it here: {error}; call sudo without that limit (ulimit), or give root CAP_SYS_RESOURCE"
+                ),
+            )
+        })?;
+    }
+    Ok(())
+}
+
 fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {
     let number = |name: &str, text: &str| {
         text.parse::<u32>().map_err(|_| {
@@ -98,14 +136,16 @@ fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {
     if uid == 0 {
         return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
     }
+    LIFTED.get_or_init(lift_limits).clone()?;
     let groups = supplementary_groups(uid, gid);
     Ok(Identity { privileged: true, caller: Caller { uid, gid, groups }, on_behalf: true })
 }
 
 /// Lines of an account file, split at colons.
 fn account_lines(path: &str) -> Vec<Vec<String>> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(|line| line.split(':').map(String::from).collect()).collect()
+    // A name in it may be in any encoding.
+    let bytes = std::fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).lines().map(|line| line.split(':').map(String::from).collect()).collect()
 }
 
 fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {

@@ -11,13 +11,12 @@ use std::{
 };
 
 use stockade_launcher::Relay;
-use stockade_policy::model::{Access, Policy};
 use stockade_protocol::Verdict;
 
 use crate::{
     Ahead, Ask, CommandResult, Loaded, Options, Refusal,
     audit::{Subject, Trail},
-    caller, end_command, load_policy, relay, with_callers_rights,
+    end_command, load_policy, relay, with_callers_rights,
 };
 
 /// Arguments that are looked at as paths.
@@ -34,9 +33,8 @@ pub struct Interpreter {
     pub variables: BTreeMap<String, String>,
     /// The caller's working directory, without links.
     pub directory: PathBuf,
-    /// What the code must not be able to replace, since the host runs it: the shim, and
-    /// this program.
-    pub kept: Vec<PathBuf>,
+    /// The shim.
+    pub shim: PathBuf,
     /// Output is passed on as it is, also where it is not UTF-8.
     pub exact: bool,
 }
@@ -47,13 +45,12 @@ pub struct Interpreter {
 /// It was not started.
 pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult, Refusal> {
     let ahead = Ahead::begin(options.peer.as_ref());
-    let options = Options { scratch: Some(asked.directory.clone()), ..options.clone() };
+    let options = Options { scratch: Some(asked.directory.clone()), trusted: vec![asked.shim.clone()], ..options.clone() };
     let loaded = load_policy(&options);
     let words: Vec<String> = std::iter::once(&asked.runtime).chain(&asked.arguments).cloned().collect();
     let trail = Trail::new(Subject::Command(&words), loaded.as_ref().ok().map(|loaded| &loaded.policy), &options);
     let run = || {
         let loaded: &Loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        refuse_replaceable(asked, &loaded.policy)?;
         let accepted = |(name, _): &(&String, &String)| loaded.policy.environment.accepts(name);
         let environment = asked.variables.iter().filter(accepted).map(|(name, value)| (name.clone(), value.clone())).collect();
         let terminal = stockade_launcher::terminal::is_interactive();
@@ -87,27 +84,6 @@ fn alias(asked: &Interpreter) -> Result<Option<PathBuf>, Refusal> {
     }
     let leads_here = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|real| real == asked.directory);
     with_callers_rights(|| candidates.iter().flat_map(|path| path.ancestors()).find(leads_here).map(Path::to_path_buf))
-}
-
-/// A scratch that held them would let the code choose what the host runs next.
-fn refuse_replaceable(asked: &Interpreter, policy: &Policy) -> Result<(), Refusal> {
-    // Others of them are no scratch for better reasons, which are the opener's to say.
-    let refused_anyway = || asked.directory.parent().is_none() || caller::homes().contains(&asked.directory);
-    if policy.scratch.access == Access::Ro || refused_anyway() {
-        return Ok(());
-    }
-    let inside = |path: &&PathBuf| std::fs::canonicalize(path).is_ok_and(|real| real.starts_with(&asked.directory));
-    match asked.kept.iter().find(inside) {
-        None => Ok(()),
-        Some(path) => Err(Refusal::bad_request(
-            "scratch_holds_the_launcher",
-            format!(
-                "the working directory {} would be the sandbox's scratch, and {} lies in it, which code could then replace; work in a directory that does not hold it, or install it elsewhere",
-                asked.directory.display(),
-                path.display()
-            ),
-        )),
-    }
 }
 
 /// A refused scratch is the working directory here, which the caller may not have thought of.

@@ -17,6 +17,7 @@ pub mod inventory;
 mod policies;
 mod report;
 pub mod session;
+mod trusted;
 
 use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
@@ -38,6 +39,8 @@ pub struct Options {
     pub scratch: Option<PathBuf>,
     /// Interpreters in place of the policy's, by runtime.
     pub interpreters: Vec<(String, PathBuf)>,
+    /// Files of the caller's, beside the policy and this program, that say what is run.
+    pub trusted: Vec<PathBuf>,
     /// Who asks, where the kernel has named somebody else than who started this process.
     pub peer: Option<Caller>,
 }

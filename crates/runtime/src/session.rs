@@ -24,6 +24,7 @@ use crate::{
     caller::{self, Identity},
     facts, load_policy,
     report::Echo,
+    trusted::refuse_replaceable,
 };
 
 /// The most bytes of a file that are read at once.
@@ -236,6 +237,7 @@ impl Session {
         let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
         let opened =
             scratch::open(&path, &self.loaded.policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
+        refuse_replaceable(&opened.facts.path, &self.identity, &self.loaded.policy, &self.options)?;
         check_grants(&self.identity, &self.loaded.policy.name, Some(&opened.facts.path), &self.options)?;
         Ok(opened)
     }

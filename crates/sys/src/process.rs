@@ -171,14 +171,31 @@ pub fn ignores(signal: i32) -> bool {
     asked.is_ok() && current[0] == SIG_IGN
 }
 
-/// Ignores SIGXFSZ, so that a write beyond a limit on file sizes is an error (EFBIG) that
-/// can be told, and not the end of this process.
-pub fn ignore_file_size_signal() {
+/// Settles the signals that a launcher relies on, whatever it was started with. SIGXFSZ is
+/// ignored, so that a write beyond a limit on file sizes is an error (EFBIG) that can be
+/// told, and not the end of this process; SIGCHLD is not, since the kernel would reap the
+/// children of whoever ignores it.
+pub fn settle_signals() {
+    const SIGCHLD: usize = 17;
     const SIGXFSZ: usize = 25;
+    const SIG_DFL: u64 = 0;
     const SIG_IGN: u64 = 1;
-    let ignore = [SIG_IGN, 0, 0, 0];
-    // SAFETY: `ignore` lives, no old action is asked for, the mask size is 8.
-    let _cannot_fail = unsafe { syscall(13, [SIGXFSZ, ignore.as_ptr() as usize, 0, 8, 0, 0]) };
+    for (signal, handler) in [(SIGXFSZ, SIG_IGN), (SIGCHLD, SIG_DFL)] {
+        let action = [handler, 0, 0, 0];
+        // SAFETY: `action` lives, no old one is asked for, the mask size is 8.
+        let _cannot_fail = unsafe { syscall(13, [signal, action.as_ptr() as usize, 0, 8, 0, 0]) };
+    }
+}
+
+/// Stops the interval timers that were set before this program was started: they outlive
+/// execve(2), and their signals end a process.
+pub fn stop_timers() {
+    const TIMERS: core::ops::RangeInclusive<usize> = 0..=2;
+    let never = [0u64; 4];
+    for timer in TIMERS {
+        // SAFETY: `never`, an interval and a value of zero, lives; no old one is asked for.
+        let _cannot_fail = unsafe { syscall(38, [timer, never.as_ptr() as usize, 0, 0, 0, 0]) };
+    }
 }
 
 /// Makes the terminal behind `terminal` the controlling one of this session.
