@@ -107,7 +107,7 @@ pub(crate) enum Command {
 }
 
 /// Options that fix the sandbox.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Debug)]
 pub(crate) struct Sandbox {
     /// A policy's name, or a file (a path with a slash); default: `default`
     #[arg(long, value_name = "NAME|FILE")]
@@ -118,6 +118,25 @@ pub(crate) struct Sandbox {
     /// An interpreter in place of the policy's, with its virtual environment read-only
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
     pub(crate) runtimes: Vec<(String, PathBuf)>,
+}
+
+impl Sandbox {
+    /// These options once more, for a program beside this one.
+    pub(crate) fn to_arguments(&self) -> Vec<OsString> {
+        let policy = self.policy.iter().flat_map(|policy| ["--policy".into(), policy.into()]);
+        let scratch = self.scratch.iter().flat_map(|scratch| ["--scratch".into(), scratch.into()]);
+        let runtimes = self.runtimes.iter().flat_map(|(name, path)| {
+            let mut pair = OsString::from(format!("{name}="));
+            pair.push(path);
+            ["--runtime".into(), pair]
+        });
+        policy.chain(scratch).chain(runtimes).collect()
+    }
+}
+
+/// Whether there is to be a run, or its plan.
+#[derive(Args, Debug)]
+pub(crate) struct DryRun {
     /// Print the plan instead of running anything
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -135,6 +154,8 @@ fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
 pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
+    #[command(flatten)]
+    pub(crate) plan: DryRun,
     /// Have it run by the server behind this socket, whose name says the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
@@ -155,16 +176,12 @@ pub(crate) struct Exec {
 }
 
 #[derive(Args, Debug)]
+#[command(mut_arg("scratch", |scratch| {
+    scratch.help("The host directory to expose at its own path; default: a private scratch that ends with the session")
+}))]
 pub(crate) struct Session {
-    /// A policy's name, or a file (a path with a slash); default: `default`
-    #[arg(long, value_name = "NAME|FILE")]
-    pub(crate) policy: Option<String>,
-    /// The host directory to expose at its own path; default: a private scratch that ends with the session
-    #[arg(long, value_name = "DIR")]
-    pub(crate) scratch: Option<PathBuf>,
-    /// An interpreter in place of the policy's, with its virtual environment read-only
-    #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
-    pub(crate) runtimes: Vec<(String, PathBuf)>,
+    #[command(flatten)]
+    pub(crate) sandbox: Sandbox,
 }
 
 #[derive(Args, Debug)]
@@ -181,6 +198,8 @@ pub(crate) struct Serve {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
+    #[command(flatten)]
+    pub(crate) plan: DryRun,
     /// Write the result, without the streams, as JSON into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,

@@ -19,7 +19,7 @@ mod runtimes;
 mod shim;
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Write},
     os::{
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Exec(exec) => exec_command(&exec),
         Command::Run(run) => run_command(&run, ahead),
-        Command::Session(session) => serve_session(session),
+        Command::Session(session) => serve_session(&session),
         Command::Mcp(session) => serve_mcp(&session),
         Command::Policy(command) => policy::run(command),
         Command::Shim(command) => shim::run(&command),
@@ -114,10 +114,10 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         Ok(bytes) => bytes,
         Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
     };
-    if exec.sandbox.dry_run {
+    if exec.plan.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_runtime::plan(Ask::Request(&request), &options));
         return match planned {
-            Ok(plan) => dry_run::print(&plan, exec.sandbox.json),
+            Ok(plan) => dry_run::print(&plan, exec.plan.json),
             Err(refusal) => print_report(&refusal.report()),
         };
     }
@@ -135,14 +135,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
 fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let flags = [(exec.last, "--last"), (exec.text, "--text"), (true, "--")];
     let mut arguments: Vec<OsString> = flags.iter().filter(|(given, _)| *given).map(|(_, flag)| flag.into()).collect();
-    let sandbox = &exec.sandbox;
-    arguments.extend(sandbox.policy.iter().flat_map(|policy| ["--policy".into(), policy.into()]));
-    arguments.extend(sandbox.scratch.iter().flat_map(|scratch| ["--scratch".into(), scratch.into()]));
-    arguments.extend(sandbox.runtimes.iter().flat_map(|(name, path)| {
-        let mut pair = OsString::from(format!("{name}="));
-        pair.push(path);
-        ["--runtime".into(), pair]
-    }));
+    arguments.extend(exec.sandbox.to_arguments());
     match companion::become_companion("stockade-markdown", arguments) {
         Ok(never) => match never {},
         Err(error) => print_report(&Report::refused(Verdict::SandboxError, "companion_missing", format!("{error:#}"))),
@@ -178,9 +171,8 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 }
 
 /// Whatever its requests came to, a session that began has done its work.
-fn serve_session(session: args::Session) -> anyhow::Result<ExitCode> {
-    let options = Options { policy: session.policy, scratch: session.scratch, interpreters: session.runtimes, ..Options::default() };
-    let ended = stockade_session::serve(options, |report| {
+fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
+    let ended = stockade_session::serve(Options::from(&session.sandbox), |report| {
         warn_of_degraded(report);
         warn_of_audit(report);
     })?;
@@ -195,20 +187,7 @@ fn serve_session(session: args::Session) -> anyhow::Result<ExitCode> {
 
 /// The companion takes this process's place, and starts a session as its child.
 fn serve_mcp(session: &args::Session) -> anyhow::Result<ExitCode> {
-    let mut options: Vec<OsString> = Vec::new();
-    let mut add = |option: &str, value: &OsStr| options.extend([OsString::from(option), value.to_owned()]);
-    if let Some(policy) = &session.policy {
-        add("--policy", policy.as_ref());
-    }
-    if let Some(scratch) = &session.scratch {
-        add("--scratch", scratch.as_ref());
-    }
-    for (name, path) in &session.runtimes {
-        let mut value = OsString::from(format!("{name}="));
-        value.push(path);
-        add("--runtime", &value);
-    }
-    match companion::become_companion("stockade-mcp", options)? {}
+    match companion::become_companion("stockade-mcp", session.sandbox.to_arguments())? {}
 }
 
 /// What the run goes without is said on stderr too, where a person sees it.
@@ -248,10 +227,10 @@ fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
 
 fn run_command(run: &args::Run, ahead: Ahead) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
-    if run.sandbox.dry_run {
+    if run.plan.dry_run {
         let ask = Ask::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
         return match stockade_runtime::plan(ask, &options) {
-            Ok(plan) => dry_run::print(&plan, run.sandbox.json),
+            Ok(plan) => dry_run::print(&plan, run.plan.json),
             Err(refusal) => Ok(refuse(&refusal)),
         };
     }
