@@ -73,6 +73,23 @@ async def test_blocks_of_each_language_run_in_one_directory(work_dir: Path):
     assert [path.name for path in work_dir.iterdir()] == ["n"]
 
 
+async def test_between_start_and_stop_the_blocks_are_of_one_session(work_dir: Path):
+    executor = StockadeCodeExecutor(work_dir=work_dir)
+    keep, look = ("sh", "echo kept > /tmp/n; echo there > n"), ("sh", "cat /tmp/n n")
+    # A control: before it is started each has a /tmp of its own.
+    await run(executor, keep)
+    assert (await run(executor, look)).exit_code == 1
+    async with executor:
+        await run(executor, keep)
+        result = await run(executor, look)
+        assert (result.exit_code, result.output) == (0, "kept\nthere\n")
+        await executor.restart()
+        assert (await run(executor, look)).output.endswith("there\n")
+        assert (await run(executor, look)).exit_code == 1
+    assert (await run(executor, look)).exit_code == 1
+    assert [path.name for path in work_dir.iterdir()] == ["n"]
+
+
 async def test_the_first_failure_stops_the_blocks(work_dir: Path):
     executor = StockadeCodeExecutor(work_dir=work_dir)
     result = await run(executor, ("sh", "echo one"), ("sh", "echo two; exit 3"), ("sh", "echo three"))

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from ._errors import BadRequest
+from ._exec import Configuration
 from ._request import RunOptions
 from ._result import Result, Verdict
 
@@ -31,6 +35,39 @@ _ENDS = {
 
 #: What these frameworks report for a run that was cancelled.
 CANCELLED = 125
+
+
+class Executor:
+    """What is the same for the executors of both frameworks."""
+
+    def __init__(
+        self,
+        timeout: float = 60,
+        work_dir: str | os.PathLike[str] | None = None,
+        *,
+        policy: str | os.PathLike[str] | None = None,
+        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Starts nothing; raises `NotInstalled` if the program is missing."""
+        if timeout <= 0:
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        self._timeout = timeout
+        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
+        # Says at once if there is no program.
+        Configuration(**self._options)
+        self._told_work_dir = work_dir
+        self._work_dir = None if work_dir is None else Path(work_dir).absolute()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that each block may take."""
+        return self._timeout
+
+    @property
+    def work_dir(self) -> Path | None:
+        """The directory of the host where the code works, if there is one."""
+        return self._work_dir
 
 
 class NotInWorkspace(Exception):

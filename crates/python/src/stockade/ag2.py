@@ -7,11 +7,6 @@ this one lets the sandbox decide.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from . import _blocks
 from ._errors import BadRequest, NotInstalled
 from ._exec import Stockade
@@ -28,7 +23,7 @@ except ImportError as error:
 __all__ = ["StockadeCodeExecutor"]
 
 
-class StockadeCodeExecutor:
+class StockadeCodeExecutor(_blocks.Executor):
     """Runs each code block in a sandbox of its own, in one working directory.
 
     For `code_execution_config={"executor": StockadeCodeExecutor(…)}`. `timeout` is for
@@ -37,39 +32,12 @@ class StockadeCodeExecutor:
     the first block to close().
     """
 
-    def __init__(
-        self,
-        timeout: float = 60,
-        work_dir: str | os.PathLike[str] | None = None,
-        *,
-        policy: str | os.PathLike[str] | None = None,
-        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
-        program: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Starts nothing; raises `NotInstalled` if the program is missing."""
-        if timeout <= 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-        self._timeout = timeout
-        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
-        # Says at once if there is no program.
-        Stockade(**self._options)
-        self._work_dir = None if work_dir is None else Path(work_dir).absolute()
-        self._session: Session | None = None
+    _session: Session | None = None
 
     @property
     def code_extractor(self) -> CodeExtractor:
         """Code is what stands in Markdown fences."""
         return MarkdownCodeExtractor()
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that each block may take."""
-        return self._timeout
-
-    @property
-    def work_dir(self) -> Path | None:
-        """The directory of the host where the code works, if there is one."""
-        return self._work_dir
 
     def _runner(self) -> tuple[Stockade | Session, str]:
         """What runs the blocks, and their working directory."""

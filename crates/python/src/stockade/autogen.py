@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from . import _blocks, _framework
 from ._errors import BadRequest
@@ -48,63 +45,31 @@ class StockadeCodeExecutorConfig(BaseModel):
     program: str | None = None
 
 
-class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
+class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCodeExecutorConfig]):
     """Runs each code block in a sandbox of its own, in one working directory.
 
     `timeout` is for each block, in seconds. `work_dir` is a directory of the host, which
     is made if it is missing; without it the blocks share the private files of a session,
-    which lives from the first block to stop(). `policy` and `runtimes` are as for
-    `stockade.Stockade`.
+    which lives from the first block to stop(). Between start() and stop() there is a
+    session with a `work_dir` too: each block begins sooner, and finds home and /tmp as the
+    one before left them. It belongs to the event loop that start() was called in.
+    `policy` and `runtimes` are as for `stockade.Stockade`.
     """
 
     component_config_schema = StockadeCodeExecutorConfig
     component_provider_override = "stockade.autogen.StockadeCodeExecutor"
 
-    def __init__(
-        self,
-        timeout: float = 60,
-        work_dir: str | os.PathLike[str] | None = None,
-        *,
-        policy: str | os.PathLike[str] | None = None,
-        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
-        program: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Starts nothing; raises `NotInstalled` if the program is missing."""
-        if timeout <= 0:
-            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-        self._config = StockadeCodeExecutorConfig(
-            timeout=timeout,
-            work_dir=None if work_dir is None else os.fspath(work_dir),
-            policy=None if policy is None else os.fspath(policy),
-            runtimes={name: os.fspath(path) for name, path in (runtimes or {}).items()},
-            program=None if program is None else os.fspath(program),
-        )
-        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
-        # Says at once if there is no program.
-        AsyncStockade(**self._options)
-        self._work_dir = None if work_dir is None else Path(work_dir).absolute()
-        self._session: AsyncSession | None = None
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that each block may take."""
-        return self._config.timeout
-
-    @property
-    def work_dir(self) -> Path | None:
-        """The directory of the host where the code works, if there is one."""
-        return self._work_dir
+    _session: AsyncSession | None = None
 
     async def _runner(self) -> tuple[AsyncStockade | AsyncSession, str]:
         """What runs the blocks, and their working directory."""
-        if self._work_dir is not None:
+        if self._work_dir is None:
+            await self.start()
+        else:
             self._work_dir.mkdir(exist_ok=True)
-            return AsyncStockade(scratch=self._work_dir, **self._options), str(self._work_dir)
         if self._session is None:
-            session = AsyncSession(**self._options)
-            await session.start()
-            self._session = session
-        return self._session, self._session.scratch
+            return AsyncStockade(scratch=self._work_dir, **self._options), str(self._work_dir)
+        return self._session, str(self._work_dir or self._session.scratch)
 
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
@@ -134,8 +99,13 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
         return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results))
 
     async def start(self) -> None:
-        """Makes the working directory, or begins the session."""
-        await self._runner()
+        """Makes the working directory, and begins the session."""
+        if self._work_dir is not None:
+            self._work_dir.mkdir(exist_ok=True)
+        if self._session is None:
+            session = AsyncSession(scratch=self._work_dir, **self._options)
+            await session.start()
+            self._session = session
 
     async def stop(self) -> None:
         """Ends the session, if there is one; a working directory of the host stays."""
@@ -144,15 +114,24 @@ class StockadeCodeExecutor(CodeExecutor, Component[StockadeCodeExecutorConfig]):
             self._session = None
 
     async def restart(self) -> None:
-        """Empties the session; a working directory of the host is the caller's and stays."""
-        await self.stop()
-        await self.start()
+        """Begins the session anew, if there is one; a working directory is the caller's and stays."""
+        if self._session is not None:
+            await self.stop()
+            await self.start()
 
     def _to_config(self) -> StockadeCodeExecutorConfig:
-        return self._config
+        def text(path: str | os.PathLike[str] | None) -> str | None:
+            return None if path is None else os.fspath(path)
+
+        policy, runtimes, program = (self._options[name] for name in ("policy", "runtimes", "program"))
+        return StockadeCodeExecutorConfig(
+            timeout=self._timeout,
+            work_dir=text(self._told_work_dir),
+            policy=text(policy),
+            runtimes={name: os.fspath(path) for name, path in (runtimes or {}).items()},
+            program=text(program),
+        )
 
     @classmethod
     def _from_config(cls, config: StockadeCodeExecutorConfig) -> Self:
-        return cls(
-            config.timeout, config.work_dir, policy=config.policy, runtimes=config.runtimes, program=config.program
-        )
+        return cls(**config.model_dump())
