@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import FrozenInstanceError
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -268,10 +269,22 @@ def test_the_command_of_the_package_is_the_program():
     assert json.loads(done.stdout)["version"] == stockade.__version__
 
 
-@pytest.mark.parametrize("adapter", ["autogen", "ag2", "langchain"])
+@pytest.mark.parametrize("adapter", ["autogen", "ag2", "langchain", "deepagents", "inspect_ai"])
 def test_a_missing_framework_says_what_to_install(adapter: str):
     # This environment has none of them.
     with pytest.raises(stockade.NotInstalled, match="pip install"):
+        __import__(f"stockade.{adapter}")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "version"),
+    [("autogen", "0.4.9"), ("langchain", "0.3.27"), ("deepagents", "1.0"), ("inspect_ai", "0.4.0rc1")],
+)
+def test_a_framework_of_another_version_is_named_with_the_one_to_install(
+    adapter: str, version: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(metadata, "version", lambda _: version)
+    with pytest.raises(stockade.NotInstalled, match=rf"{version} is installed, .* does not know: pip install '.*<"):
         __import__(f"stockade.{adapter}")
 
 

@@ -102,7 +102,7 @@ def test_a_session_that_cannot_be_had_says_why(tmp_path: Path):
 
 def test_a_session_that_is_not_running_says_why():
     session = stockade.Session()
-    with pytest.raises(stockade.SessionEnded, match="has not been started"):
+    with pytest.raises(stockade.SessionEnded, match=r"or call start\(\)$"):
         session.run("pass")
     session.start()
     session.start()
@@ -117,7 +117,7 @@ def test_a_session_that_is_not_running_says_why():
     assert session.run("print(1)").output == "1\n"
     session.close()
     session.close()
-    with pytest.raises(stockade.SessionEnded, match="was closed"):
+    with pytest.raises(stockade.SessionEnded, match="was closed; start another"):
         session.run("pass")
 
 
@@ -147,7 +147,7 @@ async def test_under_asyncio_it_does_the_same():
         assert [entry.path for entry in await session.list_files()] == ["b", "n"]
         await session.reset()
         assert await session.list_files() == []
-    with pytest.raises(stockade.SessionEnded, match="was closed"):
+    with pytest.raises(stockade.SessionEnded, match="was closed; start another"):
         await session.run("pass")
 
 

@@ -42,6 +42,9 @@ class _Session(Configuration):
     _why_ended = "it has not been started: use it in a `with` statement, or call start()"
     _remarks: IO[bytes] | None = None
 
+    def _note_why(self, why: str) -> None:
+        self._why_ended = f"{why}; start another, its files begin anew"
+
     @property
     def scratch(self) -> str:
         """The working directory as the code sees it."""
@@ -58,10 +61,7 @@ class _Session(Configuration):
         return self._facts
 
     def _ended(self) -> SessionEnded:
-        return SessionEnded(
-            f"the session is not running: {self._why_ended}; start another, its files begin anew",
-            reason="session_ended",
-        )
+        return SessionEnded(f"the session is not running: {self._why_ended}", reason="session_ended")
 
     def _note_end(self, status: int | None) -> None:
         """Keeps what is known of an end that nobody asked for."""
@@ -73,7 +73,7 @@ class _Session(Configuration):
         # What it runs without is in each receipt, and explains no end.
         last = " ".join(line for line in said if not line.startswith("stockade: running without"))
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        self._why_ended = f"its process ended with {how}" + (f" ({last})" if last else "")
+        self._note_why(f"its process ended with {how}" + (f" ({last})" if last else ""))
 
     def _close_remarks(self) -> None:
         if self._remarks is not None:
@@ -117,7 +117,7 @@ class Session(_Session):
         """Ends the session, and with it what it kept. Calling it again does nothing."""
         with self._lock:
             if self._process is not None:
-                self._why_ended = "it was closed"
+                self._note_why("it was closed")
                 self._end(kill=False)
 
     def __enter__(self) -> Self:
@@ -184,7 +184,7 @@ class Session(_Session):
                     pass
             except SessionEnded:
                 if self._process is not None:
-                    self._why_ended = "a call was interrupted, and it did not take notice"
+                    self._note_why("a call was interrupted, and it did not take notice")
                     self._end(kill=True)
             raise
 
@@ -275,7 +275,7 @@ class AsyncSession(_Session):
         """Ends the session, and with it what it kept. Calling it again does nothing."""
         async with self._lock:
             if self._process is not None:
-                self._why_ended = "it was closed"
+                self._note_why("it was closed")
                 await to_the_end(self._end(kill=False), self._process)
 
     async def __aenter__(self) -> Self:
@@ -344,7 +344,7 @@ class AsyncSession(_Session):
             await asyncio.wait_for(both(), PATIENCE)
         except (SessionEnded, asyncio.TimeoutError):
             if self._process is not None:
-                self._why_ended = "a call was cancelled, and it did not take notice"
+                self._note_why("a call was cancelled, and it did not take notice")
                 await self._end(kill=True)
 
     async def _send(self, line: bytes) -> None:
