@@ -100,6 +100,25 @@ def example(work_dir: Path) -> Callable[[str], str]:
     return run
 
 
+@pytest.fixture
+def readme(work_dir: Path) -> Callable[..., None]:
+    """Runs what stands in Python under a heading of the package's README, and looks for the output that it promises."""
+
+    def run(heading: str, before: str = "") -> None:
+        _, found, section = f"\n{(EXAMPLES.parent / 'README.md').read_text()}".partition(f"\n{heading}\n")
+        blocks = re.findall(r"```python\n(.*?)```", re.split(r"\n##+ ", section)[0], re.DOTALL)
+        assert found and blocks, f"nothing to run under {heading!r}"
+        program = "\n".join([before, *blocks])
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=work_dir, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
+        promised = re.findall(r"print\(.*\)  # (.*)", program)
+        assert done.stdout.splitlines() == promised
+
+    return run
+
+
 class Agent:
     """A model by script: it looks at the last output that it was shown, and decides.
 

@@ -119,3 +119,7 @@ def test_secrets_of_the_environment_are_not_there(work_dir: Path, monkeypatch: p
 
 def test_the_example_runs(example):
     assert "42" in example("ag2_blocks.py")
+
+
+def test_the_readme_runs(readme):
+    readme("### AG2 classic")

@@ -248,3 +248,7 @@ async def test_what_the_caller_got_wrong_is_raised(work_dir: Path):
 
 def test_the_example_runs(example):
     assert "42" in example("autogen_blocks.py")
+
+
+def test_the_readme_runs(readme):
+    readme("### AutoGen 0.7")

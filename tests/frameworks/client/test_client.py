@@ -290,3 +290,8 @@ def test_a_framework_of_another_version_is_named_with_the_one_to_install(
 
 def test_the_first_example_prints_what_it_says(example):
     assert "42" in example("first.py")
+
+
+def test_the_readme_prints_what_it_says(readme):
+    readme("# stockade for Python")
+    readme("## The client", before="import stockade")

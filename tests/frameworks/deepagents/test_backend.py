@@ -117,3 +117,8 @@ async def test_it_works_from_asyncio(sandbox):
 
 def test_the_example_runs(example):
     assert "42" in example("deepagents_backend.py")
+
+
+def test_the_readme_runs(readme):
+    model = "from langchain_core.language_models.fake_chat_models import GenericFakeChatModel as Model"
+    readme("### deepagents 0.7", before=f"{model}\nmodel = Model(messages=iter([]))")

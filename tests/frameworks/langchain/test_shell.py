@@ -116,3 +116,7 @@ class TestShell:
 
 def test_the_example_runs(example):
     assert "42" in example("langchain_shell.py")
+
+
+def test_the_readme_runs(readme):
+    readme("### LangChain")
