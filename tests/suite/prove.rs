@@ -3,16 +3,13 @@
 //!
 //! That a missing layer is found is `tests/ablation`'s to show.
 
-use std::{
-    fs,
-    process::{Command, Output},
-};
+use std::{fs, process::Output};
 
 use serde_json::Value;
 
 use crate::{
-    harness::{Test, directory, test},
-    stockade::{PolicyDirectory, derived, stockade, text},
+    harness::{Test, directory, is_root, test},
+    stockade::{PolicyDirectory, derived, program_path, stockade, text, under},
 };
 
 pub const TESTS: &[Test] = &[
@@ -69,16 +66,22 @@ fn prove(options: &[&str]) -> Proof {
     Proof::of(&stockade([&["prove", "--json"], options].concat()).output().unwrap())
 }
 
-/// Lets the host's next process ids be ones that nobody inside can have: with a smaller one
-/// the attacks on the launcher by its id are not tried. Ids begin anew after the largest.
-fn pass_small_pids() {
-    while Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id())).unwrap() < 2000 {}
+/// The same where the launcher's own id is so small that somebody inside has one alike.
+fn prove_among_few_processes(options: &[&str]) -> Proof {
+    let mut words = vec!["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    if !is_root() {
+        words.extend(["--user", "--map-current-user"]);
+    }
+    let program = program_path().unwrap();
+    words.extend(["--", text(&program), "prove", "--json"]);
+    Proof::of(&under(&[&words, options].concat()).output().unwrap())
 }
 
 fn default_holds_against_every_attack() {
-    pass_small_pids();
-    let proof = prove(&[]);
+    let proof = prove_among_few_processes(&[]);
     proof.held();
+    let signal = proof.finding("processes", "signal the launcher").unwrap();
+    assert!(signal["tried"].as_str().unwrap().starts_with("signal a process beside the launcher"), "{signal}");
     assert_eq!(proof.value["schema"], 1);
     // Hundreds, and not because there are hundreds of system calls.
     assert!(proof.value["distinct"]["tried"].as_u64().unwrap() > 400, "{}", proof.value["distinct"]);
@@ -129,6 +132,7 @@ fn every_other_shipped_policy_holds_or_is_refused_for_its_cgroup() {
 
 fn what_a_policy_allows_is_no_attack() {
     let tight = prove(&[]);
+    assert!(tight.finding("processes", "signal the launcher").is_some());
     assert_eq!(tight.finding("system_calls", "kcmp").map(|finding| &finding["state"]), Some(&Value::from("held")));
     let policies = PolicyDirectory::new();
     let loose = policies.write(

@@ -22,14 +22,13 @@ use crate::{
 };
 
 /// See the module.
-pub(crate) fn judge(attacks: Vec<Attack>, world: &World, inside: &Inside<'_>) -> Result<Vec<Finding>, Refusal> {
-    let outside = Outside::new()?;
+pub(crate) fn judge(attacks: Vec<Attack>, world: &World, inside: &Inside<'_>, outside: &Outside) -> Result<Vec<Finding>, Refusal> {
     let mut options = inside.options.clone();
     options.scratch = Some(world.scratch.clone());
     let with_scratch = Inside { loaded: inside.loaded, options: &options };
     // Under sudo nobody may have granted a scratch of ours.
     let refused = with_scratch.run(&Errand::default()).err();
-    let court = Court { world, inside, with_scratch: &with_scratch, outside: &outside, scratch_granted: refused.is_none() };
+    let court = Court { world, inside, with_scratch: &with_scratch, outside, scratch_granted: refused.is_none() };
     let answers = court.gather(&attacks)?;
     let mut findings = Vec::with_capacity(attacks.len());
     for (attack, answers) in attacks.into_iter().zip(answers) {

@@ -16,6 +16,7 @@ mod judge;
 mod neighbour;
 mod outside;
 mod script;
+mod target;
 mod words;
 mod world;
 
@@ -31,6 +32,7 @@ pub use html::{html, unfinished};
 pub use neighbour::stand_beside;
 
 use inside::{Errand, Inside};
+use outside::Outside;
 use world::World;
 
 /// The probe's program.
@@ -185,8 +187,9 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
     let inside = Inside { loaded: &loaded, options };
     let first = inside.run(&Errand { scripts: vec![attacks::plant()], ..Errand::default() })?.result;
     let policy = first.report.policy.clone().unwrap_or_else(|| identify(&loaded.policy));
-    let world = World::new(&loaded, first.plan, first.report.receipt.unwrap_or_default())?;
-    let findings = judge::judge(attacks::all(&world), &world, &inside)?;
+    let outside = Outside::new()?;
+    let world = World::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
+    let findings = judge::judge(attacks::all(&world), &world, &inside, &outside)?;
     let count = Count::of(findings.iter());
     Ok(Proof {
         schema: SCHEMA,

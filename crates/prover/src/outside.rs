@@ -6,7 +6,7 @@
 
 use std::{
     io::{Read, Write},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use rustix::{
@@ -56,15 +56,19 @@ impl Outside {
         }
     }
 
+    /// Starts it. It reads to the end before it does anything, and says nothing if that is
+    /// all there is.
+    pub(crate) fn start(&self) -> std::io::Result<Child> {
+        let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
+        command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn()
+    }
+
     fn ask(&self, prelude: Script, scripts: &[Script]) -> Option<Vec<Answer>> {
         let nonce = crate::nonce().ok()?;
         let has_prelude = !prelude.ops.is_empty();
         let batch = Batch { nonce, prelude, patience_s: crate::PATIENCE_S, scripts: scripts.to_vec() };
-        let path = format!("/proc/self/fd/{}", self.program.as_raw_fd());
-        let mut command = Command::new(path);
-        command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().ok()?;
-        // It reads to the end before it says anything.
+        let mut child = self.start().ok()?;
         let sent = child.stdin.take().map(|mut stdin| stdin.write_all(&batch.encode()));
         let mut said = Vec::new();
         let heard = child.stdout.take().map(|stdout| stdout.take(MOST).read_to_end(&mut said));

@@ -26,6 +26,8 @@ use stockade_policy::{
 use stockade_protocol::Receipt;
 use stockade_runtime::{Loaded, Refusal, aside::Aside};
 
+use crate::{outside::Outside, target::Target};
+
 /// Who owns a scratch where root launches for itself: root's own is refused.
 const NOBODY: u32 = 65534;
 
@@ -51,8 +53,8 @@ pub(crate) struct World {
     pub(crate) abstract_name: String,
     /// The host's name.
     pub(crate) host_name: String,
-    /// This process.
-    pub(crate) pid: u32,
+    /// The process that attacks on the launcher are aimed at, by its id on the host.
+    pub(crate) target: Target,
     /// Whose ids the launcher and its controls have.
     pub(crate) uid: u32,
     aside: Aside,
@@ -65,11 +67,11 @@ fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
 
 impl World {
     /// Makes it.
-    pub(crate) fn new(loaded: &Loaded, plan: Plan, receipt: Receipt) -> Result<Self, Refusal> {
+    pub(crate) fn new(loaded: &Loaded, plan: Plan, receipt: Receipt, outside: &Outside) -> Result<Self, Refusal> {
         let rules = Rules::new(&loaded.policy.seccomp, plan.scratch.host && !plan.scratch.read_only)
             .map_err(|error| Refusal::sandbox_error("filter_unusable", error.to_string()))?;
         let nonce = crate::nonce()?;
-        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let uid = rustix::process::geteuid().as_raw();
         let aside = Aside::new(nonce)?;
         let (directory, callers) = (aside.path().join(HOST), aside.path().join("callers"));
         let scratch = callers.join("scratch");
@@ -107,7 +109,7 @@ impl World {
             port,
             abstract_name,
             host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            pid,
+            target: Target::new(outside)?,
             uid,
             aside,
             listeners: (tcp, tcp6, udp, unnamed, named),

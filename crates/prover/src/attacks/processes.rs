@@ -25,12 +25,7 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
 
 /// By its pid on the host, which inside is nobody's.
 fn the_launcher(world: &World) -> Vec<Attack> {
-    const FEW: u32 = 1000;
-    if world.pid < FEW {
-        // Inside, too, somebody could have a small pid.
-        return Vec::new();
-    }
-    let pid = i64::from(world.pid);
+    let (pid, whom) = (i64::from(world.target.pid()), world.target.words());
     let gone = Expected::Errno(&[ESRCH]);
     let calls: [(&str, Script); 7] = [
         ("signal", one("kill", &[n(pid), n(0)])),
@@ -50,7 +45,7 @@ fn the_launcher(world: &World) -> Vec<Attack> {
             Attack::new(
                 CLASS,
                 format!("{what} the launcher"),
-                format!("{what} the launcher, by its pid on the host ({pid})"),
+                format!("{what} {whom}, by its pid on the host ({pid})"),
                 PIDS,
                 act,
                 gone,
@@ -62,7 +57,7 @@ fn the_launcher(world: &World) -> Vec<Attack> {
         all.push(Attack::new(
             CLASS,
             format!("read the launcher's {name}"),
-            format!("read /proc/{pid}/{name}"),
+            format!("read /proc/{pid}/{name}, of {whom}"),
             PIDS,
             read(&format!("/proc/{pid}/{name}")),
             Expected::Errno(&[ENOENT]),
