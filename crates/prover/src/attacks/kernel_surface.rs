@@ -1,6 +1,8 @@
 //! The kernel's surface beside plain numbers: flags and arguments that the filter looks
 //! at, with and without high halves, and the other doors into the kernel.
 
+mod sockets;
+
 use stockade_policy::{
     filter::{Action, F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
     names::FORBIDDEN_IOCTLS,
@@ -26,7 +28,7 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     all.extend(namespaces_by_clone(world));
     all.extend(set_id_bits(world));
     all.extend(devices(world));
-    all.extend(sockets(world));
+    all.extend(sockets::attacks(world));
     all.extend(ioctls(world));
     all.extend(others_by_number(world));
     all.extend(switches(world));
@@ -188,141 +190,6 @@ fn the_older_watch(world: &World) -> Option<Attack> {
     let control = Control::Outside(Place::Host, Wanted::Reaches);
     (!world.knows(WATCHING))
         .then(|| attack("watch a directory by fcntl", "be told when something in /usr is read (F_NOTIFY)", act, control))
-}
-
-/// Families and protocols beyond the listed ones. The kind is one that does not exist, upon
-/// which the kernel answers before it thinks of loading a module for the family.
-fn sockets(world: &World) -> Vec<Attack> {
-    const NO_KIND: i64 = 15;
-    let open = |family: i64, protocol: i64| one("socket", &[n(family), n(NO_KIND), n(protocol)]);
-    let reached = || Control::Outside(Place::Host, Wanted::Reaches);
-    let families = [
-        "UNSPEC",
-        "UNIX",
-        "INET",
-        "AX25",
-        "IPX",
-        "APPLETALK",
-        "NETROM",
-        "BRIDGE",
-        "ATMPVC",
-        "X25",
-        "INET6",
-        "ROSE",
-        "DECnet",
-        "NETBEUI",
-        "SECURITY",
-        "KEY",
-        "NETLINK",
-        "PACKET",
-        "ASH",
-        "ECONET",
-        "ATMSVC",
-        "RDS",
-        "SNA",
-        "IRDA",
-        "PPPOX",
-        "WANPIPE",
-        "LLC",
-        "IB",
-        "MPLS",
-        "CAN",
-        "TIPC",
-        "BLUETOOTH",
-        "IUCV",
-        "RXRPC",
-        "ISDN",
-        "PHONET",
-        "IEEE802154",
-        "CAIF",
-        "ALG",
-        "NFC",
-        "VSOCK",
-        "KCM",
-        "QIPCRTR",
-        "SMC",
-        "XDP",
-        "MCTP",
-    ];
-    let mut all = Vec::new();
-    for (number, name) in (0u32..).zip(families) {
-        if world.has_family(number) {
-            continue;
-        }
-        let family = i64::from(number);
-        all.push(attack(
-            format!("a socket of AF_{name}"),
-            format!("open a socket of the family {name} ({number})"),
-            open(family, 0),
-            reached(),
-        ));
-    }
-    for (name, family) in [("VSOCK", 40i64), ("ALG", 38), ("PACKET", 17), ("a number beyond the table", 999)] {
-        all.push(attack(
-            format!("a socket of AF_{name}, with high bits"),
-            format!("open a socket of the family {name}, whose number has high bits that the kernel ignores"),
-            open(family | HIGH, 0),
-            reached(),
-        ));
-    }
-    if world.has_family(2) {
-        let protocols = [
-            ("ICMP", 1i64),
-            ("IGMP", 2),
-            ("DCCP", 33),
-            ("GRE", 47),
-            ("ESP", 50),
-            ("SCTP", 132),
-            ("UDP-Lite", 136),
-            ("raw IP", 255),
-            ("SMC", 256),
-            ("multipath TCP", 262),
-        ];
-        for (name, protocol) in protocols {
-            all.push(attack(format!("a socket for {name}"), format!("open an internet socket for {name}"), open(2, protocol), reached()));
-        }
-    }
-    if world.has_family(16) {
-        let protocols = [
-            (2, "USERSOCK"),
-            (3, "FIREWALL"),
-            (4, "SOCK_DIAG"),
-            (5, "NFLOG"),
-            (6, "XFRM"),
-            (7, "SELINUX"),
-            (8, "ISCSI"),
-            (9, "AUDIT"),
-            (10, "FIB_LOOKUP"),
-            (11, "CONNECTOR"),
-            (12, "NETFILTER"),
-            (15, "KOBJECT_UEVENT"),
-            (16, "GENERIC"),
-            (18, "SCSITRANSPORT"),
-            (19, "ECRYPTFS"),
-            (20, "RDMA"),
-            (21, "CRYPTO"),
-        ];
-        for (protocol, name) in protocols {
-            all.push(attack(format!("netlink for {name}"), format!("open a netlink socket for {name}"), open(16, protocol), reached()));
-        }
-    }
-    if world.has_family(1) && world.knows("socketpair") {
-        let pair = |family: i64| {
-            script(|b| {
-                let to = b.space(8);
-                b.attack("socketpair", &[n(family), n(NO_KIND), n(0), to]);
-            })
-        };
-        for (name, family) in [("INET", 2), ("TIPC", 30), ("VSOCK, with high bits", 40 | HIGH)] {
-            all.push(attack(
-                format!("a pair of sockets of AF_{name}"),
-                format!("open a pair of connected sockets of {name}"),
-                pair(family),
-                reached(),
-            ));
-        }
-    }
-    all
 }
 
 /// Requests that the policy does not list, on a pipe, which knows none of them.
