@@ -60,6 +60,8 @@ pub enum Need {
     TwoCpus,
     /// A host that systemd runs; for an ordinary user a manager of their own.
     Systemd,
+    /// A container engine that can start a container.
+    Container,
     /// A machine of usual speed.
     Speed,
 }
@@ -219,6 +221,7 @@ fn reason_to_skip(test: &Test) -> Option<String> {
         }
         Need::TwoCpus if thread::available_parallelism().map_or(1, usize::from) < 2 => Some(String::from("one CPU only")),
         Need::Systemd if !crate::delegation::systemd_answers() => Some(String::from("no systemd to ask for a unit")),
+        Need::Container => crate::container::hindrance(),
         Need::Speed if is_slow() => Some(String::from("it would take too long on a machine as slow as STOCKADE_TEST_SLOW says")),
         _ => None,
     })

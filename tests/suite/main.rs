@@ -22,6 +22,7 @@ mod attacks;
 mod audit;
 mod bad_input;
 mod cleanup;
+mod container;
 mod contract;
 mod cross_run;
 mod delegation;
@@ -55,6 +56,7 @@ fn main() -> std::process::ExitCode {
         verdicts::TESTS,
         resources::TESTS,
         delegation::TESTS,
+        container::TESTS,
         door::TESTS,
         misdeeds::TESTS,
         attacks::TESTS,

@@ -6,6 +6,10 @@ use rustix::io::Errno;
 use stockade_policy::plan::{Plan, RootEntry};
 use stockade_protocol::step::Step;
 
+/// What lets a run begin in a container of the usual engines, whose filter and covered files
+/// in /proc forbid it.
+pub const CONTAINER: &str = "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or use the host";
+
 /// The part of the launcher that met the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
@@ -97,7 +101,9 @@ pub(crate) fn clone_failed(privileged: bool, errno: Errno) -> LaunchError {
             "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
         }
         Errno::INVAL => "; the kernel has no user namespaces (it needs CONFIG_USER_NS)".into(),
-        Errno::NOSYS => "; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it".into(),
+        Errno::NOSYS => {
+            format!("; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it; in a container: {CONTAINER}")
+        }
         Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),
     };
@@ -115,9 +121,7 @@ pub fn namespace_remedy(privileged: bool) -> String {
     if read("/proc/sys/kernel/unprivileged_userns_clone").trim() == "0" {
         return String::from("; unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1");
     }
-    String::from(
-        "; user namespaces are forbidden here (a container's seccomp profile, or a security module); inside Docker run with --security-opt seccomp=unconfined or use the host",
-    )
+    format!("; user namespaces are forbidden here (a container's seccomp profile, or a security module); in a container: {CONTAINER}")
 }
 
 /// Words a step's failure from the plan.
@@ -152,7 +156,10 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
         (Step::Scratch | Step::WorkingDirectory, Errno::ACCESS) => "; the directory or one above it cannot be entered by the caller",
         (Step::ExecPayload, Errno::NOENT) => "; it is not in the sandbox's root, or its interpreter or dynamic linker is not",
         (Step::ExecPayload, Errno::ACCESS) => "; it is not executable, or lies where the policy allows no programs",
-        (Step::WriteFile, Errno::NOSPC) | (Step::WriteProgram, Errno::NOSPC) => "; scratch is too small: raise scratch_size",
+        (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) if plan.scratch.host => {
+            "; the file system of scratch is full: make room there"
+        }
+        (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) => "; scratch is too small: raise scratch_size",
         (Step::WriteProgram, Errno::ACCESS | Errno::ROFS) => "; the caller may not write there",
         (Step::WriteFile, Errno::LOOP | Errno::NOTDIR) => "; a link or a file stands where the path needs a directory",
         (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",

@@ -42,7 +42,7 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receip
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
 pub use embryo::{Embryo, V2Parent};
-pub use error::{LaunchError, What};
+pub use error::{CONTAINER, LaunchError, What};
 pub use identity::user_namespace_refusal;
 pub use notify::RefusedCall;
 pub use scratch::OpenedScratch;

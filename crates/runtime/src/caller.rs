@@ -8,6 +8,7 @@ use std::{env, io::Read, path::PathBuf, sync::OnceLock};
 
 use caps::{CapSet, Capability};
 use rlimit::Resource;
+use stockade_launcher::CONTAINER;
 use stockade_policy::facts::Caller;
 
 use crate::Refusal;
@@ -64,7 +65,9 @@ fn own_identity() -> Result<Identity, Refusal> {
     if uid == 0 && !privileged {
         return Err(Refusal::sandbox_error(
             "root_without_capabilities",
-            "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them",
+            format!(
+                "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
+            ),
         ));
     }
     Ok(Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false })

@@ -241,8 +241,15 @@ pub fn cgroup_facts() -> Result<CgroupFacts, Refusal> {
     let mut controllers: BTreeMap<String, PathBuf> = V1_NEEDED.into_iter().filter_map(v1).collect();
     if controllers.len() == 3 {
         controllers.extend(v1("cpuacct"));
-        return Ok(match controllers.values().find(|directory| access(*directory, Access::WRITE_OK).is_err()) {
-            Some(closed) => CgroupFacts::Unavailable {
+        let closed = controllers.values().find_map(|directory| Some((directory, access(directory, Access::WRITE_OK).err()?)));
+        return Ok(match closed {
+            Some((closed, Errno::ROFS)) => CgroupFacts::Unavailable {
+                reason: format!(
+                    "{} is mounted read-only, as in a container; mount it writable (Docker: --privileged), or use the host",
+                    closed.display()
+                ),
+            },
+            Some((closed, _)) => CgroupFacts::Unavailable {
                 reason: format!(
                     "{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`",
                     closed.display()

@@ -6,6 +6,7 @@
 use std::{ffi::CString, fs, os::unix::fs::FileTypeExt, path::Path};
 
 use rustix::io::Errno;
+use stockade_launcher::CONTAINER;
 use stockade_policy::{model::Degradable, plan::UserNamespaces};
 
 use super::{
@@ -13,7 +14,6 @@ use super::{
     probe::{self, Failure, Probe},
 };
 
-const CONTAINER: &str = "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or use the host";
 const APPARMOR: &str = "AppArmor keeps user namespaces from programs without a profile; load ours, which covers /usr/bin/stockade and /usr/local/bin/stockade: sudo install -m 644 scripts/apparmor/stockade /etc/apparmor.d/stockade && sudo apparmor_parser --replace /etc/apparmor.d/stockade";
 
 fn read(path: &str) -> String {
