@@ -16,6 +16,7 @@
 mod abuse;
 mod bench;
 mod bypass;
+mod clients;
 mod gate;
 mod names;
 mod outlets;
@@ -30,6 +31,7 @@ mod speech;
 
 use std::{
     os::unix::process::CommandExt,
+    path::Path,
     process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
@@ -40,17 +42,28 @@ use nix::{
 };
 use patience::patient;
 
-/// One test. Its name is the promise.
+/// One test. Its name is the promise; without the programs that it needs it is skipped.
 #[allow(missing_docs, reason = "name and body")]
 pub struct Test {
     pub name: &'static str,
+    pub needs: &'static [&'static str],
     pub body: fn(),
 }
 
+impl Test {
+    fn lacks(&self) -> Option<&'static str> {
+        let is_there = |name: &str| ["/usr/bin", "/bin"].iter().any(|directory| Path::new(directory).join(name).is_file());
+        self.needs.iter().copied().find(|name| !is_there(name))
+    }
+}
+
 macro_rules! tests {
-    ($($name:ident),* $(,)?) => {
-        pub const TESTS: &[$crate::Test] =
-            &[$($crate::Test { name: concat!(module_path!(), "::", stringify!($name)), body: $name }),*];
+    ($($name:ident $(needs [$($program:literal),*])?),* $(,)?) => {
+        pub const TESTS: &[$crate::Test] = &[$($crate::Test {
+            name: concat!(module_path!(), "::", stringify!($name)),
+            needs: &[$($($program),*)?],
+            body: $name,
+        }),*];
     };
 }
 pub(crate) use tests;
@@ -68,6 +81,7 @@ fn main() -> ExitCode {
         outlets::TESTS,
         abuse::TESTS,
         programs::TESTS,
+        clients::TESTS,
         gate::TESTS,
     ]
     .concat_refs();
@@ -102,9 +116,14 @@ fn main() -> ExitCode {
         eprintln!("egress: no test has {word} in its name");
         return ExitCode::from(2);
     }
-    let (mut passed, mut failed) = (0u32, Vec::new());
+    let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
     println!("egress, as uid {}", Uid::current());
     for test in tests.iter().filter(|test| words.is_empty() || words.iter().any(|word| short(test).contains(word))) {
+        if let Some(program) = test.lacks() {
+            skipped += 1;
+            println!("skipped  {}: {program} is not installed", short(test));
+            continue;
+        }
         let begin = Instant::now();
         match run_apart(short(test)) {
             Ok(()) => {
@@ -118,7 +137,7 @@ fn main() -> ExitCode {
         }
     }
     println!(
-        "\n{passed} passed, {} failed, 0 skipped{}",
+        "\n{passed} passed, {} failed, {skipped} skipped{}",
         failed.len(),
         failed.iter().map(|name| format!("\n    {name}")).collect::<String>()
     );

@@ -45,6 +45,9 @@ def everything(connection):
 def serve(connection, port, behaviour, log):
     if behaviour == "banner":
         connection.sendall(b"220 ready\r\n")
+    if behaviour == "ssh":
+        connection.sendall(b"SSH-2.0-greeting\r\n")
+        connection.shutdown(socket.SHUT_WR)
     if behaviour == "source":
         digest, block = hashlib.sha256(), os.urandom(1 << 20)
         size = int(connection.recv(32))
@@ -66,7 +69,7 @@ def serve(connection, port, behaviour, log):
         # The other direction is still open after the first was ended.
         connection.sendall(("%d %s" % (size, digest.hexdigest())).encode())
         return
-    if behaviour == "mute":
+    if behaviour in ("mute", "ssh"):
         for data in everything(connection):
             log.append(data)
         return
@@ -221,6 +224,8 @@ class Index(http.server.BaseHTTPRequestHandler):
                     body, kind = file.read(), "text/plain"
             except OSError:
                 return self.send_error(404)
+        elif self.path.endswith(".json"):
+            body, kind = b'{"name": "demo"}', "application/json"
         elif self.path.endswith(".whl"):
             body, kind = wheel(name), "application/octet-stream"
         else:
