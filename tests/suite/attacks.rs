@@ -50,7 +50,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, code_cannot_bring_a_seccomp_filter),
     test!(Both, code_cannot_attach_a_socket_filter),
     test!(Both, no_rename_leaves_a_whiteout),
-    test!(Both, an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end, seconds 60),
+    test!(alone Both, an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end, seconds 60),
     test!(Both, pending_signals_are_few),
     test!(RootOnly, socket_buffers_count_as_memory, needs [Cgroup], seconds 60),
 ];

@@ -34,7 +34,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_required_log_that_cannot_be_written_stops_the_run),
     test!(RootOnly, a_full_disk_stops_runs_that_require_the_log),
     test!(Both, an_audit_that_is_off_writes_nothing),
-    test!(Both, launchers_at_once_keep_one_chain, seconds 120),
+    test!(alone Both, launchers_at_once_keep_one_chain, seconds 120),
     test!(Both, a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain, seconds 300),
     test!(Both, verify_names_the_line_and_tells_by_its_status),
     test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log),

@@ -18,12 +18,12 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(Both, an_ended_run_leaves_nothing),
-    test!(Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120),
-    test!(Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120),
-    test!(Both, the_sweep_touches_no_run_that_is_alive),
-    test!(Both, the_sweep_removes_only_what_is_a_programs_file),
-    test!(Both, killed_launchers_by_the_dozen_leave_nothing, seconds 120),
+    test!(alone Both, an_ended_run_leaves_nothing),
+    test!(alone Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120),
+    test!(alone Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120),
+    test!(alone Both, the_sweep_touches_no_run_that_is_alive),
+    test!(alone Both, the_sweep_removes_only_what_is_a_programs_file),
+    test!(alone Both, killed_launchers_by_the_dozen_leave_nothing, seconds 120),
 ];
 
 /// The directory of the run records of whoever runs this.

@@ -11,12 +11,12 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
-    test!(Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
-    test!(Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
-    test!(RootOnly, a_limit_above_the_launcher_holds_on_v1, needs[Cgroup1]),
-    test!(Both, a_limit_above_the_launcher_holds_on_v2, needs[Cgroup2, Systemd]),
-    test!(RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
+    test!(alone Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
+    test!(alone Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
+    test!(alone Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
+    test!(alone RootOnly, a_limit_above_the_launcher_holds_on_v1, needs[Cgroup1]),
+    test!(alone Both, a_limit_above_the_launcher_holds_on_v2, needs[Cgroup2, Systemd]),
+    test!(alone RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
 ];
 
 /// What the receipt says of the cgroup: how it is known, and what it is.

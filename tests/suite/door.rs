@@ -42,7 +42,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_request_beyond_the_cap_is_refused, seconds 60),
     test!(Both, a_server_that_dies_is_a_sandbox_error_that_says_whether_code_may_have_run, seconds 60),
     test!(Both, a_server_that_is_told_to_stop_cancels_the_run_and_says_so),
-    test!(Both, fifty_at_once_are_all_served, seconds 120),
+    test!(alone Both, fifty_at_once_are_all_served, seconds 120),
     test!(RootlessOnly, a_run_that_is_not_written_down_says_so_to_the_client),
     test!(Both, a_socket_that_cannot_be_reached_is_an_error_with_its_remedy),
     test!(Both, without_a_connection_there_is_nothing_to_serve),

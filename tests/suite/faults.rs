@@ -27,8 +27,8 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900),
-    test!(Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
+    test!(alone Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900),
+    test!(alone Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
     test!(Both, too_few_descriptors_are_a_clear_error, seconds 60),
     test!(RootOnly, a_full_registry_is_a_clear_error),
 ];

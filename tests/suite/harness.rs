@@ -2,10 +2,14 @@
 //! alone, with everything that it started.
 //!
 //! A test passes only by returning. What a host cannot run is printed with its reason
-//! and counted, never passed over. Tests run one after another: many look at the whole
-//! host for what a run left behind.
+//! and counted, never passed over.
+//!
+//! Independent tests run two at a time. A test that looks at the whole host for what a run
+//! left behind, or judges time or a load of its own, is marked `alone`: those come last, one
+//! after another. Either way results are printed in the order of the tests.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     fs::{self, DirBuilder},
     io::{Read, Write},
@@ -15,7 +19,11 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::channel,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -74,11 +82,25 @@ pub struct Test {
     pub who: Who,
     pub needs: &'static [Need],
     pub seconds: u64,
+    pub beside: Beside,
     pub body: fn(),
 }
 
-/// `test!(Both, name)`, `test!(RootOnly, name, needs [Cgroup], seconds 90)`.
+/// What may run at the same time as a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Any other test that says so too.
+    Another,
+    /// No other test.
+    Nothing,
+}
+
+/// `test!(Both, name)`, `test!(RootOnly, name, needs [Cgroup], seconds 90)`,
+/// `test!(alone Both, name)`.
 macro_rules! test {
+    (alone $($rest:tt)*) => {
+        $crate::harness::Test { beside: $crate::harness::Beside::Nothing, ..$crate::harness::test!($($rest)*) }
+    };
     ($who:ident, $name:ident $(, needs [$($need:expr),*])? $(, seconds $seconds:literal)?) => {
         $crate::harness::Test {
             module: module_path!(),
@@ -90,6 +112,7 @@ macro_rules! test {
                 &[$($($need),*)?]
             },
             seconds: { #[allow(unused_variables, reason = "the default")] let seconds = 30; $(let seconds = $seconds;)? seconds },
+            beside: $crate::harness::Beside::Another,
             body: $name,
         }
     };
@@ -172,29 +195,14 @@ fn run_here<'a>(mut tests: impl Iterator<Item = &'a Test>, name: &str) -> ExitCo
 }
 
 fn run_all(tests: &[Test]) -> ExitCode {
-    let (mut passed, mut failed, mut skipped) = (0u32, Vec::new(), 0u32);
     let who = if is_root() { "root" } else { "an ordinary user" };
     println!("{} tests as {who} (uid {})", tests.len(), Uid::effective());
     let begin = Instant::now();
-    for test in tests {
-        let name = test.full_name();
-        let started = Instant::now();
-        match reason_to_skip(test).map_or_else(|| run_apart(test), Ending::Skipped) {
-            Ending::Passed => {
-                passed += 1;
-                println!("ok       {name} ({} ms)", started.elapsed().as_millis());
-            }
-            Ending::Skipped(why) => {
-                skipped += 1;
-                println!("skipped  {name}: {why}");
-            }
-            Ending::Failed(how) => {
-                println!("FAILED   {name}\n{}", how.trim_end().lines().map(|line| format!("    {line}\n")).collect::<String>());
-                failed.push(name);
-            }
-        }
-        let _nobody_reads = std::io::stdout().flush();
-    }
+    let mut tally = Tally::default();
+    let (together, alone): (Vec<Test>, Vec<Test>) = tests.iter().partition(|test| test.beside == Beside::Another);
+    run_together(&together, &mut tally);
+    alone.iter().for_each(|test| tally.note(&run_one(test)));
+    let Tally { passed, failed, skipped } = tally;
     if !failed.is_empty() {
         println!("\nfailed:\n    {}", failed.join("\n    "));
     }
@@ -202,6 +210,79 @@ fn run_all(tests: &[Test]) -> ExitCode {
     println!("{passed} passed, {} failed, {skipped} skipped", failed.len());
     // No tests, or nothing but skipped ones, prove nothing.
     if failed.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Independent tests that run at a time. Most of them wait, but there may be two CPUs only.
+const TOGETHER: usize = 2;
+
+/// Starts tests in their order, a further one whenever one has ended, and notes what came of
+/// them in that order too.
+fn run_together(tests: &[Test], tally: &mut Tally) {
+    let (next, (ended, endings)) = (AtomicUsize::new(0), channel());
+    thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            let (next, ended) = (&next, ended.clone());
+            scope.spawn(move || {
+                while let Some((index, test)) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|index| Some((index, tests.get(index)?)))
+                {
+                    ended.send((index, run_one(test))).expect("the results are waited for");
+                }
+            });
+        }
+        drop(ended);
+        // Those that have ended before one that was started earlier.
+        let mut early = BTreeMap::new();
+        let mut noted = 0;
+        for (index, done) in endings {
+            early.insert(index, done);
+            while let Some(done) = early.remove(&noted) {
+                tally.note(&done);
+                noted += 1;
+            }
+        }
+    });
+}
+
+/// A test that has ended.
+struct Ended {
+    name: String,
+    how: Ending,
+    took: Duration,
+}
+
+fn run_one(test: &Test) -> Ended {
+    let started = Instant::now();
+    let how = reason_to_skip(test).map_or_else(|| run_apart(test), Ending::Skipped);
+    Ended { name: test.full_name(), how, took: started.elapsed() }
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: u32,
+    failed: Vec<String>,
+    skipped: u32,
+}
+
+impl Tally {
+    /// Prints and counts.
+    fn note(&mut self, Ended { name, how, took }: &Ended) {
+        match how {
+            Ending::Passed => {
+                self.passed += 1;
+                println!("ok       {name} ({} ms)", took.as_millis());
+            }
+            Ending::Skipped(why) => {
+                self.skipped += 1;
+                println!("skipped  {name}: {why}");
+            }
+            Ending::Failed(how) => {
+                println!("FAILED   {name}\n{}", how.trim_end().lines().map(|line| format!("    {line}\n")).collect::<String>());
+                self.failed.push(name.clone());
+            }
+        }
+        let _nobody_reads = std::io::stdout().flush();
+    }
 }
 
 fn reason_to_skip(test: &Test) -> Option<String> {

@@ -15,8 +15,8 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(Both, thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict, seconds 1800),
-    test!(Both, two_hundred_runs_at_a_time_get_each_its_own, seconds 300),
+    test!(alone Both, thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict, seconds 1800),
+    test!(alone Both, two_hundred_runs_at_a_time_get_each_its_own, seconds 300),
 ];
 
 /// Runs under way at any time: "in a row" is meant of the host, which has more than one CPU.

@@ -1,6 +1,8 @@
 //! The suite on trial: a test that fails, hangs or crashes must make it fail.
 
-use crate::harness::{Test, run_broken, test};
+use std::{fs, path::PathBuf, time::Duration};
+
+use crate::harness::{Test, directory, eventually, run_broken, test};
 
 pub const TESTS: &[Test] = &[
     test!(Both, a_failing_test_fails_the_suite),
@@ -9,6 +11,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_slow_machine_is_given_more_time_and_no_more),
     test!(Both, a_skipped_test_is_named_with_its_reason_and_counted),
     test!(Both, a_suite_in_which_nothing_ran_fails),
+    test!(Both, independent_tests_run_at_the_same_time_and_are_noted_in_their_order),
+    test!(Both, a_test_that_is_to_be_alone_has_no_other_beside_it),
     test!(Both, without_a_program_the_suite_fails),
     test!(Both, a_word_that_selects_nothing_fails_the_suite),
     test!(Both, a_cgroup_that_is_not_as_it_must_be_fails_the_suite),
@@ -21,6 +25,10 @@ pub const BROKEN: &[Test] = &[
     test!(Both, crashes),
     test!(Both, hangs, seconds 1),
     test!(Both, lacks_something, needs[Program("no-such-program")]),
+    test!(Both, meets_another),
+    test!(Both, meets_one),
+    test!(alone Both, is_alone),
+    test!(alone Both, is_alone_too),
 ];
 
 fn passes() {}
@@ -40,6 +48,39 @@ fn hangs() {
 }
 
 fn lacks_something() {}
+
+/// Directories of other tests of the same suite that are under way.
+fn others() -> Vec<PathBuf> {
+    let (own, suite) = (directory(), format!("suite-{}-", std::os::unix::process::parent_id()));
+    let entries = fs::read_dir(own.parent().unwrap()).unwrap().flatten().map(|entry| entry.path());
+    entries.filter(|path| *path != own && path.file_name().unwrap().to_string_lossy().starts_with(&suite)).collect()
+}
+
+/// Ends when another test has seen this one, and has been told that it was seen.
+fn meets_another() {
+    let met = eventually(Duration::from_secs(3), || {
+        let seen = directory().join("met").exists();
+        for other in others() {
+            let _it_has_ended = fs::write(other.join("met"), "");
+        }
+        seen
+    });
+    assert!(met, "nobody came");
+}
+
+fn meets_one() {
+    meets_another();
+}
+
+/// As long as another one would need to begin.
+fn is_alone() {
+    let met = eventually(Duration::from_millis(300), || !others().is_empty());
+    assert!(!met, "{:?}", others());
+}
+
+fn is_alone_too() {
+    is_alone();
+}
 
 fn ending(words: &[&str]) -> (Option<i32>, String, String) {
     let output = run_broken(1, words);
@@ -85,6 +126,23 @@ fn a_skipped_test_is_named_with_its_reason_and_counted() {
 fn a_suite_in_which_nothing_ran_fails() {
     assert_eq!(ending(&["meta::lacks_something"]).0, Some(1));
     assert_eq!(ending(&["no test has this name"]).0, Some(1));
+}
+
+fn independent_tests_run_at_the_same_time_and_are_noted_in_their_order() {
+    let (status, last, text) = ending(&["meta::meets"]);
+    assert_eq!((status, last.as_str()), (Some(0), "2 passed, 0 failed, 0 skipped"), "{text}");
+    // The control: by itself neither passes.
+    let (status, last, text) = ending(&["meta::meets_one"]);
+    assert!(status == Some(1) && last.starts_with("0 passed, 1 failed") && text.contains("nobody came"), "{text}");
+    // The one that takes longer stands first, as it does in the list.
+    let (_, _, text) = ending(&["meta::hangs", "meta::lacks_something"]);
+    let place = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words}: {text}"));
+    assert!(place("FAILED   meta::hangs") < place("skipped  meta::lacks_something"), "{text}");
+}
+
+fn a_test_that_is_to_be_alone_has_no_other_beside_it() {
+    let (status, last, text) = ending(&["meta::is_alone", "meta::meets"]);
+    assert_eq!((status, last.as_str()), (Some(0), "4 passed, 0 failed, 0 skipped"), "{text}");
 }
 
 /// The suite itself, with these words and this variable; none: the variable is unset.

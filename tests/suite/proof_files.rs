@@ -25,11 +25,11 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(RootOnly, nobody_else_enters_where_the_attacks_lie, seconds 60),
-    test!(Both, a_killed_proof_is_swept_and_its_page_proves_nothing, seconds 60),
-    test!(RootOnly, what_cannot_be_removed_is_said_and_removed_later, seconds 180),
-    test!(Both, a_page_takes_the_place_of_a_file_of_ones_own_only),
-    test!(Both, a_proof_that_cannot_begin_leaves_no_older_page),
+    test!(alone RootOnly, nobody_else_enters_where_the_attacks_lie, seconds 60),
+    test!(alone Both, a_killed_proof_is_swept_and_its_page_proves_nothing, seconds 60),
+    test!(alone RootOnly, what_cannot_be_removed_is_said_and_removed_later, seconds 180),
+    test!(alone Both, a_page_takes_the_place_of_a_file_of_ones_own_only),
+    test!(alone Both, a_proof_that_cannot_begin_leaves_no_older_page),
 ];
 
 /// Directories of this user's proofs that are there now.

@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub const TESTS: &[Test] = &[
-    test!(Both, default_holds_against_every_attack, seconds 180),
+    test!(alone Both, default_holds_against_every_attack, seconds 180),
     test!(RootOnly, every_other_shipped_policy_holds_or_is_refused_for_its_cgroup, seconds 900),
     test!(Both, what_a_policy_allows_is_no_attack, seconds 180),
     test!(Both, a_control_that_cannot_succeed_proves_nothing, seconds 180),

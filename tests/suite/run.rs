@@ -52,7 +52,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
     test!(Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
     test!(Both, killing_the_launcher_kills_the_sandbox),
-    test!(Both, output_of_a_killed_run_is_not_lost),
+    test!(alone Both, output_of_a_killed_run_is_not_lost),
 ];
 
 fn run(arguments: &[&str]) -> Command {

@@ -43,8 +43,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, lines_sent_ahead_are_answered_in_their_order, seconds 60),
     test!(Both, code_that_writes_the_protocol_writes_its_own_output, seconds 60),
     test!(Both, a_session_that_cannot_begin_says_why_in_its_first_line),
-    test!(Both, a_hundred_requests_leave_nothing, seconds 180),
-    test!(Both, a_session_killed_at_any_moment_leaves_nothing_running, seconds 120),
+    test!(alone Both, a_hundred_requests_leave_nothing, seconds 180),
+    test!(alone Both, a_session_killed_at_any_moment_leaves_nothing_running, seconds 120),
     test!(Both, an_end_of_either_stream_ends_the_session, seconds 60),
 ];
 
