@@ -43,6 +43,7 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, the_registrys_directory_is_no_scratch),
     test!(RootlessOnly, no_scratch_holds_what_the_next_run_believes),
     test!(Both, no_scratch_holds_the_policy_of_its_run_or_the_program),
+    test!(RootOnly, whoever_takes_the_registrys_name_in_tmp_first_stops_nobody),
     test!(RootOnly, limits_of_whoever_calls_sudo_keep_no_run_out_of_the_log),
     test!(Both, a_caller_that_ignores_its_children_is_served),
     test!(Both, too_many_arguments_are_refused),
@@ -225,6 +226,34 @@ fn the_registrys_directory_is_no_scratch() {
     }
     // The control: a directory beside it.
     ask(&other).succeeded();
+}
+
+fn whoever_takes_the_registrys_name_in_tmp_first_stops_nobody() {
+    struct Taken(String);
+    impl Drop for Taken {
+        fn drop(&mut self) {
+            let _removed = fs::remove_dir_all(&self.0);
+        }
+    }
+    let place = Taken(format!("/tmp/stockade-{OWNER}"));
+    let (home, scratch) = (directory().join("own"), scratch());
+    fs::create_dir(&home).unwrap();
+    give(&home);
+    let id = OWNER.to_string();
+    let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
+    let program = program_path().unwrap();
+    let ask = || {
+        let words = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&program), "exec"];
+        Done::of(feed(under(&words).env("HOME", &home).env_remove("XDG_RUNTIME_DIR"), request.as_bytes()))
+    };
+    fs::create_dir(&place.0).unwrap();
+    ask().succeeded().expect(json!({"output": "42\n"}));
+    assert!(home.join(".local/state/stockade/runs").is_dir());
+    assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
+    // The control: left alone, it is where the runs are noted.
+    fs::remove_dir(&place.0).unwrap();
+    ask().succeeded();
+    assert!(Path::new(&place.0).is_dir());
 }
 
 fn no_scratch_holds_what_the_next_run_believes() {

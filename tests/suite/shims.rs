@@ -439,7 +439,7 @@ fn a_working_directory_that_cannot_be_scratch_is_refused() {
         (PathBuf::from("/"), "the root or a home directory itself"),
         (PathBuf::from("/usr/sbin"), "home directory itself"),
         (PathBuf::from("/etc"), if is_root() { "belongs to root" } else { "not to the caller" }),
-        (foreign, if is_root() { "lies in it" } else { "not to the caller" }),
+        (foreign, if is_root() { "belongs to root" } else { "not to the caller" }),
     ];
     for (directory, why) in cases {
         let output = shim(&shims, "python", &directory).args(["-c", "print('ran')"]).output().unwrap();

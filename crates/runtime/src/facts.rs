@@ -8,6 +8,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Read},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
@@ -23,7 +24,7 @@ use stockade_policy::{
     model::Policy,
 };
 
-use crate::{Refusal, caller::Identity};
+use crate::{Refusal, audit, caller::Identity};
 
 /// The first host id that runs use; the run's number is added.
 const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
@@ -361,17 +362,28 @@ pub fn look_at<'a>(
 /// # Errors
 /// Its directory is somebody else's, or cannot be made.
 pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
-    Ok(Registry::open(&registry_directory(identity), rustix::process::geteuid().as_raw())?)
+    let directory = registry_directory(identity);
+    if let Some(parent) = directory.parent().filter(|parent| !identity.privileged && !parent.exists()) {
+        // What went wrong with it is said by the open after it.
+        let _there_or_not = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
+    }
+    Ok(Registry::open(&directory, rustix::process::geteuid().as_raw())?)
 }
 
-/// Where that is.
+/// Where that is. `/tmp` is everybody's: where somebody else has taken the name there, the
+/// user's own state directory has it.
 pub fn registry_directory(identity: &Identity) -> PathBuf {
     if identity.privileged {
-        PathBuf::from("/run/stockade")
-    } else {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
-        runtime.map_or_else(|| PathBuf::from(format!("/tmp/stockade-{}", identity.caller.uid)), |runtime| runtime.join("stockade"))
+        return PathBuf::from("/run/stockade");
     }
+    let uid = identity.caller.uid;
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    if let Some(runtime) = runtime {
+        return runtime.join("stockade");
+    }
+    let shared = PathBuf::from(format!("/tmp/stockade-{uid}"));
+    let taken = rustix::fs::lstat(&shared).is_ok_and(|stat| stat.st_uid != uid);
+    audit::directory(identity).filter(|_| taken).map_or(shared, |log| log.with_file_name("runs"))
 }
 
 #[cfg(test)]
