@@ -82,13 +82,15 @@ impl Session {
         self.ask(json!({"op": "reset"}), None).await
     }
 
-    /// Ends it. What it still does, nobody waits for: it finds that out by its closed pipes.
+    /// Ends it, by the end of its lines. One that is busy ends when this process does, at
+    /// which nobody reads its answers any more.
     pub(crate) async fn close(&self) {
         let process = self.process.try_lock().ok().and_then(|mut process| process.take());
         if let Some(Process { mut child, lines, answers, .. }) = process {
-            drop((lines, answers));
+            drop(lines);
             // Dropping the child kills it.
             let _ended_or_killed = tokio::time::timeout(PATIENCE, child.wait()).await;
+            drop(answers);
         }
     }
 }

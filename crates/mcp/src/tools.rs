@@ -7,8 +7,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
-    handler::server::{common::schema_for_output, wrapper::Parameters},
-    model::{CallToolResult, Implementation, ProgressNotificationParam, ServerCapabilities, ServerConfig},
+    handler::server::{common::schema_for_output, tool::ToolCallContext, wrapper::Parameters},
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, ProgressNotificationParam, ServerCapabilities,
+        ServerConfig,
+    },
     schemars::{self, JsonSchema},
     service::RequestContext,
     tool, tool_handler, tool_router,
@@ -21,6 +24,8 @@ use crate::{
     session::Session,
 };
 
+/// What is said back of a name that is no tool's.
+const LONGEST_NAME: usize = 64;
 /// How often whoever asked for it is told that code still runs.
 const BEAT: Duration = Duration::from_secs(1);
 
@@ -198,5 +203,16 @@ impl ServerHandler for Server {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("stockade", env!("CARGO_PKG_VERSION")))
             .with_instructions(INSTRUCTIONS)
+    }
+
+    /// As the macro would write it, but for what is said of a tool that there is not.
+    async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
+        let router = Self::tool_router();
+        if !router.has_route(&request.name) {
+            let asked: String = request.name.chars().take(LONGEST_NAME).collect();
+            let names: Vec<String> = router.list_all().into_iter().map(|tool| tool.name.into_owned()).collect();
+            return Err(ErrorData::invalid_params(format!("there is no tool {asked:?}; there are {}", names.join(", ")), None));
+        }
+        router.call(ToolCallContext::new(self, request, context)).await
     }
 }
