@@ -48,7 +48,7 @@ fn mount_tmpfs(at: &str, options: &str) {
 }
 
 /// A log of this test's own; its directory, which the first run makes.
-fn own_log() -> PathBuf {
+pub fn own_log() -> PathBuf {
     if !is_root() {
         return directory().join("home/.local/state/stockade/audit");
     }
@@ -70,12 +70,12 @@ fn written(log: &Path) -> String {
     fs::read_to_string(log.join("audit-00000001.jsonl")).unwrap()
 }
 
-fn records(log: &Path) -> Vec<Value> {
+pub fn records(log: &Path) -> Vec<Value> {
     written(log).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[track_caller]
-fn is_whole() {
+pub fn is_whole() {
     let (status, said) = audit(&["verify"]);
     assert_eq!(status, Some(0), "{said}");
 }

@@ -43,6 +43,7 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
+mod session_life;
 mod sessions;
 mod shims;
 mod verdicts;
@@ -76,6 +77,7 @@ fn main() -> std::process::ExitCode {
         markdown::TESTS,
         cleanup::TESTS,
         sessions::TESTS,
+        session_life::TESTS,
         audit::TESTS,
         faults::TESTS,
         load::TESTS,

@@ -49,7 +49,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A session, and the two ends of its pipes.
-struct Session {
+pub struct Session {
     child: Child,
     lines: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -57,11 +57,11 @@ struct Session {
 }
 
 impl Session {
-    fn open(options: &[&str]) -> Self {
+    pub fn open(options: &[&str]) -> Self {
         Session::of(&mut stockade([&["session"], options].concat()))
     }
 
-    fn of(command: &mut Command) -> Self {
+    pub fn of(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let (lines, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         let mut session = Session { child, lines, answers, ready: Value::Null };
@@ -72,6 +72,13 @@ impl Session {
 
     fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+    }
+
+    /// A figure of the launcher's memory.
+    fn kilobytes(&self, what: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
+        line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     fn send(&mut self, line: &str) {
@@ -90,7 +97,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn ask(&mut self, line: Value) -> Value {
+    pub fn ask(&mut self, line: Value) -> Value {
         self.send(&line.to_string());
         let answer = self.answer();
         assert_eq!(answer["op"], line["op"], "{answer}");
@@ -99,7 +106,7 @@ impl Session {
 
     /// Runs Python code; on a slow machine with the time that it needs.
     #[track_caller]
-    fn run(&mut self, code: &str) -> Value {
+    pub fn run(&mut self, code: &str) -> Value {
         let mut line = json!({"op": "run", "code": code});
         if is_slow() {
             line["limits"]["wall"] = json!(patient_limit(30_000));
@@ -109,20 +116,20 @@ impl Session {
 
     /// Its output, if it succeeded.
     #[track_caller]
-    fn output(&mut self, code: &str) -> String {
+    pub fn output(&mut self, code: &str) -> String {
         let result = self.run(code);
         assert!(result["success"] == true, "{} {}", result["verdict"], result["error"]);
         result["output"].as_str().unwrap().to_owned()
     }
 
     #[track_caller]
-    fn write(&mut self, path: &str, contents: Value) {
+    pub fn write(&mut self, path: &str, contents: Value) {
         let answer = self.ask(json!({"op": "write", "path": path, "contents": contents}));
         assert_eq!(answer["ok"], true, "{answer}");
     }
 
     #[track_caller]
-    fn refused(&mut self, line: Value, reason: &str) -> String {
+    pub fn refused(&mut self, line: Value, reason: &str) -> String {
         let answer = self.ask(line);
         let wanted = (json!(false), json!("bad_request"), json!(reason));
         assert_eq!((answer["ok"].clone(), answer["verdict"].clone(), answer["reason"].clone()), wanted, "{answer}");
@@ -136,7 +143,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn close(mut self) {
+    pub fn close(mut self) {
         drop(self.lines.take());
         assert_eq!(self.ended().code(), Some(0));
     }
@@ -379,6 +386,7 @@ fn files_go_in_and_out_byte_by_byte() {
     session.refused(json!({"op": "write", "path": "text", "contents": "x"}), "permission_denied");
     session.refused(json!({"op": "read", "path": "missing"}), "file_missing");
     session.refused(json!({"op": "read", "path": "sub"}), "is_a_directory");
+    session.refused(json!({"op": "read", "path": "/tmp"}), "is_a_directory");
     session.refused(json!({"op": "write", "path": "sub", "contents": ""}), "is_a_directory");
     session.refused(json!({"op": "write", "path": "text/below", "contents": ""}), "not_a_directory");
     session.refused(json!({"op": "list", "path": "text"}), "not_a_directory");
@@ -517,8 +525,7 @@ fn a_line_beyond_the_cap_is_forgotten() {
     let answer = session.answer();
     assert_eq!((&answer["op"], &answer["reason"]), (&Value::Null, &json!("line_too_long")), "{answer}");
     assert_eq!(session.answer()["output"], "2\n");
-    let status = fs::read_to_string(format!("/proc/{}/status", session.pid())).unwrap();
-    let peak: u64 = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap().trim().trim_end_matches(" kB").parse().unwrap();
+    let peak = session.kilobytes("VmHWM");
     assert!(peak < 200 << 10, "{peak} kB to forget a line");
     session.lines = Some(writer.join().unwrap());
     session.close();
@@ -581,13 +588,18 @@ fn a_hundred_requests_leave_nothing() {
     let launchers = BTreeSet::from([session.child.id()]);
     let descriptors = |pid: Pid| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     session.output("print(0)");
-    let first = descriptors(session.pid());
+    let (first, mut after_ten) = (descriptors(session.pid()), 0);
     for number in 0..100 {
         let code = format!(
             "import os; n = int(open('n').read()) if {number} else 0; open('n', 'w').write(str(n + 1)); open('/tmp/n', 'a').write('.'); print(n, os.path.getsize('/tmp/n'))"
         );
         assert_eq!(session.output(&code), format!("{number} {}\n", number + 1));
+        if number == 10 {
+            after_ten = session.kilobytes("VmRSS");
+        }
     }
+    let now = session.kilobytes("VmRSS");
+    assert!(now < after_ten + 512, "{after_ten} kB after ten requests, {now} kB after a hundred");
     assert_eq!(descriptors(session.pid()), first, "a descriptor is left by each request");
     assert_eq!(cgroups_of(&launchers), Vec::<std::path::PathBuf>::new());
     assert_eq!(mounts(), mounts_before);

@@ -1,8 +1,8 @@
-//! What one record says of a run.
+//! What one record says of a run, or of what was done with a session's files.
 //!
 //! Every text is clipped by whoever fills this in; the whole is cut down once more where it
-//! is longer than a line may be. It has no place for values of `env`, for files, for stdin
-//! or for secrets.
+//! is longer than a line may be. It has no place for values of `env`, for what stands in
+//! files, for stdin or for secrets.
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,8 @@ pub enum Kind {
     Run,
     /// A run was refused, or its sandbox could not be put in place.
     Refused,
+    /// Something was done, or refused, with the files that a session keeps.
+    Files,
 }
 
 /// Who asked, and who acted.
@@ -130,7 +132,19 @@ pub struct Egress {
     pub omitted: u64,
 }
 
-/// One run or refusal.
+/// What was asked for files of a session, between two runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FileAct {
+    /// `write`, `append`, `read`, `list` or `reset`.
+    pub op: &'static str,
+    /// The path as it was asked for; empty: the whole.
+    pub path: String,
+    /// Bytes that were written or read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+/// One run, refusal, or act with files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// What happened.
@@ -149,7 +163,10 @@ pub struct Event {
     pub policy: Option<PolicyRef>,
     /// What was to be run; null where the request could not be read.
     pub code: Option<Code>,
-    /// The one cause of the end; null of what has only begun.
+    /// What was asked for files, where that and no run it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<FileAct>,
+    /// The one cause of the end; null of what has only begun, and of what was done with files.
     pub verdict: Option<String>,
     /// Its detail.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,5 @@
-//! The audit log: one JSON line for each run and each refusal, each line carrying the hash
-//! of the one before it.
+//! The audit log: one JSON line for each run, each refusal and each use of a session's
+//! files, each line carrying the hash of the one before it.
 //!
 //! What it keeps: nothing that was whole is ever changed or removed by a writer; several
 //! writers keep one chain; a writer that dies in the middle of a line costs that line
@@ -22,7 +22,7 @@ use std::{io, path::PathBuf};
 
 pub use anchor::{Anchor, Carrier, Carriers, HEAD};
 pub use chain::{Header, LONGEST_LINE, Link, ZERO};
-pub use event::{Code, Denied, Egress, Event, Kind, Peer, PolicyRef, Preview, Usage, Who};
+pub use event::{Code, Denied, Egress, Event, FileAct, Kind, Peer, PolicyRef, Preview, Usage, Who};
 pub use log::{Appended, FILE_SIZE, Log, files};
 pub use verify::{Findings, Problem, Verifier};
 

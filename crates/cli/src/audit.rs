@@ -167,7 +167,10 @@ fn line(record: &Value, json: bool) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    let preview: String = word(&record["code"]["preview"]).chars().take(60).collect();
+    let preview = match &record["files"] {
+        Value::Null => word(&record["code"]["preview"]).chars().take(60).collect(),
+        files => format!("{} {}", word(&files["op"]), word(&files["path"])),
+    };
     let labels = record["labels"].as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", word(value)));
     let words = [
         word(&record["time"]),

@@ -19,7 +19,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
+use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
@@ -205,6 +205,36 @@ impl<'a> Trail<'a> {
                 let audit = AuditRef { run, failure: Some(failure.message), ..AuditRef::default() };
                 Report { audit: Some(audit), ..report }
             }
+        }
+    }
+
+    /// Writes down what was done with a session's files; `refusal`: why it was not.
+    ///
+    /// # Errors
+    /// There is no record, and the policy requires one: nothing is to be said of the files.
+    pub(crate) fn end_files(self, act: FileAct, id: Option<&String>, refusal: Option<&Refusal>) -> Result<(), Refusal> {
+        if self.identity.is_none() {
+            return Ok(());
+        }
+        let event = Event {
+            event: Kind::Files,
+            id: id.map(|id| text::clip(id, LONGEST)),
+            files: Some(FileAct { path: text::clip(&act.path, LONGEST), ..act }),
+            verdict: refusal.map(|refusal| verdict_name(refusal.verdict)),
+            reason: refusal.map(|refusal| refusal.reason.clone()),
+            ..self.base().clone()
+        };
+        match self.write(&event) {
+            Err(failure) if self.audit.mode == AuditMode::Required => {
+                let why = format!(
+                    "it may have been done, but could not be written to the audit log, which policy `{}` requires: {}",
+                    self.policy_name(),
+                    failure.message
+                );
+                Err(Refusal::sandbox_error(failure.reason, why))
+            }
+            // What is only tried is missed in the result of the next run.
+            _ => Ok(()),
         }
     }
 

@@ -4,8 +4,16 @@
 //! kept, and no guarantee of a run is another than without a session. Files are read and
 //! written between two runs, never during one. How requests arrive is not known here.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{Permissions, set_permissions},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
+    path::{Path, PathBuf},
+};
 
+use stockade_audit::FileAct;
 use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Listed, Part, Tree},
@@ -14,7 +22,10 @@ use stockade_launcher::{
     store::{Copies, Store},
 };
 use stockade_policy::plan::{HOME, Narrowing, Plan, Protection};
-use stockade_protocol::{LimitKey, Report, Request, TextOrBase64, Verdict};
+use stockade_protocol::{
+    LimitKey, Report, Request, Verdict,
+    session::{List, Only, Read, Write},
+};
 
 use crate::{
     Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
@@ -74,8 +85,23 @@ impl Kept {
                 "the run would have other ids than the session, since scratch is on another file system now; start another session",
             ));
         }
+        store.scratch().map_or(Ok(()), open_to_owner)?;
         Ok(store.copies()?)
     }
+}
+
+/// Gives the owner of a private scratch the rights back that earlier code has taken away:
+/// the next program is written there, and code must not close the session to its client.
+fn open_to_owner(scratch: &OwnedFd) -> Result<(), Refusal> {
+    const OWNERS: u32 = 0o700;
+    let attempt =
+        |error: std::io::Error| Refusal::sandbox_error("session_scratch", format!("open the session's scratch to its owner: {error}"));
+    let mode = rustix::fs::fstat(scratch).map_err(|errno| attempt(errno.into()))?.st_mode & 0o7777;
+    if mode & OWNERS == OWNERS {
+        return Ok(());
+    }
+    // By its link in /proc, since it is no descriptor that fchmod takes.
+    set_permissions(format!("/proc/self/fd/{}", scratch.as_raw_fd()), Permissions::from_mode(mode | OWNERS)).map_err(attempt)
 }
 
 /// See the module.
@@ -138,27 +164,36 @@ impl Session {
     ///
     /// # Errors
     /// It cannot; the session then has nothing, and answers so, until another try succeeds.
-    pub fn reset(&mut self) -> Result<(), Refusal> {
+    pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
         self.kept.store = Err(ended("it is being reset"));
         self.kept.store = Store::make(&self.plan).map_err(|error| ended(&format!("its reset failed: {error}")));
-        self.kept.store().map(drop)
+        self.noted("reset", "", asked.id.as_ref(), |()| None, self.kept.store().map(drop))
     }
 
     /// Reads a file, or a part of one.
     ///
     /// # Errors
     /// There is none, it is kept from the code, or it is too large.
-    pub fn read(&self, path: &str, offset: u64, length: Option<u64>) -> Result<Part, Refusal> {
+    pub fn read(&self, asked: &Read) -> Result<Part, Refusal> {
+        self.noted("read", &asked.path, asked.id.as_ref(), |part| Some(part.bytes.len() as u64), self.try_read(asked))
+    }
+
+    fn try_read(&self, Read { path, offset, length, .. }: &Read) -> Result<Part, Refusal> {
         let place = self.place(path, false)?;
-        place.tree(self)?.read(&place.below, offset, length, MOST_READ).map_err(|error| refused(path, error))
+        place.tree(self)?.read(&place.below, *offset, *length, MOST_READ).map_err(|error| refused(path, error))
     }
 
     /// Writes a file, or adds to it. Returns its size.
     ///
     /// # Errors
     /// The code could not write it either, or there is no room.
-    pub fn write(&self, path: &str, contents: &TextOrBase64, append: bool) -> Result<u64, Refusal> {
+    pub fn write(&self, asked: &Write) -> Result<u64, Refusal> {
+        let op = if asked.append { "append" } else { "write" };
+        self.noted(op, &asked.path, asked.id.as_ref(), |size| Some(*size), self.try_write(asked))
+    }
+
+    fn try_write(&self, Write { path, contents, append, .. }: &Write) -> Result<u64, Refusal> {
         let bytes = decode(contents, "contents")?;
         let place = self.place(path, false)?;
         if let Some(opened) = &place.host {
@@ -170,17 +205,21 @@ impl Session {
             let why = format!("{path:?}: policy `{}` shows scratch read-only (access = \"ro\")", self.loaded.policy.name);
             return Err(Refusal::bad_request("path_read_only", why));
         }
-        place.tree(self)?.write(&place.below, &bytes, append).map_err(|error| refused(path, error))
+        place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| refused(path, error))
     }
 
     /// Lists a directory, and whether there is more in it than is listed.
     ///
     /// # Errors
     /// There is none.
-    pub fn list(&self, path: &str, recursive: bool) -> Result<(Vec<Listed>, bool), Refusal> {
+    pub fn list(&self, asked: &List) -> Result<(Vec<Listed>, bool), Refusal> {
+        self.noted("list", &asked.path, asked.id.as_ref(), |_| None, self.try_list(asked))
+    }
+
+    fn try_list(&self, List { path, recursive, .. }: &List) -> Result<(Vec<Listed>, bool), Refusal> {
         let place = self.place(path, true)?;
         let (mut entries, truncated) =
-            place.tree(self)?.list(&place.below, recursive, MOST_LISTED).map_err(|error| refused(path, error))?;
+            place.tree(self)?.list(&place.below, *recursive, MOST_LISTED).map_err(|error| refused(path, error))?;
         if let Some(opened) = &place.host {
             entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
         }
@@ -189,6 +228,21 @@ impl Session {
             entries.iter_mut().for_each(|entry| entry.path.insert_str(0, &format!("{above}/")));
         }
         Ok((entries, truncated))
+    }
+
+    /// Writes down what was asked for files, and passes on what came of it.
+    fn noted<T>(
+        &self,
+        op: &'static str,
+        path: &str,
+        id: Option<&String>,
+        bytes: impl FnOnce(&T) -> Option<u64>,
+        came: Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let act = FileAct { op, path: path.to_owned(), bytes: came.as_ref().ok().and_then(bytes) };
+        let trail = Trail::new(Subject::Nothing, Some(&self.loaded.policy), &self.options);
+        trail.end_files(act, id, came.as_ref().err())?;
+        came
     }
 
     /// Finds the place that a path of the protocol means. `top`: it may be that place itself.
@@ -210,8 +264,10 @@ impl Session {
         })?;
         let below = path.strip_prefix(&*root.to_string_lossy()).map_or(path, |below| below.trim_matches('/'));
         let below = if matches!(below, "." | "") { "" } else { below };
-        if !(top && below.is_empty()) {
-            check_relative("path", below)?;
+        match (top, below) {
+            (true, "") => {}
+            (false, "") => return Err(Refusal::bad_request("is_a_directory", format!("{path:?}: it is a directory"))),
+            _ => check_relative("path", below)?,
         }
         let host = if root == scratch && self.plan.scratch.host { Some(self.open_scratch()?) } else { None };
         let below = PathBuf::from(below);

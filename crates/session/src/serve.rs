@@ -92,19 +92,16 @@ fn run(session: &Session, request: &Request, queue: &mut Queue<'_>) -> Report {
 /// Answers what is neither run nor cancelled.
 fn answer(session: &mut Session, line: &Line) -> Result<bool, std::io::Error> {
     match line {
-        Line::Write(asked) => tell("write", asked.id.as_ref(), session.write(&asked.path, &asked.contents, asked.append), |size| Written {
-            path: &asked.path,
-            size,
-        }),
+        Line::Write(asked) => tell("write", asked.id.as_ref(), session.write(asked), |size| Written { path: &asked.path, size }),
         Line::Read(asked) => {
-            let part = session.read(&asked.path, asked.offset, asked.length);
+            let part = session.read(asked);
             tell("read", asked.id.as_ref(), part, |part| Found::new(asked, part))
         }
         Line::List(asked) => {
-            let listed = session.list(&asked.path, asked.recursive);
+            let listed = session.list(asked);
             tell("list", asked.id.as_ref(), listed, |listed| Listing::new(asked, listed))
         }
-        Line::Reset(asked) => tell("reset", asked.id.as_ref(), session.reset(), |()| Nothing {}),
+        Line::Reset(asked) => tell("reset", asked.id.as_ref(), session.reset(asked), |()| Nothing {}),
         Line::Run(_) | Line::Cancel(_) | Line::Close(_) => Ok(true),
     }
 }
