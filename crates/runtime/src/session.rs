@@ -4,14 +4,7 @@
 //! kept, and no guarantee of a run is another than without a session. Files are read and
 //! written between two runs, never during one. How requests arrive is not known here.
 
-use std::{
-    fs::{Permissions, set_permissions},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::PermissionsExt,
-    },
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use stockade_audit::FileAct;
 use stockade_launcher::{
@@ -85,23 +78,8 @@ impl Kept {
                 "the run would have other ids than the session, since scratch is on another file system now; start another session",
             ));
         }
-        store.scratch().map_or(Ok(()), open_to_owner)?;
         Ok(store.copies()?)
     }
-}
-
-/// Gives the owner of a private scratch the rights back that earlier code has taken away:
-/// the next program is written there, and code must not close the session to its client.
-fn open_to_owner(scratch: &OwnedFd) -> Result<(), Refusal> {
-    const OWNERS: u32 = 0o700;
-    let attempt =
-        |error: std::io::Error| Refusal::sandbox_error("session_scratch", format!("open the session's scratch to its owner: {error}"));
-    let mode = rustix::fs::fstat(scratch).map_err(|errno| attempt(errno.into()))?.st_mode & 0o7777;
-    if mode & OWNERS == OWNERS {
-        return Ok(());
-    }
-    // By its link in /proc, since it is no descriptor that fchmod takes.
-    set_permissions(format!("/proc/self/fd/{}", scratch.as_raw_fd()), Permissions::from_mode(mode | OWNERS)).map_err(attempt)
 }
 
 /// See the module.
