@@ -170,7 +170,9 @@ impl<'p> Waiting<'p> {
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         // It may have died just before: getppid() is 0 in here and proves nothing.
         still_alive(&received.lifeline)?;
-        cred::join_new_session_keyring().at(Step::Keyring)?;
+        if shared.layers.keep(Layer::SessionKeyring) {
+            cred::join_new_session_keyring().at(Step::Keyring)?;
+        }
         if shared.layers.keep(Layer::UtsNamespace) {
             rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
         }
@@ -280,7 +282,7 @@ impl<'p> Isolated<'p> {
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
         let mut proc = None;
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut proc, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
@@ -356,7 +358,7 @@ fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
     open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
 }
 
-fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
+fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>, layers: Layers) -> Result<(), Errno> {
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
         Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
@@ -398,9 +400,14 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
         Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
         Entry::Proc { target } => {
             // Before the old root is detached: afterwards "mount too revealing" (EPERM).
-            let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            fsconfig_create(&context)?;
-            let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
+            let placed = if layers.keep(Layer::PidNamespace) {
+                let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+                fsconfig_create(&context)?;
+                fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?
+            } else {
+                // One that shows another user namespace's processes is refused to us.
+                copy_tree(rustix::fs::CWD, c"/proc")?
+            };
             attach(&placed, root, target)?;
             // Still writable, for the inner user namespace's maps and counts.
             *proc = Some(placed);

@@ -81,7 +81,7 @@ impl Embryo {
         // The child makes the rest itself, on another CPU than ours.
         let layers = Layers::of_environment();
         let user_namespaces = if layers.keep(Layer::UserNamespaces) { user_namespaces } else { UserNamespaces::Missing };
-        let mut namespaces = clone::flags::NEWPID;
+        let mut namespaces = if layers.keep(Layer::PidNamespace) { clone::flags::NEWPID } else { 0 };
         if user_namespaces == UserNamespaces::Nested {
             namespaces |= clone::flags::NEWUSER;
         }

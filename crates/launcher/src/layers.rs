@@ -95,10 +95,12 @@ impl Layers {
             | Layer::ReadOnlyRoot
             | Layer::ReadOnlyProc
             | Layer::ScratchFlags
+            | Layer::PidNamespace
             | Layer::NetworkNamespace
             | Layer::UtsNamespace
             | Layer::IpcNamespace
             | Layer::CgroupNamespace
+            | Layer::SessionKeyring
             | Layer::Capabilities
             | Layer::NoNewPrivs => {}
         }

@@ -46,6 +46,7 @@ pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgrou
             continue;
         }
         let left_out = match name {
+            "pid" => Some(Layer::PidNamespace),
             "net" => Some(Layer::NetworkNamespace),
             "uts" => Some(Layer::UtsNamespace),
             "ipc" => Some(Layer::IpcNamespace),

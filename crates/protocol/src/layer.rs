@@ -51,6 +51,8 @@ layers! {
     ScratchCount "scratch-count";
     /// The idmap of a host scratch.
     Idmap "idmap";
+    /// The PID namespace.
+    PidNamespace "pid-namespace";
     /// The network namespace.
     NetworkNamespace "network-namespace";
     /// The UTS namespace.
@@ -59,6 +61,8 @@ layers! {
     IpcNamespace "ipc-namespace";
     /// The cgroup namespace.
     CgroupNamespace "cgroup-namespace";
+    /// A session keyring of its own.
+    SessionKeyring "session-keyring";
     /// Capabilities, bounding set and securebits.
     Capabilities "capabilities";
     /// no_new_privs.

@@ -23,10 +23,15 @@ use stockade_policy::{
     model::Policy,
     plan::{Plan, RootEntry},
 };
-use stockade_protocol::Receipt;
+use stockade_protocol::{Receipt, probe::Answer};
 use stockade_runtime::{Loaded, Refusal, aside::Aside};
 
-use crate::{outside::Outside, target::Target};
+use crate::{
+    attack::Place,
+    outside::Outside,
+    script::{n, one},
+    target::Target,
+};
 
 /// Who owns a scratch where root launches for itself: root's own is refused.
 const NOBODY: u32 = 65534;
@@ -55,6 +60,8 @@ pub(crate) struct World {
     pub(crate) host_name: String,
     /// The process that attacks on the launcher are aimed at, by its id on the host.
     pub(crate) target: Target,
+    /// The number of the session keyring that this process was started with, if any.
+    pub(crate) session_keyring: Option<i64>,
     /// Whose ids the launcher and its controls have.
     pub(crate) uid: u32,
     aside: Aside,
@@ -110,6 +117,7 @@ impl World {
             abstract_name,
             host_name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             target: Target::new(outside)?,
+            session_keyring: session_keyring(outside),
             uid,
             aside,
             listeners: (tcp, tcp6, udp, unnamed, named),
@@ -180,6 +188,16 @@ impl World {
     /// Whether the filter lets a call pass with some arguments.
     pub(crate) fn knows(&self, name: &str) -> bool {
         matches!(self.rules.action(name), Some(Action::Allow | Action::Check(_)))
+    }
+}
+
+/// None where the kernel has no keys, or a filter around us none to show.
+fn session_keyring(outside: &Outside) -> Option<i64> {
+    const GET_NUMBER: i64 = 0;
+    const SESSION: i64 = -3;
+    match outside.answers(Place::Host, &[one("keyctl", &[n(GET_NUMBER), n(SESSION), n(0)])]).first() {
+        Some(Some(Answer::Result(number))) if *number > 0 => Some(*number),
+        _ => None,
     }
 }
 

@@ -6,8 +6,8 @@ use stockade_protocol::probe::Script;
 use super::{O_CREAT, O_WRONLY, seek, shared_namespace};
 use crate::{
     attack::{Attack, Class, Control, Expected, Limits, Place, Run, RunControl, Seen, Wanted},
-    script::{n, script},
-    words::errno::ENOENT,
+    script::{n, one, script},
+    words::errno::{EACCES, ENOENT, EPERM},
     world::World,
 };
 
@@ -27,7 +27,30 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
     all.extend(names_of_the_host(world));
     all.extend(variables(world));
     all.extend(ownership(world));
+    all.extend(keyring(world));
     all
+}
+
+/// The session keyring that the launcher was started with, by its serial number. To link it
+/// into another is for whoever has come into possession of it, which goes by inheritance
+/// and not by user.
+fn keyring(world: &World) -> Option<Attack> {
+    const LINK: i64 = 8;
+    const PROCESS_KEYRING: i64 = -2;
+    let serial = world.session_keyring?;
+    let (layers, refused): (&'static [&'static str], _) = match world.knows("keyctl") {
+        true => (&["keyring"], Expected::Errno(&[EACCES])),
+        false => (&["seccomp", "keyring"], Expected::Errno(&[EPERM])),
+    };
+    Some(Attack::new(
+        CLASS,
+        "the launcher's session keyring",
+        format!("take hold of the launcher's session keyring, number {serial}, and of every key in it"),
+        layers,
+        one("keyctl", &[n(LINK), n(serial), n(PROCESS_KEYRING)]),
+        refused,
+        Control::Outside(Place::Host, Wanted::Succeeds),
+    ))
 }
 
 fn leave(b: &mut crate::script::Builder, path: &str) {
