@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     test!(alone Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
     test!(Both, too_few_descriptors_are_a_clear_error, seconds 60),
     test!(RootOnly, a_full_registry_is_a_clear_error),
+    test!(RootOnly, a_full_disk_below_scratch_is_a_clear_error),
 ];
 
 /// Shows what is around it, in the shell's own words: no program starts that the next
@@ -299,4 +300,24 @@ fn a_full_registry_is_a_clear_error() {
     ask("nr_inodes=1,mode=700").broke("registry_failed", &["/run/stockade", "no space left on device (ENOSPC)"]);
     // The control: with room it runs.
     ask("nr_inodes=9,mode=700").succeeded();
+}
+
+/// Root lays a small disk below an ordinary user's scratch, and fills it.
+fn a_full_disk_below_scratch_is_a_clear_error() {
+    let script = r#"mount -t tmpfs -o size=64k,mode=700,uid=1234,gid=1234 none "$1" && chown 1234:1234 "$HOME" && head -c "$2" /dev/zero > "$1/filler"
+exec setpriv --reuid=1234 --regid=1234 --clear-groups --inh-caps=-all -- "$STOCKADE" exec --scratch "$1""#;
+    let disk = directory().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let ask = |filled: &str, request: Value| {
+        let mut command = under(&["unshare", "--mount", "sh", "-c", script, "sh", text(&disk), filled]);
+        Done::of(feed(&mut command, request.to_string().as_bytes()))
+    };
+    let code = "print(len(open('given').read()) if __import__('os').path.exists('given') else 0)";
+    let (plain, with_a_file) = (json!({"code": code}), json!({"code": code, "files": {"given": "x"}}));
+    let full = ["no space left on device (ENOSPC)", "the file system of scratch is full: make room there"];
+    ask("1000000", plain.clone()).broke("scratch_full", &full);
+    ask("1000000", with_a_file.clone()).refused("files_not_writable", &full);
+    // The control: with room they run.
+    ask("1000", plain).succeeded().expect(json!({"output": "0\n"}));
+    ask("1000", with_a_file).succeeded().expect(json!({"output": "1\n"}));
 }
