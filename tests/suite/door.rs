@@ -50,6 +50,7 @@ pub const TESTS: &[Test] = &[
     test!(RootOnly, who_asks_is_what_the_kernel_says_and_no_variable, seconds 60),
     test!(RootOnly, a_grant_to_a_group_is_for_peers_that_are_in_it),
     test!(RootOnly, nothing_is_read_for_a_peer_without_a_grant),
+    test!(RootOnly, one_user_cannot_take_every_connection, seconds 60),
     test!(RootOnly, a_scratch_is_opened_with_the_peers_rights),
     test!(RootOnly, the_capabilities_of_the_units_are_enough_for_them),
     test!(RootOnly, nothing_is_sent_to_a_listener_that_is_neither_root_nor_the_caller),
@@ -460,6 +461,46 @@ fn nothing_is_read_for_a_peer_without_a_grant() {
     // The control: for whoever has one the server waits.
     let output = silent(OWNER);
     assert!(output.stdout.is_empty() && String::from_utf8_lossy(&output.stderr).contains("timed out"), "{output:?}");
+}
+
+/// A peer that says when it is connected, sends nothing and stays.
+const STAYING: &str =
+    "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('there', flush=True); s.recv(1 << 20)";
+
+fn one_user_cannot_take_every_connection() {
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n[[grant]]\nuid = {}\npolicies = [\"default\"]\n", OWNER + 1);
+    let door =
+        Door::open("default.sock", move || command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve", "--per-user", "2"]));
+    let request = json!({"code": "print(6 * 7)"});
+    let mut staying: Vec<Child> = (0..2)
+        .map(|_| {
+            let words = as_uid(OWNER);
+            let words: Vec<&str> = words.iter().map(String::as_str).chain(["python3", "-c", STAYING, text(&door.path)]).collect();
+            let mut child = under(&words).spawn().unwrap();
+            child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+            child
+        })
+        .collect();
+    // They are connected; their servers count from a moment later on.
+    let mut last = None;
+    let full = eventually(Duration::from_secs(10), || {
+        let done = ask_as(&door, OWNER, &request);
+        let full = done["reason"] == "too_many_connections";
+        last = Some(done);
+        full
+    });
+    let last = last.unwrap();
+    assert!(full, "{}", last.brief());
+    last.broke("too_many_connections", &[&format!("uid {OWNER} has 2 connections"), "--per-user"]);
+    // The controls: others are served meanwhile, and so is this one when a place is free.
+    ask_as(&door, OWNER + 1, &request).succeeded();
+    door.ask(&[], &request).succeeded();
+    staying[0].kill().unwrap();
+    assert!(eventually(Duration::from_secs(10), || ask_as(&door, OWNER, &request)["verdict"] == "exited"));
+    for child in &mut staying {
+        let _ended = child.kill();
+        child.wait().unwrap();
+    }
 }
 
 fn a_scratch_is_opened_with_the_peers_rights() {

@@ -186,6 +186,9 @@ pub(crate) struct Session {
 
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
+    /// Connections that one user may have at a time, through all sockets of the host
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(stockade_service::MOST_PLACES)))]
+    pub(crate) per_user: u32,
     /// A policy's name, or a file (a path with a slash); default: the socket's name, without `.sock`
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,

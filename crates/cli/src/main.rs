@@ -161,7 +161,7 @@ fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
 /// A connection that was answered was served, whatever the answer; stderr is the journal.
 fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
     let options = Options { policy: serve.policy.clone(), scratch: serve.scratch.clone(), ..Options::default() };
-    let served = stockade_service::serve(io::stdin().as_fd().try_clone_to_owned()?, options)?;
+    let served = stockade_service::serve(io::stdin().as_fd().try_clone_to_owned()?, options, serve.per_user)?;
     let verdict = serde_json::to_value(served.verdict)?;
     let reason = served.reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
     let verdict = verdict.as_str().unwrap_or_default();

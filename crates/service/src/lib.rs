@@ -11,11 +11,13 @@
 #![forbid(unsafe_code)]
 
 mod ask;
+mod place;
 mod serve;
 
 use std::time::Duration;
 
 pub use ask::{Answer, ask};
+pub use place::MOST_PLACES;
 pub use serve::{ServeError, Served, serve};
 
 /// Ends a request that does not end with its stream.

@@ -2,7 +2,8 @@
 //!
 //! It believes nothing of its client but what the kernel says, looks at the grants before
 //! it reads, and reads and writes within a time limit, so that no client holds it longer
-//! than a run may take. It never serves a second request.
+//! than a run may take, and no user more servers than are allowed to one. It never serves a
+//! second request.
 
 use std::{
     io::{self, Read, Write},
@@ -16,9 +17,9 @@ use std::{
 use stockade_launcher::SocketClient;
 use stockade_policy::facts::Caller;
 use stockade_protocol::{Report, Verdict};
-use stockade_runtime::{Options, Refusal, admit, load_policy, refuse};
+use stockade_runtime::{Options, Refusal, admit, caller::identify, facts::registry, load_policy, refuse};
 
-use crate::{END_OF_REQUEST, PATIENCE};
+use crate::{END_OF_REQUEST, PATIENCE, place::Place};
 
 /// Supplementary groups that a process can have (NGROUPS_MAX).
 const MOST_GROUPS: usize = 65536;
@@ -54,11 +55,12 @@ pub struct Served {
 }
 
 /// Reads one request, runs it and writes its result. Without a policy in `options` the
-/// socket's own name is the policy's.
+/// socket's own name is the policy's. `most`: connections that one user may have at a time,
+/// root and the server's own user aside.
 ///
 /// # Errors
 /// There is no client, or no policy for it.
-pub fn serve(connection: OwnedFd, mut options: Options) -> Result<Served, ServeError> {
+pub fn serve(connection: OwnedFd, mut options: Options, most: u32) -> Result<Served, ServeError> {
     let stream = UnixStream::from(connection);
     let (caller, pid) = peer(&stream).map_err(ServeError::NotConnected)?;
     if options.policy.is_none() {
@@ -66,7 +68,10 @@ pub fn serve(connection: OwnedFd, mut options: Options) -> Result<Served, ServeE
     }
     let (uid, policy) = (caller.uid, options.policy.clone().unwrap_or_default());
     options.peer = Some(caller);
-    let report = answer(&stream, &options).unwrap_or_else(|refusal| refuse(&refusal, &options));
+    // Kept until the client has its result, or has let the time for it pass.
+    let place = let_in(uid, &options, most);
+    let answered = place.as_ref().map_err(Refusal::clone).and_then(|_| answer(&stream, &options));
+    let report = answered.unwrap_or_else(|refusal| refuse(&refusal, &options));
     let taken = hand_over(&stream, &report);
     Ok(Served { uid, pid, policy, verdict: report.verdict, reason: report.reason, taken })
 }
@@ -91,9 +96,29 @@ fn policy_of(stream: &UnixStream) -> Option<String> {
     name.strip_suffix(".sock").filter(|name| !name.is_empty()).map(String::from)
 }
 
-fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
-    // Nothing is read for whoever may use nothing here.
+/// Whether a client may have anything here, and has a place left. None: it is not counted.
+fn let_in(uid: u32, options: &Options, most: u32) -> Result<Option<Place>, Refusal> {
     load_policy(options)?;
+    let identity = identify(options.peer.as_ref())?;
+    // Whoever could as well stop the server takes nothing from anybody.
+    if uid == 0 || !identity.privileged {
+        return Ok(None);
+    }
+    let registry = registry(&identity)?;
+    let place = Place::take(registry.directory(), uid, most).map_err(|error| {
+        let attempt = format!("count the connections of uid {uid} in {}", registry.directory().display());
+        Refusal::sandbox_error("registry_failed", format!("{attempt}: {error}"))
+    })?;
+    place.map(Some).ok_or_else(|| {
+        let message = format!(
+            "uid {uid} has {most} connections to this host's sockets already, as many as one user may have at a time; wait until one has ended, or have root allow more: `--per-user` in stockade-exec@.service"
+        );
+        Refusal::sandbox_error("too_many_connections", message)
+    })
+}
+
+/// Nothing is read for whoever may use nothing here: see `let_in`.
+fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
     let mut incoming = Incoming { stream, deadline: Instant::now() + PATIENCE, ended: false, surplus: None, late: false };
     let request = admit::read_request(&mut incoming).map_err(|refusal| match incoming.late {
         true => Refusal::bad_request(
