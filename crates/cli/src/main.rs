@@ -46,6 +46,8 @@ const USAGE_ERROR: u8 = 2;
 fn main() -> ExitCode {
     // Under `ulimit -f 0` this would die without a word. A payload gets the defaults back.
     stockade_sys::process::settle_signals();
+    // What was begun before libc and is not wanted after all ends with this.
+    let _begun_early = stockade_launcher::early::Unused;
     let ahead = if Cli::is_run_of_process() { Ahead::begin(None) } else { Ahead::default() };
     let cli = match Cli::of_process() {
         Ok(cli) => cli,

@@ -29,7 +29,7 @@ use rustix::{
     },
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
     process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask, waitpid},
-    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getcpu, sched_setaffinity},
+    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity},
 };
 use stockade_egress::inside::Sockets;
 use stockade_policy::plan::UserNamespaces;
@@ -42,6 +42,7 @@ use stockade_sys::{
 };
 
 use crate::{
+    early,
     layers::{Layer, Layers},
     prepared::{Entry, MOST_SENT, MOST_TREES, Prepared, PreparedScratch},
 };
@@ -63,13 +64,13 @@ pub(crate) struct Shared {
 }
 
 /// A step that failed.
-struct Failure {
-    step: Step,
-    errno: Errno,
-    index: u32,
+pub(crate) struct Failure {
+    pub(crate) step: Step,
+    pub(crate) errno: Errno,
+    pub(crate) index: u32,
 }
 
-type Outcome<T> = Result<T, Failure>;
+pub(crate) type Outcome<T> = Result<T, Failure>;
 
 /// Ties an errno to its step.
 trait At<T> {
@@ -88,7 +89,16 @@ impl<T> At<T> for Result<T, Errno> {
 
 /// Runs the sequence. Returns only when a step failed: the launcher has learnt which.
 pub(crate) fn enter(shared: &Shared) -> i32 {
-    let failure = match sequence(shared) {
+    run(shared, alone(shared.launchers_handover, shared.layers))
+}
+
+/// The same from where [`alone`] has come to before libc.
+pub(crate) fn resume(shared: &Shared) -> i32 {
+    run(shared, early::outcome())
+}
+
+fn run(shared: &Shared, begun: Outcome<()>) -> i32 {
+    let failure = match begun.and_then(|()| sequence(shared)) {
         Ok(never) => match never {},
         Err(failure) => failure,
     };
@@ -100,40 +110,42 @@ pub(crate) fn enter(shared: &Shared) -> i32 {
 
 /// The crossings. Each state owns the descriptors that the next one needs.
 fn sequence(shared: &Shared) -> Outcome<Infallible> {
-    let waiting = Waiting::enter(shared)?;
-    let isolated = waiting.go_on()?;
+    let isolated = Isolated::enter(shared)?;
     let rooted = isolated.build_root()?;
     let confined = rooted.confine()?;
     confined.exec()
 }
 
-/// In namespaces of its own, with nothing in them yet, and nobody's ids.
-struct Waiting<'p> {
-    shared: &'p Shared,
+/// All that needs neither the plan nor an id, beside the launcher: namespaces of its own,
+/// with nothing in them yet. Most often before libc has started, so this keeps to what
+/// `stockade_sys::early` says.
+pub(crate) fn alone(launchers_handover: u32, layers: Layers) -> Outcome<()> {
+    // Modes below are meant as written.
+    umask(Mode::empty());
+    // Our copy of the launcher's end would hide its death from us.
+    process::close_range(launchers_handover, launchers_handover).at(Step::AwaitLauncher)?;
+    let uts = if layers.keep(Layer::UtsNamespace) { flags::NEWUTS } else { 0 };
+    let ipc = if layers.keep(Layer::IpcNamespace) { flags::NEWIPC } else { 0 };
+    unshare(flags::NEWNS | uts | ipc).at(Step::Namespaces)?;
+    if layers.keep(Layer::NetworkNamespace) {
+        unshare(flags::NEWNET).at(Step::NetworkNamespace)?;
+        net::bring_up_loopback().at(Step::Loopback)?;
+    }
+    setsid().map(drop).at(Step::Session)?;
+    // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
+    mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)
 }
 
-impl<'p> Waiting<'p> {
-    /// All that needs neither the plan nor an id, beside the launcher.
-    fn enter(shared: &'p Shared) -> Outcome<Self> {
-        // Modes below are meant as written.
-        umask(Mode::empty());
-        // Our copy of the launcher's end would hide its death from us.
-        process::close_range(shared.launchers_handover, shared.launchers_handover).at(Step::AwaitLauncher)?;
-        let wanted = [(Layer::UtsNamespace, flags::NEWUTS), (Layer::IpcNamespace, flags::NEWIPC)];
-        let wanted = wanted.iter().filter(|(layer, _)| shared.layers.keep(*layer)).fold(flags::NEWNS, |all, (_, flag)| all | flag);
-        unshare(wanted).at(Step::Namespaces)?;
-        if shared.layers.keep(Layer::NetworkNamespace) {
-            unshare(flags::NEWNET).at(Step::NetworkNamespace)?;
-            net::bring_up_loopback().at(Step::Loopback)?;
-        }
-        setsid().map(drop).at(Step::Session)?;
-        // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
-        mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)?;
-        Ok(Waiting { shared })
-    }
+/// In its namespaces, with its ids.
+struct Isolated<'p> {
+    shared: &'p Shared,
+    prepared: &'p Prepared,
+    received: Received,
+}
 
-    fn go_on(self) -> Outcome<Isolated<'p>> {
-        let shared = self.shared;
+impl<'p> Isolated<'p> {
+    /// Waits for the launcher's word, and becomes who the plan says.
+    fn enter(shared: &'p Shared) -> Outcome<Self> {
         let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
         // The launcher had sent us to another CPU than its own; that one may be a busy one.
         if let Some(usable) = &shared.cpus {
@@ -177,18 +189,6 @@ impl<'p> Waiting<'p> {
             rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
         }
         Ok(Isolated { shared, prepared, received })
-    }
-}
-
-/// Sends a process that was just cloned to another CPU than this one: a kernel may leave it
-/// on its parent's, where it would begin when the parent first waits. Where that fails the
-/// two run by turns. (Asked here where it is, the child may ask too: on the first time
-/// rustix allocates, when it looks for the kernel's quick way to ask.)
-pub(crate) fn send_to_other_cpu(process: i32, usable: &CpuSet) {
-    if usable.count() > 1 {
-        let mut others = *usable;
-        others.unset(sched_getcpu());
-        let _only_slower = sched_setaffinity(Pid::from_raw(process), &others);
     }
 }
 
@@ -263,13 +263,6 @@ fn still_alive(lifeline: &OwnedFd) -> Outcome<()> {
     let mut fds = [PollFd::new(lifeline, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Step::DeathSignal)?;
     if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) { Err(Errno::SRCH).at(Step::DeathSignal) } else { Ok(()) }
-}
-
-/// In its namespaces, with its ids.
-struct Isolated<'p> {
-    shared: &'p Shared,
-    prepared: &'p Prepared,
-    received: Received,
 }
 
 impl<'p> Isolated<'p> {
@@ -587,7 +580,7 @@ impl<'p> Rooted<'p> {
         // The code sees as many CPUs as its quota is worth. Which, the scheduler has chosen:
         // the one on which we are.
         if let Some(usable) = shared.cpus.as_ref().filter(|usable| (prepared.cpus as u64) < u64::from(usable.count())) {
-            sched_setaffinity(None, &some_cpus(usable, sched_getcpu(), prepared.cpus)).at(Step::Cpus)?;
+            sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), prepared.cpus)).at(Step::Cpus)?;
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
@@ -644,9 +637,9 @@ const RLIMIT_CORE: u32 = 4;
 
 /// Makes room for the limit of core dumps that the sandbox will set: sudo hands on a hard
 /// limit of 0. Without CAP_SYS_RESOURCE it stays, and forbids all but piped dumps.
-pub(crate) fn raise_core_limit() -> Result<(), Errno> {
+pub(crate) fn raise_core_limit(child: i32) -> Result<(), Errno> {
     let (_, hard) = process::rlimit(RLIMIT_CORE)?;
-    match (hard < 1).then(|| process::set_rlimit(RLIMIT_CORE, Some(1))) {
+    match (hard < 1).then(|| process::set_rlimit_of(child, RLIMIT_CORE, Some(1))) {
         None | Some(Ok(()) | Err(Errno::PERM)) => Ok(()),
         Some(Err(errno)) => Err(errno),
     }

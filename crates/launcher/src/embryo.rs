@@ -18,12 +18,15 @@ use rustix::{
     thread::sched_getaffinity,
 };
 use stockade_policy::plan::UserNamespaces;
-use stockade_sys::{clone, process::close_range};
+use stockade_sys::{
+    clone,
+    process::{close_range, send_to_other_cpu},
+};
 
 use crate::{
     LaunchError, What, cgroup,
     child::{self, Shared},
-    error,
+    early, error,
     layers::{Layer, Layers},
     registry::Record,
     sandbox::Sandbox,
@@ -61,13 +64,18 @@ impl Embryo {
     ) -> Result<Self, LaunchError> {
         let failed = |errno| LaunchError::system(What::Prepare, "make the pipes", errno);
         let signals = Signals::block()?;
-        if privileged {
-            // A limit can be raised by root only, and the sandbox inherits it.
-            child::raise_core_limit().map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
-        }
         let cgroup = v2.map(|parent| cgroup::found(&parent, record)).transpose()?;
-        let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
-        let (handover, childs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
+        let (waiting, [status_read, status_write], [handover, childs]) = match early::take() {
+            Some(begun) if user_namespaces == UserNamespaces::Nested && cgroup.is_none() => {
+                (Some(begun.child), begun.status, begun.handover)
+            }
+            unfit => {
+                drop(unfit.map(|begun| Sandbox::alone(begun.child)));
+                let status = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+                let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed)?;
+                (None, status.into(), pair.into())
+            }
+        };
         let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
         let (launchers, lent) = (number(&handover), [number(&status_write), number(&childs)]);
         let shared = Arc::new(Shared {
@@ -88,24 +96,36 @@ impl Embryo {
         if cgroup.is_some() && layers.keep(Layer::CgroupNamespace) {
             namespaces |= clone::flags::NEWCGROUP;
         }
-        let mut stack = vec![0; STACK];
+        let mut stack = Vec::new();
         let directory = cgroup.as_ref().map(cgroup::Founded::directory);
         // SAFETY: `Sandbox` keeps both until it has seen the executor or reaped the child;
-        // `child::enter` makes only system calls on prepared data.
+        // `child::enter` and `resume` make only system calls on prepared data.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
-        let cloned = unsafe { clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared) };
-        // First of all, so that no way out of here leaves a child in memory that is gone.
-        let sandbox = cloned.map(|child| {
-            if let Some(usable) = &shared.cpus {
-                child::send_to_other_cpu(child.pid, usable);
+        let cloned = unsafe {
+            match waiting {
+                Some(child) => {
+                    early::place().lead(child::resume, &*shared);
+                    Ok(child)
+                }
+                None => {
+                    stack.resize(STACK, 0);
+                    clone::clone_sharing(namespaces, directory, &mut stack, child::enter, &*shared)
+                        .inspect(|child| send_to_other_cpu(child.pid))
+                }
             }
-            Sandbox::new(child, shared, stack)
-        });
+        };
+        // First of all, so that no way out of here leaves a child in memory that is gone.
+        let sandbox = cloned.map(|child| Sandbox::new(child, shared, stack));
         // Whether there is a child or not: from here on they are its alone.
         for fd in lent {
             close_range(fd, fd).map_err(failed)?;
         }
         let sandbox = sandbox.map_err(|errno| error::clone_failed(privileged, errno))?;
+        if privileged {
+            // A limit can be raised by root only, and by the sandbox later no more.
+            child::raise_core_limit(sandbox.pid())
+                .map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
+        }
         Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals })
     }
 }

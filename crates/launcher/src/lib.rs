@@ -11,6 +11,7 @@ mod cgroup;
 mod child;
 mod client;
 mod collect;
+pub mod early;
 mod egress;
 mod embryo;
 mod error;

@@ -33,6 +33,11 @@ impl Sandbox {
         Sandbox { child, reaped: false, lent: Some((shared, stack)) }
     }
 
+    /// One to which nothing was lent.
+    pub(crate) fn alone(child: Child) -> Self {
+        Sandbox { child, reaped: false, lent: None }
+    }
+
     /// Lets the child read this from our memory.
     fn share(&self, prepared: Prepared) {
         if let Some((shared, _)) = &self.lent {

@@ -4,7 +4,7 @@
 //! the host offers, and goes on beside that. What is begun here holds nothing of whoever
 //! asks and has not touched the host; dropped, it is gone.
 
-use stockade_launcher::{Embryo, LaunchError};
+use stockade_launcher::{Embryo, LaunchError, early};
 use stockade_policy::{facts::Caller, plan::UserNamespaces};
 
 use crate::{caller, facts};
@@ -19,6 +19,10 @@ impl Ahead {
     pub fn begin(peer: Option<&Caller>) -> Self {
         let acts_for_itself = |identity: &caller::Identity| !identity.on_behalf;
         let identity = caller::identify(peer).ok().filter(acts_for_itself).filter(|_| !facts::is_unified());
+        if identity.is_none() {
+            // What was begun before libc is of no use, and would only hold descriptors.
+            drop(early::Unused);
+        }
         Ahead(identity.map(|identity| Embryo::begin(identity.privileged, UserNamespaces::Nested, None, None)))
     }
 

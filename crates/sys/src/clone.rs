@@ -100,6 +100,7 @@ pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Chi
 /// # Errors
 /// What clone3(2) answers: EPERM where user namespaces are forbidden, ENOSPC where their
 /// number is limited to none, EOPNOTSUPP for a cgroup that cannot take it.
+#[inline]
 pub unsafe fn clone_sharing<T: Sync>(
     namespaces: u64,
     cgroup: Option<rustix::fd::BorrowedFd<'_>>,
@@ -160,6 +161,7 @@ struct Trampoline<'a, T> {
     argument: &'a T,
 }
 
+#[inline]
 extern "C" fn enter<T>(trampoline: *const Trampoline<'_, T>) -> ! {
     // SAFETY: it lies in a frame that CLONE_VFORK keeps, or on the child's own stack.
     let Trampoline { entry, argument } = unsafe { &*trampoline };
@@ -240,6 +242,7 @@ pub unsafe fn in_namespaces<T>(namespaces: u64, entry: Entry<T>, argument: &T) -
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN in the user namespace, ENOSPC at the limit of
 /// `/proc/sys/user`.
+#[inline]
 pub fn unshare(namespaces: u64) -> Result<()> {
     // SAFETY: an integer only. CLONE_FILES and CLONE_FS are not among `flags`.
     unsafe { crate::call::syscall(272, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)

@@ -15,6 +15,7 @@ mod call;
 pub mod clone;
 pub mod cred;
 pub mod descriptors;
+pub mod early;
 pub mod landlock;
 pub mod mount;
 pub mod net;

@@ -8,6 +8,7 @@ use crate::{Errno, Result, call::syscall};
 
 /// Ends this process at once: no destructors, no flushing, no exit handlers, which
 /// belong to the process whose memory a clone borrows.
+#[inline]
 pub fn exit_now(status: i32) -> ! {
     loop {
         // SAFETY: exit_group takes an integer and does not return.
@@ -19,6 +20,7 @@ pub fn exit_now(status: i32) -> ! {
 ///
 /// # Errors
 /// EINVAL where `first` is above `last`, ENOSYS before Linux 5.9.
+#[inline]
 pub fn close_range(first: u32, last: u32) -> Result<()> {
     // SAFETY: integers only. The callers own none of the descriptors as `OwnedFd`
     // afterwards: they are about to exec, or say so themselves.
@@ -64,20 +66,63 @@ pub fn duplicate_above(source: impl AsFd, least: i32) -> Result<OwnedFd> {
 /// # Errors
 /// EPERM where the hard limit would rise.
 pub fn set_rlimit(resource: u32, value: Option<u64>) -> Result<()> {
+    set_rlimit_of(0, resource, value)
+}
+
+/// The same of another process.
+///
+/// # Errors
+/// As above, and where that process is somebody else's.
+pub fn set_rlimit_of(process: i32, resource: u32, value: Option<u64>) -> Result<()> {
     let both = [value.unwrap_or(u64::MAX); 2];
     // SAFETY: `both` has the layout of rlimit64 and lives; no old value is asked for.
-    unsafe { syscall(302, [0, resource as usize, both.as_ptr() as usize, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(302, [process as usize, resource as usize, both.as_ptr() as usize, 0, 0, 0]) }.map(drop)
 }
 
 /// Soft and hard limit of a resource of this process.
 ///
 /// # Errors
 /// EINVAL for an unknown resource.
+#[inline]
 pub fn rlimit(resource: u32) -> Result<(u64, u64)> {
     let mut both = [0u64; 2];
     // SAFETY: `both` has the layout of rlimit64 and is writable.
     unsafe { syscall(302, [0, resource as usize, 0, both.as_mut_ptr() as usize, 0, 0]) }?;
     Ok((both[0], both[1]))
+}
+
+/// Sends a process that was just cloned to another CPU than this one: a kernel may leave it
+/// on its parent's, where it would begin when the parent first waits. Where that fails the
+/// two run by turns. As many CPUs as fit are thought of.
+#[inline]
+pub fn send_to_other_cpu(process: i32) {
+    const SCHED_SETAFFINITY: usize = 203;
+    const SCHED_GETAFFINITY: usize = 204;
+    let mut usable = [0u64; 8];
+    // SAFETY: the length is the array's.
+    if unsafe { syscall(SCHED_GETAFFINITY, [0, size_of_val(&usable), usable.as_mut_ptr() as usize, 0, 0, 0]) }.is_err() {
+        return;
+    }
+    let own = current_cpu();
+    if let Some(word) = usable.get_mut(own / 64) {
+        *word &= !(1 << (own % 64));
+    }
+    if usable.iter().any(|word| *word != 0) {
+        // SAFETY: as above; it only reads.
+        let _only_slower =
+            unsafe { syscall(SCHED_SETAFFINITY, [process as usize, size_of_val(&usable), usable.as_ptr() as usize, 0, 0, 0]) };
+    }
+}
+
+/// The CPU that this runs on, 0 where the kernel does not say. By the call and not the vDSO,
+/// which is looked for with libc's help.
+#[inline]
+pub fn current_cpu() -> usize {
+    const GETCPU: usize = 309;
+    let mut own = 0u32;
+    // SAFETY: it writes the CPU's number alone.
+    let _or_the_first = unsafe { syscall(GETCPU, [(&raw mut own) as usize, 0, 0, 0, 0, 0]) };
+    own as usize
 }
 
 /// How a child ended and what it used.
