@@ -1,7 +1,7 @@
 //! The egress suite: a sandbox, its host and all other hosts in namespaces of the test's
 //! own. Every denial is proved where it counts: no packet arrived at the other side, and
 //! with the rule in place it does. Runs as root and as anybody else; needs python3, ip and
-//! no outside network.
+//! no outside network. A test of a program that is not installed is skipped and counted.
 //!
 //! usage: egress [WORD …]    only tests whose `module::name` holds a WORD
 //!        egress --list | --bench

@@ -57,7 +57,7 @@ fn words(list: &str) -> Vec<&str> {
     list.split(' ').collect()
 }
 
-/// Capabilities of this process, by number: of a kernel that lets us not have one, nobody has.
+/// Capabilities of this process, by number: a container has none that its engine lacks.
 fn own_capabilities() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     u64::from_str_radix(status.lines().find_map(|line| line.strip_prefix("CapEff:\t")).unwrap(), 16).unwrap()
