@@ -175,7 +175,7 @@ fn a_required_log_that_cannot_be_written_keeps_files_back() {
     fs::write(&last, whole.replace("\"write\"", "\"wrote\"")).unwrap();
     let answer = session.ask(json!({"op": "read", "path": "a"}));
     assert_eq!((&answer["ok"], &answer["reason"], answer.get("text")), (&json!(false), &json!("audit_corrupted"), None), "{answer}");
-    assert!(answer["error"].as_str().unwrap().contains("policy `required` requires"), "{answer}");
+    assert!(answer["error"].as_str().unwrap().contains("requires: the audit log"), "{answer}");
     fs::write(&last, whole).unwrap();
     assert_eq!(session.ask(json!({"op": "read", "path": "a"}))["text"], "kept back");
     session.close();
