@@ -43,6 +43,12 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, the_registrys_directory_is_no_scratch),
     test!(RootlessOnly, no_scratch_holds_what_the_next_run_believes),
     test!(Both, no_scratch_holds_the_policy_of_its_run_or_the_program),
+    test!(Both, what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by),
+    test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90),
+    test!(RootOnly, no_file_is_collected_that_the_code_could_not_read),
+    test!(Both, code_does_not_choose_what_its_environment_has_shown),
+    test!(RootlessOnly, code_that_becomes_a_directory_leaves_no_record),
+    test!(RootOnly, whoever_calls_sudo_ends_or_stops_no_run_before_its_record),
     test!(RootOnly, whoever_takes_the_registrys_name_in_tmp_first_stops_nobody),
     test!(RootOnly, limits_of_whoever_calls_sudo_keep_no_run_out_of_the_log),
     test!(Both, a_caller_that_ignores_its_children_is_served),
@@ -226,6 +232,144 @@ fn the_registrys_directory_is_no_scratch() {
     }
     // The control: a directory beside it.
     ask(&other).succeeded();
+}
+
+fn what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by() {
+    let policies = PolicyDirectory::new();
+    let policy =
+        policies.write("deep", &derived("[scratch]\nhidden = { add = [\"conf/*.key\"] }\nread_only = { add = [\"lib/hooks/*\"] }"));
+    let scratch = scratch();
+    for (directory, file) in [("conf", "a.key"), ("lib/hooks", "hook"), ("free/below", "file")] {
+        fs::create_dir_all(scratch.join(directory)).unwrap();
+        fs::write(scratch.join(directory).join(file), "HOSTS").unwrap();
+    }
+    for path in ["conf", "conf/a.key", "lib", "lib/hooks", "lib/hooks/hook", "free", "free/below", "free/below/file"] {
+        give(&scratch.join(path));
+    }
+    let code = "import os\nfor a in ('conf', 'lib', 'lib/hooks', 'free'):\n try: os.rename(a, a.replace('/', '_') + '2'); print(a, 'renamed')\n except OSError as e: print(a, e.strerror)\nopen('conf/new', 'w').write('x'); open('lib/new', 'w').write('x')\nprint(open('conf/a.key').read())";
+    let done = exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch), "collect": ["**/*"]}));
+    done.expect(
+        json!({"output": "conf Device or resource busy\nlib Device or resource busy\nlib/hooks Invalid cross-device link\nfree renamed\n"}),
+    );
+    let collected: Vec<&str> = done["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
+    assert!(collected.contains(&"free2/below/file") && !collected.iter().any(|path| path.ends_with("a.key")), "{collected:?}");
+    assert_eq!(fs::read_to_string(scratch.join("lib/hooks/hook")).unwrap(), "HOSTS");
+}
+
+fn no_link_on_the_way_to_a_protected_path_is_followed() {
+    const RUNS: usize = 30;
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("deep", &derived("[scratch]\nread_only = { add = [\"lib/*\"] }"));
+    let (scratch, secrets) = (scratch(), directory().join("secrets"));
+    for (directory, contents) in [(scratch.join("lib"), "decoy"), (secrets.clone(), "TOPKEY")] {
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("id"), contents).unwrap();
+    }
+    give(&scratch.join("lib"));
+    give(&scratch.join("lib/id"));
+    std::os::unix::fs::symlink(&secrets, scratch.join("way")).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        // As the code of another run in the same scratch could.
+        scope.spawn(|| {
+            let (one, other) = (scratch.join("lib"), scratch.join("way"));
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                nix::fcntl::renameat2(nix::fcntl::AT_FDCWD, &one, nix::fcntl::AT_FDCWD, &other, nix::fcntl::RenameFlags::RENAME_EXCHANGE)
+                    .unwrap();
+            }
+        });
+        let code = "for i in range(30):\n for p in ('lib/id', 'way/id'):\n  try: print(open(p).read())\n  except OSError: pass";
+        let mut ran = 0;
+        for _ in 0..RUNS {
+            let done = exec_with(&["--policy", &policy], json!({"code": code, "scratch": text(&scratch)}));
+            let output = done["output"].as_str().unwrap();
+            assert!(!output.contains("TOPKEY"), "{}", done.result);
+            ran += usize::from(output.contains("decoy"));
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        // The control: some of them ran, and saw what lies there.
+        assert!(ran > 0);
+    });
+}
+
+fn no_file_is_collected_that_the_code_could_not_read() {
+    let scratch = scratch();
+    for (name, mode) in [("roots", 0o600), ("everybodys", 0o644)] {
+        let path = scratch.join(name);
+        fs::write(&path, "contents").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    }
+    let code = "open('own', 'w').write('contents'); import os; os.chmod('own', 0o600)";
+    let done = exec(json!({"code": code, "scratch": text(&scratch), "collect": ["*"]}));
+    let read = |name: &str| {
+        let files = done["files"].as_array().unwrap();
+        files.iter().find(|file| file["path"] == name).map(|file| file["text"].clone()).unwrap_or_default()
+    };
+    assert_eq!((read("roots"), read("everybodys"), read("own")), (Value::Null, json!("contents"), json!("contents")), "{}", done.result);
+}
+
+fn code_does_not_choose_what_its_environment_has_shown() {
+    let (scratch, secrets) = (scratch(), directory().join("secrets"));
+    fs::create_dir_all(secrets.join("bin")).unwrap();
+    fs::write(secrets.join("id"), "TOPKEY").unwrap();
+    let environment = scratch.join("venv");
+    fs::create_dir_all(environment.join("bin")).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/python3", environment.join("bin/python")).unwrap();
+    let option = format!("python={}", text(&environment.join("bin/python")));
+    let code = format!("print(6*7)\ntry: print(open({:?}).read())\nexcept OSError as e: print(e.strerror)", text(&secrets.join("id")));
+    let ask = |home: &str, scratch: &Path| {
+        fs::write(environment.join("pyvenv.cfg"), format!("home = {home}\n")).unwrap();
+        exec_with(&["--runtime", &option], json!({"code": code, "scratch": text(scratch)}))
+    };
+    ask("/usr/bin", &scratch).succeeded().expect(json!({"output": "42\nNo such file or directory\n"}));
+    let astray = text(&secrets.join("bin")).to_owned();
+    ask(&astray, &scratch).refused("scratch_holds_the_environment", &[text(&secrets), "read_only"]);
+    // The control: what no code can write may say so.
+    let other = scratch_named("other");
+    ask(&astray, &other).succeeded().expect(json!({"output": "42\nTOPKEY\n"}));
+}
+
+fn code_that_becomes_a_directory_leaves_no_record() {
+    let scratch = scratch();
+    let registry = directory().join("home/stockade");
+    let records = || {
+        let entries = fs::read_dir(&registry).into_iter().flatten().flatten();
+        entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"run-")).count()
+    };
+    let before = records();
+    let code = "import os, sys; p = sys.argv[0]; print(os.path.isfile(p)); os.remove(p); os.mkdir(p)";
+    let done = exec(json!({"code": code, "scratch": text(&scratch)}));
+    done.succeeded().expect(json!({"output": "True\n"}));
+    assert_eq!(records(), before);
+}
+
+fn whoever_calls_sudo_ends_or_stops_no_run_before_its_record() {
+    let grants = grant_of_default();
+    let id = OWNER.to_string();
+    let environment = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
+    for (signals, verdict) in
+        [(&[Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP][..], "cancelled"), (&[Signal::SIGTSTP][..], "wall_timeout")]
+    {
+        let mut command = command_with_etc(&[("stockade/grants.toml", &grants)], &environment, &["exec"]);
+        let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let wall = patient_limit(3000);
+        let request = json!({"code": "import time\nwhile True: time.sleep(1)", "limits": {"wall": wall}}).to_string();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), request.as_bytes()).unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed());
+        thread::sleep(patient(Duration::from_millis(700)));
+        let mut said = String::new();
+        while child.try_wait().unwrap().is_none() {
+            for signal in signals {
+                let _gone = kill(pid, *signal);
+            }
+            thread::sleep(Duration::from_micros(300));
+        }
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let files = fs::read_dir("/var/log/stockade").unwrap().flatten();
+        let log: String = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
+        let last = log.lines().rfind(|line| line.contains(&format!("\"uid\":{OWNER}"))).unwrap_or_default();
+        assert!(last.contains(&format!("\"verdict\":\"{verdict}\"")), "{signals:?}: {last}\n{said}");
+    }
 }
 
 fn whoever_takes_the_registrys_name_in_tmp_first_stops_nobody() {

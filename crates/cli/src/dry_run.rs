@@ -40,7 +40,12 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     let kind = if scratch.host { "host directory" } else { "private tmpfs" };
     writeln!(out, "  scratch {} ({kind}, {})", scratch.path.display(), if scratch.read_only { "read-only" } else { "writable" })?;
     for (path, _, protection) in &scratch.protected {
-        writeln!(out, "    {} {}", if *protection == Protection::Hidden { "hidden" } else { "read-only" }, path.display())?;
+        let how = match protection {
+            Protection::Hidden => "hidden",
+            Protection::ReadOnly => "read-only",
+            Protection::Pinned => "keeps its name",
+        };
+        writeln!(out, "    {how} {}", path.display())?;
     }
     writeln!(out, "\nprogram\n  {}", plan.argv.join(" "))?;
     writeln!(out, "  variables: {}", plan.environment.join(" "))?;

@@ -21,7 +21,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, mknodat, open, openat, statat, symlinkat, unlinkat},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, mknodat, open, openat, openat2, statat, symlinkat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
@@ -44,7 +44,7 @@ use stockade_sys::{
 use crate::{
     early,
     layers::{Layer, Layers},
-    prepared::{Entry, MOST_SENT, MOST_TREES, Prepared, PreparedScratch},
+    prepared::{Entry, Laid, MOST_SENT, MOST_TREES, Prepared, PreparedScratch, ScratchRule},
 };
 
 /// What the child has in common with the launcher.
@@ -417,7 +417,7 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
         }
         Entry::Mask { target } => {
             match statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => cover(root, root, MASK_FILE, target),
+                Ok(_) => attach(read_only_copy(root, MASK_FILE)?, root, target),
                 // This kernel has no such file.
                 Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(errno),
@@ -431,11 +431,11 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
     }
 }
 
-/// Lays a read-only copy of one of the root's own files over `target`.
-fn cover(root: &OwnedFd, below: &OwnedFd, stand_in: &CStr, target: &CStr) -> Result<(), Errno> {
+/// A read-only copy of one of the root's own files, to be laid over another.
+fn read_only_copy(root: &OwnedFd, stand_in: &CStr) -> Result<OwnedFd, Errno> {
     let copy = copy_tree(root, stand_in)?;
     stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
-    attach(&copy, below, target)
+    Ok(copy)
 }
 
 fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Result<OwnedFd, Errno> {
@@ -471,17 +471,29 @@ fn mount_scratch(prepared: &Prepared, layers: Layers, second: &mut impl Iterator
     stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
     attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
     for (index, rule) in prepared.scratch_rules.iter().enumerate() {
-        let done = match rule.stand_in() {
-            Some(true) => cover(root, &scratch, HIDDEN_DIRECTORY, rule.path()),
-            Some(false) => cover(root, &scratch, HIDDEN_FILE, rule.path()),
-            None => copy_tree(&scratch, rule.path()).and_then(|copy| {
-                stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
-                attach(&copy, &scratch, rule.path())
-            }),
-        };
-        done.at_entry(Step::ScratchRule, index)?;
+        protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
     }
     Ok(scratch)
+}
+
+/// Lays over a path of scratch what its rule says. Another run may be at work in the same
+/// directory: the path is opened once, no link on it is followed, and what is laid there
+/// lies over what was opened, wherever that has gone.
+fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let laid = match rule.how {
+        Laid::HiddenDirectory => read_only_copy(root, HIDDEN_DIRECTORY)?,
+        Laid::HiddenFile => read_only_copy(root, HIDDEN_FILE)?,
+        Laid::ReadOnly => {
+            let copy = copy_tree(&place, c"")?;
+            stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
+            copy
+        }
+        Laid::Pinned => copy_tree(&place, c"")?,
+    };
+    let both_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&laid, c"", &place, c"", both_empty)
 }
 
 /// Writes a program into the root and takes its name away again: a file of this run

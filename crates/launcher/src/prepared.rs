@@ -89,18 +89,21 @@ pub(crate) enum PreparedScratch {
 
 /// A protected path below scratch.
 pub(crate) struct ScratchRule {
-    path: CString,
-    /// The stand-in's being a directory; none: read-only, no stand-in.
-    stand_in: Option<bool>,
+    pub(crate) path: CString,
+    pub(crate) how: Laid,
 }
 
-impl ScratchRule {
-    pub(crate) fn path(&self) -> &std::ffi::CStr {
-        &self.path
-    }
-    pub(crate) fn stand_in(&self) -> Option<bool> {
-        self.stand_in
-    }
+/// What is laid over a protected path.
+#[derive(Clone, Copy)]
+pub(crate) enum Laid {
+    /// An empty directory.
+    HiddenDirectory,
+    /// An empty file.
+    HiddenFile,
+    /// Itself, read-only.
+    ReadOnly,
+    /// Itself, so that it cannot be renamed.
+    Pinned,
 }
 
 /// The trees that one run can take.
@@ -226,8 +229,13 @@ impl Prepared {
             .protected
             .iter()
             .map(|(path, kind, protection)| {
-                let stand_in = (*protection == Protection::Hidden).then_some(*kind == PathKindName::Directory);
-                Ok(ScratchRule { path: c_path(path)?, stand_in })
+                let how = match (protection, kind) {
+                    (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
+                    (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
+                    (Protection::ReadOnly, _) => Laid::ReadOnly,
+                    (Protection::Pinned, _) => Laid::Pinned,
+                };
+                Ok(ScratchRule { path: c_path(path)?, how })
             })
             .collect::<Result<_, LaunchError>>()?;
         let prepared = Prepared {

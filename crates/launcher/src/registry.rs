@@ -204,7 +204,9 @@ impl Record {
         if rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_err() || (&self.file).read_to_end(&mut text).is_err() {
             return false;
         }
-        let all_gone = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(leftover::remove);
+        // What cannot be removed keeps nothing else.
+        let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+        let all_gone = lines.filter(|line| !leftover::remove(line)).count() == 0;
         all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
     }
 

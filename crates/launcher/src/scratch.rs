@@ -5,6 +5,7 @@
 //! is opened once; afterwards only its descriptor is used.
 
 use std::{
+    collections::BTreeSet,
     os::unix::ffi::OsStrExt,
     path::{Component, Path, PathBuf},
 };
@@ -150,6 +151,15 @@ pub fn as_caller<T>(caller: &Caller, privileged: bool, act: impl FnOnce() -> T) 
     let done = act();
     changed.leave()?;
     Ok(done)
+}
+
+/// The same with the ids of a scratch's owner alone, which are those of the code in it.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce() -> T) -> Result<T, Errno> {
+    let stat = fstat(scratch)?;
+    as_caller(&Caller { uid: stat.st_uid, gid: stat.st_gid, groups: Vec::new() }, privileged, act)
 }
 
 type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
@@ -302,6 +312,7 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>,
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
     };
     let mut found = Vec::new();
+    let mut pinned: BTreeSet<PathBuf> = BTreeSet::new();
     let mut seen = TreeUse::default();
     let whole = tree::walk(directory, &mut |entry| {
         if entry.path.is_empty() {
@@ -309,16 +320,25 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>,
         }
         seen.add(entry);
         let way_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
-        let wanted = || globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path)).map(|(_, protection)| protection);
-        if let Some(protection) = way_out.or_else(wanted).filter(|_| !entry.kind.is_symlink()) {
+        let named = globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path)).map(|(_, protection)| protection);
+        if let Some(protection) = way_out.or(named).filter(|_| !entry.kind.is_symlink()) {
             let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
-            found.push((PathBuf::from(entry.path), kind, protection));
+            let path = PathBuf::from(entry.path);
+            if named.is_some() {
+                let above = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
+                pinned.extend(above.map(Path::to_path_buf));
+            }
+            found.push((path, kind, protection));
         }
         tree::Walk::On
     });
     if !whole? {
         return Err(None);
     }
+    for (path, ..) in &found {
+        pinned.remove(path);
+    }
+    found.extend(pinned.into_iter().map(|path| (path, PathKind::Directory, Protection::Pinned)));
     // Above before below, so that nothing is laid over what is covered already.
     found.sort_by(|a, b| a.0.cmp(&b.0));
     let mut kept: Vec<Protected> = Vec::new();

@@ -54,6 +54,38 @@ impl Signals {
     }
 }
 
+/// Holds back for good what a terminal can send to stop this process: a launcher that
+/// stands still watches no clock.
+pub fn hold_back_stops() {
+    let stops = SigSet::from_iter([NixSignal::SIGTSTP, NixSignal::SIGTTIN, NixSignal::SIGTTOU]);
+    // The mask is ours to set.
+    let _cannot_fail = stops.thread_block();
+}
+
+/// What a terminal can send to end this process, held back until this is dropped: a
+/// launcher that acts for somebody must not be ended by him between a run and its record.
+pub struct Uninterrupted {
+    before: Option<SigSet>,
+}
+
+impl Uninterrupted {
+    /// Holds them back.
+    pub fn begin() -> Self {
+        let ends = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT, NixSignal::SIGUSR1, NixSignal::SIGUSR2];
+        let set = SigSet::from_iter(ends);
+        Uninterrupted { before: set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).ok() }
+    }
+}
+
+impl Drop for Uninterrupted {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            // The mask was ours to set.
+            let _cannot_fail = before.thread_set_mask();
+        }
+    }
+}
+
 impl AsFd for Signals {
     /// Readable when one has come.
     fn as_fd(&self) -> BorrowedFd<'_> {

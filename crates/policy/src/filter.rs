@@ -40,6 +40,11 @@ pub mod names {
     }
 }
 
+/// Bits of a socket's type that are no flags.
+const SOCK_TYPE_MASK: u32 = 0xf;
+const SOCK_STREAM: u32 = 1;
+const SOCK_DGRAM: u32 = 2;
+
 const RET_ALLOW: u32 = 0x7fff_0000;
 const RET_NOTIFY: u32 = 0x7fc0_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
@@ -305,7 +310,22 @@ impl Rules {
                         SocketFamily::Inet6 => (10, &[0, 6, 17]),
                         SocketFamily::Netlink => (16, &[0]),
                     };
-                    let body = if protocols.is_empty() { vec![ret(RET_ALLOW)] } else { equals_any(2, protocols) };
+                    let body = match family {
+                        SocketFamily::Unix | SocketFamily::Netlink if protocols.is_empty() => vec![ret(RET_ALLOW)],
+                        SocketFamily::Unix | SocketFamily::Netlink => equals_any(2, protocols),
+                        // A type alone can mean a protocol, and have its module loaded:
+                        // SOCK_SEQPACKET is SCTP, SOCK_DCCP DCCP.
+                        SocketFamily::Inet | SocketFamily::Inet6 => {
+                            let types = [
+                                load(low(1)),
+                                and(SOCK_TYPE_MASK),
+                                jump_equal(SOCK_STREAM, 2, 0),
+                                jump_equal(SOCK_DGRAM, 1, 0),
+                                ret(RET_NOTIFY),
+                            ];
+                            types.into_iter().chain(equals_any(2, protocols)).collect()
+                        }
+                    };
                     code.push(jump_equal(number, 0, u8::try_from(body.len()).unwrap_or(u8::MAX)));
                     code.extend(body);
                 }

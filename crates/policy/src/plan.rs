@@ -100,6 +100,9 @@ pub enum Protection {
     ReadOnly,
     /// An empty, unreadable thing stands in its place.
     Hidden,
+    /// A directory above such a path: it keeps its name, so that what lies below keeps its
+    /// own, which the policy goes by.
+    Pinned,
 }
 
 /// An interpreter of the host with what belongs to it.

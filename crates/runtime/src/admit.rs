@@ -31,7 +31,7 @@ use crate::{
     caller::{self, Identity},
     facts,
     session::Kept,
-    trusted::refuse_replaceable,
+    trusted::{refuse_led_astray, refuse_replaceable},
 };
 
 /// The largest request, in bytes.
@@ -284,6 +284,7 @@ impl<'a> Admission<'a> {
                 let opened = scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
                 check_ceiling(path, &opened.facts.path, options)?;
                 refuse_replaceable(&opened.facts.path, &identity, policy, options)?;
+                refuse_led_astray(&opened.facts.path, &interpreters, policy)?;
                 // By the path that was opened: the one that was named may lead elsewhere now.
                 check_grants(&identity, &policy.name, Some(&opened.facts.path), options)?;
                 Some(opened)

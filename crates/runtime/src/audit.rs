@@ -20,6 +20,7 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
+use stockade_launcher::signals::Uninterrupted;
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
@@ -110,6 +111,8 @@ pub(crate) struct Trail<'a> {
     code: Cow<'a, [u8]>,
     subject: Subject<'a>,
     policy: Option<&'a Policy>,
+    /// Where root acts for another: until the record is written.
+    _uninterrupted: Option<Uninterrupted>,
 }
 
 impl<'a> Trail<'a> {
@@ -128,7 +131,17 @@ impl<'a> Trail<'a> {
             Subject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
             Subject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
         };
-        Trail { audit, identity, carriers: Carriers::default(), base: OnceCell::new(), code, subject, policy }
+        let uninterrupted = identity.as_ref().filter(|identity| identity.on_behalf).map(|_| Uninterrupted::begin());
+        Trail {
+            audit,
+            identity,
+            carriers: Carriers::default(),
+            base: OnceCell::new(),
+            code,
+            subject,
+            policy,
+            _uninterrupted: uninterrupted,
+        }
     }
 
     /// Prepares what a record will hold: hashing the code takes its time.

@@ -8,7 +8,9 @@ use std::{env, io::Read, path::PathBuf, sync::OnceLock};
 
 use caps::{CapSet, Capability};
 use rlimit::Resource;
+use rustix::fs::Mode;
 use stockade_launcher::CONTAINER;
+use stockade_launcher::signals::hold_back_stops;
 use stockade_policy::facts::Caller;
 
 use crate::Refusal;
@@ -94,7 +96,7 @@ fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
 /// Once is enough.
 static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
 
-/// Lifts the limits that came along from whoever called sudo. Some end this process or fail
+/// Takes back what came along from whoever called sudo. Some limits, and timers, end this process or fail
 /// its writes, at a moment of the caller's choice: after the run, and before the record of
 /// it. What code may use is the policy's to say.
 ///
@@ -104,6 +106,8 @@ fn lift_limits() -> Result<(), Refusal> {
     /// Enough for a launcher.
     const DESCRIPTORS: u64 = 256;
     stockade_sys::process::stop_timers();
+    hold_back_stops();
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
     for (resource, least) in [
         (Resource::CPU, rlimit::INFINITY),
         (Resource::FSIZE, rlimit::INFINITY),

@@ -7,13 +7,46 @@
 //! known here.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     path::{Path, PathBuf},
 };
 
-use stockade_policy::model::{Access, Policy};
+use stockade_policy::{
+    model::{Access, Policy},
+    plan::Interpreter,
+};
 
-use crate::{Options, Refusal, audit, caller::Identity, policies::lookup_context};
+use crate::{Options, Refusal, audit, caller::Identity, facts::registry_directory, policies::lookup_context};
+
+/// Where a package puts what goes with this program, from the program's own directory.
+const COMPANIONS: &str = "../lib/stockade";
+
+/// Refuses an interpreter whose environment lies in the scratch and has more of the host
+/// shown than the policy does: code could have written there what that is.
+///
+/// # Errors
+/// It does.
+pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, Interpreter>, policy: &Policy) -> Result<(), Refusal> {
+    if policy.scratch.access == Access::Ro {
+        return Ok(());
+    }
+    let shown = |path: &&PathBuf| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
+    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch)) {
+        if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
+            return Err(Refusal::bad_request(
+                "scratch_holds_the_environment",
+                format!(
+                    "scratch {}: the {runtime} environment of {} lies in it and leads to {}, which the policy does not show and code could have written there; make the environment elsewhere, or add the directory to [filesystem] read_only",
+                    scratch.display(),
+                    interpreter.program.display(),
+                    astray.display()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
 
 /// Refuses a scratch, by its path without links, that holds something of it.
 ///
@@ -23,14 +56,19 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
-    let programs = std::env::current_exe().into_iter().chain(options.trusted.iter().cloned());
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
+    let programs = own.clone().into_iter().chain(beside).chain(options.trusted.iter().cloned());
     let programs = programs.map(|path| ("scratch_holds_the_launcher", path, "which code could then replace"));
     let named = options.policy.as_ref().filter(|policy| policy.contains('/')).map(PathBuf::from);
     let sought = lookup_context().user_dir.filter(|_| !identity.privileged);
-    let policies = named.into_iter().chain(sought);
+    let found = sought.iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten().flatten().map(|entry| entry.path());
+    let policies = named.into_iter().chain(found).chain(sought.clone());
     let policies = policies.map(|path| ("scratch_holds_a_policy", path, "where code could write what the next run obeys"));
     let log = audit::directory(identity).into_iter().map(|path| ("scratch_holds_the_log", path, "where code could rewrite the audit log"));
-    match programs.chain(policies).chain(log).find(|(_, path, _)| lies_in(path, scratch)) {
+    let registry =
+        std::iter::once(("scratch_holds_registry", registry_directory(identity), "where code could rewrite the launcher's own records"));
+    match programs.chain(policies).chain(log).chain(registry).find(|(_, path, _)| lies_in(path, scratch)) {
         None => Ok(()),
         Some((reason, path, why)) => Err(Refusal::bad_request(
             reason,

@@ -4,7 +4,12 @@
 //! rearranged by code. So nothing is removed that is not named as we name it, and no link
 //! is followed. What cannot be removed stays listed.
 
-use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path};
+use std::{
+    ffi::OsStr,
+    io,
+    os::unix::ffi::OsStrExt,
+    path::{Component, Path},
+};
 
 use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
@@ -32,7 +37,8 @@ pub(super) fn remove(line: &[u8]) -> bool {
 
 fn remove_cgroup(path: &Path) -> bool {
     let ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-"));
-    if !ours || !path.starts_with("/sys/fs/cgroup") {
+    let leads_up = path.components().any(|part| part == Component::ParentDir);
+    if !ours || leads_up || !path.starts_with("/sys/fs/cgroup") {
         return true;
     }
     // The sandbox died with its launcher; its last process may still be leaving.
@@ -60,7 +66,8 @@ fn remove_program(path: &Path) -> bool {
     }
     let Ok(directory) = crate::tree::open_directory(directory) else { return true };
     match unlinkat(&directory, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => true,
+        // A directory in its place is the code's own: ours was removed by it.
+        Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => true,
         Err(_) => false,
     }
 }

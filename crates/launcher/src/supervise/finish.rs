@@ -9,6 +9,7 @@ use rustix::{
     io::Errno,
 };
 use stockade_egress::gate::Gate;
+use stockade_policy::plan::Mode;
 use stockade_protocol::{EgressReport, LimitKey, PerStream, Usage, Verdict};
 
 use super::{COUNT, Phase, Supervision, Token, failed};
@@ -42,7 +43,8 @@ impl Supervision<'_> {
         let mut program_gone = true;
         if let (Some(name), Some(root)) = (program, scratch_root) {
             // A run that failed early has written none; a read-only scratch holds none.
-            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT));
+            // A directory in its place is the code's own.
+            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT | Errno::ISDIR));
         }
         // Nobody is left who could send: what the gate has seen is all.
         let gate = self.gate.take().map(Gate::finish).transpose();
@@ -102,12 +104,14 @@ impl Supervision<'_> {
             cpu_limit_reached,
         };
         let decision = decide(&observed);
-        let files = self
-            .scratch_directory
-            .as_ref()
-            .or(self.scratch_fs.as_ref())
-            .map(|root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize)))
-            .unwrap_or_default();
+        let collected = |root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize));
+        let files = match (&self.scratch_directory, &self.scratch_fs) {
+            // Else root would read what the code could not.
+            (Some(host), _) => scratch::as_owner(host, self.plan.mode == Mode::Root, || collected(host))
+                .map_err(failed("take on the rights of the scratch's owner"))?,
+            (None, Some(private)) => collected(private),
+            (None, None) => Vec::new(),
+        };
         let of_cgroup = counters.cpu.map(|cpu| cpu.since(self.cpu_before)).map(|cpu| (cpu.user_us, cpu.system_us));
         let cpu = of_cgroup.or(used_by_all).or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);

@@ -328,6 +328,8 @@ impl Plan {
             .collect();
         if !self.scratch.read_only {
             all.push(self.scratch.path.clone());
+            let pinned = self.scratch.protected.iter().filter(|(.., protection)| *protection == Protection::Pinned);
+            all.extend(pinned.map(|(path, ..)| self.scratch.path.join(path)));
         }
         all
     }

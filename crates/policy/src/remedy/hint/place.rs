@@ -97,7 +97,7 @@ fn find(path: &Path, plan: &Plan, policy: &Policy) -> Place {
 }
 
 fn in_scratch(below: &Path, plan: &Plan, policy: &Policy) -> Place {
-    for (path, _, protection) in &plan.scratch.protected {
+    for (path, _, protection) in plan.scratch.protected.iter().filter(|(.., protection)| *protection != Protection::Pinned) {
         if below.starts_with(path) {
             let of = |globs: &[String]| {
                 let path = path.to_string_lossy();
@@ -105,7 +105,7 @@ fn in_scratch(below: &Path, plan: &Plan, policy: &Policy) -> Place {
             };
             return match protection {
                 Protection::Hidden => Place::Hidden(of(&policy.scratch.hidden)),
-                Protection::ReadOnly => Place::Kept(of(&policy.scratch.read_only)),
+                Protection::ReadOnly | Protection::Pinned => Place::Kept(of(&policy.scratch.read_only)),
             };
         }
     }
