@@ -1,50 +1,58 @@
 //! The privileged sequence: from the clone to the executor's first instruction.
 //!
-//! Everything irreversible of a run happens in this file, top to bottom. It runs in the
-//! launcher's memory, beside it, so it makes only system calls on prepared data: it
-//! allocates nothing, takes no lock and calls no libc, whose thread-local storage is the
-//! launcher's. What could be parsed or be refused by a rule of ours the launcher does. A
-//! step that fails sends its number, the errno and the entry's index to the launcher,
-//! and the process ends: there is no going on without.
+//! Everything irreversible of a run happens in this file, top to bottom; what each step is
+//! made of stands in the files below it. All of it runs in the launcher's memory, beside it,
+//! so it makes only system calls on prepared data: it allocates nothing, takes no lock and
+//! calls no libc, whose thread-local storage is the launcher's. What could be parsed or be
+//! refused by a rule of ours the launcher does. A step that fails sends its number, the
+//! errno and the entry's index to the launcher, and the process ends: there is no going on
+//! without.
 //!
 //! The order is the kernel's, not ours; the comment at each step says why it cannot
 //! come earlier or later. It reads no policy and decides nothing.
 
+mod confine;
+mod root;
+mod words;
+
 use std::{
-    cell::Cell,
     convert::Infallible,
-    ffi::CStr,
     mem::{ManuallyDrop, MaybeUninit},
     sync::OnceLock,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, mknodat, open, openat, openat2, statat, symlinkat, unlinkat},
+    fs::{AtFlags, CWD, Mode, mkdirat, unlinkat},
     io::Errno,
-    mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-        fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
-    },
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
-    process::{DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask, waitpid},
-    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity},
+    mount::{MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change, move_mount, unmount},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask},
+    thread::{CpuSet, sched_setaffinity},
 };
 use stockade_egress::inside::Sockets;
 use stockade_policy::plan::UserNamespaces;
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{
     clone::{self, flags, unshare},
-    cred, landlock,
+    cred,
     mount::attr,
-    net, process, seccomp,
+    net, process,
 };
+
+pub(crate) use confine::raise_core_limit;
+use confine::{
+    MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, restrict, some_cpus,
+    write_proc,
+};
+use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Terminal, make_entry, mount_scratch, open_terminal, place_program};
+pub(crate) use root::{INSIDE, attach, new_tmpfs};
+use words::{ForExecutor, Received, await_word, still_alive};
 
 use crate::{
     early,
     layers::{Layer, Layers},
-    prepared::{Entry, Laid, MOST_SENT, MOST_TREES, Prepared, PreparedScratch, ScratchRule},
+    prepared::Prepared,
 };
 
 /// What the child has in common with the launcher.
@@ -79,9 +87,11 @@ trait At<T> {
 }
 
 impl<T> At<T> for Result<T, Errno> {
+    #[inline]
     fn at(self, step: Step) -> Outcome<T> {
         self.map_err(|errno| Failure { step, errno, index: u32::MAX })
     }
+    #[inline]
     fn at_entry(self, step: Step, index: usize) -> Outcome<T> {
         self.map_err(|errno| Failure { step, errno, index: u32::try_from(index).unwrap_or(u32::MAX) })
     }
@@ -182,90 +192,13 @@ impl<'p> Isolated<'p> {
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         // It may have died just before: getppid() is 0 in here and proves nothing.
         still_alive(&received.lifeline)?;
-        if shared.layers.keep(Layer::SessionKeyring) {
-            cred::join_new_session_keyring().at(Step::Keyring)?;
-        }
+        cred::join_new_session_keyring().at(Step::Keyring)?;
         if shared.layers.keep(Layer::UtsNamespace) {
             rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
         }
         Ok(Isolated { shared, prepared, received })
     }
-}
 
-/// So many of the usable CPUs, from this one on.
-fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
-    let mut some = CpuSet::new();
-    let in_order = (first..CpuSet::MAX_CPU).chain(0..first.min(CpuSet::MAX_CPU));
-    in_order.filter(|cpu| usable.is_set(*cpu)).take(count).for_each(|cpu| some.set(cpu));
-    some
-}
-
-/// The descriptors that the launcher sends with its word to go on.
-struct Received {
-    lifeline: OwnedFd,
-    trees: [Option<OwnedFd>; MOST_TREES],
-}
-
-impl Received {
-    /// Waits for them.
-    fn wait(handover: &OwnedFd) -> Result<Self, Errno> {
-        let mut all = await_word(handover)?.into_iter().flatten();
-        let lifeline = all.next().ok_or(Errno::BADF)?;
-        let mut trees = [const { None }; MOST_TREES];
-        for (place, tree) in trees.iter_mut().zip(all) {
-            *place = Some(tree);
-        }
-        Ok(Received { lifeline, trees })
-    }
-}
-
-/// What the executor will have, which comes first with the second word.
-struct ForExecutor {
-    job: OwnedFd,
-    stdin: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-}
-
-impl ForExecutor {
-    fn take(second: &mut impl Iterator<Item = OwnedFd>) -> Result<Self, Errno> {
-        let mut next = || second.next().ok_or(Errno::BADF);
-        Ok(ForExecutor { job: next()?, stdin: next()?, stdout: next()?, stderr: next()? })
-    }
-}
-
-/// Waits for the launcher's word and the descriptors that come with it. EPIPE: it is gone.
-fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; MOST_SENT], Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut word = [0u8];
-    loop {
-        match recvmsg(handover, &mut [std::io::IoSliceMut::new(&mut word)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(message) if message.bytes == 1 => break,
-            Ok(_) => return Err(Errno::PIPE),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
-    let mut fds = [const { None }; MOST_SENT];
-    let received = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
-        _ => None,
-    });
-    for (place, fd) in fds.iter_mut().zip(received.flatten()) {
-        *place = Some(fd);
-    }
-    Ok(fds)
-}
-
-/// The lifeline hangs up when the launcher ends, however it ends.
-fn still_alive(lifeline: &OwnedFd) -> Outcome<()> {
-    let mut fds = [PollFd::new(lifeline, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).at(Step::DeathSignal)?;
-    if fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP)) { Err(Errno::SRCH).at(Step::DeathSignal) } else { Ok(()) }
-}
-
-impl<'p> Isolated<'p> {
     /// Builds the root from nothing and pivots into it.
     fn build_root(self) -> Outcome<Rooted<'p>> {
         let Isolated { shared, prepared, received } = self;
@@ -275,7 +208,7 @@ impl<'p> Isolated<'p> {
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
         let mut proc = None;
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut proc, shared.layers).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
@@ -319,207 +252,6 @@ fn enter_cgroup(own_namespace: bool, tasks: impl Iterator<Item = OwnedFd>) -> Ou
     }
     // After the join, or its path would show from inside.
     if own_namespace { unshare(flags::NEWCGROUP).at(Step::CgroupNamespace) } else { Ok(()) }
-}
-
-pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
-/// Names in the root tmpfs, gone before the payload starts.
-const HIDDEN_FILE: &CStr = c".hidden-file";
-const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
-const MASK_FILE: &CStr = c".mask";
-
-pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
-    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    fsconfig_set_string(&context, c"mode", mode)?;
-    if let Some(size) = size {
-        fsconfig_set_string(&context, c"size", size)?;
-    }
-    if let Some(inodes) = inodes {
-        fsconfig_set_string(&context, c"nr_inodes", inodes)?;
-    }
-    fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-}
-
-pub(crate) fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
-    move_mount(mount, c"", root, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-}
-
-/// A copy of a mount, not attached anywhere. AT_RECURSIVE: without it a directory with
-/// mounts below it is refused (EINVAL), as it would uncover what they hide.
-fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
-}
-
-fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>, layers: Layers) -> Result<(), Errno> {
-    let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
-    match entry {
-        Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
-            // Above a scratch in /tmp, say, another entry has made it.
-            Err(Errno::EXIST) => Ok(()),
-            other => other,
-        },
-        Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
-        // A mount point needs no contents, and so no descriptor.
-        Entry::File { target, mode, text } if text.is_empty() => {
-            mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
-        }
-        Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
-        Entry::Bind { source, tree, target, executable } => {
-            let copy;
-            // Root has opened what belongs to the caller with the caller's rights.
-            let tree = match tree {
-                Some(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
-                None => {
-                    copy = copy_tree(CWD, source)?;
-                    &copy
-                }
-            };
-            let noexec = if *executable { 0 } else { attr::NOEXEC };
-            set(tree, attr::RDONLY | attr::NOSUID | attr::NODEV | noexec, true)?;
-            attach(tree, root, target)
-        }
-        Entry::Device { source, target } => {
-            // mknod is refused in a user namespace; nodev would make the node useless.
-            let node = open_tree(CWD, source.as_c_str(), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
-            set(&node, attr::RDONLY | attr::NOSUID | attr::NOEXEC, false)?;
-            attach(&node, root, target)
-        }
-        Entry::Writable { target } => {
-            // A mount of its own stays writable when the root mount is sealed.
-            let own = copy_tree(root, target)?;
-            attach(&own, root, target)
-        }
-        Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
-        Entry::Proc { target } => {
-            // Before the old root is detached: afterwards "mount too revealing" (EPERM).
-            let placed = if layers.keep(Layer::PidNamespace) {
-                let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
-                fsconfig_create(&context)?;
-                fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?
-            } else {
-                // One that shows another user namespace's processes is refused to us.
-                copy_tree(rustix::fs::CWD, c"/proc")?
-            };
-            attach(&placed, root, target)?;
-            // Still writable, for the inner user namespace's maps and counts.
-            *proc = Some(placed);
-            Ok(())
-        }
-        Entry::Devpts { target } => {
-            let context = fsopen(c"devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            // Not gid=5: that group is not mapped (EINVAL).
-            fsconfig_set_string(&context, c"mode", c"0620")?;
-            fsconfig_set_string(&context, c"ptmxmode", c"0666")?;
-            fsconfig_create(&context)?;
-            let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-            attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
-        }
-        Entry::Mask { target } => {
-            match statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => attach(read_only_copy(root, MASK_FILE)?, root, target),
-                // This kernel has no such file.
-                Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(errno),
-            }
-        }
-        Entry::StandIns => {
-            mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;
-            mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)?;
-            mkdirat(root, HIDDEN_DIRECTORY, Mode::empty())
-        }
-    }
-}
-
-/// A read-only copy of one of the root's own files, to be laid over another.
-fn read_only_copy(root: &OwnedFd, stand_in: &CStr) -> Result<OwnedFd, Errno> {
-    let copy = copy_tree(root, stand_in)?;
-    stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
-    Ok(copy)
-}
-
-fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = openat(root, target, flags, Mode::from_raw_mode(mode))?;
-    while !text.is_empty() {
-        let written = rustix::io::write(&file, text)?;
-        text = text.get(written..).unwrap_or_default();
-    }
-    Ok(file)
-}
-
-/// Mounts scratch at its place and returns its root.
-fn mount_scratch(prepared: &Prepared, layers: Layers, second: &mut impl Iterator<Item = OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
-    let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
-    let scratch = match &prepared.scratch {
-        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
-        // Root's is idmapped already, which only the initial user namespace's root may do; a
-        // session's is its own.
-        PreparedScratch::Tree => second.next().ok_or(Errno::BADF).at(Step::Scratch)?,
-        // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
-        // so it is opened again here, and must be the directory that was checked.
-        PreparedScratch::Path { path, device, inode } => {
-            let again = copy_tree(CWD, path).at(Step::Scratch)?;
-            let found = rustix::fs::fstat(&again).at(Step::Scratch)?;
-            if (found.st_dev, found.st_ino) != (*device, *inode) {
-                return Err(Errno::STALE).at(Step::Scratch);
-            }
-            again
-        }
-    };
-    let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
-    stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
-    attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
-    for (index, rule) in prepared.scratch_rules.iter().enumerate() {
-        protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
-    }
-    Ok(scratch)
-}
-
-/// Lays over a path of scratch what its rule says. Another run may be at work in the same
-/// directory: the path is opened once, no link on it is followed, and what is laid there
-/// lies over what was opened, wherever that has gone.
-fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), Errno> {
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
-    let laid = match rule.how {
-        Laid::HiddenDirectory => read_only_copy(root, HIDDEN_DIRECTORY)?,
-        Laid::HiddenFile => read_only_copy(root, HIDDEN_FILE)?,
-        Laid::ReadOnly => {
-            let copy = copy_tree(&place, c"")?;
-            stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
-            copy
-        }
-        Laid::Pinned => copy_tree(&place, c"")?,
-    };
-    let both_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(&laid, c"", &place, c"", both_empty)
-}
-
-/// Writes a program into the root and takes its name away again: a file of this run
-/// alone, through which nothing on the host can be reached.
-fn place_program(root: &OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Errno> {
-    const NAME: &CStr = c".executor";
-    // Closed before the exec, which refuses a file open for writing (ETXTBSY).
-    drop(write_file(root, NAME, 0o500, bytes)?);
-    let program = openat(root, NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    unlinkat(root, NAME, AtFlags::empty())?;
-    Ok(program)
-}
-
-/// The two ends of a terminal of the sandbox's own devpts.
-struct Terminal {
-    master: OwnedFd,
-    slave: OwnedFd,
-}
-
-fn open_terminal() -> Result<Terminal, Errno> {
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let master = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
-    rustix::pty::unlockpt(&master)?;
-    // The first terminal of a fresh instance.
-    let slave = open(c"/dev/pts/0", flags, Mode::empty())?;
-    Ok(Terminal { master, slave })
 }
 
 /// In its own root, with nothing of the host in reach by path.
@@ -568,7 +300,7 @@ impl<'p> Rooted<'p> {
         // Each needs CAP_SETPCAP, which the last of them gives up.
         if shared.layers.keep(Layer::Capabilities) {
             #[cfg(feature = "ablation")]
-            let kept = (!shared.layers.keep(Layer::NoNewPrivs)).then(keep_over_exec).transpose().at(Step::Capabilities)?;
+            let kept = (!shared.layers.keep(Layer::NoNewPrivs)).then(confine::keep_over_exec).transpose().at(Step::Capabilities)?;
             cred::lock_securebits().at(Step::Capabilities)?;
             cred::drop_bounding_set().at(Step::Capabilities)?;
             #[cfg(feature = "ablation")]
@@ -597,104 +329,6 @@ impl<'p> Rooted<'p> {
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
         Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, terminal })
-    }
-}
-
-/// In place of no_new_privs, what else lets the filter and the payload's Landlock be put on.
-#[cfg(feature = "ablation")]
-fn keep_over_exec() -> Result<(), Errno> {
-    use rustix::thread::{CapabilitySet, CapabilitySets, configure_capability_in_ambient_set, set_capabilities};
-    let one = CapabilitySet::SYS_ADMIN;
-    // Dropping the bounding set still needs CAP_SETPCAP.
-    let held = one | CapabilitySet::SETPCAP;
-    set_capabilities(None, CapabilitySets { effective: held, permitted: held, inheritable: one })?;
-    configure_capability_in_ambient_set(one, true)
-}
-
-/// What the process that makes the inner user namespace works with, and leaves.
-struct Maker<'p> {
-    prepared: &'p Prepared,
-    proc: &'p OwnedFd,
-    made: Cell<Option<Result<OwnedFd, Errno>>>,
-}
-
-impl Maker<'_> {
-    /// In the new namespace: writes its maps, which is allowed for one's own ids.
-    fn make(&self) -> i32 {
-        let made = write_proc(self.proc, c"self/setgroups", b"deny")
-            .and_then(|()| write_proc(self.proc, c"self/gid_map", self.prepared.inner_gid_map.as_bytes()))
-            .and_then(|()| write_proc(self.proc, c"self/uid_map", self.prepared.inner_uid_map.as_bytes()))
-            .and_then(|()| openat(self.proc, c"self/ns/user", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
-        self.made.set(Some(made));
-        0
-    }
-}
-
-/// Has a short-lived process make the inner user namespace, and enters it.
-fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd, sealed: u64) -> Outcome<()> {
-    let step = Step::InnerUserNamespace;
-    let maker = Maker { prepared, proc, made: Cell::new(None) };
-    // SAFETY: it makes system calls only.
-    #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
-    let process = unsafe { clone::in_namespaces(flags::NEWUSER, Maker::make, &maker) }.at(step)?;
-    waitpid(Pid::from_raw(process), WaitOptions::empty()).map(drop).at(step)?;
-    let namespace = maker.made.take().unwrap_or(Err(Errno::CHILD)).at(step)?;
-    // The last use of the outer namespace's rights, and of a writable /proc.
-    stockade_sys::mount::set_attributes(proc, sealed, false).at(Step::SealRoot)?;
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User)).at(step)?;
-    set_dumpable_behavior(DumpableBehavior::Dumpable).at(step)
-}
-
-const RLIMIT_CORE: u32 = 4;
-
-/// Makes room for the limit of core dumps that the sandbox will set: sudo hands on a hard
-/// limit of 0. Without CAP_SYS_RESOURCE it stays, and forbids all but piped dumps.
-pub(crate) fn raise_core_limit(child: i32) -> Result<(), Errno> {
-    let (_, hard) = process::rlimit(RLIMIT_CORE)?;
-    match (hard < 1).then(|| process::set_rlimit_of(child, RLIMIT_CORE, Some(1))) {
-        None | Some(Ok(()) | Err(Errno::PERM)) => Ok(()),
-        Some(Err(errno)) => Err(errno),
-    }
-}
-
-const RLIMIT_SIGPENDING: u32 = 11;
-const MOST_PENDING_SIGNALS: u64 = 512;
-
-/// One inner user namespace and no further; few inotify objects (user_namespaces(7)
-/// and inotify(7): they are counted for each user namespace and its ancestors).
-const NAMESPACE_COUNTS: [(&CStr, &[u8]); 3] =
-    [(c"sys/user/max_user_namespaces", b"1"), (c"sys/user/max_inotify_instances", b"8"), (c"sys/user/max_inotify_watches", b"8192")];
-
-fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
-    let file = openat(proc, file, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    rustix::io::write(&file, value).map(drop)
-}
-
-fn restrict<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'f OwnedFd>) -> Outcome<()> {
-    let ruleset = landlock::create_ruleset(prepared.landlock_handled, prepared.landlock_scoped).at(Step::Landlock)?;
-    for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
-        let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
-        // A right on directories is refused for a plain file (EINVAL).
-        let is_directory = rustix::fs::fstat(&parent)
-            .map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
-            .at_entry(Step::Landlock, index)?;
-        let rights = if is_directory { *rights } else { rights & landlock::access::ON_FILE };
-        landlock::allow_beneath(&ruleset, &parent, rights).at_entry(Step::Landlock, index)?;
-    }
-    // execveat reads the file as well as executing it.
-    for program in programs {
-        landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
-    }
-    landlock::restrict_self(&ruleset).at(Step::Landlock)
-}
-
-/// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
-/// stay and only their reports are lost.
-fn load_filter(prepared: &Prepared) -> Outcome<Option<OwnedFd>> {
-    match seccomp::load_filter_with_listener(&prepared.filter) {
-        Ok(listener) => Ok(Some(listener)),
-        Err(Errno::BUSY) => seccomp::load_filter(&prepared.filter_without_listener).map(|()| None).at(Step::Seccomp),
-        Err(errno) => Err(errno).at(Step::Seccomp),
     }
 }
 

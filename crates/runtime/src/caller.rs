@@ -96,9 +96,10 @@ fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
 /// Once is enough.
 static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
 
-/// Takes back what came along from whoever called sudo. Some limits, and timers, end this process or fail
-/// its writes, at a moment of the caller's choice: after the run, and before the record of
-/// it. What code may use is the policy's to say.
+/// Takes back what came along from whoever called sudo: limits and timers that end this
+/// process or fail its writes at a moment of the caller's choice, after the run and before
+/// its record; and a umask that closes the log to its readers. What code may use is the
+/// policy's to say.
 ///
 /// # Errors
 /// One is in force, and root has not the right to lift it.
