@@ -367,6 +367,8 @@ fn files_go_in_and_out_byte_by_byte() {
     assert_eq!(session.ask(json!({"op": "read", "path": "/scratch/text", "encoding": "base64"}))["base64"], "Z3LDvMOfZQ0K");
     let part = session.ask(json!({"op": "read", "path": "out", "offset": 65, "length": 3}));
     assert_eq!((&part["text"], &part["size"], &part["offset"]), (&json!("ABC"), &json!(256), &json!(65)));
+    let beyond = session.ask(json!({"op": "read", "path": "out", "offset": u64::MAX}));
+    assert_eq!((&beyond["text"], &beyond["size"]), (&json!(""), &json!(256)), "{beyond}");
     let added = session.ask(json!({"op": "write", "path": "/tmp/t", "contents": "+", "append": true}));
     assert_eq!(added, json!({"op": "write", "ok": true, "path": "/tmp/t", "size": 4}));
     let listed = session.ask(json!({"op": "list"}));
