@@ -3,10 +3,12 @@
 //! rule, and is refused without; for each refusal there is the rule under which the packet
 //! leaves.
 
+use std::process::Command;
+
 use serde_json::json;
 
 use crate::{
-    rig::{Ran, Rig, denials, syn},
+    rig::{FILES, Ran, Rig, denials, syn},
     tests,
 };
 
@@ -177,10 +179,12 @@ class Fetch {
 fn a_program_in_java_fetches_by_name_and_from_nowhere_else() {
     let mut rig = Rig::new();
     let certificate = rig.index();
-    std::fs::write(rig.directory().join("Fetch.java"), FETCH).unwrap();
-    let files = crate::rig::FILES;
+    let source = rig.directory().join("Fetch.java");
+    std::fs::write(&source, FETCH).unwrap();
+    let compiled = Command::new("javac").arg("-d").arg(rig.directory()).arg(&source).output().unwrap();
+    assert!(compiled.status.success(), "{compiled:?}");
     let script = format!(
-        "{DONE}ended = done('java', '-Xshare:auto', '-XX:TieredStopAtLevel=1', '{files}/Fetch.java', {certificate:?}, 'https://pypi.org/data.json', 'https://stray.example/', 'https://{ADDRESS}/')
+        "{DONE}ended = done('java', '-XX:TieredStopAtLevel=1', '-cp', '{FILES}', 'Fetch', {certificate:?}, 'https://pypi.org/data.json', 'https://stray.example/', 'https://{ADDRESS}/')
 say(ended[1], ended[2] if ended[0] else '')"
     );
     let ran = rig.run(&[INDEX], &script);
