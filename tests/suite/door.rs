@@ -528,8 +528,8 @@ fn bounding_set(unit: &str) -> Vec<String> {
     let tests = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
     let path = tests.join("../scripts/systemd").join(unit);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let line = text.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
-    line.split(' ').map(|name| format!("+{}", name.strip_prefix("CAP_").unwrap().to_lowercase())).collect()
+    let lines = text.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    lines.flat_map(|line| line.split(' ')).map(|name| format!("+{}", name.strip_prefix("CAP_").unwrap().to_lowercase())).collect()
 }
 
 fn the_capabilities_of_the_units_are_enough_for_them() {
@@ -545,9 +545,17 @@ fn the_capabilities_of_the_units_are_enough_for_them() {
     let done = ask(&all);
     assert_eq!(done.succeeded()["receipt"]["degraded"], json!([]));
     assert_eq!(done.file("made")["text"], "x");
-    // The control, for the one that a whole suite by real root would never miss.
-    let without: Vec<String> = all.iter().filter(|name| *name != "+setfcap").cloned().collect();
-    ask(&without).broke("unique_uid_unavailable", &["cannot be idmapped"]);
+    // The controls: a set that lacks one of those that every run with a scratch needs.
+    for (missing, reason) in [
+        ("+sys_admin", "root_without_capabilities"),
+        ("+setuid", "maps_refused"),
+        ("+setgid", "maps_refused"),
+        ("+chown", "prepare_failed"),
+        ("+setfcap", "unique_uid_unavailable"),
+    ] {
+        let without: Vec<String> = all.iter().filter(|name| *name != missing).cloned().collect();
+        ask(&without).broke(reason, &[]);
+    }
 }
 
 /// Listens where it is told, tells what came, and answers as a server would.
