@@ -383,12 +383,14 @@ program, arguments, steps, patience = sys.argv[1], json.loads(sys.argv[2]), json
 pid, master = pty.fork()
 if pid == 0:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-    # Held open and idle behind the program, so that the terminal can be looked at after it.
+    # Held open and idle behind the program, so that the terminal can be looked at after it;
+    # deaf to what is typed before the program can be asked for it.
+    kept = [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)]
     child = os.fork()
     if child == 0:
+        for s, action in zip((signal.SIGINT, signal.SIGTERM, signal.SIGQUIT), kept):
+            signal.signal(s, action)
         os.execv(program, [program] + arguments)
-    for s in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(s, signal.SIG_IGN)
     before = termios.tcgetattr(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.write(1, f"\n<<status {status}>>\n".encode())
