@@ -48,9 +48,9 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_scratch_is_the_working_directory),
     test!(Both, commands_are_found_by_path_inside_only),
     test!(Both, an_argument_that_looks_like_an_option_is_the_commands),
-    test!(Both, a_terminal_passes_through, seconds 60),
-    test!(Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
-    test!(Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
+    test!(alone Both, a_terminal_passes_through, seconds 60),
+    test!(alone Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
+    test!(alone Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
     test!(Both, killing_the_launcher_kills_the_sandbox),
     test!(alone Both, output_of_a_killed_run_is_not_lost),
 ];
