@@ -42,6 +42,7 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
+mod screen;
 mod sessions;
 mod shims;
 mod verdicts;
@@ -75,6 +76,7 @@ fn main() -> std::process::ExitCode {
         cleanup::TESTS,
         sessions::TESTS,
         audit::TESTS,
+        screen::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

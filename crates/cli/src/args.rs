@@ -99,6 +99,11 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
+    /// Say what a policy's [screen] finds in files, without running them
+    ///
+    /// Exit status: 0 when nothing was found for which the policy would stop the code, 1 when
+    /// something was, 2 when a file could not be read or screened.
+    Screen(Screen),
     /// Serve one request from the connection on stdin, as systemd hands it over
     #[command(hide = true)]
     Serve(Serve),
@@ -337,6 +342,22 @@ pub(crate) struct Prove {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Screen {
+    /// A policy's name, or a file (a path with a slash); default: `default`, which only notes
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// Read every file as `python` or `bash`, whatever its name says
+    #[arg(long, value_name = "LANGUAGE", value_parser = ["python", "bash"])]
+    pub(crate) language: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Files, and directories with Python and shell files; `-`: stdin
+    #[arg(required = true, value_name = "FILE|DIR")]
+    pub(crate) files: Vec<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -16,6 +16,7 @@ mod page;
 mod policy;
 mod prove;
 mod runtimes;
+mod screen;
 mod shim;
 
 use std::{
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),
+        Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
         Command::Version(version) => show_version(version.json),
     };
@@ -326,8 +328,21 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features =
-            ["exec", "exec-socket", "exec-markdown", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = [
+            "exec",
+            "exec-socket",
+            "exec-markdown",
+            "run",
+            "session",
+            "mcp",
+            "shim",
+            "runtimes",
+            "policy",
+            "doctor",
+            "prove",
+            "audit",
+            "screen",
+        ];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

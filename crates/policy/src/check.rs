@@ -144,6 +144,17 @@ pub(crate) fn pattern(text: &str) -> Checked<String> {
     complain(format!("{} cannot name a variable", quote(text)), "letters, digits and _, no digit first, a * only at the end")
 }
 
+/// A name of Python, its parts behind dots.
+pub(crate) fn dotted(what: &str, text: &str) -> Checked<String> {
+    let part = |part: &str| {
+        !part.is_empty() && !part.starts_with(|c: char| c.is_ascii_digit()) && part.chars().all(|c| c.is_alphanumeric() || c == '_')
+    };
+    if text.len() <= 256 && text.split('.').all(part) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} is not the name of a {what}", quote(text)), "letters, digits and _, parts behind dots, no digit first")
+}
+
 /// A glob below scratch.
 pub(crate) fn glob(text: &str) -> Checked<String> {
     let title = || format!("{} is not a usable glob", quote(text));

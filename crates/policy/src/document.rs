@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use stockade_protocol::{LimitError, LimitKey};
+use stockade_protocol::{LimitError, LimitKey, screen};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -88,6 +88,9 @@ pub(crate) struct Layer {
     pub mode: Option<At<AuditMode>>,
     pub preview: Option<At<u64>>,
     pub alerts: Option<Edit<Alert>>,
+    pub actions: BTreeMap<screen::Rule, At<screen::Action>>,
+    pub modules: Option<Edit<String>>,
+    pub builtins: Option<Edit<String>>,
 }
 
 /// Reads one document as a policy. What is wrong goes to `problems`.
@@ -458,6 +461,14 @@ impl Reader<'_> {
             layer.preview = self.text(table, "preview", check::preview);
             layer.alerts = self.edit(table, "alerts", alert::alert);
         }
+        if let Some(table) = self.section(top, "screen", &keys::SCREEN) {
+            for rule in screen::Rule::ALL {
+                let action = self.text(table, rule.name(), |text| check::word(names::ACTIONS, "action", text));
+                layer.actions.extend(action.map(|action| (rule, action)));
+            }
+            layer.modules = self.edit(table, "modules", |text| check::dotted("module", text));
+            layer.builtins = self.edit(table, "builtins", |text| check::dotted("built-in name", text));
+        }
     }
 }
 
@@ -495,6 +506,8 @@ pub(crate) fn item_values(item: Item) -> Vec<&'static str> {
             let users = names::DEGRADABLE.iter().filter(|(_, layer)| *layer != Degradable::UserNamespace);
             users.map(|(name, _)| *name).collect()
         }
-        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob | Item::Alert => Vec::new(),
+        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob | Item::Alert | Item::Module | Item::Builtin => {
+            Vec::new()
+        }
     }
 }

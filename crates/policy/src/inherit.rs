@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use stockade_protocol::{LimitKey, Limits};
+use stockade_protocol::{LimitKey, Limits, screen};
 
 use crate::{
     alert::Alert,
@@ -14,7 +14,7 @@ use crate::{
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
     egress::{self, Rule, Whitelist},
     model::{
-        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch,
+        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Screen,
         Seccomp, SocketFamily,
     },
     names,
@@ -54,6 +54,9 @@ struct Draft {
     mode: AuditMode,
     preview: u64,
     alerts: Vec<At<Alert>>,
+    actions: BTreeMap<screen::Rule, At<screen::Action>>,
+    modules: Vec<At<String>>,
+    builtins: Vec<At<String>>,
 }
 
 /// Combines documents; the last one is the policy, the ones before it what it extends.
@@ -151,6 +154,9 @@ impl Draft {
         set(&mut self.mode, layer.mode);
         set(&mut self.preview, layer.preview);
         edit(&mut self.alerts, layer.alerts, |alert| quote(&alert.to_string()), problems);
+        self.actions.extend(layer.actions);
+        edit(&mut self.modules, layer.modules, text, problems);
+        edit(&mut self.builtins, layer.builtins, text, problems);
     }
 
     fn runtimes(&mut self, gone: Vec<At<String>>, new: BTreeMap<String, RuntimeLayer>, problems: &mut Problems) {
@@ -191,9 +197,31 @@ impl Draft {
         }
         self.check_syscalls(problems);
         self.check_egress(problems);
+        self.check_screen(problems);
         if let (AuditMode::Off, Some(alert)) = (self.mode, self.alerts.first()) {
             let complaint = Complaint::new("nothing is audited under `mode = \"off\"`, so nothing raises an alert", "of no use");
             problems.add(&alert.place, complaint.help("remove the alerts, or set `mode` to \"try\" or \"required\""));
+        }
+    }
+
+    /// A list of names and the rule about what is outside of it need each other.
+    fn check_screen(&self, problems: &mut Problems) {
+        for (key, rule, list) in [("modules", screen::Rule::Module, &self.modules), ("builtins", screen::Rule::Builtin, &self.builtins)] {
+            let action = self.actions.get(&rule).filter(|action| action.value != screen::Action::Allow);
+            let rule = rule.name();
+            match (list.first(), action) {
+                (Some(item), None) => {
+                    let complaint =
+                        Complaint::new(format!("`{key}` says what may be used, and nothing is done about the rest"), "of no use");
+                    problems.add(&item.place, complaint.help(format!("set `{rule}` to \"note\" or \"deny\"")));
+                }
+                (None, Some(action)) => {
+                    let complaint =
+                        Complaint::new(format!("`{rule}` is about what `{key}` does not name, and it names nothing"), "of no use");
+                    problems.add(&action.place, complaint.help(format!("name in `{key}` what may be used")));
+                }
+                _ => {}
+            }
         }
     }
 
@@ -351,6 +379,11 @@ impl Draft {
             },
             degrade: Degrade { rootless: values(self.rootless), root: values(self.root) },
             audit: Audit { mode: self.mode, preview: self.preview, alerts: values(self.alerts) },
+            screen: Screen {
+                actions: self.actions.into_iter().map(|(rule, action)| (rule, action.value)).collect(),
+                modules: values(self.modules),
+                builtins: values(self.builtins),
+            },
         })
     }
 }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use stockade_protocol::Limits;
+use stockade_protocol::{
+    Limits,
+    screen::{Action, Rule},
+};
 
 use crate::{alert::Alert, egress::Whitelist};
 
@@ -48,6 +51,8 @@ pub struct Policy {
     pub degrade: Degrade,
     /// What is written down.
     pub audit: Audit,
+    /// What the code is screened for before it runs.
+    pub screen: Screen,
 }
 
 /// Where a policy came from.
@@ -250,4 +255,27 @@ pub struct Audit {
     pub preview: u64,
     /// What raises an alert.
     pub alerts: Vec<Alert>,
+}
+
+/// What the code of a request is screened for before it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Screen {
+    /// What is done about what; nothing about a rule that is not there.
+    pub actions: BTreeMap<Rule, Action>,
+    /// Modules that may be imported; empty: any.
+    pub modules: Vec<String>,
+    /// Built-in names that may be used; empty: any.
+    pub builtins: Vec<String>,
+}
+
+impl Screen {
+    /// What is done about a finding.
+    pub fn action(&self, rule: Rule) -> Action {
+        self.actions.get(&rule).copied().unwrap_or(Action::Allow)
+    }
+
+    /// The most that is done about anything.
+    pub fn severest(&self) -> Action {
+        self.actions.values().copied().max().unwrap_or(Action::Allow)
+    }
 }

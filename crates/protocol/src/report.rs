@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Serialize, Serializer};
 
-use crate::{egress::EgressReport, limit::Limits};
+use crate::{egress::EgressReport, limit::Limits, screen::Finding};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,6 +36,8 @@ pub enum Verdict {
     BadRequest,
     /// The sandbox could not be put in place, or broke.
     SandboxError,
+    /// The policy refuses what screening found in the code.
+    Screened,
 }
 
 /// Text or base64 of one stream, as the request asked.
@@ -227,7 +229,7 @@ pub struct Report {
     pub output: Option<StreamText>,
     /// The program's stderr, or what went wrong before it could start.
     pub error: StreamText,
-    /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 2 and 125 for no run.
+    /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened, 2 and 125 for no run.
     pub code: i32,
     /// It exited by itself with 0.
     pub success: bool,
@@ -254,6 +256,10 @@ pub struct Report {
     /// The limits in force.
     #[serde(serialize_with = "limits_with_units")]
     pub limits: Limits,
+    /// What screening found in the code; also where it ran.
+    pub findings: Vec<Finding>,
+    /// Findings beyond those that `findings` lists.
+    pub findings_omitted: u64,
     /// What was refused.
     pub denials: Vec<Denial>,
     /// Refusals beyond those that `denials` lists.
@@ -287,6 +293,7 @@ impl Report {
             error: StreamText(error),
             code: match verdict {
                 Verdict::BadRequest => 2,
+                Verdict::Screened => 126,
                 Verdict::DiskLimit => 137,
                 _ => 125,
             },
@@ -302,6 +309,8 @@ impl Report {
             lossy: PerStream::default(),
             usage: Usage::default(),
             limits: Limits::default(),
+            findings: Vec::new(),
+            findings_omitted: 0,
             denials: Vec::new(),
             denials_omitted: 0,
             egress: EgressReport::default(),

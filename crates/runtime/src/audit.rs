@@ -228,7 +228,7 @@ impl<'a> Trail<'a> {
     }
 
     fn event(&self, report: &Report) -> Event {
-        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError) && !report.started;
+        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started;
         let usage = &report.usage;
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);

@@ -10,19 +10,21 @@ mod ahead;
 pub mod aside;
 pub mod audit;
 pub mod caller;
+pub mod companion;
 pub mod doctor;
 pub mod facts;
 pub mod interpreter;
 pub mod inventory;
 mod policies;
 mod report;
+pub mod screen;
 pub mod session;
 
 use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
 use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
-use stockade_policy::{facts::Caller, plan::Plan};
-use stockade_protocol::{Report, Request, Verdict, step::Step};
+use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
+use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
@@ -125,11 +127,46 @@ fn answer(
     let trail = Trail::new(Subject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.map_err(Refusal::clone)?;
-        let (outcome, plan) = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
-        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding))
+        let policy = &loaded.policy;
+        let privileged = caller::identify(options.peer.as_ref())?.privileged;
+        let screening = Screened::new(screen::Pending::of_request(request, policy, privileged), policy);
+        if let Screened::Known(screening) = &screening
+            && screening.severest() == Action::Deny
+        {
+            return Ok(screening.clone().onto(screening.refusal(policy)));
+        }
+        let ran = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead);
+        let report = ran.map_or_else(
+            |refusal| ask.worded(refusal).report(),
+            |(outcome, plan)| report::from_outcome(outcome, &plan, policy, request.encoding),
+        );
+        Ok(screening.finish().onto(report))
     };
     let report = run().unwrap_or_else(|refusal| ask.worded(refusal).report());
     report::Echo::of(request).onto(trail.end(report))
+}
+
+/// What screening found, where it can stop the run; where it can only be told, it goes on
+/// beside the run.
+enum Screened<'p> {
+    Known(screen::Screening),
+    Pending(screen::Pending<'p>),
+}
+
+impl<'p> Screened<'p> {
+    fn new(pending: screen::Pending<'p>, policy: &Policy) -> Self {
+        match policy.screen.severest() {
+            Action::Allow | Action::Note => Screened::Pending(pending),
+            Action::Deny => Screened::Known(pending.finish()),
+        }
+    }
+
+    fn finish(self) -> screen::Screening {
+        match self {
+            Screened::Known(screening) => screening,
+            Screened::Pending(pending) => pending.finish(),
+        }
+    }
 }
 
 /// A request that could not even be read is written down too.

@@ -56,6 +56,8 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         lossy: PerStream { output: output_lossy, error: error_lossy },
         usage: outcome.usage,
         limits: plan.limits.clone(),
+        findings: Vec::new(),
+        findings_omitted: 0,
         denials,
         denials_omitted: outcome.denials_omitted,
         egress: with_lines(outcome.egress, policy),

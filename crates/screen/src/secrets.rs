@@ -1,0 +1,120 @@
+//! Texts that are a secret or hide a program, by their looks.
+//!
+//! Known prefixes of keys and tokens, and values that stand under a telling name.
+
+/// Prefixes of tokens, how many characters follow at least, and whose they are.
+const TOKENS: [(&str, usize, &str); 16] = [
+    ("AKIA", 16, "AWS access key"),
+    ("ASIA", 16, "AWS access key"),
+    ("ghp_", 30, "GitHub token"),
+    ("gho_", 30, "GitHub token"),
+    ("ghs_", 30, "GitHub token"),
+    ("github_pat_", 30, "GitHub token"),
+    ("glpat-", 20, "GitLab token"),
+    ("xoxb-", 20, "Slack token"),
+    ("xoxp-", 20, "Slack token"),
+    ("sk-", 32, "API key"),
+    ("sk_live_", 20, "Stripe key"),
+    ("AIza", 35, "Google API key"),
+    ("npm_", 36, "npm token"),
+    ("pypi-", 40, "PyPI token"),
+    ("hf_", 30, "Hugging Face token"),
+    ("SG.", 40, "SendGrid key"),
+];
+
+/// Names under which secrets stand.
+const NAMES: [&str; 8] = ["password", "passwd", "secret", "token", "apikey", "api_key", "access_key", "private_key"];
+
+/// What kind of secret a text holds, if any.
+pub(crate) fn in_text(text: &str) -> Option<&'static str> {
+    if text.contains("-----BEGIN ") && text.contains("PRIVATE KEY-----") {
+        return Some("private key");
+    }
+    for (prefix, least, kind) in TOKENS {
+        for (at, _) in text.match_indices(prefix) {
+            let begins = text[..at].chars().next_back().is_none_or(|c| !c.is_ascii_alphanumeric());
+            let follow = text[at + prefix.len()..].chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')).count();
+            if begins && follow >= least {
+                return Some(kind);
+            }
+        }
+    }
+    let jwt = |part: &str| part.starts_with("eyJ") && part.split('.').filter(|part| part.len() >= 10).count() == 3;
+    if text.split([' ', '"', '\'']).any(jwt) {
+        return Some("signed token");
+    }
+    password_in_url(text).then_some("password in an address")
+}
+
+/// `scheme://user:password@host`.
+fn password_in_url(text: &str) -> bool {
+    text.match_indices("://").any(|(at, _)| {
+        let rest = &text[at + 3..];
+        let host = &rest[..rest.find(['/', ' ', '"', '\'', '?']).unwrap_or(rest.len())];
+        host.rsplit_once('@').and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, password)| is_likely(password, 6))
+    })
+}
+
+/// Whether a text that stands under this name is a secret.
+pub(crate) fn under_name(name: &str, text: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    NAMES.iter().any(|known| name.ends_with(known)) && is_likely(text, 8)
+}
+
+/// Long enough, of one piece, of more than one kind of character, and no stand-in.
+fn is_likely(text: &str, least: usize) -> bool {
+    let kinds: [fn(char) -> bool; 3] = [|c| c.is_ascii_alphabetic(), |c| c.is_ascii_digit(), |c| c.is_ascii_punctuation()];
+    let several = kinds.iter().filter(|kind| text.chars().any(kind)).count() >= 2;
+    let stand_in = text.starts_with(['<', '$', '{', '%', '*']) || text.contains("://") || text.starts_with('/');
+    text.len() >= least && text.len() <= 512 && several && !stand_in && !text.chars().any(char::is_whitespace)
+}
+
+/// Whether a text is so long and so dense that it stands for something else.
+pub(crate) fn is_blob(text: &str) -> bool {
+    const LONG: usize = 200;
+    const LONG_BINARY: usize = 100;
+    let length = text.chars().count();
+    if length < LONG_BINARY {
+        return false;
+    }
+    let odd = text.chars().filter(|c| (c.is_control() && !c.is_whitespace()) || ('\u{80}'..='\u{ff}').contains(c)).count();
+    if odd * 3 > length {
+        return true;
+    }
+    let dense = text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=' | '-' | '_' | '\n'));
+    let mut seen = [false; 128];
+    text.bytes().filter(|byte| *byte < 128).for_each(|byte| seen[usize::from(byte)] = true);
+    length >= LONG
+        && dense
+        && seen.iter().filter(|seen| **seen).count() >= 16
+        && text.lines().all(|line| line.len() >= 40 || line.len() * 4 > length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_known_and_words_are_not() {
+        for text in [
+            "AKIAIOSFODNN7EXAMPLE",
+            "token ghp_0123456789abcdefghijABCDEFGHIJ012345",
+            "mysql://root:pa55w0rd!@db/x",
+            "-----BEGIN RSA PRIVATE KEY-----",
+        ] {
+            assert!(in_text(text).is_some(), "{text}");
+        }
+        for text in ["https://example.com/a:b@c", "sk-learn", "ask-me-anything-about-this-thing-please-now", "AKIA", "http://user@host/x"] {
+            assert_eq!(in_text(text), None, "{text}");
+        }
+        assert!(under_name("db_password", "hunter2!x"));
+        assert!(!under_name("password", "correct horse") && !under_name("password", "changeme") && !under_name("passwords", "hunter2!x"));
+    }
+
+    #[test]
+    fn blobs_are_long_and_dense() {
+        let base64 = "TVqQAAMAAAAEAAAA8LgAAAAAAAAAQAAAAAAAAAAdZbCxyv".repeat(6);
+        assert!(is_blob(&base64) && is_blob(&"\u{fc}\u{48}\u{83}\u{e4}".repeat(40)));
+        assert!(!is_blob(&"a".repeat(400)) && !is_blob(&"some words of a text ".repeat(30)) && !is_blob(&base64[..150]));
+    }
+}
