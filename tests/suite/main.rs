@@ -18,6 +18,7 @@ mod probe;
 mod stockade;
 mod tracer;
 
+mod approval;
 mod attacks;
 mod audit;
 mod bad_input;
@@ -77,6 +78,7 @@ fn main() -> std::process::ExitCode {
         sessions::TESTS,
         audit::TESTS,
         screen::TESTS,
+        approval::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

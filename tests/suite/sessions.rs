@@ -48,7 +48,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// A session, and the two ends of its pipes.
-struct Session {
+pub struct Session {
     child: Child,
     lines: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
@@ -56,7 +56,7 @@ struct Session {
 }
 
 impl Session {
-    fn open(options: &[&str]) -> Self {
+    pub fn open(options: &[&str]) -> Self {
         Session::of(&mut stockade([&["session"], options].concat()))
     }
 
@@ -89,7 +89,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn ask(&mut self, line: Value) -> Value {
+    pub fn ask(&mut self, line: Value) -> Value {
         self.send(&line.to_string());
         let answer = self.answer();
         assert_eq!(answer["op"], line["op"], "{answer}");

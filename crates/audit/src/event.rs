@@ -19,6 +19,10 @@ pub enum Kind {
     Run,
     /// A run was refused, or its sandbox could not be put in place.
     Refused,
+    /// A run was not begun, and waits for approval.
+    Held,
+    /// Somebody has approved a run that another asked for.
+    Approved,
 }
 
 /// Who asked, and who acted.
@@ -130,6 +134,18 @@ pub struct Egress {
     pub omitted: u64,
 }
 
+/// The approval that a run had, waits for or was given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Approved {
+    /// SHA-256 of the token in hex.
+    pub token_sha256: String,
+    /// Who asked for it, where the record is another's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requester: Option<u32>,
+    /// Who approved; null of a token that nobody has, or that is not good.
+    pub approver: Option<u32>,
+}
+
 /// One run or refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Event {
@@ -176,6 +192,9 @@ pub struct Event {
     /// SHA-256 of the receipt's JSON; null where no sandbox came to stand, and of a command
     /// whose report nobody asked for.
     pub receipt_sha256: Option<String>,
+    /// Whose approval it had, where a token was given or brought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approved>,
     /// Layers that the run went without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,

@@ -5,6 +5,7 @@
 //! stdout always finds one.
 #![forbid(unsafe_code)]
 
+mod approve;
 mod args;
 mod audit;
 mod companion;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),
+        Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
         Command::Version(version) => show_version(version.json),
@@ -103,7 +105,11 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         return exec_markdown(exec);
     }
     let options = Options::from(&exec.sandbox);
-    let bytes = match admit::read_request(io::stdin().lock()) {
+    let read = admit::read_request(io::stdin().lock()).and_then(|bytes| match &exec.approve {
+        Some(token) => approve::into_request(bytes, token),
+        None => Ok(bytes),
+    });
+    let bytes = match read {
         Ok(bytes) => bytes,
         Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
     };
@@ -342,6 +348,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "prove",
             "audit",
             "screen",
+            "approve",
         ];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {

@@ -82,6 +82,11 @@ impl Registry {
         Ok(Registry { directory: directory.to_path_buf() })
     }
 
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Removes what killed launchers left behind. Returns how many records it cleared.
     ///
     /// # Errors

@@ -220,6 +220,16 @@ pub(crate) fn preview(text: &str) -> Checked<u64> {
     }
 }
 
+/// How long code may wait for its approval, in milliseconds.
+pub(crate) fn approval_time(text: &str) -> Checked<u64> {
+    const LEAST: u64 = 10 * 1000;
+    const MOST: u64 = 24 * 3600 * 1000;
+    match LimitKey::Wall.parse_text(text) {
+        Ok(Some(time)) if (LEAST..=MOST).contains(&time) => Ok(time),
+        _ => complain(format!("{} is not a time to wait for an approval", quote(text)), "such as \"15min\"; \"10s\" to \"24h\""),
+    }
+}
+
 /// The name of a language.
 pub(crate) fn language(text: &str) -> Checked<String> {
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-' | '+' | '#' | '.');

@@ -14,6 +14,7 @@ use toml::{
 
 use crate::{
     alert::{self, Alert},
+    approver::{self, Approver},
     check::{self, Checked},
     diagnostic::{At, Complaint, Place, Problems, quote},
     egress::{self, Rule},
@@ -91,6 +92,8 @@ pub(crate) struct Layer {
     pub actions: BTreeMap<screen::Rule, At<screen::Action>>,
     pub modules: Option<Edit<String>>,
     pub builtins: Option<Edit<String>>,
+    pub approval_time: Option<At<u64>>,
+    pub approvers: Option<Edit<Approver>>,
 }
 
 /// Reads one document as a policy. What is wrong goes to `problems`.
@@ -468,6 +471,8 @@ impl Reader<'_> {
             }
             layer.modules = self.edit(table, "modules", |text| check::dotted("module", text));
             layer.builtins = self.edit(table, "builtins", |text| check::dotted("built-in name", text));
+            layer.approval_time = self.text(table, "approval_time", check::approval_time);
+            layer.approvers = self.edit(table, "approvers", approver::approver);
         }
     }
 }
@@ -506,8 +511,15 @@ pub(crate) fn item_values(item: Item) -> Vec<&'static str> {
             let users = names::DEGRADABLE.iter().filter(|(_, layer)| *layer != Degradable::UserNamespace);
             users.map(|(name, _)| *name).collect()
         }
-        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob | Item::Alert | Item::Module | Item::Builtin => {
-            Vec::new()
-        }
+        Item::Path
+        | Item::Pattern
+        | Item::Syscall
+        | Item::Ioctl
+        | Item::Peer
+        | Item::Glob
+        | Item::Alert
+        | Item::Module
+        | Item::Builtin
+        | Item::Approver => Vec::new(),
     }
 }

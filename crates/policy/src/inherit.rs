@@ -10,6 +10,7 @@ use stockade_protocol::{LimitKey, Limits, screen};
 
 use crate::{
     alert::Alert,
+    approver::Approver,
     diagnostic::{At, Complaint, Place, Problems, quote},
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
     egress::{self, Rule, Whitelist},
@@ -20,6 +21,9 @@ use crate::{
     names,
     plan::LEAST_MEMORY,
 };
+
+/// How long code may wait for its approval where a policy does not say it: 15 minutes.
+const APPROVAL_TIME: u64 = 15 * 60 * 1000;
 
 /// A policy in the making.
 #[derive(Default)]
@@ -57,6 +61,8 @@ struct Draft {
     actions: BTreeMap<screen::Rule, At<screen::Action>>,
     modules: Vec<At<String>>,
     builtins: Vec<At<String>>,
+    approval_time: Option<u64>,
+    approvers: Vec<At<Approver>>,
 }
 
 /// Combines documents; the last one is the policy, the ones before it what it extends.
@@ -157,6 +163,8 @@ impl Draft {
         self.actions.extend(layer.actions);
         edit(&mut self.modules, layer.modules, text, problems);
         edit(&mut self.builtins, layer.builtins, text, problems);
+        self.approval_time = layer.approval_time.map(|time| time.value).or(self.approval_time);
+        edit(&mut self.approvers, layer.approvers, |approver| quote(&approver.to_string()), problems);
     }
 
     fn runtimes(&mut self, gone: Vec<At<String>>, new: BTreeMap<String, RuntimeLayer>, problems: &mut Problems) {
@@ -213,7 +221,7 @@ impl Draft {
                 (Some(item), None) => {
                     let complaint =
                         Complaint::new(format!("`{key}` says what may be used, and nothing is done about the rest"), "of no use");
-                    problems.add(&item.place, complaint.help(format!("set `{rule}` to \"note\" or \"deny\"")));
+                    problems.add(&item.place, complaint.help(format!("set `{rule}` to \"note\", \"approve\" or \"deny\"")));
                 }
                 (None, Some(action)) => {
                     let complaint =
@@ -222,6 +230,12 @@ impl Draft {
                 }
                 _ => {}
             }
+        }
+        if let (Some(approver), false) =
+            (self.approvers.first(), self.actions.values().any(|action| action.value == screen::Action::Approve))
+        {
+            let complaint = Complaint::new("no rule wants an approval, so nobody has one to give", "of no use");
+            problems.add(&approver.place, complaint.help("set a rule to \"approve\", or name no approvers"));
         }
     }
 
@@ -383,6 +397,8 @@ impl Draft {
                 actions: self.actions.into_iter().map(|(rule, action)| (rule, action.value)).collect(),
                 modules: values(self.modules),
                 builtins: values(self.builtins),
+                approval_time: self.approval_time.unwrap_or(APPROVAL_TIME),
+                approvers: values(self.approvers),
             },
         })
     }

@@ -50,6 +50,7 @@ pub(crate) enum Item {
     Alert,
     Module,
     Builtin,
+    Approver,
 }
 
 /// One key of a table.
@@ -149,15 +150,17 @@ pub(crate) const AUDIT: &[Key] = &[
     must("alerts", Kind::List(Item::Alert), "what raises an alert, as KIND:WHAT"),
 ];
 
-/// Every rule, and what its rules allow by name.
-pub(crate) const SCREEN: [Key; Rule::ALL.len() + 2] = {
-    const ACTIONS: Kind = Kind::Choice(&["allow", "note", "deny"]);
-    let mut keys = [may("modules", Kind::List(Item::Module), "modules that may be imported; empty: any"); Rule::ALL.len() + 2];
+/// Every rule, what its rules allow by name, and who approves.
+pub(crate) const SCREEN: [Key; Rule::ALL.len() + 4] = {
+    const ACTIONS: Kind = Kind::Choice(&["allow", "note", "approve", "deny"]);
+    let mut keys = [may("modules", Kind::List(Item::Module), "modules that may be imported; empty: any"); Rule::ALL.len() + 4];
     keys[1] = may("builtins", Kind::List(Item::Builtin), "built-in names that may be used; empty: any");
+    keys[2] = may("approval_time", Kind::Text, "how long code may wait for its approval, such as \"15min\"");
+    keys[3] = may("approvers", Kind::List(Item::Approver), "who approves, as KIND:WHO, never whoever asks; empty: whoever asks");
     let mut at = 0;
     while at < Rule::ALL.len() {
         let rule = Rule::ALL[at];
-        keys[at + 2] = may(rule.name(), ACTIONS, rule.about());
+        keys[at + 4] = may(rule.name(), ACTIONS, rule.about());
         at += 1;
     }
     keys

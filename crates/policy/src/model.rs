@@ -14,7 +14,7 @@ use stockade_protocol::{
     screen::{Action, Rule},
 };
 
-use crate::{alert::Alert, egress::Whitelist};
+use crate::{alert::Alert, approver::Approver, egress::Whitelist};
 
 /// One resolved policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -266,12 +266,21 @@ pub struct Screen {
     pub modules: Vec<String>,
     /// Built-in names that may be used; empty: any.
     pub builtins: Vec<String>,
+    /// How long code that needs approval may wait for it, in milliseconds.
+    pub approval_time: u64,
+    /// Who approves it, if not whoever asks; empty: whoever asks, by sending it again.
+    pub approvers: Vec<Approver>,
 }
 
 impl Screen {
     /// What is done about a finding.
     pub fn action(&self, rule: Rule) -> Action {
         self.actions.get(&rule).copied().unwrap_or(Action::Allow)
+    }
+
+    /// Whether there is something that wants an approval.
+    pub fn wants_approval(&self) -> bool {
+        self.actions.values().any(|action| *action == Action::Approve)
     }
 
     /// The most that is done about anything.

@@ -20,8 +20,12 @@ pub const FAMILIES: &[(&str, SocketFamily)] =
 pub const AUDIT_MODES: &[(&str, AuditMode)] = &[("off", AuditMode::Off), ("try", AuditMode::Try), ("required", AuditMode::Required)];
 
 /// What is done about a finding of screening.
-pub const ACTIONS: &[(&str, Action)] =
-    &[(Action::Allow.name(), Action::Allow), (Action::Note.name(), Action::Note), (Action::Deny.name(), Action::Deny)];
+pub const ACTIONS: &[(&str, Action)] = &[
+    (Action::Allow.name(), Action::Allow),
+    (Action::Note.name(), Action::Note),
+    (Action::Approve.name(), Action::Approve),
+    (Action::Deny.name(), Action::Deny),
+];
 
 /// Ways to open scratch.
 pub const ACCESS: &[(&str, Access)] = &[("rw", Access::Rw), ("ro", Access::Ro)];

@@ -38,6 +38,8 @@ pub enum Verdict {
     SandboxError,
     /// The policy refuses what screening found in the code.
     Screened,
+    /// Somebody has to approve what screening found in the code before it runs.
+    ApprovalRequired,
 }
 
 /// Text or base64 of one stream, as the request asked.
@@ -217,6 +219,18 @@ pub struct AuditRef {
     pub failure: Option<String>,
 }
 
+/// How to have code run that waits for its approval.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Approval {
+    /// What to send with the same request, as `approve`. It is good once.
+    pub token: String,
+    /// For how long.
+    pub seconds_left: u64,
+    /// Who must approve it first, by `stockade approve`; empty: whoever asks approves it by
+    /// sending it again.
+    pub approvers: Vec<String>,
+}
+
 /// The result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -260,6 +274,9 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Findings beyond those that `findings` lists.
     pub findings_omitted: u64,
+    /// How to approve it, where it has not run for want of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// What was refused.
     pub denials: Vec<Denial>,
     /// Refusals beyond those that `denials` lists.
@@ -293,7 +310,7 @@ impl Report {
             error: StreamText(error),
             code: match verdict {
                 Verdict::BadRequest => 2,
-                Verdict::Screened => 126,
+                Verdict::Screened | Verdict::ApprovalRequired => 126,
                 Verdict::DiskLimit => 137,
                 _ => 125,
             },
@@ -311,6 +328,7 @@ impl Report {
             limits: Limits::default(),
             findings: Vec::new(),
             findings_omitted: 0,
+            approval: None,
             denials: Vec::new(),
             denials_omitted: 0,
             egress: EgressReport::default(),

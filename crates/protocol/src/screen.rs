@@ -144,6 +144,8 @@ pub enum Action {
     Allow,
     /// It is told in the result.
     Note,
+    /// The code does not run before somebody has approved it.
+    Approve,
     /// The code does not run.
     Deny,
 }
@@ -154,6 +156,7 @@ impl Action {
         match self {
             Action::Allow => "allow",
             Action::Note => "note",
+            Action::Approve => "approve",
             Action::Deny => "deny",
         }
     }
@@ -161,7 +164,7 @@ impl Action {
 
 /// A finding as a result tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "json", derive(serde::Serialize))]
+#[cfg_attr(feature = "json", derive(serde::Serialize, serde::Deserialize))]
 pub struct Finding {
     /// What was found.
     pub rule: Rule,

@@ -83,6 +83,11 @@ impl<'a> Ask<'a> {
         }
     }
 
+    /// What no other session has; none of a run by itself.
+    pub(crate) fn number_of_session(self) -> Option<&'a str> {
+        self.kept().map(Kept::number)
+    }
+
     /// A refusal as it is meant here: earlier code of a session may have left no room for
     /// the next.
     pub(crate) fn worded(self, refusal: Refusal) -> Refusal {
@@ -269,6 +274,11 @@ impl<'a> Admission<'a> {
         };
         let Parts { program, image, files, stdin, collect } = parts;
         Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, embryo })
+    }
+
+    /// The host's directory that the run gets.
+    pub(crate) fn scratch(&self) -> Option<&OpenedScratch> {
+        self.scratch.as_ref()
     }
 
     /// The plan, the parts that the launcher takes beside it, and the sandbox that was

@@ -7,6 +7,7 @@
 
 pub mod admit;
 mod ahead;
+pub mod approval;
 pub mod aside;
 pub mod audit;
 pub mod caller;
@@ -28,6 +29,7 @@ use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
+use approval::{Pass, Presented};
 use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
@@ -130,12 +132,23 @@ fn answer(
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
         let screening = Screened::new(screen::Pending::of_request(request, policy, privileged), policy);
-        if let Screened::Known(screening) = &screening
-            && screening.severest() == Action::Deny
-        {
-            return Ok(screening.clone().onto(screening.refusal(policy)));
+        if let Screened::Known(screening) = &screening {
+            match screening.severest() {
+                Action::Deny => return Ok(screening.clone().onto(screening.refusal(policy))),
+                Action::Approve if request.approve.is_none() => {
+                    let report = approval::ask(ask, request, loaded, options, screening)?;
+                    return Ok(screening.clone().onto(report));
+                }
+                _ => {}
+            }
         }
-        let ran = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead);
+        let pass = match request.approve.as_deref().map(|token| approval::present(token, request, loaded, options)).transpose()? {
+            Some(Presented::Waits(report)) => return Ok(screening.finish().onto(*report)),
+            Some(Presented::Good(pass)) => Some(pass),
+            None => None,
+        };
+        let wanted = Wanted { ask, loaded, options, trail: Some(&trail), pass: pass.as_ref() };
+        let ran = attempt(wanted, Streams::Capture, client, ahead);
         let report = ran.map_or_else(
             |refusal| ask.worded(refusal).report(),
             |(outcome, plan)| report::from_outcome(outcome, &plan, policy, request.encoding),
@@ -157,7 +170,7 @@ impl<'p> Screened<'p> {
     fn new(pending: screen::Pending<'p>, policy: &Policy) -> Self {
         match policy.screen.severest() {
             Action::Allow | Action::Note => Screened::Pending(pending),
-            Action::Deny => Screened::Known(pending.finish()),
+            Action::Approve | Action::Deny => Screened::Known(pending.finish()),
         }
     }
 
@@ -175,22 +188,32 @@ pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
     Trail::new(Subject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy), options).end(refusal.report())
 }
 
+/// What is to be run, and what goes with it.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    ask: Ask<'a>,
+    loaded: &'a Loaded,
+    options: &'a Options,
+    /// Where it is written down.
+    trail: Option<&'a Trail<'a>>,
+    /// Its approval, where it needs one.
+    pass: Option<&'a Pass>,
+}
+
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt(
-    ask: Ask<'_>,
-    loaded: &Loaded,
-    options: &Options,
-    streams: Streams,
-    trail: Option<&Trail<'_>>,
-    mut client: Option<&mut dyn Client>,
-    ahead: Ahead,
-) -> Result<(Outcome, Plan), Refusal> {
+fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<(Outcome, Plan), Refusal> {
+    let Wanted { ask, loaded, options, trail, pass } = wanted;
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let mut run = |purpose, ahead| -> Result<_, Refusal> {
         let hash = Cell::new(None);
         let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
+        // After all that can refuse the run but the log, so that nothing uses a token up in vain.
+        if let Some(pass) = pass {
+            pass.claim(inputs.scratch.as_ref(), ask)?;
+            trail.into_iter().for_each(|trail| trail.approved(pass.approver));
+        }
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
             trail.begin()?;
         }
@@ -242,7 +265,8 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 
 /// Runs something whose streams are relayed; the report is without them.
 fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
-    let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
+    let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };
+    let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
     let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(report::without_streams(report, message))
@@ -278,7 +302,8 @@ pub struct ImageResult {
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None, Ahead::default())?;
+    let wanted = Wanted { ask: Ask::Image(image), loaded, options, trail: None, pass: None };
+    let (outcome, plan) = attempt(wanted, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })

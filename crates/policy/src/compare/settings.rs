@@ -41,6 +41,22 @@ fn screen(ceiling: &Screen, screen: &Screen, out: &mut Vec<Difference>) {
             out.push(Difference::new(Area::Screen, format!("[screen] {key}"), format!("name these beyond `{key}`")).items(items));
         }
     }
+    let wider: Vec<String> = match (ceiling.approvers.as_slice(), screen.approvers.as_slice()) {
+        ([], _) => Vec::new(),
+        (_, []) => vec![String::from("whoever asks")],
+        (before, after) => after.iter().filter(|approver| !before.contains(approver)).map(ToString::to_string).collect(),
+    };
+    if !wider.is_empty() {
+        let difference = Difference::new(Area::Screen, "[screen] approvers", "run what these approve").items(wider);
+        out.push(difference.follows("what screening holds back runs on their word"));
+    }
+    if screen.approval_time > ceiling.approval_time {
+        let [before, after] = [ceiling, screen].map(|screen| LimitKey::Wall.format(Some(screen.approval_time)));
+        let says = format!("wait for an approval for {after} instead of {before}");
+        out.push(
+            Difference::new(Area::Screen, "[screen] approval_time", says).follows("a token that somebody else finds is good for longer"),
+        );
+    }
 }
 
 /// What an action about a finding means.
@@ -48,6 +64,7 @@ pub(crate) fn screened(action: Action) -> &'static str {
     match action {
         Action::Allow => "it runs, and nothing is said",
         Action::Note => "it runs, and the result says so",
+        Action::Approve => "it runs once somebody has approved it",
         Action::Deny => "it does not run",
     }
 }

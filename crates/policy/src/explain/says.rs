@@ -264,7 +264,7 @@ fn screen(policy: &Policy) -> Vec<Statement> {
         return says.0;
     }
     says.say("its text is read before it runs; this is advice to whoever reads results, and no boundary: the sandbox holds without it");
-    for action in [Action::Deny, Action::Note] {
+    for action in [Action::Deny, Action::Approve, Action::Note] {
         let rules: Vec<String> = Rule::ALL
             .into_iter()
             .filter(|rule| screen.action(*rule) == action)
@@ -280,5 +280,15 @@ fn screen(policy: &Policy) -> Vec<Statement> {
     if !screen.builtins.is_empty() {
         says.list("it may use these built-in names", screen.builtins.clone());
     }
+    if !screen.wants_approval() {
+        return says.0;
+    }
+    let time = LimitKey::Wall.format(Some(screen.approval_time));
+    says.say(format!("an approval is for this very request of this very caller, good once, and for {time} from when it was asked"));
+    says.list_or(
+        "these approve, and never what they have asked for themselves",
+        screen.approvers.iter().map(ToString::to_string).collect(),
+        "whoever asks approves, by sending the request again with the token of the first answer",
+    );
     says.0
 }

@@ -72,6 +72,9 @@ fn changes() -> Vec<(String, String, String)> {
         let with = |names: &str| format!("[screen]\n{rule} = \"note\"\n{list} = {{ replace = [{names}] }}");
         all.push((format!("screen.{list}"), with("\"a\""), with("\"a\", \"b\"")));
     }
+    let with = |more: &str| format!("[screen]\nprocess = \"approve\"\n{more}");
+    all.push((String::from("screen.approval_time"), with(""), with("approval_time = \"1h\"")));
+    all.push((String::from("screen.approvers"), with("approvers = { add = [\"uid:7\"] }"), with("approvers = { add = [\"group:x\"] }")));
     for key in LimitKey::ALL {
         let (value, most) = match key.quantity() {
             Quantity::Duration => ("\"7s\"", "\"9h\""),
