@@ -22,26 +22,28 @@ use crate::{
 pub(crate) fn run(asked: &args::Approve) -> anyhow::Result<ExitCode> {
     let waiting = if asked.yes { approval::approve(&asked.token) } else { approval::look(&asked.token) };
     match waiting {
-        Ok(waiting) if asked.json => say_json(&as_json(&waiting))?,
+        Ok(waiting) if asked.json => say_json(&as_json(&waiting)?)?,
         Ok(waiting) => say(&in_words(&waiting, &asked.token)?)?,
         Err(refusal) => return Ok(refuse(&refusal)),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_json(waiting: &Waiting) -> Value {
+fn as_json(waiting: &Waiting) -> anyhow::Result<Value> {
     let Waiting { requester, seconds_left, approver, shown } = waiting;
-    json!({ "schema": 1, "requester": requester, "seconds_left": seconds_left, "approver": approver, "shown": shown })
+    let mut whole = json!({ "schema": 1, "requester": requester, "seconds_left": seconds_left, "approver": approver, "shown": shown });
+    whole["shown"]["request"] = serde_json::from_str(&shown.request)?;
+    Ok(whole)
 }
 
 fn in_words(waiting: &Waiting, token: &str) -> anyhow::Result<String> {
     let Waiting { requester, seconds_left, approver, shown } = waiting;
     let scratch = shown.scratch.as_ref().map_or_else(|| String::from("a private scratch"), |path| format!("the scratch {path:?}"));
     let mut out = format!("uid {requester} wants this run under `{}`, in {scratch}:\n", shown.policy);
-    for (index, line) in shown.request.code.split('\n').enumerate() {
+    let mut rest: Value = serde_json::from_str(&shown.request)?;
+    for (index, line) in rest["code"].as_str().unwrap_or_default().split('\n').enumerate() {
         out.push_str(&format!("{:5} | {line}\n", index + 1));
     }
-    let mut rest = serde_json::to_value(&shown.request)?;
     if let Some(fields) = rest.as_object_mut() {
         let said = |value: &Value| !matches!(value, Value::Null) && *value != json!([]) && *value != json!({});
         fields.retain(|name, value| name != "code" && said(value));

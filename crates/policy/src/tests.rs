@@ -263,7 +263,7 @@ fn review_is_default_in_all_but_what_is_done_about_findings() {
     let [of_default, review] = ["default", "review"].map(|name| load_shipped(name).unwrap());
     let told = review.screen.clone();
     assert!(told.wants_approval() && told.approvers.is_empty() && told.approval_time == 15 * 60 * 1000);
-    // Nothing is milder, and only what no program can be about is left at a note.
+    // Nothing is milder.
     for rule in Rule::ALL {
         assert!(told.action(rule) >= of_default.screen.action(rule), "{}", rule.name());
     }

@@ -24,6 +24,7 @@ use stockade_protocol::{
 
 use crate::{
     Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
+    admit::parse_request,
     audit::{Approved, Subject, Trail, policy_ref},
     caller::{self, Identity},
     report,
@@ -47,19 +48,20 @@ struct Bound<'a> {
     limits: &'a BTreeMap<String, LimitValue>,
 }
 
-fn json(value: &impl Serialize) -> Result<Vec<u8>, Refusal> {
-    serde_json::to_vec(value)
+fn json(value: &impl Serialize) -> Result<String, Refusal> {
+    serde_json::to_string(value)
         .map_err(|error| Refusal::sandbox_error("approval_unwritable", format!("write what is to be approved: {error}")))
 }
 
 fn hash(value: &impl Serialize) -> Result<String, Refusal> {
-    Ok(text::sha256(&json(value)?))
+    Ok(text::sha256(json(value)?.as_bytes()))
 }
 
-fn hash_of_request(request: &Request) -> Result<String, Refusal> {
+/// What a token is for and approvers see is one text.
+fn bound(request: &Request) -> Result<String, Refusal> {
     let Request { code, scratch: _, language, args, stdin, env, files, collect, limits, encoding: _, id: _, labels: _, approve: _ } =
         request;
-    hash(&Bound { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
+    json(&Bound { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
 }
 
 fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, Refusal> {
@@ -93,8 +95,8 @@ pub struct Shown {
     pub scratch: Option<String>,
     /// What screening found.
     pub findings: Vec<Finding>,
-    /// What is run, whole.
-    pub request: Request,
+    /// What is run: a request as JSON, with all that the token is for and nothing else.
+    pub request: String,
 }
 
 /// Answers a request whose code has to be approved.
@@ -116,9 +118,10 @@ pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Op
     let admission = Admission::new(ask, loaded, options, Purpose::Plan, Ahead::default())?;
     let scratch = admission.scratch();
     let time = policy.screen.approval_time;
+    let bound = bound(request)?;
     let held = Held {
         requester: identity.caller.uid,
-        request: hash_of_request(request)?,
+        request: text::sha256(bound.as_bytes()),
         policy: hash_of_policy(policy, options)?,
         scratch: hash_of_scratch(scratch, ask)?,
         approvers: approvers.clone(),
@@ -126,7 +129,7 @@ pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Op
     };
     let shown = match approvers.as_slice() {
         [] => None,
-        _ => Some(shown(request, policy, scratch, screening)?),
+        _ => Some(shown(bound, policy, scratch, screening)?),
     };
     let token = Store::open(&identity)?.hold(&held, shown.as_deref())?;
     let wanted: Vec<String> = screening.findings.iter().filter(|finding| finding.action == Action::Approve).map(sentence).collect();
@@ -134,7 +137,7 @@ pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Op
     Ok(waits(&held, &token, time / 1000, policy, &why))
 }
 
-fn shown(request: &Request, policy: &Policy, scratch: Option<&OpenedScratch>, screening: &Screening) -> Result<Vec<u8>, Refusal> {
+fn shown(request: String, policy: &Policy, scratch: Option<&OpenedScratch>, screening: &Screening) -> Result<String, Refusal> {
     let PolicyRef { name, origin, sha256 } = policy_ref(policy);
     let shown = Shown {
         policy: name,
@@ -142,17 +145,17 @@ fn shown(request: &Request, policy: &Policy, scratch: Option<&OpenedScratch>, sc
         policy_sha256: sha256,
         scratch: scratch.map(|opened| opened.facts.path.display().to_string()),
         findings: screening.findings.clone(),
-        request: request.clone(),
+        request,
     };
-    let bytes = json(&shown)?;
-    if bytes.len() > LONGEST_SHOWN {
+    let text = json(&shown)?;
+    if text.len() > LONGEST_SHOWN {
         let why = format!(
             "others have to read what they approve, and this request has {} bytes, more than {LONGEST_SHOWN}; put data into scratch",
-            bytes.len()
+            text.len()
         );
         return Err(Refusal::bad_request("approval_too_large", why));
     }
-    Ok(bytes)
+    Ok(text)
 }
 
 /// The result of code that waits.
@@ -197,9 +200,9 @@ pub(crate) struct Pass {
 ///
 /// # Errors
 /// It is none, or for something else.
-pub(crate) fn present(text: &str, request: &Request, loaded: &Loaded, options: &Options) -> Result<Presented, Refusal> {
+pub(crate) fn present(token: &str, request: &Request, loaded: &Loaded, options: &Options) -> Result<Presented, Refusal> {
     let identity = caller::identify(options.peer.as_ref())?;
-    let (store, token) = (Store::open(&identity)?, Token::parse(text)?);
+    let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
     let held = match store.find(&token)? {
         // Of a token that is another's nothing is said, not even that there is one.
         Found::Held(held) | Found::Used(held) if held.requester != identity.caller.uid => return Err(unknown()),
@@ -209,7 +212,7 @@ pub(crate) fn present(text: &str, request: &Request, loaded: &Loaded, options: &
     };
     let Some(seconds_left) = held.seconds_left()? else { return Err(expired()) };
     let other = |reason: &str, what: &str| Err(Refusal::bad_request(reason, format!("approve: this token is for {what}")));
-    if held.request != hash_of_request(request)? {
+    if held.request != text::sha256(bound(request)?.as_bytes()) {
         return other(
             "approval_of_other_request",
             "another request: code, language, args, stdin, env, files, collect and limits must be as they were when it was given",
@@ -333,7 +336,8 @@ pub fn approve(token: &str) -> Result<Waiting, Refusal> {
     let Shown { policy, origin, policy_sha256, request, .. } = &waiting.shown;
     let approved = Approved { token_sha256: token.sha256(), requester: Some(waiting.requester), approver: Some(identity.caller.uid) };
     let policy = PolicyRef { name: policy.clone(), origin: origin.clone(), sha256: policy_sha256.clone() };
-    Trail::new(Subject::Request(request), None, &Options::default()).approve(policy, approved)?;
+    let request = parse_request(request.as_bytes())?;
+    Trail::new(Subject::Request(&request), None, &Options::default()).approve(policy, approved)?;
     store.approve(&token, identity.caller.uid)?;
     Ok(Waiting { approver: Some(identity.caller.uid), ..waiting })
 }

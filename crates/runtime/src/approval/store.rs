@@ -169,7 +169,7 @@ impl Store {
     }
 
     /// Keeps what waits, and gives it a token.
-    pub(super) fn hold(&self, held: &Held, shown: Option<&[u8]>) -> Result<Token, Refusal> {
+    pub(super) fn hold(&self, held: &Held, shown: Option<&str>) -> Result<Token, Refusal> {
         if self.waiting >= MOST_HELD {
             let why =
                 format!("{MOST_HELD} requests of yours wait for approval already; have them approved, or wait until their time is over");
@@ -179,7 +179,7 @@ impl Store {
         let line = serde_json::to_vec(held).map_err(|error| failed("write", &self.directory, &error.into()))?;
         self.make(&self.path(&token, "held"), &line)?;
         if let Some(shown) = shown {
-            self.make(&self.path(&token, "shown"), shown).inspect_err(|_| {
+            self.make(&self.path(&token, "shown"), shown.as_bytes()).inspect_err(|_| {
                 let _swept_later = std::fs::remove_file(self.path(&token, "held"));
             })?;
         }
