@@ -18,7 +18,8 @@ pub(crate) struct Executed {
     /// It exited by itself with 0.
     success: bool,
     /// What ended it: exited, signaled, wall_timeout, cpu_timeout, out_of_memory, process_limit,
-    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error.
+    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error; screened
+    /// and approval_required for what its policy does not run for what stands in it.
     verdict: String,
     /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit.
     code: i64,
@@ -34,8 +35,43 @@ pub(crate) struct Executed {
     limits_hit: Vec<String>,
     /// What was refused to it.
     denials: Vec<Denied>,
+    /// What was found in the code before it ran.
+    findings: Vec<Finding>,
+    /// How to have it run, where it waits for approval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval: Option<Approval>,
     /// Files that were asked for.
     files: Vec<Collected>,
+}
+
+/// Something in the code.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Finding {
+    /// Which rule finds it.
+    rule: String,
+    /// What the policy does about it: note, approve or deny.
+    action: String,
+    /// Its line, from 1; 0: all of the code.
+    line: u32,
+    /// Its column, from 1.
+    column: u32,
+    /// The text.
+    text: String,
+    /// What that comes to.
+    what: String,
+}
+
+/// How code that waits is run.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Approval {
+    /// What to send as `approve` with the same call, once it is approved.
+    token: String,
+    /// For how long it is good.
+    seconds_left: u64,
+    /// Who approves it, other than whoever asks; empty: whoever asks.
+    approvers: Vec<String>,
 }
 
 /// One refusal.
