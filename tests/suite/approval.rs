@@ -6,7 +6,7 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output},
     thread,
@@ -445,6 +445,19 @@ fn what_cannot_be_kept_has_no_token() {
     fs::remove_file(&held).unwrap();
     symlink(&aside, &held).unwrap();
     review(&with_token(&request, &token)).broke("approval_not_kept", &["approval-"]);
+    fs::remove_file(&held).unwrap();
+    fs::copy(&aside, &held).unwrap();
+    // Nor is a registry believed that is a link, or that others may write to.
+    let elsewhere = registry.with_file_name("elsewhere");
+    fs::rename(&registry, &elsewhere).unwrap();
+    symlink(&elsewhere, &registry).unwrap();
+    review(&with_token(&request, &token)).broke("registry_failed", &["must be a directory"]);
+    fs::remove_file(&registry).unwrap();
+    fs::rename(&elsewhere, &registry).unwrap();
+    fs::set_permissions(&registry, fs::Permissions::from_mode(0o777)).unwrap();
+    review(&with_token(&request, &token)).broke("registry_failed", &["nobody else may write to"]);
+    fs::set_permissions(&registry, fs::Permissions::from_mode(0o700)).unwrap();
+    review(&with_token(&request, &token)).succeeded();
     if !is_root() {
         return;
     }
