@@ -411,6 +411,11 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
         assert!(told.contains(&(step.0.clone(), step.1.clone(), step.2.clone())), "{step:?}: {told:?}");
     }
     assert!(!fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap().contains(&token));
+    // No command is a way past them; the control is a policy without.
+    let run = |policy: &str| behind_sudo(OWNER, &["run", "--policy", policy, "--", "true"]).output().unwrap();
+    let refused = run("four-eyes");
+    assert!(refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("requests of `exec`"), "{refused:?}");
+    assert_eq!(run("review").status.code(), Some(0));
     // What nobody could read is not put before anybody.
     let long = json!({"code": STARTS, "files": {"f": "x".repeat(300 << 10)}});
     exec_as(OWNER, "four-eyes", &long).refused("approval_too_large", &["put data into scratch"]);
@@ -422,6 +427,7 @@ fn an_ordinary_users_launcher_holds_nothing_back_for_others() {
     let policy = policies.write("four-eyes", &four_eyes());
     exec_with(&["--policy", &policy], json!({"code": STARTS})).broke("approvers_need_root", &["sudo"]);
     exec_with(&["--policy", &policy], json!({"code": "print(1)"})).succeeded();
+    assert_eq!(stockade(["run", "--policy", &policy, "--", "true"]).output().unwrap().status.code(), Some(2));
     let output = stockade(["approve", "--yes", &"0".repeat(32)]).output().unwrap();
     assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("sudo stockade approve"));
 }

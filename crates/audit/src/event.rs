@@ -165,7 +165,7 @@ pub struct Event {
     pub policy: Option<PolicyRef>,
     /// What was to be run; null where the request could not be read.
     pub code: Option<Code>,
-    /// The one cause of the end; null of what has only begun.
+    /// The one cause of the end; null of what has only begun or was approved.
     pub verdict: Option<String>,
     /// Its detail.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -218,6 +218,11 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Event {
+    /// What it comes to, in a word.
+    pub(crate) fn outcome(&self) -> &str {
+        self.verdict.as_deref().unwrap_or(if self.event == Kind::Approved { "approved" } else { "begun" })
+    }
+
     /// The same without what can be long.
     pub(crate) fn shortened(&self) -> Self {
         let bare = |preview: &Preview| Preview { preview: String::new(), ..preview.clone() };

@@ -82,6 +82,19 @@ fn hash_of_scratch(scratch: Option<&OpenedScratch>, ask: Ask<'_>) -> Result<Stri
     hash(&(place, ask.number_of_session()))
 }
 
+/// Refuses what is not screened where it would be the way past approvers: a caller's
+/// command, and what a shim starts.
+///
+/// # Errors
+/// The policy has them.
+pub(crate) fn check_screened(ask: Ask<'_>, policy: &Policy) -> Result<(), Refusal> {
+    if !matches!(ask, Ask::Command { .. } | Ask::Interpreter { .. }) || policy.screen.approvers.is_empty() {
+        return Ok(());
+    }
+    let why = format!("policy `{}` has code approved by others, which requests of `exec` and `session` can be alone", policy.name);
+    Err(Refusal::bad_request("approval_needs_request", why))
+}
+
 /// What approvers are shown.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Shown {

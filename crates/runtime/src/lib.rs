@@ -265,6 +265,7 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 
 /// Runs something whose streams are relayed; the report is without them.
 fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
+    approval::check_screened(ask, &loaded.policy)?;
     let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };
     let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
@@ -325,5 +326,6 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
+    approval::check_screened(ask, &loaded.policy)?;
     Admission::new(ask, &loaded, options, Purpose::Plan, Ahead::default()).map(|admission| admission.plan)
 }
