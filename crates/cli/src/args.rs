@@ -105,7 +105,7 @@ pub(crate) enum Command {
     /// asks and all that would be run; nothing is approved without --yes. Exit status: 0 when
     /// it was shown or approved, 2 when it is not yours to approve, 125 when it could not be.
     Approve(Approve),
-    /// Say what a policy's [screen] finds in files, without running them
+    /// Say what a policy's `[screen]` finds in files, without running them
     ///
     /// Exit status: 0 when nothing was found for which the policy would stop the code, 1 when
     /// something was, 2 when a file could not be read or screened.
