@@ -18,9 +18,11 @@ pub(crate) struct Executed {
     /// It exited by itself with 0.
     success: bool,
     /// What ended it: exited, signaled, wall_timeout, cpu_timeout, out_of_memory, process_limit,
-    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error.
+    /// disk_limit, output_limit, syscall_denied, cancelled, screened, bad_request,
+    /// sandbox_error.
     verdict: String,
-    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit.
+    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit,
+    /// 126 for code that was not run for what was found in it.
     code: i64,
     /// What it printed to stdout.
     output: String,
@@ -34,6 +36,8 @@ pub(crate) struct Executed {
     limits_hit: Vec<String>,
     /// What was refused to it.
     denials: Vec<Denied>,
+    /// What was found in the code before it ran.
+    findings: Vec<Finding>,
     /// Files that were asked for.
     files: Vec<Collected>,
 }
@@ -49,6 +53,22 @@ pub(crate) struct Denied {
     /// What would help.
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
+}
+
+/// Something that was found in the code.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Finding {
+    /// What it is.
+    rule: String,
+    /// What the policy does about it: note or deny.
+    action: String,
+    /// Line of the code, from 1.
+    line: u32,
+    /// The text.
+    text: String,
+    /// What it comes to.
+    what: String,
 }
 
 /// A file that the code left.

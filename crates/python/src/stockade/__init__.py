@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
 from ._operations import FileEntry
-from ._result import CollectedFile, Denial, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
+from ._result import CollectedFile, Denial, Finding, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
 from ._session import AsyncSession, Session
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "BadRequest",
     "CollectedFile",
     "Denial",
+    "Finding",
     "FileEntry",
     "Layer",
     "NotInstalled",

@@ -73,6 +73,21 @@ class Denial:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """Something that screening found in the code before it ran, and what the policy does about it."""
+
+    rule: str = ""
+    action: str = ""
+    #: From 1; 0 where it is about the whole.
+    line: int = 0
+    column: int = 0
+    text: str = ""
+    what: str = ""
+    #: The file that it is in; None: the code itself.
+    file: str | None = None
+
+
+@dataclass(frozen=True)
 class CollectedFile:
     """A file that `collect` matched; `content` is None where `omitted` says why."""
 
@@ -124,7 +139,7 @@ class Result:
     #: The program's stdout, and its stderr or what went wrong before it could start.
     output: str
     error: str
-    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit.
+    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened.
     code: int
     #: It exited by itself with 0.
     success: bool
@@ -148,6 +163,7 @@ class Result:
     #: The limits in force, with their units in the names; None: unlimited.
     limits: Mapping[str, int | None]
     denials: tuple[Denial, ...]
+    findings: tuple[Finding, ...]
     egress: Mapping[str, Any]
     files: tuple[CollectedFile, ...]
     receipt: Receipt | None
@@ -199,6 +215,7 @@ def parse(data: Mapping[str, Any]) -> Result:
         usage=_known(Usage, data.get("usage")),
         limits=dict(data.get("limits") or {}),
         denials=tuple(_known(Denial, one) for one in data.get("denials") or ()),
+        findings=tuple(_known(Finding, one) for one in data.get("findings") or ()),
         egress=dict(data.get("egress") or {}),
         files=tuple(_file(one) for one in data.get("files") or ()),
         receipt=_receipt(receipt) if receipt else None,
