@@ -129,11 +129,9 @@ fn answer(
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let screening = Screened::new(screen::Pending::of_request(request, policy, privileged), policy);
-        if let Screened::Known(screening) = &screening
-            && screening.severest() == Action::Deny
-        {
-            return Ok(screening.clone().onto(screening.refusal(policy)));
+        let screening = Screened::new(screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged), policy);
+        if let Some(refused) = screening.refusal(policy) {
+            return Ok(refused);
         }
         let ran = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead);
         let report = ran.map_or_else(
@@ -158,6 +156,14 @@ impl<'p> Screened<'p> {
         match policy.screen.severest() {
             Action::Allow | Action::Note => Screened::Pending(pending),
             Action::Deny => Screened::Known(pending.finish()),
+        }
+    }
+
+    /// The result of code that does not run for what was found in it.
+    fn refusal(&self, policy: &Policy) -> Option<Report> {
+        match self {
+            Screened::Known(screening) if screening.severest() == Action::Deny => Some(screening.clone().onto(screening.refusal(policy))),
+            _ => None,
         }
     }
 
@@ -242,10 +248,15 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 
 /// Runs something whose streams are relayed; the report is without them.
 fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
+    let policy = &loaded.policy;
+    let screening = Screened::new(screen::Pending::of_command(&ask.words(), policy, options, how.keep_errors)?, policy);
+    if let Some(refused) = screening.refusal(policy) {
+        return Ok(refused);
+    }
     let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
     let message = outcome.message.clone();
-    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, stockade_protocol::Encoding::Text);
-    Ok(report::without_streams(report, message))
+    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), policy, stockade_protocol::Encoding::Text);
+    Ok(screening.finish().onto(report::without_streams(report, message)))
 }
 
 /// Writes down what came of a command.
