@@ -104,7 +104,6 @@ struct Tracer {
     calls: Vec<Point>,
 }
 
-/// Runs the program with these arguments, and interferes at one point.
 /// The program without the screener beside it, whose process would be one more of the
 /// launcher's: what becomes of that changes findings only, as
 /// `screen::a_screener_that_fails_is_a_finding` shows.
@@ -117,6 +116,7 @@ fn alone() -> PathBuf {
     place.join("stockade")
 }
 
+/// Runs the program with these arguments, and interferes at one point.
 pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option<(&Point, Act)>) -> Traced {
     // A shell that stops itself: nothing of the program happens before it is traced.
     let program = alone();

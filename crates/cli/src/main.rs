@@ -296,7 +296,7 @@ fn explain(report: &Report) {
         Verdict::ProcessLimit => "it reached the process limit",
         Verdict::OutputLimit => "it printed too much",
         Verdict::SyscallDenied => "it made a system call for which the policy kills",
-        Verdict::SandboxError => &report.error.0,
+        Verdict::Screened | Verdict::SandboxError => &report.error.0,
         _ => return,
     };
     warn(&format!("stockade: {why}"));

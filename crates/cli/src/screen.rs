@@ -16,7 +16,7 @@ use serde::Serialize;
 use stockade_protocol::screen::{Action, Finding, Grammar, LONGEST_CODE, Rule};
 use stockade_runtime::{
     Options, caller, load_policy,
-    screen::{Pending, grammar_of_ending, sentence},
+    screen::{Pending, grammar_of_file, sentence},
     with_callers_rights,
 };
 
@@ -59,7 +59,7 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     }
     let mut all = Vec::new();
     for (path, grammar, code) in files {
-        let screening = Pending::new(&code, grammar, "", &screen, privileged).finish();
+        let screening = Pending::of_text(&code, grammar, &screen, privileged).finish();
         let language = if grammar == Grammar::Python { "python" } else { "bash" };
         all.push(Screened {
             path: path.display().to_string(),
@@ -124,7 +124,7 @@ fn read(path: &Path, language: Option<Grammar>) -> anyhow::Result<Vec<Code>> {
         return Ok(out);
     }
     let code = file(path)?;
-    match language.or_else(|| known(path, &code)) {
+    match language.or_else(|| grammar_of_file(path, &code)) {
         Some(grammar) => Ok(vec![(path.to_owned(), grammar, code)]),
         None => bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", path.display()),
     }
@@ -141,7 +141,7 @@ fn directory(path: &Path, language: Option<Grammar>, out: &mut Vec<Code>) -> any
             directory(&entry.path(), language, out)?;
         } else if kind.is_file() {
             let code = file(&entry.path())?;
-            if let Some(grammar) = known(&entry.path(), &code) {
+            if let Some(grammar) = grammar_of_file(&entry.path(), &code) {
                 out.push((entry.path(), language.unwrap_or(grammar), code));
             }
         }
@@ -158,16 +158,4 @@ fn text(from: impl Read, path: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
     from.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// The language of a file, by its ending, else by its first line.
-fn known(path: &Path, code: &str) -> Option<Grammar> {
-    let by_ending = path.extension().and_then(|ending| ending.to_str()).and_then(grammar_of_ending);
-    let first = code.lines().next().filter(|line| line.starts_with("#!"));
-    let by_first_line = || {
-        let program = first?.trim_start_matches("#!").split_whitespace().find(|word| !word.ends_with("/env") && !word.starts_with('-'))?;
-        let name = program.rsplit('/').next()?.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-        language(name)
-    };
-    by_ending.or_else(by_first_line)
 }

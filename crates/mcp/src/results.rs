@@ -21,7 +21,8 @@ pub(crate) struct Executed {
     /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error; screened
     /// and approval_required for what its policy does not run for what stands in it.
     verdict: String,
-    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit.
+    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit,
+    /// 126 for code that was not run for what was found in it.
     code: i64,
     /// What it printed to stdout.
     output: String,
@@ -42,24 +43,6 @@ pub(crate) struct Executed {
     approval: Option<Approval>,
     /// Files that were asked for.
     files: Vec<Collected>,
-}
-
-/// Something in the code.
-#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub(crate) struct Finding {
-    /// Which rule finds it.
-    rule: String,
-    /// What the policy does about it: note, approve or deny.
-    action: String,
-    /// Its line, from 1; 0: all of the code.
-    line: u32,
-    /// Its column, from 1.
-    column: u32,
-    /// The text.
-    text: String,
-    /// What that comes to.
-    what: String,
 }
 
 /// How code that waits is run.
@@ -85,6 +68,22 @@ pub(crate) struct Denied {
     /// What would help.
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
+}
+
+/// Something that was found in the code.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Finding {
+    /// What it is.
+    rule: String,
+    /// What the policy does about it: note, approve or deny.
+    action: String,
+    /// Line of the code, from 1.
+    line: u32,
+    /// The text.
+    text: String,
+    /// What it comes to.
+    what: String,
 }
 
 /// A file that the code left.

@@ -162,10 +162,33 @@ impl Action {
     }
 }
 
+/// Which rules are looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rules(u32);
+
+impl Rules {
+    /// All of them.
+    pub const ALL: Rules = Rules((1 << Rule::ALL.len()) - 1);
+
+    /// Whether this one is.
+    pub const fn has(self, rule: Rule) -> bool {
+        self.0 & 1 << rule as u32 != 0
+    }
+}
+
+impl FromIterator<Rule> for Rules {
+    fn from_iter<I: IntoIterator<Item = Rule>>(rules: I) -> Self {
+        Rules(rules.into_iter().fold(0, |bits, rule| bits | 1 << rule as u32))
+    }
+}
+
 /// A finding as a result tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "json", derive(serde::Serialize, serde::Deserialize))]
 pub struct Finding {
+    /// The file that it is in; none: the code itself.
+    #[cfg_attr(feature = "json", serde(skip_serializing_if = "Option::is_none"))]
+    pub file: Option<String>,
     /// What was found.
     pub rule: Rule,
     /// What the policy does about it.
@@ -183,6 +206,8 @@ pub struct Finding {
 /// One thing that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
+    /// In which of the sources, from 0.
+    pub source: u32,
     /// What.
     pub rule: Rule,
     /// Line, from 1.
@@ -204,32 +229,43 @@ pub enum Grammar {
     Shell,
 }
 
-/// What the screener is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question<'a> {
-    /// How to read the code.
+/// A text to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source<'a> {
+    /// How to read it.
     pub grammar: Grammar,
+    /// The code.
+    pub code: &'a str,
+}
+
+/// What the screener is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// What to look for.
+    pub rules: Rules,
     /// Modules that may be imported; none: any.
     pub modules: Vec<&'a str>,
     /// Built-in names that may be used; none: any.
     pub builtins: Vec<&'a str>,
     /// Where the code may write, beside temporary directories.
     pub scratch: &'a str,
-    /// The code.
-    pub code: &'a str,
+    /// What to read.
+    pub sources: Vec<Source<'a>>,
 }
 
 /// What the screener answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// In the order of the text.
+    /// In the order of the texts.
     pub found: Vec<Found>,
-    /// How many more there were.
+    /// How many more there were. At least one of each rule is listed.
     pub omitted: u64,
 }
 
-/// The longest code that is screened.
+/// The longest code that is screened, all sources together.
 pub const LONGEST_CODE: usize = 1 << 20;
+/// The most sources.
+pub const MOST_SOURCES: usize = 64;
 /// The longest answer.
 pub const LONGEST_ANSWER: usize = 256 << 10;
 /// Findings that an answer lists.
@@ -245,16 +281,20 @@ impl<'a> Question<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.u32(QUESTION);
-        out.u32(match self.grammar {
-            Grammar::Python => 0,
-            Grammar::Shell => 1,
-        });
+        out.u32(self.rules.0);
         for list in [&self.modules, &self.builtins] {
             out.u32(list.len() as u32);
             list.iter().for_each(|item| out.string(item.as_bytes()));
         }
         out.string(self.scratch.as_bytes());
-        out.string(self.code.as_bytes());
+        out.u32(self.sources.len() as u32);
+        for source in &self.sources {
+            out.u32(match source.grammar {
+                Grammar::Python => 0,
+                Grammar::Shell => 1,
+            });
+            out.string(source.code.as_bytes());
+        }
         out.into_bytes()
     }
 
@@ -267,14 +307,20 @@ impl<'a> Question<'a> {
         if from.u32()? != QUESTION {
             return Err(Malformed);
         }
-        let grammar = match from.u32()? {
-            0 => Grammar::Python,
-            1 => Grammar::Shell,
-            _ => return Err(Malformed),
-        };
-        let question =
-            Question { grammar, modules: from.list(text)?, builtins: from.list(text)?, scratch: text(&mut from)?, code: text(&mut from)? };
-        if from.is_empty() { Ok(question) } else { Err(Malformed) }
+        let rules = Rules(from.u32()?);
+        let (modules, builtins, scratch) = (from.list(text)?, from.list(text)?, text(&mut from)?);
+        let sources = from.list(|from| {
+            let grammar = match from.u32()? {
+                0 => Grammar::Python,
+                1 => Grammar::Shell,
+                _ => return Err(Malformed),
+            };
+            Ok(Source { grammar, code: text(from)? })
+        })?;
+        if rules.0 & !Rules::ALL.0 != 0 || sources.len() > MOST_SOURCES || !from.is_empty() {
+            return Err(Malformed);
+        }
+        Ok(Question { rules, modules, builtins, scratch, sources })
     }
 }
 
@@ -286,6 +332,7 @@ impl Answer {
         out.u64(self.omitted);
         out.u32(self.found.len() as u32);
         for found in &self.found {
+            out.u32(found.source);
             out.u32(found.rule as u32);
             out.u32(found.line);
             out.u32(found.column);
@@ -306,9 +353,10 @@ impl Answer {
         }
         let omitted = from.u64()?;
         let found = from.list(|from| {
+            let source = from.u32()?;
             let rule = *Rule::ALL.get(from.u32()? as usize).ok_or(Malformed)?;
             let (line, column) = (from.u32()?, from.u32()?);
-            Ok(Found { rule, line, column, text: short(from)?, what: short(from)? })
+            Ok(Found { source, rule, line, column, text: short(from)?, what: short(from)? })
         })?;
         if found.len() > MOST_FOUND || !from.is_empty() {
             return Err(Malformed);
@@ -334,13 +382,15 @@ mod tests {
     use super::*;
 
     fn answer() -> Answer {
-        let found = |rule| Found { rule, line: 3, column: 7, text: "o.system('id')".to_string(), what: "os.system".to_string() };
+        let found = |rule| Found { source: 1, rule, line: 3, column: 7, text: "o.system('id')".to_string(), what: "os.system".to_string() };
         Answer { found: Rule::ALL.into_iter().map(found).collect(), omitted: 5 }
     }
 
     #[test]
     fn frames_come_back_as_they_went() {
-        let question = Question { grammar: Grammar::Shell, modules: vec!["math"], builtins: vec![], scratch: "/s", code: "rm é" };
+        let sources = vec![Source { grammar: Grammar::Shell, code: "rm é" }, Source { grammar: Grammar::Python, code: "" }];
+        let rules = [Rule::Fork, Rule::Screener].into_iter().collect();
+        let question = Question { rules, modules: vec!["math"], builtins: vec![], scratch: "/s", sources };
         assert_eq!(Question::decode(&question.encode()).unwrap(), question);
         assert_eq!(Answer::decode(&answer().encode()).unwrap(), answer());
     }
@@ -362,6 +412,13 @@ mod tests {
         assert!(Answer::decode(&[bytes, vec![0]].concat()).is_err());
         let long = Found { text: "x".repeat(LONGEST_TEXT + 1), ..answer().found[0].clone() };
         assert!(Answer::decode(&Answer { found: vec![long], omitted: 0 }.encode()).is_err());
+    }
+
+    #[test]
+    fn rules_are_wanted_one_by_one() {
+        let some: Rules = [Rule::Process, Rule::Screener].into_iter().collect();
+        assert!(some.has(Rule::Process) && some.has(Rule::Screener) && !some.has(Rule::Fork));
+        assert!(Rule::ALL.into_iter().all(|rule| Rules::ALL.has(rule) && !Rules::default().has(rule)));
     }
 
     #[test]

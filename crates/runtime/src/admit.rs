@@ -76,6 +76,15 @@ pub enum Ask<'a> {
 }
 
 impl<'a> Ask<'a> {
+    /// Program and arguments, of a command or an interpreter.
+    pub(crate) fn words(self) -> Vec<String> {
+        match self {
+            Ask::Command { command, .. } => command.to_vec(),
+            Ask::Interpreter { runtime, arguments, .. } => std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect(),
+            Ask::Request(_) | Ask::Image(_) | Ask::Session { .. } => Vec::new(),
+        }
+    }
+
     fn kept(self) -> Option<&'a Kept> {
         match self {
             Ask::Session { kept, .. } => Some(kept),

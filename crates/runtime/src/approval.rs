@@ -82,12 +82,12 @@ fn hash_of_scratch(scratch: Option<&OpenedScratch>, ask: Ask<'_>) -> Result<Stri
     hash(&(place, ask.number_of_session()))
 }
 
-/// Refuses what is not screened where it would be the way past approvers: a caller's
+/// Refuses what no token is for where it would be the way past approvers: a caller's
 /// command, and what a shim starts.
 ///
 /// # Errors
 /// The policy has them.
-pub(crate) fn check_screened(ask: Ask<'_>, policy: &Policy) -> Result<(), Refusal> {
+pub(crate) fn check_approvable(ask: Ask<'_>, policy: &Policy) -> Result<(), Refusal> {
     if !matches!(ask, Ask::Command { .. } | Ask::Interpreter { .. }) || policy.screen.approvers.is_empty() {
         return Ok(());
     }

@@ -131,16 +131,16 @@ fn answer(
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let screening = Screened::new(screen::Pending::of_request(request, policy, privileged), policy);
-        if let Screened::Known(screening) = &screening {
-            match screening.severest() {
-                Action::Deny => return Ok(screening.clone().onto(screening.refusal(policy))),
-                Action::Approve if request.approve.is_none() => {
-                    let report = approval::ask(ask, request, loaded, options, screening)?;
-                    return Ok(screening.clone().onto(report));
-                }
-                _ => {}
-            }
+        let screening = Screened::new(screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged), policy);
+        if let Some(refused) = screening.refusal(policy) {
+            return Ok(refused);
+        }
+        if let Screened::Known(known) = &screening
+            && known.severest() == Action::Approve
+            && request.approve.is_none()
+        {
+            let report = approval::ask(ask, request, loaded, options, known)?;
+            return Ok(known.clone().onto(report));
         }
         let pass = match request.approve.as_deref().map(|token| approval::present(token, request, loaded, options)).transpose()? {
             Some(Presented::Waits(report)) => return Ok(screening.finish().onto(*report)),
@@ -171,6 +171,14 @@ impl<'p> Screened<'p> {
         match policy.screen.severest() {
             Action::Allow | Action::Note => Screened::Pending(pending),
             Action::Approve | Action::Deny => Screened::Known(pending.finish()),
+        }
+    }
+
+    /// The result of code that does not run for what was found in it.
+    fn refusal(&self, policy: &Policy) -> Option<Report> {
+        match self {
+            Screened::Known(screening) if screening.severest() == Action::Deny => Some(screening.clone().onto(screening.refusal(policy))),
+            _ => None,
         }
     }
 
@@ -265,12 +273,17 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 
 /// Runs something whose streams are relayed; the report is without them.
 fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
-    approval::check_screened(ask, &loaded.policy)?;
+    approval::check_approvable(ask, &loaded.policy)?;
+    let policy = &loaded.policy;
+    let screening = Screened::new(screen::Pending::of_command(&ask.words(), policy, options, how.keep_errors)?, policy);
+    if let Some(refused) = screening.refusal(policy) {
+        return Ok(refused);
+    }
     let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };
     let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
-    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, stockade_protocol::Encoding::Text);
-    Ok(report::without_streams(report, message))
+    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), policy, stockade_protocol::Encoding::Text);
+    Ok(screening.finish().onto(report::without_streams(report, message)))
 }
 
 /// Writes down what came of a command.
@@ -326,6 +339,6 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
-    approval::check_screened(ask, &loaded.policy)?;
+    approval::check_approvable(ask, &loaded.policy)?;
     Admission::new(ask, &loaded, options, Purpose::Plan, Ahead::default()).map(|admission| admission.plan)
 }

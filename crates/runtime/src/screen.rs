@@ -1,4 +1,4 @@
-//! Screening: the code is given to the screener, and the policy judges what that found.
+//! Screening: code is given to the screener, and the policy judges what that found.
 //!
 //! The screener is a program of its own (`stockade-screen`), because parsers of hostile
 //! text fail in ways that nobody can catch: it gets the code in a file without a name,
@@ -6,13 +6,17 @@
 //! talks nonsense is itself a finding, under the rule `screener`; nothing that it does ends
 //! the launcher. A finding is advice. The sandbox does not rely on it.
 
+mod sources;
+
 use std::{
+    borrow::Cow,
     fs::File,
     io::{self, Read, Seek, Write},
     os::{
         fd::{AsFd, AsRawFd},
         unix::process::{CommandExt, ExitStatusExt},
     },
+    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -26,13 +30,15 @@ use rustix::{
 use stockade_policy::model::{Policy, Runtime, Screen};
 use stockade_protocol::{
     Report, Request, Verdict,
-    screen::{Action, Answer, Finding, Found, Grammar, LONGEST_ANSWER, LONGEST_CODE, Question, Rule},
+    screen::{Action, Answer, Finding, Found, Grammar, LONGEST_ANSWER, Question, Rule, Source},
 };
 
-use crate::companion;
+use crate::{Options, Refusal, caller, companion};
 
 /// The screener's program.
 const PROGRAM: &str = "stockade-screen";
+/// Findings that a refusal names; the result has all.
+const MOST_SAID: usize = 5;
 /// How long it may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -51,8 +57,9 @@ impl Screening {
         self.findings.iter().map(|finding| finding.action).max().unwrap_or(Action::Allow)
     }
 
-    fn judge(answer: Answer, screen: &Screen) -> Self {
+    fn judge(answer: Answer, files: &[Option<String>], screen: &Screen) -> Self {
         let finding = |found: Found| Finding {
+            file: usize::try_from(found.source).ok().and_then(|source| files.get(source)).cloned().flatten(),
             rule: found.rule,
             action: screen.action(found.rule),
             line: found.line,
@@ -68,9 +75,13 @@ impl Screening {
     pub(crate) fn refusal(&self, policy: &Policy) -> Report {
         let refused: Vec<String> = self.findings.iter().filter(|finding| finding.action == Action::Deny).map(sentence).collect();
         let name = &policy.name;
+        let more = match refused.len().saturating_sub(MOST_SAID) {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let refused = refused.into_iter().take(MOST_SAID).collect::<Vec<_>>().join("; ");
         let error = format!(
-            "policy `{name}` refuses this code for what is in it: {}; change the code, or take a policy whose [screen] allows it",
-            refused.join("; ")
+            "policy `{name}` refuses this code for what is in it: {refused}{more}; change the code, or take a policy whose [screen] allows it"
         );
         Report::refused(Verdict::Screened, "screened", error)
     }
@@ -84,11 +95,12 @@ impl Screening {
 /// A finding in a sentence, with nothing in it that a terminal acts on.
 pub fn sentence(finding: &Finding) -> String {
     let rule = finding.rule;
+    let file = finding.file.as_ref().map(|file| format!("{}: ", visible(file))).unwrap_or_default();
     let place = if finding.line == 0 { String::new() } else { format!("line {}, column {}: ", finding.line, finding.column) };
     let text = if finding.text.is_empty() { String::new() } else { format!(": `{}`", visible(&finding.text)) };
     let what =
         if finding.what.is_empty() || finding.what == finding.text { String::new() } else { format!(" ({})", visible(&finding.what)) };
-    format!("{place}{} {}{text}{what}", rule.name(), rule.about())
+    format!("{file}{place}{} {}{text}{what}", rule.name(), rule.about())
 }
 
 /// A text with whatever cannot be seen made visible, directions of writing among it.
@@ -110,66 +122,116 @@ pub fn grammar_of_ending(ending: &str) -> Option<Grammar> {
     }
 }
 
+/// The language of a file, by its ending, else by its first line.
+pub fn grammar_of_file(path: &Path, code: &str) -> Option<Grammar> {
+    let by_ending = path.extension().and_then(|ending| ending.to_str()).and_then(grammar_of_ending);
+    by_ending.or_else(|| {
+        let mut words = code.lines().next()?.strip_prefix("#!")?.split_whitespace();
+        let program = words.find(|word| !word.ends_with("/env") && !word.starts_with('-'))?;
+        let name = program.rsplit('/').next()?.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+        match name {
+            "python" => Some(Grammar::Python),
+            "sh" | "bash" | "dash" => Some(Grammar::Shell),
+            _ => None,
+        }
+    })
+}
+
+/// What is to be read, and what is known without.
+struct Sources<'a> {
+    /// Where the code may write.
+    scratch: Cow<'a, str>,
+    /// Each with the file that it is in; none: the code itself.
+    texts: Vec<(Option<String>, Grammar, Cow<'a, str>)>,
+    known: Vec<(Option<String>, Rule, String)>,
+}
+
 /// A screening that goes on.
 pub struct Pending<'p> {
     screen: &'p Screen,
-    state: State,
+    /// The file of each source.
+    files: Vec<Option<String>>,
+    known: Vec<Finding>,
+    asked: Option<Asked>,
 }
 
-enum State {
-    /// Nothing is looked for.
-    Idle,
-    /// It is known already.
-    Known(Rule, String),
-    Asked {
-        child: Child,
-        answer: File,
-        end: Instant,
-    },
+/// The screener at work.
+struct Asked {
+    child: Child,
+    answer: File,
+    end: Instant,
 }
 
 impl<'p> Pending<'p> {
-    /// Begins to screen a request's code.
-    pub(crate) fn of_request(request: &Request, policy: &'p Policy, privileged: bool) -> Self {
-        let language = request.language.as_deref().unwrap_or(&policy.language).to_lowercase();
-        let named = |(name, runtime): &(&String, &Runtime)| **name == language || runtime.aliases.contains(&language);
-        let Some((name, runtime)) = policy.runtimes.iter().find(named) else {
-            // Admission refuses it, and says more than could be said here.
-            return Pending { screen: &policy.screen, state: State::Idle };
+    /// Begins to screen a request's code; `scratch` is what its caller's door has named.
+    pub(crate) fn of_request(request: &Request, policy: &'p Policy, scratch: Option<&Path>, privileged: bool) -> Self {
+        // Without a runtime admission refuses it, and says more than could be said here.
+        let sources = if policy.screen.severest() == Action::Allow { None } else { sources::of_request(request, policy, scratch) };
+        Self::begin(sources, &policy.screen, privileged)
+    }
+
+    /// Begins to screen a command, where somebody reads what is found or it can be refused.
+    ///
+    /// # Errors
+    /// It cannot be known who asks.
+    pub(crate) fn of_command(words: &[String], policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
+        let least = if read { Action::Note } else { Action::Deny };
+        if policy.screen.severest() < least {
+            return Ok(Self::begin(None, &policy.screen, false));
+        }
+        let privileged = caller::identify(options.peer.as_ref())?.privileged;
+        let sources = sources::of_command(words, policy, options.scratch.as_deref());
+        Ok(Self::begin(Some(sources), &policy.screen, privileged))
+    }
+
+    /// Begins to screen a text.
+    pub fn of_text(code: &str, grammar: Grammar, screen: &'p Screen, privileged: bool) -> Self {
+        let mut sources = Sources::new("".into());
+        sources.add(None, grammar, code.into());
+        Self::begin(Some(sources), screen, privileged)
+    }
+
+    fn begin(sources: Option<Sources<'_>>, screen: &'p Screen, privileged: bool) -> Self {
+        let mut pending = Pending { screen, files: Vec::new(), known: Vec::new(), asked: None };
+        let Some(sources) = sources else { return pending };
+        sources.known.into_iter().for_each(|(file, rule, what)| pending.know(file, rule, what));
+        if sources.texts.is_empty() || screen.severest() == Action::Allow {
+            return pending;
+        }
+        let list = |names: &'p [String]| names.iter().map(String::as_str).collect();
+        let question = Question {
+            rules: Rule::ALL.into_iter().filter(|rule| screen.action(*rule) != Action::Allow).collect(),
+            modules: list(&screen.modules),
+            builtins: list(&screen.builtins),
+            scratch: &sources.scratch,
+            sources: sources.texts.iter().map(|(_, grammar, code)| Source { grammar: *grammar, code }).collect(),
         };
-        let scratch = request.scratch.as_deref().unwrap_or(stockade_policy::plan::PRIVATE_SCRATCH);
-        match grammar(runtime) {
-            Some(grammar) => Self::new(&request.code, grammar, scratch, &policy.screen, privileged),
-            None => Pending { screen: &policy.screen, state: State::Known(Rule::Language, name.clone()) },
+        match ask(&question, privileged) {
+            Ok((child, answer)) => pending.asked = Some(Asked { child, answer, end: Instant::now() + PATIENCE }),
+            Err(why) => pending.know(None, Rule::Screener, why),
+        }
+        pending.files = sources.texts.into_iter().map(|(file, ..)| file).collect();
+        pending
+    }
+
+    /// A finding about the whole of a source.
+    fn know(&mut self, file: Option<String>, rule: Rule, what: String) {
+        let action = self.screen.action(rule);
+        if action != Action::Allow {
+            self.known.push(Finding { file, rule, action, line: 0, column: 0, text: String::new(), what });
         }
     }
 
-    /// Begins to screen code.
-    pub fn new(code: &str, grammar: Grammar, scratch: &str, screen: &'p Screen, privileged: bool) -> Self {
-        let state = if screen.severest() == Action::Allow {
-            State::Idle
-        } else if code.len() > LONGEST_CODE {
-            State::Known(Rule::Screener, format!("{} bytes, which is more than {LONGEST_CODE}", code.len()))
-        } else {
-            let list = |names: &'p [String]| names.iter().map(String::as_str).collect();
-            let question = Question { grammar, modules: list(&screen.modules), builtins: list(&screen.builtins), scratch, code };
-            match ask(&question, privileged) {
-                Ok((child, answer)) => State::Asked { child, answer, end: Instant::now() + PATIENCE },
-                Err(why) => State::Known(Rule::Screener, why),
-            }
-        };
-        Pending { screen, state }
-    }
-
     /// Waits for it.
-    pub fn finish(self) -> Screening {
-        let known = |rule, what| Answer { found: vec![Found { rule, line: 0, column: 0, text: String::new(), what }], omitted: 0 };
-        let answer = match self.state {
-            State::Idle => Answer::default(),
-            State::Known(rule, what) => known(rule, what),
-            State::Asked { child, answer, end } => hear(child, answer, end).unwrap_or_else(|why| known(Rule::Screener, why)),
-        };
-        Screening::judge(answer, self.screen)
+    pub fn finish(mut self) -> Screening {
+        let mut screening = Screening::default();
+        match self.asked.take().map(|asked| hear(asked.child, asked.answer, asked.end)) {
+            Some(Ok(answer)) => screening = Screening::judge(answer, &self.files, self.screen),
+            Some(Err(why)) => self.know(None, Rule::Screener, why),
+            None => {}
+        }
+        self.known.append(&mut screening.findings);
+        Screening { findings: self.known, ..screening }
     }
 }
 

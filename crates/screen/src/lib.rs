@@ -10,13 +10,16 @@
 
 pub mod confine;
 mod decode;
+mod encoding;
 mod findings;
 mod paths;
 mod python;
 mod secrets;
 mod shell;
 
-use stockade_protocol::screen::{Answer, Grammar, Question};
+use std::borrow::Cow;
+
+use stockade_protocol::screen::{Answer, Grammar, Question, Rule, Source};
 
 use findings::Findings;
 
@@ -25,10 +28,29 @@ const DEEPEST: u8 = 3;
 
 /// Reads code and says what it found. It may overflow the stack.
 pub fn screen(question: &Question<'_>) -> Answer {
-    let mut findings = Findings::new(question.code);
-    match question.grammar {
-        Grammar::Python => python::screen(question, question.code, DEEPEST, &mut findings),
-        Grammar::Shell => shell::screen(question, question.code, DEEPEST, &mut findings),
+    let (mut found, mut all) = (Vec::new(), 0);
+    for (number, source) in (0u32..).zip(&question.sources) {
+        let readable = as_read(source);
+        let mut findings = Findings::new(&readable, source.grammar, question.rules);
+        if readable.len() < source.code.len() || (source.grammar == Grammar::Python && readable.contains('\0')) {
+            let at = source.code.find('\0').unwrap_or_default();
+            findings.add(Rule::HiddenName, (at, at), "a NUL byte");
+        }
+        match source.grammar {
+            Grammar::Python => python::screen_file(question, &readable, DEEPEST, &mut findings),
+            Grammar::Shell => shell::screen(question, &readable, DEEPEST, &mut findings),
+        }
+        all += findings.count();
+        found.extend(findings.into_found(number));
     }
-    findings.into_answer()
+    findings::answer(found, all)
+}
+
+/// The code as its interpreter takes it: a shell skips NUL bytes, and the commands that
+/// they cut in two are whole.
+fn as_read<'c>(source: &Source<'c>) -> Cow<'c, str> {
+    match source.grammar {
+        Grammar::Shell if source.code.contains('\0') => Cow::Owned(source.code.replace('\0', "")),
+        _ => Cow::Borrowed(source.code),
+    }
 }

@@ -11,7 +11,7 @@ use std::{
     process::ExitCode,
 };
 
-use stockade_protocol::screen::{Grammar, LONGEST_CODE, Question};
+use stockade_protocol::screen::{Grammar, LONGEST_CODE, Question, Source};
 use stockade_screen::confine;
 
 /// Beside the code: the lists and the path of scratch.
@@ -25,9 +25,8 @@ const NOT_ASKED: u8 = 4;
 fn main() -> ExitCode {
     let confined = confine::begin().and_then(|()| {
         // The parsers look once how large their stack is, for which a file is opened.
-        for (grammar, code) in [(Grammar::Python, "f(1)"), (Grammar::Shell, "true")] {
-            stockade_screen::screen(&Question { grammar, modules: Vec::new(), builtins: Vec::new(), scratch: "", code });
-        }
+        let sources = [(Grammar::Python, "f(1)"), (Grammar::Shell, "true")].map(|(grammar, code)| Source { grammar, code });
+        stockade_screen::screen(&Question { sources: sources.into(), ..Question::default() });
         confine::finish()
     });
     match confined {

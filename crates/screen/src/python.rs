@@ -16,11 +16,19 @@ use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
 use ruff_text_size::Ranged;
 use stockade_protocol::screen::{Question, Rule};
 
-use crate::{findings::Findings, paths, secrets};
+use crate::{encoding, findings::Findings, paths, secrets};
 use value::{Names, Value, canonical};
 
 /// Deeper expressions are not walked: chains of a thousand operators are no one's honest work.
 const DEEPEST: u16 = 1000;
+
+/// Screens a Python file.
+pub(crate) fn screen_file(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
+    if let Some((place, name)) = encoding::foreign(code) {
+        findings.add(Rule::DecodedCode, place, &format!("a file in {name}"));
+    }
+    screen(question, code, depth, findings);
+}
 
 /// Screens a Python program.
 pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
@@ -144,7 +152,7 @@ impl Walk<'_, '_> {
         let Some(text) = value.as_text().map(str::to_owned) else { return };
         self.told = place(expr).1;
         if let Some(kind) = secrets::in_text(&text) {
-            self.add(Rule::Secret, expr, kind);
+            self.findings.secret(place(expr), &text, kind);
         }
         if secrets::is_blob(&text) {
             self.add(Rule::Blob, expr, &format!("{} characters", text.chars().count()));
@@ -164,7 +172,7 @@ impl Walk<'_, '_> {
         if let Expr::StringLiteral(literal) = value
             && secrets::under_name(name, literal.value.to_str())
         {
-            self.add(Rule::Secret, value, name);
+            self.findings.secret(place(value), literal.value.to_str(), name);
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Known prefixes of keys and tokens, and values that stand under a telling name.
 
+use std::ops::Range;
+
 /// Prefixes of tokens, how many characters follow at least, and whose they are.
 const TOKENS: [(&str, usize, &str); 16] = [
     ("AKIA", 16, "AWS access key"),
@@ -27,31 +29,66 @@ const NAMES: [&str; 8] = ["password", "passwd", "secret", "token", "apikey", "ap
 
 /// What kind of secret a text holds, if any.
 pub(crate) fn in_text(text: &str) -> Option<&'static str> {
-    if text.contains("-----BEGIN ") && text.contains("PRIVATE KEY-----") {
-        return Some("private key");
+    places(text).first().map(|(_, kind)| *kind)
+}
+
+/// The text with a stand-in for each secret in it.
+pub(crate) fn without(text: &str) -> String {
+    let mut places = places(text);
+    places.sort_by_key(|(place, _)| place.start);
+    let (mut out, mut at) = (String::new(), 0);
+    for (place, _) in places {
+        if place.start >= at {
+            out.push_str(&text[at..place.start]);
+            out.push_str(&stand_in(&text[place.clone()]));
+            at = place.end;
+        }
+    }
+    out.push_str(&text[at..]);
+    out
+}
+
+/// What is shown in the place of a secret.
+pub(crate) fn stand_in(secret: &str) -> String {
+    format!("<{} characters>", secret.chars().count())
+}
+
+/// Where secrets stand in a text, without the prefixes by which they are known.
+fn places(text: &str) -> Vec<(Range<usize>, &'static str)> {
+    let mut out = Vec::new();
+    if let Some(at) = text.find("-----BEGIN ").filter(|at| text[*at..].contains("PRIVATE KEY-----")) {
+        out.push((at..text.len(), "private key"));
     }
     for (prefix, least, kind) in TOKENS {
         for (at, _) in text.match_indices(prefix) {
             let begins = text[..at].chars().next_back().is_none_or(|c| !c.is_ascii_alphanumeric());
-            let follow = text[at + prefix.len()..].chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')).count();
+            let start = at + prefix.len();
+            let follow = text[start..].chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-')).count();
             if begins && follow >= least {
-                return Some(kind);
+                out.push((start..start + follow, kind));
             }
         }
     }
-    let jwt = |part: &str| part.starts_with("eyJ") && part.split('.').filter(|part| part.len() >= 10).count() == 3;
-    if text.split([' ', '"', '\'']).any(jwt) {
-        return Some("signed token");
+    for (at, _) in text.match_indices("eyJ") {
+        let word = &text[at..at + text[at..].find([' ', '"', '\'']).unwrap_or(text.len() - at)];
+        let begins = text[..at].chars().next_back().is_none_or(|c| matches!(c, ' ' | '"' | '\''));
+        if begins && word.split('.').filter(|part| part.len() >= 10).count() == 3 {
+            out.push((at..at + word.len(), "signed token"));
+        }
     }
-    password_in_url(text).then_some("password in an address")
+    out.extend(passwords_in_urls(text).map(|place| (place, "password in an address")));
+    out
 }
 
 /// `scheme://user:password@host`.
-fn password_in_url(text: &str) -> bool {
-    text.match_indices("://").any(|(at, _)| {
+fn passwords_in_urls(text: &str) -> impl Iterator<Item = Range<usize>> {
+    text.match_indices("://").filter_map(|(at, _)| {
         let rest = &text[at + 3..];
         let host = &rest[..rest.find(['/', ' ', '"', '\'', '?']).unwrap_or(rest.len())];
-        host.rsplit_once('@').and_then(|(user, _)| user.split_once(':')).is_some_and(|(_, password)| is_likely(password, 6))
+        let (user, _) = host.rsplit_once('@')?;
+        let (name, password) = user.split_once(':')?;
+        let start = at + 3 + name.len() + 1;
+        is_likely(password, 6).then_some(start..start + password.len())
     })
 }
 
@@ -109,6 +146,18 @@ mod tests {
         }
         assert!(under_name("db_password", "hunter2!x"));
         assert!(!under_name("password", "correct horse") && !under_name("password", "changeme") && !under_name("passwords", "hunter2!x"));
+    }
+
+    #[test]
+    fn secrets_are_taken_out() {
+        for (text, left) in [
+            ("a ghp_0123456789abcdefghijABCDEFGHIJ012345 b", "a ghp_<36 characters> b"),
+            ("mysql://root:pa55w0rd!@db/x", "mysql://root:<9 characters>@db/x"),
+            ("x -----BEGIN RSA PRIVATE KEY-----\nabc", "x <35 characters>"),
+            ("nothing to hide", "nothing to hide"),
+        ] {
+            assert_eq!(without(text), left);
+        }
     }
 
     #[test]

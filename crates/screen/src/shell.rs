@@ -15,6 +15,8 @@ use words::{Variables, Word};
 
 /// Deeper trees are not walked.
 const DEEPEST: u16 = 400;
+/// Longer words in braces are not looked at.
+const LONGEST_BRACES: usize = 256;
 /// Stages of a pipeline that may feed a later one.
 const LONGEST_PIPELINE: usize = 16;
 
@@ -45,6 +47,8 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     }
     walk.node(tree.root_node(), 0);
     walk.spelt_out_bomb();
+    walk.torn_words(tree.root_node());
+    walk.braces(tree.root_node());
 }
 
 /// Screens one command by its words.
@@ -117,6 +121,7 @@ impl Walk<'_, '_> {
             "pipeline" => self.pipeline(node),
             "variable_assignment" => self.assignment(node),
             "file_redirect" => self.redirect(node),
+            "heredoc_redirect" => self.here_document(node),
             "function_definition" => {
                 let name = node.child_by_field_name("name").map(|name| self.source(name).to_owned()).unwrap_or_default();
                 self.functions.push(name);
@@ -149,7 +154,7 @@ impl Walk<'_, '_> {
     fn text(&mut self, node: Node<'_>) {
         let word = self.word(node);
         if let Some(kind) = secrets::in_text(&word.text) {
-            self.findings.add(Rule::Secret, span(node), kind);
+            self.findings.secret(span(node), &word.text, kind);
         }
         if secrets::is_blob(&word.text) {
             self.findings.add(Rule::Blob, span(node), &format!("{} characters", word.text.len()));
@@ -165,7 +170,7 @@ impl Walk<'_, '_> {
         let (Some(name), Some(value)) = (node.child_by_field_name("name"), node.child_by_field_name("value")) else { return };
         let (name, word) = (self.source(name).to_owned(), self.word(value));
         if word.known && secrets::under_name(&name, &word.text) {
-            self.findings.add(Rule::Secret, span(value), &name);
+            self.findings.secret(span(value), &word.text, &name);
         }
         self.variables.set(&name, word);
     }
@@ -213,6 +218,13 @@ impl Walk<'_, '_> {
         if name_built && words.first().is_some_and(|name| name.known && commands::is_known(&name.text)) {
             self.findings.add(Rule::HiddenName, span(node), &words.first().map(|name| name.text.clone()).unwrap_or_default());
         }
+        let printed = |name: Node<'_>| self.inner_stages(name, 0).iter().any(|stage| commands::makes_text(&stage.words));
+        if node.child_by_field_name("name").is_some_and(|name| words::is_cut_out(name, self.code) || printed(name)) {
+            self.findings.add(Rule::HiddenName, span(node), "the name of a command");
+        }
+        if let (Some(name), Some(script)) = (commands::reads_code(&words), self.here_string(node)) {
+            self.runs(&name, &script, span(node));
+        }
         let fed = self.fed_by_here_string(node);
         self.command_of(&words, span(node), &fed);
         let name = words.first().map(|word| word.text.as_str()).unwrap_or_default();
@@ -227,14 +239,47 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// What `<<<` gives to a command, and what a process substitution does.
-    fn fed_by_here_string(&self, node: Node<'_>) -> Vec<Stage> {
+    /// What stands behind a command and is fed to it, of this kind.
+    fn redirects<'n>(&self, node: Node<'n>, kind: &str) -> Vec<Node<'n>> {
         let mut parts = self.children(node);
         if let Some(parent) = node.parent().filter(|parent| parent.kind() == "redirected_statement") {
             parts.extend(self.children(parent));
         }
-        let here = parts.into_iter().filter(|part| part.kind() == "herestring_redirect");
-        here.flat_map(|part| self.inner_stages(part, 0)).collect()
+        parts.retain(|part| part.kind() == kind);
+        parts
+    }
+
+    /// The commands whose output `<<<` gives to a command.
+    fn fed_by_here_string(&self, node: Node<'_>) -> Vec<Stage> {
+        self.redirects(node, "herestring_redirect").into_iter().flat_map(|part| self.inner_stages(part, 0)).collect()
+    }
+
+    /// The text that `<<<` gives to a command.
+    fn here_string(&self, node: Node<'_>) -> Option<String> {
+        let part = *self.redirects(node, "herestring_redirect").first()?;
+        let word = self.word(*self.children(part).first()?);
+        word.known.then_some(word.text)
+    }
+
+    /// A text for whoever reads it: code for a shell, also at the end of a pipeline.
+    fn here_document(&mut self, node: Node<'_>) {
+        let parts = self.children(node);
+        let Some(script) = parts.iter().find(|part| part.kind() == "heredoc_body").map(|body| self.source(*body).to_owned()) else {
+            return;
+        };
+        let before = node.parent().filter(|parent| parent.kind() == "redirected_statement");
+        let readers: Vec<Node<'_>> = before
+            .and_then(|statement| statement.child_by_field_name("body"))
+            .into_iter()
+            .chain(parts)
+            .flat_map(|part| if part.kind() == "pipeline" { self.children(part) } else { vec![part] })
+            .flat_map(|part| self.commands_in(part))
+            .collect();
+        for reader in readers {
+            if let Some(name) = commands::reads_code(&self.words_of(reader)) {
+                self.runs(&name, &script, span(reader));
+            }
+        }
     }
 
     /// The commands that a substitution within this node runs.
@@ -269,6 +314,46 @@ impl Walk<'_, '_> {
                 .flat_map(|child| if child.kind() == "pipeline" { Vec::new() } else { self.commands_in(child) })
                 .collect(),
             _ => Vec::new(),
+        }
+    }
+
+    /// Whether a place is code, and no text, comment or document.
+    fn is_code(root: Node<'_>, at: usize) -> bool {
+        let kind = root.descendant_for_byte_range(at, at + 1).map_or("", |node| node.kind());
+        !(kind.contains("string") || kind.contains("heredoc") || matches!(kind, "comment" | "\"" | "'"))
+    }
+
+    /// Words with a line break within, which the shell does not see.
+    fn torn_words(&mut self, root: Node<'_>) {
+        let of_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
+        let code = self.code;
+        let torn = code.match_indices("\\\n").find(|(at, tear)| {
+            of_word(code[..*at].chars().next_back()) && of_word(code[at + tear.len()..].chars().next()) && Self::is_code(root, *at)
+        });
+        if let Some((at, tear)) = torn {
+            let start = code[..at].rfind(char::is_whitespace).map_or(0, |before| before + 1);
+            let place =
+                (start, at + tear.len() + code[at + tear.len()..].find(char::is_whitespace).unwrap_or(code.len() - at - tear.len()));
+            self.findings.add(Rule::HiddenName, place, "a word in two lines");
+            self.runs("sh", &code.replace(tear, ""), place);
+        }
+    }
+
+    /// Commands whose words are put together by braces.
+    fn braces(&mut self, root: Node<'_>) {
+        let code = self.code;
+        for (at, _) in code.match_indices('{') {
+            let begins = code[..at].trim_end_matches([' ', '\t']).chars().next_back().is_none_or(|c| "\n;&|(".contains(c));
+            if !begins {
+                continue;
+            }
+            let inner: String = code[at + 1..].chars().take(LONGEST_BRACES).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
+            let closed = code[at + 1 + inner.len()..].starts_with('}');
+            if closed && inner.contains(',') && Self::is_code(root, at) {
+                let place = (at, at + inner.len() + 2);
+                self.findings.add(Rule::HiddenName, place, "words in braces");
+                self.runs("sh", &inner.replace(',', " "), place);
+            }
         }
     }
 

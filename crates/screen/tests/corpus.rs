@@ -7,12 +7,15 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use stockade_protocol::screen::{Grammar, Question, Rule};
+use stockade_protocol::screen::{Grammar, Question, Rule, Rules, Source};
 
 /// Programs of which a rule is missed.
 const MISSED: [&str; 0] = [];
 /// Honest programs of which too much is said.
 const FALSE_ALARMS: [&str; 0] = [];
+/// How many of those that misbehave `strict` stops, and how many honest ones.
+const STRICT_STOPS: usize = 160;
+const STRICT_ALARMS: usize = 0;
 
 struct Program {
     name: String,
@@ -33,7 +36,8 @@ fn programs(start: &str) -> Vec<Program> {
             let (head, code) = part.split_once('\n').unwrap();
             let (name, labels) = head.split_once(": ").unwrap_or((head, ""));
             let labels = labels.split(", ").filter(|label| !label.is_empty()).map(|label| Rule::from_name(label).unwrap()).collect();
-            let question = Question { grammar, modules: Vec::new(), builtins: Vec::new(), scratch: "/scratch", code };
+            let sources = vec![Source { grammar, code }];
+            let question = Question { rules: Rules::ALL, scratch: "/scratch", sources, ..Question::default() };
             let found = stockade_screen::screen(&question).found.into_iter().map(|found| found.rule).collect();
             programs.push(Program { name: format!("{}:{name}", file.file_stem().unwrap().to_str().unwrap()), labels, found });
         }
@@ -71,4 +75,40 @@ fn honest_programs_are_told_for_what_they_do_and_nothing_else() {
     }
     println!("{} of {} honest programs: told for what they do", programs.len() - alarmed.len(), programs.len());
     assert_eq!(alarmed, FALSE_ALARMS);
+}
+
+/// The rules for which a shipped policy stops code, as its file says.
+fn stopped_by(policy: &str) -> BTreeSet<Rule> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies").join(policy);
+    let text = fs::read_to_string(path).unwrap();
+    let section = text.split_once("\n[screen]\n").unwrap().1.split("\n[").next().unwrap();
+    let stops = |line: &str| {
+        let (name, action) = line.split_once('=')?;
+        let stopping = ["\"deny\"", "\"approve\""].iter().any(|word| action.trim_start().starts_with(word));
+        stopping.then(|| Rule::from_name(name.trim())).flatten()
+    };
+    section.lines().filter_map(stops).collect()
+}
+
+/// How many programs each policy stops: of those that misbehave at least so many, of honest
+/// ones at most so many.
+#[test]
+fn shipped_policies_stop_what_they_are_for() {
+    let mut misbehaving = programs("misbehaving");
+    misbehaving.extend(programs("obfuscated"));
+    let honest = programs("benign");
+    for (policy, least, most) in [("default.toml", 0, 0), ("strict.toml", STRICT_STOPS, STRICT_ALARMS)] {
+        let rules = stopped_by(policy);
+        let stopped = |programs: &[Program]| programs.iter().filter(|program| !program.found.is_disjoint(&rules)).count();
+        let told = |programs: &[Program]| programs.iter().filter(|program| !program.found.is_empty()).count();
+        let (bad, good) = (stopped(&misbehaving), stopped(&honest));
+        println!(
+            "{policy}: stops {bad} of {} programs that misbehave and {good} of {} honest ones; something is found in {} and {}",
+            misbehaving.len(),
+            honest.len(),
+            told(&misbehaving),
+            told(&honest)
+        );
+        assert!(bad >= least && good <= most, "{policy}: {bad} and {good}");
+    }
 }

@@ -12,7 +12,7 @@ use stockade_egress::{
 use stockade_policy::egress::Whitelist;
 use stockade_protocol::{
     frame::{Event, Evidence, FileToWrite, Job},
-    screen::{Answer, Found, LONGEST_TEXT, MOST_FOUND, Question, Rule},
+    screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Question, Rule, Rules, Source},
 };
 
 use super::Target;
@@ -251,13 +251,13 @@ pub const FINDINGS: Target = Target {
 };
 
 fn findings_seeds() -> Vec<Vec<u8>> {
-    let found = |rule| Found { rule, line: 2, column: 7, text: String::from("o.system"), what: String::from("os.system") };
+    let found = |rule| Found { source: 0, rule, line: 2, column: 7, text: String::from("o.system"), what: String::from("os.system") };
     let question = Question {
-        grammar: stockade_protocol::screen::Grammar::Python,
+        rules: Rules::ALL,
         modules: vec!["math"],
         builtins: vec!["print"],
         scratch: "/scratch",
-        code: "print(6*7)",
+        sources: vec![Source { grammar: Grammar::Python, code: "print(6*7)" }, Source { grammar: Grammar::Shell, code: "true" }],
     };
     vec![
         Answer::default().encode(),

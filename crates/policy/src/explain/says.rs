@@ -264,6 +264,7 @@ fn screen(policy: &Policy) -> Vec<Statement> {
         return says.0;
     }
     says.say("its text is read before it runs; this is advice to whoever reads results, and no boundary: the sandbox holds without it");
+    says.say("read are code and files of a request, the words of a command, and the script in scratch that it names; not what comes on stdin, what is only imported, or what code writes itself");
     for action in [Action::Deny, Action::Approve, Action::Note] {
         let rules: Vec<String> = Rule::ALL
             .into_iter()

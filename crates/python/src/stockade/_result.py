@@ -84,6 +84,8 @@ class Finding:
     column: int = 0
     text: str = ""
     what: str = ""
+    #: The file that it is in; None: the code itself.
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class Result:
     #: The program's stdout, and its stderr or what went wrong before it could start.
     output: str
     error: str
-    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit.
+    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened.
     code: int
     #: It exited by itself with 0.
     success: bool

@@ -1,12 +1,12 @@
 //! What a command does, by its words.
 
-use stockade_protocol::screen::{Grammar, Question, Rule};
+use stockade_protocol::screen::Rule;
 
 use super::{Stage, Walk, words, words::Word};
 use crate::{paths, python, shell};
 
 /// Commands that run what follows them; with the options of theirs that take a value.
-const WRAPPERS: [(&str, &[&str]); 19] = [
+const WRAPPERS: [(&str, &[&str]); 20] = [
     ("sudo", &["-u", "-g", "-h", "-p", "-C", "-T", "--user", "--group"]),
     ("doas", &["-u", "-C"]),
     ("env", &["-u", "-C", "-S"]),
@@ -26,6 +26,7 @@ const WRAPPERS: [(&str, &[&str]); 19] = [
     ("parallel", &["-j"]),
     ("chronic", &[]),
     ("unbuffer", &[]),
+    ("coproc", &[]),
 ];
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "zsh", "ash", "ksh", "fish"];
 const INTERPRETERS: [&str; 7] = ["python", "python3", "python2", "perl", "ruby", "node", "php"];
@@ -217,6 +218,12 @@ impl Walk<'_, '_> {
             "killall" | "pkill" | "killall5" => self.findings.add(Rule::Process, at, &name),
             "env" | "printenv" | "set" if arguments.is_empty() => self.findings.add(Rule::Credentials, at, &name),
             "eval" => self.evaluates(arguments, at),
+            // What a signal, the end or a name of its own will have it run.
+            "trap" if arguments.first().is_some_and(|word| word.known && !word.text.starts_with('-')) => self.runs("sh", text(0), at),
+            "alias" => {
+                let scripts: Vec<&str> = arguments.iter().filter_map(|word| Some(word.text.split_once('=')?.1)).collect();
+                scripts.into_iter().for_each(|script| self.runs("sh", script, at));
+            }
             "perl" | "ruby" | "php" | "node" => {
                 let script = arguments.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
                 for (rule, signs) in [(Rule::Network, ["socket", "Socket", "net."]), (Rule::Process, ["exec", "system", "spawn"])] {
@@ -296,13 +303,13 @@ impl Walk<'_, '_> {
         arguments.get(flag + 1).map(|word| word.text.clone())
     }
 
-    fn runs(&mut self, name: &str, script: &str, at: (usize, usize)) {
+    /// Screens a text that a command takes for code.
+    pub(super) fn runs(&mut self, name: &str, script: &str, at: (usize, usize)) {
         let Some(depth) = self.depth.checked_sub(1) else { return };
-        let python = name.starts_with("python");
-        let question = Question { grammar: if python { Grammar::Python } else { Grammar::Shell }, ..self.question.clone() };
-        self.findings.inside(at, |findings| match question.grammar {
-            Grammar::Python => python::screen(&question, script, depth, findings),
-            Grammar::Shell => shell::screen(&question, script, depth, findings),
+        let question = self.question;
+        self.findings.inside(at, |findings| match name.starts_with("python") {
+            true => python::screen(question, script, depth, findings),
+            false => shell::screen(question, script, depth, findings),
         });
     }
 
@@ -320,12 +327,8 @@ impl Walk<'_, '_> {
                 self.findings.add(Rule::Destroy, at, &name);
             }
         }
-        let reads_code =
-            SHELLS.contains(&name.as_str()) || INTERPRETERS.contains(&name.as_str()) || matches!(name.as_str(), "eval" | "source" | ".");
-        let has_script =
-            inner.iter().skip(1).any(|word| !word.text.starts_with('-') && word.text != "*") && !inner.iter().any(|word| word.text == "-s");
-        if reads_code && (!has_script || matches!(name.as_str(), "eval" | "source" | ".")) {
-            self.code_from(fed, at);
+        if let Some(name) = reads_code(words) {
+            self.code_from(&name, fed, at);
         }
     }
 
@@ -354,11 +357,14 @@ impl Walk<'_, '_> {
             endless: 0,
         };
         let stages = inner.inner_stages(tree.root_node(), 0);
-        self.code_from(stages.get(1..).unwrap_or_default(), at);
+        self.code_from(name, stages.get(1..).unwrap_or_default(), at);
     }
 
-    /// Code comes out of these commands.
-    fn code_from(&mut self, stages: &[Stage], at: (usize, usize)) {
+    /// Code comes out of these commands, for the one of this name.
+    fn code_from(&mut self, name: &str, stages: &[Stage], at: (usize, usize)) {
+        if let Some(script) = stages.last().and_then(|stage| printed(&stage.words)) {
+            self.runs(name, &script, at);
+        }
         for stage in stages {
             let words = unwrapped(&stage.words);
             let Some(name) = words.first().map(|word| base(&word.text)) else { continue };
@@ -370,6 +376,51 @@ impl Walk<'_, '_> {
             }
         }
     }
+}
+
+/// The name of a command that takes what it is fed for code, as one with a script does not.
+pub(super) fn reads_code(words: &[Word]) -> Option<String> {
+    let words = unwrapped(words);
+    let name = base(&words.first()?.text);
+    if matches!(name, "eval" | "source" | ".") {
+        return Some(name.to_owned());
+    }
+    let arguments = words.get(1..).unwrap_or_default();
+    let script = arguments.iter().any(|word| !word.text.starts_with('-') && word.text != "*");
+    let reads = (SHELLS.contains(&name) || INTERPRETERS.contains(&name)) && (!script || arguments.iter().any(|word| word.text == "-s"));
+    reads.then(|| name.to_owned())
+}
+
+/// What a command prints, where that stands in its words.
+fn printed(words: &[Word]) -> Option<String> {
+    let words = unwrapped(words);
+    let (name, mut arguments) = words.split_first()?;
+    let flagged = arguments.first().is_some_and(|word| matches!(word.text.as_str(), "-e" | "-n" | "-ne" | "-en"));
+    if flagged {
+        arguments = arguments.get(1..).unwrap_or_default();
+    }
+    if !arguments.iter().all(|word| word.known) {
+        return None;
+    }
+    let mut texts = arguments.iter().map(|word| word.text.as_str());
+    match base(&name.text) {
+        "echo" => {
+            let text = texts.collect::<Vec<_>>().join(" ");
+            Some(if flagged { words::escapes(&text) } else { text })
+        }
+        "printf" => {
+            let form = words::escapes(texts.next()?);
+            Some(texts.fold(form, |form, text| form.replacen("%s", text, 1)))
+        }
+        _ => None,
+    }
+}
+
+/// Whether a command makes another text of what it is given, or prints one.
+pub(super) fn makes_text(words: &[Word]) -> bool {
+    let words = unwrapped(words);
+    let Some(name) = words.first().map(|word| base(&word.text)) else { return false };
+    matches!(name, "echo" | "printf" | "tr" | "sed") || decodes(name, words.get(1..).unwrap_or_default())
 }
 
 /// Whether a command undoes an encoding.

@@ -126,6 +126,20 @@ pub(super) fn is_put_together(name: Node<'_>, code: &str) -> bool {
     })
 }
 
+/// Whether the name of a command is cut out of a variable, or named by one.
+pub(super) fn is_cut_out(name: Node<'_>, code: &str) -> bool {
+    let mut cursor = name.walk();
+    name.named_children(&mut cursor).any(|child| match child.kind() {
+        "expansion" => {
+            let text = source(child, code);
+            let cut = text.split_once(':').is_some_and(|(_, rest)| rest.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+            text.starts_with("${!") || cut
+        }
+        "concatenation" | "string" => is_cut_out(child, code),
+        _ => false,
+    })
+}
+
 fn without_backslashes(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut letters = text.chars();
