@@ -29,6 +29,7 @@ pub const TARGETS: &[Target] = &[
     bytes::PACKET,
     bytes::JOB,
     bytes::EVENT,
+    bytes::FINDINGS,
     speech::HELLO,
     speech::HTTP,
     texts::POLICY,

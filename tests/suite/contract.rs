@@ -113,6 +113,7 @@ fn a_result_has_every_field_of_the_contract() {
         "lossy",
         "usage",
         "limits",
+        "findings",
         "denials",
         "egress",
         "files",

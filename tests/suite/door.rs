@@ -58,13 +58,13 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// Listens, and starts what `command` makes for each connection.
-struct Door {
+pub struct Door {
     path: PathBuf,
     served: Receiver<Child>,
 }
 
 impl Door {
-    fn open(name: &str, command: impl Fn() -> Command + Send + 'static) -> Self {
+    pub fn open(name: &str, command: impl Fn() -> Command + Send + 'static) -> Self {
         let path = directory().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
@@ -93,12 +93,12 @@ impl Door {
     }
 
     /// A client of the program's own, by these words before it.
-    fn client(&self, words: &[&str]) -> Command {
+    pub fn client(&self, words: &[&str]) -> Command {
         client(&self.path, words)
     }
 
     #[track_caller]
-    fn ask(&self, words: &[&str], request: &Value) -> Done {
+    pub fn ask(&self, words: &[&str], request: &Value) -> Done {
         Done::of(feed(&mut self.client(words), request.to_string().as_bytes()))
     }
 

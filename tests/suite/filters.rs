@@ -24,7 +24,7 @@ use stockade_policy::{
 use crate::{
     harness::{Test, is_root, test},
     patience::patient_limit,
-    stockade::{Done, exec_with, feed, scratch, stockade, text, under},
+    stockade::{Done, PolicyDirectory, exec_with, feed, scratch, stockade, text, under, unscreened},
 };
 
 pub const TESTS: &[Test] = &[
@@ -249,7 +249,9 @@ fn script(probes: &[Probe], i386: &[u32]) -> String {
 fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
     let limits = json!({"wall": patient_limit(60_000), "cpus": 1, "memory": "256MiB"});
     let i386: Vec<u32> = (0..470).collect();
-    let done = exec_with(&["--policy", name], json!({"code": script(probes, &i386), "limits": limits, "scratch": scratch}));
+    let policies = PolicyDirectory::new();
+    let policy = policies.write(name, &unscreened(name, ""));
+    let done = exec_with(&["--policy", &policy], json!({"code": script(probes, &i386), "limits": limits, "scratch": scratch}));
     let inside = done.succeeded().json();
     // The control: only what is allowed, and by the 32-bit entry only to ask for the own number.
     let reaching: Vec<Probe> = probes.iter().filter(|probe| probe.answer.is_the_kernels()).cloned().collect();
@@ -350,13 +352,15 @@ fn every_call_by_number_is_answered_so_in_a_host_scratch() {
 fn every_call_that_strict_kills_for_ends_the_run() {
     let kill = shipped("strict").seccomp.kill;
     assert!(kill.len() > 30, "{kill:?}");
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("strict", &unscreened("strict", ""));
     let try_each = |names: &[String]| {
         for name in names {
             let number = names::number(name).unwrap();
             let code = format!(
                 "import ctypes\nprint('tried', flush=True)\nctypes.CDLL(None).syscall({number}, -1, -1, -1, -1, -1, -1)\nprint('lived')"
             );
-            let done = exec_with(&["--policy", "strict"], json!({"code": code, "limits": {"wall": patient_limit(20_000), "cpus": 1}}));
+            let done = exec_with(&["--policy", &policy], json!({"code": code, "limits": {"wall": patient_limit(20_000), "cpus": 1}}));
             done.expect(json!({"verdict": "syscall_denied", "output": "tried\n", "success": false}));
             assert_eq!(done["denials"][0]["what"], name.as_str(), "{}", done.brief());
         }

@@ -18,6 +18,7 @@ mod probe;
 mod stockade;
 mod tracer;
 
+mod approval;
 mod attacks;
 mod audit;
 mod bad_input;
@@ -43,6 +44,7 @@ mod prove;
 mod remedies;
 mod resources;
 mod run;
+mod screen;
 mod session_life;
 mod sessions;
 mod shims;
@@ -79,6 +81,8 @@ fn main() -> std::process::ExitCode {
         sessions::TESTS,
         session_life::TESTS,
         audit::TESTS,
+        screen::TESTS,
+        approval::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

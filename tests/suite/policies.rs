@@ -49,7 +49,7 @@ pub const TESTS: &[Test] = &[
     test!(RootOnly, a_program_with_a_set_id_bit_refuses_to_start),
 ];
 
-const SHIPPED: [&str; 6] = ["default", "strict", "shell", "data-science", "pypi", "blueprint"];
+const SHIPPED: [&str; 7] = ["default", "strict", "review", "shell", "data-science", "pypi", "blueprint"];
 
 fn policy(arguments: &[&str]) -> (Output, String, String) {
     let output = stockade([&["policy"], arguments].concat()).output().unwrap();

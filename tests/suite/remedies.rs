@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     harness::{Test, directory, test},
-    stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, put, python, scratch, stockade, text},
+    stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, put, python, scratch, stockade, text, unscreened},
 };
 
 pub const TESTS: &[Test] = &[
@@ -29,10 +29,15 @@ pub const TESTS: &[Test] = &[
     test!(Both, run_puts_hints_into_its_report_alone),
 ];
 
+/// A line as a denial names it, in the lines of a policy.
+fn lines(line: &str) -> String {
+    let (section, rest) = line.split_once("] ").unwrap_or_else(|| panic!("no section: {line}"));
+    format!("{section}]\n{rest}")
+}
+
 /// A policy that extends `base` by a line as a denial names it.
 fn pasted(policies: &PolicyDirectory, base: &str, line: &str) -> String {
-    let (section, rest) = line.split_once("] ").unwrap_or_else(|| panic!("no section: {line}"));
-    policies.write("pasted", &derived_from(base, &format!("{section}]\n{rest}")))
+    policies.write("pasted", &derived_from(base, &lines(line)))
 }
 
 /// The one denial of a run.
@@ -48,13 +53,13 @@ const FRAME: &str = "import ctypes, os, socket, struct, sys\nlibrary = ctypes.CD
 #[track_caller]
 fn lifted_by_its_line(base: &str, what: &str, act: &str) {
     let request = json!({"code": FRAME.replace("ACT", act)});
-    let done = exec_with(&["--policy", base], request.clone());
+    let policies = PolicyDirectory::new();
+    let done = exec_with(&["--policy", &policies.write("plain", &unscreened(base, ""))], request.clone());
     let refused = denial(&done);
     assert_eq!((&refused["what"], &refused["kind"], refused.get("hint")), (&json!(what), &json!("syscall"), None), "{act}");
     assert_ne!(done.output(), "ok\n", "{act}");
-    let policies = PolicyDirectory::new();
     let line = refused["allow"].as_str().unwrap_or_else(|| panic!("{refused}"));
-    let allowing = pasted(&policies, base, line);
+    let allowing = policies.write("pasted", &unscreened(base, &lines(line)));
     let done = exec_with(&["--policy", &allowing], request);
     done.succeeded().expect(json!({"output": "ok\n", "denials": []}));
 }

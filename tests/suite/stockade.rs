@@ -290,6 +290,15 @@ pub fn derived_from(base: &str, lines: &str) -> String {
     format!("schema = 1\ndescription = \"of a test\"\nextends = \"{base}\"\n{lines}\n")
 }
 
+/// A policy that is a shipped one but for these lines, and for refusing code before it runs:
+/// for what the sandbox does with such code.
+pub fn unscreened(base: &str, lines: &str) -> String {
+    let screen = stockade_policy::load_shipped(base).unwrap().screen;
+    let refused = screen.actions.iter().filter(|(_, action)| action.name() != "allow");
+    let notes: String = refused.map(|(rule, _)| format!("{} = \"note\"\n", rule.name())).collect();
+    derived_from(base, &format!("[screen]\n{notes}\n{lines}"))
+}
+
 /// A host secret that must not be found anywhere in a result.
 pub fn token(name: &str) -> String {
     format!("canary-{name}-{}", std::process::id())

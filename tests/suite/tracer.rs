@@ -8,7 +8,8 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
+    fs::{self, File},
+    path::PathBuf,
     sync::mpsc,
     thread,
     time::Duration,
@@ -25,7 +26,10 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::stockade::{program_path, text, under};
+use crate::{
+    harness::directory,
+    stockade::{program_path, text, under},
+};
 
 /// The name of the process that the caller starts.
 pub const LAUNCHER: &str = "launcher";
@@ -100,10 +104,22 @@ struct Tracer {
     calls: Vec<Point>,
 }
 
+/// The program without the screener beside it, whose process would be one more of the
+/// launcher's: what becomes of that changes findings only, as
+/// `screen::a_screener_that_fails_is_a_finding` shows.
+fn alone() -> PathBuf {
+    let place = directory().join("traced");
+    if !place.exists() {
+        fs::create_dir(&place).unwrap();
+        fs::copy(program_path().unwrap(), place.join("stockade")).unwrap();
+    }
+    place.join("stockade")
+}
+
 /// Runs the program with these arguments, and interferes at one point.
 pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option<(&Point, Act)>) -> Traced {
     // A shell that stops itself: nothing of the program happens before it is traced.
-    let program = program_path().unwrap();
+    let program = alone();
     let mut command = under(&["/bin/sh", "-c", r#"kill -STOP $$; exec "$0" "$@""#, text(&program)]);
     #[expect(clippy::zombie_processes, reason = "it is waited for below, as one of those that are traced")]
     let child = command.args(arguments).stdin(stdin).stdout(stdout).stderr(stderr).spawn().unwrap();

@@ -17,7 +17,7 @@ use crate::{
     harness::{Test, directory, eventually, is_root, test, wait_within},
     patience::{patient, patient_limit},
     probe::{Control, denied_in},
-    stockade::{Done, PolicyDirectory, derived, exec, exec_with, no_process_is_left, python, scratch, start, stockade, text},
+    stockade::{Done, PolicyDirectory, derived, exec, exec_with, no_process_is_left, python, scratch, start, stockade, text, unscreened},
 };
 
 pub const TESTS: &[Test] = &[
@@ -352,9 +352,11 @@ fn a_system_call_that_the_policy_kills_for_is_syscall_denied() {
 }
 
 fn strict_kills_for_the_tools_of_exploits() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("strict", &unscreened("strict", ""));
     for (number, name) in [(321, "bpf"), (425, "io_uring_setup"), (272, "unshare"), (165, "mount"), (250, "keyctl"), (323, "userfaultfd")] {
         let code = format!("import ctypes\nctypes.CDLL(None).syscall({number}, 0, 0, 0, 0, 0)\nprint('after')");
-        let done = exec_with(&["--policy", "strict"], json!({"code": code}));
+        let done = exec_with(&["--policy", &policy], json!({"code": code}));
         ended(&done, "syscall_denied", 137, None);
         assert_eq!((done["denials"][0]["what"].as_str(), done.output()), (Some(name), ""));
         python(&code).succeeded();

@@ -80,7 +80,7 @@ impl Carriers {
     /// Tells the head of the chain.
     pub fn head(&self, appended: &Appended, event: &Event) -> Option<Carrier> {
         let Link { chain, seq, hash } = &appended.link;
-        let verdict = event.verdict.as_deref().unwrap_or("begun");
+        let verdict = event.outcome();
         let message = format!("{MARK}{chain}:{seq}:{hash} run {} uid {} {verdict}", event.run, event.who.uid);
         let file = appended.file.display().to_string();
         let mut fields = common(event);
@@ -95,13 +95,8 @@ impl Carriers {
 
     /// Raises an alert. `held_back`: alerts of the same caller that the rate did not let pass.
     pub fn alert(&self, event: &Event, held_back: u64) -> Option<Carrier> {
-        let mut message = format!(
-            "audit alert: {} by run {} of uid {}: {}",
-            event.verdict.as_deref().unwrap_or("begun"),
-            event.run,
-            event.who.uid,
-            event.alerts.join(", ")
-        );
+        let mut message =
+            format!("audit alert: {} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
         if held_back > 0 {
             let _written = write!(message, "; {held_back} alerts before it were held back");
         }
@@ -128,11 +123,7 @@ impl Carriers {
 }
 
 fn common(event: &Event) -> Vec<(&'static str, String)> {
-    let mut fields = vec![
-        ("RUN", event.run.clone()),
-        ("CALLER_UID", event.who.uid.to_string()),
-        ("VERDICT", event.verdict.clone().unwrap_or_else(|| String::from("begun"))),
-    ];
+    let mut fields = vec![("RUN", event.run.clone()), ("CALLER_UID", event.who.uid.to_string()), ("VERDICT", event.outcome().to_owned())];
     fields.extend(event.reason.clone().map(|reason| ("REASON", reason)));
     fields.extend(event.policy.as_ref().map(|policy| ("POLICY", policy.name.clone())));
     fields.extend(event.policy.as_ref().map(|policy| ("POLICY_SHA256", policy.sha256.clone())));

@@ -21,6 +21,10 @@ pub enum Kind {
     Refused,
     /// Something was done, or refused, with the files that a session keeps.
     Files,
+    /// A run was not begun, and waits for approval.
+    Held,
+    /// Somebody has approved a run that another asked for.
+    Approved,
 }
 
 /// Who asked, and who acted.
@@ -144,7 +148,19 @@ pub struct FileAct {
     pub bytes: Option<u64>,
 }
 
-/// One run, refusal, or act with files.
+/// The approval that a run had, waits for or was given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Approved {
+    /// SHA-256 of the token in hex.
+    pub token_sha256: String,
+    /// Who asked for it, where the record is another's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requester: Option<u32>,
+    /// Who approved; null of a token that nobody has, or that is not good.
+    pub approver: Option<u32>,
+}
+
+/// One run, refusal, approval, or act with files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Event {
     /// What happened.
@@ -166,7 +182,8 @@ pub struct Event {
     /// What was asked for files, where that and no run it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FileAct>,
-    /// The one cause of the end; null of what has only begun, and of what was done with files.
+    /// The one cause of the end; null of what has only begun or was approved, and of what was
+    /// done with files.
     pub verdict: Option<String>,
     /// Its detail.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -193,6 +210,9 @@ pub struct Event {
     /// SHA-256 of the receipt's JSON; null where no sandbox came to stand, and of a command
     /// whose report nobody asked for.
     pub receipt_sha256: Option<String>,
+    /// Whose approval it had, where a token was given or brought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approved>,
     /// Layers that the run went without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
@@ -216,6 +236,11 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Event {
+    /// What it comes to, in a word.
+    pub(crate) fn outcome(&self) -> &str {
+        self.verdict.as_deref().unwrap_or(if self.event == Kind::Approved { "approved" } else { "begun" })
+    }
+
     /// The same without what can be long.
     pub(crate) fn shortened(&self) -> Self {
         let bare = |preview: &Preview| Preview { preview: String::new(), ..preview.clone() };

@@ -99,6 +99,17 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
+    /// Show what waits for the approval of somebody like you, and approve it
+    ///
+    /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows who
+    /// asks and all that would be run; nothing is approved without --yes. Exit status: 0 when
+    /// it was shown or approved, 2 when it is not yours to approve, 125 when it could not be.
+    Approve(Approve),
+    /// Say what a policy's `[screen]` finds in files, without running them
+    ///
+    /// Exit status: 0 when nothing was found for which the policy would stop the code, 1 when
+    /// something was, 2 when a file could not be read or screened.
+    Screen(Screen),
     /// Serve one request from the connection on stdin, as systemd hands it over
     #[command(hide = true)]
     Serve(Serve),
@@ -159,6 +170,11 @@ pub(crate) struct Exec {
     /// Have it run by the server behind this socket, whose name says the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
+    /// Approve what an earlier result of this request held back: its `approval.token`
+    ///
+    /// The same as `approve` in the request, where no other process can read it.
+    #[arg(long, value_name = "TOKEN", conflicts_with_all = ["markdown", "dry_run"])]
+    pub(crate) approve: Option<String>,
     /// Read a model's reply and run its fenced blocks, in order and in one scratch
     ///
     /// The word behind a fence says the language, `# filename: x.py` in a block's first line
@@ -359,6 +375,35 @@ pub(crate) struct Prove {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Screen {
+    /// A policy's name, or a file (a path with a slash); default: `default`, which only notes
+    #[arg(long, value_name = "NAME|FILE")]
+    pub(crate) policy: Option<String>,
+    /// Read every file as `python` or `bash`, whatever its name says
+    #[arg(long, value_name = "LANGUAGE", value_parser = ["python", "bash"])]
+    pub(crate) language: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Files, and directories with Python and shell files; `-`: stdin
+    #[arg(required = true, value_name = "FILE|DIR")]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Approve {
+    /// Approve it
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The token: `approval.token` of the result
+    #[arg(value_name = "TOKEN")]
+    pub(crate) token: String,
 }
 
 #[derive(Args, Debug)]

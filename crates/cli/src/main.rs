@@ -5,6 +5,7 @@
 //! stdout always finds one.
 #![forbid(unsafe_code)]
 
+mod approve;
 mod args;
 mod audit;
 mod companion;
@@ -16,6 +17,7 @@ mod page;
 mod policy;
 mod prove;
 mod runtimes;
+mod screen;
 mod shim;
 
 use std::{
@@ -65,6 +67,8 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),
+        Command::Approve(asked) => approve::run(&asked),
+        Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
         Command::Version(version) => show_version(version.json),
     };
@@ -112,7 +116,11 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         return exec_markdown(exec);
     }
     let options = Options::from(&exec.sandbox);
-    let bytes = match admit::read_request(io::stdin().lock()) {
+    let read = admit::read_request(io::stdin().lock()).and_then(|bytes| match &exec.approve {
+        Some(token) => approve::into_request(bytes, token),
+        None => Ok(bytes),
+    });
+    let bytes = match read {
         Ok(bytes) => bytes,
         Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
     };
@@ -278,7 +286,7 @@ fn explain(report: &Report) {
         Verdict::ProcessLimit => "it reached the process limit",
         Verdict::OutputLimit => "it printed too much",
         Verdict::SyscallDenied => "it made a system call for which the policy kills",
-        Verdict::SandboxError => &report.error.0,
+        Verdict::Screened | Verdict::SandboxError => &report.error.0,
         _ => return,
     };
     warn(&format!("stockade: {why}"));
@@ -328,8 +336,22 @@ fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {
     let version = env!("CARGO_PKG_VERSION");
     if json {
-        let features =
-            ["exec", "exec-socket", "exec-markdown", "run", "session", "mcp", "shim", "runtimes", "policy", "doctor", "prove", "audit"];
+        let features = [
+            "exec",
+            "exec-socket",
+            "exec-markdown",
+            "run",
+            "session",
+            "mcp",
+            "shim",
+            "runtimes",
+            "policy",
+            "doctor",
+            "prove",
+            "audit",
+            "screen",
+            "approve",
+        ];
         say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
         say(&format!("stockade {version}"))?;

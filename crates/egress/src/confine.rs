@@ -14,9 +14,12 @@ use rustix::{
 use stockade_sys::{
     cred,
     descriptors::keep_only,
-    landlock::{self, access},
+    landlock,
     process::{place_descriptor, rlimit, set_rlimit},
-    seccomp::{Instruction, load_filter},
+    seccomp::{
+        Instruction, load_filter,
+        program::{ALLOW, ARCHITECTURE, ARCHITECTURE_X86_64, KILL_PROCESS, NUMBER, and, answer, any_bit, equal, load, load_argument},
+    },
 };
 
 /// Whom the gate runs as.
@@ -87,7 +90,7 @@ pub(crate) fn confine(kept: &[BorrowedFd<'_>], parent: Option<Pid>, run_as: RunA
     if getppid() != parent {
         return Err(at(5)(Errno::SRCH));
     }
-    shut_off_files().map_err(at(6))?;
+    landlock::shut_off_files().map_err(at(6))?;
     load_filter(&filter()).map_err(at(7))
 }
 
@@ -118,17 +121,6 @@ fn limit() -> Result<(), Errno> {
         set_rlimit(resource, Some(most.min(hard)))?;
     }
     Ok(())
-}
-
-/// No file may be opened, and no process signalled, where the kernel has Landlock; the
-/// filter forbids both in any case.
-fn shut_off_files() -> Result<(), Errno> {
-    let abi = landlock::abi();
-    if abi == 0 {
-        return Ok(());
-    }
-    let ruleset = landlock::create_ruleset(access::handled(abi), landlock::scopes(abi))?;
-    landlock::restrict_self(&ruleset)
 }
 
 /// Calls that need no look at their arguments, by number, the frequent ones first.
@@ -169,37 +161,8 @@ const SETSOCKOPT: u32 = 54;
 const MMAP: u32 = 9;
 const FCNTL: u32 = 72;
 
-const ALLOW: u32 = 0x7fff_0000;
-const KILL_PROCESS: u32 = 0x8000_0000;
-const ARCHITECTURE_X86_64: u32 = 0xc000_003e;
-
-const fn instruction(code: u16, when_true: u8, when_false: u8, k: u32) -> Instruction {
-    Instruction(code as u64 | (when_true as u64) << 16 | (when_false as u64) << 24 | (k as u64) << 32)
-}
-const fn load(offset: u32) -> Instruction {
-    instruction(0x20, 0, 0, offset)
-}
-/// The low half of an argument.
-const fn load_argument(index: u32) -> Instruction {
-    load(16 + 8 * index)
-}
-const fn and(mask: u32) -> Instruction {
-    instruction(0x54, 0, 0, mask)
-}
-const fn equal(value: u32, when_true: u8, when_false: u8) -> Instruction {
-    instruction(0x15, when_true, when_false, value)
-}
-const fn any_bit(mask: u32, when_true: u8, when_false: u8) -> Instruction {
-    instruction(0x45, when_true, when_false, mask)
-}
-const fn answer(action: u32) -> Instruction {
-    instruction(0x06, 0, 0, action)
-}
-
 /// Whatever is not listed ends the gate, and with it the sandbox.
 fn filter() -> Vec<Instruction> {
-    const NUMBER: u32 = 0;
-    const ARCHITECTURE: u32 = 4;
     const PROT_EXEC: u32 = 4;
     /// SOCK_CLOEXEC and SOCK_NONBLOCK.
     const FLAGS: u32 = 0o2_004_000;

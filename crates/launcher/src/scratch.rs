@@ -43,6 +43,15 @@ pub struct OpenedScratch {
 }
 
 impl OpenedScratch {
+    /// What tells its directory from every other that is there: device and inode.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn number(&self) -> Result<(u64, u64), Errno> {
+        let stat = rustix::fs::fstat(&self.directory)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
     /// How the policy keeps a path below it from the code: by what was found there, or by
     /// what it says of such a name.
     pub fn protection(&self, path: &Path, policy: &Policy) -> Option<Protection> {

@@ -18,9 +18,11 @@ pub(crate) struct Executed {
     /// It exited by itself with 0.
     success: bool,
     /// What ended it: exited, signaled, wall_timeout, cpu_timeout, out_of_memory, process_limit,
-    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error.
+    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error; screened
+    /// and approval_required for what its policy does not run for what stands in it.
     verdict: String,
-    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit.
+    /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit,
+    /// 126 for code that was not run for what was found in it.
     code: i64,
     /// What it printed to stdout.
     output: String,
@@ -34,8 +36,25 @@ pub(crate) struct Executed {
     limits_hit: Vec<String>,
     /// What was refused to it.
     denials: Vec<Denied>,
+    /// What was found in the code before it ran.
+    findings: Vec<Finding>,
+    /// How to have it run, where it waits for approval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval: Option<Approval>,
     /// Files that were asked for.
     files: Vec<Collected>,
+}
+
+/// How code that waits is run.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Approval {
+    /// What to send as `approve` with the same call, once it is approved.
+    token: String,
+    /// For how long it is good.
+    seconds_left: u64,
+    /// Who approves it, other than whoever asks; empty: whoever asks.
+    approvers: Vec<String>,
 }
 
 /// One refusal.
@@ -49,6 +68,22 @@ pub(crate) struct Denied {
     /// What would help.
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
+}
+
+/// Something that was found in the code.
+#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(default)]
+pub(crate) struct Finding {
+    /// What it is.
+    rule: String,
+    /// What the policy does about it: note, approve or deny.
+    action: String,
+    /// Line of the code, from 1.
+    line: u32,
+    /// The text.
+    text: String,
+    /// What it comes to.
+    what: String,
 }
 
 /// A file that the code left.

@@ -54,6 +54,8 @@ const VERDICTS: &[&str] = &[
     "cancelled",
     "bad_request",
     "sandbox_error",
+    "screened",
+    "approval_required",
 ];
 
 /// One line of `alerts`.

@@ -144,6 +144,17 @@ pub(crate) fn pattern(text: &str) -> Checked<String> {
     complain(format!("{} cannot name a variable", quote(text)), "letters, digits and _, no digit first, a * only at the end")
 }
 
+/// A name of Python, its parts behind dots.
+pub(crate) fn dotted(what: &str, text: &str) -> Checked<String> {
+    let part = |part: &str| {
+        !part.is_empty() && !part.starts_with(|c: char| c.is_ascii_digit()) && part.chars().all(|c| c.is_alphanumeric() || c == '_')
+    };
+    if text.len() <= 256 && text.split('.').all(part) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} is not the name of a {what}", quote(text)), "letters, digits and _, parts behind dots, no digit first")
+}
+
 /// A glob below scratch.
 pub(crate) fn glob(text: &str) -> Checked<String> {
     let title = || format!("{} is not a usable glob", quote(text));
@@ -206,6 +217,16 @@ pub(crate) fn preview(text: &str) -> Checked<u64> {
     match LimitKey::OutputSize.parse_text(text) {
         Ok(Some(bytes)) if bytes <= MOST => Ok(bytes),
         _ => complain(format!("{} is not a size of a preview", quote(text)), "such as \"256B\"; \"0B\" for none, at most \"4KiB\""),
+    }
+}
+
+/// How long code may wait for its approval, in milliseconds.
+pub(crate) fn approval_time(text: &str) -> Checked<u64> {
+    const LEAST: u64 = 10 * 1000;
+    const MOST: u64 = 24 * 3600 * 1000;
+    match LimitKey::Wall.parse_text(text) {
+        Ok(Some(time)) if (LEAST..=MOST).contains(&time) => Ok(time),
+        _ => complain(format!("{} is not a time to wait for an approval", quote(text)), "such as \"15min\"; \"10s\" to \"24h\""),
     }
 }
 

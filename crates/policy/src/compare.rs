@@ -19,7 +19,7 @@ use crate::model::Policy;
 pub(crate) use calls::ioctl;
 pub(crate) use files::{Shown, shown};
 pub(crate) use globs::covers;
-pub(crate) use settings::{consequence, launched_by, recorded, without};
+pub(crate) use settings::{consequence, launched_by, recorded, screened, without};
 
 /// What a difference is about, in the order in which they are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -47,6 +47,8 @@ pub enum Area {
     Identity,
     /// What is written down.
     Audit,
+    /// What the code is screened for.
+    Screen,
 }
 
 /// Something that one policy allows and the other does not, or sets otherwise.

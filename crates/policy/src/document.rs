@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use stockade_protocol::{LimitError, LimitKey};
+use stockade_protocol::{LimitError, LimitKey, screen};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -14,6 +14,7 @@ use toml::{
 
 use crate::{
     alert::{self, Alert},
+    approver::{self, Approver},
     check::{self, Checked},
     diagnostic::{At, Complaint, Place, Problems, quote},
     egress::{self, Rule},
@@ -88,6 +89,11 @@ pub(crate) struct Layer {
     pub mode: Option<At<AuditMode>>,
     pub preview: Option<At<u64>>,
     pub alerts: Option<Edit<Alert>>,
+    pub actions: BTreeMap<screen::Rule, At<screen::Action>>,
+    pub modules: Option<Edit<String>>,
+    pub builtins: Option<Edit<String>>,
+    pub approval_time: Option<At<u64>>,
+    pub approvers: Option<Edit<Approver>>,
 }
 
 /// Reads one document as a policy. What is wrong goes to `problems`.
@@ -458,6 +464,16 @@ impl Reader<'_> {
             layer.preview = self.text(table, "preview", check::preview);
             layer.alerts = self.edit(table, "alerts", alert::alert);
         }
+        if let Some(table) = self.section(top, "screen", &keys::SCREEN) {
+            for rule in screen::Rule::ALL {
+                let action = self.text(table, rule.name(), |text| check::word(names::ACTIONS, "action", text));
+                layer.actions.extend(action.map(|action| (rule, action)));
+            }
+            layer.modules = self.edit(table, "modules", |text| check::dotted("module", text));
+            layer.builtins = self.edit(table, "builtins", |text| check::dotted("built-in name", text));
+            layer.approval_time = self.text(table, "approval_time", check::approval_time);
+            layer.approvers = self.edit(table, "approvers", approver::approver);
+        }
     }
 }
 
@@ -495,6 +511,15 @@ pub(crate) fn item_values(item: Item) -> Vec<&'static str> {
             let users = names::DEGRADABLE.iter().filter(|(_, layer)| *layer != Degradable::UserNamespace);
             users.map(|(name, _)| *name).collect()
         }
-        Item::Path | Item::Pattern | Item::Syscall | Item::Ioctl | Item::Peer | Item::Glob | Item::Alert => Vec::new(),
+        Item::Path
+        | Item::Pattern
+        | Item::Syscall
+        | Item::Ioctl
+        | Item::Peer
+        | Item::Glob
+        | Item::Alert
+        | Item::Module
+        | Item::Builtin
+        | Item::Approver => Vec::new(),
     }
 }

@@ -6,20 +6,24 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use stockade_protocol::{LimitKey, Limits};
+use stockade_protocol::{LimitKey, Limits, screen};
 
 use crate::{
     alert::Alert,
+    approver::Approver,
     diagnostic::{At, Complaint, Place, Problems, quote},
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
     egress::{self, Rule, Whitelist},
     model::{
-        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch,
+        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Screen,
         Seccomp, SocketFamily,
     },
     names,
     plan::LEAST_MEMORY,
 };
+
+/// How long code may wait for its approval where a policy does not say it: 15 minutes.
+const APPROVAL_TIME: u64 = 15 * 60 * 1000;
 
 /// A policy in the making.
 #[derive(Default)]
@@ -54,6 +58,11 @@ struct Draft {
     mode: AuditMode,
     preview: u64,
     alerts: Vec<At<Alert>>,
+    actions: BTreeMap<screen::Rule, At<screen::Action>>,
+    modules: Vec<At<String>>,
+    builtins: Vec<At<String>>,
+    approval_time: Option<u64>,
+    approvers: Vec<At<Approver>>,
 }
 
 /// Combines documents; the last one is the policy, the ones before it what it extends.
@@ -151,6 +160,11 @@ impl Draft {
         set(&mut self.mode, layer.mode);
         set(&mut self.preview, layer.preview);
         edit(&mut self.alerts, layer.alerts, |alert| quote(&alert.to_string()), problems);
+        self.actions.extend(layer.actions);
+        edit(&mut self.modules, layer.modules, text, problems);
+        edit(&mut self.builtins, layer.builtins, text, problems);
+        self.approval_time = layer.approval_time.map(|time| time.value).or(self.approval_time);
+        edit(&mut self.approvers, layer.approvers, |approver| quote(&approver.to_string()), problems);
     }
 
     fn runtimes(&mut self, gone: Vec<At<String>>, new: BTreeMap<String, RuntimeLayer>, problems: &mut Problems) {
@@ -191,9 +205,37 @@ impl Draft {
         }
         self.check_syscalls(problems);
         self.check_egress(problems);
+        self.check_screen(problems);
         if let (AuditMode::Off, Some(alert)) = (self.mode, self.alerts.first()) {
             let complaint = Complaint::new("nothing is audited under `mode = \"off\"`, so nothing raises an alert", "of no use");
             problems.add(&alert.place, complaint.help("remove the alerts, or set `mode` to \"try\" or \"required\""));
+        }
+    }
+
+    /// A list of names and the rule about what is outside of it need each other.
+    fn check_screen(&self, problems: &mut Problems) {
+        for (key, rule, list) in [("modules", screen::Rule::Module, &self.modules), ("builtins", screen::Rule::Builtin, &self.builtins)] {
+            let action = self.actions.get(&rule).filter(|action| action.value != screen::Action::Allow);
+            let rule = rule.name();
+            match (list.first(), action) {
+                (Some(item), None) => {
+                    let complaint =
+                        Complaint::new(format!("`{key}` says what may be used, and nothing is done about the rest"), "of no use");
+                    problems.add(&item.place, complaint.help(format!("set `{rule}` to \"note\", \"approve\" or \"deny\"")));
+                }
+                (None, Some(action)) => {
+                    let complaint =
+                        Complaint::new(format!("`{rule}` is about what `{key}` does not name, and it names nothing"), "of no use");
+                    problems.add(&action.place, complaint.help(format!("name in `{key}` what may be used")));
+                }
+                _ => {}
+            }
+        }
+        if let (Some(approver), false) =
+            (self.approvers.first(), self.actions.values().any(|action| action.value == screen::Action::Approve))
+        {
+            let complaint = Complaint::new("no rule wants an approval, so nobody has one to give", "of no use");
+            problems.add(&approver.place, complaint.help("set a rule to \"approve\", or name no approvers"));
         }
     }
 
@@ -351,6 +393,13 @@ impl Draft {
             },
             degrade: Degrade { rootless: values(self.rootless), root: values(self.root) },
             audit: Audit { mode: self.mode, preview: self.preview, alerts: values(self.alerts) },
+            screen: Screen {
+                actions: self.actions.into_iter().map(|(rule, action)| (rule, action.value)).collect(),
+                modules: values(self.modules),
+                builtins: values(self.builtins),
+                approval_time: self.approval_time.unwrap_or(APPROVAL_TIME),
+                approvers: values(self.approvers),
+            },
         })
     }
 }

@@ -3,6 +3,8 @@
 //! The parser refuses what is not in here and the schema is generated from it, so the two
 //! cannot disagree. How values are checked stands in `check`.
 
+use stockade_protocol::screen::Rule;
+
 /// What a key holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
@@ -46,6 +48,9 @@ pub(crate) enum Item {
     Layer,
     UsersLayer,
     Alert,
+    Module,
+    Builtin,
+    Approver,
 }
 
 /// One key of a table.
@@ -83,6 +88,7 @@ pub(crate) const TOP: &[Key] = &[
     must("scratch", Kind::Table(SCRATCH), "the writable directory"),
     must("degrade", Kind::Table(DEGRADE), "layers that a run may go without where the host has none"),
     must("audit", Kind::Table(AUDIT), "what is written down about a run"),
+    may("screen", Kind::Table(&SCREEN), "what the code of a request is screened for before it runs; advice, not a boundary"),
 ];
 
 pub(crate) const FILESYSTEM: &[Key] = &[
@@ -143,3 +149,19 @@ pub(crate) const AUDIT: &[Key] = &[
     must("preview", Kind::Text, "how much of the code and of each output stream is written down, such as \"256B\""),
     must("alerts", Kind::List(Item::Alert), "what raises an alert, as KIND:WHAT"),
 ];
+
+/// Every rule, what its rules allow by name, and who approves.
+pub(crate) const SCREEN: [Key; Rule::ALL.len() + 4] = {
+    const ACTIONS: Kind = Kind::Choice(&["allow", "note", "approve", "deny"]);
+    let mut keys = [may("modules", Kind::List(Item::Module), "modules that may be imported; empty: any"); Rule::ALL.len() + 4];
+    keys[1] = may("builtins", Kind::List(Item::Builtin), "built-in names that may be used; empty: any");
+    keys[2] = may("approval_time", Kind::Text, "how long code may wait for its approval, such as \"15min\"");
+    keys[3] = may("approvers", Kind::List(Item::Approver), "who approves, as KIND:WHO, never whoever asks; empty: whoever asks");
+    let mut at = 0;
+    while at < Rule::ALL.len() {
+        let rule = Rule::ALL[at];
+        keys[at + 4] = may(rule.name(), ACTIONS, rule.about());
+        at += 1;
+    }
+    keys
+};

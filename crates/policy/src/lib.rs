@@ -7,6 +7,7 @@
 
 mod accounts;
 pub mod alert;
+pub mod approver;
 mod check;
 pub mod compare;
 mod diagnostic;

@@ -9,9 +9,12 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use stockade_protocol::Limits;
+use stockade_protocol::{
+    Limits,
+    screen::{Action, Rule},
+};
 
-use crate::{alert::Alert, egress::Whitelist};
+use crate::{alert::Alert, approver::Approver, egress::Whitelist};
 
 /// One resolved policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +51,8 @@ pub struct Policy {
     pub degrade: Degrade,
     /// What is written down.
     pub audit: Audit,
+    /// What the code is screened for before it runs.
+    pub screen: Screen,
 }
 
 /// Where a policy came from.
@@ -250,4 +255,36 @@ pub struct Audit {
     pub preview: u64,
     /// What raises an alert.
     pub alerts: Vec<Alert>,
+}
+
+/// What the code of a request is screened for before it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Screen {
+    /// What is done about what; nothing about a rule that is not there.
+    pub actions: BTreeMap<Rule, Action>,
+    /// Modules that may be imported; empty: any.
+    pub modules: Vec<String>,
+    /// Built-in names that may be used; empty: any.
+    pub builtins: Vec<String>,
+    /// How long code that needs approval may wait for it, in milliseconds.
+    pub approval_time: u64,
+    /// Who approves it, if not whoever asks; empty: whoever asks, by sending it again.
+    pub approvers: Vec<Approver>,
+}
+
+impl Screen {
+    /// What is done about a finding.
+    pub fn action(&self, rule: Rule) -> Action {
+        self.actions.get(&rule).copied().unwrap_or(Action::Allow)
+    }
+
+    /// Whether there is something that wants an approval.
+    pub fn wants_approval(&self) -> bool {
+        self.actions.values().any(|action| *action == Action::Approve)
+    }
+
+    /// The most that is done about anything.
+    pub fn severest(&self) -> Action {
+        self.actions.values().copied().max().unwrap_or(Action::Allow)
+    }
 }

@@ -5,6 +5,8 @@
 
 use libseccomp::ScmpSyscall;
 
+use stockade_protocol::screen::Action;
+
 use crate::model::{Access, AuditMode, Degradable, SocketFamily};
 
 /// Nodes that a policy may show below `/dev`.
@@ -16,6 +18,14 @@ pub const FAMILIES: &[(&str, SocketFamily)] =
 
 /// Whether runs are written down.
 pub const AUDIT_MODES: &[(&str, AuditMode)] = &[("off", AuditMode::Off), ("try", AuditMode::Try), ("required", AuditMode::Required)];
+
+/// What is done about a finding of screening.
+pub const ACTIONS: &[(&str, Action)] = &[
+    (Action::Allow.name(), Action::Allow),
+    (Action::Note.name(), Action::Note),
+    (Action::Approve.name(), Action::Approve),
+    (Action::Deny.name(), Action::Deny),
+];
 
 /// Ways to open scratch.
 pub const ACCESS: &[(&str, Access)] = &[("rw", Access::Rw), ("ro", Access::Ro)];

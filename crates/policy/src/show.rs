@@ -98,7 +98,12 @@ fn write(policy: &Policy, out: &mut String) -> fmt::Result {
     let audit = &policy.audit;
     writeln!(out, "\n[audit]\nmode = {}", text(audit_mode(audit.mode)))?;
     writeln!(out, "preview = {}", text(&LimitKey::OutputSize.format(Some(audit.preview))))?;
-    writeln!(out, "alerts = {}", list(&audit.alerts, ToString::to_string))
+    writeln!(out, "alerts = {}", list(&audit.alerts, ToString::to_string))?;
+    let screen = &policy.screen;
+    writeln!(out, "\n[screen]\nmodules = {}\nbuiltins = {}", strings(&screen.modules), strings(&screen.builtins))?;
+    writeln!(out, "approval_time = {}", text(&LimitKey::Wall.format(Some(screen.approval_time))))?;
+    writeln!(out, "approvers = {}", list(&screen.approvers, ToString::to_string))?;
+    screen.actions.iter().try_for_each(|(rule, action)| writeln!(out, "{} = {}", rule.name(), text(action.name())))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_protocol::LimitKey;
+use stockade_protocol::{LimitKey, screen::Rule};
 
 use crate::{
     EXAMPLES, LookupContext, PolicyError, SHIPPED, load, load_shipped,
@@ -89,6 +89,7 @@ fn unknown_keys_are_refused_at_every_level() {
         ("[scratch]", "`[scratch]`"),
         ("[degrade]", "`[degrade]`"),
         ("[audit]", "`[audit]`"),
+        ("[screen]", "`[screen]`"),
     ] {
         let report = refusal(&child(&format!("{header}\nnonsense = 1\n")));
         assert!(report.contains("unknown key `nonsense`") && report.contains(what), "{header}: {report}");
@@ -258,12 +259,52 @@ fn of_the_shipped_policies_only_pypi_lets_anything_leave() {
 }
 
 #[test]
+fn review_is_default_in_all_but_what_is_done_about_findings() {
+    let [of_default, review] = ["default", "review"].map(|name| load_shipped(name).unwrap());
+    let told = review.screen.clone();
+    assert!(told.wants_approval() && told.approvers.is_empty() && told.approval_time == 15 * 60 * 1000);
+    // Nothing is milder.
+    for rule in Rule::ALL {
+        assert!(told.action(rule) >= of_default.screen.action(rule), "{}", rule.name());
+    }
+    let named = |policy: Policy| Policy {
+        name: String::new(),
+        description: String::new(),
+        sha256: String::new(),
+        screen: of_default.screen.clone(),
+        ..policy
+    };
+    assert_eq!(named(review), named(of_default.clone()));
+}
+
+#[test]
+fn approvers_need_something_to_approve() {
+    let lines = |more: &str| child(&format!("[screen]\n{more}approvers = {{ add = [\"group:secops\"] }}\n"));
+    assert!(refusal(&lines("")).contains("nobody has one to give"));
+    load_text(&lines("process = \"approve\"\n")).unwrap();
+    for (line, said) in [
+        ("approvers = { add = [\"secops\"] }", "names no approver"),
+        ("approvers = { add = [\"uid:x\"] }", "not a number"),
+        ("approvers = { add = [\"users:x\"] }", "unknown kind of approver"),
+        ("approval_time = \"9s\"", "\"10s\" to \"24h\""),
+        ("approval_time = \"none\"", "\"10s\" to \"24h\""),
+        ("approval_time = \"25h\"", "\"10s\" to \"24h\""),
+    ] {
+        let report = refusal(&child(&format!("[screen]\nprocess = \"approve\"\n{line}\n")));
+        assert!(report.contains(said), "{line}: {report}");
+    }
+}
+
+#[test]
 fn a_policy_that_extends_nothing_states_everything() {
-    for line in base().lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
+    let base = base();
+    // Screening is advice, and nobody has to take any.
+    let stated = base.split("[screen]").next().unwrap_or_default();
+    for line in stated.lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
         let optional = ["aliases", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
         let several = line.ends_with('[');
         if !several && !optional.iter().any(|key| line.starts_with(key)) {
-            let report = refusal(&base().replacen(&format!("{line}\n"), "", 1));
+            let report = refusal(&base.replacen(&format!("{line}\n"), "", 1));
             assert!(report.contains("is missing"), "{line}: {report}");
         }
     }

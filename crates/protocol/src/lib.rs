@@ -19,6 +19,7 @@ pub mod probe;
 mod report;
 #[cfg(feature = "json")]
 mod request;
+pub mod screen;
 #[cfg(feature = "json")]
 pub mod session;
 pub mod step;

@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Serialize, Serializer};
 
-use crate::{egress::EgressReport, limit::Limits};
+use crate::{egress::EgressReport, limit::Limits, screen::Finding};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -36,6 +36,10 @@ pub enum Verdict {
     BadRequest,
     /// The sandbox could not be put in place, or broke.
     SandboxError,
+    /// The policy refuses what screening found in the code.
+    Screened,
+    /// Somebody has to approve what screening found in the code before it runs.
+    ApprovalRequired,
 }
 
 /// Text or base64 of one stream, as the request asked.
@@ -215,6 +219,18 @@ pub struct AuditRef {
     pub failure: Option<String>,
 }
 
+/// How to have code run that waits for its approval.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Approval {
+    /// What to send with the same request, as `approve`. It is good once.
+    pub token: String,
+    /// For how long.
+    pub seconds_left: u64,
+    /// Who must approve it first, by `stockade approve`; empty: whoever asks approves it by
+    /// sending it again.
+    pub approvers: Vec<String>,
+}
+
 /// The result of one request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -227,7 +243,7 @@ pub struct Report {
     pub output: Option<StreamText>,
     /// The program's stderr, or what went wrong before it could start.
     pub error: StreamText,
-    /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 2 and 125 for no run.
+    /// Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened, 2 and 125 for no run.
     pub code: i32,
     /// It exited by itself with 0.
     pub success: bool,
@@ -254,6 +270,13 @@ pub struct Report {
     /// The limits in force.
     #[serde(serialize_with = "limits_with_units")]
     pub limits: Limits,
+    /// What screening found in the code; also where it ran.
+    pub findings: Vec<Finding>,
+    /// Findings beyond those that `findings` lists.
+    pub findings_omitted: u64,
+    /// How to approve it, where it has not run for want of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub approval: Option<Approval>,
     /// What was refused.
     pub denials: Vec<Denial>,
     /// Refusals beyond those that `denials` lists.
@@ -287,6 +310,7 @@ impl Report {
             error: StreamText(error),
             code: match verdict {
                 Verdict::BadRequest => 2,
+                Verdict::Screened | Verdict::ApprovalRequired => 126,
                 Verdict::DiskLimit => 137,
                 _ => 125,
             },
@@ -302,6 +326,9 @@ impl Report {
             lossy: PerStream::default(),
             usage: Usage::default(),
             limits: Limits::default(),
+            findings: Vec::new(),
+            findings_omitted: 0,
+            approval: None,
             denials: Vec::new(),
             denials_omitted: 0,
             egress: EgressReport::default(),

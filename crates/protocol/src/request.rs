@@ -4,7 +4,7 @@
 //! and base64 stay text), so that every refusal can name its field.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// One request of `stockade exec`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -41,10 +41,12 @@ pub struct Request {
     /// Claims of the caller, for the audit trail.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// The token of an earlier answer `approval_required` to the same request.
+    pub approve: Option<String>,
 }
 
 /// Text, or bytes in base64.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a string or {\"base64\": \"…\"}")]
 pub enum TextOrBase64 {
     /// The bytes of this text in UTF-8.
@@ -57,7 +59,7 @@ pub enum TextOrBase64 {
 pub type Stdin = TextOrBase64;
 
 /// Bytes written as standard base64 with padding.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Base64 {
     /// The encoded bytes.
@@ -65,7 +67,7 @@ pub struct Base64 {
 }
 
 /// A limit as the caller wrote it.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number or a string such as \"30s\", \"256MiB\", \"none\"")]
 pub enum LimitValue {
     /// A whole number.

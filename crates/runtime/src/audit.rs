@@ -8,7 +8,7 @@
 
 use std::{
     borrow::Cow,
-    cell::OnceCell,
+    cell::{Cell, OnceCell},
     collections::BTreeMap,
     env,
     fs::DirBuilder,
@@ -19,6 +19,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+pub(crate) use stockade_audit::Approved;
 use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
 use stockade_launcher::signals::Uninterrupted;
 use stockade_policy::{
@@ -29,7 +30,7 @@ use stockade_policy::{
 use stockade_protocol::{AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict};
 
 use crate::{
-    Options, Refusal,
+    Options, Refusal, approval,
     caller::{self, Identity},
     facts::Number,
 };
@@ -113,6 +114,8 @@ pub(crate) struct Trail<'a> {
     policy: Option<&'a Policy>,
     /// Where root acts for another: until the record is written.
     _uninterrupted: Option<Uninterrupted>,
+    /// Who has approved the run.
+    approver: Cell<Option<u32>>,
 }
 
 impl<'a> Trail<'a> {
@@ -140,6 +143,7 @@ impl<'a> Trail<'a> {
             code,
             subject,
             policy,
+            approver: Cell::new(None),
             _uninterrupted: uninterrupted,
         }
     }
@@ -183,11 +187,39 @@ impl<'a> Trail<'a> {
         if self.audit.mode != AuditMode::Required {
             return Ok(());
         }
-        let event = Event { event: Kind::Begun, ..self.base().clone() };
+        let event = Event { event: Kind::Begun, approval: self.approval(None), ..self.base().clone() };
         self.write(&event).map(drop).map_err(|failure| {
             let why = format!("policy `{}` requires an audit log ([audit] mode = \"required\"): {}", self.policy_name(), failure.message);
             Refusal::sandbox_error(failure.reason, why)
         })
+    }
+
+    /// Notes that the run has been approved, for the records to come.
+    pub(crate) fn approved(&self, approver: u32) {
+        self.approver.set(Some(approver));
+    }
+
+    /// Writes down that somebody approves what another has asked for.
+    ///
+    /// # Errors
+    /// It is not written down.
+    pub(crate) fn approve(&self, policy: PolicyRef, approved: Approved) -> Result<(), Refusal> {
+        let event = Event { event: Kind::Approved, policy: Some(policy), approval: Some(approved), ..self.base().clone() };
+        self.write(&event).map(drop).map_err(|failure| {
+            let why = format!("an approval is written down or not given, and the audit log cannot be written: {}", failure.message);
+            Refusal::sandbox_error(failure.reason, why)
+        })
+    }
+
+    /// Of the token that the request brought, or that the result gives.
+    fn approval(&self, report: Option<&Report>) -> Option<Approved> {
+        let given = report.and_then(|report| report.approval.as_ref()).map(|approval| &approval.token);
+        let brought = match self.subject {
+            Subject::Request(request) => request.approve.as_ref(),
+            _ => None,
+        };
+        let token_sha256 = approval::hash_of_token(given.or(brought)?);
+        Some(Approved { token_sha256, requester: None, approver: self.approver.get() })
     }
 
     fn policy_name(&self) -> &str {
@@ -271,7 +303,7 @@ impl<'a> Trail<'a> {
     }
 
     fn event(&self, report: &Report) -> Event {
-        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError) && !report.started;
+        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started;
         let usage = &report.usage;
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);
@@ -279,7 +311,12 @@ impl<'a> Trail<'a> {
         let given = report.receipt.as_ref().filter(|receipt| !receipt.plan_sha256.is_empty());
         let receipt = given.and_then(|receipt| serde_json::to_vec(receipt).ok());
         Event {
-            event: if refused { Kind::Refused } else { Kind::Run },
+            event: match report.verdict {
+                Verdict::ApprovalRequired => Kind::Held,
+                _ if refused => Kind::Refused,
+                _ => Kind::Run,
+            },
+            approval: self.approval(Some(report)),
             verdict: Some(verdict_name(report.verdict)),
             reason: report.reason.clone(),
             status: Some(report.code),
@@ -380,7 +417,7 @@ fn egress(report: &EgressReport) -> Option<Egress> {
     })
 }
 
-fn policy_ref(policy: &Policy) -> PolicyRef {
+pub(crate) fn policy_ref(policy: &Policy) -> PolicyRef {
     PolicyRef { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }
 }
 

@@ -7,26 +7,30 @@
 
 pub mod admit;
 mod ahead;
+pub mod approval;
 pub mod aside;
 pub mod audit;
 pub mod caller;
+pub mod companion;
 pub mod doctor;
 pub mod facts;
 pub mod interpreter;
 pub mod inventory;
 mod policies;
 mod report;
+pub mod screen;
 pub mod session;
 mod trusted;
 
 use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
 use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
-use stockade_policy::{facts::Caller, plan::Plan};
-use stockade_protocol::{Report, Request, Verdict, step::Step};
+use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
+use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
+use approval::{Pass, Presented};
 use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
@@ -128,11 +132,65 @@ fn answer(
     let trail = Trail::new(Subject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.map_err(Refusal::clone)?;
-        let (outcome, plan) = attempt(ask, loaded, options, Streams::Capture, Some(&trail), client, ahead)?;
-        Ok(report::from_outcome(outcome, &plan, &loaded.policy, request.encoding))
+        let policy = &loaded.policy;
+        let privileged = caller::identify(options.peer.as_ref())?.privileged;
+        let screening = Screened::new(screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged), policy);
+        if let Some(refused) = screening.refusal(policy) {
+            return Ok(refused);
+        }
+        if let Screened::Known(known) = &screening
+            && known.severest() == Action::Approve
+            && request.approve.is_none()
+        {
+            let report = approval::ask(ask, request, loaded, options, known)?;
+            return Ok(known.clone().onto(report));
+        }
+        let pass = match request.approve.as_deref().map(|token| approval::present(token, request, loaded, options)).transpose()? {
+            Some(Presented::Waits(report)) => return Ok(screening.finish().onto(*report)),
+            Some(Presented::Good(pass)) => Some(pass),
+            None => None,
+        };
+        let wanted = Wanted { ask, loaded, options, trail: Some(&trail), pass: pass.as_ref() };
+        let ran = attempt(wanted, Streams::Capture, client, ahead);
+        let report = ran.map_or_else(
+            |refusal| ask.worded(refusal).report(),
+            |(outcome, plan)| report::from_outcome(outcome, &plan, policy, request.encoding),
+        );
+        Ok(screening.finish().onto(report))
     };
     let report = run().unwrap_or_else(|refusal| ask.worded(refusal).report());
     report::Echo::of(request).onto(trail.end(report))
+}
+
+/// What screening found, where it can stop the run; where it can only be told, it goes on
+/// beside the run.
+enum Screened<'p> {
+    Known(screen::Screening),
+    Pending(screen::Pending<'p>),
+}
+
+impl<'p> Screened<'p> {
+    fn new(pending: screen::Pending<'p>, policy: &Policy) -> Self {
+        match policy.screen.severest() {
+            Action::Allow | Action::Note => Screened::Pending(pending),
+            Action::Approve | Action::Deny => Screened::Known(pending.finish()),
+        }
+    }
+
+    /// The result of code that does not run for what was found in it.
+    fn refusal(&self, policy: &Policy) -> Option<Report> {
+        match self {
+            Screened::Known(screening) if screening.severest() == Action::Deny => Some(screening.clone().onto(screening.refusal(policy))),
+            _ => None,
+        }
+    }
+
+    fn finish(self) -> screen::Screening {
+        match self {
+            Screened::Known(screening) => screening,
+            Screened::Pending(pending) => pending.finish(),
+        }
+    }
 }
 
 /// A request that could not even be read is written down too.
@@ -141,22 +199,32 @@ pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
     Trail::new(Subject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy), options).end(refusal.report())
 }
 
+/// What is to be run, and what goes with it.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    ask: Ask<'a>,
+    loaded: &'a Loaded,
+    options: &'a Options,
+    /// Where it is written down.
+    trail: Option<&'a Trail<'a>>,
+    /// Its approval, where it needs one.
+    pass: Option<&'a Pass>,
+}
+
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without.
-fn attempt(
-    ask: Ask<'_>,
-    loaded: &Loaded,
-    options: &Options,
-    streams: Streams,
-    trail: Option<&Trail<'_>>,
-    mut client: Option<&mut dyn Client>,
-    ahead: Ahead,
-) -> Result<(Outcome, Plan), Refusal> {
+fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<(Outcome, Plan), Refusal> {
+    let Wanted { ask, loaded, options, trail, pass } = wanted;
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let mut run = |purpose, ahead| -> Result<_, Refusal> {
         let hash = Cell::new(None);
         let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
+        // After all that can refuse the run but the log, so that nothing uses a token up in vain.
+        if let Some(pass) = pass {
+            pass.claim(inputs.scratch.as_ref(), ask)?;
+            trail.into_iter().for_each(|trail| trail.approved(pass.approver));
+        }
         if let (Purpose::Run, Some(trail)) = (purpose, trail) {
             trail.begin()?;
         }
@@ -208,10 +276,17 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
 
 /// Runs something whose streams are relayed; the report is without them.
 fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
-    let (outcome, plan) = attempt(ask, loaded, options, Streams::Relay(how), Some(trail), None, ahead)?;
+    approval::check_approvable(ask, &loaded.policy)?;
+    let policy = &loaded.policy;
+    let screening = Screened::new(screen::Pending::of_command(&ask.words(), policy, options, how.keep_errors)?, policy);
+    if let Some(refused) = screening.refusal(policy) {
+        return Ok(refused);
+    }
+    let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };
+    let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
-    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), &loaded.policy, stockade_protocol::Encoding::Text);
-    Ok(report::without_streams(report, message))
+    let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), policy, stockade_protocol::Encoding::Text);
+    Ok(screening.finish().onto(report::without_streams(report, message)))
 }
 
 /// Writes down what came of a command.
@@ -244,7 +319,8 @@ pub struct ImageResult {
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let (outcome, plan) = attempt(Ask::Image(image), loaded, options, Streams::Capture, None, None, Ahead::default())?;
+    let wanted = Wanted { ask: Ask::Image(image), loaded, options, trail: None, pass: None };
+    let (outcome, plan) = attempt(wanted, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })
@@ -266,5 +342,6 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 /// There is none.
 pub fn plan(ask: Ask<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
+    approval::check_approvable(ask, &loaded.policy)?;
     Admission::new(ask, &loaded, options, Purpose::Plan, Ahead::default()).map(|admission| admission.plan)
 }

@@ -32,6 +32,11 @@ pub(crate) fn plan_hash(plan: &Plan) -> String {
     Sha256::digest(json).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What a result says of its policy.
+pub(crate) fn policy_id(policy: &Policy) -> PolicyId {
+    PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }
+}
+
 /// The result of a run.
 pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encoding: Encoding) -> Report {
     let denials = denials(&outcome, plan, policy);
@@ -56,12 +61,15 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         lossy: PerStream { output: output_lossy, error: error_lossy },
         usage: outcome.usage,
         limits: plan.limits.clone(),
+        findings: Vec::new(),
+        findings_omitted: 0,
+        approval: None,
         denials,
         denials_omitted: outcome.denials_omitted,
         egress: with_lines(outcome.egress, policy),
         files: outcome.files,
         receipt: outcome.receipt,
-        policy: Some(PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }),
+        policy: Some(policy_id(policy)),
         audit: None,
         labels: BTreeMap::new(),
     }

@@ -22,7 +22,7 @@ use stockade_protocol::{
 
 use crate::{
     Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
-    admit::{check_grants, check_relative, decode},
+    admit::{check_grants, check_relative, decode, random_bytes},
     answer,
     audit::{Subject, Trail},
     caller::{self, Identity},
@@ -41,11 +41,18 @@ pub struct Kept {
     /// The place in the registry that makes the runs' uid the session's own.
     record: Option<Record>,
     store: Result<Store, Refusal>,
+    /// Of this store alone: what is approved for one session is so in no other, nor in
+    /// the same one after a reset.
+    number: String,
 }
 
 impl Kept {
     pub(crate) fn record(&self) -> Option<&Record> {
         self.record.as_ref()
+    }
+
+    pub(crate) fn number(&self) -> &str {
+        &self.number
     }
 
     fn store(&self) -> Result<&Store, Refusal> {
@@ -101,7 +108,7 @@ impl Session {
         let loaded = load_policy(&options)?;
         let identity = caller::identify(options.peer.as_ref())?;
         let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
-        let mut kept = Kept { record, store: Err(ended("it was never begun")) };
+        let mut kept = Kept { record, store: Err(ended("it was never begun")), number: new_number()? };
         let ask = Ask::Session { request: None, kept: &kept };
         let plan = Admission::new(ask, &loaded, &options, Purpose::Plan, Ahead::default())?.plan;
         kept.store = Ok(Store::make(&plan)?);
@@ -145,6 +152,7 @@ impl Session {
     pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
         self.kept.store = Err(ended("it is being reset"));
+        self.kept.number = new_number()?;
         self.kept.store = Store::make(&self.plan).map_err(|error| ended(&format!("its reset failed: {error}")));
         self.noted("reset", "", asked.id.as_ref(), |()| None, self.kept.store().map(drop))
     }
@@ -304,6 +312,12 @@ impl Place {
 
 fn refused(path: &str, error: FileError) -> Refusal {
     Refusal::bad_request(error.reason, format!("{path:?}: {}", error.why))
+}
+
+fn new_number() -> Result<String, Refusal> {
+    let mut bits = [0; 16];
+    random_bytes(&mut bits)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
 }
 
 fn ended(why: &str) -> Refusal {

@@ -14,6 +14,51 @@ use crate::{Result, call::syscall};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction(pub u64);
 
+/// Instructions for a filter that is written by hand: for processes of our own, whose
+/// calls are known.
+pub mod program {
+    use super::Instruction;
+
+    /// The call is made.
+    pub const ALLOW: u32 = 0x7fff_0000;
+    /// The process ends.
+    pub const KILL_PROCESS: u32 = 0x8000_0000;
+    /// The one architecture.
+    pub const ARCHITECTURE_X86_64: u32 = 0xc000_003e;
+    /// Where the call's number is.
+    pub const NUMBER: u32 = 0;
+    /// Where the architecture is.
+    pub const ARCHITECTURE: u32 = 4;
+
+    const fn instruction(code: u16, when_true: u8, when_false: u8, k: u32) -> Instruction {
+        Instruction(code as u64 | (when_true as u64) << 16 | (when_false as u64) << 24 | (k as u64) << 32)
+    }
+    /// Loads a word of what is asked.
+    pub const fn load(offset: u32) -> Instruction {
+        instruction(0x20, 0, 0, offset)
+    }
+    /// Loads the low half of an argument.
+    pub const fn load_argument(index: u32) -> Instruction {
+        load(16 + 8 * index)
+    }
+    /// Keeps these bits.
+    pub const fn and(mask: u32) -> Instruction {
+        instruction(0x54, 0, 0, mask)
+    }
+    /// Skips instructions by whether this was loaded.
+    pub const fn equal(value: u32, when_true: u8, when_false: u8) -> Instruction {
+        instruction(0x15, when_true, when_false, value)
+    }
+    /// Skips instructions by whether any of these bits is set.
+    pub const fn any_bit(mask: u32, when_true: u8, when_false: u8) -> Instruction {
+        instruction(0x45, when_true, when_false, mask)
+    }
+    /// Ends with this.
+    pub const fn answer(action: u32) -> Instruction {
+        instruction(0x06, 0, 0, action)
+    }
+}
+
 #[repr(C)]
 struct Program {
     length: u16,

@@ -23,8 +23,9 @@ TOOLS = ["execute_code", "list_files", "read_file", "reset", "write_file"]
 
 
 @asynccontextmanager
-async def client(*options: str, mode: str = "auto") -> AsyncIterator[Client]:
-    server = StdioServerParameters(command=PROGRAM, args=["mcp", *options], env={"HOME": os.environ["HOME"]})
+async def client(*options: str, mode: str = "auto", **variables: str) -> AsyncIterator[Client]:
+    environment = {"HOME": os.environ["HOME"], **variables}
+    server = StdioServerParameters(command=PROGRAM, args=["mcp", *options], env=environment)
     async with Client(stdio_client(server), mode=mode) as connected:
         yield connected
 
@@ -225,3 +226,19 @@ def children(pid: int) -> list[int]:
 
 def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+async def test_what_waits_for_approval_runs_with_its_token(tmp_path: Path) -> None:
+    code = "import subprocess; print(subprocess.run(['echo', 'ran'], capture_output=True, text=True).stdout)"
+    async with client("--policy", "review", XDG_RUNTIME_DIR=str(tmp_path)) as mcp:
+        held = await mcp.call_tool("execute_code", {"code": code})
+        assert not held.is_error and "process" in words(held)
+        structured = held.structured_content
+        assert (structured["verdict"], structured["started"]) == ("approval_required", False)
+        assert {finding["action"] for finding in structured["findings"]} == {"approve"}
+        token = structured["approval"]["token"]
+        assert token not in words(held)
+        ran = await mcp.call_tool("execute_code", {"code": code, "approve": token})
+        assert ran.structured_content["output"] == "ran\n\n"
+        again = await mcp.call_tool("execute_code", {"code": code, "approve": token})
+        assert again.is_error and "once" in words(again)

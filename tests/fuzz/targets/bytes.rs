@@ -10,7 +10,10 @@ use stockade_egress::{
     resolve::read_answer,
 };
 use stockade_policy::egress::Whitelist;
-use stockade_protocol::frame::{Event, Evidence, FileToWrite, Job};
+use stockade_protocol::{
+    frame::{Event, Evidence, FileToWrite, Job},
+    screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Question, Rule, Rules, Source},
+};
 
 use super::Target;
 
@@ -236,3 +239,43 @@ pub const EVENT: Target = Target {
         }
     },
 };
+
+pub const FINDINGS: Target = Target {
+    name: "findings",
+    about: "what the screener answers, and what it is asked",
+    corpus: include_str!("../corpus/findings"),
+    seeds: findings_seeds,
+    words: &[b"1ACS", b"1QCS", b"\x01\0\0\0\0\0\0\0", b"os.system"],
+    longest: 4096,
+    run: run_findings,
+};
+
+fn findings_seeds() -> Vec<Vec<u8>> {
+    let found = |rule| Found { source: 0, rule, line: 2, column: 7, text: String::from("o.system"), what: String::from("os.system") };
+    let question = Question {
+        rules: Rules::ALL,
+        modules: vec!["math"],
+        builtins: vec!["print"],
+        scratch: "/scratch",
+        sources: vec![Source { grammar: Grammar::Python, code: "print(6*7)" }, Source { grammar: Grammar::Shell, code: "true" }],
+    };
+    vec![
+        Answer::default().encode(),
+        Answer { found: vec![found(Rule::Process), found(Rule::Screener)], omitted: 3 }.encode(),
+        question.encode(),
+    ]
+}
+
+fn run_findings(input: &[u8]) {
+    if let Ok(answer) = Answer::decode(input) {
+        assert!(answer.found.len() <= MOST_FOUND, "more than an answer may list");
+        assert!(
+            answer.found.iter().all(|found| found.text.len() <= LONGEST_TEXT && found.what.len() <= LONGEST_TEXT),
+            "longer than it may be"
+        );
+        assert_eq!(answer.encode(), input, "one spelling of each answer");
+    }
+    if let Ok(question) = Question::decode(input) {
+        assert_eq!(question.encode(), input, "one spelling of each question");
+    }
+}

@@ -1,7 +1,10 @@
 //! What is a value or a short list: limits, variables, runtimes, degradable layers; and
 //! what is set otherwise without being more or less.
 
-use stockade_protocol::{LimitKey, Limits};
+use stockade_protocol::{
+    LimitKey, Limits,
+    screen::{Action, Rule},
+};
 
 use super::{
     Area, Difference,
@@ -9,7 +12,7 @@ use super::{
 };
 use crate::{
     inherit::audit_mode,
-    model::{Audit, AuditMode, Degradable, Policy, Runtime},
+    model::{Audit, AuditMode, Degradable, Policy, Runtime, Screen},
 };
 
 pub(super) fn beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
@@ -20,6 +23,50 @@ pub(super) fn beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference
     layers("rootless", &ceiling.degrade.rootless, &policy.degrade.rootless, out);
     layers("root", &ceiling.degrade.root, &policy.degrade.root, out);
     audit(&ceiling.audit, &policy.audit, out);
+    screen(&ceiling.screen, &policy.screen, out);
+}
+
+fn screen(ceiling: &Screen, screen: &Screen, out: &mut Vec<Difference>) {
+    for rule in Rule::ALL {
+        let (strict, mild) = (ceiling.action(rule), screen.action(rule));
+        if mild < strict {
+            let says = format!("be code that {}, with `{}` instead of `{}`", rule.about(), mild.name(), strict.name());
+            out.push(Difference::new(Area::Screen, format!("[screen] {}", rule.name()), says).follows(screened(mild)));
+        }
+    }
+    for (key, before, after) in [("modules", &ceiling.modules, &screen.modules), ("builtins", &ceiling.builtins, &screen.builtins)] {
+        let wider = after.iter().filter(|name| !before.contains(name)).cloned().collect::<Vec<_>>();
+        if !before.is_empty() && (after.is_empty() || !wider.is_empty()) {
+            let items = if after.is_empty() { vec![String::from("any")] } else { wider };
+            out.push(Difference::new(Area::Screen, format!("[screen] {key}"), format!("name these beyond `{key}`")).items(items));
+        }
+    }
+    let wider: Vec<String> = match (ceiling.approvers.as_slice(), screen.approvers.as_slice()) {
+        ([], _) => Vec::new(),
+        (_, []) => vec![String::from("whoever asks")],
+        (before, after) => after.iter().filter(|approver| !before.contains(approver)).map(ToString::to_string).collect(),
+    };
+    if !wider.is_empty() {
+        let difference = Difference::new(Area::Screen, "[screen] approvers", "run what these approve").items(wider);
+        out.push(difference.follows("what screening holds back runs on their word"));
+    }
+    if screen.approval_time > ceiling.approval_time {
+        let [before, after] = [ceiling, screen].map(|screen| LimitKey::Wall.format(Some(screen.approval_time)));
+        let says = format!("wait for an approval for {after} instead of {before}");
+        out.push(
+            Difference::new(Area::Screen, "[screen] approval_time", says).follows("a token that somebody else finds is good for longer"),
+        );
+    }
+}
+
+/// What an action about a finding means.
+pub(crate) fn screened(action: Action) -> &'static str {
+    match action {
+        Action::Allow => "it runs, and nothing is said",
+        Action::Note => "it runs, and the result says so",
+        Action::Approve => "it runs once somebody has approved it",
+        Action::Deny => "it does not run",
+    }
 }
 
 fn audit(ceiling: &Audit, audit: &Audit, out: &mut Vec<Difference>) {

@@ -1,10 +1,13 @@
 //! The sentences of an explanation, section by section.
 
-use stockade_protocol::LimitKey;
+use stockade_protocol::{
+    LimitKey,
+    screen::{Action, Rule},
+};
 
 use super::{Section, Statement};
 use crate::{
-    compare::{consequence, ioctl, launched_by, recorded, shown, without},
+    compare::{consequence, ioctl, launched_by, recorded, screened, shown, without},
     inherit::family_name,
     model::{Access, AuditMode, Degradable, Policy},
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
@@ -24,6 +27,7 @@ pub(super) fn sections(policy: &Policy) -> Vec<Section> {
         section("environment", "What code finds in its environment", environment(policy)),
         section("degrade", "Which layers may be missing", degrade(policy)),
         section("audit", "What is written down", audit(policy)),
+        section("screen", "What code is screened for", screen(policy)),
     ]
 }
 
@@ -249,5 +253,43 @@ fn audit(policy: &Policy) -> Vec<Statement> {
     }
     says.say("values of `env`, files, stdin and arguments of a request are not");
     says.list_or("these raise an alert", audit.alerts.iter().map(ToString::to_string).collect(), "nothing raises an alert");
+    says.0
+}
+
+fn screen(policy: &Policy) -> Vec<Statement> {
+    let mut says = Says::default();
+    let screen = &policy.screen;
+    if screen.severest() == Action::Allow {
+        says.say("for nothing: it is not looked at");
+        return says.0;
+    }
+    says.say("its text is read before it runs; this is advice to whoever reads results, and no boundary: the sandbox holds without it");
+    says.say("read are code and files of a request, the words of a command, and the script in scratch that it names; not what comes on stdin, what is only imported, or what code writes itself");
+    for action in [Action::Deny, Action::Approve, Action::Note] {
+        let rules: Vec<String> = Rule::ALL
+            .into_iter()
+            .filter(|rule| screen.action(*rule) == action)
+            .map(|rule| format!("{}: {}", rule.name(), rule.about()))
+            .collect();
+        if !rules.is_empty() {
+            says.list(format!("for these: {}", screened(action)), rules);
+        }
+    }
+    if !screen.modules.is_empty() {
+        says.list("it may import these modules", screen.modules.clone());
+    }
+    if !screen.builtins.is_empty() {
+        says.list("it may use these built-in names", screen.builtins.clone());
+    }
+    if !screen.wants_approval() {
+        return says.0;
+    }
+    let time = LimitKey::Wall.format(Some(screen.approval_time));
+    says.say(format!("an approval is for this very request of this very caller, good once, and for {time} from when it was asked"));
+    says.list_or(
+        "these approve, and never what they have asked for themselves",
+        screen.approvers.iter().map(ToString::to_string).collect(),
+        "whoever asks approves, by sending the request again with the token of the first answer",
+    );
     says.0
 }

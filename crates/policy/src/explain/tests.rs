@@ -1,7 +1,7 @@
 //! That explanation and comparison leave no key of the format out.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-use stockade_protocol::{LimitKey, Quantity};
+use stockade_protocol::{LimitKey, Quantity, screen::Rule};
 
 use super::explain;
 use crate::{
@@ -59,6 +59,22 @@ fn changes() -> Vec<(String, String, String)> {
         ("degrade.root", "[degrade]\nroot = { add = [\"cgroup\"] }"),
     ];
     let mut all: Vec<_> = plain.map(|(key, after)| (key.to_owned(), String::new(), after.to_owned())).to_vec();
+    for rule in Rule::ALL {
+        let list = match rule {
+            Rule::Module => "modules = { replace = [\"math\"] }\n",
+            Rule::Builtin => "builtins = { replace = [\"print\"] }\n",
+            _ => "",
+        };
+        let with = |action: &str| format!("[screen]\n{list}{} = \"{action}\"", rule.name());
+        all.push((format!("screen.{}", rule.name()), with("note"), with("deny")));
+    }
+    for (list, rule) in [("modules", "module"), ("builtins", "builtin")] {
+        let with = |names: &str| format!("[screen]\n{rule} = \"note\"\n{list} = {{ replace = [{names}] }}");
+        all.push((format!("screen.{list}"), with("\"a\""), with("\"a\", \"b\"")));
+    }
+    let with = |more: &str| format!("[screen]\nprocess = \"approve\"\n{more}");
+    all.push((String::from("screen.approval_time"), with(""), with("approval_time = \"1h\"")));
+    all.push((String::from("screen.approvers"), with("approvers = { add = [\"uid:7\"] }"), with("approvers = { add = [\"group:x\"] }")));
     for key in LimitKey::ALL {
         let (value, most) = match key.quantity() {
             Quantity::Duration => ("\"7s\"", "\"9h\""),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
 from ._operations import FileEntry
-from ._result import CollectedFile, Denial, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
+from ._result import Approval, CollectedFile, Denial, Finding, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
 from ._session import AsyncSession, Session
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Approval",
     "AsyncSession",
     "AsyncStockade",
     "BadRequest",
     "CollectedFile",
     "Denial",
     "FileEntry",
+    "Finding",
     "Layer",
     "NotInstalled",
     "PerStream",

@@ -41,6 +41,8 @@ class RunOptions(TypedDict, total=False):
     id: str
     #: Written to the audit log as claims of the caller.
     labels: Mapping[str, str]
+    #: `approval.token` of an earlier result of the same request.
+    approve: str
 
 
 def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:

@@ -73,6 +73,32 @@ class Denial:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What screening found in the code, and what the policy does about it."""
+
+    rule: str = ""
+    #: `note`, `approve` or `deny`.
+    action: str = ""
+    #: From 1; 0 where it is about all of the code.
+    line: int = 0
+    column: int = 0
+    text: str = ""
+    what: str = ""
+    #: The file that it is in; None: the code itself.
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Approval:
+    """How code is run that waits for approval: the same run again with `approve=token`."""
+
+    token: str = field(default="", repr=False)
+    seconds_left: int = 0
+    #: Who approves it by `stockade approve`, other than whoever asks; empty: whoever asks.
+    approvers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class CollectedFile:
     """A file that `collect` matched; `content` is None where `omitted` says why."""
 
@@ -124,7 +150,7 @@ class Result:
     #: The program's stdout, and its stderr or what went wrong before it could start.
     output: str
     error: str
-    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit.
+    #: Exit status; 128+N for a signal, 124 wall clock, 137 another limit, 126 screened.
     code: int
     #: It exited by itself with 0.
     success: bool
@@ -147,6 +173,10 @@ class Result:
     usage: Usage
     #: The limits in force, with their units in the names; None: unlimited.
     limits: Mapping[str, int | None]
+    #: What screening found, also where the code ran.
+    findings: tuple[Finding, ...]
+    #: Only of `approval_required`.
+    approval: Approval | None
     denials: tuple[Denial, ...]
     egress: Mapping[str, Any]
     files: tuple[CollectedFile, ...]
@@ -171,11 +201,15 @@ class Result:
         raise KeyError(path)
 
 
+#: Results whose `error` is Stockade's own words.
+_IN_WORDS = (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR, Verdict.SCREENED, Verdict.APPROVAL_REQUIRED)
+
+
 def parse(data: Mapping[str, Any]) -> Result:
     """A result object of the program that was asked for streams in base64."""
-    refused = data.get("verdict") in (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR)
+    refused = data.get("verdict") in _IN_WORDS
     output = base64.b64decode(data.get("output") or "")
-    # What went wrong with a request or a sandbox is said in plain words.
+    # Why nothing has run is said in plain words.
     error = str(data.get("error") or "").encode() if refused else base64.b64decode(data.get("error") or "")
     texts = [stream.decode("utf-8", "replace") for stream in (output, error)]
     policy, receipt = data.get("policy"), data.get("receipt")
@@ -198,6 +232,8 @@ def parse(data: Mapping[str, Any]) -> Result:
         lossy=PerStream(*(not _is_utf8(stream) for stream in (output, error))),
         usage=_known(Usage, data.get("usage")),
         limits=dict(data.get("limits") or {}),
+        findings=tuple(_known(Finding, one) for one in data.get("findings") or ()),
+        approval=_approval(data["approval"]) if data.get("approval") else None,
         denials=tuple(_known(Denial, one) for one in data.get("denials") or ()),
         egress=dict(data.get("egress") or {}),
         files=tuple(_file(one) for one in data.get("files") or ()),
@@ -235,6 +271,10 @@ def _receipt(data: Mapping[str, Any]) -> Receipt:
         "degraded": tuple(data.get("degraded") or ()),
     }
     return _known(Receipt, {**data, **lists})
+
+
+def _approval(data: Mapping[str, Any]) -> Approval:
+    return _known(Approval, {**data, "approvers": tuple(data.get("approvers") or ())})
 
 
 def _file(data: Mapping[str, Any]) -> CollectedFile:

@@ -1,0 +1,369 @@
+//! Approval: code that screening holds back runs once, after somebody has said so.
+//!
+//! The answer to such code is a token. Whoever sends the very same request again with it has
+//! it run: the same code with the same arguments, stdin, variables, files and limits, under
+//! the same text of the same policy, in the same scratch, by the same caller, once, within
+//! the policy's time. What lies in scratch and on the host is not bound: it may have changed.
+//!
+//! Who holds the token approves, and a program that reads its own results holds it. Where
+//! that is not wanted, the policy names `approvers`: then somebody of these, who is not the
+//! one who asked, approves through root by `stockade approve`, and sees what runs before.
+
+mod store;
+
+use std::{cell::Cell, collections::BTreeMap, os::unix::ffi::OsStrExt};
+
+use serde::{Deserialize, Serialize};
+use stockade_audit::{PolicyRef, text};
+use stockade_launcher::OpenedScratch;
+use stockade_policy::{approver, model::Policy};
+use stockade_protocol::{
+    Approval, LimitKey, LimitValue, Report, Request, TextOrBase64, Verdict,
+    screen::{Action, Finding},
+};
+
+use crate::{
+    Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
+    admit::parse_request,
+    audit::{Approved, Subject, Trail, policy_ref},
+    caller::{self, Identity},
+    report,
+    screen::{Screening, sentence},
+};
+use store::{Found, Held, Store, Token};
+
+/// The longest request that others approve, as JSON: more than that nobody reads.
+const LONGEST_SHOWN: usize = 256 << 10;
+
+/// What is run, beside policy and scratch.
+#[derive(Serialize)]
+struct Bound<'a> {
+    code: &'a str,
+    language: Option<&'a String>,
+    args: &'a [String],
+    stdin: Option<&'a TextOrBase64>,
+    env: &'a BTreeMap<String, String>,
+    files: &'a BTreeMap<String, TextOrBase64>,
+    collect: &'a [String],
+    limits: &'a BTreeMap<String, LimitValue>,
+}
+
+fn json(value: &impl Serialize) -> Result<String, Refusal> {
+    serde_json::to_string(value)
+        .map_err(|error| Refusal::sandbox_error("approval_unwritable", format!("write what is to be approved: {error}")))
+}
+
+fn hash(value: &impl Serialize) -> Result<String, Refusal> {
+    Ok(text::sha256(json(value)?.as_bytes()))
+}
+
+/// What a token is for and approvers see is one text.
+fn bound(request: &Request) -> Result<String, Refusal> {
+    let Request { code, scratch: _, language, args, stdin, env, files, collect, limits, encoding: _, id: _, labels: _, approve: _ } =
+        request;
+    json(&Bound { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
+}
+
+fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, Refusal> {
+    let interpreters: Vec<_> = options.interpreters.iter().map(|(name, path)| (name, path.as_os_str().as_bytes())).collect();
+    hash(&(&policy.name, &policy.sha256, interpreters))
+}
+
+/// The host's directory by path and number, and a session by its number.
+fn hash_of_scratch(scratch: Option<&OpenedScratch>, ask: Ask<'_>) -> Result<String, Refusal> {
+    let place = match scratch {
+        None => None,
+        Some(opened) => {
+            let path = &opened.facts.path;
+            let unreadable = |errno| Refusal::sandbox_error("host_unreadable", format!("cannot look at {}: {errno}", path.display()));
+            Some((path.as_os_str().as_bytes(), opened.number().map_err(unreadable)?))
+        }
+    };
+    hash(&(place, ask.number_of_session()))
+}
+
+/// Refuses what no token is for where it would be the way past approvers: a caller's
+/// command, and what a shim starts.
+///
+/// # Errors
+/// The policy has them.
+pub(crate) fn check_approvable(ask: Ask<'_>, policy: &Policy) -> Result<(), Refusal> {
+    if !matches!(ask, Ask::Command { .. } | Ask::Interpreter { .. }) || policy.screen.approvers.is_empty() {
+        return Ok(());
+    }
+    let why = format!("policy `{}` has code approved by others, which requests of `exec` and `session` can be alone", policy.name);
+    Err(Refusal::bad_request("approval_needs_request", why))
+}
+
+/// What approvers are shown.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Shown {
+    /// The policy's name.
+    pub policy: String,
+    /// Where it came from.
+    pub origin: String,
+    /// Its hash.
+    pub policy_sha256: String,
+    /// The host's directory that the code gets.
+    pub scratch: Option<String>,
+    /// What screening found.
+    pub findings: Vec<Finding>,
+    /// What is run: a request as JSON, with all that the token is for and nothing else.
+    pub request: String,
+}
+
+/// Answers a request whose code has to be approved.
+///
+/// # Errors
+/// It would not be run at all, or the token cannot be kept.
+pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Options, screening: &Screening) -> Result<Report, Refusal> {
+    let policy = &loaded.policy;
+    let identity = caller::identify(options.peer.as_ref())?;
+    let approvers = &policy.screen.approvers;
+    if !approvers.is_empty() && !identity.privileged {
+        let why = format!(
+            "policy `{}` has code approved by others, and what your own launcher keeps you could change; run it through root, by sudo or a socket",
+            policy.name
+        );
+        return Err(Refusal::sandbox_error("approvers_need_root", why));
+    }
+    // What would be refused in any case is refused now, and nobody asked in vain.
+    let admission = Admission::new(ask, loaded, options, Purpose::Plan, Ahead::default())?;
+    let scratch = admission.scratch();
+    let time = policy.screen.approval_time;
+    let bound = bound(request)?;
+    let held = Held {
+        requester: identity.caller.uid,
+        request: text::sha256(bound.as_bytes()),
+        policy: hash_of_policy(policy, options)?,
+        scratch: hash_of_scratch(scratch, ask)?,
+        approvers: approvers.clone(),
+        ..Held::for_time(time)?
+    };
+    let shown = match approvers.as_slice() {
+        [] => None,
+        _ => Some(shown(bound, policy, scratch, screening)?),
+    };
+    let token = Store::open(&identity)?.hold(&held, shown.as_deref())?;
+    let wanted: Vec<String> = screening.findings.iter().filter(|finding| finding.action == Action::Approve).map(sentence).collect();
+    let why = format!("policy `{}` has this code approved before it runs, for what is in it: {}", policy.name, wanted.join("; "));
+    Ok(waits(&held, &token, time / 1000, policy, &why))
+}
+
+fn shown(request: String, policy: &Policy, scratch: Option<&OpenedScratch>, screening: &Screening) -> Result<String, Refusal> {
+    let PolicyRef { name, origin, sha256 } = policy_ref(policy);
+    let shown = Shown {
+        policy: name,
+        origin,
+        policy_sha256: sha256,
+        scratch: scratch.map(|opened| opened.facts.path.display().to_string()),
+        findings: screening.findings.clone(),
+        request,
+    };
+    let text = json(&shown)?;
+    if text.len() > LONGEST_SHOWN {
+        let why = format!(
+            "others have to read what they approve, and this request has {} bytes, more than {LONGEST_SHOWN}; put data into scratch",
+            text.len()
+        );
+        return Err(Refusal::bad_request("approval_too_large", why));
+    }
+    Ok(text)
+}
+
+/// The result of code that waits.
+fn waits(held: &Held, token: &Token, seconds_left: u64, policy: &Policy, why: &str) -> Report {
+    let approvers: Vec<String> = held.approvers.iter().map(ToString::to_string).collect();
+    let time = LimitKey::Wall.format(Some(seconds_left * 1000));
+    let how = match approvers.as_slice() {
+        [] => format!("to approve it, send the same request again within {time} with `approve` (or --approve), and in it `approval.token`"),
+        some => format!(
+            "one of {} approves it within {time} by `sudo stockade approve` with `approval.token`; then send the same request again with that as `approve`",
+            some.join(", ")
+        ),
+    };
+    let error = format!("{why}; {how}");
+    let approval = Approval { token: token.text().to_owned(), seconds_left, approvers };
+    Report {
+        approval: Some(approval),
+        policy: Some(report::policy_id(policy)),
+        ..Report::refused(Verdict::ApprovalRequired, "approval_required", error)
+    }
+}
+
+/// What a token comes to.
+pub(crate) enum Presented {
+    /// It is good for this request, if scratch is the same too.
+    Good(Pass),
+    /// Its approvers have not approved it yet.
+    Waits(Box<Report>),
+}
+
+/// A token that is good for a request.
+pub(crate) struct Pass {
+    store: Store,
+    token: Token,
+    held: Held,
+    claimed: Cell<bool>,
+    /// Who has approved.
+    pub(crate) approver: u32,
+}
+
+/// Looks at the token of a request.
+///
+/// # Errors
+/// It is none, or for something else.
+pub(crate) fn present(token: &str, request: &Request, loaded: &Loaded, options: &Options) -> Result<Presented, Refusal> {
+    let identity = caller::identify(options.peer.as_ref())?;
+    let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
+    let held = match store.find(&token)? {
+        // Of a token that is another's nothing is said, not even that there is one.
+        Found::Held(held) | Found::Used(held) if held.requester != identity.caller.uid => return Err(unknown()),
+        Found::None => return Err(unknown()),
+        Found::Used(_) => return Err(used()),
+        Found::Held(held) => held,
+    };
+    let Some(seconds_left) = held.seconds_left()? else { return Err(expired()) };
+    let other = |reason: &str, what: &str| Err(Refusal::bad_request(reason, format!("approve: this token is for {what}")));
+    if held.request != text::sha256(bound(request)?.as_bytes()) {
+        return other(
+            "approval_of_other_request",
+            "another request: code, language, args, stdin, env, files, collect and limits must be as they were when it was given",
+        );
+    }
+    if held.policy != hash_of_policy(&loaded.policy, options)? {
+        let what =
+            format!("another policy than `{}` as it stands, or other interpreters; send the request again without it", loaded.policy.name);
+        return other("approval_of_other_policy", &what);
+    }
+    let approver = if held.approvers.is_empty() { Some(held.requester) } else { store.approver(&token)? };
+    Ok(match approver {
+        Some(approver) => Presented::Good(Pass { store, token, held, claimed: Cell::new(false), approver }),
+        None => {
+            let why = format!("policy `{}` has this code approved by somebody else, who has not done so yet", loaded.policy.name);
+            Presented::Waits(Box::new(Report {
+                reason: Some(String::from("approval_pending")),
+                ..waits(&held, &token, seconds_left, &loaded.policy, &why)
+            }))
+        }
+    })
+}
+
+impl Pass {
+    /// Uses the token up for a run in this scratch; for a second try of the same run it has
+    /// been.
+    ///
+    /// # Errors
+    /// Scratch is another, or the token is not good any more: of two who claim it at one
+    /// time one is late.
+    pub(crate) fn claim(&self, scratch: Option<&OpenedScratch>, ask: Ask<'_>) -> Result<(), Refusal> {
+        if self.held.scratch != hash_of_scratch(scratch, ask)? {
+            let why = "approve: this token is for another scratch: the directory, or the session, must be the one that it was given for";
+            return Err(Refusal::bad_request("approval_of_other_scratch", why));
+        }
+        if self.claimed.replace(true) {
+            return Ok(());
+        }
+        self.held.seconds_left()?.ok_or_else(expired)?;
+        if self.store.claim(&self.token)? { Ok(()) } else { Err(used()) }
+    }
+}
+
+fn unknown() -> Refusal {
+    let why = "approve: no such token waits for you; it is another's, from before the last start of this host, or long past; send the request again without it";
+    Refusal::bad_request("approval_unknown", why)
+}
+
+fn used() -> Refusal {
+    Refusal::bad_request("approval_used", "approve: this token has been used, and is good once; send the request again without it")
+}
+
+fn expired() -> Refusal {
+    Refusal::bad_request("approval_expired", "approve: this token's time is over; send the request again without it")
+}
+
+/// Code that waits for somebody's approval.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Who has asked for it.
+    pub requester: u32,
+    /// For how long it still waits.
+    pub seconds_left: u64,
+    /// Who has approved it already.
+    pub approver: Option<u32>,
+    /// What it is.
+    pub shown: Shown,
+}
+
+/// Shows what waits under a token to somebody who may approve it.
+///
+/// # Errors
+/// There is none, or it is not theirs to approve.
+pub fn look(token: &str) -> Result<Waiting, Refusal> {
+    let identity = caller::identify(None)?;
+    let store = Store::open(&identity)?;
+    look_as(&identity, &store, &Token::parse(token)?)
+}
+
+fn look_as(identity: &Identity, store: &Store, token: &Token) -> Result<Waiting, Refusal> {
+    let caller = &identity.caller;
+    let not_yours = || {
+        let why = "no such token waits for your approval: it is used, long past, or not yours to approve; approvers come through root, as by `sudo stockade approve`";
+        Refusal::bad_request("approval_unknown", why)
+    };
+    let Found::Held(held) = store.find(token)? else { return Err(not_yours()) };
+    let own = held.requester == caller.uid;
+    let is_approver = || {
+        approver::is_approver(&held.approvers, caller)
+            .map_err(|error| Refusal::sandbox_error("accounts_unreadable", format!("cannot tell who may approve: {error}")))
+    };
+    match (own, held.approvers.is_empty()) {
+        (true, true) => {
+            let why = "you approve it by sending the request again, with this token as `approve` (or --approve)";
+            return Err(Refusal::bad_request("approval_by_request", why));
+        }
+        (true, false) => {
+            return Err(Refusal::bad_request(
+                "approval_of_own_request",
+                "you have asked for this yourself; somebody else has to approve it",
+            ));
+        }
+        (false, _) if !is_approver()? => return Err(not_yours()),
+        (false, _) => {}
+    }
+    let seconds_left = held.seconds_left()?.ok_or_else(expired)?;
+    Ok(Waiting { requester: held.requester, seconds_left, approver: store.approver(token)?, shown: store.shown(token)? })
+}
+
+/// Approves what waits under a token. It is written down first, or not approved.
+///
+/// # Errors
+/// It is not this caller's to approve, or it cannot be written down.
+pub fn approve(token: &str) -> Result<Waiting, Refusal> {
+    let identity = caller::identify(None)?;
+    let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
+    let waiting = look_as(&identity, &store, &token)?;
+    if waiting.approver.is_some() {
+        return Ok(waiting);
+    }
+    let Shown { policy, origin, policy_sha256, request, .. } = &waiting.shown;
+    let approved = Approved { token_sha256: token.sha256(), requester: Some(waiting.requester), approver: Some(identity.caller.uid) };
+    let policy = PolicyRef { name: policy.clone(), origin: origin.clone(), sha256: policy_sha256.clone() };
+    let request = parse_request(request.as_bytes())?;
+    Trail::new(Subject::Request(&request), None, &Options::default()).approve(policy, approved)?;
+    store.approve(&token, identity.caller.uid)?;
+    Ok(Waiting { approver: Some(identity.caller.uid), ..waiting })
+}
+
+/// Whether a text has the form of a token.
+///
+/// # Errors
+/// It has not.
+pub fn check_token(text: &str) -> Result<&str, Refusal> {
+    Token::parse(text).map(|_| text)
+}
+
+/// The hash by which a token stands in the audit log.
+pub(crate) fn hash_of_token(token: &str) -> String {
+    text::sha256(token.as_bytes())
+}

@@ -1,0 +1,303 @@
+//! Screening: code is given to the screener, and the policy judges what that found.
+//!
+//! The screener is a program of its own (`stockade-screen`), because parsers of hostile
+//! text fail in ways that nobody can catch: it gets the code in a file without a name,
+//! answers into another, and has five seconds. That it is missing, dies, takes too long or
+//! talks nonsense is itself a finding, under the rule `screener`; nothing that it does ends
+//! the launcher. A finding is advice. The sandbox does not rely on it.
+
+mod sources;
+
+use std::{
+    borrow::Cow,
+    fs::File,
+    io::{self, Read, Seek, Write},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::process::{CommandExt, ExitStatusExt},
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    io::Errno,
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use stockade_policy::model::{Policy, Runtime, Screen};
+use stockade_protocol::{
+    Report, Request, Verdict,
+    screen::{Action, Answer, Finding, Found, Grammar, LONGEST_ANSWER, Question, Rule, Source},
+};
+
+use crate::{Options, Refusal, caller, companion};
+
+/// The screener's program.
+const PROGRAM: &str = "stockade-screen";
+/// Findings that a refusal names; the result has all.
+const MOST_SAID: usize = 5;
+/// How long it may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What screening found, judged by a policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Screening {
+    /// In the order of the text.
+    pub findings: Vec<Finding>,
+    /// How many more there were.
+    pub omitted: u64,
+}
+
+impl Screening {
+    /// The most that the policy does about anything that was found.
+    pub fn severest(&self) -> Action {
+        self.findings.iter().map(|finding| finding.action).max().unwrap_or(Action::Allow)
+    }
+
+    fn judge(answer: Answer, files: &[Option<String>], screen: &Screen) -> Self {
+        let finding = |found: Found| Finding {
+            file: usize::try_from(found.source).ok().and_then(|source| files.get(source)).cloned().flatten(),
+            rule: found.rule,
+            action: screen.action(found.rule),
+            line: found.line,
+            column: found.column,
+            text: found.text,
+            what: found.what,
+        };
+        let findings = answer.found.into_iter().map(finding).filter(|finding| finding.action != Action::Allow).collect();
+        Screening { findings, omitted: answer.omitted }
+    }
+
+    /// The result of code that the policy refuses for what was found in it.
+    pub(crate) fn refusal(&self, policy: &Policy) -> Report {
+        let refused: Vec<String> = self.findings.iter().filter(|finding| finding.action == Action::Deny).map(sentence).collect();
+        let name = &policy.name;
+        let more = match refused.len().saturating_sub(MOST_SAID) {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let refused = refused.into_iter().take(MOST_SAID).collect::<Vec<_>>().join("; ");
+        let error = format!(
+            "policy `{name}` refuses this code for what is in it: {refused}{more}; change the code, or take a policy whose [screen] allows it"
+        );
+        Report::refused(Verdict::Screened, "screened", error)
+    }
+
+    /// Adds what was found to a result.
+    pub(crate) fn onto(self, report: Report) -> Report {
+        Report { findings: self.findings, findings_omitted: self.omitted, ..report }
+    }
+}
+
+/// A finding in a sentence, with nothing in it that a terminal acts on.
+pub fn sentence(finding: &Finding) -> String {
+    let rule = finding.rule;
+    let file = finding.file.as_ref().map(|file| format!("{}: ", visible(file))).unwrap_or_default();
+    let place = if finding.line == 0 { String::new() } else { format!("line {}, column {}: ", finding.line, finding.column) };
+    let text = if finding.text.is_empty() { String::new() } else { format!(": `{}`", visible(&finding.text)) };
+    let what =
+        if finding.what.is_empty() || finding.what == finding.text { String::new() } else { format!(" ({})", visible(&finding.what)) };
+    format!("{file}{place}{} {}{text}{what}", rule.name(), rule.about())
+}
+
+/// A text with whatever cannot be seen made visible, directions of writing among it.
+fn visible(text: &str) -> String {
+    text.chars().map(|c| if matches!(c, '"' | '\'') { c.to_string() } else { c.escape_debug().to_string() }).collect()
+}
+
+/// How the code of a runtime is to be read; none: no rule knows its language.
+pub fn grammar(runtime: &Runtime) -> Option<Grammar> {
+    grammar_of_ending(&runtime.extension)
+}
+
+/// The same by the ending of a file's name.
+pub fn grammar_of_ending(ending: &str) -> Option<Grammar> {
+    match ending {
+        "py" | "pyw" | "pyi" => Some(Grammar::Python),
+        "sh" | "bash" => Some(Grammar::Shell),
+        _ => None,
+    }
+}
+
+/// The language of a file, by its ending, else by its first line.
+pub fn grammar_of_file(path: &Path, code: &str) -> Option<Grammar> {
+    let by_ending = path.extension().and_then(|ending| ending.to_str()).and_then(grammar_of_ending);
+    by_ending.or_else(|| {
+        let mut words = code.lines().next()?.strip_prefix("#!")?.split_whitespace();
+        let program = words.find(|word| !word.ends_with("/env") && !word.starts_with('-'))?;
+        let name = program.rsplit('/').next()?.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+        match name {
+            "python" => Some(Grammar::Python),
+            "sh" | "bash" | "dash" => Some(Grammar::Shell),
+            _ => None,
+        }
+    })
+}
+
+/// What is to be read, and what is known without.
+struct Sources<'a> {
+    /// Where the code may write.
+    scratch: Cow<'a, str>,
+    /// Each with the file that it is in; none: the code itself.
+    texts: Vec<(Option<String>, Grammar, Cow<'a, str>)>,
+    known: Vec<(Option<String>, Rule, String)>,
+}
+
+/// A screening that goes on.
+pub struct Pending<'p> {
+    screen: &'p Screen,
+    /// The file of each source.
+    files: Vec<Option<String>>,
+    known: Vec<Finding>,
+    asked: Option<Asked>,
+}
+
+/// The screener at work.
+struct Asked {
+    child: Child,
+    answer: File,
+    end: Instant,
+}
+
+impl<'p> Pending<'p> {
+    /// Begins to screen a request's code; `scratch` is what its caller's door has named.
+    pub(crate) fn of_request(request: &Request, policy: &'p Policy, scratch: Option<&Path>, privileged: bool) -> Self {
+        // Without a runtime admission refuses it, and says more than could be said here.
+        let sources = if policy.screen.severest() == Action::Allow { None } else { sources::of_request(request, policy, scratch) };
+        Self::begin(sources, &policy.screen, privileged)
+    }
+
+    /// Begins to screen a command, where somebody reads what is found or it can be refused.
+    ///
+    /// # Errors
+    /// It cannot be known who asks.
+    pub(crate) fn of_command(words: &[String], policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
+        let least = if read { Action::Note } else { Action::Deny };
+        if policy.screen.severest() < least {
+            return Ok(Self::begin(None, &policy.screen, false));
+        }
+        let privileged = caller::identify(options.peer.as_ref())?.privileged;
+        let sources = sources::of_command(words, policy, options.scratch.as_deref());
+        Ok(Self::begin(Some(sources), &policy.screen, privileged))
+    }
+
+    /// Begins to screen a text.
+    pub fn of_text(code: &str, grammar: Grammar, screen: &'p Screen, privileged: bool) -> Self {
+        let mut sources = Sources::new("".into());
+        sources.add(None, grammar, code.into());
+        Self::begin(Some(sources), screen, privileged)
+    }
+
+    fn begin(sources: Option<Sources<'_>>, screen: &'p Screen, privileged: bool) -> Self {
+        let mut pending = Pending { screen, files: Vec::new(), known: Vec::new(), asked: None };
+        let Some(sources) = sources else { return pending };
+        sources.known.into_iter().for_each(|(file, rule, what)| pending.know(file, rule, what));
+        if sources.texts.is_empty() || screen.severest() == Action::Allow {
+            return pending;
+        }
+        let list = |names: &'p [String]| names.iter().map(String::as_str).collect();
+        let question = Question {
+            rules: Rule::ALL.into_iter().filter(|rule| screen.action(*rule) != Action::Allow).collect(),
+            modules: list(&screen.modules),
+            builtins: list(&screen.builtins),
+            scratch: &sources.scratch,
+            sources: sources.texts.iter().map(|(_, grammar, code)| Source { grammar: *grammar, code }).collect(),
+        };
+        match ask(&question, privileged) {
+            Ok((child, answer)) => pending.asked = Some(Asked { child, answer, end: Instant::now() + PATIENCE }),
+            Err(why) => pending.know(None, Rule::Screener, why),
+        }
+        pending.files = sources.texts.into_iter().map(|(file, ..)| file).collect();
+        pending
+    }
+
+    /// A finding about the whole of a source.
+    fn know(&mut self, file: Option<String>, rule: Rule, what: String) {
+        let action = self.screen.action(rule);
+        if action != Action::Allow {
+            self.known.push(Finding { file, rule, action, line: 0, column: 0, text: String::new(), what });
+        }
+    }
+
+    /// Waits for it.
+    pub fn finish(mut self) -> Screening {
+        let mut screening = Screening::default();
+        match self.asked.take().map(|asked| hear(asked.child, asked.answer, asked.end)) {
+            Some(Ok(answer)) => screening = Screening::judge(answer, &self.files, self.screen),
+            Some(Err(why)) => self.know(None, Rule::Screener, why),
+            None => {}
+        }
+        self.known.append(&mut screening.findings);
+        Screening { findings: self.known, ..screening }
+    }
+}
+
+fn unnamed_file() -> io::Result<File> {
+    Ok(memfd_create("screen", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into())
+}
+
+/// Starts the screener; what is wrong is said in words, for the finding.
+fn ask(question: &Question<'_>, privileged: bool) -> Result<(Child, File), String> {
+    let (_, program) = companion::find(PROGRAM, privileged).map_err(|error| error.to_string())?;
+    let start = || -> io::Result<(Child, File)> {
+        let (mut asked, answer) = (unnamed_file()?, unnamed_file()?);
+        asked.write_all(&question.encode())?;
+        asked.rewind()?;
+        // Neither can be made to hold more of the launcher's memory than it does now.
+        let fixed = SealFlags::SEAL | SealFlags::GROW | SealFlags::SHRINK;
+        fcntl_add_seals(&asked, fixed | SealFlags::WRITE)?;
+        answer.set_len(LONGEST_ANSWER as u64)?;
+        fcntl_add_seals(&answer, fixed)?;
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+        command.arg0(PROGRAM).env_clear().stdin(asked).stdout(answer.try_clone()?).stderr(Stdio::null());
+        Ok((command.spawn()?, answer))
+    };
+    start().map_err(|error| format!("start {PROGRAM}: {error}"))
+}
+
+fn hear(mut child: Child, mut answer: File, end: Instant) -> Result<Answer, String> {
+    let in_time = ended_by(&child, end);
+    if !matches!(in_time, Ok(true)) {
+        // It may have ended just now.
+        let _gone = child.kill();
+    }
+    let status = child.wait().map_err(|error| format!("wait for {PROGRAM}: {error}"))?;
+    match in_time {
+        Ok(true) if status.success() => {}
+        Ok(true) => {
+            let how = status
+                .signal()
+                .map_or_else(|| format!("with status {}", status.code().unwrap_or(-1)), |signal| format!("by signal {signal}"));
+            return Err(format!("{PROGRAM} ended {how}"));
+        }
+        Ok(false) => return Err(format!("{PROGRAM} took longer than {} s", PATIENCE.as_secs())),
+        Err(errno) => return Err(format!("wait for {PROGRAM}: {errno}")),
+    }
+    let mut bytes = Vec::new();
+    // The place in the file is shared: it is where the answer ends.
+    let mut read = || {
+        let length = answer.stream_position()?;
+        answer.rewind()?;
+        (&answer).take(length).read_to_end(&mut bytes)
+    };
+    read().map_err(|error| format!("read what {PROGRAM} answers: {error}"))?;
+    Answer::decode(&bytes).map_err(|error| format!("{PROGRAM} talks nonsense: {error}"))
+}
+
+/// Whether it has ended by then.
+fn ended_by(child: &Child, end: Instant) -> Result<bool, Errno> {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        match poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}

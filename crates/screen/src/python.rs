@@ -1,0 +1,416 @@
+//! Rules over a parsed Python program.
+//!
+//! One walk in the order of the text. Names are followed as far as [`value`] can; what a
+//! name, a call or a text comes to is looked up in [`tables`]. A program that cannot be
+//! parsed is searched as far as the parser got.
+
+mod calls;
+mod tables;
+mod value;
+
+use ruff_python_ast::{
+    Alias, Expr, Stmt,
+    visitor::{self, Visitor},
+};
+use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
+use ruff_text_size::Ranged;
+use stockade_protocol::screen::{Question, Rule};
+
+use crate::{encoding, findings::Findings, paths, secrets};
+use value::{Names, Value, canonical};
+
+/// Deeper expressions are not walked: chains of a thousand operators are no one's honest work.
+const DEEPEST: u16 = 1000;
+
+/// Screens a Python file.
+pub(crate) fn screen_file(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
+    if let Some((place, name)) = encoding::foreign(code) {
+        findings.add(Rule::DecodedCode, place, &format!("a file in {name}"));
+    }
+    screen(question, code, depth, findings);
+}
+
+/// Screens a Python program.
+pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
+    let parsed = parse_unchecked(code, ParseOptions::from(Mode::Module));
+    if let Some(error) = parsed.errors().first() {
+        // Text that turns out to be no code is none.
+        if findings.is_inside() {
+            return;
+        }
+        findings.add(Rule::Syntax, place(error), &error.error.to_string());
+    }
+    let mut walk =
+        Walk { question, depth, findings, names: Names::default(), told: 0, endless: 0, vital: 0, nested: 0, function: Vec::new() };
+    if let ruff_python_ast::Mod::Module(module) = parsed.syntax() {
+        walk.visit_body(&module.body);
+    }
+    // Freeing a tree goes as deep as the tree does. The process ends soon, and it all with it.
+    std::mem::forget(parsed);
+}
+
+/// Where something stands.
+fn place(ranged: &impl Ranged) -> (usize, usize) {
+    (ranged.start().to_usize(), ranged.end().to_usize())
+}
+
+/// A function that is being read.
+struct Function {
+    name: String,
+    forks: bool,
+    calls_itself: bool,
+}
+
+struct Walk<'w, 'c> {
+    question: &'w Question<'w>,
+    depth: u8,
+    findings: &'w mut Findings<'c>,
+    names: Names,
+    /// Up to here texts have been told already, as part of a longer one.
+    told: usize,
+    /// Loops without end around this place.
+    endless: u32,
+    /// Loops over a whole system or home around this place.
+    vital: u32,
+    /// Expressions around this place.
+    nested: u16,
+    function: Vec<Function>,
+}
+
+impl Walk<'_, '_> {
+    fn add(&mut self, rule: Rule, at: &impl Ranged, what: &str) {
+        self.findings.add(rule, place(at), what);
+    }
+
+    /// A module comes in, by whatever way.
+    fn import(&mut self, module: &str, at: &impl Ranged) {
+        for rule in tables::rules(module).collect::<Vec<_>>() {
+            self.add(rule, at, &format!("import {module}"));
+        }
+        let allowed = &self.question.modules;
+        let covers = |allowed: &&str| module.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        if !allowed.is_empty() && !allowed.iter().any(covers) {
+            self.add(Rule::Module, at, &format!("import {module}"));
+        }
+    }
+
+    fn import_alias(&mut self, alias: &Alias) {
+        let module = canonical(alias.name.as_str());
+        self.import(&module, alias);
+        match &alias.asname {
+            Some(name) => self.names.bind(name.as_str(), Value::name(module)),
+            None => {
+                let top = module.split('.').next().unwrap_or_default().to_owned();
+                self.names.bind(alias.name.split('.').next().unwrap_or_default(), Value::name(top));
+            }
+        }
+    }
+
+    fn import_from(&mut self, module: &str, alias: &Alias) {
+        let module = canonical(module);
+        if alias.name.as_str() == "*" {
+            self.import(&module, alias);
+            // Of what a star brings, what matters is bound.
+            for name in tables::names_of(&module) {
+                self.names.bind(name, Value::name(format!("{module}.{name}")));
+            }
+            return;
+        }
+        let whole = canonical(&format!("{module}.{}", alias.name));
+        // `from http import client` brings in a module, `from urllib import parse` another
+        // than the one that reaches out.
+        self.import(&whole, alias);
+        let value = self.names.attribute(&Value::name(module), alias.name.as_str());
+        self.names.bind(alias.asname.as_ref().unwrap_or(&alias.name).as_str(), value);
+    }
+
+    /// A name or an attribute is used.
+    fn reference(&mut self, expr: &Expr) -> bool {
+        let value = self.names.value(expr);
+        let Some(name) = value.as_name().map(str::to_owned) else { return false };
+        for rule in tables::rules(&name).collect::<Vec<_>>() {
+            self.add(rule, expr, &name);
+        }
+        if let Some(builtin) = name.strip_prefix("builtins.") {
+            let allowed = &self.question.builtins;
+            if !allowed.is_empty() && !builtin.contains('.') && !allowed.contains(&builtin) {
+                self.add(Rule::Builtin, expr, builtin);
+            }
+        }
+        if value.made.built {
+            self.add(Rule::HiddenName, expr, &name);
+        }
+        true
+    }
+
+    /// A text, at its outermost: what it holds, and what it was put together for.
+    fn text(&mut self, expr: &Expr) {
+        if place(expr).0 < self.told {
+            return;
+        }
+        let value = self.names.value(expr);
+        let Some(text) = value.as_text().map(str::to_owned) else { return };
+        self.told = place(expr).1;
+        if let Some(kind) = secrets::in_text(&text) {
+            self.findings.secret(place(expr), &text, kind);
+        }
+        if secrets::is_blob(&text) {
+            self.add(Rule::Blob, expr, &format!("{} characters", text.chars().count()));
+        }
+        if paths::is_credential(&text) {
+            self.add(Rule::Credentials, expr, &text);
+        }
+        if value.made.built && value.as_whole().is_some_and(tables::is_forbidden) {
+            self.add(Rule::HiddenName, expr, &text);
+        } else if tables::tells(&text) {
+            self.add(Rule::Internals, expr, &text);
+        }
+    }
+
+    /// `name = "…"`, and the same in a call.
+    fn named_text(&mut self, name: &str, value: &Expr) {
+        if let Expr::StringLiteral(literal) = value
+            && secrets::under_name(name, literal.value.to_str())
+        {
+            self.findings.secret(place(value), literal.value.to_str(), name);
+        }
+    }
+
+    fn is_environment(&mut self, expr: &Expr) -> bool {
+        self.names.value(expr).as_name() == Some("os.environ")
+    }
+
+    fn function(&mut self, name: &str, body: impl FnOnce(&mut Self)) {
+        self.function.push(Function { name: name.to_owned(), forks: false, calls_itself: false });
+        // A loop around a definition is none around what is defined.
+        let (endless, vital) = (std::mem::take(&mut self.endless), std::mem::take(&mut self.vital));
+        let mark = self.names.enter();
+        body(self);
+        self.names.leave(mark);
+        (self.endless, self.vital) = (endless, vital);
+        self.function.pop();
+    }
+
+    fn loop_over_vital(&mut self, iterated: &Expr) -> bool {
+        let Expr::Call(call) = iterated else { return false };
+        let name = match self.names.value(&call.func).as_name() {
+            Some("os.walk" | "os.listdir" | "os.scandir" | "glob.glob" | "glob.iglob") => {
+                call.arguments.args.first().map(|path| self.names.value(path))
+            }
+            _ => match &*call.func {
+                Expr::Attribute(attribute) if matches!(attribute.attr.as_str(), "rglob" | "glob" | "iterdir" | "walk") => {
+                    Some(self.names.value(&attribute.value))
+                }
+                _ => None,
+            },
+        };
+        name.is_some_and(|path| path.as_text().is_some_and(paths::is_vital))
+    }
+}
+
+impl<'a> Visitor<'a> for Walk<'_, '_> {
+    fn visit_stmt(&mut self, stmt: &'a Stmt) {
+        match stmt {
+            Stmt::Import(import) => import.names.iter().for_each(|alias| self.import_alias(alias)),
+            Stmt::ImportFrom(import) => {
+                if let (Some(module), 0) = (&import.module, import.level) {
+                    import.names.iter().for_each(|alias| self.import_from(module.as_str(), alias));
+                }
+            }
+            Stmt::Assign(assign) => {
+                self.visit_expr(&assign.value);
+                let value = self.names.value(&assign.value);
+                for target in &assign.targets {
+                    if let Expr::Name(name) = target {
+                        self.named_text(name.id.as_str(), &assign.value);
+                    }
+                    self.visit_expr(target);
+                    self.names.assign(target, &value);
+                }
+            }
+            Stmt::AnnAssign(assign) => {
+                visitor::walk_stmt(self, stmt);
+                if let Some(value) = &assign.value {
+                    if let Expr::Name(name) = &*assign.target {
+                        self.named_text(name.id.as_str(), value);
+                    }
+                    let value = self.names.value(value);
+                    self.names.assign(&assign.target, &value);
+                }
+            }
+            Stmt::AugAssign(assign) => {
+                visitor::walk_stmt(self, stmt);
+                if let Expr::Name(name) = &*assign.target {
+                    // Its parts are known one by one only.
+                    let made = self.names.value(&assign.value).made;
+                    self.names.bind(name.id.as_str(), Value { made, ..Value::default() });
+                }
+            }
+            Stmt::FunctionDef(function) => {
+                function.decorator_list.iter().for_each(|decorator| self.visit_decorator(decorator));
+                self.visit_parameters(&function.parameters);
+                self.names.bind(function.name.as_str(), Value::default());
+                self.function(function.name.as_str(), |walk| {
+                    walk.names.bind_parameters(&function.parameters);
+                    walk.visit_body(&function.body);
+                });
+            }
+            Stmt::ClassDef(class) => {
+                visitor::walk_stmt(self, stmt);
+                self.names.bind(class.name.as_str(), Value::default());
+            }
+            Stmt::With(with) => {
+                for item in &with.items {
+                    self.visit_expr(&item.context_expr);
+                    if let Some(target) = &item.optional_vars {
+                        let value = self.names.value(&item.context_expr);
+                        self.names.assign(target, &value);
+                    }
+                }
+                self.visit_body(&with.body);
+            }
+            Stmt::For(each) => {
+                self.visit_expr(&each.iter);
+                let made = self.names.value(&each.iter).made;
+                self.names.assign(&each.target, &Value { made, ..Value::default() });
+                let vital = u32::from(self.loop_over_vital(&each.iter));
+                self.vital += vital;
+                self.visit_body(&each.body);
+                self.vital -= vital;
+                self.visit_body(&each.orelse);
+            }
+            Stmt::While(each) => {
+                self.visit_expr(&each.test);
+                let endless = u32::from(match &*each.test {
+                    Expr::BooleanLiteral(literal) => literal.value,
+                    Expr::NumberLiteral(_) => true,
+                    _ => false,
+                });
+                self.endless += endless;
+                self.visit_body(&each.body);
+                self.endless -= endless;
+                self.visit_body(&each.orelse);
+            }
+            _ => visitor::walk_stmt(self, stmt),
+        }
+    }
+
+    fn visit_expr(&mut self, expr: &'a Expr) {
+        if self.nested >= DEEPEST {
+            self.add(Rule::Screener, expr, "nested too deep");
+            return;
+        }
+        self.nested += 1;
+        self.expression(expr);
+        self.nested -= 1;
+    }
+}
+
+impl<'a> Walk<'_, '_> {
+    fn expression(&mut self, expr: &'a Expr) {
+        match expr {
+            Expr::Name(name) => {
+                if name.ctx.is_load() {
+                    self.reference(expr);
+                    if name.id.as_str() == "__builtins__" {
+                        self.add(Rule::Internals, expr, "__builtins__");
+                    }
+                    if self.is_environment(expr) {
+                        self.add(Rule::Credentials, expr, "os.environ");
+                    }
+                }
+                return;
+            }
+            Expr::Attribute(attribute) => {
+                let name = attribute.attr.as_str();
+                self.attribute(expr, &attribute.value, name);
+                // What a chain of names comes to is told as a whole, what its links are
+                // one by one.
+                let mut base = &*attribute.value;
+                while let Expr::Attribute(inner) = base {
+                    self.attribute(expr, &inner.value, inner.attr.as_str());
+                    base = &inner.value;
+                }
+                if self.is_environment(expr) {
+                    self.add(Rule::Credentials, expr, "the whole of os.environ");
+                    return;
+                }
+                // `os.environ.get(…)` takes one of them only.
+                if self.is_environment(&attribute.value) && matches!(name, "get" | "setdefault" | "pop" | "copy" | "update" | "keys") {
+                    return;
+                }
+                if self.reference(expr) && base.is_name_expr() {
+                    return;
+                }
+            }
+            Expr::Subscript(subscript) => {
+                self.reference(expr);
+                self.text(expr);
+                if self.is_environment(&subscript.value) {
+                    self.visit_expr(&subscript.slice);
+                    return;
+                }
+                if let Some("sys.modules") = self.names.value(&subscript.value).as_name() {
+                    self.add(Rule::Internals, expr, "sys.modules");
+                }
+            }
+            Expr::Compare(compare) => {
+                // `"X" in os.environ` asks for one name.
+                for part in std::iter::once(&*compare.left).chain(&compare.comparators) {
+                    if !self.is_environment(part) {
+                        self.visit_expr(part);
+                    }
+                }
+                return;
+            }
+            Expr::Dict(dict) => {
+                for item in &dict.items {
+                    // `{**os.environ, …}` is how a child's environment is made.
+                    if item.key.is_some() || !self.is_environment(&item.value) {
+                        item.key.iter().for_each(|key| self.visit_expr(key));
+                        self.visit_expr(&item.value);
+                    }
+                    if let Some(Expr::StringLiteral(key)) = &item.key {
+                        self.named_text(key.value.to_str(), &item.value);
+                    }
+                }
+                return;
+            }
+            Expr::Call(call) => {
+                self.call(expr, call);
+                self.text(expr);
+                return;
+            }
+            Expr::Lambda(lambda) => {
+                self.function("", |walk| {
+                    if let Some(parameters) = &lambda.parameters {
+                        walk.visit_parameters(parameters);
+                        walk.names.bind_parameters(parameters);
+                    }
+                    walk.visit_expr(&lambda.body);
+                });
+                return;
+            }
+            Expr::StringLiteral(_) | Expr::BytesLiteral(_) => {
+                self.text(expr);
+                return;
+            }
+            Expr::FString(_) | Expr::BinOp(_) => self.text(expr),
+            Expr::Named(named) => {
+                self.visit_expr(&named.value);
+                self.names.value(expr);
+                return;
+            }
+            Expr::ListComp(ruff_python_ast::ExprListComp { generators, .. })
+            | Expr::SetComp(ruff_python_ast::ExprSetComp { generators, .. })
+            | Expr::Generator(ruff_python_ast::ExprGenerator { generators, .. })
+            | Expr::DictComp(ruff_python_ast::ExprDictComp { generators, .. }) => {
+                for each in generators {
+                    self.names.assign(&each.target, &Value::default());
+                }
+            }
+            _ => {}
+        }
+        visitor::walk_expr(self, expr);
+    }
+}

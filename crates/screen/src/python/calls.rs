@@ -1,0 +1,359 @@
+//! Rules about calls: what is called with what.
+
+use ruff_python_ast::{Expr, ExprCall, visitor::Visitor};
+use stockade_protocol::screen::Rule;
+
+use super::{Walk, place, tables, value::Value};
+use crate::{paths, shell};
+
+/// Calls that write to the path of this argument.
+const WRITERS: [(&str, usize); 20] = [
+    ("shutil.copy", 1),
+    ("shutil.copy2", 1),
+    ("shutil.copyfile", 1),
+    ("shutil.copytree", 1),
+    ("shutil.move", 1),
+    ("os.rename", 1),
+    ("os.renames", 1),
+    ("os.replace", 1),
+    ("os.link", 1),
+    ("os.symlink", 1),
+    ("os.makedirs", 0),
+    ("os.mkdir", 0),
+    ("os.mkfifo", 0),
+    ("os.chmod", 0),
+    ("os.chown", 0),
+    ("os.truncate", 0),
+    ("os.remove", 0),
+    ("os.unlink", 0),
+    ("os.rmdir", 0),
+    ("urllib.request.urlretrieve", 1),
+];
+/// Calls that delete one file.
+const REMOVERS: [&str; 4] = ["os.remove", "os.unlink", "os.rmdir", "os.truncate"];
+/// Methods of paths that write.
+const WRITING_METHODS: [&str; 9] = ["write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir", "symlink_to", "hardlink_to", "chmod"];
+/// Calls that give text to a shell.
+const SHELLS: [&str; 6] =
+    ["os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "pexpect.run"];
+
+impl Walk<'_, '_> {
+    /// A call, and all that stands in it.
+    pub(super) fn call(&mut self, expr: &Expr, call: &ExprCall) {
+        let function = self.names.value(&call.func);
+        let arguments: Vec<Value> = call.arguments.args.iter().map(|argument| self.names.value(argument)).collect();
+        let name = function.as_name().unwrap_or_default().to_owned();
+        self.by_name(expr, call, &name, &arguments);
+        self.by_method(expr, call, &arguments);
+        self.recursion(expr, call, &name, &arguments);
+        for keyword in &call.arguments.keywords {
+            if let Some(keyword_name) = &keyword.arg {
+                self.named_text(keyword_name.as_str(), &keyword.value);
+            }
+        }
+        match &*call.func {
+            Expr::Lambda(lambda) => self.function("", |walk| {
+                if let Some(parameters) = &lambda.parameters {
+                    walk.visit_parameters(parameters);
+                    walk.names.bind_parameters(parameters);
+                    for (parameter, value) in parameters.posonlyargs.iter().chain(&parameters.args).zip(&arguments) {
+                        walk.names.bind(parameter.parameter.name.as_str(), value.clone());
+                    }
+                }
+                walk.visit_expr(&lambda.body);
+            }),
+            // A function that came out of a call has no name that is told otherwise.
+            function @ Expr::Call(_) => {
+                self.reference(function);
+                self.visit_expr(function);
+            }
+            function => self.visit_expr(function),
+        }
+        call.arguments.args.iter().for_each(|argument| self.visit_expr(argument));
+        for keyword in &call.arguments.keywords {
+            let environment = keyword.arg.as_ref().is_some_and(|name| name.as_str() == "env");
+            if !(environment && self.is_environment(&keyword.value)) {
+                self.visit_expr(&keyword.value);
+            }
+        }
+    }
+
+    fn by_name(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
+        let first = arguments.first();
+        match name {
+            "builtins.exec" | "builtins.eval" | "builtins.compile" => self.runs_text(expr, call, name, first),
+            "timeit.timeit" | "timeit.repeat" => self.inner_python(call, first),
+            "builtins.__import__" | "importlib.import_module" | "importlib.__import__" => self.imports(expr, name, first),
+            "importlib.util.spec_from_file_location" | "imp.load_source" | "importlib.machinery.SourceFileLoader" => {
+                self.add(Rule::DynamicImport, expr, name);
+            }
+            "builtins.getattr" => self.gets_attribute(expr, call, arguments),
+            "builtins.open" | "io.open" | "codecs.open" | "gzip.open" | "bz2.open" | "lzma.open" | "tarfile.open" => {
+                self.opens(expr, call, arguments, 1)
+            }
+            "os.open" => {
+                let flags =
+                    call.arguments.args.get(1).map(|flags| self.mentions(flags, &["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"]));
+                if flags == Some(true) {
+                    self.writes(expr, name, first);
+                }
+            }
+            "shutil.rmtree" | "os.removedirs" => {
+                let vital = first.and_then(Value::as_text).is_some_and(paths::is_vital);
+                self.add(if vital || self.vital > 0 { Rule::Destroy } else { Rule::Delete }, expr, name);
+            }
+            "yaml.load" => {
+                let safe = call.arguments.keywords.iter().map(|keyword| &keyword.value).chain(call.arguments.args.get(1)).any(|loader| {
+                    let loader = self.names.value(loader);
+                    loader.as_name().is_some_and(|name| name.ends_with("SafeLoader"))
+                });
+                if !safe {
+                    self.add(Rule::Deserialize, expr, name);
+                }
+            }
+            "numpy.load"
+                if call
+                    .arguments
+                    .keywords
+                    .iter()
+                    .any(|keyword| keyword.arg.as_ref().is_some_and(|name| name.as_str() == "allow_pickle")) =>
+            {
+                self.add(Rule::Deserialize, expr, name);
+            }
+            "operator.methodcaller" | "operator.attrgetter" => {
+                if let Some(attribute) = first.and_then(Value::as_text).filter(|text| tables::is_strong(text)) {
+                    self.add(Rule::Internals, expr, attribute);
+                }
+            }
+            _ if SHELLS.contains(&name) => self.gives_to_shell(expr, call, first),
+            _ if name.starts_with("subprocess.")
+                || name.starts_with("os.exec")
+                || name.starts_with("os.spawn")
+                || name.starts_with("os.posix_spawn") =>
+            {
+                self.starts(expr, call, name, arguments);
+            }
+            _ => {}
+        }
+        if let Some((_, at)) = WRITERS.iter().find(|(writer, _)| *writer == name) {
+            let path = arguments.get(*at).cloned().or_else(|| self.keyword(call, "dst"));
+            self.writes(expr, name, path.as_ref());
+            if REMOVERS.contains(&name) && self.vital > 0 {
+                self.add(Rule::Destroy, expr, name);
+            }
+        }
+    }
+
+    fn keyword(&mut self, call: &ExprCall, name: &str) -> Option<Value> {
+        let found = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == name))?;
+        Some(self.names.value(&found.value))
+    }
+
+    /// Whether an expression names one of these attributes.
+    fn mentions(&mut self, expr: &Expr, names: &[&str]) -> bool {
+        match expr {
+            Expr::BinOp(both) => self.mentions(&both.left, names) || self.mentions(&both.right, names),
+            other => self.names.value(other).as_name().is_some_and(|name| names.iter().any(|known| name.ends_with(known))),
+        }
+    }
+
+    /// `exec`, `eval`, `compile`: that they are used is told by their name.
+    fn runs_text(&mut self, expr: &Expr, call: &ExprCall, name: &str, text: Option<&Value>) {
+        let Some(text) = text else { return };
+        let name = name.trim_start_matches("builtins.");
+        if text.made.decoded || text.made.built {
+            self.add(Rule::DecodedCode, expr, name);
+        }
+        if text.made.fetched {
+            self.add(Rule::RemoteCode, expr, name);
+        }
+        self.inner_python(call, Some(text));
+    }
+
+    /// Code in a text that is known.
+    fn inner_python(&mut self, call: &ExprCall, text: Option<&Value>) {
+        let (Some(argument), Some(code)) = (call.arguments.args.first(), text.and_then(Value::as_whole)) else { return };
+        if let Some(depth) = self.depth.checked_sub(1) {
+            let question = self.question;
+            self.findings.inside(place(argument), |findings| super::screen(question, code, depth, findings));
+        }
+    }
+
+    fn inner_shell(&mut self, at: &Expr, script: &str) {
+        if let Some(depth) = self.depth.checked_sub(1) {
+            let question = self.question;
+            self.findings.inside(place(at), |findings| shell::screen(question, script, depth, findings));
+        }
+    }
+
+    fn imports(&mut self, expr: &Expr, name: &str, module: Option<&Value>) {
+        match module.and_then(|module| module.as_whole().map(|name| (name.to_owned(), module.made))) {
+            Some((module, made)) => {
+                if (made.built || made.decoded) && tables::is_watched(&module) {
+                    self.add(Rule::HiddenName, expr, &module);
+                } else if made.built || made.decoded {
+                    self.add(Rule::DynamicImport, expr, &module);
+                }
+                self.import(&super::canonical(&module), expr);
+            }
+            None if module.is_some_and(|module| module.made.built || module.made.decoded) => self.add(Rule::HiddenName, expr, name),
+            None => self.add(Rule::DynamicImport, expr, name.trim_start_matches("builtins.")),
+        }
+    }
+
+    fn gets_attribute(&mut self, expr: &Expr, call: &ExprCall, arguments: &[Value]) {
+        let ([_, name, ..], Some(object)) = (arguments, call.arguments.args.first()) else { return };
+        if let Some(attribute) = name.as_whole() {
+            let attribute = attribute.to_owned();
+            self.attribute(expr, object, &attribute);
+            self.reference(expr);
+            if name.made.built && attribute.starts_with("__") {
+                self.add(Rule::HiddenName, expr, &attribute);
+            }
+        }
+    }
+
+    /// An attribute of something, by whatever way it is taken.
+    pub(super) fn attribute(&mut self, expr: &Expr, object: &Expr, name: &str) {
+        if tables::is_strong(name) {
+            self.add(Rule::Internals, expr, name);
+        }
+        // One step up from a class of something leads to every class there is.
+        let class_of = |expr: &Expr| match expr {
+            Expr::Attribute(attribute) => attribute.attr.as_str() == "__class__",
+            Expr::Call(call) => call
+                .arguments
+                .args
+                .get(1)
+                .is_some_and(|name| matches!(name, Expr::StringLiteral(text) if text.value.to_str() == "__class__")),
+            _ => false,
+        };
+        if matches!(name, "__base__" | "__mro__") && class_of(object) {
+            self.add(Rule::Internals, expr, name);
+        }
+        if name == "__self__" && self.names.value(object).as_name().is_some_and(|name| name.starts_with("builtins.")) {
+            self.add(Rule::Internals, expr, name);
+        }
+        if name == "__dict__" && self.names.value(object).as_name().is_some_and(|name| name == "builtins" || name.ends_with(".__self__")) {
+            self.add(Rule::Internals, expr, "builtins.__dict__");
+        }
+    }
+
+    fn opens(&mut self, expr: &Expr, call: &ExprCall, arguments: &[Value], mode_at: usize) {
+        let mode = arguments.get(mode_at).cloned().or_else(|| self.keyword(call, "mode"));
+        let path = arguments.first().cloned().or_else(|| self.keyword(call, "file"));
+        if mode.as_ref().and_then(Value::as_text).is_some_and(is_writing) {
+            self.writes(expr, "open", path.as_ref());
+            if self.vital > 0 {
+                self.add(Rule::Destroy, expr, "open");
+            }
+        }
+    }
+
+    /// Something is written, moved or made at this path.
+    fn writes(&mut self, expr: &Expr, what: &str, path: Option<&Value>) {
+        let Some(path) = path.and_then(Value::as_text) else { return };
+        if paths::is_disk(path) {
+            self.add(Rule::Destroy, expr, path);
+        } else if paths::is_outside(path, self.question.scratch) {
+            self.add(Rule::WriteOutside, expr, &format!("{what} {path}"));
+        }
+    }
+
+    fn by_method(&mut self, expr: &Expr, call: &ExprCall, arguments: &[Value]) {
+        let Expr::Attribute(attribute) = &*call.func else { return };
+        let object = self.names.value(&attribute.value);
+        if object.as_text().is_none() {
+            return;
+        }
+        match attribute.attr.as_str() {
+            "open" => {
+                let mode = arguments.first().cloned().or_else(|| self.keyword(call, "mode"));
+                if mode.as_ref().and_then(Value::as_text).is_some_and(is_writing) {
+                    self.writes(expr, "open", Some(&object));
+                }
+            }
+            "rename" | "replace" if arguments.len() == 1 => self.writes(expr, attribute.attr.as_str(), arguments.first()),
+            name if WRITING_METHODS.contains(&name) => self.writes(expr, name, Some(&object)),
+            _ => {}
+        }
+    }
+
+    fn gives_to_shell(&mut self, expr: &Expr, call: &ExprCall, script: Option<&Value>) {
+        let Some(value) = script else { return };
+        if value.made.decoded {
+            self.add(Rule::DecodedCode, expr, "shell");
+        }
+        if value.made.fetched {
+            self.add(Rule::RemoteCode, expr, "shell");
+        }
+        if let (Some(script), Some(at)) = (value.as_text(), call.arguments.args.first()) {
+            let script = script.to_owned();
+            self.inner_shell(at, &script);
+        }
+    }
+
+    /// Another program is started with words, or with a text for a shell.
+    fn starts(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
+        let words: Vec<String> = match arguments {
+            [program, rest @ ..] if name.starts_with("os.") => {
+                let listed = rest.iter().find(|value| !value.items().is_empty()).map(|list| list.items().to_vec());
+                let words = listed.unwrap_or_else(|| rest.to_vec());
+                std::iter::once(program).chain(words.get(1..).unwrap_or_default()).map(word).collect()
+            }
+            [first, ..] if !first.items().is_empty() => first.items().iter().map(word).collect(),
+            [first, ..] => {
+                self.gives_to_shell(expr, call, Some(first));
+                return;
+            }
+            [] => return,
+        };
+        if arguments.iter().any(|value| value.made.decoded) {
+            self.add(Rule::DecodedCode, expr, name);
+        }
+        let Some(at) = call.arguments.args.first() else { return };
+        if let Some(depth) = self.depth.checked_sub(1) {
+            let question = self.question;
+            self.findings.inside(place(at), |findings| shell::screen_words(question, words, depth, findings));
+        }
+    }
+
+    /// Processes that make processes.
+    fn recursion(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
+        let own_name = match &*call.func {
+            Expr::Name(name) => name.id.as_str(),
+            _ => "",
+        };
+        let forks = matches!(name, "os.fork" | "os.forkpty");
+        let spawns = name == "multiprocessing.Process" || name.starts_with("subprocess.");
+        let own_file =
+            |value: &Value| value.as_name() == Some("__file__") || value.items().iter().any(|item| item.as_name() == Some("__file__"));
+        let target = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "target"));
+        let starts_itself = target.is_some_and(|target| match &target.value {
+            Expr::Name(name) => self.function.iter().any(|function| function.name == name.id.as_str()),
+            _ => false,
+        });
+        if (forks && self.endless > 0)
+            || (spawns && self.endless > 0 && arguments.iter().any(own_file))
+            || (name == "multiprocessing.Process" && starts_itself)
+        {
+            self.add(Rule::ForkBomb, expr, name);
+        }
+        if let Some(function) = self.function.last_mut() {
+            function.forks |= forks;
+            function.calls_itself |= !own_name.is_empty() && own_name == function.name;
+            if function.forks && function.calls_itself {
+                let name = function.name.clone();
+                self.add(Rule::ForkBomb, expr, &name);
+            }
+        }
+    }
+}
+
+fn is_writing(mode: &str) -> bool {
+    mode.len() <= 4 && mode.contains(['w', 'a', 'x', '+'])
+}
+
+fn word(value: &Value) -> String {
+    value.as_text().unwrap_or(if value.as_name() == Some("sys.executable") { "python3" } else { "*" }).to_owned()
+}

@@ -1,0 +1,373 @@
+//! Rules over a parsed shell script.
+//!
+//! tree-sitter's grammar of bash. A command's words are made plain as far as they are
+//! known ([`words`]), and [`commands`] says what a command of such words does. Variables
+//! are followed in the order of the text; branches are not told apart.
+
+mod commands;
+mod words;
+
+use stockade_protocol::screen::{Question, Rule};
+use tree_sitter::{Node, Parser};
+
+use crate::{findings::Findings, paths, secrets};
+use words::{Variables, Word};
+
+/// Deeper trees are not walked.
+const DEEPEST: u16 = 400;
+/// Longer words in braces are not looked at.
+const LONGEST_BRACES: usize = 256;
+/// Stages of a pipeline that may feed a later one.
+const LONGEST_PIPELINE: usize = 16;
+
+/// Screens a shell script.
+pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
+    let mut parser = Parser::new();
+    if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
+        findings.add(Rule::Screener, (0, 0), "no grammar");
+        return;
+    }
+    let Some(tree) = parser.parse(code, None) else {
+        findings.add(Rule::Screener, (0, 0), "not parsed");
+        return;
+    };
+    let mut walk = Walk {
+        question,
+        code,
+        depth,
+        findings,
+        variables: Variables::default(),
+        directory: String::new(),
+        functions: Vec::new(),
+        endless: 0,
+    };
+    if tree.root_node().has_error() && !walk.findings.is_inside() {
+        let at = first_error(tree.root_node());
+        walk.findings.add(Rule::Syntax, (at.start_byte(), at.end_byte()), "not understood");
+    }
+    walk.node(tree.root_node(), 0);
+    walk.spelt_out_bomb();
+    walk.torn_words(tree.root_node());
+    walk.braces(tree.root_node());
+}
+
+/// Screens one command by its words.
+pub(crate) fn screen_words(question: &Question<'_>, words: Vec<String>, depth: u8, findings: &mut Findings<'_>) {
+    let mut walk = Walk {
+        question,
+        code: "",
+        depth,
+        findings,
+        variables: Variables::default(),
+        directory: String::new(),
+        functions: Vec::new(),
+        endless: 0,
+    };
+    let words: Vec<Word> = words.into_iter().map(Word::plain).collect();
+    walk.command_of(&words, (0, 0), &[]);
+}
+
+fn first_error(node: Node<'_>) -> Node<'_> {
+    let mut at = node;
+    // Down to the smallest that holds it; a tree is no deeper than its text is long.
+    loop {
+        let mut cursor = at.walk();
+        let next = at.children(&mut cursor).find(|child| child.has_error() || child.is_missing());
+        match next {
+            Some(child) => at = child,
+            None => return at,
+        }
+    }
+}
+
+fn span(node: Node<'_>) -> (usize, usize) {
+    (node.start_byte(), node.end_byte())
+}
+
+struct Walk<'w, 'c> {
+    question: &'w Question<'w>,
+    code: &'w str,
+    depth: u8,
+    findings: &'w mut Findings<'c>,
+    variables: Variables,
+    /// Where `cd` has led; empty where it began.
+    directory: String,
+    /// The functions that are being read.
+    functions: Vec<String>,
+    endless: u32,
+}
+
+impl Walk<'_, '_> {
+    fn source(&self, node: Node<'_>) -> &str {
+        self.code.get(node.byte_range()).unwrap_or_default()
+    }
+
+    fn children<'n>(&self, node: Node<'n>) -> Vec<Node<'n>> {
+        let mut cursor = node.walk();
+        node.named_children(&mut cursor).collect()
+    }
+
+    fn word(&self, node: Node<'_>) -> Word {
+        words::evaluate(node, self.code, &self.variables, 0)
+    }
+
+    fn node(&mut self, node: Node<'_>, depth: u16) {
+        if depth > DEEPEST {
+            self.findings.add(Rule::Screener, span(node), "nested too deep");
+            return;
+        }
+        match node.kind() {
+            "command" => self.command(node),
+            "pipeline" => self.pipeline(node),
+            "variable_assignment" => self.assignment(node),
+            "file_redirect" => self.redirect(node),
+            "heredoc_redirect" => self.here_document(node),
+            "function_definition" => {
+                let name = node.child_by_field_name("name").map(|name| self.source(name).to_owned()).unwrap_or_default();
+                self.functions.push(name);
+                self.descend(node, depth);
+                self.functions.pop();
+                return;
+            }
+            "while_statement" => {
+                let condition =
+                    node.child_by_field_name("condition").map(|condition| self.source(condition).trim().trim_end_matches(';').to_owned());
+                let endless = u32::from(matches!(condition.as_deref(), Some("true" | ":" | "[ 1 ]" | "((1))")));
+                self.endless += endless;
+                self.descend(node, depth);
+                self.endless -= endless;
+                return;
+            }
+            "string" | "raw_string" | "ansi_c_string" | "word" | "concatenation" => self.text(node),
+            _ => {}
+        }
+        self.descend(node, depth);
+    }
+
+    fn descend(&mut self, node: Node<'_>, depth: u16) {
+        for child in self.children(node) {
+            self.node(child, depth + 1);
+        }
+    }
+
+    /// What a text holds, wherever it stands.
+    fn text(&mut self, node: Node<'_>) {
+        let word = self.word(node);
+        if let Some(kind) = secrets::in_text(&word.text) {
+            self.findings.secret(span(node), &word.text, kind);
+        }
+        if secrets::is_blob(&word.text) {
+            self.findings.add(Rule::Blob, span(node), &format!("{} characters", word.text.len()));
+        }
+        // Options and forms hold paths too: `key=@~/.ssh/id`.
+        let part = word.text.rsplit(['@', '=', ' ']).next().unwrap_or_default();
+        if paths::is_credential(&word.text) || paths::is_credential(part) {
+            self.findings.add(Rule::Credentials, span(node), &word.text);
+        }
+    }
+
+    fn assignment(&mut self, node: Node<'_>) {
+        let (Some(name), Some(value)) = (node.child_by_field_name("name"), node.child_by_field_name("value")) else { return };
+        let (name, word) = (self.source(name).to_owned(), self.word(value));
+        if word.known && secrets::under_name(&name, &word.text) {
+            self.findings.secret(span(value), &word.text, &name);
+        }
+        self.variables.set(&name, word);
+    }
+
+    fn redirect(&mut self, node: Node<'_>) {
+        let operator = self.children_text(node);
+        let Some(destination) = node.child_by_field_name("destination") else { return };
+        let word = self.word(destination);
+        if word.text.starts_with("/dev/tcp/") || word.text.starts_with("/dev/udp/") {
+            self.findings.add(Rule::Network, span(node), &word.text);
+        }
+        if operator.contains('>') {
+            self.writes(&word.text, span(node), "redirection");
+        }
+    }
+
+    fn children_text(&self, node: Node<'_>) -> String {
+        let mut cursor = node.walk();
+        node.children(&mut cursor).filter(|child| !child.is_named()).map(|child| self.source(child)).collect()
+    }
+
+    /// Something is written at this path.
+    fn writes(&mut self, path: &str, at: (usize, usize), what: &str) {
+        let path = paths::join(&self.directory, path);
+        if paths::is_disk(&path) {
+            self.findings.add(Rule::Destroy, at, &path);
+        } else if paths::is_outside(&path, self.question.scratch) {
+            self.findings.add(Rule::WriteOutside, at, &format!("{what} {path}"));
+        }
+    }
+
+    /// The words of a command; one that expands to several is split.
+    fn words_of(&self, node: Node<'_>) -> Vec<Word> {
+        let mut cursor = node.walk();
+        let parts: Vec<Node<'_>> = node
+            .named_children(&mut cursor)
+            .filter(|child| !matches!(child.kind(), "variable_assignment" | "file_redirect" | "herestring_redirect" | "heredoc_redirect"))
+            .collect();
+        parts.into_iter().flat_map(|part| self.word(part).split()).collect()
+    }
+
+    fn command(&mut self, node: Node<'_>) {
+        let words = self.words_of(node);
+        let name_built = node.child_by_field_name("name").is_some_and(|name| words::is_put_together(name, self.code));
+        if name_built && words.first().is_some_and(|name| name.known && commands::is_known(&name.text)) {
+            self.findings.add(Rule::HiddenName, span(node), &words.first().map(|name| name.text.clone()).unwrap_or_default());
+        }
+        let printed = |name: Node<'_>| self.inner_stages(name, 0).iter().any(|stage| commands::makes_text(&stage.words));
+        if node.child_by_field_name("name").is_some_and(|name| words::is_cut_out(name, self.code) || printed(name)) {
+            self.findings.add(Rule::HiddenName, span(node), "the name of a command");
+        }
+        if let (Some(name), Some(script)) = (commands::reads_code(&words), self.here_string(node)) {
+            self.runs(&name, &script, span(node));
+        }
+        let fed = self.fed_by_here_string(node);
+        self.command_of(&words, span(node), &fed);
+        let name = words.first().map(|word| word.text.as_str()).unwrap_or_default();
+        let starts_itself = words.iter().any(|word| word.text == "$0");
+        let in_background = node.next_sibling().is_some_and(|next| self.source(next) == "&");
+        if starts_itself && self.endless > 0 && in_background {
+            self.findings.add(Rule::ForkBomb, span(node), "starts itself without end");
+        }
+        let in_pipeline = node.parent().is_some_and(|parent| parent.kind() == "pipeline");
+        if in_pipeline && self.functions.iter().any(|function| function == name) {
+            self.findings.add(Rule::ForkBomb, span(node), name);
+        }
+    }
+
+    /// What stands behind a command and is fed to it, of this kind.
+    fn redirects<'n>(&self, node: Node<'n>, kind: &str) -> Vec<Node<'n>> {
+        let mut parts = self.children(node);
+        if let Some(parent) = node.parent().filter(|parent| parent.kind() == "redirected_statement") {
+            parts.extend(self.children(parent));
+        }
+        parts.retain(|part| part.kind() == kind);
+        parts
+    }
+
+    /// The commands whose output `<<<` gives to a command.
+    fn fed_by_here_string(&self, node: Node<'_>) -> Vec<Stage> {
+        self.redirects(node, "herestring_redirect").into_iter().flat_map(|part| self.inner_stages(part, 0)).collect()
+    }
+
+    /// The text that `<<<` gives to a command.
+    fn here_string(&self, node: Node<'_>) -> Option<String> {
+        let part = *self.redirects(node, "herestring_redirect").first()?;
+        let word = self.word(*self.children(part).first()?);
+        word.known.then_some(word.text)
+    }
+
+    /// A text for whoever reads it: code for a shell, also at the end of a pipeline.
+    fn here_document(&mut self, node: Node<'_>) {
+        let parts = self.children(node);
+        let Some(script) = parts.iter().find(|part| part.kind() == "heredoc_body").map(|body| self.source(*body).to_owned()) else {
+            return;
+        };
+        let before = node.parent().filter(|parent| parent.kind() == "redirected_statement");
+        let readers: Vec<Node<'_>> = before
+            .and_then(|statement| statement.child_by_field_name("body"))
+            .into_iter()
+            .chain(parts)
+            .flat_map(|part| if part.kind() == "pipeline" { self.children(part) } else { vec![part] })
+            .flat_map(|part| self.commands_in(part))
+            .collect();
+        for reader in readers {
+            if let Some(name) = commands::reads_code(&self.words_of(reader)) {
+                self.runs(&name, &script, span(reader));
+            }
+        }
+    }
+
+    /// The commands that a substitution within this node runs.
+    fn inner_stages(&self, node: Node<'_>, depth: u16) -> Vec<Stage> {
+        if depth > DEEPEST {
+            return Vec::new();
+        }
+        let own = (node.kind() == "command").then(|| Stage { words: self.words_of(node) });
+        own.into_iter().chain(self.children(node).into_iter().flat_map(|child| self.inner_stages(child, depth + 1))).collect()
+    }
+
+    fn pipeline(&mut self, node: Node<'_>) {
+        let mut before: Vec<Stage> = Vec::new();
+        for part in self.children(node) {
+            if let Some(command) = self.commands_in(part).last() {
+                let words = self.words_of(*command);
+                let fed = [before.as_slice(), self.fed_by_here_string(*command).as_slice()].concat();
+                self.fed(&words, &fed, span(*command));
+            }
+            before.extend(self.inner_stages(part, 0));
+            // Of a longer one the last are looked at: each stage is compared with them.
+            before.drain(..before.len().saturating_sub(LONGEST_PIPELINE));
+        }
+    }
+
+    fn commands_in<'n>(&self, node: Node<'n>) -> Vec<Node<'n>> {
+        match node.kind() {
+            "command" => vec![node],
+            "redirected_statement" | "subshell" | "compound_statement" | "negated_command" => self
+                .children(node)
+                .into_iter()
+                .flat_map(|child| if child.kind() == "pipeline" { Vec::new() } else { self.commands_in(child) })
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether a place is code, and no text, comment or document.
+    fn is_code(root: Node<'_>, at: usize) -> bool {
+        let kind = root.descendant_for_byte_range(at, at + 1).map_or("", |node| node.kind());
+        !(kind.contains("string") || kind.contains("heredoc") || matches!(kind, "comment" | "\"" | "'"))
+    }
+
+    /// Words with a line break within, which the shell does not see.
+    fn torn_words(&mut self, root: Node<'_>) {
+        let of_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
+        let code = self.code;
+        let torn = code.match_indices("\\\n").find(|(at, tear)| {
+            of_word(code[..*at].chars().next_back()) && of_word(code[at + tear.len()..].chars().next()) && Self::is_code(root, *at)
+        });
+        if let Some((at, tear)) = torn {
+            let start = code[..at].rfind(char::is_whitespace).map_or(0, |before| before + 1);
+            let place =
+                (start, at + tear.len() + code[at + tear.len()..].find(char::is_whitespace).unwrap_or(code.len() - at - tear.len()));
+            self.findings.add(Rule::HiddenName, place, "a word in two lines");
+            self.runs("sh", &code.replace(tear, ""), place);
+        }
+    }
+
+    /// Commands whose words are put together by braces.
+    fn braces(&mut self, root: Node<'_>) {
+        let code = self.code;
+        for (at, _) in code.match_indices('{') {
+            let begins = code[..at].trim_end_matches([' ', '\t']).chars().next_back().is_none_or(|c| "\n;&|(".contains(c));
+            if !begins {
+                continue;
+            }
+            let inner: String = code[at + 1..].chars().take(LONGEST_BRACES).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
+            let closed = code[at + 1 + inner.len()..].starts_with('}');
+            if closed && inner.contains(',') && Self::is_code(root, at) {
+                let place = (at, at + inner.len() + 2);
+                self.findings.add(Rule::HiddenName, place, "words in braces");
+                self.runs("sh", &inner.replace(',', " "), place);
+            }
+        }
+    }
+
+    /// The bomb in its best-known spelling, which is no name to every grammar.
+    fn spelt_out_bomb(&mut self) {
+        let plain: String = self.code.chars().filter(|c| !c.is_whitespace()).collect();
+        if let Some(at) = self.code.find(":(").filter(|_| plain.contains(":(){:|:&};:")) {
+            self.findings.add(Rule::ForkBomb, (at, self.code.len()), ":");
+        }
+    }
+}
+
+/// One command of a pipeline, by its words.
+#[derive(Clone, Debug)]
+struct Stage {
+    words: Vec<Word>,
+}

@@ -1,0 +1,192 @@
+//! Words of a shell command, made plain as far as they are known.
+//!
+//! Quotes and backslashes are undone and known variables put in. A home is `~`; what is not
+//! known is `$NAME`, or `*` where it is the output of a command.
+
+use std::collections::HashMap;
+
+use tree_sitter::Node;
+
+use crate::decode;
+
+/// Deeper words are not looked into.
+const DEEPEST: u8 = 30;
+
+/// A word as the command would get it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Word {
+    pub text: String,
+    /// Whether every part of it is known.
+    pub known: bool,
+    /// Whether unquoted white space came in, which makes several words of it.
+    spaced: bool,
+}
+
+impl Word {
+    pub(super) fn plain(text: String) -> Self {
+        Word { text, known: true, spaced: false }
+    }
+
+    fn unknown(text: &str) -> Self {
+        Word { text: text.to_owned(), known: false, spaced: false }
+    }
+
+    fn and(mut self, other: Word) -> Word {
+        if self.text.len() + other.text.len() <= decode::LONGEST {
+            self.text.push_str(&other.text);
+        }
+        Word { text: self.text, known: self.known && other.known, spaced: self.spaced || other.spaced }
+    }
+
+    /// The words that it comes to.
+    pub(super) fn split(self) -> Vec<Word> {
+        if !self.spaced {
+            return vec![self];
+        }
+        self.text.split_whitespace().map(|text| Word { text: text.to_owned(), known: self.known, spaced: false }).collect()
+    }
+}
+
+/// What variables hold.
+#[derive(Default)]
+pub(super) struct Variables(HashMap<String, Word>);
+
+impl Variables {
+    pub(super) fn set(&mut self, name: &str, value: Word) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    fn get(&self, name: &str) -> Word {
+        match (self.0.get(name), name) {
+            (Some(word), _) => word.clone(),
+            (None, "HOME") => Word::plain("~".to_owned()),
+            (None, "IFS") => Word { text: " ".to_owned(), known: true, spaced: true },
+            (None, name) => Word::unknown(&format!("${name}")),
+        }
+    }
+}
+
+fn source<'c>(node: Node<'_>, code: &'c str) -> &'c str {
+    code.get(node.byte_range()).unwrap_or_default()
+}
+
+/// What a word comes to.
+pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth: u8) -> Word {
+    if depth > DEEPEST {
+        return Word::unknown("*");
+    }
+    let whole = source(node, code);
+    match node.kind() {
+        "word" => Word::plain(without_backslashes(whole)),
+        "raw_string" => Word::plain(whole.trim_matches('\'').to_owned()),
+        "ansi_c_string" => Word::plain(escapes(whole.strip_prefix("$'").and_then(|text| text.strip_suffix('\'')).unwrap_or(whole))),
+        "number" | "string_content" | "special_character" => Word::plain(whole.to_owned()),
+        "simple_expansion" => {
+            let name = whole.trim_start_matches('$');
+            Word { spaced: false, ..variables.get(name) }
+        }
+        "expansion" => {
+            let name: String = whole.trim_start_matches("${").chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let bare = whole.len() == name.len() + 3;
+            // Cut, replaced or defaulted: what comes of it is not followed.
+            if bare { variables.get(&name) } else { Word::unknown(&format!("${name}")) }
+        }
+        "command_substitution" | "process_substitution" | "arithmetic_expansion" => Word::unknown("*"),
+        "string" => parts(node, code, variables, depth, (1, 1)),
+        "concatenation" | "command_name" => parts(node, code, variables, depth, (0, 0)),
+        _ => Word::plain(whole.to_owned()),
+    }
+}
+
+/// A word of parts; what stands between them stands for itself.
+fn parts(node: Node<'_>, code: &str, variables: &Variables, depth: u8, (left, right): (usize, usize)) -> Word {
+    let (mut at, end) = (node.start_byte() + left, node.end_byte().saturating_sub(right));
+    let mut cursor = node.walk();
+    let mut word = Word::plain(String::new());
+    for child in node.named_children(&mut cursor) {
+        let between = code.get(at..child.start_byte()).unwrap_or_default();
+        word = word.and(Word::plain(between.to_owned())).and(evaluate(child, code, variables, depth + 1));
+        at = child.end_byte();
+    }
+    word.and(Word::plain(code.get(at..end).unwrap_or_default().to_owned()))
+}
+
+/// Whether the name of a command was put together or quoted where it need not be.
+pub(super) fn is_put_together(name: Node<'_>, code: &str) -> bool {
+    let mut cursor = name.walk();
+    let expansions = |node: Node<'_>| {
+        let mut cursor = node.walk();
+        node.named_children(&mut cursor).filter(|child| matches!(child.kind(), "simple_expansion" | "expansion")).count()
+    };
+    let inner: Vec<Node<'_>> = name.named_children(&mut cursor).collect();
+    inner.iter().any(|child| match child.kind() {
+        "concatenation" => expansions(*child) >= 2 || source(*child, code).contains("''") || source(*child, code).contains("\"\""),
+        "ansi_c_string" => true,
+        _ => false,
+    })
+}
+
+/// Whether the name of a command is cut out of a variable, or named by one.
+pub(super) fn is_cut_out(name: Node<'_>, code: &str) -> bool {
+    let mut cursor = name.walk();
+    name.named_children(&mut cursor).any(|child| match child.kind() {
+        "expansion" => {
+            let text = source(child, code);
+            let cut = text.split_once(':').is_some_and(|(_, rest)| rest.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+            text.starts_with("${!") || cut
+        }
+        "concatenation" | "string" => is_cut_out(child, code),
+        _ => false,
+    })
+}
+
+fn without_backslashes(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => out.extend(letters.next().filter(|next| *next != '\n')),
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// Escapes as in `$'…'` and printf.
+pub(super) fn escapes(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('\\') {
+        out.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        let digits = |skip: usize, most: usize, radix: u32| {
+            let digits: String = after.chars().skip(skip).take(most).take_while(|c| c.is_digit(radix)).collect();
+            u32::from_str_radix(&digits, radix).ok().and_then(char::from_u32).map(|letter| (letter, skip + digits.len()))
+        };
+        let (letter, used) = match after.chars().next() {
+            Some('x') => digits(1, 2, 16).unwrap_or(('x', 1)),
+            Some('u') => digits(1, 4, 16).unwrap_or(('u', 1)),
+            Some('0'..='7') => digits(0, 3, 8).unwrap_or(('0', 1)),
+            Some('n') => ('\n', 1),
+            Some('t') => ('\t', 1),
+            Some(other) => (other, other.len_utf8()),
+            None => ('\\', 0),
+        };
+        out.push(letter);
+        rest = after.get(used..).unwrap_or_default();
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_undone() {
+        assert_eq!(escapes(r"\x72\x6d"), "rm");
+        assert_eq!(escapes(r"a\tb\\\101\u00e9"), "a\tb\\Aé");
+        assert_eq!(without_backslashes(r"\rm"), "rm");
+    }
+}

@@ -1,0 +1,504 @@
+//! Approval: what screening holds back runs once, for a token that is for this request of
+//! this caller alone, and under `approvers` only after somebody else has said so.
+//!
+//! Root's tests have a registry and a log of their own, in a mount namespace of the test's
+//! process.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    thread,
+};
+
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::{
+    door::Door,
+    harness::{Test, directory, is_root, test},
+    policies::command_with_etc,
+    sessions::Session,
+    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, program_path, scratch_named, stockade, text, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, code_that_is_held_back_runs_once_with_its_token, seconds 60),
+    test!(Both, a_token_is_for_the_very_same_request, seconds 90),
+    test!(Both, a_token_is_for_its_policy_and_its_scratch, seconds 60),
+    test!(Both, of_many_who_bring_a_token_at_one_time_one_runs, seconds 60),
+    test!(Both, a_token_ends_with_its_time_and_its_boot, seconds 60),
+    test!(RootOnly, a_clock_that_is_set_changes_nothing_and_time_that_passes_does, seconds 60),
+    test!(Both, a_token_of_a_session_is_for_that_session_until_its_reset, seconds 60),
+    test!(Both, a_token_comes_and_goes_through_a_socket, seconds 60),
+    test!(RootOnly, anothers_token_is_none, seconds 60),
+    test!(RootOnly, approvers_see_what_they_approve_and_nobody_else_approves, seconds 90),
+    test!(RootlessOnly, an_ordinary_users_launcher_holds_nothing_back_for_others),
+    test!(Both, what_cannot_be_kept_has_no_token, seconds 90),
+    test!(Both, review_holds_back_processes_network_and_files_outside, seconds 90),
+];
+
+/// Starts a program, and so is held back under `review`.
+const STARTS: &str = "import subprocess\nprint(subprocess.run(['echo', 'ran'], capture_output=True, text=True).stdout, end='')";
+
+/// A registry and a log of this test's own.
+fn own_registry() -> PathBuf {
+    if is_root() {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        for place in ["/run", "/var/log"] {
+            mount(Some("none"), place, Some("tmpfs"), MsFlags::empty(), Some("size=16m,mode=755")).unwrap();
+        }
+        return PathBuf::from("/run/stockade");
+    }
+    directory().join("home/stockade")
+}
+
+fn log() -> PathBuf {
+    if is_root() { PathBuf::from("/var/log/stockade") } else { directory().join("home/.local/state/stockade/audit") }
+}
+
+fn records() -> Vec<Value> {
+    let written = fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap();
+    written.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn review(request: &Value) -> Done {
+    exec_with(&["--policy", "review"], request.clone())
+}
+
+fn with_token(request: &Value, token: &str) -> Value {
+    let mut request = request.clone();
+    request["approve"] = json!(token);
+    request
+}
+
+/// The token of a result that waits.
+#[track_caller]
+fn token_of(done: &Done) -> String {
+    let held = json!({"verdict": "approval_required", "code": 126, "started": false, "success": false, "output": "", "receipt": null});
+    done.expect(held);
+    let token = done["approval"]["token"].as_str().unwrap().to_owned();
+    assert!(token.len() == 32 && token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
+    token
+}
+
+fn hash(token: &str) -> String {
+    Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What is kept under a token.
+fn kept(registry: &Path, token: &str, ending: &str) -> PathBuf {
+    registry.join(format!("approval-{}.{ending}", hash(token)))
+}
+
+fn code_that_is_held_back_runs_once_with_its_token() {
+    let registry = own_registry();
+    let request = json!({"code": STARTS});
+    let done = review(&request);
+    let token = token_of(&done);
+    done.expect(json!({"reason": "approval_required"}));
+    assert!((1..=900).contains(&done["approval"]["seconds_left"].as_u64().unwrap()) && done["approval"]["approvers"] == json!([]));
+    assert_eq!(done["findings"][0]["action"], "approve", "{}", done.brief());
+    assert!(done.error().contains("subprocess") && done.error().contains("15min") && !done.error().contains(&token), "{}", done.error());
+    let granted = with_token(&request, &token);
+    review(&granted).succeeded().expect(json!({"output": "ran\n"}));
+    review(&granted).refused("approval_used", &["once"]);
+    assert!(kept(&registry, &token, "used").exists() && !kept(&registry, &token, "held").exists());
+    // On the command line, and never both.
+    let token_two = token_of(&review(&request));
+    let both = exec_with(&["--policy", "review", "--approve", &token_two], with_token(&request, &token_two));
+    both.refused("request_malformed", &["duplicate field `approve`"]);
+    exec_with(&["--policy", "review", "--approve", &token_two], request.clone()).succeeded();
+    for (wrong, reason) in
+        [("0".repeat(32), "approval_unknown"), ("x".to_owned(), "approval_malformed"), (token.to_uppercase(), "approval_malformed")]
+    {
+        review(&with_token(&request, &wrong)).refused(reason, &["approve: "]);
+    }
+    // The control: what nobody has to approve.
+    let honest = review(&json!({"code": "print(6 * 7)"}));
+    assert!(honest.succeeded()["approval"].is_null());
+    // What cannot be seen in the code is seen in the words about it.
+    let hidden = review(&json!({"code": "import shutil\nshutil.rmtree('\u{1b}[2J\u{202e}x')"}));
+    token_of(&hidden);
+    assert!(hidden.error().contains("\\u{1b}[2J\\u{202e}") && !hidden.error().contains(['\u{1b}', '\u{202e}']), "{:?}", hidden.error());
+    // Nothing of the first two but their hashes is in the log.
+    let all = records();
+    let of_first: Vec<_> = all.iter().filter(|record| record["approval"]["token_sha256"] == hash(&token)).collect();
+    let events: Vec<_> = of_first.iter().map(|record| (record["event"].as_str().unwrap(), record["reason"].as_str())).collect();
+    assert_eq!(events, [("held", Some("approval_required")), ("run", None), ("refused", Some("approval_used"))]);
+    let uid = json!(nix::unistd::getuid().as_raw());
+    assert_eq!([&of_first[0]["approval"]["approver"], &of_first[1]["approval"]["approver"]], [&Value::Null, &uid]);
+    let written = fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap();
+    assert!(!written.contains(&token) && !written.contains(&token_two));
+    for entry in fs::read_dir(&registry).unwrap().flatten() {
+        let held = fs::read_to_string(entry.path()).unwrap_or_default();
+        assert!(!held.contains(&token_two) && !entry.path().to_string_lossy().contains(&token_two), "{held}");
+    }
+}
+
+fn a_token_is_for_the_very_same_request() {
+    own_registry();
+    let request = json!({
+        "code": STARTS, "args": ["a"], "stdin": "in", "env": {"LANG": "C"}, "files": {"f": "1"}, "collect": ["f"], "limits": {"wall": "20s"},
+        "language": "python",
+    });
+    let token = token_of(&review(&request));
+    for (field, other) in [
+        ("code", json!(format!("{STARTS}\nprint('more')"))),
+        ("args", json!(["b"])),
+        ("args", json!([])),
+        ("stdin", json!("other")),
+        ("env", json!({"LANG": "C.UTF-8"})),
+        ("files", json!({"f": "2"})),
+        ("files", json!({"f": "1", "g": ""})),
+        ("collect", json!(["*"])),
+        ("limits", json!({"wall": "21s"})),
+        ("language", json!("python3")),
+    ] {
+        let mut changed = with_token(&request, &token);
+        changed[field] = other;
+        review(&changed).refused("approval_of_other_request", &["another request", "limits"]);
+    }
+    // What only speaks about it may be another, and none of this has used the token up.
+    let mut same = with_token(&request, &token);
+    same["id"] = json!("second try");
+    same["labels"] = json!({"try": "2"});
+    review(&same).succeeded().expect(json!({"output": "ran\n"}));
+}
+
+fn a_token_is_for_its_policy_and_its_scratch() {
+    own_registry();
+    let policies = PolicyDirectory::new();
+    let write = |more: &str| policies.write("mine", &derived(&format!("[screen]\nprocess = \"approve\"\n{more}")));
+    let place = scratch_named("place");
+    let request = json!({"code": STARTS, "scratch": text(&place)});
+    let policy = write("");
+    let ask = |request: &Value| exec_with(&["--policy", &policy], request.clone());
+    let token = token_of(&ask(&request));
+    let granted = with_token(&request, &token);
+    write("network = \"approve\"");
+    ask(&granted).refused("approval_of_other_policy", &["mine"]);
+    review(&granted).refused("approval_of_other_policy", &["`review`"]);
+    write("");
+    exec_with(&["--policy", &policy, "--runtime", "python=/usr/bin/python3"], granted.clone())
+        .refused("approval_of_other_policy", &["interpreters"]);
+    let mut elsewhere = granted.clone();
+    elsewhere["scratch"] = json!(text(&scratch_named("elsewhere")));
+    ask(&elsewhere).refused("approval_of_other_scratch", &["another scratch"]);
+    elsewhere["scratch"] = Value::Null;
+    ask(&elsewhere).refused("approval_of_other_scratch", &[]);
+    // The same path, and another directory; by a link too.
+    let aside = place.with_file_name("aside");
+    fs::rename(&place, &aside).unwrap();
+    scratch_named("place");
+    ask(&granted).refused("approval_of_other_scratch", &[]);
+    fs::remove_dir(&place).unwrap();
+    symlink(&aside, &place).unwrap();
+    let through_link = ask(&granted);
+    assert!(through_link["verdict"] == "bad_request", "{}", through_link.brief());
+    fs::remove_file(&place).unwrap();
+    fs::rename(&aside, &place).unwrap();
+    ask(&granted).succeeded().expect(json!({"output": "ran\n"}));
+}
+
+fn of_many_who_bring_a_token_at_one_time_one_runs() {
+    own_registry();
+    let place = scratch_named("place");
+    let request = json!({"code": format!("{STARTS}\nopen('runs', 'a').write('x')"), "scratch": text(&place)});
+    let granted = with_token(&request, &token_of(&review(&request))).to_string();
+    let commands: Vec<Command> = (0..6).map(|_| stockade(["exec", "--policy", "review"])).collect();
+    let running: Vec<_> = commands
+        .into_iter()
+        .map(|mut command| {
+            let granted = granted.clone();
+            thread::spawn(move || Done::of(feed(&mut command, granted.as_bytes())))
+        })
+        .collect();
+    let all: Vec<Done> = running.into_iter().map(|one| one.join().unwrap()).collect();
+    let (ran, late): (Vec<_>, Vec<_>) = all.iter().partition(|done| done["started"] == true);
+    assert_eq!(ran.len(), 1, "{:?}", all.iter().map(Done::brief).collect::<Vec<_>>());
+    ran[0].succeeded();
+    for done in late {
+        done.refused("approval_used", &[]);
+    }
+    assert_eq!(fs::read_to_string(place.join("runs")).unwrap(), "x");
+}
+
+/// Changes what is kept under a token; what was there.
+fn change(path: &Path, field: &str, value: Value) -> String {
+    let before = fs::read_to_string(path).unwrap();
+    let mut held: Value = serde_json::from_str(&before).unwrap();
+    assert!(!held[field].is_null(), "{held}");
+    held[field] = value;
+    fs::write(path, held.to_string()).unwrap();
+    before
+}
+
+fn a_token_ends_with_its_time_and_its_boot() {
+    let registry = own_registry();
+    let request = json!({"code": STARTS});
+    let token = token_of(&review(&request));
+    let (held, granted) = (kept(&registry, &token, "held"), with_token(&request, &token));
+    let uptime = fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
+    let before = change(&held, "until_ms", json!((uptime - 1) * 1000));
+    review(&granted).refused("approval_expired", &["time is over"]);
+    fs::write(&held, &before).unwrap();
+    change(&held, "boot", json!("5d8e2f2c-0000-0000-0000-000000000000"));
+    review(&granted).refused("approval_unknown", &[]);
+    // The control: as it was.
+    fs::write(&held, &before).unwrap();
+    review(&granted).succeeded();
+    // The next that waits sweeps what is past.
+    let past = kept(&registry, &token, "used");
+    change(&past, "until_ms", json!(1));
+    token_of(&review(&request));
+    assert!(!past.exists());
+}
+
+/// CLOCK_BOOTTIME is shifted by a time namespace; CLOCK_REALTIME has none, so that nothing
+/// which it says may stand in what is kept.
+fn a_clock_that_is_set_changes_nothing_and_time_that_passes_does() {
+    let registry = own_registry();
+    let request = json!({"code": STARTS});
+    let token = token_of(&review(&request));
+    let granted = with_token(&request, &token).to_string();
+    let until = serde_json::from_str::<Value>(&fs::read_to_string(kept(&registry, &token, "held")).unwrap()).unwrap()["until_ms"].clone();
+    let uptime = fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u64>().unwrap();
+    let left = until.as_u64().unwrap() / 1000 - uptime;
+    assert!((800..=901).contains(&left), "{left} s by the kernel's own clock");
+    let program = program_path().unwrap();
+    let later = |seconds: &str| {
+        let words = ["unshare", "--time", "--boottime", seconds, "--fork", text(&program), "exec", "--policy", "review"];
+        Done::of(feed(&mut under(&words), granted.as_bytes()))
+    };
+    later("1000").refused("approval_expired", &[]);
+    later("60").succeeded();
+}
+
+fn a_token_of_a_session_is_for_that_session_until_its_reset() {
+    own_registry();
+    let open = || Session::open(&["--policy", "review"]);
+    let (mut first, mut second) = (open(), open());
+    let line = json!({"op": "run", "code": STARTS});
+    let ask = |session: &mut Session| session.ask(line.clone())["approval"]["token"].as_str().unwrap().to_owned();
+    let (token, lost) = (ask(&mut first), ask(&mut first));
+    let granted = with_token(&line, &token);
+    let elsewhere = second.ask(granted.clone());
+    assert_eq!((&elsewhere["verdict"], &elsewhere["reason"]), (&json!("bad_request"), &json!("approval_of_other_scratch")));
+    let outside = review(&with_token(&json!({"code": STARTS}), &token));
+    outside.refused("approval_of_other_scratch", &["session"]);
+    assert_eq!(first.ask(granted.clone())["output"], "ran\n");
+    assert_eq!(first.ask(granted)["reason"], "approval_used");
+    assert_eq!(first.ask(json!({"op": "reset"}))["ok"], true);
+    assert_eq!(first.ask(with_token(&line, &lost))["reason"], "approval_of_other_scratch");
+}
+
+fn a_token_comes_and_goes_through_a_socket() {
+    own_registry();
+    let door = Door::open("review.sock", || stockade(["serve"]));
+    let request = json!({"code": STARTS});
+    let token = token_of(&door.ask(&[], &request));
+    door.ask(&[], &with_token(&request, &token)).succeeded().expect(json!({"output": "ran\n"}));
+    let token = token_of(&door.ask(&[], &request));
+    let mut client = door.client(&[]);
+    client.args(["--approve", &token]);
+    Done::of(feed(&mut client, request.to_string().as_bytes())).succeeded();
+}
+
+/// A policy whose code somebody else approves.
+fn four_eyes() -> String {
+    format!("schema = 1\ndescription = \"of a test\"\nextends = \"review\"\n[screen]\napprovers = {{ add = [\"uid:{}\"] }}\n", OWNER + 7)
+}
+
+/// `stockade` by root behind sudo, for this user; every one of three has the grants.
+fn behind_sudo(uid: u32, arguments: &[&str]) -> Command {
+    let grant = |uid| format!("[[grant]]\nuid = {uid}\npolicies = [\"review\", \"four-eyes\"]\nscratch = [{:?}]\n", text(&directory()));
+    let grants = grant(OWNER) + &grant(OWNER + 1) + &grant(OWNER + 7);
+    let files = [("stockade/grants.toml", grants.as_str()), ("stockade/policies/four-eyes.toml", &four_eyes())];
+    let id = uid.to_string();
+    command_with_etc(&files, &[("SUDO_UID", &id), ("SUDO_GID", &id)], arguments)
+}
+
+fn exec_as(uid: u32, policy: &str, request: &Value) -> Done {
+    Done::of(feed(&mut behind_sudo(uid, &["exec", "--policy", policy]), request.to_string().as_bytes()))
+}
+
+fn anothers_token_is_none() {
+    own_registry();
+    let request = json!({"code": STARTS});
+    let token = token_of(&exec_as(OWNER, "review", &request));
+    let granted = with_token(&request, &token);
+    let (anothers, nobodys) =
+        (exec_as(OWNER + 1, "review", &granted), exec_as(OWNER + 1, "review", &with_token(&request, &"0".repeat(32))));
+    anothers.refused("approval_unknown", &[]);
+    assert_eq!(anothers.error(), nobodys.error());
+    // Not even root for itself.
+    review(&granted).refused("approval_unknown", &[]);
+    exec_as(OWNER, "review", &granted).succeeded().expect(json!({"output": "ran\n"}));
+    assert_eq!(exec_as(OWNER + 1, "review", &granted).error(), nobodys.error());
+}
+
+fn approvers_see_what_they_approve_and_nobody_else_approves() {
+    let registry = own_registry();
+    let place = directory().join("place");
+    fs::create_dir(&place).unwrap();
+    give(&place);
+    let code = format!("# \u{202e}harmless\n{STARTS}");
+    let request = json!({"code": code, "args": ["--now"], "scratch": text(&place)});
+    let done = exec_as(OWNER, "four-eyes", &request);
+    let token = token_of(&done);
+    assert_eq!(done["approval"]["approvers"], json!([format!("uid:{}", OWNER + 7)]));
+    assert!(done.error().contains("stockade approve"), "{}", done.error());
+    let granted = with_token(&request, &token);
+    let pending = || {
+        let done = exec_as(OWNER, "four-eyes", &granted);
+        done.expect(json!({"verdict": "approval_required", "reason": "approval_pending", "started": false}));
+        assert_eq!(done["approval"]["token"], token.as_str());
+    };
+    pending();
+    let approve = |uid: u32, words: &[&str]| {
+        let Output { status, stdout, stderr } = behind_sudo(uid, &[&["approve"], words].concat()).output().unwrap();
+        (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
+    };
+    // Neither who asks nor whoever else comes along, and these learn nothing.
+    let (status, said) = approve(OWNER, &["--yes", &token]);
+    assert!(status == Some(2) && said.contains("yourself"), "{said}");
+    let unlisted = approve(OWNER + 1, &["--yes", &token]);
+    assert_eq!(unlisted, approve(OWNER + 1, &["--yes", &"0".repeat(32)]));
+    assert_eq!(unlisted.0, Some(2));
+    pending();
+    // To look is not to approve.
+    let (status, said) = approve(OWNER + 7, &[&token]);
+    assert_eq!(status, Some(0), "{said}");
+    for part in [
+        &format!("uid {OWNER}"),
+        "`four-eyes`",
+        text(&place),
+        "    1 | # \\u{202e}harmless",
+        "    2 | import subprocess",
+        "--now",
+        "approve: line 3",
+        "not approved",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains('\u{202e}'));
+    pending();
+    let (status, said) = approve(OWNER + 7, &["--yes", "--json", &token]);
+    let whole: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((status, &whole["requester"], &whole["approver"]), (Some(0), &json!(OWNER), &json!(OWNER + 7)));
+    assert_eq!(whole["shown"]["request"]["code"], code.as_str());
+    exec_as(OWNER, "four-eyes", &granted).succeeded().expect(json!({"output": "ran\n"}));
+    exec_as(OWNER, "four-eyes", &granted).refused("approval_used", &[]);
+    for ending in ["held", "shown", "approved"] {
+        assert!(!kept(&registry, &token, ending).exists(), "{ending}");
+    }
+    // Who asked, who approved, what ran: in the log, in this order, and no token.
+    let of_token = |record: &Value| record["approval"]["token_sha256"] == hash(&token);
+    let told: Vec<_> = records()
+        .into_iter()
+        .filter(of_token)
+        .map(|record| (record["event"].clone(), record["who"]["uid"].clone(), record["approval"]["approver"].clone()))
+        .collect();
+    let (requester, approver, nobody) = (json!(OWNER), json!(OWNER + 7), Value::Null);
+    for step in [(json!("held"), &requester, &nobody), (json!("approved"), &approver, &approver), (json!("run"), &requester, &approver)] {
+        assert!(told.contains(&(step.0.clone(), step.1.clone(), step.2.clone())), "{step:?}: {told:?}");
+    }
+    assert!(!fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap().contains(&token));
+    // No command is a way past them; the control is a policy without.
+    let run = |policy: &str| behind_sudo(OWNER, &["run", "--policy", policy, "--", "true"]).output().unwrap();
+    let refused = run("four-eyes");
+    assert!(refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("requests of `exec`"), "{refused:?}");
+    assert_eq!(run("review").status.code(), Some(0));
+    // What nobody could read is not put before anybody.
+    let long = json!({"code": STARTS, "files": {"f": "x".repeat(300 << 10)}});
+    exec_as(OWNER, "four-eyes", &long).refused("approval_too_large", &["put data into scratch"]);
+    token_of(&exec_as(OWNER, "review", &long));
+}
+
+fn an_ordinary_users_launcher_holds_nothing_back_for_others() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("four-eyes", &four_eyes());
+    exec_with(&["--policy", &policy], json!({"code": STARTS})).broke("approvers_need_root", &["sudo"]);
+    exec_with(&["--policy", &policy], json!({"code": "print(1)"})).succeeded();
+    assert_eq!(stockade(["run", "--policy", &policy, "--", "true"]).output().unwrap().status.code(), Some(2));
+    let output = stockade(["approve", "--yes", &"0".repeat(32)]).output().unwrap();
+    assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("sudo stockade approve"));
+}
+
+fn what_cannot_be_kept_has_no_token() {
+    let registry = own_registry();
+    let request = json!({"code": STARTS});
+    for _ in 0..16 {
+        token_of(&review(&request));
+    }
+    review(&request).refused("too_many_approvals", &["16"]);
+    // Only what waits for them: the rest runs.
+    review(&json!({"code": "print(1)"})).succeeded();
+    for entry in fs::read_dir(&registry).unwrap().flatten() {
+        fs::remove_file(entry.path()).unwrap();
+    }
+    // A link in a token's place is not followed.
+    let token = token_of(&review(&request));
+    let (held, aside) = (kept(&registry, &token, "held"), directory().join("aside"));
+    fs::copy(&held, &aside).unwrap();
+    fs::remove_file(&held).unwrap();
+    symlink(&aside, &held).unwrap();
+    review(&with_token(&request, &token)).broke("approval_not_kept", &["approval-"]);
+    fs::remove_file(&held).unwrap();
+    fs::copy(&aside, &held).unwrap();
+    // Nor is a registry believed that is a link, or that others may write to.
+    let elsewhere = registry.with_file_name("elsewhere");
+    fs::rename(&registry, &elsewhere).unwrap();
+    symlink(&elsewhere, &registry).unwrap();
+    review(&with_token(&request, &token)).broke("registry_failed", &["must be a directory"]);
+    fs::remove_file(&registry).unwrap();
+    fs::rename(&elsewhere, &registry).unwrap();
+    fs::set_permissions(&registry, fs::Permissions::from_mode(0o777)).unwrap();
+    review(&with_token(&request, &token)).broke("registry_failed", &["nobody else may write to"]);
+    fs::set_permissions(&registry, fs::Permissions::from_mode(0o700)).unwrap();
+    review(&with_token(&request, &token)).succeeded();
+    if !is_root() {
+        return;
+    }
+    // A full disk: neither a token nor half a file.
+    mount(Some("none"), &registry, Some("tmpfs"), MsFlags::empty(), Some("size=8k,mode=700")).unwrap();
+    fs::write(registry.join("filler"), [0; 8192]).unwrap();
+    review(&request).broke("approval_not_kept", &["No space left"]);
+    let left: Vec<_> = fs::read_dir(&registry).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["filler"]);
+    fs::remove_file(registry.join("filler")).unwrap();
+    token_of(&review(&request));
+}
+
+fn review_holds_back_processes_network_and_files_outside() {
+    own_registry();
+    for (language, code) in [
+        ("python", "import os; os.system('id')"),
+        ("python", "import multiprocessing as m; m.Pool(2)"),
+        ("python", "import socket; socket.create_connection(('192.0.2.1', 80))"),
+        ("python", "import urllib.request as r; r.urlopen('http://example.org')"),
+        ("python", "open('/etc/passwd', 'a').write('x')"),
+        ("python", "import ctypes"),
+        ("bash", "curl http://example.org"),
+        ("node", "console.log(1)"),
+    ] {
+        token_of(&review(&json!({"language": language, "code": code})));
+    }
+    for (code, said) in [
+        ("print(sum(range(10)))", "45\n"),
+        ("open('notes', 'w').write('x'); print(open('notes').read())", "x\n"),
+        ("import json, math; print(json.dumps(math.gcd(4, 6)))", "2\n"),
+    ] {
+        review(&json!({"code": code})).succeeded().expect(json!({"output": said}));
+    }
+    // `default` runs what `review` holds back.
+    exec(json!({"code": STARTS})).succeeded();
+    review(&json!({"code": "import shutil; shutil.rmtree('/')"})).expect(json!({"verdict": "screened"}));
+}

@@ -1,0 +1,409 @@
+//! Screening: what is found is told, what the policy refuses does not run, and whatever the
+//! screener does ends nobody but itself. Which rules find what is the corpus's to show.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    harness::{Test, directory, test},
+    patience::{patient, patient_limit},
+    stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, feed, program_path, put, scratch, stockade, text, under},
+};
+
+pub const TESTS: &[Test] = &[
+    test!(Both, what_is_found_stands_in_the_result_of_code_that_runs),
+    test!(Both, what_the_policy_denies_does_not_run),
+    test!(Both, shell_code_is_screened_and_other_languages_are_not),
+    test!(Both, what_lists_do_not_name_is_refused),
+    test!(Both, text_that_overflows_a_parser_ends_nobody),
+    test!(Both, a_screener_that_fails_is_a_finding),
+    test!(Both, a_screener_answers_no_nonsense_and_opens_nothing),
+    test!(Both, files_are_screened_with_an_exit_status_for_each_case),
+    test!(Both, a_screener_has_limits_of_time_and_memory),
+    test!(Both, files_of_a_request_are_screened_with_it),
+    test!(Both, commands_and_their_scripts_are_screened),
+    test!(Both, shims_sessions_and_replies_are_screened),
+    test!(Both, what_an_interpreter_reads_otherwise_is_found),
+    test!(Both, findings_do_no_harm_to_their_reader),
+];
+
+/// What was found, as rule and line.
+fn found(findings: &Value) -> Vec<(String, u64)> {
+    let findings = findings.as_array().unwrap();
+    findings.iter().map(|finding| (finding["rule"].as_str().unwrap().to_owned(), finding["line"].as_u64().unwrap())).collect()
+}
+
+fn rules(done: &Done) -> Vec<String> {
+    found(&done["findings"]).into_iter().map(|(rule, _)| rule).collect()
+}
+
+/// `exec` under `default` with these lines of [screen].
+fn exec_under(lines: &str, request: Value) -> Done {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived(&format!("[screen]\n{lines}")));
+    exec_with(&["--policy", &policy], request)
+}
+
+fn what_is_found_stands_in_the_result_of_code_that_runs() {
+    let done = exec(json!({"code": "import os as o\nx = 'é'; o.system('true')\nprint(x)"}));
+    done.succeeded();
+    assert_eq!(
+        done["findings"],
+        json!([{"rule": "process", "action": "note", "line": 2, "column": 10, "text": "o.system", "what": "os.system"}]),
+        "{}",
+        done.brief()
+    );
+    let honest = exec(json!({"code": "import math\nprint(math.pi)"}));
+    honest.succeeded();
+    assert_eq!(honest["findings"], json!([]));
+}
+
+fn what_the_policy_denies_does_not_run() {
+    let request = json!({"code": "import shutil\nshutil.rmtree('/', ignore_errors=True)\nprint('ran')"});
+    exec(request.clone()).expect(json!({"verdict": "exited", "code": 0, "output": "ran\n"}));
+    let done = exec_under("destroy = \"deny\"", request);
+    done.expect(json!({"verdict": "screened", "reason": "screened", "code": 126, "started": false, "success": false, "output": ""}));
+    assert_eq!(found(&done["findings"]), [("destroy".to_owned(), 2)]);
+    assert_eq!(done["findings"][0]["action"], "deny");
+    for part in ["line 2, column 1", "destroy", "shutil.rmtree", "[screen]"] {
+        assert!(done.error().contains(part), "{}", done.error());
+    }
+}
+
+fn shell_code_is_screened_and_other_languages_are_not() {
+    let shell = exec(json!({"language": "bash", "code": "true\nrm -rf /nowhere/*"}));
+    assert_eq!(found(&shell["findings"]), [("delete".to_owned(), 2), ("write_outside".to_owned(), 2)], "{}", shell.brief());
+    let other = exec_under("language = \"deny\"", json!({"language": "node", "code": "1"}));
+    other.expect(json!({"verdict": "screened"}));
+    assert_eq!(found(&other["findings"]), [("language".to_owned(), 0)]);
+}
+
+fn what_lists_do_not_name_is_refused() {
+    let lines =
+        "module = \"deny\"\nmodules = { replace = [\"math\", \"os.path\"] }\nbuiltin = \"deny\"\nbuiltins = { replace = [\"print\"] }";
+    exec_under(lines, json!({"code": "import math\nfrom os import path\nprint(math.pi, path.sep)"})).succeeded();
+    for (code, rule) in [("import os", "module"), ("from math2 import pi", "module"), ("print(len('x'))", "builtin")] {
+        let done = exec_under(lines, json!({"code": code}));
+        done.expect(json!({"verdict": "screened", "started": false}));
+        assert_eq!(rules(&done), [rule], "{code}");
+    }
+}
+
+/// Each of these overflowed the stack of a parser, or of a walk over what it gave.
+fn text_that_overflows_a_parser_ends_nobody() {
+    let python = [
+        "1+".repeat(100_000) + "1",
+        "1**".repeat(66_000) + "1",
+        "f".to_owned() + &"()".repeat(100_000),
+        "not ".repeat(50_000) + "x",
+        "x".to_owned() + &"[0]".repeat(66_000),
+        "lambda:".repeat(28_000) + "0",
+        "a.".repeat(100_000) + "b",
+    ];
+    for code in python {
+        let began = Instant::now();
+        let done = exec_under("screener = \"deny\"", json!({"code": code}));
+        done.expect(json!({"verdict": "screened", "started": false}));
+        assert!(rules(&done).contains(&"screener".to_owned()), "{}: {}", &code[..20], done.brief());
+        assert!(began.elapsed() < patient(Duration::from_secs(20)), "{}", &code[..20]);
+    }
+    exec_under("screener = \"deny\"", json!({"code": "(".repeat(100_000)})).expect(json!({"verdict": "exited", "code": 1}));
+    for code in ["$(".repeat(60_000), "a|".repeat(60_000) + "b", "((".repeat(60_000), "if true; then ".repeat(10_000)] {
+        // Found or not, it is answered.
+        let done = exec_under("screener = \"deny\"", json!({"language": "bash", "code": code, "limits": {"wall": "10s"}}));
+        assert!(done["verdict"] != "sandbox_error", "{}: {}", &code[..6], done.brief());
+    }
+}
+
+/// The program in a directory of its own, with this in the place of the screener.
+fn with_screener(companion: Option<&Path>) -> PathBuf {
+    let place = directory().join("program");
+    fs::create_dir(&place).unwrap();
+    let copy = |from: &Path, name: &str| {
+        fs::copy(from, place.join(name)).unwrap();
+        fs::set_permissions(place.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    copy(&program_path().unwrap(), "stockade");
+    if let Some(companion) = companion {
+        copy(companion, "stockade-screen");
+    }
+    place
+}
+
+/// A shell in the screener's place runs the code that it is given, as one would that the code
+/// has taken over.
+fn a_screener_that_fails_is_a_finding() {
+    let cases = [
+        (None, "exit 7", "is neither beside"),
+        (Some("/bin/false"), "exit 7", "ended with status 1"),
+        (Some("/bin/sh"), "exit 7", "ended with status 7"),
+        (Some("/bin/sh"), "kill -SEGV $$", "ended by signal 11"),
+        (Some("/bin/sh"), "exec /bin/sleep 60", "took longer than 5 s"),
+        (Some("/bin/cat"), "exit 7", "talks nonsense"),
+        // It writes without end, and cannot fill the launcher's memory.
+        (Some("/usr/bin/yes"), "exit 7", "ended with status 1"),
+    ];
+    let policies = PolicyDirectory::new();
+    let policy = |name: &str, action: &str| {
+        policies.write(name, &derived(&format!("[screen]\nscreener = \"{action}\"\n[limits]\nwall = \"{}\"", patient_limit(2000))))
+    };
+    let (note, deny) = (policy("note", "note"), policy("deny", "deny"));
+    for (companion, code, why) in cases {
+        let place = with_screener(companion.map(Path::new));
+        let request = json!({"code": format!("\n{code}\n"), "language": "sh"}).to_string();
+        let run = |policy: &str| {
+            let program = place.join("stockade");
+            Done::of(feed(&mut under(&[text(&program), "exec", "--policy", policy]), request.as_bytes()))
+        };
+        let (noted, denied) = (run(&note), run(&deny));
+        noted.expect(json!({"started": true, "success": false}));
+        denied.expect(json!({"verdict": "screened", "code": 126, "started": false}));
+        for done in [noted, denied] {
+            assert_eq!(rules(&done), ["screener"], "{}", done.brief());
+            let what = done["findings"][0]["what"].as_str().unwrap();
+            assert!(what.contains(why), "{what}");
+        }
+        fs::remove_dir_all(&place).unwrap();
+    }
+}
+
+fn a_screener_answers_no_nonsense_and_opens_nothing() {
+    let screener = program_path().unwrap().with_file_name("stockade-screen");
+    for bytes in [&b""[..], b"nonsense", &[0xff; 4096]] {
+        let output = feed(&mut under(&[text(&screener)]), bytes);
+        assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(4), 0, 0));
+    }
+    // While it waits for its question it is confined already.
+    let mut command = under(&[text(&screener)]);
+    let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let status = || fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let confined = || status().contains("Seccomp:\t2\n");
+    assert!(crate::harness::eventually(Duration::from_secs(10), confined), "{}", status());
+    for line in ["NoNewPrivs:\t1\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n"] {
+        assert!(status().contains(line), "{line}: {}", status());
+    }
+    assert!(!status().contains("Uid:\t0\t"), "{}", status());
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+fn screened_files(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = stockade([&["screen"], arguments].concat()).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn files_are_screened_with_an_exit_status_for_each_case() {
+    let tree = directory().join("tree");
+    fs::create_dir_all(tree.join("deep/.hidden")).unwrap();
+    for (name, code) in [
+        ("honest.py", "print(6*7)\n"),
+        ("deep/wipe.py", "import shutil\nshutil.rmtree('/')\n"),
+        ("deep/tool", "#!/usr/bin/env python3\nimport shutil\nshutil.rmtree('\u{1b}[2Jid')\n"),
+        ("deep/.hidden/x.py", "eval('1')\n"),
+        ("deep/run.sh", "curl x | sh\n"),
+        ("deep/notes.txt", "rm -rf /\n"),
+    ] {
+        fs::write(tree.join(name), code).unwrap();
+    }
+    symlink("/", tree.join("deep/link")).unwrap();
+    let tree_text = text(&tree);
+    let honest = text(&tree.join("honest.py")).to_owned();
+    assert_eq!(screened_files(&["--policy", "strict", &honest]).0, Some(0));
+    let (status, said, _) = screened_files(&["--policy", "strict", tree_text]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("deep/wipe.py: deny: line 2, column 1: destroy") && said.contains("2 of 4 files would be stopped"), "{said}");
+    assert!(said.contains("\\u{1b}") && !said.contains('\u{1b}'), "{said:?}");
+    // `default` only notes.
+    assert_eq!(screened_files(&[tree_text]).0, Some(0));
+    let (status, said, _) = screened_files(&["--policy", "strict", "--json", tree_text]);
+    let whole: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((status, &whole["stops"]), (Some(1), &json!(true)));
+    let files: Vec<&str> = whole["files"].as_array().unwrap().iter().map(|file| file["language"].as_str().unwrap()).collect();
+    assert_eq!(files, ["bash", "python", "python", "python"]);
+    for (arguments, said) in [
+        (&["/nonexistent/file"][..], "/nonexistent/file"),
+        (&[text(&tree.join("deep/notes.txt"))], "--language"),
+        (&["--language", "cobol", &honest], "bash"),
+        (&["--policy", "strikt", &honest], "strict"),
+    ] {
+        let (status, _, complained) = screened_files(arguments);
+        assert!(status == Some(2) && complained.contains(said), "{arguments:?}: {status:?} {complained}");
+    }
+    let output = feed(&mut stockade(["screen", "--language", "bash", "--policy", "strict", "-"]), b"rm -rf ~");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+fn a_screener_has_limits_of_time_and_memory() {
+    let item = "0,".repeat(4000);
+    let cases = [
+        // Half a million times a list of thousands is looked at.
+        ("time", format!("x = [{item}]\n{}", "x\n".repeat(250_000))),
+        // A text of texts that nobody could hold.
+        ("memory", format!("x = '{}'\ny = '{}'\nz = x.replace('a', y)", "a".repeat(60_000), "b".repeat(60_000))),
+    ];
+    for (what, code) in cases {
+        let began = Instant::now();
+        let done = exec_under("screener = \"deny\"", json!({"code": code}));
+        done.expect(json!({"verdict": "screened", "started": false}));
+        let why = done["findings"][0]["what"].as_str().unwrap();
+        assert!(why.contains("ended by signal") || (what == "time" && why.contains("took longer")), "{what}: {why}");
+        assert!(began.elapsed() < patient(Duration::from_secs(20)), "{what}");
+    }
+}
+
+fn files_of_a_request_are_screened_with_it() {
+    let request = |files: Value| json!({"code": "import wipe", "files": files});
+    let wipe = "print('wiped')\nif 0: __import__('shutil').rmtree('/')\n";
+    let named = json!({"wipe.py": wipe});
+    exec(request(named.clone())).expect(json!({"output": "wiped\n", "code": 0}));
+    let lines = "destroy = \"deny\"";
+    let done = exec_under(lines, request(named));
+    done.expect(json!({"verdict": "screened", "started": false}));
+    assert_eq!((&done["findings"][0]["file"], &done["findings"][0]["line"]), (&json!("wipe.py"), &json!(2)), "{}", done.brief());
+    assert!(done.error().contains("wipe.py: line 2"), "{}", done.error());
+    // By its first line, and in base64: `#!/bin/sh`, `rm -rf /`.
+    for files in [json!({"wipe": "#!/bin/sh\nrm -rf /\n"}), json!({"wipe": {"base64": "IyEvYmluL3NoCnJtIC1yZiAvCg=="}})] {
+        exec_under(lines, json!({"code": "1", "files": files})).expect(json!({"verdict": "screened"}));
+    }
+    let data = json!({"wipe.txt": wipe, "wipe": "rm -rf /", "wipe.rb": "rm -rf /"});
+    exec_under(lines, json!({"code": "1", "files": data})).succeeded();
+    let large = json!({"large.py": "#".repeat(2 << 20)});
+    let done = exec_under("screener = \"deny\"", json!({"code": "1", "files": large}));
+    assert_eq!((rules(&done), &done["findings"][0]["file"]), (vec!["screener".to_owned()], &json!("large.py")));
+}
+
+fn commands_and_their_scripts_are_screened() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
+    let scratch = scratch();
+    put(&scratch.join("tidy.py"), "print('tidied')\nif 0: __import__('shutil').rmtree('build')\n");
+    put(&scratch.join("tidy.sh"), "echo tidied; rm -rf build\n");
+    put(&scratch.join("honest.py"), "print('honest')\n");
+    let run = |policy: &str, report: &[&str], command: &[&str]| {
+        let options = [&["run", "--policy", policy, "--scratch", text(&scratch)][..], report, &["--"], command].concat();
+        stockade(options).output().unwrap()
+    };
+    let absolute = scratch.join("tidy.py");
+    for command in [
+        &["sh", "-c", "echo tidied; rm -rf build"][..],
+        &["python3", "-c", "print('tidied')\nif 0: __import__('shutil').rmtree('build')"],
+        &["python3", "tidy.py"],
+        &["python3", "-B", text(&absolute)],
+        &["bash", "-e", "tidy.sh"],
+        &["env", "sh", "-c", "echo tidied; rm -rf build"],
+    ] {
+        let (noted, denied) = (run("default", &[], command), run(&policy, &[], command));
+        assert_eq!((noted.status.code(), noted.stdout.as_slice()), (Some(0), &b"tidied\n"[..]), "{command:?}");
+        let said = String::from_utf8_lossy(&denied.stderr).into_owned();
+        assert_eq!((denied.status.code(), denied.stdout.len()), (Some(126), 0), "{command:?}: {said}");
+        assert!(said.contains("delete") && said.contains("rm"), "{command:?}: {said}");
+    }
+    assert_eq!(run(&policy, &[], &["python3", "honest.py"]).stdout, b"honest\n");
+    // Where it is noted only, the report has it.
+    let report = directory().join("report.json");
+    run("default", &["--report", text(&report)], &["python3", "tidy.py"]);
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert_eq!((found(&report["findings"]), &report["findings"][0]["file"]), (vec![("delete".to_owned(), 2)], &json!("tidy.py")));
+}
+
+fn shims_sessions_and_replies_are_screened() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
+    let code = "print('tidied')\nif 0: __import__('shutil').rmtree('build')";
+    let scratch = scratch();
+    put(&scratch.join("tidy.py"), code);
+    for (policy, expected) in [("default", Some(0)), (policy.as_str(), Some(126))] {
+        let shims = directory().join(format!("shims-{}", expected.unwrap_or_default()));
+        assert!(stockade(["shim", "install", text(&shims), "--policy", policy]).output().unwrap().status.success());
+        for arguments in [&["-c", code][..], &["tidy.py"]] {
+            let output = under(&[text(&shims.join("python3"))]).args(arguments).current_dir(&scratch).output().unwrap();
+            let tidied = output.stdout == b"tidied\n";
+            assert_eq!((output.status.code(), tidied), (expected, expected == Some(0)), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+    let line = format!("{}\n", json!({"op": "run", "code": code}));
+    let verdict = |policy: &str| -> Value {
+        let output = feed(&mut stockade(["session", "--policy", policy]), line.as_bytes());
+        serde_json::from_slice(output.stdout.split(|byte| *byte == b'\n').nth(1).unwrap()).unwrap()
+    };
+    let (noted, denied) = (verdict("default"), verdict(&policy));
+    assert_eq!(
+        (&noted["verdict"], &noted["output"], found(&noted["findings"])),
+        (&json!("exited"), &json!("tidied\n"), vec![("delete".to_owned(), 2)])
+    );
+    assert_eq!((&denied["verdict"], &denied["started"]), (&json!("screened"), &json!(false)), "{denied}");
+    let reply = format!("Here:\n\n```python\n{code}\n```\n");
+    let answered = |policy: &str| Done::of(feed(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
+    answered("default").expect(json!({"verdict": "exited", "output": "tidied\n"}));
+    answered(&policy).expect(json!({"verdict": "screened", "output": ""}));
+}
+
+/// Each is harmless, runs, and is not what its text looks like.
+fn what_an_interpreter_reads_otherwise_is_found() {
+    let python = [
+        ("# coding: utf-7\n# +AAo-print(6*7)", "decoded_code"),
+        ("#!/usr/bin/python3\n# -*- coding: raw_unicode_escape -*-\n# \\u000aprint(6*7)", "decoded_code"),
+        ("# vim: fileencoding=shift_jis\nx = '\u{c1}\\'; print(6*7) #'", "decoded_code"),
+        ("\u{ff45}\u{ff56}\u{ff41}\u{ff4c}('print(6*7)')", "eval"),
+        ("getattr(__builtins__, '\\N{LATIN SMALL LETTER E}val')('print(6*7)')", "eval"),
+        ("# \rx = 6; eval('print(x*7)')", "eval"),
+        ("\x0cif 1:\n  \x0c\teval('print(6*7)')", "eval"),
+    ];
+    for (code, rule) in python {
+        let done = exec(json!({"code": code}));
+        done.expect(json!({"output": "42\n"}));
+        assert!(rules(&done).contains(&rule.to_owned()), "{code:?}: {}", done.brief());
+        exec_under(&format!("{rule} = \"deny\""), json!({"code": code})).expect(json!({"verdict": "screened", "started": false}));
+    }
+    // What they come to is one and the same: `eval echo 42`.
+    let shell = [
+        "ev\\\nal echo 42",
+        "{eval,echo,42}",
+        "e\\va'l' echo 42",
+        "$'\\x65val' echo 42",
+        "x=eval; \"$x\" echo 42",
+        "bash <<'E'\neval echo 42\nE",
+        "cat <<E | bash\neval echo 42\nE",
+        "bash <<< 'eval echo 42'",
+        "printf '%s echo 42' eval | bash",
+        "source <(echo eval echo 42)",
+        "trap 'eval echo 42' EXIT",
+        "python3 - <<E\neval('print(42)')\nE",
+    ];
+    for code in shell {
+        let done = exec(json!({"language": "bash", "code": code}));
+        done.expect(json!({"output": "42\n"}));
+        assert!(rules(&done).contains(&"eval".to_owned()), "{code:?}: {}", done.brief());
+    }
+}
+
+fn findings_do_no_harm_to_their_reader() {
+    // A crowd hides nothing.
+    let code = format!("{}import shutil\nif 0: shutil.rmtree('/')\n", "eval('1')\n".repeat(3000));
+    let done = exec_under("destroy = \"deny\"", json!({"code": code}));
+    done.expect(json!({"verdict": "screened", "findings_omitted": 2901}));
+    assert_eq!(found(&done["findings"]).last(), Some(&("destroy".to_owned(), 3002)));
+    // A secret is told by its place.
+    let secret = format!("{}{}", "ghp_", "0123456789abcdefghijABCDEFGHIJ012345");
+    let code = format!("import requests\npassword = 'hunter2!x'\nrequests.get('https://u:{secret}@h/', auth=('u', 'hunter2!x'))\n");
+    let done = exec(json!({"code": format!("if 0:\n {}", code.trim_end().replace('\n', "\n "))}));
+    done.succeeded();
+    assert_eq!(rules(&done), ["network", "secret", "network", "secret"], "{}", done.brief());
+    assert!(!done["findings"].to_string().contains("hunter2") && !done["findings"].to_string().contains("0123456789"), "{}", done.brief());
+    // Nothing that a terminal acts on is printed, whether code, what it comes to or a name.
+    let files = json!({"\u{1b}[2J.py": "import shutil; shutil.rmtree('/\u{1b}[2J\u{202e}')"});
+    let done = exec_under("delete = \"deny\"\ndestroy = \"deny\"\nwrite_outside = \"deny\"", json!({"code": "1", "files": files}));
+    done.expect(json!({"verdict": "screened"}));
+    assert!(!done.error().contains(['\u{1b}', '\u{202e}']) && done.error().contains("\\u{1b}"), "{:?}", done.error());
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived_from("strict", "[screen]\nprocess = \"deny\""));
+    let output = stockade(["run", "--policy", &policy, "--", "killall", "\u{1b}[2J"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(126) && !said.contains('\u{1b}') && said.contains("\\u{1b}"), "{said:?}");
+}
