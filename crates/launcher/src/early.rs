@@ -11,7 +11,7 @@ use stockade_sys::{
     before_libc,
     clone::flags,
     early::{Begun, Early, Start, file_system_type, has_streams},
-    process::rlimit,
+    process::{ignores, rlimit},
 };
 
 use crate::{
@@ -28,7 +28,10 @@ extern "C" fn begin(start: Start<'_>) {
     // A closed stream stays one, and where descriptors are few each is needed for an error.
     // On cgroup v2 the cgroup comes first.
     let has_descriptors = || has_streams() && rlimit(RLIMIT_NOFILE).is_ok_and(|(most, _)| most >= 64);
-    if is_run(&start) && acts_for_itself(&start) && has_descriptors() && file_system_type(c"/sys/fs/cgroup") != Some(CGROUP2) {
+    // It could not wait for a process of its own.
+    let may_wait = || !ignores(SIGCHLD);
+    if is_run(&start) && acts_for_itself(&start) && has_descriptors() && may_wait() && file_system_type(c"/sys/fs/cgroup") != Some(CGROUP2)
+    {
         // SAFETY: called once, before libc; `alone` keeps to what may be done there.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         unsafe {
@@ -38,6 +41,7 @@ extern "C" fn begin(start: Start<'_>) {
 }
 
 const RLIMIT_NOFILE: u32 = 7;
+const SIGCHLD: i32 = 17;
 
 /// CGROUP2_SUPER_MAGIC.
 const CGROUP2: i64 = 0x6367_7270;

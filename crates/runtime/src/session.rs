@@ -152,8 +152,11 @@ impl Session {
     pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
         self.kept.store = Err(ended("it is being reset"));
-        self.kept.number = new_number()?;
-        self.kept.store = Store::make(&self.plan).map_err(|error| ended(&format!("its reset failed: {error}")));
+        let made = Store::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
+        self.kept.store = made.map_err(|error| ended(&format!("its reset failed: {error}"))).map(|(store, number)| {
+            self.kept.number = number;
+            store
+        });
         self.noted("reset", "", asked.id.as_ref(), |()| None, self.kept.store().map(drop))
     }
 

@@ -208,6 +208,7 @@ pub fn reset_signals(ignored: u64) {
 }
 
 /// Whether this process ignores a signal, as under nohup or in a shell's background.
+#[inline]
 pub fn ignores(signal: i32) -> bool {
     const SIG_IGN: u64 = 1;
     let mut current = [0u64; 4];
