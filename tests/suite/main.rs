@@ -46,6 +46,7 @@ mod screen;
 mod sessions;
 mod shims;
 mod verdicts;
+mod watching;
 mod workloads;
 
 fn main() -> std::process::ExitCode {
@@ -77,6 +78,7 @@ fn main() -> std::process::ExitCode {
         sessions::TESTS,
         audit::TESTS,
         screen::TESTS,
+        watching::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

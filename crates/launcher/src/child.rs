@@ -278,9 +278,9 @@ impl<'p> Isolated<'p> {
         // Over "/", so that no directory of the host is needed; paths still start at the
         // old root, where this process's root directory stays until the pivot.
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
-        let mut proc = None;
+        let mut made = Made::default();
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut made).at_entry(Step::RootEntry, index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
@@ -310,9 +310,10 @@ impl<'p> Isolated<'p> {
         }
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
-        let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
+        let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { shared, prepared, lifeline: received.lifeline, for_executor, root, scratch, executor, image, proc, terminal })
+        let (lifeline, modules) = (received.lifeline, made.modules);
+        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal })
     }
 }
 
@@ -331,6 +332,7 @@ pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.unio
 const HIDDEN_FILE: &CStr = c".hidden-file";
 const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 const MASK_FILE: &CStr = c".mask";
+const COVER_FILE: &CStr = c".cover";
 
 pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -356,7 +358,15 @@ fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
     open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
 }
 
-fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
+/// What is needed again of the entries that were made.
+#[derive(Default)]
+struct Made {
+    proc: Option<OwnedFd>,
+    /// The launcher's end of what watched interpreters write to.
+    modules: Option<OwnedFd>,
+}
+
+fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made) -> Result<(), Errno> {
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
         Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
@@ -403,7 +413,7 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
             let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
             attach(&placed, root, target)?;
             // Still writable, for the inner user namespace's maps and counts.
-            *proc = Some(placed);
+            made.proc = Some(placed);
             Ok(())
         }
         Entry::Devpts { target } => {
@@ -422,6 +432,22 @@ fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &m
                 Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(errno),
             }
+        }
+        Entry::Cover { target, text } => {
+            write_file(root, COVER_FILE, 0o444, text)?;
+            cover(root, root, COVER_FILE, target)?;
+            unlinkat(root, COVER_FILE, AtFlags::empty())
+        }
+        Entry::Pipe { target } => {
+            // Of the code's own owner, who may then do nothing but write: nobody who is of
+            // the run reads what another process of it has said.
+            mknodat(root, target.as_c_str(), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            // To write as well, so that it does not hang up with each writer.
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let pipe = openat(root, target.as_c_str(), flags, Mode::empty())?;
+            rustix::fs::fchmod(&pipe, Mode::from_raw_mode(0o200))?;
+            made.modules = Some(pipe);
+            Ok(())
         }
         Entry::StandIns => {
             mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;
@@ -521,13 +547,14 @@ struct Rooted<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     proc: OwnedFd,
+    modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
 
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, terminal } = self;
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
         if prepared.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::NamespaceCounts) {
@@ -584,7 +611,7 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, terminal })
+        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal })
     }
 }
 
@@ -696,6 +723,7 @@ struct Confined<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     listener: Option<OwnedFd>,
+    modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
 
@@ -724,13 +752,17 @@ impl Confined<'_> {
         Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
     }
 
-    /// Sends the launcher what only it may keep: the listener and the two file systems
-    /// whose use it will read.
+    /// Sends the launcher what only it may keep: the listener, the two file systems whose
+    /// use it will read, and its end of what watched interpreters write to.
     fn hand_over(&self) -> Result<(), Errno> {
-        let mut fds = [self.root.as_fd(); 4];
-        let mut tags = [b'r', 0, 0, 0];
-        let more =
-            [(b's', Some(&self.scratch)), (b'l', self.listener.as_ref()), (b't', self.terminal.as_ref().map(|terminal| &terminal.master))];
+        let mut fds = [self.root.as_fd(); MOST_HANDED_OVER];
+        let mut tags = [b'r', 0, 0, 0, 0];
+        let more = [
+            (b's', Some(&self.scratch)),
+            (b'l', self.listener.as_ref()),
+            (b't', self.terminal.as_ref().map(|terminal| &terminal.master)),
+            (b'm', self.modules.as_ref()),
+        ];
         let mut count = 1;
         for (tag, fd) in more {
             if let (Some(fd), Some(fd_slot), Some(tag_slot)) = (fd, fds.get_mut(count), tags.get_mut(count)) {
@@ -739,7 +771,7 @@ impl Confined<'_> {
                 count += 1;
             }
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !ancillary.push(SendAncillaryMessage::ScmRights(fds.get(..count).unwrap_or_default())) {
             return Err(Errno::NOBUFS);
@@ -749,6 +781,8 @@ impl Confined<'_> {
     }
 }
 
+/// Descriptors that the launcher gets.
+pub(crate) const MOST_HANDED_OVER: usize = 5;
 const LOWEST_FREE: i32 = 16;
 /// Where the executor finds the image of the payload's program.
 const IMAGE: i32 = 6;

@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Serialize, Serializer};
 
-use crate::{egress::EgressReport, limit::Limits, screen::Finding};
+use crate::{egress::EgressReport, limit::Limits, modules::Modules, screen::Finding};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -260,6 +260,9 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Findings beyond those that `findings` lists.
     pub findings_omitted: u64,
+    /// What watched interpreters met of the modules and events that the policy names, as
+    /// they say; null where it names none. Advice: the code can forge and suppress it.
+    pub modules: Option<Modules>,
     /// What was refused.
     pub denials: Vec<Denial>,
     /// Refusals beyond those that `denials` lists.
@@ -311,6 +314,7 @@ impl Report {
             limits: Limits::default(),
             findings: Vec::new(),
             findings_omitted: 0,
+            modules: None,
             denials: Vec::new(),
             denials_omitted: 0,
             egress: EgressReport::default(),

@@ -58,6 +58,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         limits: plan.limits.clone(),
         findings: Vec::new(),
         findings_omitted: 0,
+        modules: outcome.modules,
         denials,
         denials_omitted: outcome.denials_omitted,
         egress: with_lines(outcome.egress, policy),
