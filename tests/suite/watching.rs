@@ -303,7 +303,7 @@ for act in (write, connect, start, shown):
 import gc
 for thing in gc.get_objects():
     if type(thing).__name__ == "function" and thing.__qualname__.startswith("_watch."):
-        for cell in thing.__closure__:
+        for cell in thing.__closure__ or ():
             if type(cell.cell_contents) is dict:
                 cell.cell_contents.clear()
 "#;
