@@ -238,7 +238,8 @@ import nowhere.at.all
 "#;
 
 fn a_program_that_does_nothing_special_sees_no_difference() {
-    let watched = Watched::new("default = \"note\"\n\"os.*\" = \"note\"\nwrite_outside = \"note\"\n\"socket.*\" = \"note\"");
+    let watched =
+        Watched::new("default = \"note\"\n\"os.*\" = \"note\"\nwrite_outside = \"note\"\n\"sys.*\" = \"note\"\n\"object.*\" = \"note\"");
     let unwatched = watched.policies.write("plain", &derived(""));
     let scratch = scratch();
     put(&scratch.join("looks.py"), LOOKS);

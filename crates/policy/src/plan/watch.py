@@ -52,15 +52,7 @@ def _watch(rules, default, open_to, pipe, place):
             send('%s\t%s\t%s\t%d\t%d\t%s\n' % said)
 
     def act(action, kind, name):
-        # What counting does raises events too.
-        me = get_ident()
-        if me in busy:
-            return
-        busy.add(me)
-        try:
-            count(action, kind, name)
-        finally:
-            busy.discard(me)
+        count(action, kind, name)
         if action == 'deny':
             why = '%s %s is refused by the policy; to allow it, write "%s" = "allow" under %s' % (kind, name, name, place)
             raise ImportError(why, name=name) if kind == 'import' else PermissionError(1, why)
@@ -100,29 +92,40 @@ def _watch(rules, default, open_to, pipe, place):
         if not ('/' + '/'.join(parts) + '/').startswith(open_to):
             act(judged['open'], 'event', 'write_outside')
 
+    def meet(event, args):
+        if event == 'import':
+            if len(args) > 1 and args[1] is None:
+                imports(sys._getframe(2).f_back, args[0])
+                asked.add(args[0])
+            return
+        action = judged[event] = rule('write_outside' if event == 'open' else event, False)
+        # An import opens and lists files of its own.
+        if action == 'allow' or is_importing(sys._getframe(2).f_back):
+            return
+        if event != 'open':
+            act(action, 'event', event)
+        elif len(args) > 2 and type(args[2]) is int and args[2] & writes:
+            opens(args[0])
+
+    def alone(work, *args):
+        # What is done here raises events too.
+        me = get_ident()
+        if me not in busy:
+            busy.add(me)
+            try:
+                work(*args)
+            finally:
+                busy.discard(me)
+
     def hook(event, args):
         nonlocal idle
-        if idle:
-            # The interpreter itself, getting ready.
-            if event.startswith('cpython.run_') or (event == 'import' and args[0] == 'sitecustomize'):
-                idle = False
-                send('watch\n')
-        elif event == 'import':
-            if len(args) > 1 and args[1] is None:
-                imports(sys._getframe().f_back, args[0])
-                asked.add(args[0])
-        else:
-            try:
-                action = judged[event]
-            except KeyError:
-                action = judged[event] = rule('write_outside' if event == 'open' else event, False)
-            # An import opens and lists files of its own.
-            if action == 'allow' or is_importing(sys._getframe().f_back):
-                return
-            if event != 'open':
-                act(action, 'event', event)
-            elif len(args) > 2 and type(args[2]) is int and args[2] & writes:
-                opens(args[0])
+        if not idle:
+            if judged.get(event) != 'allow':
+                alone(meet, event, args)
+        # Until then the interpreter gets itself ready.
+        elif event.startswith('cpython.run_') or (event == 'import' and args[0] == 'sitecustomize'):
+            idle = False
+            send('watch\n')
 
     class StockadeModules:
         # What importlib.import_module imports raises no event.
@@ -131,7 +134,7 @@ def _watch(rules, default, open_to, pipe, place):
             if name in asked:
                 asked.discard(name)
             elif not idle:
-                imports(sys._getframe().f_back, name)
+                alone(lambda: imports(sys._getframe(2).f_back, name))
 
     posix.register_at_fork(after_in_child=counts.clear)
     sys.meta_path.insert(0, StockadeModules)
