@@ -30,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     bytes::JOB,
     bytes::EVENT,
     bytes::FINDINGS,
+    bytes::MODULES,
     speech::HELLO,
     speech::HTTP,
     texts::POLICY,

@@ -26,6 +26,7 @@ use crate::{
 pub const TESTS: &[Test] = &[
     test!(Both, a_run_and_a_refusal_are_written_down),
     test!(Both, a_command_is_written_down),
+    test!(Both, what_watched_interpreters_met_is_written_down),
     test!(Both, no_secret_of_a_request_is_written_down),
     test!(Both, nothing_that_a_terminal_acts_on_is_written_or_printed),
     test!(Both, code_cannot_reach_the_log),
@@ -124,6 +125,21 @@ fn a_command_is_written_down() {
     assert!(report["receipt"]["plan_sha256"].is_string() && all[2]["receipt_sha256"].is_string(), "{all:?}");
     assert_eq!(report["audit"]["run"], all[2]["run"]);
     is_whole();
+}
+
+fn what_watched_interpreters_met_is_written_down() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("watched", &derived("[runtimes.python.modules]\ndefault = \"note\"\nctypes = \"deny\""));
+    let code = (0..40).map(|number| format!("try: import m{number}\nexcept ImportError: pass\n")).collect::<String>() + "import ctypes";
+    exec_with(&["--policy", &policy], json!({"code": code})).expect(json!({"verdict": "exited", "code": 1}));
+    let all = records(&log);
+    let record = &all[1];
+    assert_eq!(record["modules"].as_array().map(Vec::len), Some(32), "{record}");
+    assert_eq!((&record["modules"][7], &record["modules_omitted"]), (&json!({"name": "m7", "action": "note", "count": 1}), &json!(9)));
+    is_whole();
+    exec(json!({"code": "import ctypes"})).succeeded();
+    assert!(records(&log)[2].get("modules").is_none());
 }
 
 fn no_secret_of_a_request_is_written_down() {

@@ -114,6 +114,7 @@ fn a_result_has_every_field_of_the_contract() {
         "usage",
         "limits",
         "findings",
+        "modules",
         "denials",
         "egress",
         "files",

@@ -49,6 +49,7 @@ mod session_life;
 mod sessions;
 mod shims;
 mod verdicts;
+mod watching;
 mod workloads;
 
 fn main() -> std::process::ExitCode {
@@ -83,6 +84,7 @@ fn main() -> std::process::ExitCode {
         audit::TESTS,
         screen::TESTS,
         approval::TESTS,
+        watching::TESTS,
         faults::TESTS,
         load::TESTS,
         meta::TESTS,

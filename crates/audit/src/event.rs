@@ -105,6 +105,17 @@ pub struct Denied {
     pub count: u64,
 }
 
+/// A module or an event that watched interpreters met, as they say.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Met {
+    /// Its name.
+    pub name: String,
+    /// `note` or `deny`.
+    pub action: String,
+    /// How often at least.
+    pub count: u64,
+}
+
 /// A peer of connections out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Peer {
@@ -207,6 +218,12 @@ pub struct Event {
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
+    /// What watched interpreters met: advice, which the code can forge and suppress.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<Met>,
+    /// What they met beyond that.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub modules_omitted: u64,
     /// SHA-256 of the receipt's JSON; null where no sandbox came to stand, and of a command
     /// whose report nobody asked for.
     pub receipt_sha256: Option<String>,
@@ -251,6 +268,8 @@ impl Event {
             denials: Vec::new(),
             denials_omitted: self.denials_omitted + self.denials.len() as u64,
             egress: None,
+            modules: Vec::new(),
+            modules_omitted: self.modules_omitted + self.modules.len() as u64,
             output: self.output.as_ref().map(bare),
             error: self.error.as_ref().map(bare),
             shortened: true,

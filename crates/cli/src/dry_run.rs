@@ -106,6 +106,8 @@ fn describe_entry(entry: &RootEntry) -> String {
         RootEntry::Writable { target } => format!("writable  /{}", target.display()),
         RootEntry::Proc { target } => format!("proc      /{} read-only", target.display()),
         RootEntry::Devpts { target } => format!("devpts    /{}", target.display()),
+        RootEntry::Cover { target, .. } => format!("watch     /{}", target.display()),
+        RootEntry::Pipe { target } => format!("pipe      /{}", target.display()),
         RootEntry::Mask { target } => format!("mask      /{}", target.display()),
     }
 }

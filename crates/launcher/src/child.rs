@@ -45,7 +45,7 @@ use confine::{
     MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, restrict, some_cpus,
     write_proc,
 };
-use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Terminal, make_entry, mount_scratch, open_terminal, place_program};
+use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Made, Terminal, make_entry, mount_scratch, open_terminal, place_program};
 pub(crate) use root::{INSIDE, attach, new_tmpfs};
 use words::{ForExecutor, Received, await_word, still_alive};
 
@@ -206,9 +206,9 @@ impl<'p> Isolated<'p> {
         // Over "/", so that no directory of the host is needed; paths still start at the
         // old root, where this process's root directory stays until the pivot.
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
-        let mut proc = None;
+        let mut made = Made::default();
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut proc).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut made).at_entry(Step::RootEntry, index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
@@ -238,9 +238,10 @@ impl<'p> Isolated<'p> {
         }
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
-        let proc = proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
+        let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { shared, prepared, lifeline: received.lifeline, for_executor, root, scratch, executor, image, proc, terminal })
+        let (lifeline, modules) = (received.lifeline, made.modules);
+        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal })
     }
 }
 
@@ -265,13 +266,14 @@ struct Rooted<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     proc: OwnedFd,
+    modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
 
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, terminal } = self;
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
         if prepared.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::NamespaceCounts) {
@@ -328,7 +330,7 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, terminal })
+        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal })
     }
 }
 
@@ -342,6 +344,7 @@ struct Confined<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     listener: Option<OwnedFd>,
+    modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
 
@@ -370,13 +373,17 @@ impl Confined<'_> {
         Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
     }
 
-    /// Sends the launcher what only it may keep: the listener and the two file systems
-    /// whose use it will read.
+    /// Sends the launcher what only it may keep: the listener, the two file systems whose
+    /// use it will read, and its end of what watched interpreters write to.
     fn hand_over(&self) -> Result<(), Errno> {
-        let mut fds = [self.root.as_fd(); 4];
-        let mut tags = [b'r', 0, 0, 0];
-        let more =
-            [(b's', Some(&self.scratch)), (b'l', self.listener.as_ref()), (b't', self.terminal.as_ref().map(|terminal| &terminal.master))];
+        let mut fds = [self.root.as_fd(); MOST_HANDED_OVER];
+        let mut tags = [b'r', 0, 0, 0, 0];
+        let more = [
+            (b's', Some(&self.scratch)),
+            (b'l', self.listener.as_ref()),
+            (b't', self.terminal.as_ref().map(|terminal| &terminal.master)),
+            (b'm', self.modules.as_ref()),
+        ];
         let mut count = 1;
         for (tag, fd) in more {
             if let (Some(fd), Some(fd_slot), Some(tag_slot)) = (fd, fds.get_mut(count), tags.get_mut(count)) {
@@ -385,7 +392,7 @@ impl Confined<'_> {
                 count += 1;
             }
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !ancillary.push(SendAncillaryMessage::ScmRights(fds.get(..count).unwrap_or_default())) {
             return Err(Errno::NOBUFS);
@@ -395,6 +402,8 @@ impl Confined<'_> {
     }
 }
 
+/// Descriptors that the launcher gets.
+pub(crate) const MOST_HANDED_OVER: usize = 5;
 const LOWEST_FREE: i32 = 16;
 /// Where the executor finds the image of the payload's program.
 const IMAGE: i32 = 6;

@@ -188,11 +188,13 @@ fn entry_subject(plan: &Plan, index: usize) -> String {
         Some(RootEntry::Bind { source, .. } | RootEntry::Device { source, .. }) => format!(", bind {} read-only", source.display()),
         Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),
         Some(RootEntry::Devpts { .. }) => String::from(", mount devpts on /dev/pts"),
+        Some(RootEntry::Cover { target, .. }) => format!(", watch modules through /{}", target.display()),
         Some(RootEntry::Mask { target }) => format!(", mask /{}", target.display()),
         Some(
             RootEntry::Directory { target, .. }
             | RootEntry::Link { target, .. }
             | RootEntry::File { target, .. }
+            | RootEntry::Pipe { target }
             | RootEntry::Writable { target },
         ) => {
             format!(", make /{}", target.display())

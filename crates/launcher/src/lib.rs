@@ -18,6 +18,7 @@ mod error;
 pub mod files;
 mod identity;
 mod layers;
+mod modules;
 mod notify;
 mod prepared;
 mod proc;
@@ -38,7 +39,7 @@ use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::{AsFd, OwnedFd};
 use stockade_policy::plan::Plan;
-use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict};
+use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
 
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
@@ -143,6 +144,8 @@ pub struct Outcome {
     pub bytes: PerStream<u64>,
     /// Connections out, allowed and refused.
     pub egress: EgressReport,
+    /// What watched interpreters said; none where the plan watches none.
+    pub modules: Option<Modules>,
     /// Collected files.
     pub files: Vec<CollectedFile>,
     /// What was in force.

@@ -68,6 +68,13 @@ pub(crate) enum Entry {
     Mask {
         target: CString,
     },
+    Cover {
+        target: CString,
+        text: Vec<u8>,
+    },
+    Pipe {
+        target: CString,
+    },
     /// The empty things that masks and hidden paths are covered with.
     StandIns,
 }
@@ -298,6 +305,8 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
         RootEntry::Proc { target } => Entry::Proc { target: relative(target)? },
         RootEntry::Devpts { target } => Entry::Devpts { target: relative(target)? },
         RootEntry::Mask { target } => Entry::Mask { target: relative(target)? },
+        RootEntry::Cover { target, text } => Entry::Cover { target: relative(target)?, text: text.clone().into_bytes() },
+        RootEntry::Pipe { target } => Entry::Pipe { target: relative(target)? },
     })
 }
 

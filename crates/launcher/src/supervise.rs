@@ -30,9 +30,11 @@ use crate::{
     Asked, Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
     cgroup::{Cgroup, CpuTime},
+    child::MOST_HANDED_OVER,
     egress,
     error::step_failed,
     identity::OuterNamespaces,
+    modules::Heard,
     notify::{Denials, Next},
     prepared::LauncherPipes,
     receipt::{self, Outside},
@@ -73,10 +75,11 @@ enum Token {
     Gate,
     Client,
     ClientGone,
+    Modules,
 }
 
 impl Token {
-    const ALL: [Token; 15] = [
+    const ALL: [Token; 16] = [
         Token::Pid,
         Token::Status,
         Token::Stdout,
@@ -92,6 +95,7 @@ impl Token {
         Token::Gate,
         Token::Client,
         Token::ClientGone,
+        Token::Modules,
     ];
 
     fn data(self) -> epoll::EventData {
@@ -149,6 +153,7 @@ struct Supervision<'a> {
     /// What setting up has cost, which neither counts as the program's nor against its limit.
     cpu_before: CpuTime,
     denials: Denials,
+    modules: Option<Heard>,
     phase: Phase,
     /// The executor has our word to start the program: from here on it may have run.
     released: bool,
@@ -276,6 +281,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         next_cpu_check: None,
         cpu_before: CpuTime::default(),
         denials: Denials::new(plan.filter.kill.clone()),
+        modules: None,
         phase: Phase::SettingUp,
         released: false,
         begun: Instant::now(),
@@ -395,6 +401,10 @@ impl<'a> Supervision<'a> {
                 gone.map_or(Ok(()), |fd| epoll::delete(&self.epoll, fd))?;
                 self.end(Cause::Cancelled(NixSignal::SIGHUP as i32));
                 Ok(())
+            }
+            Token::Modules => {
+                let Some(heard) = &mut self.modules else { return Ok(()) };
+                if heard.hear(&mut self.buffer)? { Ok(()) } else { epoll::delete(&self.epoll, heard.pipe()) }
             }
             Token::Pid => Ok(()),
         }
@@ -527,9 +537,9 @@ impl<'a> Supervision<'a> {
 
     /// Takes the listener and the file systems that the child hands over, once.
     fn take_descriptors(&mut self) -> Result<(), Errno> {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut tags = [0; 4];
+        let mut tags = [0; MOST_HANDED_OVER];
         let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
         epoll::delete(&self.epoll, &self.handover)?;
         let message = match message {
@@ -549,6 +559,10 @@ impl<'a> Supervision<'a> {
                 b'r' => drop(self.root_fs.get_or_insert(fd)),
                 b's' => self.scratch_fs = Some(fd),
                 b't' => self.use_terminal(fd)?,
+                b'm' => {
+                    epoll::add(&self.epoll, &fd, Token::Modules.data(), epoll::EventFlags::IN)?;
+                    self.modules = Some(Heard::new(fd));
+                }
                 b'l' => {
                     epoll::add(&self.epoll, &fd, Token::Listener.data(), epoll::EventFlags::IN)?;
                     self.listener = Some(fd);

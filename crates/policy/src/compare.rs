@@ -19,7 +19,7 @@ use crate::model::Policy;
 pub(crate) use calls::ioctl;
 pub(crate) use files::{Shown, shown};
 pub(crate) use globs::covers;
-pub(crate) use settings::{consequence, launched_by, recorded, screened, without};
+pub(crate) use settings::{consequence, launched_by, met, recorded, screened, without};
 
 /// What a difference is about, in the order in which they are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -20,7 +20,7 @@ use crate::{
     egress::{self, Rule},
     keys::{self, Item, Key},
     model::{Access, AuditMode, Degradable, SocketFamily},
-    names,
+    modules, names,
 };
 
 type Node<'i> = Spanned<DeValue<'i>>;
@@ -52,6 +52,7 @@ pub(crate) struct RuntimeLayer {
     pub extension: Option<String>,
     pub venv: Option<PathBuf>,
     pub environment: Variables,
+    pub modules: BTreeMap<String, At<screen::Action>>,
 }
 
 /// One document. An absent value is inherited.
@@ -396,7 +397,32 @@ impl Reader<'_> {
             extension: self.text(table, "extension", check::extension).map(|at| at.value),
             venv: self.text(table, "venv", check::shown).map(|at| at.value),
             environment: self.variables(table, "environment"),
+            modules: self.modules(table),
         }
+    }
+
+    fn modules(&mut self, table: &DeTable<'_>) -> BTreeMap<String, At<screen::Action>> {
+        let mut out = BTreeMap::new();
+        let Some(table) = self.table(table, "modules") else { return out };
+        if table.len() > MOST_ITEMS {
+            let place = table.iter().next().map_or(Place::new(self.source, 0..0), |(name, _)| Place::new(self.source, name.span()));
+            self.problems.add(&place, Complaint::new(format!("`modules` has more than {MOST_ITEMS} names"), ""));
+            return out;
+        }
+        for (key, node) in table {
+            let name = key.get_ref().as_ref();
+            if node.get_ref().is_table() {
+                let complaint = Complaint::new(format!("`{name}` is a table here"), "a dot outside quotes begins another table");
+                self.complain(node, complaint.help(format!("write the whole name in quotes, such as \"{name}.name\" = \"note\"")));
+                continue;
+            }
+            let Some(action) = self.text(table, name, |text| check::word(modules::ACTIONS, "action", text)) else { continue };
+            match modules::name(name, action.value) {
+                Ok(()) => drop(out.insert(name.to_owned(), action)),
+                Err(complaint) => self.problems.add(&Place::new(self.source, key.span()), complaint),
+            }
+        }
+        out
     }
 
     fn sections(&mut self, top: &DeTable<'_>, layer: &mut Layer) {

@@ -30,10 +30,21 @@ pub struct HostFacts {
     pub swap: bool,
     /// What stands at each path that the policy names.
     pub paths: BTreeMap<PathBuf, PathKind>,
+    /// By runtime whose modules the policy watches: the codecs of its interpreters.
+    pub codecs: BTreeMap<String, Vec<Codec>>,
     /// Top-level links of a merged /usr, such as `bin` to `usr/bin`.
     pub links: Vec<(String, String)>,
     /// The launcher's own hard limits by resource number, where finite.
     pub hard_limits: BTreeMap<u32, u64>,
+}
+
+/// The codec of an interpreter that it loads before any code.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Codec {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
 }
 
 /// Ids of whoever asked.

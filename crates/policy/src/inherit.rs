@@ -15,10 +15,10 @@ use crate::{
     document::{Edit, Layer, LimitValues, RuntimeLayer, Variables},
     egress::{self, Rule, Whitelist},
     model::{
-        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Origin, Policy, Runtime, Scratch, Screen,
-        Seccomp, SocketFamily,
+        Access, Audit, AuditMode, Degradable, Degrade, Egress, Environment, Filesystem, Identity, Modules, Origin, Policy, Runtime,
+        Scratch, Screen, Seccomp, SocketFamily,
     },
-    names,
+    modules, names,
     plan::LEAST_MEMORY,
 };
 
@@ -185,6 +185,7 @@ impl Draft {
                     old.extension = runtime.extension.or(old.extension.take());
                     old.venv = runtime.venv.or(old.venv.take());
                     old.environment.extend(runtime.environment);
+                    old.modules.extend(runtime.modules);
                 }
                 None => {
                     self.runtimes.insert(name, runtime);
@@ -283,6 +284,12 @@ impl Draft {
                     problems.add(&runtime.place, complaint.help("nothing of this name is inherited"));
                 }
             }
+            if let Some(rule) = runtime.modules.values().next()
+                && runtime.extension.as_deref() != Some("py")
+            {
+                let complaint = Complaint::new(format!("`{name}` is no Python, which alone can be watched for its modules"), "of no use");
+                problems.add(&rule.place, complaint.help("a runtime is Python where its `extension` is \"py\""));
+            }
             for alias in runtime.aliases.iter().flatten() {
                 match taken.get(&alias.value) {
                     Some(other) => {
@@ -350,12 +357,14 @@ impl Draft {
             .runtimes
             .into_iter()
             .map(|(name, runtime)| {
+                let mut rules: BTreeMap<_, _> = runtime.modules.into_iter().map(|(name, action)| (name, action.value)).collect();
                 let runtime = Runtime {
                     command: runtime.command?.value,
                     aliases: values(runtime.aliases.unwrap_or_default()),
                     extension: runtime.extension?,
                     venv: runtime.venv,
                     environment: runtime.environment,
+                    modules: Modules { default: rules.remove(modules::DEFAULT), rules },
                 };
                 Some((name, runtime))
             })

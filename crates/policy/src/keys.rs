@@ -26,6 +26,8 @@ pub(crate) enum Kind {
     Table(&'static [Key]),
     /// A table from names to texts.
     Variables,
+    /// A table from names of modules and events to what is done about them.
+    Modules,
     /// A table from names to tables of these keys.
     Named(&'static [Key]),
     /// A value of every limit.
@@ -115,6 +117,7 @@ pub(crate) const RUNTIME: &[Key] = &[
     must("extension", Kind::Text, "ending of the code's file name, without the dot"),
     may("venv", Kind::Text, "virtual environment whose interpreter is used"),
     may("environment", Kind::Variables, "further variables for this language"),
+    may("modules", Kind::Modules, "Python's modules and audit events that are noted or refused while code runs; advice, not a boundary"),
 ];
 
 pub(crate) const SECCOMP: &[Key] = &[

@@ -21,6 +21,7 @@ mod inherit;
 mod keys;
 mod lookup;
 pub mod model;
+mod modules;
 pub mod names;
 pub mod plan;
 pub mod remedy;

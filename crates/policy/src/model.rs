@@ -122,6 +122,33 @@ pub struct Runtime {
     pub venv: Option<PathBuf>,
     /// Further variables for this language.
     pub environment: BTreeMap<String, String>,
+    /// What its interpreters are watched for.
+    pub modules: Modules,
+}
+
+/// What is done about modules that code imports, and about events of its interpreter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Modules {
+    /// About an import that no rule names.
+    pub default: Option<Action>,
+    /// By name.
+    pub rules: BTreeMap<String, Action>,
+}
+
+impl Modules {
+    fn actions(&self) -> impl Iterator<Item = Action> + '_ {
+        self.rules.values().copied().chain(self.default)
+    }
+
+    /// Whether anything is done about anything.
+    pub fn watches(&self) -> bool {
+        self.actions().any(|action| action != Action::Allow)
+    }
+
+    /// Whether anything is refused.
+    pub fn denies(&self) -> bool {
+        self.actions().any(|action| action == Action::Deny)
+    }
 }
 
 impl Runtime {

@@ -6,6 +6,7 @@
 //! environment variables only what the policy itself sets.
 
 mod confinement;
+mod modules;
 mod root;
 mod value;
 

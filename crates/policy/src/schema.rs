@@ -9,6 +9,7 @@ use stockade_protocol::{LimitKey, Quantity};
 use crate::{
     document::item_values,
     keys::{self, Key, Kind},
+    modules,
 };
 
 /// JSON Schema (2020-12) of a policy file.
@@ -64,6 +65,10 @@ fn describe(kind: Kind) -> Map<String, Value> {
         }
         Kind::Table(keys) => object(keys),
         Kind::Variables => members(json!({ "type": "object", "additionalProperties": { "type": "string" } })),
+        Kind::Modules => {
+            let actions: Vec<&str> = modules::ACTIONS.iter().map(|(name, _)| *name).collect();
+            members(json!({ "type": "object", "additionalProperties": { "enum": actions } }))
+        }
         Kind::Named(keys) => members(json!({ "type": "object", "additionalProperties": object(keys) })),
         Kind::Limits => closed(limits()),
         Kind::LimitsWithMax => {

@@ -15,7 +15,7 @@ use crate::{
     egress::Rule,
     inherit::{access_name, audit_mode, family_name},
     model::{Degradable, Policy},
-    names,
+    modules, names,
     visible::toml_text as text,
 };
 
@@ -77,6 +77,13 @@ fn write(policy: &Policy, out: &mut String) -> fmt::Result {
         }
         writeln!(out, "\n[runtimes.{}.environment]", text(name))?;
         variables(out, &runtime.environment)?;
+        let modules = &runtime.modules;
+        if modules.default.is_some() || !modules.rules.is_empty() {
+            writeln!(out, "\n[runtimes.{}.modules]", text(name))?;
+            let default = modules.default.map(|action| (modules::DEFAULT, action));
+            let rules = modules.rules.iter().map(|(name, action)| (name.as_str(), *action));
+            default.into_iter().chain(rules).try_for_each(|(name, action)| writeln!(out, "{} = {}", text(name), text(action.name())))?;
+        }
     }
     writeln!(out, "\n[limits]")?;
     limits(out, &policy.limits)?;

@@ -168,6 +168,44 @@ fn a_language_may_be_an_alias_and_becomes_the_runtime() {
 }
 
 #[test]
+fn names_of_modules_and_events_are_checked_where_they_stand() {
+    let modules = |lines: &str| child(&format!("[runtimes.python.modules]\n{lines}\n"));
+    let report = refusal(&modules("ctypes = \"note\"\n\"os.sytem\" = \"deny\""));
+    assert_eq!(
+        report,
+        "error: unknown event of os, `sytem`\n \
+         --> test.toml:5:1\n  \
+           |\n\
+         5 | \"os.sytem\" = \"deny\"\n  \
+           | ^^^^^^^^^^ not known\n  \
+           |\n  \
+           = help: did you mean `system`?"
+    );
+    for (line, said) in [
+        ("ctypes = \"dney\"", "did you mean `deny`?"),
+        ("ctypes = true", "must be a string"),
+        ("os = \"note\"", "loaded before any code"),
+        ("open = \"note\"", "write_outside"),
+        ("os.system = \"deny\"", "in quotes"),
+        ("\"a b\" = \"note\"", "not the name of a module or event"),
+    ] {
+        let report = refusal(&modules(line));
+        assert!(report.contains(said) && report.contains("--> test.toml:4:"), "{line}: {report}");
+    }
+    let report = refusal(&child("[runtimes.bash.modules]\nctypes = \"note\"\n"));
+    assert!(report.contains("`bash` is no Python"), "{report}");
+}
+
+#[test]
+fn watched_modules_are_inherited_name_by_name_and_shown() {
+    let first = load_text(&child("[runtimes.python.modules]\ndefault = \"note\"\n\"os.*\" = \"deny\"\n")).unwrap();
+    let mut second = load_text(&show(&first)).unwrap();
+    second.sha256.clone_from(&first.sha256);
+    assert_eq!(first, second);
+    assert!(load_shipped("default").unwrap().runtimes.values().all(|runtime| !runtime.modules.watches()));
+}
+
+#[test]
 fn a_system_call_is_in_one_list_only() {
     refused("kill = []", "kill = [\"openat\"]", "is in `allow` and in `kill`");
     refused("kill = []", "kill = [\"clone3\"]", "is in `kill` and in `enosys`");

@@ -3,19 +3,19 @@
 //! The expected plans lie beside this file as JSON. After a change that is meant, write
 //! them anew with `UPDATE_PLANS=1 cargo test -p stockade-policy --test plan` and read the
 //! difference.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may panic")]
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use stockade_policy::{
     egress::Whitelist,
-    facts::{Caller, CgroupFacts, HostFacts, PathKind},
+    facts::{Caller, CgroupFacts, Codec, HostFacts, PathKind},
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
     plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, RootEntry, UserNamespaces, plan},
 };
-use stockade_protocol::LimitKey;
+use stockade_protocol::{LimitKey, screen::Action};
 
 fn facts(privileged: bool) -> HostFacts {
     let paths = ["/usr", "/etc/alternatives", "/etc/ssl/certs"].map(|path| (PathBuf::from(path), PathKind::Directory));
@@ -135,6 +135,38 @@ fn no_link_stands_where_something_of_the_sandbox_is() {
         let narrowing = Narrowing { scratch_alias: Some(PathBuf::from(alias)), ..in_scratch("/srv/work") };
         assert_eq!(planned(&policy, &facts(true), &narrowing).unwrap().root, without, "{alias}");
     }
+}
+
+#[test]
+fn watched_modules_cover_a_codec_of_each_interpreter_that_is_shown() {
+    let mut policy = load_shipped("default").unwrap();
+    let without = planned(&policy, &facts(true), &code()).unwrap();
+    let codec = |path: &str| Codec { path: PathBuf::from(path), text: String::from("codec = 1\n") };
+    let codecs = vec![codec("/usr/lib/python3.11/encodings/utf_8.py"), codec("/opt/python/lib/python3.12/encodings/utf_8.py")];
+    let host = HostFacts { codecs: BTreeMap::from([(String::from("python"), codecs)]), ..facts(true) };
+    assert_eq!(planned(&policy, &host, &code()), Ok(without.clone()));
+    policy.runtimes.get_mut("python").unwrap().modules.rules.insert(String::from("os.system"), Action::Deny);
+    let plan = planned(&policy, &host, &code()).unwrap();
+    let new: Vec<&RootEntry> = plan.root.iter().filter(|entry| !without.root.contains(entry)).collect();
+    let path = |path: &str| PathBuf::from(path);
+    let (RootEntry::Cover { target, text }, [run, ours, pipe]) = (new[0], &new[1..]) else { panic!("{new:?}") };
+    assert_eq!(*target, path("usr/lib/python3.11/encodings/utf_8.py"));
+    assert!(
+        text.starts_with("codec = 1\n")
+            && text.contains("_watch({'os.system': 'deny'}, 'allow', ('/dev/', '/tmp/', '/home/sandbox/', '/scratch/',)")
+    );
+    assert!(matches!(run, RootEntry::Directory { .. }) && matches!(ours, RootEntry::Directory { .. }), "{new:?}");
+    assert_eq!(**pipe, RootEntry::Pipe { target: path("run/stockade/modules") });
+    assert!(plan.required_mounts().contains(&path("/usr/lib/python3.11/encodings/utf_8.py")));
+    let rule = plan.landlock.rules.iter().find(|rule| rule.path == path("/run/stockade/modules")).unwrap();
+    assert_eq!(rule.rights, stockade_protocol::landlock::access::WRITE_FILE);
+    // Where something is refused and nothing can be watched, Python does not start; Bash does.
+    refused(planned(&policy, &facts(true), &code()), "modules_not_watchable", false);
+    let bash =
+        Narrowing { program: Program::Code { language: Some(String::from("bash")), stem: String::from("x") }, ..Narrowing::default() };
+    assert!(planned(&policy, &facts(true), &bash).is_ok());
+    policy.runtimes.get_mut("python").unwrap().modules.rules.insert(String::from("os.system"), Action::Note);
+    assert!(planned(&policy, &facts(true), &code()).is_ok());
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub mod frame;
 pub mod landlock;
 pub mod layer;
 mod limit;
+#[cfg(feature = "json")]
+pub mod modules;
 pub mod probe;
 #[cfg(feature = "json")]
 mod report;

@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Serialize, Serializer};
 
-use crate::{egress::EgressReport, limit::Limits, screen::Finding};
+use crate::{egress::EgressReport, limit::Limits, modules::Modules, screen::Finding};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -277,6 +277,9 @@ pub struct Report {
     /// How to approve it, where it has not run for want of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<Approval>,
+    /// What watched interpreters met of the modules and events that the policy names, as
+    /// they say; null where it names none. Advice: the code can forge and suppress it.
+    pub modules: Option<Modules>,
     /// What was refused.
     pub denials: Vec<Denial>,
     /// Refusals beyond those that `denials` lists.
@@ -329,6 +332,7 @@ impl Report {
             findings: Vec::new(),
             findings_omitted: 0,
             approval: None,
+            modules: None,
             denials: Vec::new(),
             denials_omitted: 0,
             egress: EgressReport::default(),

@@ -159,6 +159,8 @@ impl World {
         let path = Path::new(path);
         let at = |target: &Path| Path::new("/").join(target);
         let entries = self.plan.root.iter().any(|entry| match entry {
+            // In the place of something that is bound.
+            RootEntry::Cover { .. } => false,
             RootEntry::Bind { target, .. } => path.starts_with(at(target)) || at(target).starts_with(path),
             // Where /bin is a link into what is bound.
             RootEntry::Link { target, .. } => path.starts_with(at(target)),
@@ -166,6 +168,7 @@ impl World {
             | RootEntry::File { target, .. }
             | RootEntry::Device { target, .. }
             | RootEntry::Writable { target }
+            | RootEntry::Pipe { target }
             | RootEntry::Proc { target }
             | RootEntry::Devpts { target }
             | RootEntry::Mask { target } => at(target).starts_with(path),

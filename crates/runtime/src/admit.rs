@@ -33,7 +33,7 @@ use crate::{
     session::Kept,
     trusted::{refuse_led_astray, refuse_replaceable},
 };
-use interpreters::{check_interpreters, open_trees};
+use interpreters::{check_interpreters, codecs, open_trees};
 pub use request::{LARGEST_REQUEST, parse_request, read_request};
 use request::{Parts, check_request, check_size};
 pub(crate) use request::{check_relative, decode, random_bytes};
@@ -245,8 +245,14 @@ impl<'a> Admission<'a> {
             homes: &homes,
             registry: Some(&registry),
         };
-        let interpreters = scratch::as_caller(opener.caller, opener.privileged, || check_interpreters(policy, options, &narrowing))
-            .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
+        let (interpreters, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
+            check_interpreters(policy, options, &narrowing).map(|interpreters| {
+                let codecs = codecs(policy, &interpreters);
+                (interpreters, codecs)
+            })
+        })
+        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
+        host.codecs = codecs;
         let scratch = match &wanted_scratch {
             Some(path) => {
                 let opened = scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;

@@ -20,14 +20,19 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use stockade_audit::Approved;
-use stockade_audit::{AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Peer, PolicyRef, Preview, Usage, Who, text};
+use stockade_audit::{
+    AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Met, Peer, PolicyRef, Preview, Usage, Who, text,
+};
 use stockade_launcher::signals::Uninterrupted;
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
     plan::Plan,
 };
-use stockade_protocol::{AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict};
+use stockade_protocol::{
+    AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict,
+    modules::{self, Seen},
+};
 
 use crate::{
     Options, Refusal, approval,
@@ -304,7 +309,7 @@ impl<'a> Trail<'a> {
 
     fn event(&self, report: &Report) -> Event {
         let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started;
-        let usage = &report.usage;
+        let (usage, met) = (&report.usage, report.modules.as_ref());
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);
         // One without the plan's hash is given to nobody.
@@ -332,6 +337,8 @@ impl<'a> Trail<'a> {
             denials_omitted: report.denials_omitted + denials.clone().count().saturating_sub(MOST) as u64,
             denials: denials.take(MOST).map(denied).collect(),
             egress: egress(&report.egress),
+            modules_omitted: met.map_or(0, |met| met.omitted + met.seen.len().saturating_sub(MOST) as u64),
+            modules: met.map_or(&[][..], |met| &met.seen).iter().take(MOST).map(met_module).collect(),
             receipt_sha256: receipt.map(|receipt| text::sha256(&receipt)),
             degraded: report.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default(),
             output: report.output.as_ref().and_then(|output| stream(&output.0, report.bytes.output)),
@@ -386,6 +393,14 @@ fn call_name(denial: &Denial) -> &str {
 fn denied(denial: &Denial) -> Denied {
     let clip = |text: &str| text::clip(text, LONGEST);
     Denied { kind: clip(denial.kind), what: clip(&denial.what), answer: clip(&denial.answer), count: denial.count }
+}
+
+fn met_module(seen: &Seen) -> Met {
+    let action = match seen.action {
+        modules::Met::Note => "note",
+        modules::Met::Deny => "deny",
+    };
+    Met { name: text::clip(&seen.name, LONGEST), action: action.to_owned(), count: seen.count }
 }
 
 /// None where nothing was tried.

@@ -54,6 +54,7 @@ pub fn read(identity: &Identity, record: Option<&Record>) -> Result<HostFacts, R
         cgroup: cgroup_facts()?,
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
+        codecs: BTreeMap::new(),
         links: merged_usr_links()?,
         hard_limits: hard_limits(),
     })

@@ -64,6 +64,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         findings: Vec::new(),
         findings_omitted: 0,
         approval: None,
+        modules: outcome.modules,
         denials,
         denials_omitted: outcome.denials_omitted,
         egress: with_lines(outcome.egress, policy),

@@ -12,6 +12,7 @@ use stockade_egress::{
 use stockade_policy::egress::Whitelist;
 use stockade_protocol::{
     frame::{Event, Evidence, FileToWrite, Job},
+    modules::{MOST_SEEN, Tally},
     screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Question, Rule, Rules, Source},
 };
 
@@ -278,4 +279,33 @@ fn run_findings(input: &[u8]) {
     if let Ok(question) = Question::decode(input) {
         assert_eq!(question.encode(), input, "one spelling of each question");
     }
+}
+
+pub const MODULES: Target = Target {
+    name: "modules",
+    about: "what watched interpreters say of modules",
+    corpus: include_str!("../corpus/modules"),
+    seeds: || {
+        let all = "watch\nnote\timport\tctypes\t1\t3\t/scratch/x.py\ndeny\tevent\tos.system\t2\t0\t\n";
+        let flood: String = (0..300).map(|number| format!("note\timport\tm{number}\t1\t1\t\n")).collect();
+        vec![all.into(), flood.into()]
+    },
+    words: &[b"watch\n", b"note\timport\t", b"deny\tevent\t", b"\t1\t1\t\n", b"18446744073709551615", b"\x1b", b"\n\n"],
+    longest: 8192,
+    run: run_modules,
+};
+
+fn run_modules(input: &[u8]) {
+    let mut whole = Tally::default();
+    whole.take(input);
+    let said = whole.finish();
+    assert!(said.seen.len() <= MOST_SEEN, "more than is kept");
+    let plain = |text: &str| text.len() <= 256 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    for seen in &said.seen {
+        assert!(plain(&seen.name) && plain(&seen.file), "nothing that a terminal acts on");
+        assert!(input.windows(seen.name.len()).any(|window| window == seen.name.as_bytes()), "and nothing that was not said");
+    }
+    let mut cut = Tally::default();
+    input.chunks(7).for_each(|piece| cut.take(piece));
+    assert_eq!(cut.finish(), said, "however it is cut");
 }

@@ -28,6 +28,7 @@ pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.unio
 pub(super) const HIDDEN_FILE: &CStr = c".hidden-file";
 pub(super) const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 pub(super) const MASK_FILE: &CStr = c".mask";
+const COVER_FILE: &CStr = c".cover";
 
 pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -53,7 +54,15 @@ pub(super) fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Er
     open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
 }
 
-pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], proc: &mut Option<OwnedFd>) -> Result<(), Errno> {
+/// What is needed again of the entries that were made.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) proc: Option<OwnedFd>,
+    /// The launcher's end of what watched interpreters write to.
+    pub(super) modules: Option<OwnedFd>,
+}
+
+pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made) -> Result<(), Errno> {
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
         Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
@@ -100,7 +109,7 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
             attach(&placed, root, target)?;
             // Still writable, for the inner user namespace's maps and counts.
-            *proc = Some(placed);
+            made.proc = Some(placed);
             Ok(())
         }
         Entry::Devpts { target } => {
@@ -119,6 +128,22 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
                 Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(errno),
             }
+        }
+        Entry::Cover { target, text } => {
+            write_file(root, COVER_FILE, 0o444, text)?;
+            attach(read_only_copy(root, COVER_FILE)?, root, target)?;
+            unlinkat(root, COVER_FILE, AtFlags::empty())
+        }
+        Entry::Pipe { target } => {
+            // Of the code's own owner, who may then do nothing but write: nobody who is of
+            // the run reads what another process of it has said.
+            mknodat(root, target.as_c_str(), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            // To write as well, so that it does not hang up with each writer.
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let pipe = openat(root, target.as_c_str(), flags, Mode::empty())?;
+            rustix::fs::fchmod(&pipe, Mode::from_raw_mode(0o200))?;
+            made.modules = Some(pipe);
+            Ok(())
         }
         Entry::StandIns => {
             mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;

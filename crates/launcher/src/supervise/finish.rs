@@ -19,6 +19,7 @@ use crate::{
     cgroup::Cgroup,
     collect::collect,
     egress,
+    modules::Heard,
     registry::Record,
     relay::{Outlet, Turn, is_readable},
     scratch,
@@ -34,6 +35,10 @@ impl Supervision<'_> {
             if let Err(errno) = self.drain(token) {
                 self.failure.get_or_insert(failed("take the program's output")(errno));
             }
+        }
+        if let Some(heard) = &mut self.modules {
+            // What is left in the pipe is finite now; what cannot be read is not known.
+            while matches!(heard.hear_more(&mut self.buffer), Ok(true)) {}
         }
         self.raw = None;
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
@@ -221,6 +226,7 @@ impl Supervision<'_> {
             error: captured(self.err),
             bytes,
             egress: EgressReport::default(),
+            modules: self.modules.map(Heard::finish),
             files: Vec::new(),
             receipt: self.receipt,
         }

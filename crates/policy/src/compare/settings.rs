@@ -1,6 +1,8 @@
 //! What is a value or a short list: limits, variables, runtimes, degradable layers; and
 //! what is set otherwise without being more or less.
 
+use std::collections::BTreeSet;
+
 use stockade_protocol::{
     LimitKey, Limits,
     screen::{Action, Rule},
@@ -12,7 +14,8 @@ use super::{
 };
 use crate::{
     inherit::audit_mode,
-    model::{Audit, AuditMode, Degradable, Policy, Runtime, Screen},
+    model::{Audit, AuditMode, Degradable, Modules, Policy, Runtime, Screen},
+    modules,
 };
 
 pub(super) fn beyond(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
@@ -215,6 +218,31 @@ fn runtimes(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
             let difference = Difference::new(Area::Runtimes, format!("{key} command"), says);
             out.push(difference.follows("what another program or option lets code do cannot be told from here").undecided());
         }
+        watched(&format!("[runtimes.{name}.modules]"), &other.modules, &here.modules, out);
+    }
+}
+
+fn watched(section: &str, ceiling: &Modules, here: &Modules, out: &mut Vec<Difference>) {
+    let default = |modules: &Modules| modules.default.unwrap_or(Action::Allow);
+    let mut differ = |key: &str, what: String, strict: Action, mild: Action| {
+        if mild < strict {
+            let says = format!("{what}, with `{}` instead of `{}`", mild.name(), strict.name());
+            out.push(Difference::new(Area::Runtimes, format!("{section} {key}"), says).follows(met(mild)));
+        }
+    };
+    differ(modules::DEFAULT, String::from("import what no line names"), default(ceiling), default(here));
+    let names: BTreeSet<&String> = ceiling.rules.keys().chain(here.rules.keys()).collect();
+    for name in names {
+        differ(&format!("{name:?}"), format!("come to `{name}`"), modules::action(ceiling, name), modules::action(here, name));
+    }
+}
+
+/// What an action about a module or an event means.
+pub(crate) fn met(action: Action) -> &'static str {
+    match action {
+        Action::Deny => "its interpreter refuses it, and the result says so; code can get around that",
+        Action::Note => "the result says so; code can get around that",
+        _ => "nothing is said",
     }
 }
 
@@ -257,7 +285,7 @@ pub(super) fn otherwise(first: &Policy, second: &Policy) -> Vec<Difference> {
             differ(Area::SystemCalls, &format!("[seccomp] enosys, of {name}"), word(before), word(after));
         }
     }
-    let variables = first.environment.set.keys().chain(second.environment.set.keys()).collect::<std::collections::BTreeSet<_>>();
+    let variables = first.environment.set.keys().chain(second.environment.set.keys()).collect::<BTreeSet<_>>();
     for name in variables {
         let value = |policy: &Policy| policy.environment.set.get(name).map_or_else(|| String::from("unset"), |value| format!("{value:?}"));
         differ(Area::Environment, &format!("[environment.set] {name}"), value(first), value(second));

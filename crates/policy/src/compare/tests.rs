@@ -170,3 +170,14 @@ fn another_command_cannot_be_judged_and_counts() {
     assert_eq!(more("", "remove_runtimes = [\"node\"]"), []);
     assert_eq!(more("remove_runtimes = [\"node\"]", "")[0].0, "[runtimes.node]");
 }
+
+#[test]
+fn watched_modules_are_compared_by_what_becomes_of_a_name() {
+    let modules = |lines: &str| format!("[runtimes.python.modules]\n{lines}");
+    let strict = modules("default = \"note\"\n\"os.*\" = \"deny\"\nctypes = \"deny\"");
+    assert_eq!(more(&strict, &modules("default = \"deny\"\n\"os.*\" = \"deny\"")), []);
+    let looser = more(&strict, &modules("default = \"note\"\n\"os.*\" = \"deny\"\n\"os.system\" = \"note\"\nctypes = \"deny\""));
+    assert_eq!(looser[0].0, "[runtimes.python.modules] \"os.system\"");
+    let keys: Vec<String> = more(&strict, "").into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys, ["default", "\"ctypes\"", "\"os.*\""].map(|key| format!("[runtimes.python.modules] {key}")));
+}

@@ -7,7 +7,7 @@ use stockade_protocol::{
 
 use super::{Section, Statement};
 use crate::{
-    compare::{consequence, ioctl, launched_by, recorded, screened, shown, without},
+    compare::{consequence, ioctl, launched_by, met, recorded, screened, shown, without},
     inherit::family_name,
     model::{Access, AuditMode, Degradable, Policy},
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
@@ -27,7 +27,7 @@ pub(super) fn sections(policy: &Policy) -> Vec<Section> {
         section("environment", "What code finds in its environment", environment(policy)),
         section("degrade", "Which layers may be missing", degrade(policy)),
         section("audit", "What is written down", audit(policy)),
-        section("screen", "What code is screened for", screen(policy)),
+        section("screen", "What code is screened for", [screen(policy), watched(policy)].concat()),
     ]
 }
 
@@ -291,5 +291,21 @@ fn screen(policy: &Policy) -> Vec<Statement> {
         screen.approvers.iter().map(ToString::to_string).collect(),
         "whoever asks approves, by sending the request again with the token of the first answer",
     );
+    says.0
+}
+
+fn watched(policy: &Policy) -> Vec<Statement> {
+    let mut says = Says::default();
+    for (name, runtime) in policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()) {
+        says.say(format!("interpreters of `{name}` are watched for what they import and do while it runs; this is advice too"));
+        for action in [Action::Deny, Action::Note, Action::Allow] {
+            let rules = runtime.modules.rules.iter().filter(|(_, of)| **of == action).map(|(name, _)| name.clone());
+            let rest = (runtime.modules.default == Some(action)).then(|| String::from("every other module"));
+            let names: Vec<String> = rules.chain(rest).collect();
+            if !names.is_empty() {
+                says.list(format!("where it comes to these: {}", met(action)), names);
+            }
+        }
+    }
     says.0
 }

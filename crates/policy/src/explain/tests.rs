@@ -41,6 +41,7 @@ fn changes() -> Vec<(String, String, String)> {
         ("runtimes.*.extension", "[runtimes.python]\nextension = \"pyw\""),
         ("runtimes.*.venv", "[runtimes.python]\nvenv = \"/opt/venv\""),
         ("runtimes.*.environment", "[runtimes.python.environment]\nEXTRA = \"1\""),
+        ("runtimes.*.modules", "[runtimes.python.modules]\n\"os.*\" = \"note\""),
         ("seccomp.allow", "[seccomp]\nallow = { add = [\"ptrace\"] }"),
         ("seccomp.kill", "[seccomp]\nkill = { add = [\"ptrace\"] }"),
         ("seccomp.enosys", "[seccomp]\nenosys = { add = [\"ptrace\"] }"),
@@ -106,9 +107,15 @@ fn every_key(keys: &[Key], above: &str, out: &mut Vec<String>) {
                 out.extend(LimitKey::ALL.map(|key| format!("{path}.{}", key.name())));
                 out.extend(LimitKey::ALL.map(|key| format!("{path}.max.{}", key.name())));
             }
-            Kind::Version | Kind::Text | Kind::Choice(_) | Kind::Number | Kind::Flag | Kind::List(_) | Kind::Words | Kind::Variables => {
-                out.push(path)
-            }
+            Kind::Version
+            | Kind::Text
+            | Kind::Choice(_)
+            | Kind::Number
+            | Kind::Flag
+            | Kind::List(_)
+            | Kind::Words
+            | Kind::Variables
+            | Kind::Modules => out.push(path),
         }
     }
 }

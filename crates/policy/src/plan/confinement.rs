@@ -115,6 +115,9 @@ pub(super) fn plan_landlock(
     rule(Path::new("/proc"), access::READ);
     rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
     for entry in root {
+        if let RootEntry::Pipe { target } = entry {
+            rule(&Path::new("/").join(target), access::WRITE_FILE);
+        }
         if let RootEntry::Bind { target, executable, .. } = entry {
             let path = Path::new("/").join(target);
             // Rules reach through mounts: that of /etc covers what is bound there.

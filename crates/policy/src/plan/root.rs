@@ -9,7 +9,9 @@ use std::{
 
 use stockade_protocol::Limits;
 
-use super::{HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking, taken};
+use super::{
+    HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking, modules::plan_modules, taken,
+};
 use crate::{
     egress::RESOLVER,
     facts::{HostFacts, PathKind},
@@ -113,6 +115,13 @@ pub(super) fn plan_root(
             .copied()
             .ok_or_else(|| lacking("interpreter_missing", format!("{} is not on this host", path.display())))?;
         root.bind(path, kind, true);
+    }
+    let watch = plan_modules(policy, facts, narrowing, scratch, |path| root.bound.iter().any(|bound| path.starts_with(bound)))?;
+    for entry in watch {
+        if let RootEntry::Pipe { target } = &entry {
+            root.parent(&Path::new("/").join(target));
+        }
+        root.entries.push(entry);
     }
     plan_etc(&mut root, identity, scratch, policy);
     plan_dev(&mut root, policy, narrowing.terminal);

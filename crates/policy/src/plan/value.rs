@@ -114,6 +114,18 @@ pub enum RootEntry {
         /// Where.
         target: PathBuf,
     },
+    /// A text of ours in the place of a file that is shown.
+    Cover {
+        /// Where.
+        target: PathBuf,
+        /// The text.
+        text: String,
+    },
+    /// A fifo that code may write to, and whose other end the launcher gets.
+    Pipe {
+        /// Where.
+        target: PathBuf,
+    },
     /// Something of proc replaced by an empty thing, where it exists.
     Mask {
         /// Where.
@@ -344,6 +356,7 @@ impl Plan {
                 | RootEntry::Device { target, .. }
                 | RootEntry::Writable { target }
                 | RootEntry::Proc { target }
+                | RootEntry::Cover { target, .. }
                 | RootEntry::Devpts { target } => Some(Path::new("/").join(target)),
                 _ => None,
             })

@@ -13,11 +13,15 @@ use std::{
 use rustix::fd::OwnedFd;
 use stockade_launcher::scratch::{self, Opener};
 use stockade_policy::{
+    facts::Codec,
     model::Policy,
     plan::{Interpreter, Narrowing, Program},
 };
 
 use crate::{Options, Refusal, caller::Identity};
+
+/// Versions of Python that are watched below one prefix.
+const MOST_VERSIONS: usize = 16;
 
 /// The interpreters that `--runtime` names, and those of the virtual environments that
 /// the policy names, with the directories that they need.
@@ -55,39 +59,66 @@ pub(super) fn check_interpreters(
 /// An interpreter with what it needs outside /usr: its virtual environment, and the
 /// prefix of the interpreter that the environment was made from.
 fn interpreter(program: &Path) -> Interpreter {
-    let mut read_only = Vec::new();
-    let mut need = |path: &Path| {
-        if !path.starts_with("/usr") && path.parent().is_some() && !read_only.iter().any(|known: &PathBuf| path.starts_with(known)) {
-            read_only.push(path.to_path_buf());
+    let mut read_only: Vec<PathBuf> = Vec::new();
+    for path in prefixes(program) {
+        if !path.starts_with("/usr") && path.parent().is_some() && !read_only.iter().any(|known| path.starts_with(known)) {
+            read_only.push(path);
         }
-    };
-    let prefix = |program: &Path| program.parent().and_then(Path::parent).map(Path::to_path_buf);
-    let environment = prefix(program);
-    if let Some(environment) = &environment {
-        need(environment);
-        let settings = small_regular_file(&environment.join("pyvenv.cfg"));
-        let home = settings
-            .lines()
-            .find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim().to_owned()));
-        if let Some(base) = home.as_deref().map(Path::new).and_then(Path::parent) {
-            need(base);
-        }
-    }
-    if let Some(real) = std::fs::canonicalize(program).ok().as_deref().and_then(prefix) {
-        need(&real);
     }
     Interpreter { program: program.to_path_buf(), read_only }
 }
 
+/// The prefixes of an interpreter: where it lies, where its virtual environment's settings
+/// have it from, and where it lies without links.
+fn prefixes(program: &Path) -> impl Iterator<Item = PathBuf> {
+    let prefix = |program: &Path| program.parent().and_then(Path::parent).map(Path::to_path_buf);
+    let environment = prefix(program);
+    let base = environment.as_ref().and_then(|environment| {
+        let settings = small_regular_file(&environment.join("pyvenv.cfg"));
+        let home =
+            settings.lines().find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim()));
+        home.map(Path::new).and_then(Path::parent).map(Path::to_path_buf)
+    });
+    let real = std::fs::canonicalize(program).ok().as_deref().and_then(prefix);
+    environment.into_iter().chain(base).chain(real)
+}
+
+/// The codecs by which the interpreters of every watched runtime can be watched: of all
+/// versions that a prefix holds, since code can start another one than its own.
+pub(super) fn codecs(policy: &Policy, interpreters: &BTreeMap<String, Interpreter>) -> BTreeMap<String, Vec<Codec>> {
+    let mut all = BTreeMap::new();
+    for (name, runtime) in policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()) {
+        let program = interpreters.get(name).map_or_else(|| runtime.interpreter(), |interpreter| interpreter.program.clone());
+        let mut found: Vec<Codec> = Vec::new();
+        for prefix in prefixes(&program).filter(|prefix| prefix.is_absolute()) {
+            for library in ["lib", "lib64"].map(|name| prefix.join(name)).iter().filter(|library| !library.is_symlink()) {
+                let versions = std::fs::read_dir(library).into_iter().flatten().flatten();
+                for version in versions.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"python3.")).take(MOST_VERSIONS) {
+                    let path = version.path().join("encodings/utf_8.py");
+                    let text = small_regular_file(&path);
+                    let whole = (1..LARGEST_SMALL_FILE).contains(&(text.len() as u64));
+                    if whole && !found.iter().any(|codec| codec.path == path) {
+                        found.push(Codec { path, text });
+                    }
+                }
+            }
+        }
+        all.insert(name.clone(), found);
+    }
+    all
+}
+
+/// What is read of such a file.
+const LARGEST_SMALL_FILE: u64 = 64 << 10;
+
 /// The text of a file that its owner chose: nothing that has no end or keeps us waiting.
 fn small_regular_file(path: &Path) -> String {
     use std::os::unix::fs::OpenOptionsExt;
-    const LARGEST: u64 = 64 << 10;
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let opened = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path);
     let Some(file) = opened.ok().filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file())) else { return String::new() };
     let mut text = String::new();
-    let _unreadable = file.take(LARGEST).read_to_string(&mut text);
+    let _unreadable = file.take(LARGEST_SMALL_FILE).read_to_string(&mut text);
     text
 }
 
