@@ -231,9 +231,17 @@ def test_the_program_is_found_or_it_is_said_what_to_do(tmp_path: Path, monkeypat
     monkeypatch.setattr(_program, "_BUNDLED", tmp_path / "none")
     monkeypatch.setenv("PATH", os.path.dirname(program))
     assert _program.find() == program
+    # One that code has left in the working directory is none.
+    planted = tmp_path / "stockade"
+    planted.write_text("#!/bin/sh\n")
+    planted.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ":/usr/bin", ".", "/nonexistent::"):
+        monkeypatch.setenv("PATH", path)
+        with pytest.raises(stockade.NotInstalled, match="install the wheel"):
+            stockade.run("pass")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(stockade.NotInstalled, match="install the wheel"):
-        stockade.run("pass")
+    assert _program.find() == str(planted)
 
 
 @pytest.mark.parametrize(

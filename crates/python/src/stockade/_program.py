@@ -37,7 +37,7 @@ def find(program: str | os.PathLike[str] | None = None) -> str:
                     reason="program_missing",
                 )
             return found
-    found = str(_BUNDLED) if os.access(_BUNDLED, os.X_OK) else shutil.which("stockade")
+    found = str(_BUNDLED) if os.access(_BUNDLED, os.X_OK) else _on_path()
     if found is None:
         raise NotInstalled(
             "the program `stockade` is neither in this package nor on PATH: install the wheel for Linux on x86_64, "
@@ -45,6 +45,12 @@ def find(program: str | os.PathLike[str] | None = None) -> str:
             reason="program_missing",
         )
     return os.path.abspath(found)
+
+
+def _on_path() -> str | None:
+    """The first `stockade` on PATH, whose relative and empty elements mean the working directory."""
+    elements = [element for element in os.environ.get("PATH", "").split(os.pathsep) if os.path.isabs(element)]
+    return shutil.which("stockade", path=os.pathsep.join(elements))
 
 
 def require(program: str, feature: str) -> None:
