@@ -278,7 +278,9 @@ impl Draft {
         let absent = match how.wanted() {
             Wanted::Reaches => control == Some(NO_SUCH_CALL),
             Wanted::Exists => matches!(control, Some(NO_SUCH_CALL | Answer::Signal(SIGSEGV))),
-            _ => false,
+            // The filter refused the one and passed the other, to a kernel without the call.
+            Wanted::Succeeds => matches!(how, Control::Instead(..)) && control == Some(NO_SUCH_CALL) && holds(seen, expected),
+            Wanted::Finds => false,
         };
         let shown = shown(how, control, Some(expected));
         let (wished, what) = (words::expected(expected), words::answer(seen));
