@@ -119,7 +119,15 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                         if protocols.is_empty() {
                             allow(&mut filter, &[equal(0, number)]);
                         }
-                        protocols.iter().for_each(|protocol| allow(&mut filter, &[equal(0, number), equal(2, *protocol)]));
+                        // Types without their flags: streams and datagrams, as no other is TCP or UDP.
+                        let types: &[Option<u32>] = if *family == SocketFamily::Netlink { &[None] } else { &[Some(1), Some(2)] };
+                        for protocol in protocols {
+                            for kind in types {
+                                let of_type = kind.map(|kind| masked(1, 0xf, kind));
+                                let all: Vec<_> = [equal(0, number), equal(2, *protocol)].into_iter().chain(of_type).collect();
+                                allow(&mut filter, &all);
+                            }
+                        }
                     }
                 }
             },

@@ -22,12 +22,16 @@ use stockade_policy::{
     model::{AuditMode, Degradable, Policy},
     plan::UserNamespaces,
 };
-use stockade_protocol::{Known, Receipt, Report, Verdict};
+use stockade_protocol::{
+    Known, Receipt, Report, Verdict,
+    screen::{Action, Grammar, Rule},
+};
 
 use crate::{
     Loaded, Options, Refusal, audit,
     caller::{self, Identity},
     facts, inventory, load_policy,
+    screen::Pending,
 };
 use probe::{Ids, Probe};
 
@@ -195,6 +199,9 @@ impl<'a> Examiner<'a> {
         found.push(self.registry());
         found.push(self.audit());
         found.extend(self.runtimes());
+        let screener = self.screener();
+        examination.enforceable &= screener.state != State::Missing;
+        found.push(screener);
         if examination.enforceable {
             // The run has shown that it can do without, or that the probe was at fault.
             for finding in found.iter_mut().filter(|finding| finding.state == State::Missing) {
@@ -406,6 +413,22 @@ impl<'a> Examiner<'a> {
                     "{log} alone: neither journald nor syslog is here to keep the heads of the chain, so a log that is cut off at its end looks whole"
                 );
                 finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
+            }
+        }
+    }
+
+    /// A program is screened, since none is in the run above.
+    fn screener(&self) -> Finding {
+        let screen = &self.policy.screen;
+        if screen.severest() == Action::Allow {
+            return finding("screener", State::Absent, (String::from("the policy has no code screened"), None));
+        }
+        let screening = Pending::of_text("pass", Grammar::Python, screen, self.identity.privileged).finish();
+        match screening.findings.iter().find(|finding| finding.rule == Rule::Screener) {
+            None => fine("screener", "a program was read by stockade-screen"),
+            Some(found) => {
+                let stops = matches!(found.action, Action::Approve | Action::Deny);
+                finding("screener", if stops { State::Missing } else { State::Degraded }, split(&found.what))
             }
         }
     }
