@@ -213,7 +213,7 @@ fn a_policy_that_would_show_the_log_is_refused() {
     if !is_root() {
         // Root's log lies in no scratch that root would take.
         let done = exec(json!({"code": "", "scratch": text(log.parent().unwrap())}));
-        done.broke("audit_log_shown", &[text(&log)]);
+        done.refused("scratch_holds_the_log", &[text(&log)]);
     }
 }
 

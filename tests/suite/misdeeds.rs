@@ -505,13 +505,18 @@ fn a_planted_policy_is_not_found_by_the_next_run() {
     let done = Done::of(feed(next.current_dir(&scratch), request.as_bytes()));
     done.succeeded().expect(json!({"output": "None\n"}));
     assert_eq!(done["policy"]["origin"], "shipped");
-    // The control: asked for by its path, an ordinary user gets it; root does not believe it.
-    let mut asked = stockade(["exec", "--policy", "./default.toml"]);
-    let done = Done::of(feed(asked.current_dir(&scratch), request.as_bytes()));
+    // Not even asked for by its path, for a run in the same scratch. The control: for another
+    // an ordinary user gets it; root does not believe it.
+    let ask = |request: &str| {
+        let mut asked = stockade(["exec", "--policy", "./default.toml"]);
+        Done::of(feed(asked.current_dir(&scratch), request.as_bytes()))
+    };
+    let elsewhere = json!({"code": "import os; print(os.environ.get('PLANTED'))"}).to_string();
     if is_root() {
-        done.broke("policy_unreadable", &["not trusted"]);
+        ask(&elsewhere).broke("policy_unreadable", &["not trusted"]);
     } else {
-        done.succeeded().expect(json!({"output": "yes\n"}));
+        ask(&request).refused("scratch_holds_a_policy", &["default.toml"]);
+        ask(&elsewhere).succeeded().expect(json!({"output": "yes\n"}));
     }
 }
 

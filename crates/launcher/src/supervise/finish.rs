@@ -10,7 +10,7 @@ use rustix::{
 };
 use stockade_egress::gate::Gate;
 use stockade_policy::plan::Mode;
-use stockade_protocol::{EgressReport, LimitKey, PerStream, Usage, Verdict};
+use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Usage, Verdict};
 
 use super::{COUNT, Phase, Supervision, Token, failed};
 use crate::{
@@ -109,13 +109,9 @@ impl Supervision<'_> {
             cpu_limit_reached,
         };
         let decision = decide(&observed);
-        let collected = |root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize));
-        let files = match (&self.scratch_directory, &self.scratch_fs) {
-            // Else root would read what the code could not.
-            (Some(host), _) => scratch::as_owner(host, self.plan.mode == Mode::Root, || collected(host))
-                .map_err(failed("take on the rights of the scratch's owner"))?,
-            (None, Some(private)) => collected(private),
-            (None, None) => Vec::new(),
+        let files = match self.collected(globs) {
+            Ok(files) => files,
+            Err(errno) => return self.broken(failed("take on the rights of the scratch's owner")(errno)),
         };
         let of_cgroup = counters.cpu.map(|cpu| cpu.since(self.cpu_before)).map(|cpu| (cpu.user_us, cpu.system_us));
         let cpu = of_cgroup.or(used_by_all).or(self.rusage_us);
@@ -132,6 +128,18 @@ impl Supervision<'_> {
             tmp_bytes: tmp.map(|(bytes, _)| bytes),
         };
         Ok(outcome)
+    }
+
+    /// The files that were asked for. Root reads a host scratch as its owner, else it would
+    /// read what the code could not.
+    fn collected(&self, globs: &[String]) -> Result<Vec<CollectedFile>, Errno> {
+        let collected = |root| collect(root, globs, &self.plan.scratch.protected, self.plan.limits.get(LimitKey::CollectSize));
+        match (&self.scratch_directory, &self.scratch_fs) {
+            _ if globs.is_empty() => Ok(Vec::new()),
+            (Some(host), _) => scratch::as_owner(host, self.plan.mode == Mode::Root, || collected(host)),
+            (None, Some(private)) => Ok(collected(private)),
+            (None, None) => Ok(Vec::new()),
+        }
     }
 
     /// A failure of ours, after which nothing can be said about the program but whether it
