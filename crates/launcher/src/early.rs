@@ -1,6 +1,6 @@
 //! The sandbox's first process, begun before this program's libc.
 //!
-//! What [`child::alone`] does takes about as long as libc's start, so it is done beside that
+//! What `child::alone` does takes about as long as libc's start, so it is done beside that
 //! where the command line says that a run follows. This is a guess, made with no more than
 //! what the kernel has laid on the stack: where it was wrong the process is ended unused, and
 //! where nothing could be begun the run begins it later, in the ordinary way.
