@@ -162,7 +162,7 @@ fn answer(
     report::Echo::of(request).onto(trail.end(report))
 }
 
-/// What screening found, where it can stop the run; where it can only be told, it goes on
+/// What screening found, where it can stop the run; where it can only be told, it may go on
 /// beside the run.
 enum Screened<'p> {
     Known(screen::Screening),
@@ -172,8 +172,10 @@ enum Screened<'p> {
 impl<'p> Screened<'p> {
     fn new(pending: screen::Pending<'p>, policy: &Policy) -> Self {
         match policy.screen.severest() {
-            Action::Allow | Action::Note => Screened::Pending(pending),
-            Action::Approve | Action::Deny => Screened::Known(pending.finish()),
+            // On cgroup v2 no process but the launcher may be in its cgroup, which hands
+            // limits down.
+            Action::Allow | Action::Note if !facts::is_unified() => Screened::Pending(pending),
+            _ => Screened::Known(pending.finish()),
         }
     }
 
