@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
 from ._operations import FileEntry
-from ._result import Approval, CollectedFile, Denial, Finding, Layer, PerStream, PolicyId, Receipt, Result, Usage, Verdict
+from ._result import (
+    Approval,
+    CollectedFile,
+    Denial,
+    Finding,
+    Layer,
+    PerStream,
+    PolicyId,
+    Receipt,
+    Result,
+    Usage,
+    Verdict,
+)
 from ._session import AsyncSession, Session
 
 if TYPE_CHECKING:
