@@ -428,7 +428,10 @@ impl<'a> Examiner<'a> {
             None => fine("screener", "a program was read by stockade-screen"),
             Some(found) => {
                 let stops = matches!(found.action, Action::Approve | Action::Deny);
-                finding("screener", if stops { State::Missing } else { State::Degraded }, split(&found.what))
+                let (detail, remedy) = split(&found.what);
+                let remedy = remedy
+                    .unwrap_or_else(|| String::from("install stockade-screen beside this program, as scripts/build and the package do"));
+                finding("screener", if stops { State::Missing } else { State::Degraded }, (detail, Some(remedy)))
             }
         }
     }
