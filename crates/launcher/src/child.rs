@@ -192,7 +192,9 @@ impl<'p> Isolated<'p> {
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         // It may have died just before: getppid() is 0 in here and proves nothing.
         still_alive(&received.lifeline)?;
-        cred::join_new_session_keyring().at(Step::Keyring)?;
+        if shared.layers.keep(Layer::SessionKeyring) {
+            cred::join_new_session_keyring().at(Step::Keyring)?;
+        }
         if shared.layers.keep(Layer::UtsNamespace) {
             rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
         }
@@ -208,7 +210,7 @@ impl<'p> Isolated<'p> {
         move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
         let mut made = Made::default();
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut made).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &received.trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;

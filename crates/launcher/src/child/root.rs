@@ -62,7 +62,7 @@ pub(super) struct Made {
     pub(super) modules: Option<OwnedFd>,
 }
 
-pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made) -> Result<(), Errno> {
+pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made, layers: Layers) -> Result<(), Errno> {
     let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
     match entry {
         Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
@@ -104,9 +104,14 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
         Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
         Entry::Proc { target } => {
             // Before the old root is detached: afterwards "mount too revealing" (EPERM).
-            let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
-            fsconfig_create(&context)?;
-            let placed = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
+            let placed = if layers.keep(Layer::PidNamespace) {
+                let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+                fsconfig_create(&context)?;
+                fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?
+            } else {
+                // One that shows another user namespace's processes is refused to us.
+                copy_tree(CWD, c"/proc")?
+            };
             attach(&placed, root, target)?;
             // Still writable, for the inner user namespace's maps and counts.
             made.proc = Some(placed);
