@@ -9,8 +9,7 @@ use std::{env, io::Read, path::PathBuf, sync::OnceLock};
 use caps::{CapSet, Capability};
 use rlimit::Resource;
 use rustix::fs::Mode;
-use stockade_launcher::CONTAINER;
-use stockade_launcher::signals::hold_back_stops;
+use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 use stockade_policy::facts::Caller;
 
 use crate::Refusal;

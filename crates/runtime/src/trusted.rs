@@ -2,7 +2,7 @@
 //!
 //! Code may write whatever lies in its scratch. A scratch that holds the policies, the
 //! program, a shim or the audit log would let it choose what the host runs next, or what is
-//! said of this run; so none may. A scratch that policy shows read-only may. What else the
+//! said of this run; so none may. A scratch that the policy shows read-only may. What else the
 //! host starts out of a directory that it gives away (hooks, profiles, services) is not
 //! known here.
 
@@ -58,7 +58,7 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     }
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
-    let programs = own.clone().into_iter().chain(beside).chain(options.trusted.iter().cloned());
+    let programs = own.into_iter().chain(beside).chain(options.trusted.iter().cloned());
     let programs = programs.map(|path| ("scratch_holds_the_launcher", path, "which code could then replace"));
     let named = options.policy.as_ref().filter(|policy| policy.contains('/')).map(PathBuf::from);
     let sought = lookup_context().user_dir.filter(|_| !identity.privileged);
