@@ -5,7 +5,9 @@
 //! nothing but its status pipe, and ends a run by killing pid 1, upon which the kernel
 //! kills everything inside.
 
+mod caller;
 mod deadlines;
+mod executor;
 mod finish;
 
 use std::time::{Duration, Instant};
@@ -15,44 +17,36 @@ use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd, OwnedFd},
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 use stockade_egress::gate::{Gate, GateError};
 use stockade_policy::plan::Plan;
-use stockade_protocol::{
-    LimitKey, Receipt,
-    frame::{Event, Evidence},
-    step::Step,
-};
+use stockade_protocol::{LimitKey, Receipt};
 
 use crate::{
-    Asked, Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
+    Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
     capture::Capture,
     cgroup::{Cgroup, CpuTime},
-    child::MOST_HANDED_OVER,
     egress,
-    error::step_failed,
     identity::OuterNamespaces,
     modules::Heard,
     notify::{Denials, Next},
     prepared::LauncherPipes,
-    receipt::{self, Outside},
+    receipt::Outside,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
     sandbox::Sandbox,
-    scratch::{self, INTERVAL_MS, TreeUse},
+    scratch::{self, TreeUse},
     signals::Signals,
-    terminal::{self, RawTerminal},
+    terminal::RawTerminal,
     text::Text,
     verdict::Cause,
 };
+
+pub(crate) use executor::failure_of_child;
 
 /// Setting up takes milliseconds; large files take longer.
 const SETUP_DEADLINE: Duration = Duration::from_secs(60);
 /// Bytes kept of relayed errors; hints are read off the last half.
 const KEPT_OF_ERRORS: u64 = 32 << 10;
-/// How long a payload that was told to end has for it, where whoever told it will not wait.
-const GRACE: Duration = Duration::from_millis(500);
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
 
@@ -177,38 +171,6 @@ const COUNT: &str = "count what is in scratch";
 
 fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
     move |errno| LaunchError::system(What::Prepare, attempt, errno)
-}
-
-/// The failure that the child has sent before it ended, if it has; not that it misses the
-/// launcher, which follows from a failure of the launcher's own.
-pub(crate) fn failure_of_child(plan: &Plan, status_read: &OwnedFd) -> Option<LaunchError> {
-    // It was written before the child ended; a moment more for one that is about to.
-    let mut fds = [rustix::event::PollFd::new(status_read, rustix::event::PollFlags::IN)];
-    let moment = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-    if !matches!(rustix::event::poll(&mut fds, Some(&moment)), Ok(n) if n > 0) || rustix::io::ioctl_fionread(status_read).unwrap_or(0) == 0
-    {
-        return None;
-    }
-    let mut bytes = vec![0; 4096];
-    let length = rustix::io::read(status_read, &mut bytes).ok()?;
-    bytes.truncate(length);
-    match Event::take(&mut bytes) {
-        Ok(Some(Event::Failed { step, errno, .. }))
-            if step == Step::DeathSignal as u16 && Errno::SRCH.raw_os_error() == i32::from(errno) =>
-        {
-            None
-        }
-        Ok(Some(Event::Failed { step, errno, index, detail })) => Some(word_failure(plan, step, errno, index, &detail)),
-        _ => None,
-    }
-}
-
-fn word_failure(plan: &Plan, step: u16, errno: u16, index: u32, detail: &[u8]) -> LaunchError {
-    let errno = Errno::from_raw_os_error(i32::from(errno));
-    match Step::from_number(step) {
-        Some(step) => step_failed(plan, step, errno, usize::try_from(index).ok(), &String::from_utf8_lossy(detail)),
-        None => LaunchError::other(What::Executor, format!("the sandbox failed at an unknown step {step}")),
-    }
 }
 
 /// A sandbox that has been told to go on.
@@ -423,73 +385,6 @@ impl<'a> Supervision<'a> {
         self.sandbox.kill();
     }
 
-    fn read_status(&mut self) -> Result<(), Errno> {
-        let mut bytes = [0; 4096];
-        let length = rustix::io::read(&self.status_read, &mut bytes)?;
-        if length == 0 {
-            return epoll::delete(&self.epoll, &self.status_read);
-        }
-        self.status.extend_from_slice(bytes.get(..length).unwrap_or_default());
-        loop {
-            match Event::take(&mut self.status) {
-                Ok(Some(event)) => self.take_event(event),
-                Ok(None) => return Ok(()),
-                Err(_) => {
-                    self.break_off(LaunchError::other(What::Executor, String::from("the executor sent something that is no event")));
-                    return epoll::delete(&self.epoll, &self.status_read);
-                }
-            }
-        }
-    }
-
-    fn take_event(&mut self, event: Event) {
-        match (event, self.phase) {
-            (Event::Ready(evidence), Phase::SettingUp) => self.become_ready(&evidence),
-            (Event::Started, Phase::Ready) => self.phase = Phase::Started,
-            (Event::Ended { status, user_us, system_us }, Phase::Started) => {
-                self.phase = Phase::Ended;
-                self.ended_at = Some(Instant::now());
-                self.wait_status = Some(status);
-                self.rusage_us = Some((user_us, system_us));
-            }
-            (Event::Failed { step, errno, index, detail }, Phase::SettingUp | Phase::Ready) if step != Step::WatchPayload as u16 => {
-                self.phase = Phase::SettingUp;
-                self.released = false;
-                // Whatever the launcher met meanwhile followed from this.
-                self.failure = None;
-                self.break_off(word_failure(self.plan, step, errno, index, &detail));
-            }
-            (Event::Failed { step, errno, index, detail }, Phase::Ready | Phase::Started) => {
-                self.break_off(word_failure(self.plan, step, errno, index, &detail));
-            }
-            _ => self.break_off(LaunchError::other(What::Executor, String::from("the executor sent an event out of turn"))),
-        }
-    }
-
-    fn become_ready(&mut self, evidence: &Evidence) {
-        self.sandbox.take_back();
-        let Some(outside) = &self.outside else {
-            return self
-                .break_off(LaunchError::other(What::Executor, String::from("the executor was ready before the sandbox was handed over")));
-        };
-        self.receipt = Some(receipt::assemble(self.plan, outside, &self.cgroup, evidence, self.listener.is_some()));
-        let now = Instant::now();
-        self.phase = Phase::Ready;
-        self.started_at = Some(now);
-        if self.scratch_directory.is_some() && !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some()
-        {
-            self.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
-        }
-        if self.plan.limits.get(LimitKey::Cpu).is_some() && self.cgroup.cpu().is_some() {
-            self.next_cpu_check = Some(now);
-        }
-        // Only now: nothing of the caller's is read for a program that will not run.
-        let fed = self.feed.as_mut().map_or(Ok(()), |feed| feed.start(&self.epoll, &FEED));
-        if let Err(errno) = fed {
-            self.break_off(failed("feed stdin")(errno));
-        }
-    }
-
     fn move_output(&mut self, which: Token) -> Result<(), Errno> {
         let (stream, outlet, target) = match which {
             Token::Stdout => (&mut self.stdout, &mut self.out, Token::StdoutTarget),
@@ -535,84 +430,6 @@ impl<'a> Supervision<'a> {
         Ok(())
     }
 
-    /// Takes the listener and the file systems that the child hands over, once.
-    fn take_descriptors(&mut self) -> Result<(), Errno> {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut tags = [0; MOST_HANDED_OVER];
-        let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
-        epoll::delete(&self.epoll, &self.handover)?;
-        let message = match message {
-            // It has ended instead, by its own word or by ours; ECONNRESET: with one unread.
-            Ok(message) if message.bytes == 0 => return Ok(()),
-            Err(Errno::CONNRESET) => return Ok(()),
-            message => message?,
-        };
-        let mut fds = Vec::new();
-        for received in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = received {
-                fds.extend(rights);
-            }
-        }
-        for (tag, fd) in tags.iter().take(message.bytes).zip(fds) {
-            match tag {
-                b'r' => drop(self.root_fs.get_or_insert(fd)),
-                b's' => self.scratch_fs = Some(fd),
-                b't' => self.use_terminal(fd)?,
-                b'm' => {
-                    epoll::add(&self.epoll, &fd, Token::Modules.data(), epoll::EventFlags::IN)?;
-                    self.modules = Some(Heard::new(fd));
-                }
-                b'l' => {
-                    epoll::add(&self.epoll, &fd, Token::Listener.data(), epoll::EventFlags::IN)?;
-                    self.listener = Some(fd);
-                }
-                _ => {}
-            }
-        }
-        // The executor is on its way, and waits for this before it starts the program.
-        let checked = receipt::check_outside(self.plan, &self.outer, &self.cgroup).and_then(|outside| {
-            // The gate has had the time of the steps since the pivot to confine itself.
-            self.gate.as_ref().map_or(Ok(()), Gate::confirm).map_err(|error| egress::failed(&error))?;
-            Ok(outside)
-        });
-        match checked {
-            Ok(outside) => {
-                self.outside = Some(outside);
-                // The last moment at which no instruction of the program can have run.
-                self.cpu_before = self.cgroup.cpu().unwrap_or_default();
-                match rustix::io::write(&self.lifeline, b"g") {
-                    Ok(_) => self.released = true,
-                    // It is gone, and will have said why.
-                    Err(Errno::PIPE) => {}
-                    Err(errno) => return Err(errno),
-                }
-                Ok(())
-            }
-            Err(failure) => {
-                self.break_off(failure);
-                Ok(())
-            }
-        }
-    }
-
-    /// The inner terminal takes the place of the pipes.
-    fn use_terminal(&mut self, master: OwnedFd) -> Result<(), Errno> {
-        terminal::copy_size(&master);
-        self.raw = Some(RawTerminal::enter()?);
-        let stream = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
-        if let Some(pipe) = self.stdout.replace(stream) {
-            epoll::delete(&self.epoll, &pipe)?;
-        }
-        if let Some(stream) = &self.stdout {
-            epoll::add(&self.epoll, stream, Token::Stdout.data(), epoll::EventFlags::IN)?;
-        }
-        let input = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
-        self.feed = Some(Feed::new(input, Source::Stdin { pollable: false }, true)?);
-        self.master = Some(master);
-        Ok(())
-    }
-
     fn serve_listener(&mut self) -> Result<(), Errno> {
         let Some(listener) = &self.listener else { return Ok(()) };
         loop {
@@ -633,52 +450,6 @@ impl<'a> Supervision<'a> {
                     return Ok(());
                 }
             }
-        }
-    }
-
-    fn serve_signals(&mut self) -> Result<(), Errno> {
-        while let Some(signal) = self.signals.take() {
-            if signal == NixSignal::SIGWINCH as i32 {
-                if let Some(master) = &self.master {
-                    terminal::copy_size(master);
-                }
-            } else if self.streams == Streams::Capture || self.phase == Phase::SettingUp {
-                self.end(Cause::Cancelled(signal));
-            } else {
-                self.forward(signal);
-                let Streams::Relay(relay) = self.streams else { continue };
-                if relay.ends_on_sigterm && signal == NixSignal::SIGTERM as i32 {
-                    self.ends_at.get_or_insert((Instant::now() + GRACE, signal));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn serve_client(&mut self) -> Result<(), Errno> {
-        let Some(client) = &mut self.client else { return Ok(()) };
-        let asked = client.look();
-        if asked != Asked::Nothing
-            && let Some(fd) = client.requests()
-        {
-            epoll::delete(&self.epoll, fd)?;
-        }
-        if let Asked::Cancel(signal) = asked {
-            self.end(Cause::Cancelled(signal));
-        }
-        Ok(())
-    }
-
-    /// Passes a signal on to the program, the oldest child of pid 1.
-    fn forward(&mut self, signal: i32) {
-        let ending = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT];
-        self.asked_to_end |= ending.iter().any(|end| *end as i32 == signal);
-        let pid = self.sandbox.pid();
-        let children = self.outer.proc.read(&format!("task/{pid}/children")).unwrap_or_default();
-        let program = children.split_ascii_whitespace().next().and_then(|child| child.parse().ok()).and_then(Pid::from_raw);
-        if let (Some(program), Some(signal)) = (program, Signal::from_named_raw(signal)) {
-            // Ended meanwhile: its status is on the way.
-            let _ended = pidfd_open(program, PidfdFlags::empty()).and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
         }
     }
 }
