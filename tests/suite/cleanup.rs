@@ -96,8 +96,9 @@ pub fn dead_records() -> Vec<String> {
     names(&registry())
         .into_iter()
         .filter(|name| {
-            // The door's file is nobody's record, and stays.
-            if name == "connections" {
+            // The door's file is nobody's record, and stays; so does what waits for somebody's
+            // approval, whoever on this host has asked.
+            if name == "connections" || name.starts_with("approval-") {
                 return false;
             }
             let Ok(file) = fs::File::open(registry().join(name)) else { return false };
