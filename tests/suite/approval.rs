@@ -12,6 +12,7 @@ use std::{
     thread,
 };
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -24,7 +25,7 @@ use crate::{
     harness::{Test, directory, is_root, test},
     policies::command_with_etc,
     sessions::Session,
-    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, program_path, scratch_named, stockade, text, under},
+    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, program_path, put, scratch_named, stockade, text, under},
 };
 
 pub const TESTS: &[Test] = &[
@@ -38,8 +39,13 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_token_comes_and_goes_through_a_socket, seconds 60),
     test!(RootOnly, anothers_token_is_none, seconds 60),
     test!(RootOnly, approvers_see_what_they_approve_and_nobody_else_approves, seconds 90),
+    test!(RootOnly, what_others_approve_is_all_that_runs, seconds 90),
+    test!(RootOnly, what_others_approve_in_a_session_finds_nothing_there, seconds 90),
+    test!(Both, a_command_that_needs_approval_does_not_run, seconds 90),
+    test!(Both, no_program_gets_a_token_to_approve_itself, seconds 60),
     test!(RootlessOnly, an_ordinary_users_launcher_holds_nothing_back_for_others),
     test!(Both, what_cannot_be_kept_has_no_token, seconds 90),
+    test!(Both, used_tokens_do_not_pile_up, seconds 60),
     test!(Both, review_holds_back_processes_network_and_files_outside, seconds 90),
 ];
 
@@ -318,7 +324,12 @@ fn four_eyes() -> String {
 
 /// `stockade` by root behind sudo, for this user; every one of three has the grants.
 fn behind_sudo(uid: u32, arguments: &[&str]) -> Command {
-    let grant = |uid| format!("[[grant]]\nuid = {uid}\npolicies = [\"review\", \"four-eyes\"]\nscratch = [{:?}]\n", text(&directory()));
+    let grant = |uid| {
+        format!(
+            "[[grant]]\nuid = {uid}\npolicies = [\"review\", \"four-eyes\"]\nscratch = [{:?}]\ninterpreters = [\"/usr/bin/python3\"]\n",
+            text(&directory())
+        )
+    };
     let grants = grant(OWNER) + &grant(OWNER + 1) + &grant(OWNER + 7);
     let files = [("stockade/grants.toml", grants.as_str()), ("stockade/policies/four-eyes.toml", &four_eyes())];
     let id = uid.to_string();
@@ -344,13 +355,20 @@ fn anothers_token_is_none() {
     assert_eq!(exec_as(OWNER + 1, "review", &granted).error(), nobodys.error());
 }
 
+/// `stockade approve` by root behind sudo, for this user: its status, and what it says.
+fn approve(uid: u32, words: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = behind_sudo(uid, &[&["approve"], words].concat()).output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
+}
+
 fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let registry = own_registry();
-    let place = directory().join("place");
-    fs::create_dir(&place).unwrap();
-    give(&place);
-    let code = format!("# \u{202e}harmless\n{STARTS}");
-    let request = json!({"code": code, "args": ["--now"], "scratch": text(&place)});
+    // A return by itself, which ends a line of Python and looks like none.
+    let code = format!("# \u{202e}harmless, as in C:\\r\r{STARTS}");
+    let request = json!({
+        "code": code, "args": ["--now"], "stdin": {"base64": BASE64_STANDARD.encode("one\ntwo")},
+        "files": {"m.py": {"base64": BASE64_STANDARD.encode("import socket\n")}},
+    });
     let done = exec_as(OWNER, "four-eyes", &request);
     let token = token_of(&done);
     assert_eq!(done["approval"]["approvers"], json!([format!("uid:{}", OWNER + 7)]));
@@ -362,10 +380,6 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
         assert_eq!(done["approval"]["token"], token.as_str());
     };
     pending();
-    let approve = |uid: u32, words: &[&str]| {
-        let Output { status, stdout, stderr } = behind_sudo(uid, &[&["approve"], words].concat()).output().unwrap();
-        (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
-    };
     // Neither who asks nor whoever else comes along, and these learn nothing.
     let (status, said) = approve(OWNER, &["--yes", &token]);
     assert!(status == Some(2) && said.contains("yourself"), "{said}");
@@ -377,13 +391,14 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let (status, said) = approve(OWNER + 7, &[&token]);
     assert_eq!(status, Some(0), "{said}");
     for part in [
-        &format!("uid {OWNER}"),
-        "`four-eyes`",
-        text(&place),
-        "    1 | # \\u{202e}harmless",
-        "    2 | import subprocess",
+        &format!("uid {OWNER} wants this run as python under `four-eyes`, in a scratch of its own that vanishes:\n"),
+        "    1 | # ⟨U+202E⟩harmless, as in C:\\r⟨U+000D⟩\n    2 | import subprocess\n    3 | print(subprocess.run(",
+        "stdin, 7 bytes, sent as base64 and decoded here:\n    1 | one\n    2 | two\n",
+        "file \"m.py\", 14 bytes, sent as base64 and decoded here:\n    1 | import socket\n",
         "--now",
-        "approve: line 3",
+        "approve: line 2, column 8",
+        "approve: line 3, column 7",
+        "approve: m.py: line 1, column 8",
         "not approved",
     ] {
         assert!(said.contains(part), "{part}: {said}");
@@ -393,7 +408,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let (status, said) = approve(OWNER + 7, &["--yes", "--json", &token]);
     let whole: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((status, &whole["requester"], &whole["approver"]), (Some(0), &json!(OWNER), &json!(OWNER + 7)));
-    assert_eq!(whole["shown"]["request"]["code"], code.as_str());
+    assert_eq!((&whole["shown"]["request"]["code"], &whole["shown"]["findings_omitted"]), (&json!(code), &json!(0)));
     exec_as(OWNER, "four-eyes", &granted).succeeded().expect(json!({"output": "ran\n"}));
     exec_as(OWNER, "four-eyes", &granted).refused("approval_used", &[]);
     for ending in ["held", "shown", "approved"] {
@@ -418,8 +433,151 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     assert_eq!(run("review").status.code(), Some(0));
     // What nobody could read is not put before anybody.
     let long = json!({"code": STARTS, "files": {"f": "x".repeat(300 << 10)}});
-    exec_as(OWNER, "four-eyes", &long).refused("approval_too_large", &["put data into scratch"]);
+    exec_as(OWNER, "four-eyes", &long).refused("approval_too_large", &["send less"]);
     token_of(&exec_as(OWNER, "review", &long));
+    // What is found beyond what is listed is counted.
+    let many = json!({"code": format!("import os\n{}", "os.system('id')\n".repeat(150))});
+    let token = token_of(&exec_as(OWNER, "four-eyes", &many));
+    let omitted = serde_json::from_str::<Value>(&approve(OWNER + 7, &["--json", &token]).1).unwrap()["shown"]["findings_omitted"].clone();
+    assert!(omitted.as_u64().unwrap() > 0, "{omitted}");
+    let (_, said) = approve(OWNER + 7, &[&token]);
+    assert!(said.contains(&format!("\n  and {omitted} more\n")), "{said}");
+}
+
+/// What lies in a host scratch, or below an interpreter of one's own, can be exchanged after
+/// somebody has approved what they saw.
+fn what_others_approve_is_all_that_runs() {
+    own_registry();
+    let place = scratch_named("place");
+    let request = json!({"code": STARTS});
+    let token = token_of(&exec_as(OWNER, "four-eyes", &request));
+    assert_eq!(approve(OWNER + 7, &["--yes", &token]).0, Some(0));
+    let granted = with_token(&request, &token);
+    let ask = |policy: &str, options: &[&str], request: &Value| {
+        Done::of(feed(&mut behind_sudo(OWNER, &[&["exec", "--policy", policy], options].concat()), request.to_string().as_bytes()))
+    };
+    let in_place = |request: &Value| {
+        let mut request = request.clone();
+        request["scratch"] = json!(text(&place));
+        request
+    };
+    let door = Door::open("four-eyes.sock", || behind_sudo(0, &["serve"]));
+    let ids = [format!("--reuid={OWNER}"), format!("--regid={OWNER}")];
+    let peer = ["setpriv", &ids[0], &ids[1], "--clear-groups"];
+    for request in [&request, &granted] {
+        let by_files = [text(&place), "`files`", "`collect`", "without `approvers`"];
+        ask("four-eyes", &[], &in_place(request)).refused("approval_not_self_contained", &by_files);
+        ask("four-eyes", &["--scratch", text(&place)], request).refused("approval_not_self_contained", &by_files);
+        door.ask(&peer, &in_place(request)).refused("approval_not_self_contained", &by_files);
+        ask("four-eyes", &["--runtime", "python=/usr/bin/python3"], request)
+            .refused("approval_not_self_contained", &["/usr/bin/python3", "--runtime", "in the policy"]);
+    }
+    // The controls: what nobody has to approve runs there, and without approvers both wait.
+    ask("four-eyes", &[], &in_place(&json!({"code": "print(1)"}))).succeeded();
+    token_of(&ask("review", &[], &in_place(&request)));
+    token_of(&ask("review", &["--runtime", "python=/usr/bin/python3"], &request));
+    // None of this has used the token up.
+    door.ask(&peer, &granted).succeeded().expect(json!({"output": "ran\n"}));
+}
+
+fn what_others_approve_in_a_session_finds_nothing_there() {
+    own_registry();
+    let open = |policy: &str, more: &[&str]| Session::of(&mut behind_sudo(OWNER, &[&["session", "--policy", policy], more].concat()));
+    let line = json!({"op": "run", "code": STARTS});
+    let token_in = |answer: &Value| answer["approval"]["token"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
+    let mut session = open("four-eyes", &[]);
+    let mut lost = token_in(&session.ask(line.clone()));
+    // A module in the place of one that the code imports.
+    for path in ["subprocess.py", "/tmp/subprocess.py", "/home/sandbox/subprocess.py"] {
+        assert_eq!(approve(OWNER + 7, &["--yes", &lost]).0, Some(0));
+        session.write(path, json!("print('exchanged')"));
+        for line in [line.clone(), with_token(&line, &lost)] {
+            let refused = session.ask(line);
+            assert_eq!((&refused["verdict"], &refused["reason"]), (&json!("bad_request"), &json!("approval_not_self_contained")));
+            let error = refused["error"].as_str().unwrap();
+            assert!(error.contains("`reset`") && error.contains("`files`"), "{path}: {error}");
+        }
+        assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+        assert_eq!(session.ask(with_token(&line, &lost))["reason"], "approval_of_other_scratch", "{path}");
+        lost = token_in(&session.ask(line.clone()));
+    }
+    // The controls: in an empty one it waits, and runs once it is approved.
+    let (status, said) = approve(OWNER + 7, &["--yes", &lost]);
+    assert!(status == Some(0) && said.contains("in a session that holds nothing before it, and keeps what it leaves"), "{said}");
+    assert_eq!(session.ask(with_token(&line, &lost))["output"], "ran\n");
+    // What code has left counts as what was written.
+    assert_eq!(session.output("open('/tmp/left', 'w').close()"), "");
+    assert_eq!(session.ask(line.clone())["reason"], "approval_not_self_contained");
+    let place = scratch_named("place");
+    assert_eq!(open("four-eyes", &["--scratch", text(&place)]).ask(line.clone())["reason"], "approval_not_self_contained");
+    // Where whoever asks approves, they know what they have written.
+    let mut own = open("review", &[]);
+    own.write("subprocess.py", json!("print('exchanged')"));
+    token_in(&own.ask(line.clone()));
+    // Whoever else approves may do so for a program too.
+    token_in(&open("four-eyes", &["--approved-by", "approvers"]).ask(line.clone()));
+    assert_eq!(open("four-eyes", &["--approved-by", "nobody"]).ask(line)["reason"], "approval_not_here");
+}
+
+/// Commands and shims cannot wait, so that the rule would mean nothing.
+fn a_command_that_needs_approval_does_not_run() {
+    own_registry();
+    let place = scratch_named("place");
+    put(&place.join("starts.py"), STARTS);
+    let gives = |output: &Output, policy: &str, ran: bool| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), output.stdout == b"ran\n"), (Some(if ran { 0 } else { 126 }), ran), "{policy}: {said}");
+        assert!(ran || ["`review`", "subprocess", "`stockade exec`"].iter().all(|part| said.contains(part)), "{said}");
+    };
+    for (policy, ran) in [("default", true), ("review", false)] {
+        let run = |options: &[&str], command: &[&str]| {
+            stockade([&["run", "--policy", policy, "--scratch", text(&place)], options, &["--"], command].concat()).output().unwrap()
+        };
+        gives(&run(&[], &["python3", "-c", STARTS]), policy, ran);
+        gives(&run(&[], &["python3", "starts.py"]), policy, ran);
+        let report = directory().join(format!("{policy}.json"));
+        gives(&run(&["--report", text(&report)], &["python3", "starts.py"]), policy, ran);
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let shims = directory().join(format!("shims-{policy}"));
+        assert!(stockade(["shim", "install", text(&shims), "--policy", policy]).output().unwrap().status.success());
+        gives(&under(&[text(&shims.join("python3")), "starts.py"]).current_dir(&place).output().unwrap(), policy, ran);
+        let last = records().pop().unwrap();
+        if ran {
+            assert_eq!((&report["verdict"], &last["event"]), (&json!("exited"), &json!("run")));
+            continue;
+        }
+        let refused = json!({"verdict": "screened", "reason": "approval_not_here", "code": 126, "started": false, "approval": null});
+        refused.as_object().unwrap().iter().for_each(|(key, value)| assert_eq!(&report[key], value, "{key}: {report}"));
+        assert_eq!(report["findings"][0]["action"], "approve", "{report}");
+        assert_eq!([&last["event"], &last["verdict"], &last["reason"]], ["refused", "screened", "approval_not_here"]);
+    }
+    // The control: what nobody has to approve.
+    assert_eq!(stockade(["run", "--policy", "review", "--", "python3", "-c", "print(6 * 7)"]).output().unwrap().stdout, b"42\n");
+}
+
+/// A model reads what its tools answer: with a token it would be its own approver. A reply's
+/// blocks have nobody who could bring one.
+fn no_program_gets_a_token_to_approve_itself() {
+    let registry = own_registry();
+    let line = json!({"op": "run", "code": STARTS});
+    for who in ["approvers", "nobody"] {
+        let answer = Session::open(&["--policy", "review", "--approved-by", who]).ask(line.clone());
+        assert_eq!([&answer["verdict"], &answer["reason"]], ["screened", "approval_not_here"]);
+        assert!(answer["approval"].is_null() && answer["error"].as_str().unwrap().contains("`stockade exec`"), "{answer}");
+    }
+    let reply = format!("```sh\necho first\n```\n```python\n{STARTS}\n```\n```sh\necho last\n```\n");
+    let blocks = |policy: &str| Done::of(feed(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
+    let fates =
+        |done: &Done| done["blocks"].as_array().unwrap().iter().map(|block| json!([block["ran"], block["why"]])).collect::<Vec<_>>();
+    let held = blocks("review");
+    held.expect(json!({"verdict": "screened", "reason": "approval_not_here", "output": "first\n", "success": false}));
+    assert_eq!(fates(&held), [json!([true, null]), json!([false, "screened"]), json!([false, "after_failure"])]);
+    let kept = fs::read_dir(&registry).into_iter().flatten().flatten().map(|entry| entry.file_name().into_string().unwrap());
+    assert_eq!(kept.filter(|name| name.starts_with("approval-")).collect::<Vec<_>>(), Vec::<String>::new());
+    // The controls: a session that does not say so, and a policy that does not ask.
+    assert!(Session::open(&["--policy", "review"]).ask(line)["approval"]["token"].is_string());
+    let ran = blocks("default");
+    assert_eq!(fates(ran.succeeded()), vec![json!([true, null]); 3]);
 }
 
 fn an_ordinary_users_launcher_holds_nothing_back_for_others() {
@@ -475,6 +633,32 @@ fn what_cannot_be_kept_has_no_token() {
     assert_eq!(left, ["filler"]);
     fs::remove_file(registry.join("filler")).unwrap();
     token_of(&review(&request));
+}
+
+fn used_tokens_do_not_pile_up() {
+    let registry = own_registry();
+    let request = json!({"code": STARTS});
+    let token = token_of(&review(&request));
+    review(&with_token(&request, &token)).succeeded();
+    let mut used: Value = serde_json::from_str(&fs::read_to_string(kept(&registry, &token, "used")).unwrap()).unwrap();
+    let mut fill = |uid: u32, prefix: &str| {
+        used["requester"] = json!(uid);
+        (0..100).for_each(|number| fs::write(registry.join(format!("approval-{prefix}{number:063}.used")), used.to_string()).unwrap());
+    };
+    let own = nix::unistd::getuid().as_raw();
+    fill(own, "a");
+    fill(own + 1, "b");
+    token_of(&review(&request));
+    let left = |requester: u32| {
+        let files = fs::read_dir(&registry)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|ending| ending == "used"));
+        files.filter(|path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap()["requester"] == requester).count()
+    };
+    // The control: another's are theirs to forget, or for time.
+    assert_eq!((left(own), left(own + 1)), (64, 100));
 }
 
 fn review_holds_back_processes_network_and_files_outside() {

@@ -71,7 +71,7 @@ fn the_first_failure_is_the_last_block_that_runs() {
     let done = markdown(&[], "```sh\necho one\n```\n```cobol\nx\n```\n```sh\necho three\n```\n");
     done.expect(json!({"output": "one\n", "verdict": "bad_request", "reason": "unknown_language", "success": false, "started": true}));
     assert!(done.error().contains("`cobol`") && done.error().contains("python"), "{}", done.error());
-    assert_eq!(fates(&done), [json!(true), json!(true), json!("after_failure")]);
+    assert_eq!(fates(&done), [json!(true), json!("bad_request"), json!("after_failure")]);
 }
 
 fn what_is_no_code_is_not_run_and_is_listed() {

@@ -1,16 +1,23 @@
 //! `stockade approve`: what waits for somebody's approval, for a person to read, and their yes.
 //!
-//! What another wants run is hostile text: every line of it stands behind a number, and
-//! whatever cannot be seen is escaped. Who may approve is not decided here.
+//! What another wants run is hostile text: every line of it, as its language ends lines,
+//! stands behind the number that findings call it by, whatever cannot be seen stands as what
+//! no text looks like, and what was sent as base64 and is text is shown as that. What is no
+//! text is shown as it was sent. Who may approve is not decided here.
 
-use std::process::ExitCode;
+use std::{fmt::Write, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
-use stockade_policy::visible::visible_json;
+use stockade_policy::visible::{marked, visible_json};
+use stockade_protocol::{
+    TextOrBase64,
+    screen::{Grammar, lines},
+};
 use stockade_runtime::{
     Refusal,
+    admit::{decode, parse_request},
     approval::{self, Waiting},
-    screen::sentence,
+    screen::{grammar_of_file, sentence},
 };
 
 use crate::{
@@ -38,25 +45,58 @@ fn as_json(waiting: &Waiting) -> anyhow::Result<Value> {
 
 fn in_words(waiting: &Waiting, token: &str) -> anyhow::Result<String> {
     let Waiting { requester, seconds_left, approver, shown } = waiting;
-    let scratch = shown.scratch.as_ref().map_or_else(|| String::from("a private scratch"), |path| format!("the scratch {path:?}"));
-    let mut out = format!("uid {requester} wants this run under `{}`, in {scratch}:\n", shown.policy);
-    let mut rest: Value = serde_json::from_str(&shown.request)?;
-    for (index, line) in rest["code"].as_str().unwrap_or_default().split('\n').enumerate() {
-        out.push_str(&format!("{:5} | {line}\n", index + 1));
+    let place = match shown.session {
+        true => "in a session that holds nothing before it, and keeps what it leaves",
+        false => "in a scratch of its own that vanishes",
+    };
+    let mut out = format!("uid {requester} wants this run as {} under `{}`, {place}:\n", shown.language, shown.policy);
+    let request = parse_request(shown.request.as_bytes())?;
+    list(&mut out, &request.code, shown.grammar)?;
+    if let Some(stdin) = &request.stdin {
+        show_content(&mut out, "stdin", stdin, |_| None)?;
     }
-    if let Some(fields) = rest.as_object_mut() {
-        let said = |value: &Value| !matches!(value, Value::Null) && *value != json!([]) && *value != json!({});
-        fields.retain(|name, value| name != "code" && said(value));
+    for (path, content) in &request.files {
+        let name = format!("file {}", visible_json(&serde_json::to_string(path)?));
+        show_content(&mut out, &name, content, |text| grammar_of_file(Path::new(path), text))?;
     }
-    out.push_str(&format!("with {}\nwhat screening found in it:\n", visible_json(&serde_json::to_string_pretty(&rest)?)));
+    let rest = json!({ "args": request.args, "env": request.env, "collect": request.collect, "limits": request.limits });
+    writeln!(out, "with {}\nwhat screening found in it:", visible_json(&serde_json::to_string_pretty(&rest)?))?;
     for finding in &shown.findings {
-        out.push_str(&format!("  {}: {}\n", finding.action.name(), sentence(finding)));
+        writeln!(out, "  {}: {}", finding.action.name(), sentence(finding))?;
+    }
+    if shown.findings_omitted > 0 {
+        writeln!(out, "  and {} more", shown.findings_omitted)?;
     }
     out.push_str(&match approver {
         Some(uid) => format!("approved by uid {uid}; it can be run once, within {seconds_left} s"),
         None => format!("not approved; `stockade approve --yes {token}` approves it, within {seconds_left} s"),
     });
     Ok(out)
+}
+
+/// A text, each line behind its number. Every line ends with a line feed; what else ends
+/// one is marked. A tab is left: it neither hides nor ends anything.
+fn list(out: &mut String, text: &str, grammar: Option<Grammar>) -> std::fmt::Result {
+    lines(text, grammar)
+        .enumerate()
+        .try_for_each(|(index, line)| writeln!(out, "{:5} | {}", index + 1, marked(line.strip_suffix('\n').unwrap_or(line), &['\t'])))
+}
+
+/// A file or stdin.
+fn show_content(out: &mut String, name: &str, content: &TextOrBase64, grammar: impl FnOnce(&str) -> Option<Grammar>) -> anyhow::Result<()> {
+    let bytes = decode(content, name)?;
+    match (content, str::from_utf8(&bytes)) {
+        (TextOrBase64::Base64(encoded), Err(_)) => {
+            writeln!(out, "{name}, {} bytes that are no UTF-8, in base64:\n      | {}", bytes.len(), encoded.base64)?;
+        }
+        (content, text) => {
+            let text = text?;
+            let sent = if matches!(content, TextOrBase64::Base64(_)) { ", sent as base64 and decoded here" } else { "" };
+            writeln!(out, "{name}, {} bytes{sent}:", bytes.len())?;
+            list(out, text, grammar(text))?;
+        }
+    }
+    Ok(())
 }
 
 /// A request with a token that the command line names: the same as if it stood in it, so
@@ -80,6 +120,57 @@ pub(crate) fn into_request(request: Vec<u8>, token: &str) -> Result<Vec<u8>, Ref
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use super::*;
+
+    /// What somebody who approves reads of a request.
+    fn read_by_approver(request: &Value, grammar: Option<Grammar>) -> String {
+        let shown = approval::Shown {
+            policy: String::from("four-eyes"),
+            origin: String::new(),
+            policy_sha256: String::new(),
+            language: String::from("python"),
+            grammar,
+            session: false,
+            findings: Vec::new(),
+            findings_omitted: 3,
+            request: request.to_string(),
+        };
+        in_words(&Waiting { requester: 7, seconds_left: 60, approver: None, shown }, "0").unwrap()
+    }
+
+    #[test]
+    fn lines_are_shown_as_their_language_ends_them_and_nothing_looks_like_what_it_is_not() {
+        let code = "# harmless\rimport os\r\nx = '\u{c}\u{1b}[2J'\n# \\r\\u{1b}⟨U+001B⟩";
+        let said = read_by_approver(&json!({ "code": code }), Some(Grammar::Python));
+        for line in [
+            "    1 | # harmless⟨U+000D⟩\n",
+            "    2 | import os⟨U+000D⟩\n",
+            "    3 | x = '⟨U+000C⟩⟨U+001B⟩[2J'\n",
+            "    4 | # \\r\\u{1b}⟨U+27E8⟩U+001B⟨U+27E9⟩\n",
+        ] {
+            assert!(said.contains(line), "{line:?}: {said}");
+        }
+        // The same to a shell.
+        let said = read_by_approver(&json!({ "code": code }), Some(Grammar::Shell));
+        assert!(said.contains("    1 | # harmless⟨U+000D⟩import os⟨U+000D⟩\n    2 | x"), "{said}");
+    }
+
+    #[test]
+    fn base64_that_is_text_is_shown_as_text_and_says_what_it_was() {
+        let request = json!({
+            "code": "", "stdin": {"base64": "b25lDXR3bw=="}, "args": ["\u{202e}"],
+            "files": {"a\u{202e}.py": {"base64": "aW1wb3J0IG9zDXg="}, "b": {"base64": "/w=="}, "c": "a\rb"},
+        });
+        let said = read_by_approver(&request, Some(Grammar::Python));
+        for part in [
+            "\nstdin, 7 bytes, sent as base64 and decoded here:\n    1 | one⟨U+000D⟩\n    2 | two\n",
+            "\nfile \"a\\u202e.py\", 11 bytes, sent as base64 and decoded here:\n    1 | import os⟨U+000D⟩\n    2 | x\n",
+            "\nfile \"b\", 1 bytes that are no UTF-8, in base64:\n      | /w==\n",
+            "\nfile \"c\", 3 bytes:\n    1 | a⟨U+000D⟩\n    2 | b\n",
+            "\"\\u202e\"",
+        ] {
+            assert!(said.contains(part), "{part:?}: {said}");
+        }
+    }
 
     #[test]
     fn a_token_becomes_a_member_of_whatever_object_there_is() {

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Run code that nobody trusts in a fresh sandbox of the kernel's own.
 ///
@@ -80,7 +80,7 @@ pub(crate) enum Command {
     ///
     /// Tools: execute_code, write_file, read_file, list_files, reset. Needs the companion
     /// program stockade-mcp beside this one or in ../lib/stockade from here.
-    Mcp(Session),
+    Mcp(Kept),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
     /// Check, show, explain and compare policies
@@ -195,9 +195,47 @@ pub(crate) struct Exec {
 #[command(mut_arg("scratch", |scratch| {
     scratch.help("The host directory to expose at its own path; default: a private scratch that ends with the session")
 }))]
-pub(crate) struct Session {
+pub(crate) struct Kept {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Session {
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+    /// Who may approve what a policy has approved before it runs; else it is refused at once
+    #[arg(long, value_name = "WHO", default_value = "anyone")]
+    pub(crate) approved_by: ApprovedBy,
+}
+
+/// Who may approve what waits in a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ApprovedBy {
+    /// Whoever asks, by the token, or the policy's `approvers`
+    Anyone,
+    /// The policy's `approvers` alone, since whoever asks is a program
+    Approvers,
+    /// Nobody
+    Nobody,
+}
+
+impl ApprovedBy {
+    /// This option once more, for a session that another program starts.
+    pub(crate) fn to_arguments(self) -> [OsString; 2] {
+        let value = self.to_possible_value().map(|value| value.get_name().to_owned());
+        ["--approved-by".into(), value.unwrap_or_default().into()]
+    }
+}
+
+impl From<ApprovedBy> for stockade_runtime::approval::ApprovedBy {
+    fn from(who: ApprovedBy) -> Self {
+        match who {
+            ApprovedBy::Anyone => Self::Anyone,
+            ApprovedBy::Approvers => Self::Approvers,
+            ApprovedBy::Nobody => Self::Nobody,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

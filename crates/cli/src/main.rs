@@ -146,6 +146,8 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let flags = [(exec.last, "--last"), (exec.text, "--text"), (true, "--")];
     let mut arguments: Vec<OsString> = flags.iter().filter(|(given, _)| *given).map(|(_, flag)| flag.into()).collect();
     arguments.extend(exec.sandbox.to_arguments());
+    // The session ends with the reply, and what waits in it could never be run.
+    arguments.extend(args::ApprovedBy::Nobody.to_arguments());
     match companion::become_companion("stockade-markdown", arguments) {
         Ok(never) => match never {},
         Err(error) => print_report(&Report::refused(Verdict::SandboxError, "companion_missing", format!("{error:#}"))),
@@ -182,7 +184,8 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 
 /// Whatever its requests came to, a session that began has done its work.
 fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
-    let ended = stockade_session::serve(Options::from(&session.sandbox), |report| {
+    let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.kept.sandbox) };
+    let ended = stockade_session::serve(options, |report| {
         warn_of_degraded(report);
         warn_of_audit(report);
     })?;
@@ -195,9 +198,11 @@ fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The companion takes this process's place, and starts a session as its child.
-fn serve_mcp(session: &args::Session) -> anyhow::Result<ExitCode> {
-    match companion::become_companion("stockade-mcp", session.sandbox.to_arguments())? {}
+/// The companion takes this process's place, and starts a session as its child. Its tokens
+/// are read by a model, which must not approve itself.
+fn serve_mcp(kept: &args::Kept) -> anyhow::Result<ExitCode> {
+    let approved_by = args::ApprovedBy::Approvers.to_arguments();
+    match companion::become_companion("stockade-mcp", kept.sandbox.to_arguments().into_iter().chain(approved_by))? {}
 }
 
 /// What the run goes without is said on stderr too, where a person sees it.

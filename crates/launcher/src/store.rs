@@ -17,7 +17,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, mkdirat, openat, statat},
+    fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chmodat, chownat, mkdirat, openat, statat},
     io::Errno,
     mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree, unmount},
     process::{DumpableBehavior, Pid, WaitOptions, dumpable_behavior, set_dumpable_behavior, waitpid},
@@ -144,6 +144,24 @@ impl Store {
     /// The private scratch; none where it is the host's.
     pub fn scratch(&self) -> Option<&OwnedFd> {
         self.scratch.as_ref()
+    }
+
+    /// Whether nothing lies in any of them. A directory that its code closed to itself is
+    /// an error to whoever has no right to look into it all the same.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn is_empty(&self) -> Result<bool, LaunchError> {
+        let attempt = failed("look into the session's directories");
+        for directory in self.writable.iter().map(|(_, directory)| directory).chain(&self.scratch) {
+            let listed = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(Dir::new);
+            for entry in listed.map_err(&attempt)? {
+                if !matches!(entry.map_err(&attempt)?.file_name().to_bytes(), b"." | b"..") {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// The other directories that it keeps, by their absolute path inside.

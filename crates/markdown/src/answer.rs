@@ -1,7 +1,7 @@
 //! What is printed: one result for all blocks, and each block's own in `blocks`.
 //!
-//! The result is that of the last block that was run, which says what ended the reply, with
-//! the output of all of them. Nothing of a block's own result is changed.
+//! The result is that of the last block that was sent to the session, which says what ended
+//! the reply, with the output of all of them. Nothing of a block's own result is changed.
 
 use serde_json::{Map, Value, json};
 use stockade_markdown::Block;
@@ -9,10 +9,10 @@ use stockade_protocol::Report;
 
 /// What became of one block.
 pub(crate) enum Given {
-    /// The result of its run.
+    /// What the session answered, whether it ran or was refused.
     Result(Map<String, Value>),
-    /// It was not run, for this reason.
-    NotRun(&'static str),
+    /// It was not sent there, for this reason.
+    NotSent(&'static str),
 }
 
 /// See the module.
@@ -42,9 +42,11 @@ impl Answer {
         let (ran, why, result) = match given {
             Given::Result(result) => {
                 self.take(result.clone());
-                (true, Value::Null, Value::Object(result))
+                let ran = has_started(&result);
+                let why = if ran { Value::Null } else { result.get("verdict").cloned().unwrap_or_default() };
+                (ran, why, Value::Object(result))
             }
-            Given::NotRun(why) => (false, Value::from(why), Value::Null),
+            Given::NotSent(why) => (false, Value::from(why), Value::Null),
         };
         self.blocks.push(json!({
             "line": block.line, "language": block.language, "file": block.file, "ran": ran, "why": why, "result": result,
@@ -58,11 +60,11 @@ impl Answer {
         self.mixed.push_str(words("error"));
         self.mixed.push_str(words("output"));
         self.duration_ms += result.get("duration_ms").and_then(Value::as_u64).unwrap_or(0);
-        self.started |= result.get("started") == Some(&Value::Bool(true));
+        self.started |= has_started(&result);
         self.result = Some(result);
     }
 
-    /// A block that was run did not succeed.
+    /// A block did not succeed.
     pub(crate) fn has_failed(&self) -> bool {
         self.result.as_ref().is_some_and(|result| result.get("success") != Some(&Value::Bool(true)))
     }
@@ -97,6 +99,11 @@ impl Answer {
             Some(_) => 0,
         }
     }
+}
+
+/// Whether the first instruction of the code ran.
+fn has_started(result: &Map<String, Value>) -> bool {
+    result.get("started") == Some(&Value::Bool(true))
 }
 
 /// A result as a client of `exec` reads it.

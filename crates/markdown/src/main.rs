@@ -109,9 +109,9 @@ fn run_blocks(blocks: &[Block], last: bool, mut session: Session) -> Answer {
     let mut answer = Answer::default();
     for (index, block) in blocks.iter().enumerate() {
         let given = match block.is_no_code() {
-            Some(why) => Given::NotRun(why),
-            None if last && chosen != Some(index) => Given::NotRun("not_last"),
-            None if answer.has_failed() => Given::NotRun("after_failure"),
+            Some(why) => Given::NotSent(why),
+            None if last && chosen != Some(index) => Given::NotSent("not_last"),
+            None if answer.has_failed() => Given::NotSent("after_failure"),
             None => Given::Result(session.run(block)),
         };
         answer.add(block, given);

@@ -53,7 +53,8 @@ pub(crate) struct Approval {
     token: String,
     /// For how long it is good.
     seconds_left: u64,
-    /// Who approves it, other than whoever asks; empty: whoever asks.
+    /// Who approves it. Where a policy names nobody, such code is refused, and has no token:
+    /// it would be the model's own word.
     approvers: Vec<String>,
 }
 

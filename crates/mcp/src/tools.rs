@@ -58,7 +58,7 @@ pub(crate) struct Execute {
     /// Limits, up to the policy's maximum, such as {"wall": "60s", "memory": "256MiB"}
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     limits: BTreeMap<String, String>,
-    /// What a person has approved: `approval.token` of an earlier answer to the same call
+    /// What somebody else has approved: `approval.token` of an earlier answer to the same call
     #[serde(default, skip_serializing_if = "Option::is_none")]
     approve: Option<String>,
 }

@@ -1,8 +1,9 @@
 //! Texts that somebody else wrote, for a person to read: what hides, turns or ends the
 //! text around it is written as an escape.
 //!
-//! TOML and JSON get escapes of their own, which mean the same text. Letters that only
-//! look alike are left as they are.
+//! TOML and JSON get escapes of their own, which mean the same text. In messages an escape
+//! may be mistaken for the same letters in the text; where somebody decides by what they
+//! read, [`marked`] leaves no such doubt. Letters that only look alike are left as they are.
 
 use std::fmt::Write;
 
@@ -33,6 +34,23 @@ pub fn visible(text: &str, keep: &[char]) -> String {
     for letter in text.chars() {
         if is_hidden(letter) && !keep.contains(&letter) {
             out.extend(letter.escape_default());
+        } else {
+            out.push(letter);
+        }
+    }
+    out
+}
+
+/// A text of which every character can be told: what is hidden, but for those that `keep`
+/// names, stands as its number between ⟨ and ⟩, and so do these two and their likes, so that
+/// no other text is shown alike.
+pub fn marked(text: &str, keep: &[char]) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let is_mark = matches!(letter, '\u{27e8}' | '\u{27e9}' | '\u{2329}' | '\u{232a}' | '\u{3008}' | '\u{3009}');
+        if is_mark || (is_hidden(letter) && !keep.contains(&letter)) {
+            // Writing to a string cannot fail.
+            let _written = write!(out, "\u{27e8}U+{:04X}\u{27e9}", u32::from(letter));
         } else {
             out.push(letter);
         }
@@ -95,6 +113,27 @@ mod tests {
         assert!((0x80..0xa0).filter_map(char::from_u32).all(is_hidden));
         assert_eq!(visible("a\u{202e}b\nc\u{2028}", &['\n']), "a\\u{202e}b\nc\\u{2028}");
         assert_eq!(visible(SHOWN, &[]), SHOWN);
+    }
+
+    #[test]
+    fn no_text_is_shown_as_another_where_it_is_marked() {
+        let marks = [("\u{1b}", "⟨U+001B⟩"), ("⟨U+001B⟩", "⟨U+27E8⟩U+001B⟨U+27E9⟩"), ("\\u{1b}", "\\u{1b}"), ("a\tb\r", "a\tb⟨U+000D⟩")];
+        for (text, shown) in marks {
+            assert_eq!(marked(text, &['\t']), shown);
+        }
+        // From what is shown the text comes back: two texts are never shown alike.
+        let whole = format!("{HIDDEN}{SHOWN}⟨\u{3009}U+\\");
+        let mut back = String::new();
+        let shown = marked(&whole, &[]);
+        let mut rest = shown.as_str();
+        while let Some((before, from)) = rest.split_once('⟨') {
+            let (number, after) = from.split_once('⟩').unwrap();
+            back.push_str(before);
+            back.push(char::from_u32(u32::from_str_radix(&number[2..], 16).unwrap()).unwrap());
+            rest = after;
+        }
+        assert_eq!(back + rest, whole);
+        assert!(!shown.chars().any(is_hidden));
     }
 
     #[test]

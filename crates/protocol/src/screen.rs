@@ -222,11 +222,38 @@ pub struct Found {
 
 /// How code is to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "json", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Grammar {
     /// Python 3.
     Python,
     /// bash, and what sh understands of it.
     Shell,
+}
+
+/// The lines of a text, each with what ends it; the last has no end, and may be empty. A
+/// return by itself ends a line of Python and none of a shell. Of a language that is not
+/// known every character ends one that does so in any.
+pub fn lines(code: &str, grammar: Option<Grammar>) -> impl Iterator<Item = &str> {
+    let ends = move |letter| match letter {
+        '\n' => true,
+        '\r' => grammar != Some(Grammar::Shell),
+        '\u{2028}' | '\u{2029}' => grammar.is_none(),
+        _ => false,
+    };
+    let mut rest = Some(code);
+    core::iter::from_fn(move || {
+        let text = rest?;
+        let (line, after) = match text.match_indices(ends).next() {
+            None => (text, None),
+            Some((at, end)) => {
+                let both = text.get(at..).is_some_and(|from| from.starts_with("\r\n"));
+                let (line, after) = text.split_at(at + end.len() + usize::from(both && end == "\r"));
+                (line, Some(after))
+            }
+        };
+        rest = after;
+        Some(line)
+    })
 }
 
 /// A text to read.
@@ -412,6 +439,17 @@ mod tests {
         assert!(Answer::decode(&[bytes, vec![0]].concat()).is_err());
         let long = Found { text: "x".repeat(LONGEST_TEXT + 1), ..answer().found[0].clone() };
         assert!(Answer::decode(&Answer { found: vec![long], omitted: 0 }.encode()).is_err());
+    }
+
+    #[test]
+    fn lines_end_where_their_language_ends_them() {
+        let code = "a\r\nb\rc\u{2028}d\u{c}e\u{85}\n";
+        let of = |grammar| lines(code, grammar).collect::<Vec<_>>();
+        assert_eq!(of(Some(Grammar::Python)), ["a\r\n", "b\r", "c\u{2028}d\u{c}e\u{85}\n", ""]);
+        assert_eq!(of(Some(Grammar::Shell)), ["a\r\n", "b\rc\u{2028}d\u{c}e\u{85}\n", ""]);
+        assert_eq!(of(None), ["a\r\n", "b\r", "c\u{2028}", "d\u{c}e\u{85}\n", ""]);
+        assert_eq!(lines("", None).collect::<Vec<_>>(), [""]);
+        assert_eq!(lines("\r", Some(Grammar::Python)).collect::<Vec<_>>(), ["\r", ""]);
     }
 
     #[test]

@@ -34,11 +34,12 @@ use crate::{
     trusted::{refuse_led_astray, refuse_replaceable},
 };
 use interpreters::{check_interpreters, codecs, open_trees};
-pub use request::{LARGEST_REQUEST, parse_request, read_request};
+pub use request::{LARGEST_REQUEST, decode, parse_request, read_request};
 use request::{Parts, check_request, check_size};
-pub(crate) use request::{check_relative, decode, random_bytes};
+pub(crate) use request::{check_relative, random_bytes};
 pub use rights::check_grants;
-use rights::{check_ceiling, claim_record, scratch_of};
+pub(crate) use rights::scratch_of;
+use rights::{check_ceiling, claim_record};
 
 /// What somebody wants run.
 #[derive(Clone, Copy)]
@@ -86,7 +87,7 @@ impl<'a> Ask<'a> {
         }
     }
 
-    fn kept(self) -> Option<&'a Kept> {
+    pub(crate) fn kept(self) -> Option<&'a Kept> {
         match self {
             Ask::Session { kept, .. } => Some(kept),
             _ => None,
@@ -154,7 +155,7 @@ pub struct Admission<'a> {
 }
 
 /// A file's bytes: the request's own text, or decoded.
-pub(crate) type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
+pub type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
 
 #[derive(Default)]
 enum StdinBytes<'a> {

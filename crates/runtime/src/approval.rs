@@ -8,6 +8,11 @@
 //! Who holds the token approves, and a program that reads its own results holds it. Where
 //! that is not wanted, the policy names `approvers`: then somebody of these, who is not the
 //! one who asked, approves through root by `stockade approve`, and sees what runs before.
+//! That is only so much as they have seen, so all that the requester brings must stand in
+//! the request: what runs in a host scratch, in a session that holds something already or on
+//! an interpreter of the requester's is not put before them.
+//!
+//! Doors that cannot wait refuse such code: commands, shims, and whatever says so itself.
 
 mod store;
 
@@ -19,21 +24,33 @@ use stockade_launcher::OpenedScratch;
 use stockade_policy::{approver, model::Policy};
 use stockade_protocol::{
     Approval, LimitKey, LimitValue, Report, Request, TextOrBase64, Verdict,
-    screen::{Action, Finding},
+    screen::{Action, Finding, Grammar},
 };
 
 use crate::{
     Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
-    admit::parse_request,
+    admit::{parse_request, scratch_of},
     audit::{Approved, Subject, Trail, policy_ref},
     caller::{self, Identity},
     report,
-    screen::{Screening, sentence},
+    screen::{self, Screening},
 };
 use store::{Found, Held, Store, Token};
 
 /// The longest request that others approve, as JSON: more than that nobody reads.
 const LONGEST_SHOWN: usize = 256 << 10;
+
+/// Who may approve what waits at a door.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApprovedBy {
+    /// The policy's `approvers`, or else whoever asks, by the token.
+    #[default]
+    Anyone,
+    /// The policy's `approvers` and nobody else: whoever asks is a program.
+    Approvers,
+    /// Nobody: no request comes a second time.
+    Nobody,
+}
 
 /// What is run, beside policy and scratch.
 #[derive(Serialize)]
@@ -82,6 +99,50 @@ fn hash_of_scratch(scratch: Option<&OpenedScratch>, ask: Ask<'_>) -> Result<Stri
     hash(&(place, ask.number_of_session()))
 }
 
+/// Why code that needs approval is refused at once, and what to do; none: it waits.
+pub(crate) fn hindrance(ask: Ask<'_>, policy: &Policy, options: &Options) -> Option<&'static str> {
+    match (ask, options.approved_by) {
+        (Ask::Command { .. } | Ask::Interpreter { .. }, _) => {
+            Some("a command cannot wait for that: send it as a request to `stockade exec`, where it can be approved")
+        }
+        (_, ApprovedBy::Nobody) => Some("nobody can approve it here: send it as a request to `stockade exec`, where it can be approved"),
+        (_, ApprovedBy::Approvers) if policy.screen.approvers.is_empty() => Some(
+            "nobody can approve it here, where whoever asks is a program: do without it, have a person send it to `stockade exec`, or have somebody approve it whom the policy names in `approvers`",
+        ),
+        _ => None,
+    }
+}
+
+/// Refuses under `approvers` what is more than they see.
+fn check_self_contained(ask: Ask<'_>, policy: &Policy, options: &Options) -> Result<(), Refusal> {
+    if policy.screen.approvers.is_empty() {
+        return Ok(());
+    }
+    let why = if let Some(path) = scratch_of(ask, options)? {
+        format!(
+            "what lies in the scratch {path} they do not see, and it can change until the code runs; leave it out, send what the code needs by `files` and take what it makes by `collect`"
+        )
+    } else if let Some((name, path)) = options.interpreters.first() {
+        format!(
+            "the interpreter {} and its packages they do not see; name it for `{name}` in the policy instead of by --runtime",
+            path.display()
+        )
+    } else if let Some(kept) = ask.kept()
+        && !kept.is_empty()?
+    {
+        String::from(
+            "what this session holds already, in scratch, home or /tmp, they do not see; `reset` it, and send what the code needs with the request, by `files`",
+        )
+    } else {
+        return Ok(());
+    };
+    let why = format!(
+        "policy `{}` has this code approved by others, who approve what they see: {why}; or take a policy without `approvers`",
+        policy.name
+    );
+    Err(Refusal::bad_request("approval_not_self_contained", why))
+}
+
 /// Refuses what no token is for where it would be the way past approvers: a caller's
 /// command, and what a shim starts.
 ///
@@ -104,10 +165,16 @@ pub struct Shown {
     pub origin: String,
     /// Its hash.
     pub policy_sha256: String,
-    /// The host's directory that the code gets.
-    pub scratch: Option<String>,
+    /// The runtime that runs the code.
+    pub language: String,
+    /// How the lines of the code end; none: nobody knows.
+    pub grammar: Option<Grammar>,
+    /// In a session that holds nothing yet, and keeps what the code leaves.
+    pub session: bool,
     /// What screening found.
     pub findings: Vec<Finding>,
+    /// How much more it found; one of each rule is listed.
+    pub findings_omitted: u64,
     /// What is run: a request as JSON, with all that the token is for and nothing else.
     pub request: String,
 }
@@ -127,6 +194,7 @@ pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Op
         );
         return Err(Refusal::sandbox_error("approvers_need_root", why));
     }
+    check_self_contained(ask, policy, options)?;
     // What would be refused in any case is refused now, and nobody asked in vain.
     let admission = Admission::new(ask, loaded, options, Purpose::Plan, Ahead::default())?;
     let scratch = admission.scratch();
@@ -142,28 +210,32 @@ pub(crate) fn ask(ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Op
     };
     let shown = match approvers.as_slice() {
         [] => None,
-        _ => Some(shown(bound, policy, scratch, screening)?),
+        _ => Some(shown(bound, ask, request, policy, screening)?),
     };
     let token = Store::open(&identity)?.hold(&held, shown.as_deref())?;
-    let wanted: Vec<String> = screening.findings.iter().filter(|finding| finding.action == Action::Approve).map(sentence).collect();
-    let why = format!("policy `{}` has this code approved before it runs, for what is in it: {}", policy.name, wanted.join("; "));
+    let wanted = screening.sentences(Action::Approve);
+    let why = format!("policy `{}` has this code approved before it runs, for what is in it: {wanted}", policy.name);
     Ok(waits(&held, &token, time / 1000, policy, &why))
 }
 
-fn shown(request: String, policy: &Policy, scratch: Option<&OpenedScratch>, screening: &Screening) -> Result<String, Refusal> {
+fn shown(bound: String, ask: Ask<'_>, request: &Request, policy: &Policy, screening: &Screening) -> Result<String, Refusal> {
     let PolicyRef { name, origin, sha256 } = policy_ref(policy);
+    let runtime = screen::runtime(policy, request.language.as_deref().unwrap_or(&policy.language));
     let shown = Shown {
         policy: name,
         origin,
         policy_sha256: sha256,
-        scratch: scratch.map(|opened| opened.facts.path.display().to_string()),
+        language: runtime.map_or_else(String::new, |(name, _)| name.to_owned()),
+        grammar: runtime.and_then(|(_, runtime)| screen::grammar(runtime)),
+        session: ask.kept().is_some(),
         findings: screening.findings.clone(),
-        request,
+        findings_omitted: screening.omitted,
+        request: bound,
     };
     let text = json(&shown)?;
     if text.len() > LONGEST_SHOWN {
         let why = format!(
-            "others have to read what they approve, and this request has {} bytes, more than {LONGEST_SHOWN}; put data into scratch",
+            "others have to read what they approve, and this request has {} bytes, more than {LONGEST_SHOWN}; send less, or have the policy show large data read-only",
             text.len()
         );
         return Err(Refusal::bad_request("approval_too_large", why));
@@ -213,7 +285,8 @@ pub(crate) struct Pass {
 ///
 /// # Errors
 /// It is none, or for something else.
-pub(crate) fn present(token: &str, request: &Request, loaded: &Loaded, options: &Options) -> Result<Presented, Refusal> {
+pub(crate) fn present(token: &str, ask: Ask<'_>, request: &Request, loaded: &Loaded, options: &Options) -> Result<Presented, Refusal> {
+    check_self_contained(ask, &loaded.policy, options)?;
     let identity = caller::identify(options.peer.as_ref())?;
     let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
     let held = match store.find(&token)? {

@@ -30,7 +30,7 @@ use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
-use approval::{Pass, Presented};
+use approval::{ApprovedBy, Pass, Presented};
 use audit::{Subject, Trail};
 pub use policies::{Loaded, list_policies, load_policy, lookup_context};
 
@@ -47,6 +47,8 @@ pub struct Options {
     pub trusted: Vec<PathBuf>,
     /// Who asks, where the kernel has named somebody else than who started this process.
     pub peer: Option<Caller>,
+    /// Who may approve what waits.
+    pub approved_by: ApprovedBy,
 }
 
 /// Why a request is not run.
@@ -135,7 +137,7 @@ fn answer(
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
         let screening = Screened::new(screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged), policy);
-        if let Some(refused) = screening.refusal(policy) {
+        if let Some(refused) = screening.refusal(ask, policy, options) {
             return Ok(refused);
         }
         if let Screened::Known(known) = &screening
@@ -145,7 +147,7 @@ fn answer(
             let report = approval::ask(ask, request, loaded, options, known)?;
             return Ok(known.clone().onto(report));
         }
-        let pass = match request.approve.as_deref().map(|token| approval::present(token, request, loaded, options)).transpose()? {
+        let pass = match request.approve.as_deref().map(|token| approval::present(token, ask, request, loaded, options)).transpose()? {
             Some(Presented::Waits(report)) => return Ok(screening.finish().onto(*report)),
             Some(Presented::Good(pass)) => Some(pass),
             None => None,
@@ -180,10 +182,10 @@ impl<'p> Screened<'p> {
     }
 
     /// The result of code that does not run for what was found in it.
-    fn refusal(&self, policy: &Policy) -> Option<Report> {
+    fn refusal(&self, ask: Ask<'_>, policy: &Policy, options: &Options) -> Option<Report> {
         match self {
-            Screened::Known(screening) if screening.severest() == Action::Deny => Some(screening.clone().onto(screening.refusal(policy))),
-            _ => None,
+            Screened::Known(screening) => screening.refusal(policy, approval::hindrance(ask, policy, options)),
+            Screened::Pending(_) => None,
         }
     }
 
@@ -281,7 +283,7 @@ fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &T
     approval::check_approvable(ask, &loaded.policy)?;
     let policy = &loaded.policy;
     let screening = Screened::new(screen::Pending::of_command(&ask.words(), policy, options, how.keep_errors)?, policy);
-    if let Some(refused) = screening.refusal(policy) {
+    if let Some(refused) = screening.refusal(ask, policy, options) {
         return Ok(refused);
     }
     let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };

@@ -34,10 +34,11 @@ use stockade_protocol::{
 };
 
 use crate::{Options, Refusal, caller, companion};
+pub(crate) use sources::runtime;
 
 /// The screener's program.
 const PROGRAM: &str = "stockade-screen";
-/// Findings that a refusal names; the result has all.
+/// Findings that an error names; the result has all.
 const MOST_SAID: usize = 5;
 /// How long it may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -71,19 +72,31 @@ impl Screening {
         Screening { findings, omitted: answer.omitted }
     }
 
-    /// The result of code that the policy refuses for what was found in it.
-    pub(crate) fn refusal(&self, policy: &Policy) -> Report {
-        let refused: Vec<String> = self.findings.iter().filter(|finding| finding.action == Action::Deny).map(sentence).collect();
-        let name = &policy.name;
-        let more = match refused.len().saturating_sub(MOST_SAID) {
-            0 => String::new(),
-            more => format!("; and {more} more"),
+    /// The result of code that the policy refuses for what was found in it; or has approved
+    /// first, where nobody can do so, for which `unapprovable` has the words. None: it may run,
+    /// or wait.
+    pub(crate) fn refusal(&self, policy: &Policy, unapprovable: Option<&str>) -> Option<Report> {
+        let severest = self.severest();
+        let (reason, does, how) = match (severest, unapprovable) {
+            (Action::Deny, _) => ("screened", "refuses this code", "change the code"),
+            (Action::Approve, Some(how)) => ("approval_not_here", "has this code approved before it runs", how),
+            _ => return None,
         };
-        let refused = refused.into_iter().take(MOST_SAID).collect::<Vec<_>>().join("; ");
-        let error = format!(
-            "policy `{name}` refuses this code for what is in it: {refused}{more}; change the code, or take a policy whose [screen] allows it"
-        );
-        Report::refused(Verdict::Screened, "screened", error)
+        let name = &policy.name;
+        let found = self.sentences(severest);
+        let error = format!("policy `{name}` {does}, for what is in it: {found}; {how}, or take a policy whose [screen] allows it");
+        Some(self.clone().onto(Report::refused(Verdict::Screened, reason, error)))
+    }
+
+    /// What was found about which the policy does this, in words.
+    pub(crate) fn sentences(&self, action: Action) -> String {
+        let mut all: Vec<String> = self.findings.iter().filter(|finding| finding.action == action).map(sentence).collect();
+        let more = all.len().saturating_sub(MOST_SAID);
+        all.truncate(MOST_SAID);
+        if more > 0 {
+            all.push(format!("and {more} more"));
+        }
+        all.join("; ")
     }
 
     /// Adds what was found to a result.
@@ -175,7 +188,7 @@ impl<'p> Pending<'p> {
     /// # Errors
     /// It cannot be known who asks.
     pub(crate) fn of_command(words: &[String], policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
-        let least = if read { Action::Note } else { Action::Deny };
+        let least = if read { Action::Note } else { Action::Approve };
         if policy.screen.severest() < least {
             return Ok(Self::begin(None, &policy.screen, false));
         }

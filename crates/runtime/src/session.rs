@@ -55,6 +55,11 @@ impl Kept {
         &self.number
     }
 
+    /// Whether neither a request nor a `write` has left anything in it.
+    pub(crate) fn is_empty(&self) -> Result<bool, Refusal> {
+        Ok(self.store()?.is_empty()?)
+    }
+
     fn store(&self) -> Result<&Store, Refusal> {
         self.store.as_ref().map_err(Refusal::clone)
     }

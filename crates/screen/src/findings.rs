@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stockade_protocol::screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Rule, Rules};
+use stockade_protocol::screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Rule, Rules, lines};
 
 use crate::secrets;
 
@@ -39,14 +39,8 @@ pub(crate) struct Findings<'a> {
 
 impl<'a> Findings<'a> {
     pub(crate) fn new(code: &'a str, grammar: Grammar, rules: Rules) -> Self {
-        let bytes = code.as_bytes();
-        let ends = |at: &usize| match bytes.get(*at) {
-            Some(b'\n') => true,
-            // To Python a line ends here too.
-            Some(b'\r') => grammar == Grammar::Python && bytes.get(at + 1) != Some(&b'\n'),
-            _ => false,
-        };
-        let lines = std::iter::once(0).chain((0..bytes.len()).filter(ends).map(|at| at + 1)).collect();
+        let begin_of = |next: &mut usize, line: &str| Some(std::mem::replace(next, *next + line.len()));
+        let lines = lines(code, Some(grammar)).scan(0, begin_of).collect();
         Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None }
     }
 

@@ -77,7 +77,11 @@ pub(super) struct Parts<'a> {
     pub(super) collect: Vec<String>,
 }
 
-pub(crate) fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
+/// The bytes of a file or of stdin, which `field` names.
+///
+/// # Errors
+/// It is no base64.
+pub fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
     match value {
         TextOrBase64::Text(text) => Ok(text.as_bytes().into()),
         TextOrBase64::Base64(encoded) => BASE64_STANDARD

@@ -13,7 +13,7 @@ use super::Ask;
 use crate::{Options, Refusal, caller::Identity, facts};
 
 /// The request's scratch, below the command line's if that names one.
-pub(super) fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal> {
+pub(crate) fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<String>, Refusal> {
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match ask {
         Ask::Request(request) => request.scratch.clone(),

@@ -27,7 +27,7 @@ use super::{Sources, grammar, grammar_of_file};
 use crate::{admit, with_callers_rights};
 
 /// The runtime of this name or alias.
-fn runtime<'p>(policy: &'p Policy, name: &str) -> Option<(&'p str, &'p Runtime)> {
+pub(crate) fn runtime<'p>(policy: &'p Policy, name: &str) -> Option<(&'p str, &'p Runtime)> {
     let name = name.to_lowercase();
     let named = |(own, runtime): &(&String, &Runtime)| **own == name || runtime.aliases.contains(&name);
     policy.runtimes.iter().find(named).map(|(own, runtime)| (own.as_str(), runtime))
