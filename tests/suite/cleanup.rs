@@ -5,7 +5,7 @@ use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
-    process::Child,
+    process::{Child, Stdio},
     thread,
     time::Duration,
 };
@@ -14,12 +14,13 @@ use serde_json::json;
 
 use crate::{
     harness::{Test, directory, eventually, is_root, test},
-    stockade::{Done, exec, host_process_with, no_process_is_left, scratch, start, stockade, text},
+    stockade::{Done, exec, feed, host_process_with, no_process_is_left, scratch, start, stockade, text, under},
 };
 
 pub const TESTS: &[Test] = &[
     test!(alone Both, an_ended_run_leaves_nothing),
     test!(alone Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120),
+    test!(alone Both, a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it),
     test!(alone Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120),
     test!(alone Both, the_sweep_touches_no_run_that_is_alive),
     test!(alone Both, the_sweep_removes_only_what_is_a_programs_file),
@@ -119,6 +120,44 @@ pub fn the_next_start_has_swept(launchers: &BTreeSet<u32>) {
         clean
     });
     assert!(swept, "{:?}, records {:?}", cgroups_of(launchers), names(&registry()));
+}
+
+/// Starts a program under a filter that knows no close_range(2), as Linux 5.8 does not.
+const WITHOUT_CLOSE_RANGE: &str = r#"
+import ctypes, os, struct, sys
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 436), (6, 0, 0, 0x50026), (6, 0, 0, 0x7fff0000)]
+text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(text)))
+prctl = ctypes.CDLL(None).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
+
+fn a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it() {
+    let program = std::env::var("STOCKADE").unwrap();
+    let filtered = ["python3", "-c", WITHOUT_CLOSE_RANGE, &program, "exec"];
+    // The control: it is the filter that such a launcher starts under, and misses the call.
+    let refused = Done::of(feed(&mut under(&filtered), br#"{"code": ""}"#));
+    assert_eq!((&refused["verdict"], &refused["started"]), (&json!("sandbox_error"), &json!(false)), "{}", refused.brief());
+    exec(json!({"code": ""})).succeeded();
+    for words in [&filtered[..], &filtered[3..]] {
+        let before = processes();
+        let mut launcher = under(words).stdin(Stdio::piped()).spawn().unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+        let waits = || fs::read_to_string(format!("/proc/{}/wchan", launcher.id())).unwrap_or_default().contains("pipe");
+        let started = || fs::read_link(format!("/proc/{}/exe", launcher.id())).is_ok_and(|exe| exe == Path::new(&program));
+        assert!(eventually(Duration::from_secs(10), || started() && waits()), "it does not read");
+        let early = fs::read_to_string(children).unwrap();
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        let left = || early.split_whitespace().filter(|pid| !before.contains(&pid.parse().unwrap()) && lives(pid)).count();
+        assert!(eventually(Duration::from_secs(5), || left() == 0), "{words:?} leaves {early}");
+    }
+}
+
+fn lives(pid: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains("zombie"))
 }
 
 fn an_ended_run_leaves_nothing() {

@@ -70,6 +70,10 @@ fn acts_for_itself(start: &Start<'_>) -> bool {
 fn first(early: &Early) -> i32 {
     if let Err(Failure { step, errno, .. }) = child::alone(early.parents_end(), Layers::of_environment()) {
         early.fail(u64::from(step as u16) << 32 | u64::from(errno.raw_os_error().unsigned_abs()));
+        // Whoever still has the launcher's end would wait for a launcher that is gone.
+        if step == Step::AwaitLauncher {
+            return 125;
+        }
     }
     early.go_on()
 }
