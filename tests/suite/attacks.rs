@@ -2,9 +2,11 @@
 //! here as the promise that it broke.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File, Permissions},
     io::Read,
     os::unix::{
+        ffi::OsStrExt,
         fs::PermissionsExt,
         net::{UnixListener, UnixStream},
     },
@@ -45,6 +47,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, no_scratch_holds_the_policy_of_its_run_or_the_program),
     test!(Both, what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by),
     test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90),
+    test!(Both, a_name_that_is_no_text_is_kept_from_the_code_like_any_other),
+    test!(Both, a_scratch_that_holds_more_to_keep_from_code_than_can_be_says_so),
     test!(RootOnly, no_file_is_collected_that_the_code_could_not_read),
     test!(Both, code_does_not_choose_what_its_environment_has_shown),
     test!(RootlessOnly, code_that_becomes_a_directory_leaves_no_record),
@@ -290,6 +294,43 @@ fn no_link_on_the_way_to_a_protected_path_is_followed() {
         // The control: some of them ran, and saw what lies there.
         assert!(ran > 0);
     });
+}
+
+fn a_name_that_is_no_text_is_kept_from_the_code_like_any_other() {
+    let (scratch, secret) = (scratch(), token("latin"));
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("deep", &derived("[scratch]\nhidden = { replace = [\"**/.env*\"] }"));
+    let ask = |options: &[&str], code: &str| exec_with(options, json!({"code": code, "scratch": text(&scratch), "collect": ["own*"]}));
+    let read = |path: &str| format!("try: print(open(b'{path}').read())\nexcept OSError as e: print(e.strerror)");
+    let made = ask(&[], "open(b'.env\\xff', 'w').write('own'); open(b'own\\xff', 'w').write('text')");
+    assert_eq!(made.succeeded().file("own\u{fffd}")["text"], "text");
+    // What code has left keeps no later run from its start.
+    ask(&[], &read(".env\\xff")).succeeded().expect(json!({"output": "Permission denied\n"}));
+    // By text, the two directories would have one name.
+    for (directory, contents) in [("caf\u{fffd}".as_bytes(), "decoy"), (b"caf\xe9", &secret)] {
+        let directory = scratch.join(OsStr::from_bytes(directory));
+        fs::create_dir(&directory).unwrap();
+        give(&directory);
+        put(&directory.join(".env"), contents);
+    }
+    ask(&["--policy", &policy], &read("caf\\xe9/.env")).succeeded().expect(json!({"output": "Permission denied\n"}));
+    // The control: `default` hides the top level only.
+    ask(&[], &read("caf\\xe9/.env")).succeeded().expect(json!({"output": format!("{secret}\n")}));
+}
+
+fn a_scratch_that_holds_more_to_keep_from_code_than_can_be_says_so() {
+    const MOST: usize = 4096;
+    let scratch = scratch();
+    let code = "try: open('.env1')\nexcept OSError as e: print(e.strerror)";
+    let ask = |options: &[&str]| exec_with(options, json!({"code": code, "scratch": text(&scratch)}));
+    (0..MOST).for_each(|number| put(&scratch.join(format!(".env{number}")), ""));
+    ask(&[]).succeeded().expect(json!({"output": "Permission denied\n"}));
+    put(&scratch.join(".env"), "");
+    ask(&[]).refused("scratch_protects_too_much", &["4096", text(&scratch), ".env", "hidden", "`default`", "another scratch"]);
+    // The control: where they need not be kept from it, their number is no matter.
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("open", &derived("[scratch]\nhidden = { replace = [] }"));
+    ask(&["--policy", &policy]).succeeded().expect(json!({"output": ""}));
 }
 
 fn no_file_is_collected_that_the_code_could_not_read() {

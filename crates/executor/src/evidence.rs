@@ -23,7 +23,7 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     let begun = stockade_sys::process::monotonic_us();
     let status = read(c"/proc/self/status").map_err(failed)?;
     check_status(&status, job)?;
-    let mounts = check_mounts(&read(c"/proc/self/mountinfo").map_err(failed)?, job)?;
+    let mounts = check_mounts(job)?;
     let descriptors = count_descriptors().map_err(failed)?;
     if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.image) {
         return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
@@ -102,35 +102,78 @@ pub(crate) fn ignored_signals(status: &[u8]) -> u64 {
 
 /// Every mount is read-only and nosuid unless the plan lists it as writable; every
 /// mount that the plan requires is there. Returns how many there are.
-fn check_mounts(mountinfo: &[u8], job: &Job<'_>) -> Result<u32, Failure> {
-    let wrong = |what: &[u8], point: &[u8]| Err(Failure::new(Step::Receipt, Errno::PERM).because(what).because(point));
-    let mut seen: Vec<Vec<u8>> = Vec::new();
-    for line in mountinfo.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+fn check_mounts(job: &Job<'_>) -> Result<u32, Failure> {
+    let wrong = |what: &[u8], point: &[u8]| Failure::new(Step::Receipt, Errno::PERM).because(what).because(point);
+    let (required, writable) = (sorted(&job.required_mounts), sorted(&job.writable_mounts));
+    let mut seen = vec![false; required.len()];
+    let mut count = 0;
+    let mut point = Vec::with_capacity(256);
+    let mut check = |line: &[u8]| {
         let mut fields = line.split(|&byte| byte == b' ').skip(4);
-        let (Some(point), Some(options)) = (fields.next(), fields.next()) else { return wrong(b"unreadable mount ", line) };
-        let point = unescape(point);
+        let (Some(escaped), Some(options)) = (fields.next(), fields.next()) else {
+            return Err(wrong(b"unreadable mount ", line));
+        };
+        unescape(escaped, &mut point);
         let has = |option: &[u8]| options.split(|&byte| byte == b',').any(|o| o == option);
-        let may_be_writable = job.writable_mounts.iter().any(|writable| *writable == point);
+        let may_be_writable = writable.binary_search(&point.as_slice()).is_ok();
         let read_only = [Layer::ReadOnlyRoot, Layer::ReadOnlyProc, Layer::DetachedRoot].iter().all(|layer| must_hold(job, *layer));
         if !has(b"ro") && !may_be_writable && read_only {
-            return wrong(b"writable: ", &point);
+            return Err(wrong(b"writable: ", &point));
         }
         if !has(b"nosuid") && must_hold(job, Layer::ScratchFlags) && must_hold(job, Layer::DetachedRoot) {
-            return wrong(b"honours set-ID bits: ", &point);
+            return Err(wrong(b"honours set-ID bits: ", &point));
         }
-        seen.push(point);
-    }
-    for required in &job.required_mounts {
-        if !seen.iter().any(|point| point == required) {
-            return wrong(b"not mounted: ", required);
+        count += 1;
+        if let Some(seen) = required.binary_search(&point.as_slice()).ok().and_then(|place| seen.get_mut(place)) {
+            *seen = true;
         }
+        Ok(())
+    };
+    each_line(c"/proc/self/mountinfo", &mut check)?;
+    match required.iter().zip(&seen).find(|(_, seen)| !**seen) {
+        Some((missing, _)) => Err(wrong(b"not mounted: ", missing)),
+        None => Ok(count),
     }
-    Ok(seen.len() as u32)
 }
 
-/// Undoes the octal escapes of mountinfo (`\040` for a space).
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
+/// To be searched: what code has left in a scratch can make thousands of mounts.
+fn sorted<'a>(paths: &[&'a [u8]]) -> Vec<&'a [u8]> {
+    let mut paths = paths.to_vec();
+    paths.sort_unstable();
+    paths.dedup();
+    paths
+}
+
+/// Reads a file line by line: whole, it could be more than there is memory for.
+fn each_line(path: &core::ffi::CStr, check: &mut dyn FnMut(&[u8]) -> Result<(), Failure>) -> Result<(), Failure> {
+    let failed = |errno| Failure::new(Step::Receipt, errno);
+    let file = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    let mut buffer = vec![0; 4 << 10];
+    let mut held = 0;
+    loop {
+        if held == buffer.len() {
+            buffer.resize(held * 2, 0);
+        }
+        match rustix::io::read(&file, buffer.get_mut(held..).unwrap_or_default()) {
+            Ok(0) => return if held == 0 { Ok(()) } else { Err(failed(Errno::BADMSG)) },
+            Ok(n) => held += n,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno)),
+        }
+        let mut rest = buffer.get(..held).unwrap_or_default();
+        while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+            check(rest.get(..end).unwrap_or_default())?;
+            rest = rest.get(end + 1..).unwrap_or_default();
+        }
+        let (from, left) = (held - rest.len(), rest.len());
+        buffer.copy_within(from..held, 0);
+        held = left;
+    }
+}
+
+/// Undoes the octal escapes of mountinfo (`\040` for a space), into a buffer that is used again.
+fn unescape(field: &[u8], plain: &mut Vec<u8>) {
+    plain.clear();
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {
         rest = tail;
@@ -142,7 +185,6 @@ fn unescape(field: &[u8]) -> Vec<u8> {
             _ => plain.push(byte),
         }
     }
-    plain
 }
 
 fn count_descriptors() -> Result<u32, Errno> {

@@ -21,7 +21,7 @@ use stockade_protocol::CollectedFile;
 
 use crate::{
     error::describe,
-    tree::{Walk, open_beneath, walk},
+    tree::{Walk, matches, open_beneath, walk},
 };
 
 /// Files that a result lists.
@@ -39,11 +39,11 @@ pub(crate) fn collect(
     if globs.is_empty() {
         return Vec::new();
     }
-    let is_hidden = |path: &str| protected.iter().any(|(hidden, _, how)| *how == Protection::Hidden && Path::new(path).starts_with(hidden));
-    let mut matched: Vec<(String, u64)> = Vec::new();
-    let mut closed: Vec<String> = Vec::new();
+    let is_hidden = |path: &Path| protected.iter().any(|(hidden, _, how)| *how == Protection::Hidden && path.starts_with(hidden));
+    let mut matched: Vec<(PathBuf, u64)> = Vec::new();
+    let mut closed: Vec<PathBuf> = Vec::new();
     let walked = walk(scratch, &mut |found| {
-        let wanted = || globs.iter().any(|glob| fast_glob::glob_match(glob, found.path));
+        let wanted = || globs.iter().any(|glob| matches(glob, found.path));
         if found.kind == FileType::RegularFile && wanted() && !is_hidden(found.path) {
             matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
         } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_hidden(found.path) {
@@ -51,50 +51,51 @@ pub(crate) fn collect(
         }
         if matched.len() + closed.len() > MOST_FILES { Walk::Stop } else { Walk::On }
     });
-    matched.sort();
+    matched.sort_by(|a, b| a.0.as_os_str().cmp(b.0.as_os_str()));
     let mut room = limit.unwrap_or(u64::MAX);
     let mut files = Vec::with_capacity(matched.len());
     for (index, (path, size)) in matched.into_iter().enumerate() {
         files.push(if index >= MOST_FILES {
-            omitted(path, size, "more than 4096 files match")
+            omitted(&path, size, "more than 4096 files match")
         } else if size > room {
-            omitted(path, size, "collect_size")
+            omitted(&path, size, "collect_size")
         } else {
-            read(scratch, path, size, &mut room)
+            read(scratch, &path, size, &mut room)
         });
     }
     // What lies in there cannot be named, but that something may be missing is said.
     closed.sort();
     closed.dedup();
-    files.extend(closed.into_iter().map(|path| omitted(format!("{path}/"), 0, "a directory that cannot be read")));
+    files.extend(closed.into_iter().map(|path| omitted(&path.join(""), 0, "a directory that cannot be read")));
     if let Err(errno) = walked {
-        files.push(omitted(String::from("/"), 0, &format!("the tree cannot be read to its end: {}", describe(errno))));
+        files.push(omitted(Path::new("/"), 0, &format!("the tree cannot be read to its end: {}", describe(errno))));
     }
     files
 }
 
 /// Whether a glob could match something below a directory.
-fn may_match_below(glob: &str, directory: &str) -> bool {
-    let (mut parts, mut names) = (glob.split('/'), directory.split('/').filter(|name| !name.is_empty()));
+fn may_match_below(glob: &str, directory: &Path) -> bool {
+    let (mut parts, mut names) = (glob.split('/'), directory.iter().map(Path::new));
     loop {
         match (parts.next(), names.next()) {
             (Some("**"), _) => return true,
             (Some(_), None) => return true,
             (None, _) => return false,
-            (Some(part), Some(name)) if fast_glob::glob_match(part, name) => {}
+            (Some(part), Some(name)) if matches(part, name) => {}
             // A brace may hold a slash, and then the parts are none.
             (Some(part), Some(_)) => return part.contains('{'),
         }
     }
 }
 
-fn omitted(path: String, size: u64, why: &str) -> CollectedFile {
-    CollectedFile { path, size, sha256: None, text: None, base64: None, omitted: Some(why.to_owned()) }
+/// A name that is not UTF-8 has U+FFFD in it, as the result is text.
+fn omitted(path: &Path, size: u64, why: &str) -> CollectedFile {
+    CollectedFile { path: path.to_string_lossy().into_owned(), size, sha256: None, text: None, base64: None, omitted: Some(why.to_owned()) }
 }
 
-fn read(scratch: &OwnedFd, path: String, size: u64, room: &mut u64) -> CollectedFile {
+fn read(scratch: &OwnedFd, path: &Path, size: u64, room: &mut u64) -> CollectedFile {
     // NONBLOCK: what was a file when it was listed may be a fifo now.
-    let opened = open_beneath(scratch, Path::new(&path), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW);
+    let opened = open_beneath(scratch, path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW);
     let Ok(file) = opened else { return omitted(path, size, "unreadable") };
     if !rustix::fs::fstat(&file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile) {
         return omitted(path, size, "not a regular file");
@@ -117,5 +118,5 @@ fn read(scratch: &OwnedFd, path: String, size: u64, room: &mut u64) -> Collected
         Ok(text) => (Some(text), None),
         Err(error) => (None, Some(BASE64_STANDARD.encode(error.as_bytes()))),
     };
-    CollectedFile { path, size, sha256: Some(hex), text, base64, omitted: None }
+    CollectedFile { path: path.to_string_lossy().into_owned(), size, sha256: Some(hex), text, base64, omitted: None }
 }

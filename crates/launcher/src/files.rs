@@ -8,7 +8,7 @@
 use std::{
     fs::File,
     io::{Read, Seek, SeekFrom, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -78,7 +78,7 @@ pub struct Part {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Path below the directory listed.
-    pub path: String,
+    pub path: PathBuf,
     /// `file`, `directory`, `link` or `other`.
     pub kind: &'static str,
     /// Bytes of a file, else 0.
@@ -188,7 +188,7 @@ impl<'a> Tree<'a> {
                     _ => ("other", 0),
                 };
                 // A directory that may only be listed is visited twice, or is the top.
-                if !found.path.is_empty() && all.last().is_none_or(|last| last.path != found.path) {
+                if !found.path.as_os_str().is_empty() && all.last().is_none_or(|last| last.path != found.path) {
                     all.push(Listed { path: found.path.to_owned(), kind, size });
                 }
                 if all.len() > most { Walk::Stop } else { Walk::On }
@@ -196,7 +196,7 @@ impl<'a> Tree<'a> {
             if recursive { walk(&directory, visit) } else { crate::tree::list(&directory, visit) }.map_err(of)?;
             let truncated = all.len() > most;
             all.truncate(most);
-            all.sort_by(|a, b| a.path.cmp(&b.path));
+            all.sort_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
             Ok((all, truncated))
         })
     }

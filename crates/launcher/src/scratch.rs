@@ -57,8 +57,8 @@ impl OpenedScratch {
     pub fn protection(&self, path: &Path, policy: &Policy) -> Option<Protection> {
         let found = self.facts.protected.iter().filter(|(above, ..)| path.starts_with(above)).map(|(.., protection)| *protection);
         let names = |globs: &[String]| {
-            let above = || path.ancestors().filter_map(Path::to_str).filter(|above| !above.is_empty());
-            globs.iter().any(|glob| above().any(|above| fast_glob::glob_match(glob.as_str(), above)))
+            let above = || path.ancestors().filter(|above| !above.as_os_str().is_empty());
+            globs.iter().any(|glob| above().any(|above| tree::matches(glob, above)))
         };
         let named = [(&policy.scratch.hidden, Protection::Hidden), (&policy.scratch.read_only, Protection::ReadOnly)];
         let named = named.into_iter().filter(|(globs, _)| names(globs)).map(|(_, protection)| protection);
@@ -269,6 +269,12 @@ fn finish(
 ) -> Result<OpenedScratch, ScratchError> {
     let stat = fstat(&directory).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))?;
     let owner = (stat.st_uid, stat.st_gid);
+    if real.to_str().is_none() {
+        return Err(error(
+            "scratch_malformed",
+            format!("it is {real:?}, which is not UTF-8, as results and plans are; rename the directory"),
+        ));
+    }
     if real.as_os_str().as_bytes() == b"/" || opener.homes.contains(&real) {
         return Err(error("scratch_is_home", String::from("it is the root or a home directory itself; use a directory below it")));
     }
@@ -286,9 +292,18 @@ fn finish(
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
     }
-    let (protected, before) = look_through(&directory, policy).map_err(|errno| {
-        let why = errno.map_or_else(|| String::from("its entries cannot be listed to the end"), crate::error::describe);
-        error("scratch_unreadable", format!("{why}; what the policy hides in it could not be found"))
+    let (protected, before) = look_through(&directory, policy).map_err(|unseen| match unseen {
+        Unseen::TooMany(path) => error(
+            "scratch_protects_too_much",
+            format!(
+                "more than {MOST_PROTECTED} paths in it are to be kept from the code, such as {path:?} (by [scratch] hidden and read_only of policy `{}`, or as sockets, fifos and closed directories); remove what earlier code may have left, name whole directories in the policy, or use another scratch",
+                policy.name
+            ),
+        ),
+        Unseen::Failed(errno) => {
+            let why = errno.map_or_else(|| String::from("its entries cannot be listed to the end"), crate::error::describe);
+            error("scratch_unreadable", format!("{why}; what the policy hides in it could not be found"))
+        }
     })?;
     let mut idmappable = true;
     let mut tree = None;
@@ -309,54 +324,86 @@ fn finish(
 /// A path below scratch, what stands there, and what the code may not do with it.
 type Protected = (PathBuf, PathKind, Protection);
 
+/// How many such paths a scratch may hold: each is a mount, which the kernel makes and the
+/// executor finds again.
+const MOST_PROTECTED: usize = 4096;
+
+/// Why a scratch could not be looked through.
+enum Unseen {
+    /// It holds more than [`MOST_PROTECTED`], this one the first beyond.
+    TooMany(PathBuf),
+    /// It cannot be read, with the errno where there is one.
+    Failed(Option<Errno>),
+}
+
 /// What must be kept from the code: matches of the policy's globs; sockets and fifos, at
 /// whose other end the host may sit; and directories that cannot be looked into, which the
 /// code could open to itself (chmod) and find any of these in. Counts everything on the way.
 ///
 /// # Errors
-/// The directory itself cannot be read, with the errno where there is one.
-fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>, TreeUse), Option<Errno>> {
+/// The directory itself cannot be read, or holds too many of them.
+fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>, TreeUse), Unseen> {
     let globs = || {
         let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
     };
-    let mut found = Vec::new();
+    let mut found: Vec<Protected> = Vec::new();
     let mut pinned: BTreeSet<PathBuf> = BTreeSet::new();
     let mut seen = TreeUse::default();
+    // What lies below a directory is visited right behind it: nothing need be laid over what
+    // the last of each kind covers already.
+    let (mut hidden, mut kept): (Option<PathBuf>, Option<PathBuf>) = (None, None);
+    let mut beyond = None;
     let whole = tree::walk(directory, &mut |entry| {
-        if entry.path.is_empty() {
+        if entry.path.as_os_str().is_empty() {
             return tree::Walk::Stop;
         }
         seen.add(entry);
+        let below = |above: &Option<PathBuf>| above.as_ref().is_some_and(|above| entry.path.starts_with(above));
+        if entry.kind.is_symlink() || below(&hidden) {
+            return tree::Walk::On;
+        }
         let way_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
-        let named = globs().find(|(glob, _)| fast_glob::glob_match(glob.as_str(), entry.path)).map(|(_, protection)| protection);
-        if let Some(protection) = way_out.or(named).filter(|_| !entry.kind.is_symlink()) {
-            let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
-            let path = PathBuf::from(entry.path);
-            if named.is_some() {
-                let above = path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
-                pinned.extend(above.map(Path::to_path_buf));
+        let named = globs().find(|(glob, _)| tree::matches(glob, entry.path)).map(|(_, protection)| protection);
+        let Some(protection) = way_out.or(named) else { return tree::Walk::On };
+        if protection == Protection::ReadOnly && below(&kept) {
+            return tree::Walk::On;
+        }
+        if named.is_some() {
+            let above = entry.path.ancestors().skip(1).take_while(|above| !above.as_os_str().is_empty());
+            // Whatever is above one that is there already is there too.
+            for above in above {
+                if !pinned.insert(above.to_path_buf()) {
+                    break;
+                }
             }
-            found.push((path, kind, protection));
+        }
+        let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
+        match protection {
+            Protection::Hidden => hidden = Some(entry.path.to_path_buf()),
+            Protection::ReadOnly | Protection::Pinned => kept = Some(entry.path.to_path_buf()),
+        }
+        found.push((entry.path.to_path_buf(), kind, protection));
+        if found.len() + pinned.len() > MOST_PROTECTED {
+            beyond = Some(entry.path.to_path_buf());
+            return tree::Walk::Stop;
         }
         tree::Walk::On
     });
-    if !whole? {
-        return Err(None);
+    let whole = whole.map_err(|errno| Unseen::Failed(Some(errno)))?;
+    if let Some(path) = beyond {
+        return Err(Unseen::TooMany(path));
+    }
+    if !whole {
+        return Err(Unseen::Failed(None));
     }
     for (path, ..) in &found {
         pinned.remove(path);
     }
     found.extend(pinned.into_iter().map(|path| (path, PathKind::Directory, Protection::Pinned)));
-    // Above before below, so that nothing is laid over what is covered already.
+    // Above before below: what lies over a directory must not be laid on what it covers.
     found.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut kept: Vec<Protected> = Vec::new();
-    for entry in found {
-        if !kept.iter().any(|(above, _, protection)| *protection == Protection::Hidden && entry.0.starts_with(above)) {
-            kept.push(entry);
-        }
-    }
-    Ok((kept, seen))
+    Ok((found, seen))
 }
 
 /// Blocks and entries of a tree.

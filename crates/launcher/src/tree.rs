@@ -3,7 +3,11 @@
 //! No link is followed, no other file system is entered, and depth and number of
 //! entries are bounded. Nothing is opened but directories.
 
-use std::{ffi::CStr, path::Path};
+use std::{
+    ffi::{CStr, OsStr},
+    os::unix::ffi::OsStrExt,
+    path::Path,
+};
 
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -32,13 +36,18 @@ pub(crate) fn open_beneath(directory: impl AsFd, path: &Path, flags: OFlags) -> 
 
 /// What stands at an entry.
 pub(crate) struct Found<'a> {
-    /// Path below the start, without a leading slash.
-    pub(crate) path: &'a str,
+    /// Path below the start, without a leading slash; bytes, which need not be UTF-8.
+    pub(crate) path: &'a Path,
     pub(crate) kind: FileType,
     pub(crate) stat: rustix::fs::Stat,
     /// A directory that is not entered, or not to its end: closed to whoever walks, too
-    /// deep, or of another file system. One that can be listed only is visited twice.
+    /// deep, by a path too long, or of another file system. One that can be listed only is visited twice.
     pub(crate) closed: bool,
+}
+
+/// Whether one of a policy's or a request's globs matches a path, byte for byte.
+pub(crate) fn matches(glob: &str, path: &Path) -> bool {
+    fast_glob::glob_match(glob, path.as_os_str().as_bytes())
 }
 
 /// Whether a walk goes on.
@@ -50,6 +59,9 @@ pub(crate) enum Walk {
 
 /// Each level holds two descriptors.
 const DEEPEST: usize = 200;
+/// Bytes of the path of a directory that is entered: that of what lies in it still fits
+/// into one path of the kernel's (PATH_MAX), behind that of a scratch.
+const LONGEST: usize = 2048;
 
 /// Visits the entries of `top` and none below them, as [`walk`] does.
 ///
@@ -58,25 +70,24 @@ const DEEPEST: usize = 200;
 pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
     // Of no device that there is: nothing is entered.
-    Ok(walk_below(&start, u64::MAX, &mut String::new(), 0, visit)? == Walk::On)
+    Ok(walk_below(&start, u64::MAX, &mut Vec::new(), 0, visit)? == Walk::On)
 }
 
-/// Visits every entry below `top`. Names that are not UTF-8 are visited with U+FFFD in
-/// place of what is not. Returns false if the walk was stopped.
+/// Visits every entry below `top`. Returns false if the walk was stopped.
 ///
 /// # Errors
 /// The tree cannot be walked, and not because whoever walks it lacks the right (EACCES).
 pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
     let device = rustix::fs::fstat(&start)?.st_dev;
-    let mut path = String::new();
+    let mut path = Vec::new();
     Ok(walk_below(&start, device, &mut path, 0, visit)? == Walk::On)
 }
 
 fn walk_below(
     directory: &OwnedFd,
     device: u64,
-    path: &mut String,
+    path: &mut Vec<u8>,
     depth: usize,
     visit: &mut dyn FnMut(&Found<'_>) -> Walk,
 ) -> Result<Walk, Errno> {
@@ -101,17 +112,17 @@ fn walk_below(
             // A directory that may be listed and not searched.
             Err(Errno::ACCESS) => {
                 let stat = rustix::fs::fstat(directory)?;
-                return Ok(visit(&Found { path, kind: FileType::Directory, stat, closed: true }));
+                return Ok(visit(&Found { path: as_path(path), kind: FileType::Directory, stat, closed: true }));
             }
             Err(errno) => return Err(errno),
         };
         let length = path.len();
         if length > 0 {
-            path.push('/');
+            path.push(b'/');
         }
-        path.push_str(&name.to_string_lossy());
+        path.extend_from_slice(name.to_bytes());
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let enter = kind.is_dir() && stat.st_dev == device && depth < DEEPEST;
+        let enter = kind.is_dir() && stat.st_dev == device && depth < DEEPEST && path.len() <= LONGEST;
         let (below, closed) = match enter.then(|| openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())) {
             Some(Ok(below)) => (Some(below), false),
             // Removed or replaced since it was listed.
@@ -120,7 +131,7 @@ fn walk_below(
             Some(Err(errno)) => return Err(errno),
             None => (None, kind.is_dir()),
         };
-        let mut next = visit(&Found { path, kind, stat, closed });
+        let mut next = visit(&Found { path: as_path(path), kind, stat, closed });
         if let (Walk::On, Some(below)) = (next, &below) {
             next = walk_below(below, device, path, depth + 1, visit)?;
         }
@@ -130,4 +141,8 @@ fn walk_below(
         }
     }
     Ok(Walk::On)
+}
+
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
 }

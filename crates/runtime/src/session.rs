@@ -220,8 +220,9 @@ impl Session {
             entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
         }
         let above = path.trim_end_matches('/');
-        if !matches!(above, "" | ".") || path.starts_with('/') {
-            entries.iter_mut().for_each(|entry| entry.path.insert_str(0, &format!("{above}/")));
+        let above = if path.starts_with('/') && above.is_empty() { "/" } else { above };
+        if !matches!(above, "" | ".") {
+            entries.iter_mut().for_each(|entry| entry.path = Path::new(above).join(&entry.path));
         }
         Ok((entries, truncated))
     }

@@ -127,7 +127,10 @@ pub(crate) struct Listing<'a> {
 
 impl<'a> Listing<'a> {
     pub(crate) fn new(asked: &'a List, (entries, truncated): (Vec<Listed>, bool)) -> Self {
-        let entries = entries.into_iter().map(|Listed { path, kind, size }| Entry { path, kind, size }).collect();
+        let entries = entries
+            .into_iter()
+            .map(|Listed { path, kind, size }| Entry { path: path.to_string_lossy().into_owned(), kind, size })
+            .collect();
         Listing { path: &asked.path, entries, truncated }
     }
 }

@@ -147,7 +147,13 @@ pub struct ScratchPlan {
     /// Files likewise.
     pub files: Option<u64>,
     /// Protected paths below it.
+    #[serde(serialize_with = "as_text")]
     pub protected: Vec<(PathBuf, PathKindName, Protection)>,
+}
+
+/// A name in a scratch need not be UTF-8, and the plan's text is.
+fn as_text<S: serde::Serializer>(protected: &[(PathBuf, PathKindName, Protection)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(protected.iter().map(|(path, kind, protection)| (path.to_string_lossy(), kind, protection)))
 }
 
 /// [`crate::facts::PathKind`] as the plan prints it.
