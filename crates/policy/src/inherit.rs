@@ -160,7 +160,7 @@ impl Draft {
         set(&mut self.mode, layer.mode);
         set(&mut self.preview, layer.preview);
         edit(&mut self.alerts, layer.alerts, |alert| quote(&alert.to_string()), problems);
-        self.actions.extend(layer.actions);
+        self.screen_for(layer.actions);
         edit(&mut self.modules, layer.modules, text, problems);
         edit(&mut self.builtins, layer.builtins, text, problems);
         self.approval_time = layer.approval_time.map(|time| time.value).or(self.approval_time);
@@ -192,6 +192,20 @@ impl Draft {
                 }
             }
         }
+    }
+
+    /// Adds what is done about findings. Code that could not be read may hold whatever it is
+    /// that stops code, so that counts as the severest of it unless the layer says otherwise:
+    /// an inherited `note` about the unread was meant for a policy that stopped nothing.
+    fn screen_for(&mut self, actions: BTreeMap<screen::Rule, At<screen::Action>>) {
+        let stops = actions.values().filter(|action| action.value > screen::Action::Note).max_by_key(|action| action.value).cloned();
+        let unread = screen::Rule::Screener;
+        if let (Some(stops), false) = (stops, actions.contains_key(&unread))
+            && self.actions.get(&unread).is_none_or(|inherited| inherited.value < stops.value)
+        {
+            self.actions.insert(unread, stops);
+        }
+        self.actions.extend(actions);
     }
 
     fn check(&mut self, problems: &mut Problems) {

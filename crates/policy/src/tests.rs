@@ -6,7 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use stockade_protocol::{LimitKey, screen::Rule};
+use stockade_protocol::{
+    LimitKey,
+    screen::{Action, Rule},
+};
 
 use crate::{
     EXAMPLES, LookupContext, PolicyError, SHIPPED, load, load_shipped,
@@ -331,6 +334,24 @@ fn approvers_need_something_to_approve() {
         let report = refusal(&child(&format!("[screen]\nprocess = \"approve\"\n{line}\n")));
         assert!(report.contains(said), "{line}: {report}");
     }
+}
+
+#[test]
+fn code_that_cannot_be_read_counts_as_what_stops_code() {
+    let about_the_unread = |lines: &str| load_text(&child(&format!("[screen]\n{lines}"))).unwrap().screen.action(Rule::Screener);
+    assert_eq!(about_the_unread("process = \"note\""), Action::Note);
+    assert_eq!(about_the_unread("process = \"approve\""), Action::Approve);
+    assert_eq!(about_the_unread("process = \"approve\"\nfork = \"deny\""), Action::Deny);
+    // What a policy says itself holds.
+    assert_eq!(about_the_unread("process = \"deny\"\nscreener = \"note\""), Action::Note);
+    // Nothing gets milder, and a policy that extends none has the same.
+    let of = |text: &str| load_text(text).unwrap().screen.action(Rule::Screener);
+    let strict = "schema = 1\ndescription = \"a child\"\nextends = \"strict\"\n[screen]\nprocess = \"approve\"\n";
+    assert_eq!(of(strict), Action::Deny);
+    let base = base();
+    let (before, _) = base.split_once("[screen]").unwrap();
+    assert_eq!(of(before), Action::Allow);
+    assert_eq!(of(&format!("{before}[screen]\nprocess = \"deny\"\n")), Action::Deny);
 }
 
 #[test]
