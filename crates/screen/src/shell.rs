@@ -5,7 +5,9 @@
 //! are followed in the order of the text; branches are not told apart.
 
 mod commands;
+mod pieces;
 mod words;
+mod wrappers;
 
 use stockade_protocol::screen::{Question, Rule};
 use tree_sitter::{Node, Parser};
@@ -17,52 +19,52 @@ use words::{Variables, Word};
 const DEEPEST: u16 = 400;
 /// Longer words in braces are not looked at.
 const LONGEST_BRACES: usize = 256;
+/// So often a script is begun anew behind an error.
+const MOST_ROUNDS: usize = 32;
 /// Stages of a pipeline that may feed a later one.
 const LONGEST_PIPELINE: usize = 16;
 
-/// Screens a shell script.
+/// Screens a shell script. Behind a line that the grammar does not understand it begins
+/// anew, as a shell goes on behind most of what it does not understand.
 pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
         findings.add(Rule::Screener, (0, 0), "no grammar");
         return;
     }
-    let Some(tree) = parser.parse(code, None) else {
-        findings.add(Rule::Screener, (0, 0), "not parsed");
-        return;
-    };
-    let mut walk = Walk {
-        question,
-        code,
-        depth,
-        findings,
-        variables: Variables::default(),
-        directory: String::new(),
-        functions: Vec::new(),
-        endless: 0,
-    };
-    if tree.root_node().has_error() && !walk.findings.is_inside() {
-        let at = first_error(tree.root_node());
-        walk.findings.add(Rule::Syntax, (at.start_byte(), at.end_byte()), "not understood");
+    let (mut begin, mut variables, mut directory) = (0, Variables::default(), String::new());
+    for round in 1.. {
+        // What has been read is blank, so that everything else stands where it stood.
+        let rest = pieces::without_start(code, begin);
+        let Some(tree) = parser.parse(rest.as_ref(), None) else {
+            findings.add(Rule::Screener, (begin, begin), "not parsed");
+            return;
+        };
+        let root = tree.root_node();
+        let mut walk = Walk { variables, directory, ..Walk::new(question, &rest, depth, findings) };
+        walk.node(root, 0);
+        walk.spelt_out_bomb();
+        walk.torn_words(root);
+        walk.braces(root);
+        if !root.has_error() {
+            return;
+        }
+        let error = first_error(root);
+        if !walk.findings.is_inside() {
+            walk.findings.add(Rule::Syntax, span(error), "not understood");
+        }
+        let at = error.start_byte().max(begin);
+        begin = walk.pieces(at, round < MOST_ROUNDS);
+        if begin >= code.len() {
+            return;
+        }
+        (variables, directory) = (walk.variables, walk.directory);
     }
-    walk.node(tree.root_node(), 0);
-    walk.spelt_out_bomb();
-    walk.torn_words(tree.root_node());
-    walk.braces(tree.root_node());
 }
 
 /// Screens one command by its words.
 pub(crate) fn screen_words(question: &Question<'_>, words: Vec<String>, depth: u8, findings: &mut Findings<'_>) {
-    let mut walk = Walk {
-        question,
-        code: "",
-        depth,
-        findings,
-        variables: Variables::default(),
-        directory: String::new(),
-        functions: Vec::new(),
-        endless: 0,
-    };
+    let mut walk = Walk::new(question, "", depth, findings);
     let words: Vec<Word> = words.into_iter().map(Word::plain).collect();
     walk.command_of(&words, (0, 0), &[]);
 }
@@ -94,7 +96,25 @@ struct Walk<'w, 'c> {
     directory: String,
     /// The functions that are being read.
     functions: Vec<String>,
+    /// Loops without end around this place, and those of them that nothing holds up.
     endless: u32,
+    unheld: u32,
+}
+
+impl<'w, 'c> Walk<'w, 'c> {
+    fn new(question: &'w Question<'w>, code: &'w str, depth: u8, findings: &'w mut Findings<'c>) -> Self {
+        Walk {
+            question,
+            code,
+            depth,
+            findings,
+            variables: Variables::default(),
+            directory: String::new(),
+            functions: Vec::new(),
+            endless: 0,
+            unheld: 0,
+        }
+    }
 }
 
 impl Walk<'_, '_> {
@@ -129,19 +149,41 @@ impl Walk<'_, '_> {
                 self.functions.pop();
                 return;
             }
-            "while_statement" => {
-                let condition =
-                    node.child_by_field_name("condition").map(|condition| self.source(condition).trim().trim_end_matches(';').to_owned());
-                let endless = u32::from(matches!(condition.as_deref(), Some("true" | ":" | "[ 1 ]" | "((1))")));
-                self.endless += endless;
+            "while_statement" | "c_style_for_statement" if self.is_endless(node) => {
+                let unheld = u32::from(!self.is_held_up(node));
+                self.endless += 1;
+                self.unheld += unheld;
                 self.descend(node, depth);
-                self.endless -= endless;
+                self.endless -= 1;
+                self.unheld -= unheld;
                 return;
             }
+            "expansion" => self.backquotes(node),
             "string" | "raw_string" | "ansi_c_string" | "word" | "concatenation" => self.text(node),
             _ => {}
         }
         self.descend(node, depth);
+    }
+
+    /// Whether a loop does not end by its condition.
+    fn is_endless(&self, node: Node<'_>) -> bool {
+        let text = self.source(node);
+        if node.kind() == "c_style_for_statement" {
+            return text
+                .split_once("))")
+                .is_some_and(|(head, _)| head.chars().filter(|c| !c.is_whitespace()).collect::<String>().ends_with(";;"));
+        }
+        let condition = node.child_by_field_name("condition").map(|condition| self.source(condition).trim().trim_end_matches(';'));
+        match text.starts_with("until") {
+            true => matches!(condition, Some("false" | "! true" | "! :")),
+            false => matches!(condition, Some("true" | ":" | "[ 1 ]" | "[[ 1 ]]" | "((1))" | "(( 1 ))")),
+        }
+    }
+
+    /// Whether something in a loop waits, or ends it.
+    fn is_held_up(&self, node: Node<'_>) -> bool {
+        let waits = ["wait", "sleep", "read", "inotifywait", "break", "exit", "return"];
+        self.source(node).split(|c: char| !c.is_alphanumeric()).any(|word| waits.contains(&word))
     }
 
     fn descend(&mut self, node: Node<'_>, depth: u16) {
@@ -171,6 +213,10 @@ impl Walk<'_, '_> {
         let (name, word) = (self.source(name).to_owned(), self.word(value));
         if word.known && secrets::under_name(&name, &word.text) {
             self.findings.secret(span(value), &word.text, &name);
+        }
+        // An interactive shell runs it before each prompt.
+        if name == "PROMPT_COMMAND" && word.known {
+            self.runs("sh", &word.text, span(node));
         }
         self.variables.set(&name, word);
     }
@@ -229,9 +275,14 @@ impl Walk<'_, '_> {
         self.command_of(&words, span(node), &fed);
         let name = words.first().map(|word| word.text.as_str()).unwrap_or_default();
         let starts_itself = words.iter().any(|word| word.text == "$0");
-        let in_background = node.next_sibling().is_some_and(|next| self.source(next) == "&");
-        if starts_itself && self.endless > 0 && in_background {
-            self.findings.add(Rule::ForkBomb, span(node), "starts itself without end");
+        let statement = node.parent().filter(|parent| parent.kind() == "redirected_statement").unwrap_or(node);
+        let in_background = statement.next_sibling().is_some_and(|next| self.source(next) == "&");
+        if in_background && self.endless > 0 && (starts_itself || self.unheld > 0) {
+            self.findings.add(
+                Rule::ForkBomb,
+                span(node),
+                if starts_itself { "starts itself without end" } else { "starts programs without end" },
+            );
         }
         let in_pipeline = node.parent().is_some_and(|parent| parent.kind() == "pipeline");
         if in_pipeline && self.functions.iter().any(|function| function == name) {
@@ -267,6 +318,7 @@ impl Walk<'_, '_> {
         let Some(script) = parts.iter().find(|part| part.kind() == "heredoc_body").map(|body| self.source(*body).to_owned()) else {
             return;
         };
+        self.backquotes(node);
         let before = node.parent().filter(|parent| parent.kind() == "redirected_statement");
         let readers: Vec<Node<'_>> = before
             .and_then(|statement| statement.child_by_field_name("body"))

@@ -2,32 +2,13 @@
 
 use stockade_protocol::screen::Rule;
 
-use super::{Stage, Walk, words, words::Word};
+use super::{
+    Stage, Walk, words,
+    words::Word,
+    wrappers::{base, is_wrapper, started, unwrapped},
+};
 use crate::{paths, python, shell};
 
-/// Commands that run what follows them; with the options of theirs that take a value.
-const WRAPPERS: [(&str, &[&str]); 20] = [
-    ("sudo", &["-u", "-g", "-h", "-p", "-C", "-T", "--user", "--group"]),
-    ("doas", &["-u", "-C"]),
-    ("env", &["-u", "-C", "-S"]),
-    ("nice", &["-n"]),
-    ("ionice", &["-c", "-n"]),
-    ("timeout", &["-s", "-k"]),
-    ("nohup", &[]),
-    ("exec", &["-a"]),
-    ("command", &[]),
-    ("builtin", &[]),
-    ("time", &["-o", "-f"]),
-    ("stdbuf", &["-i", "-o", "-e"]),
-    ("setsid", &[]),
-    ("busybox", &[]),
-    ("xargs", &["-I", "-n", "-P", "-d", "-L", "-s", "-a"]),
-    ("watch", &["-n"]),
-    ("parallel", &["-j"]),
-    ("chronic", &[]),
-    ("unbuffer", &[]),
-    ("coproc", &[]),
-];
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "zsh", "ash", "ksh", "fish"];
 const INTERPRETERS: [&str; 7] = ["python", "python3", "python2", "perl", "ruby", "node", "php"];
 const FETCHERS: [&str; 4] = ["curl", "wget", "aria2c", "fetch"];
@@ -118,52 +99,24 @@ pub(super) fn is_known(name: &str) -> bool {
         &DISKS,
         &["rm", "dd", "shred", "mv", "cp", "chmod", "chown", "eval", "source", "kill", "find", "tee", "base64"],
     ];
-    lists.iter().any(|list| list.contains(&name)) || WRAPPERS.iter().any(|(wrapper, _)| *wrapper == name)
-}
-
-/// A command's own name, without its directory.
-fn base(word: &str) -> &str {
-    word.rsplit('/').next().unwrap_or(word)
+    lists.iter().any(|list| list.contains(&name)) || is_wrapper(name)
 }
 
 fn is_flag(word: &str, short: char, long: &str) -> bool {
     word == long || (word.starts_with('-') && !word.starts_with("--") && word.contains(short))
 }
 
-/// The words behind those that only say how to run them.
-fn unwrapped(words: &[Word]) -> &[Word] {
-    let mut rest = words;
-    while let Some((name, values)) = rest.first().and_then(|word| WRAPPERS.iter().find(|(wrapper, _)| *wrapper == base(&word.text))) {
-        let mut at = 1;
-        while let Some(word) = rest.get(at).map(|word| word.text.as_str()) {
-            let assignment = *name == "env" && word.contains('=');
-            // `timeout` has its time first.
-            let time = *name == "timeout" && word.starts_with(|c: char| c.is_ascii_digit());
-            if values.contains(&word) {
-                at += 2;
-            } else if word.starts_with('-') || assignment || time {
-                at += 1;
-            } else {
-                break;
-            }
-        }
-        if at >= rest.len() {
-            return rest;
-        }
-        rest = &rest[at..];
-    }
-    rest
-}
-
 impl Walk<'_, '_> {
     /// A command, with what is fed to it.
     pub(super) fn command_of(&mut self, words: &[Word], at: (usize, usize), fed: &[Stage]) {
-        for wrapper in words.iter().take(3) {
-            if matches!(base(&wrapper.text), "sudo" | "doas") {
-                self.findings.add(Rule::System, at, base(&wrapper.text));
+        let started = started(words);
+        for wrapper in started.by {
+            if SYSTEM.contains(&wrapper) {
+                self.findings.add(Rule::System, at, wrapper);
             }
         }
-        let inner = unwrapped(words);
+        started.scripts.iter().for_each(|script| self.runs("sh", script, at));
+        let inner = started.words;
         let Some(name) = inner.first().map(|word| base(&word.text).to_owned()) else { return };
         let arguments = inner.get(1..).unwrap_or_default();
         let text = |index: usize| arguments.get(index).map(|word| word.text.as_str()).unwrap_or_default();
@@ -193,6 +146,7 @@ impl Walk<'_, '_> {
                 if recursive && targets.iter().skip(1).any(|path| paths::is_vital(path)) {
                     self.findings.add(Rule::Destroy, at, &name);
                 }
+                targets.iter().skip(1).for_each(|path| self.writes(path, at, &name));
                 let mode = targets.first().map(String::as_str).unwrap_or_default();
                 let set_id = base(mode).contains("+s") || (base(mode).len() == 4 && base(mode).starts_with(['2', '4', '6']));
                 if name == "chmod" && set_id {
@@ -212,11 +166,18 @@ impl Walk<'_, '_> {
                 }
             }
             "tee" | "touch" | "mkdir" | "truncate" => targets.clone().iter().for_each(|path| self.writes(path, at, &name)),
-            "kill" if arguments.iter().any(|word| word.text == "-1") && arguments.len() > 1 => {
-                self.findings.add(Rule::Process, at, "kill -1")
-            }
+            "kill" => self.kills(arguments, at),
             "killall" | "pkill" | "killall5" => self.findings.add(Rule::Process, at, &name),
             "env" | "printenv" | "set" if arguments.is_empty() => self.findings.add(Rule::Credentials, at, &name),
+            "sed" if arguments.iter().any(|word| is_flag(&word.text, 'i', "--in-place")) => {
+                targets.iter().skip(1).for_each(|path| self.writes(path, at, &name));
+            }
+            "tar" | "bsdtar" | "unzip" => self.unpacks(&name, arguments, at),
+            "awk" | "gawk" | "mawk" | "nawk" => {
+                let scripts: Vec<String> = arguments.iter().flat_map(|word| commands_of_awk(&word.text)).map(str::to_owned).collect();
+                scripts.iter().for_each(|script| self.runs("sh", script, at));
+            }
+            "set" => self.variables.set_arguments(arguments),
             "eval" => self.evaluates(arguments, at),
             // What a signal, the end or a name of its own will have it run.
             "trap" if arguments.first().is_some_and(|word| word.known && !word.text.starts_with('-')) => self.runs("sh", text(0), at),
@@ -234,8 +195,12 @@ impl Walk<'_, '_> {
             }
             _ => {}
         }
-        if let Some(script) = self.script_of(&name, arguments) {
+        if let Some(script) = script_of(&name, arguments) {
             self.runs(&name, &script, at);
+        }
+        if let Some((module, rest)) = module_of(&name, arguments) {
+            self.runs(&name, &format!("import {module}"), at);
+            self.command_of(&[&[Word::plain(module)], rest].concat(), at, &[]);
         }
         self.fed(words, fed, at);
         self.substituted(&name, at);
@@ -280,10 +245,45 @@ impl Walk<'_, '_> {
     fn finds(&mut self, arguments: &[Word], at: (usize, usize)) {
         let texts: Vec<&str> = arguments.iter().map(|word| word.text.as_str()).collect();
         let vital = texts.iter().take_while(|text| !text.starts_with('-')).any(|path| paths::is_vital(&self.place(path)));
-        let executed = texts.iter().position(|text| matches!(*text, "-exec" | "-execdir" | "-ok")).and_then(|exec| texts.get(exec + 1));
-        let deletes = texts.contains(&"-delete") || executed.is_some_and(|program| matches!(base(program), "rm" | "shred" | "unlink"));
+        let mut deletes = texts.contains(&"-delete");
+        if deletes {
+            self.findings.add(Rule::Delete, at, "find");
+        }
+        for (exec, _) in texts.iter().enumerate().filter(|(_, text)| matches!(**text, "-exec" | "-execdir" | "-ok" | "-okdir")) {
+            let words: Vec<Word> =
+                arguments.iter().skip(exec + 1).take_while(|word| !matches!(word.text.as_str(), ";" | "+")).cloned().collect();
+            deletes |= unwrapped(&words).first().is_some_and(|program| matches!(base(&program.text), "rm" | "shred" | "unlink"));
+            self.command_of(&words, at, &[]);
+        }
         if vital && deletes {
             self.findings.add(Rule::Destroy, at, "find");
+        }
+    }
+
+    /// Signals to the first process, and to all.
+    fn kills(&mut self, arguments: &[Word], at: (usize, usize)) {
+        let mut texts = arguments.iter().map(|word| word.text.as_str()).peekable();
+        // What comes first is a signal.
+        if let Some(option) = texts.next_if(|text| text.starts_with('-'))
+            && matches!(option, "-s" | "-n")
+        {
+            texts.next();
+        }
+        if let Some(target) = texts.find(|text| matches!(*text, "1" | "-1")) {
+            self.findings.add(Rule::Process, at, &format!("kill {target}"));
+        }
+    }
+
+    /// An archive is written out where an option says.
+    fn unpacks(&mut self, name: &str, arguments: &[Word], at: (usize, usize)) {
+        let texts: Vec<&str> = arguments.iter().map(|word| word.text.as_str()).collect();
+        let first = texts.first().is_some_and(|text| !text.starts_with("--") && text.contains('x'));
+        let extracts = name == "unzip" || first || texts.iter().any(|text| is_flag(text, 'x', "--extract") || *text == "--get");
+        let option = if name == "unzip" { "-d" } else { "-C" };
+        let pairs =
+            texts.iter().zip(texts.iter().skip(1)).filter(|(before, _)| [option, "--directory"].contains(*before)).map(|(_, path)| *path);
+        for path in pairs.chain(texts.iter().filter_map(|text| text.strip_prefix("--directory="))).filter(|_| extracts) {
+            self.writes(path, at, name);
         }
     }
 
@@ -294,13 +294,6 @@ impl Walk<'_, '_> {
             let script = arguments.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
             self.runs("sh", &script, at);
         }
-    }
-
-    /// The script in a command's words, as `-c` and `-e` take one.
-    fn script_of(&self, name: &str, arguments: &[Word]) -> Option<String> {
-        let wanted = if SHELLS.contains(&name) || name.starts_with("python") || name == "su" { 'c' } else { return None };
-        let flag = arguments.iter().position(|word| is_flag(&word.text, wanted, "--command"))?;
-        arguments.get(flag + 1).map(|word| word.text.clone())
     }
 
     /// Screens a text that a command takes for code.
@@ -346,16 +339,7 @@ impl Walk<'_, '_> {
             return;
         }
         let Some(tree) = parser.parse(text, None) else { return };
-        let inner = Walk {
-            question: self.question,
-            code: text,
-            depth: 0,
-            findings: self.findings,
-            variables: words::Variables::default(),
-            directory: String::new(),
-            functions: Vec::new(),
-            endless: 0,
-        };
+        let inner = Walk::new(self.question, text, 0, self.findings);
         let stages = inner.inner_stages(tree.root_node(), 0);
         self.code_from(name, stages.get(1..).unwrap_or_default(), at);
     }
@@ -376,6 +360,76 @@ impl Walk<'_, '_> {
             }
         }
     }
+}
+
+/// The script in the words of a shell or Python, as `-c` takes one: that of Python is the
+/// rest of the word or the next one, that of a shell stands behind all options.
+fn script_of(name: &str, arguments: &[Word]) -> Option<String> {
+    let mut texts = arguments.iter().map(|word| word.text.as_str());
+    if name.starts_with("python") {
+        return python_option(name, arguments, 'c').map(|(script, _)| script);
+    }
+    if !SHELLS.contains(&name) {
+        return None;
+    }
+    let mut wanted = false;
+    while let Some(text) = texts.next() {
+        match text.strip_prefix(['-', '+']) {
+            Some("-") => return wanted.then(|| texts.next().map(str::to_owned)).flatten(),
+            Some(options) if !options.is_empty() => {
+                wanted |= is_flag(text, 'c', "--command");
+                if !options.starts_with('-') && options.ends_with(['o', 'O']) {
+                    texts.next();
+                }
+            }
+            _ => return wanted.then(|| text.to_owned()),
+        }
+    }
+    None
+}
+
+/// The module that Python is to run, with the words for it.
+fn module_of<'w>(name: &str, arguments: &'w [Word]) -> Option<(String, &'w [Word])> {
+    let (module, rest) = python_option(name, arguments, 'm')?;
+    let is_name = !module.is_empty() && module.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
+    is_name.then_some((module, rest))
+}
+
+/// The value of the option that ends Python's own, if that is it, and the words behind it.
+fn python_option<'w>(name: &str, arguments: &'w [Word], wanted: char) -> Option<(String, &'w [Word])> {
+    if !name.starts_with("python") {
+        return None;
+    }
+    let mut at = 0;
+    while let Some(options) = arguments.get(at)?.text.strip_prefix('-').filter(|options| !options.is_empty() && *options != "-") {
+        at += 1;
+        let Some((ends, letter)) = options.char_indices().find(|(_, letter)| matches!(letter, 'c' | 'm' | 'W' | 'X')) else { continue };
+        let value = &options[ends + 1..];
+        match (letter, value.is_empty()) {
+            _ if options.starts_with('-') => {}
+            ('W' | 'X', empty) => at += usize::from(empty),
+            (letter, _) if letter != wanted => return None,
+            (_, false) => return Some((value.to_owned(), arguments.get(at..)?)),
+            (_, true) => return Some((arguments.get(at)?.text.clone(), arguments.get(at + 1..)?)),
+        }
+    }
+    None
+}
+
+/// The commands in a program for awk, where they stand there as a text.
+fn commands_of_awk(program: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut end = 0;
+    while let Some(start) = program[end..].find('"').map(|start| end + start + 1) {
+        let Some(length) = program[start..].find('"') else { break };
+        let (before, after) = (program[..start - 1].trim_end(), program[start + length + 1..].trim_start());
+        let piped = (before.ends_with('|') && !before.ends_with("||")) || (after.starts_with('|') && !after.starts_with("||"));
+        if piped || before.strip_suffix('(').is_some_and(|before| before.trim_end().ends_with("system")) {
+            found.push(&program[start..start + length]);
+        }
+        end = start + length + 1;
+    }
+    found
 }
 
 /// The name of a command that takes what it is fed for code, as one with a script does not.

@@ -56,6 +56,21 @@ impl Variables {
         self.0.insert(name.to_owned(), value);
     }
 
+    /// What `set` makes the arguments.
+    pub(super) fn set_arguments(&mut self, words: &[Word]) {
+        let options = words.iter().take_while(|word| word.text.starts_with(['-', '+']) && word.text != "--").count();
+        let all = words.get(options..).unwrap_or_default();
+        let all = all.strip_prefix([Word::plain("--".to_owned())].as_slice()).unwrap_or(all);
+        if all.is_empty() {
+            return;
+        }
+        let text = all.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
+        let list = Word { text, known: all.iter().all(|word| word.known), spaced: true };
+        all.iter().zip(1..10).for_each(|(word, number)| self.set(&number.to_string(), word.clone()));
+        self.set("*", list.clone());
+        self.set("@", list);
+    }
+
     fn get(&self, name: &str) -> Word {
         match (self.0.get(name), name) {
             (Some(word), _) => word.clone(),
@@ -83,13 +98,22 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
         "number" | "string_content" | "special_character" => Word::plain(whole.to_owned()),
         "simple_expansion" => {
             let name = whole.trim_start_matches('$');
-            Word { spaced: false, ..variables.get(name) }
+            let word = variables.get(name);
+            // The arguments are several words, also between quotes.
+            Word { spaced: word.spaced && matches!(name, "@" | "*"), ..word }
         }
         "expansion" => {
             let name: String = whole.trim_start_matches("${").chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            let bare = whole.len() == name.len() + 3;
-            // Cut, replaced or defaulted: what comes of it is not followed.
-            if bare { variables.get(&name) } else { Word::unknown(&format!("${name}")) }
+            let form = whole.get(name.len() + 2..whole.len() - 1).unwrap_or_default();
+            let value = variables.get(&name);
+            match form {
+                "" => value,
+                // What stands for a value that is missing is not needed.
+                _ if value.known && form.trim_start_matches(':').starts_with(['-', '=', '?']) => value,
+                "%/" | "%%/" if value.known => Word { text: value.text.trim_end_matches('/').to_owned(), ..value },
+                // Cut or replaced: what comes of it is not followed.
+                _ => Word::unknown(&format!("${name}")),
+            }
         }
         "command_substitution" | "process_substitution" | "arithmetic_expansion" => Word::unknown("*"),
         "string" => parts(node, code, variables, depth, (1, 1)),
