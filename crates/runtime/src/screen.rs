@@ -25,7 +25,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     io::Errno,
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, pidfd_open, setpriority_process},
 };
 use stockade_policy::model::{Policy, Runtime, Screen};
 use stockade_protocol::{
@@ -40,6 +40,8 @@ pub(crate) use sources::runtime;
 const PROGRAM: &str = "stockade-screen";
 /// Findings that an error names; the result has all.
 const MOST_SAID: usize = 5;
+/// Its niceness, see nice(2).
+const LESS_URGENT: i32 = 10;
 /// How long it may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -220,7 +222,15 @@ impl<'p> Pending<'p> {
             sources: sources.texts.iter().map(|(_, grammar, code)| Source { grammar: *grammar, code }).collect(),
         };
         match ask(&question, privileged) {
-            Ok((child, answer)) => pending.asked = Some(Asked { child, answer, end: Instant::now() + PATIENCE }),
+            Ok((child, answer)) => {
+                // What is only told gives way to the sandbox that is made meanwhile.
+                if screen.severest() <= Action::Note
+                    && let Some(pid) = pid_of(&child)
+                {
+                    let _as_urgent = setpriority_process(Some(pid), LESS_URGENT);
+                }
+                pending.asked = Some(Asked { child, answer, end: Instant::now() + PATIENCE });
+            }
             Err(why) => pending.know(None, Rule::Screener, why),
         }
         pending.files = sources.texts.into_iter().map(|(file, ..)| file).collect();
@@ -300,10 +310,13 @@ fn hear(mut child: Child, mut answer: File, end: Instant) -> Result<Answer, Stri
     Answer::decode(&bytes).map_err(|error| format!("{PROGRAM} talks nonsense: {error}"))
 }
 
+fn pid_of(child: &Child) -> Option<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
+}
+
 /// Whether it has ended by then.
 fn ended_by(child: &Child, end: Instant) -> Result<bool, Errno> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    let process = pidfd_open(pid_of(child).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
