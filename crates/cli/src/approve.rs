@@ -3,7 +3,8 @@
 //! What another wants run is hostile text: every line of it, as its language ends lines,
 //! stands behind the number that findings call it by, whatever cannot be seen stands as what
 //! no text looks like, and what was sent as base64 and is text is shown as that. What is no
-//! text is shown as it was sent. Who may approve is not decided here.
+//! text is shown as it was sent. A terminal of 80 columns breaks none of it; a narrower one
+//! may. Who may approve is not decided here.
 
 use std::{fmt::Write, path::Path, process::ExitCode};
 
@@ -25,6 +26,9 @@ use crate::{
     output::{say, say_json},
     refuse,
 };
+
+/// The columns of a terminal.
+const WIDTH: usize = 80;
 
 pub(crate) fn run(asked: &args::Approve) -> anyhow::Result<ExitCode> {
     let waiting = if asked.yes { approval::approve(&asked.token) } else { approval::look(&asked.token) };
@@ -49,7 +53,8 @@ fn in_words(waiting: &Waiting, token: &str) -> anyhow::Result<String> {
         true => "in a session that holds nothing before it, and keeps what it leaves",
         false => "in a scratch of its own that vanishes",
     };
-    let mut out = format!("uid {requester} wants this run as {} under `{}`, {place}:\n", shown.language, shown.policy);
+    let who = format!("uid {requester} wants this run as {} under `{}`, {place}:\n", shown.language, shown.policy);
+    let mut out = String::new();
     let request = parse_request(shown.request.as_bytes())?;
     list(&mut out, &request.code, shown.grammar)?;
     if let Some(stdin) = &request.stdin {
@@ -67,11 +72,33 @@ fn in_words(waiting: &Waiting, token: &str) -> anyhow::Result<String> {
     if shown.findings_omitted > 0 {
         writeln!(out, "  and {} more", shown.findings_omitted)?;
     }
-    out.push_str(&match approver {
+    let whether = match approver {
         Some(uid) => format!("approved by uid {uid}; it can be run once, within {seconds_left} s"),
         None => format!("not approved; `stockade approve --yes {token}` approves it, within {seconds_left} s"),
-    });
-    Ok(out)
+    };
+    Ok(who + &folded(&out) + &whether)
+}
+
+/// A text in lines that no terminal breaks: what it put at the beginning of the next could
+/// pass for a line with a number. What goes on stands behind a colon, as no line begins.
+fn folded(text: &str) -> String {
+    // A letter may be counted as wider than it is.
+    let advance = |column: usize, letter| match letter {
+        '\n' => 0,
+        '\t' => (column / 8 + 1) * 8,
+        '\u{1100}'.. => column + 2,
+        _ => column + 1,
+    };
+    let (mut out, mut column) = (String::with_capacity(text.len()), 0);
+    for letter in text.chars() {
+        if advance(column, letter) > WIDTH {
+            out.push_str("\n      : ");
+            column = 8;
+        }
+        out.push(letter);
+        column = advance(column, letter);
+    }
+    out
 }
 
 /// A text, each line behind its number. Every line ends with a line feed; what else ends
@@ -152,6 +179,21 @@ mod tests {
         // The same to a shell.
         let said = read_by_approver(&json!({ "code": code }), Some(Grammar::Shell));
         assert!(said.contains("    1 | # harmless⟨U+000D⟩import os⟨U+000D⟩\n    2 | x"), "{said}");
+    }
+
+    #[test]
+    fn no_line_passes_for_two_where_a_terminal_breaks_it() {
+        let long = |pad: &str, times: usize| format!("#{}    2 | check()\nrun()", pad.repeat(times));
+        let requests = [(" ", 71), ("\t", 9), ("\u{4e00}", 36), ("\u{202e}", 9)].map(|(pad, times)| json!({ "code": long(pad, times) }));
+        for request in requests.into_iter().chain([json!({ "code": "", "args": [long(" ", 74)] })]) {
+            let said = read_by_approver(&request, None);
+            assert!(said.lines().all(|line| !line.starts_with("    2 | check")), "{said}");
+            assert!(said.contains("\n      : ") && said.replace("\n      : ", "").contains("    2 | check()"), "{said}");
+        }
+        // The control: what fits is left alone, and so are the first and the last line.
+        let said = read_by_approver(&json!({ "code": "x".repeat(72) }), None);
+        assert!(said.contains(&format!("\n    1 | {}\n", "x".repeat(72))) && !said.contains("\n      : "), "{said}");
+        assert!(said.lines().next().is_some_and(|line| line.len() > WIDTH), "{said}");
     }
 
     #[test]
