@@ -45,6 +45,7 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, the_registrys_directory_is_no_scratch),
     test!(RootlessOnly, no_scratch_holds_what_the_next_run_believes),
     test!(Both, no_scratch_holds_the_policy_of_its_run_or_the_program),
+    test!(RootlessOnly, no_scratch_holds_a_link_on_the_way_to_what_the_next_run_believes),
     test!(Both, what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by),
     test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90),
     test!(Both, a_name_that_is_no_text_is_kept_from_the_code_like_any_other),
@@ -350,24 +351,56 @@ fn no_file_is_collected_that_the_code_could_not_read() {
 }
 
 fn code_does_not_choose_what_its_environment_has_shown() {
-    let (scratch, secrets) = (scratch(), directory().join("secrets"));
+    let (scratch, secrets, other) = (scratch(), directory().join("secrets"), scratch_named("other"));
     fs::create_dir_all(secrets.join("bin")).unwrap();
     fs::write(secrets.join("id"), "TOPKEY").unwrap();
+    fs::write(secrets.join("bin/key"), "TOPKEY").unwrap();
     let environment = scratch.join("venv");
     fs::create_dir_all(environment.join("bin")).unwrap();
-    std::os::unix::fs::symlink("/usr/bin/python3", environment.join("bin/python")).unwrap();
-    let option = format!("python={}", text(&environment.join("bin/python")));
+    let program = environment.join("bin/python");
+    std::os::unix::fs::symlink("/usr/bin/python3", &program).unwrap();
+    let option = format!("python={}", text(&program));
     let code = format!("print(6*7)\ntry: print(open({:?}).read())\nexcept OSError as e: print(e.strerror)", text(&secrets.join("id")));
-    let ask = |home: &str, scratch: &Path| {
+    let run = |scratch: Option<&Path>| exec_with(&["--runtime", &option], json!({"code": code, "scratch": scratch.map(text)}));
+    let ask = |home: &str, scratch: Option<&Path>| {
         fs::write(environment.join("pyvenv.cfg"), format!("home = {home}\n")).unwrap();
-        exec_with(&["--runtime", &option], json!({"code": code, "scratch": text(scratch)}))
+        run(scratch)
     };
-    ask("/usr/bin", &scratch).succeeded().expect(json!({"output": "42\nNo such file or directory\n"}));
-    let astray = text(&secrets.join("bin")).to_owned();
-    ask(&astray, &scratch).refused("scratch_holds_the_environment", &[text(&secrets), "read_only"]);
-    // The control: what no code can write may say so.
-    let other = scratch_named("other");
-    ask(&astray, &other).succeeded().expect(json!({"output": "42\nTOPKEY\n"}));
+    ask("/usr/bin", Some(&scratch)).succeeded().expect(json!({"output": "42\nNo such file or directory\n"}));
+    let crooked = format!("{}/../secrets/bin", text(&scratch));
+    // Whatever the scratch is this time: an earlier run may have had another.
+    for place in [Some(&*scratch), Some(&*other), None] {
+        for home in [text(&secrets.join("bin")), &crooked, "secrets/bin"] {
+            ask(home, place).refused("interpreter_led_astray", &[text(&program), "pyvenv.cfg", home.trim_end_matches("/bin"), "read_only"]);
+        }
+    }
+    // Nor by a link.
+    fs::write(environment.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    fs::remove_file(&program).unwrap();
+    std::os::unix::fs::symlink(secrets.join("bin/key"), &program).unwrap();
+    run(None).refused("interpreter_led_astray", &[text(&program), "link", text(&secrets), "read_only"]);
+    fs::rename(&environment, scratch.join("real")).unwrap();
+    fs::rename(secrets.join("bin/key"), secrets.join("bin/python")).unwrap();
+    std::os::unix::fs::symlink(&secrets, &environment).unwrap();
+    run(None).refused("interpreter_led_astray", &[text(&environment), "link"]);
+    // The control: the same directory, once it is an interpreter's own.
+    fs::remove_file(&environment).unwrap();
+    fs::rename(scratch.join("real"), &environment).unwrap();
+    fs::remove_file(&program).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/python3", &program).unwrap();
+    fs::create_dir_all(secrets.join("lib/python3.99")).unwrap();
+    fs::write(secrets.join("lib/python3.99/os.py"), "").unwrap();
+    let home = secrets.join("bin");
+    for place in [Some(&*other), None] {
+        ask(text(&home), place).succeeded().expect(json!({"output": "42\nTOPKEY\n"}));
+    }
+    // Not where what is hidden lies beside it, nor from out of this run's own scratch.
+    fs::write(secrets.join(".netrc"), "").unwrap();
+    ask(text(&home), None).refused("interpreter_led_astray", &[text(&secrets)]);
+    fs::remove_file(secrets.join(".netrc")).unwrap();
+    ask(text(&home), Some(&scratch)).refused("scratch_holds_the_environment", &[text(&secrets), "read_only"]);
+    std::os::unix::fs::symlink(&secrets, scratch.join("way")).unwrap();
+    ask(text(&scratch.join("way/bin")), Some(&scratch)).refused("scratch_holds_the_environment", &["way", "read_only"]);
 }
 
 fn code_that_becomes_a_directory_leaves_no_record() {
@@ -478,6 +511,19 @@ fn no_scratch_holds_the_policy_of_its_run_or_the_program() {
     fs::copy(program_path().unwrap(), &copy).unwrap();
     let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
     Done::of(feed(&mut under(&[text(&copy), "exec"]), request.as_bytes())).refused("scratch_holds_the_launcher", &[text(&copy)]);
+}
+
+fn no_scratch_holds_a_link_on_the_way_to_what_the_next_run_believes() {
+    let (scratch, far, other) = (scratch(), directory().join("far"), scratch_named("other"));
+    fs::create_dir(&far).unwrap();
+    let (policy, middle, first) = (far.join("mine.toml"), scratch.join("mine.toml"), directory().join("mine.toml"));
+    fs::write(&policy, derived("")).unwrap();
+    std::os::unix::fs::symlink(&policy, &middle).unwrap();
+    std::os::unix::fs::symlink(&middle, &first).unwrap();
+    let ask = |scratch: &Path| exec_with(&["--policy", text(&first)], json!({"code": "print(6*7)", "scratch": text(scratch)}));
+    ask(&scratch).refused("scratch_holds_a_policy", &[text(&first)]);
+    // The control: the same policy, and a scratch off its way.
+    ask(&other).succeeded().expect(json!({"output": "42\n"}));
 }
 
 fn limits_of_whoever_calls_sudo_keep_no_run_out_of_the_log() {

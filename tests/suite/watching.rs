@@ -22,6 +22,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, what_was_met_before_an_end_is_not_lost),
     test!(Both, code_gets_around_it_and_meets_the_sandbox),
     test!(Both, forged_lines_are_advice_and_a_flood_is_cut_off),
+    test!(Both, no_link_of_an_environment_has_the_launcher_read_another_file),
     test!(Both, an_interpreter_that_is_not_watched_is_told_of_or_does_not_start),
     test!(Both, sessions_tell_what_each_run_met),
 ];
@@ -376,6 +377,27 @@ fn stranger(place: &Path) -> String {
     fs::write(&program, "#!/bin/sh\necho ran\n").unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     format!("python={}", text(&program))
+}
+
+fn no_link_of_an_environment_has_the_launcher_read_another_file() {
+    let watched = Watched::new("ctypes = \"note\"");
+    let (environment, secret) = (directory().join("venv"), directory().join("secret.py"));
+    let (program, codec) = (environment.join("bin/python"), environment.join("lib/python3.99/encodings/utf_8.py"));
+    for file in [&program, &codec] {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+    }
+    std::os::unix::fs::symlink("/usr/bin/python3", &program).unwrap();
+    fs::write(environment.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+    fs::write(&secret, "TOPKEY = 1\n").unwrap();
+    let runtime = format!("python={}", text(&program));
+    let code = format!("try: print(open({:?}).read()[:10])\nexcept OSError as e: print(e.strerror)", text(&codec));
+    let read = || exec_with(&["--policy", &watched.policy, "--runtime", &runtime], json!({"code": code}));
+    std::os::unix::fs::symlink(&secret, &codec).unwrap();
+    read().succeeded().expect(json!({"output": "No such file or directory\n"}));
+    // The control: a codec of its own is read, and covered.
+    fs::remove_file(&codec).unwrap();
+    fs::write(&codec, "TOPKEY = 1\n").unwrap();
+    read().succeeded().expect(json!({"output": "TOPKEY = 1\n"}));
 }
 
 fn an_interpreter_that_is_not_watched_is_told_of_or_does_not_start() {

@@ -5,6 +5,7 @@
 //! started here.
 
 mod interpreters;
+mod prefixes;
 mod request;
 mod rights;
 

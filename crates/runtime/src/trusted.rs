@@ -31,7 +31,8 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
-    let shown = |path: &&PathBuf| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
+    let is_shown = |path: &Path| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
+    let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
     for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch)) {
         if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
             return Err(Refusal::bad_request(
@@ -77,25 +78,40 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     }
 }
 
-/// Whether a path, whatever of it exists, lies in a directory: where it leads, or the name
-/// by which it goes.
+/// Whether a path, whatever of it exists, lies in a directory: where it leads, or a name on
+/// the way there, of itself or of a link.
 fn lies_in(path: &Path, directory: &Path) -> bool {
-    let Ok(path) = std::path::absolute(path) else { return false };
-    let name = || path.parent().zip(path.file_name()).map(|(parent, name)| resolved(parent).join(name));
-    resolved(&path).starts_with(directory) || name().is_some_and(|name| name.starts_with(directory))
+    let mut passes = false;
+    resolved(path, &mut |at| passes |= at.starts_with(directory));
+    passes
 }
 
-/// A path without links, as far as it exists.
-fn resolved(path: &Path) -> PathBuf {
-    let mut missing: Vec<OsString> = Vec::new();
-    for ancestor in path.ancestors() {
-        match (std::fs::canonicalize(ancestor), ancestor.file_name()) {
-            (Ok(real), _) => return missing.iter().rev().fold(real, |path, name| path.join(name)),
-            (Err(_), Some(name)) => missing.push(name.to_owned()),
-            (Err(_), None) => break,
+/// A path without links, as far as it exists; `passed` sees every place that decides where
+/// it leads, itself the last.
+fn resolved(path: &Path, passed: &mut dyn FnMut(&Path)) -> PathBuf {
+    // As many as the kernel follows.
+    let mut links = 40;
+    let names = |path: &Path| -> Vec<OsString> { path.components().rev().map(|part| part.as_os_str().to_owned()).collect() };
+    let mut pending = std::path::absolute(path).map(|path| names(&path)).unwrap_or_default();
+    let mut at = PathBuf::from("/");
+    while let Some(name) = pending.pop() {
+        if name == "." {
+            continue;
+        }
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        // The root directory takes the place of all.
+        at.push(name);
+        passed(&at);
+        if let Some(to) = std::fs::read_link(&at).ok().filter(|_| links > 0) {
+            links -= 1;
+            at.pop();
+            pending.extend(names(&to));
         }
     }
-    path.to_path_buf()
+    at
 }
 
 #[cfg(test)]
@@ -117,6 +133,17 @@ mod tests {
             assert!(lies_in(&within, &inner), "{}", within.display());
         }
         assert!(lies_in(&other.join("link"), &other));
+        // A link in the middle, which is neither the name nor the end.
+        std::os::unix::fs::symlink(other.join("link"), root.join("first")).unwrap();
+        std::os::unix::fs::symlink("first", root.join("before")).unwrap();
+        std::os::unix::fs::symlink("circle", root.join("circle")).unwrap();
+        for way in ["first", "before", "other/../before"] {
+            assert!(lies_in(&root.join(way), &other) && lies_in(&root.join(way), &inner), "{way}");
+        }
+        for outside in [root.join("before"), root.join("circle")] {
+            assert!(!lies_in(&outside, &root.join("elsewhere")), "{}", outside.display());
+        }
+        assert_eq!(resolved(&root.join("other/../before/x"), &mut |_| {}), inner.join("file/x"));
         for outside in [other.join("file"), root.clone(), root.join("inner2")] {
             assert!(!lies_in(&outside, &inner), "{}", outside.display());
         }

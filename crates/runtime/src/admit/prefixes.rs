@@ -1,0 +1,142 @@
+//! What an interpreter needs of the host, outside the directory where it was named.
+//!
+//! Code may have written an environment: it was, or lay in, an earlier run's scratch. So
+//! what its settings and links lead to is shown only where it is nothing but an interpreter's
+//! own directory, as no other directory of the host can be made to look from within a scratch.
+//! Code that makes one like that in its scratch has that one shown, and all that lies in it.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{Mode, OFlags, ResolveFlags, openat2},
+};
+use stockade_policy::model::Policy;
+
+use crate::Refusal;
+
+/// What is read of a small file.
+const LARGEST: u64 = 64 << 10;
+/// Versions of Python that are looked for below one prefix.
+const MOST_VERSIONS: usize = 16;
+/// Entries of an interpreter's directory that are looked at.
+const MOST_ENTRIES: usize = 256;
+/// What conda and Homebrew keep under such names.
+const KNOWN_DOTS: [&str; 3] = [".brew", ".condarc", ".nonadmin"];
+
+/// The directory that an interpreter was named in.
+pub(super) fn environment(program: &Path) -> Option<PathBuf> {
+    program.parent().and_then(Path::parent).map(Path::to_path_buf)
+}
+
+/// The prefix that an environment was made from, by its settings.
+pub(super) fn base(environment: &Path) -> Option<PathBuf> {
+    let settings = Prefix::open(environment)?.small_file(Path::new("pyvenv.cfg"))?;
+    let home =
+        settings.lines().find_map(|line| line.split_once('=').filter(|(key, _)| key.trim() == "home").map(|(_, home)| home.trim()))?;
+    Path::new(home).parent().map(Path::to_path_buf)
+}
+
+/// The prefix of where an interpreter lies without links.
+pub(super) fn real(program: &Path) -> Option<PathBuf> {
+    std::fs::canonicalize(program).ok().as_deref().and_then(environment)
+}
+
+/// The directories that an interpreter needs outside /usr: the one where it was named, and
+/// what that leads to.
+///
+/// # Errors
+/// One of them is something else than it ought to be.
+pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<Vec<PathBuf>, Refusal> {
+    let filesystem = &policy.filesystem;
+    let shown = |path: &Path| filesystem.read_only.iter().chain(&filesystem.read_only_optional).any(|shown| path.starts_with(shown));
+    let mut needed: Vec<PathBuf> = Vec::new();
+    let Some(own) = environment(program) else { return Ok(needed) };
+    // Whoever named it meant it, unless a link on the way leads elsewhere.
+    let is_meant = std::fs::canonicalize(&own).is_ok_and(|real| real == own)
+        || Prefix::open(&own).is_some_and(|own| own.small_file(Path::new("pyvenv.cfg")).is_some());
+    let led = [
+        (base(&own), false, "its pyvenv.cfg has it made from"),
+        (real(program), false, "it is a link to a program in"),
+        (Some(own), is_meant, "a link leads to its directory"),
+    ];
+    // The directory where it was named first: what lies in it is shown with it.
+    for (path, is_meant, how) in led.into_iter().rev() {
+        let Some(path) = path.filter(|path| path.parent().is_some()) else { continue };
+        let is_clean = path.is_absolute() && !path.components().any(|part| part == Component::ParentDir);
+        if is_clean && (path.starts_with("/usr") || needed.iter().any(|known| path.starts_with(known))) {
+            continue;
+        }
+        let is_believed = || is_clean && (shown(&path) || Prefix::open(&path).is_some_and(|prefix| prefix.is_interpreters()));
+        if !is_meant && !is_believed() {
+            return Err(Refusal::bad_request(
+                "interpreter_led_astray",
+                format!(
+                    "runtime `{runtime}`: {}: {how} {}, which policy `{}` does not show, and which is not plainly an interpreter's own directory (with bin/python3 and lib/python3.*/os.py, and nothing whose name begins with a dot). Code that could write to the environment may have had a hand in it: make it anew, name the interpreter by its path without links, or add the directory to [filesystem] read_only",
+                    program.display(),
+                    path.display(),
+                    policy.name
+                ),
+            ));
+        }
+        needed.push(path);
+    }
+    Ok(needed)
+}
+
+/// A directory with `bin` and `lib`, opened.
+pub(super) struct Prefix {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+impl Prefix {
+    pub(super) fn open(path: &Path) -> Option<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        Some(Prefix { path: path.to_path_buf(), directory })
+    }
+
+    /// Something below it, through no link that leads out.
+    fn regular(&self, path: &Path) -> Option<File> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let file = File::from(openat2(self.directory.as_fd(), path, flags, Mode::empty(), resolve).ok()?);
+        file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+    }
+
+    /// The text of a regular file below it.
+    pub(super) fn small_file(&self, path: &Path) -> Option<String> {
+        let mut text = String::new();
+        let length = self.regular(path)?.take(LARGEST).read_to_string(&mut text).ok()?;
+        ((length as u64) < LARGEST).then_some(text)
+    }
+
+    /// Where the standard libraries of its versions of Python are, below it.
+    pub(super) fn libraries(&self) -> Vec<PathBuf> {
+        let is_version = |name: &[u8]| name.starts_with(b"python") || name.starts_with(b"pypy");
+        let mut found = Vec::new();
+        for library in ["lib", "lib64"].map(Path::new) {
+            let directory = self.path.join(library);
+            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten().filter(|_| !directory.is_symlink());
+            let versions = entries.map(|entry| entry.file_name()).filter(|name| is_version(name.as_encoded_bytes()));
+            found.extend(versions.take(MOST_VERSIONS).map(|name| library.join(name)));
+        }
+        found
+    }
+
+    /// Whether it is an interpreter's own directory and nothing else: a home, say, has
+    /// entries whose names begin with a dot.
+    fn is_interpreters(&self) -> bool {
+        let programs = ["bin/python3", "bin/python", "bin/pypy3"];
+        let is_dot = |name: &[u8]| name.starts_with(b".") && !KNOWN_DOTS.iter().any(|known| known.as_bytes() == name);
+        let mut entries = std::fs::read_dir(&self.path).into_iter().flatten().take(MOST_ENTRIES);
+        programs.iter().any(|program| self.regular(Path::new(program)).is_some())
+            && self.libraries().iter().any(|library| self.regular(&library.join("os.py")).is_some())
+            && entries.all(|entry| entry.is_ok_and(|entry| !is_dot(entry.file_name().as_encoded_bytes())))
+    }
+}
