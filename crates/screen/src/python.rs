@@ -1,15 +1,17 @@
 //! Rules over a parsed Python program.
 //!
-//! One walk in the order of the text. Names are followed as far as [`value`] can; what a
+//! One walk in the order of the text, but for the bodies of functions, which are read when
+//! all around them is bound ([`names`]). Names are followed as far as [`value`] can; what a
 //! name, a call or a text comes to is looked up in [`tables`]. A program that cannot be
 //! parsed is searched as far as the parser got.
 
 mod calls;
+mod names;
 mod tables;
 mod value;
 
 use ruff_python_ast::{
-    Alias, Expr, Stmt,
+    Alias, Comprehension, ElifElseClause, ExceptHandler, Expr, MatchCase, Stmt, StmtClassDef, StmtFunctionDef,
     visitor::{self, Visitor},
 };
 use ruff_python_parser::{Mode, ParseOptions, parse_unchecked};
@@ -17,7 +19,8 @@ use ruff_text_size::Ranged;
 use stockade_protocol::screen::{Question, Rule};
 
 use crate::{encoding, findings::Findings, paths, secrets};
-use value::{Names, Value, canonical};
+use names::Names;
+use value::{Value, canonical};
 
 /// Deeper expressions are not walked: chains of a thousand operators are no one's honest work.
 const DEEPEST: u16 = 1000;
@@ -40,10 +43,21 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
         }
         findings.add(Rule::Syntax, place(error), &error.error.to_string());
     }
-    let mut walk =
-        Walk { question, depth, findings, names: Names::default(), told: 0, endless: 0, vital: 0, nested: 0, function: Vec::new() };
+    let mut walk = Walk {
+        question,
+        depth,
+        findings,
+        names: Names::default(),
+        told: 0,
+        endless: 0,
+        vital: 0,
+        nested: 0,
+        function: Vec::new(),
+        later: Vec::new(),
+    };
     if let ruff_python_ast::Mod::Module(module) = parsed.syntax() {
         walk.visit_body(&module.body);
+        walk.functions(0);
     }
     // Freeing a tree goes as deep as the tree does. The process ends soon, and it all with it.
     std::mem::forget(parsed);
@@ -61,7 +75,7 @@ struct Function {
     calls_itself: bool,
 }
 
-struct Walk<'w, 'c> {
+struct Walk<'a, 'w, 'c> {
     question: &'w Question<'w>,
     depth: u8,
     findings: &'w mut Findings<'c>,
@@ -75,9 +89,11 @@ struct Walk<'w, 'c> {
     /// Expressions around this place.
     nested: u16,
     function: Vec<Function>,
+    /// Functions of this scope whose bodies are still to be read.
+    later: Vec<&'a StmtFunctionDef>,
 }
 
-impl Walk<'_, '_> {
+impl<'a> Walk<'a, '_, '_> {
     fn add(&mut self, rule: Rule, at: &impl Ranged, what: &str) {
         self.findings.add(rule, place(at), what);
     }
@@ -126,21 +142,24 @@ impl Walk<'_, '_> {
 
     /// A name or an attribute is used.
     fn reference(&mut self, expr: &Expr) -> bool {
-        let value = self.names.value(expr);
-        let Some(name) = value.as_name().map(str::to_owned) else { return false };
-        for rule in tables::rules(&name).collect::<Vec<_>>() {
-            self.add(rule, expr, &name);
-        }
-        if let Some(builtin) = name.strip_prefix("builtins.") {
-            let allowed = &self.question.builtins;
-            if !allowed.is_empty() && !builtin.contains('.') && !allowed.contains(&builtin) {
-                self.add(Rule::Builtin, expr, builtin);
+        let mut known = false;
+        for value in self.names.readings(expr) {
+            let Some(name) = value.as_name() else { continue };
+            known = true;
+            for rule in tables::rules(name) {
+                self.add(rule, expr, name);
+            }
+            if let Some(builtin) = name.strip_prefix("builtins.") {
+                let allowed = &self.question.builtins;
+                if !allowed.is_empty() && !builtin.contains('.') && !allowed.contains(&builtin) {
+                    self.add(Rule::Builtin, expr, builtin);
+                }
+            }
+            if value.made.built {
+                self.add(Rule::HiddenName, expr, name);
             }
         }
-        if value.made.built {
-            self.add(Rule::HiddenName, expr, &name);
-        }
-        true
+        known
     }
 
     /// A text, at its outermost: what it holds, and what it was put together for.
@@ -177,7 +196,7 @@ impl Walk<'_, '_> {
     }
 
     fn is_environment(&mut self, expr: &Expr) -> bool {
-        self.names.value(expr).as_name() == Some("os.environ")
+        self.names.readings(expr).iter().any(|value| value.as_name() == Some("os.environ"))
     }
 
     fn function(&mut self, name: &str, body: impl FnOnce(&mut Self)) {
@@ -185,10 +204,87 @@ impl Walk<'_, '_> {
         // A loop around a definition is none around what is defined.
         let (endless, vital) = (std::mem::take(&mut self.endless), std::mem::take(&mut self.vital));
         let mark = self.names.enter();
+        let outer = std::mem::take(&mut self.later);
         body(self);
+        self.functions(mark);
+        self.later = outer;
         self.names.leave(mark);
         (self.endless, self.vital) = (endless, vital);
         self.function.pop();
+    }
+
+    /// Reads the functions of a scope that began there: all that they may use is bound.
+    fn functions(&mut self, mark: usize) {
+        if self.later.is_empty() {
+            return;
+        }
+        self.names.settle(mark);
+        for function in std::mem::take(&mut self.later) {
+            self.body_of(function);
+        }
+    }
+
+    fn body_of(&mut self, function: &'a StmtFunctionDef) {
+        // Other texts stand between this one and what was read last.
+        let told = std::mem::take(&mut self.told);
+        self.function(function.name.as_str(), |walk| {
+            walk.names.bind_parameters(&function.parameters);
+            walk.visit_body(&function.body);
+        });
+        self.told = told;
+    }
+
+    fn define(&mut self, function: &'a StmtFunctionDef) {
+        function.decorator_list.iter().for_each(|decorator| self.visit_decorator(decorator));
+        self.visit_parameters(&function.parameters);
+        if let Some(returned) = &function.returns {
+            self.visit_annotation(returned);
+        }
+        self.names.bind(function.name.as_str(), Value::default());
+        // What it binds around itself is there for what follows.
+        if self.function.is_empty() && function.body.iter().any(Stmt::is_global_stmt) {
+            self.body_of(function);
+        }
+        self.later.push(function);
+    }
+
+    fn class(&mut self, class: &'a StmtClassDef) {
+        class.decorator_list.iter().for_each(|decorator| self.visit_decorator(decorator));
+        if let Some(arguments) = &class.arguments {
+            self.visit_arguments(arguments);
+        }
+        let outer = std::mem::take(&mut self.later);
+        let mark = self.names.enter();
+        self.visit_body(&class.body);
+        self.names.leave_class(mark, class.name.as_str());
+        // Its methods do not see its names. What one sets, the others have.
+        let mut methods = std::mem::replace(&mut self.later, outer);
+        methods.sort_by_key(|method| method.name.as_str() != "__init__");
+        self.later.append(&mut methods);
+        self.names.bind(class.name.as_str(), Value::default());
+    }
+
+    /// What need not be run.
+    fn branch(&mut self, read: impl FnOnce(&mut Self)) {
+        let mark = self.names.enter();
+        read(self);
+        self.names.join(mark);
+    }
+
+    /// A comprehension, whose names are its own; `read` reads what it makes.
+    fn comprehension(&mut self, generators: &'a [Comprehension], read: impl FnOnce(&mut Self)) {
+        let (mark, before) = (self.names.enter(), self.told);
+        for each in generators {
+            self.visit_expr(&each.iter);
+            self.visit_expr(&each.target);
+            self.names.assign(&each.target, &Value::default());
+            each.ifs.iter().for_each(|test| self.visit_expr(test));
+        }
+        // It stands before them.
+        let behind = std::mem::replace(&mut self.told, before);
+        read(self);
+        self.told = self.told.max(behind);
+        self.names.leave(mark);
     }
 
     fn loop_over_vital(&mut self, iterated: &Expr) -> bool {
@@ -208,7 +304,7 @@ impl Walk<'_, '_> {
     }
 }
 
-impl<'a> Visitor<'a> for Walk<'_, '_> {
+impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
     fn visit_stmt(&mut self, stmt: &'a Stmt) {
         match stmt {
             Stmt::Import(import) => import.names.iter().for_each(|alias| self.import_alias(alias)),
@@ -246,23 +342,25 @@ impl<'a> Visitor<'a> for Walk<'_, '_> {
                     self.names.bind(name.id.as_str(), Value { made, ..Value::default() });
                 }
             }
-            Stmt::FunctionDef(function) => {
-                function.decorator_list.iter().for_each(|decorator| self.visit_decorator(decorator));
-                self.visit_parameters(&function.parameters);
-                self.names.bind(function.name.as_str(), Value::default());
-                self.function(function.name.as_str(), |walk| {
-                    walk.names.bind_parameters(&function.parameters);
-                    walk.visit_body(&function.body);
-                });
+            Stmt::FunctionDef(function) => self.define(function),
+            Stmt::ClassDef(class) => self.class(class),
+            Stmt::Global(global) => global.names.iter().for_each(|name| self.names.share(name.as_str())),
+            Stmt::If(branches) => {
+                self.visit_expr(&branches.test);
+                self.branch(|walk| walk.visit_body(&branches.body));
+                branches.elif_else_clauses.iter().for_each(|clause| self.visit_elif_else_clause(clause));
             }
-            Stmt::ClassDef(class) => {
-                visitor::walk_stmt(self, stmt);
-                self.names.bind(class.name.as_str(), Value::default());
+            Stmt::Try(attempt) => {
+                self.branch(|walk| walk.visit_body(&attempt.body));
+                attempt.handlers.iter().for_each(|handler| self.visit_except_handler(handler));
+                self.branch(|walk| walk.visit_body(&attempt.orelse));
+                self.visit_body(&attempt.finalbody);
             }
             Stmt::With(with) => {
                 for item in &with.items {
                     self.visit_expr(&item.context_expr);
                     if let Some(target) = &item.optional_vars {
+                        self.visit_expr(target);
                         let value = self.names.value(&item.context_expr);
                         self.names.assign(target, &value);
                     }
@@ -271,13 +369,16 @@ impl<'a> Visitor<'a> for Walk<'_, '_> {
             }
             Stmt::For(each) => {
                 self.visit_expr(&each.iter);
+                self.visit_expr(&each.target);
                 let made = self.names.value(&each.iter).made;
-                self.names.assign(&each.target, &Value { made, ..Value::default() });
                 let vital = u32::from(self.loop_over_vital(&each.iter));
                 self.vital += vital;
-                self.visit_body(&each.body);
+                self.branch(|walk| {
+                    walk.names.assign(&each.target, &Value { made, ..Value::default() });
+                    walk.visit_body(&each.body);
+                });
                 self.vital -= vital;
-                self.visit_body(&each.orelse);
+                self.branch(|walk| walk.visit_body(&each.orelse));
             }
             Stmt::While(each) => {
                 self.visit_expr(&each.test);
@@ -287,12 +388,30 @@ impl<'a> Visitor<'a> for Walk<'_, '_> {
                     _ => false,
                 });
                 self.endless += endless;
-                self.visit_body(&each.body);
+                self.branch(|walk| walk.visit_body(&each.body));
                 self.endless -= endless;
-                self.visit_body(&each.orelse);
+                self.branch(|walk| walk.visit_body(&each.orelse));
             }
             _ => visitor::walk_stmt(self, stmt),
         }
+    }
+
+    fn visit_elif_else_clause(&mut self, clause: &'a ElifElseClause) {
+        self.branch(|walk| visitor::walk_elif_else_clause(walk, clause));
+    }
+
+    fn visit_except_handler(&mut self, handler: &'a ExceptHandler) {
+        let ExceptHandler::ExceptHandler(inner) = handler;
+        self.branch(|walk| {
+            if let Some(name) = &inner.name {
+                walk.names.bind(name.as_str(), Value::default());
+            }
+            visitor::walk_except_handler(walk, handler);
+        });
+    }
+
+    fn visit_match_case(&mut self, case: &'a MatchCase) {
+        self.branch(|walk| visitor::walk_match_case(walk, case));
     }
 
     fn visit_expr(&mut self, expr: &'a Expr) {
@@ -306,7 +425,7 @@ impl<'a> Visitor<'a> for Walk<'_, '_> {
     }
 }
 
-impl<'a> Walk<'_, '_> {
+impl<'a> Walk<'a, '_, '_> {
     fn expression(&mut self, expr: &'a Expr) {
         match expr {
             Expr::Name(name) => {
@@ -337,6 +456,10 @@ impl<'a> Walk<'_, '_> {
                 }
                 // `os.environ.get(…)` takes one of them only.
                 if self.is_environment(&attribute.value) && matches!(name, "get" | "setdefault" | "pop" | "copy" | "update" | "keys") {
+                    return;
+                }
+                if self.is_environment(&attribute.value) && matches!(name, "items" | "values") {
+                    self.add(Rule::Credentials, expr, "the whole of os.environ");
                     return;
                 }
                 if self.reference(expr) && base.is_name_expr() {
@@ -401,13 +524,14 @@ impl<'a> Walk<'_, '_> {
                 self.names.value(expr);
                 return;
             }
-            Expr::ListComp(ruff_python_ast::ExprListComp { generators, .. })
-            | Expr::SetComp(ruff_python_ast::ExprSetComp { generators, .. })
-            | Expr::Generator(ruff_python_ast::ExprGenerator { generators, .. })
-            | Expr::DictComp(ruff_python_ast::ExprDictComp { generators, .. }) => {
-                for each in generators {
-                    self.names.assign(&each.target, &Value::default());
-                }
+            Expr::ListComp(made) => return self.comprehension(&made.generators, |walk| walk.visit_expr(&made.elt)),
+            Expr::SetComp(made) => return self.comprehension(&made.generators, |walk| walk.visit_expr(&made.elt)),
+            Expr::Generator(made) => return self.comprehension(&made.generators, |walk| walk.visit_expr(&made.elt)),
+            Expr::DictComp(made) => {
+                return self.comprehension(&made.generators, |walk| {
+                    made.key.iter().for_each(|key| walk.visit_expr(key));
+                    walk.visit_expr(&made.value);
+                });
             }
             _ => {}
         }

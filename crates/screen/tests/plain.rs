@@ -126,3 +126,59 @@ fn what_the_grammar_does_not_know_hides_nothing() {
     let after_an_error = "((((((((:))))))))\necho 'rm -rf /'\n# rm -rf /\ncat <<E\nrm -rf /\nE\n";
     assert_eq!(found(Grammar::Shell, after_an_error), BTreeSet::from([Rule::Syntax]));
 }
+
+#[test]
+fn a_name_is_what_any_binding_makes_it() {
+    let process = [
+        "try:\n    import os\nexcept ImportError:\n    os = None\nos.system('id')",
+        "import os\n[os for os in []]\nos.system('id')",
+        "import os\nwhile 0:\n    os = 1\nos.system('id')",
+        "import os\nfor os in []:\n    pass\nos.system('id')",
+        "import os\nif 0:\n    os = 1\nelse:\n    pass\nos.system('id')",
+        "import os\nmatch 1:\n    case 2:\n        os = 1\nos.system('id')",
+        "import os\n0 and (os := 1)\nos.system('id')",
+        "import os\nclass A:\n    os = None\nos.system('id')",
+        "import os\nclass A:\n    os = None\n    def f(self):\n        os.system('id')",
+        "class A:\n    import os\nA.os.system('id')",
+        "class A:\n    import os\n    def f(self):\n        self.os.system('id')",
+        "import os\nclass A:\n    def f(self):\n        self.o.system('id')\n    def __init__(self):\n        self.o = os",
+        "def main():\n    os.system('id')\nimport os\nmain()",
+        "class A:\n    def f(self):\n        os.system('id')\nimport os",
+        "def outer():\n    def inner():\n        os.system('id')\n    import os\n    inner()",
+        "def load():\n    global os\n    import os\nload()\nos.system('id')",
+        "import os\ndef f() -> os.system('id'): pass",
+        "import os\nx = {}\nfor x[os.system('id')] in [1]: pass",
+        "import os\nwith open('a') as x[os.system('id')]: pass",
+        "import os\nx[os.system('id')] = 1",
+        "import os, shutil\nif x:\n    m = os\nelse:\n    m = shutil\nm.system('id')",
+        "import os\n(1 if x else os).system('id')",
+        "import os\nf = print\nif x:\n    f = os.system\nf('id')",
+    ];
+    finds(Grammar::Python, Rule::Process, &process);
+    let eval = ["if 0:\n    eval = 1\neval('1+1')", "def f():\n    eval('1+1')\nif 0:\n    eval = 1\nf()"];
+    finds(Grammar::Python, Rule::Eval, &eval);
+    let opens = "if 0:\n    open = 1\nopen('/etc/x', 'w')";
+    finds(Grammar::Python, Rule::WriteOutside, &[opens]);
+    let environment = ["import os\nfor x in os.environ.items(): print(x)", "import os\nprint(list(os.environ.values()))"];
+    finds(Grammar::Python, Rule::Credentials, &environment);
+}
+
+/// What surely is something else is not told for what its name would be.
+#[test]
+fn what_surely_is_something_else_is_not_told() {
+    finds_nothing(
+        Grammar::Python,
+        &[
+            "def f(os):\n    os.system('id')",
+            "import os\ndef f(os):\n    os.system('id')",
+            "import os\nos = Sandbox()\nos.system('id')",
+            "def eval(x):\n    return x\neval('1')\ndef f():\n    eval('1')",
+            "eval = str\nprint(eval('1'))",
+            "class A:\n    def eval(self, x):\n        return x\nA().eval('1')",
+            "f = lambda os: os.system('id')",
+            "[os.system('id') for os in machines]",
+            "for open in machines:\n    open('/etc/x', 'w')",
+            "import os\nprint(os.environ['HOME'], os.environ.get('X'), 'X' in os.environ)",
+        ],
+    );
+}

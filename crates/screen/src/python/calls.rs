@@ -37,15 +37,17 @@ const WRITING_METHODS: [&str; 9] = ["write_text", "write_bytes", "touch", "mkdir
 const SHELLS: [&str; 6] =
     ["os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "pexpect.run"];
 
-impl Walk<'_, '_> {
+impl<'a> Walk<'a, '_, '_> {
     /// A call, and all that stands in it.
-    pub(super) fn call(&mut self, expr: &Expr, call: &ExprCall) {
-        let function = self.names.value(&call.func);
+    pub(super) fn call(&mut self, expr: &Expr, call: &'a ExprCall) {
+        let functions = self.names.readings(&call.func);
         let arguments: Vec<Value> = call.arguments.args.iter().map(|argument| self.names.value(argument)).collect();
-        let name = function.as_name().unwrap_or_default().to_owned();
-        self.by_name(expr, call, &name, &arguments);
+        for function in &functions {
+            let name = function.as_name().unwrap_or_default();
+            self.by_name(expr, call, name, &arguments);
+            self.recursion(expr, call, name, &arguments);
+        }
         self.by_method(expr, call, &arguments);
-        self.recursion(expr, call, &name, &arguments);
         for keyword in &call.arguments.keywords {
             if let Some(keyword_name) = &keyword.arg {
                 self.named_text(keyword_name.as_str(), &keyword.value);

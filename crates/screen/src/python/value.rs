@@ -1,14 +1,15 @@
 //! What an expression stands for, as far as it can be told without running it.
 //!
-//! Names are followed through imports and assignments in the order of the text, texts are
-//! put together as far as their parts are known. Branches are not told apart and loops are
-//! not followed: a value is what the text said last. Work and sizes are bounded.
+//! Names are followed through imports and assignments ([`super::names`]), texts are put
+//! together as far as their parts are known. Loops are not followed. Work and sizes are
+//! bounded.
 
-use std::collections::HashMap;
+use ruff_python_ast::{Expr, ExprCall, ExprSubscript, FStringPart, InterpolatedStringElement, Number, Operator, UnaryOp};
 
-use ruff_python_ast::{Expr, ExprCall, ExprSubscript, FStringPart, InterpolatedStringElement, Number, Operator, Parameters, UnaryOp};
-
-use super::tables;
+use super::{
+    names::{Names, tells},
+    tables,
+};
 use crate::{decode, paths};
 
 /// Deeper expressions are not looked into.
@@ -112,83 +113,7 @@ impl Value {
     }
 }
 
-/// What names stand for.
-#[derive(Default)]
-pub(super) struct Names {
-    bound: HashMap<String, Value>,
-    /// What was bound before, since a function began.
-    undo: Vec<(String, Option<Value>)>,
-    functions: usize,
-}
-
 impl Names {
-    pub(super) fn bind(&mut self, name: &str, value: Value) {
-        let before = self.bound.insert(name.to_owned(), value);
-        if self.functions > 0 {
-            self.undo.push((name.to_owned(), before));
-        }
-    }
-
-    /// A function begins: what is bound in it ends with it.
-    pub(super) fn enter(&mut self) -> usize {
-        self.functions += 1;
-        self.undo.len()
-    }
-
-    pub(super) fn leave(&mut self, mark: usize) {
-        self.functions -= 1;
-        for (name, before) in self.undo.drain(mark..).rev().collect::<Vec<_>>() {
-            match before {
-                Some(value) => self.bound.insert(name, value),
-                None => self.bound.remove(&name),
-            };
-        }
-    }
-
-    pub(super) fn bind_parameters(&mut self, parameters: &Parameters) {
-        for parameter in parameters.posonlyargs.iter().chain(&parameters.args).chain(&parameters.kwonlyargs) {
-            let value = parameter.default.as_deref().map(|default| self.value(default)).unwrap_or_default();
-            self.bind(parameter.parameter.name.as_str(), value);
-        }
-        for parameter in parameters.vararg.iter().chain(&parameters.kwarg) {
-            self.bind(parameter.name.as_str(), Value::default());
-        }
-    }
-
-    /// Binds whatever an assignment assigns to.
-    pub(super) fn assign(&mut self, target: &Expr, value: &Value) {
-        match target {
-            Expr::Name(name) => self.bind(name.id.as_str(), value.clone()),
-            Expr::Attribute(attribute) => {
-                if let Expr::Name(name) = &*attribute.value {
-                    self.bind(&format!("{}.{}", name.id, attribute.attr), value.clone());
-                }
-            }
-            Expr::Tuple(tuple) => self.assign_all(&tuple.elts, value),
-            Expr::List(list) => self.assign_all(&list.elts, value),
-            Expr::Starred(starred) => self.assign(&starred.value, &Value::default()),
-            _ => {}
-        }
-    }
-
-    fn assign_all(&mut self, targets: &[Expr], value: &Value) {
-        for (at, target) in targets.iter().enumerate() {
-            let item = value.items().get(at).cloned().unwrap_or(Value { what: What::Unknown, made: value.made });
-            self.assign(target, &item);
-        }
-    }
-
-    /// What a bare name stands for.
-    pub(super) fn look_up(&self, name: &str) -> Value {
-        match self.bound.get(name) {
-            Some(value) => value.clone(),
-            None if name == "__builtins__" => Value::name("builtins"),
-            None if name == "__file__" => Value::name("__file__"),
-            None if tables::is_builtin(name) => Value::name(format!("builtins.{name}")),
-            None => Value::default(),
-        }
-    }
-
     /// What an expression stands for.
     pub(super) fn value(&mut self, expr: &Expr) -> Value {
         self.at(expr, 0)
@@ -212,13 +137,16 @@ impl Names {
             },
             Expr::Name(name) => self.look_up(name.id.as_str()),
             Expr::Attribute(attribute) => {
-                if let Expr::Name(name) = &*attribute.value
-                    && let Some(value) = self.bound.get(&format!("{}.{}", name.id, attribute.attr))
-                {
+                let set = match &*attribute.value {
+                    Expr::Name(name) => self.set_attribute(name.id.as_str(), attribute.attr.as_str()),
+                    _ => None,
+                };
+                if let Some(value) = set.as_ref().filter(|value| tells(value)) {
                     return value.clone();
                 }
                 let base = self.at(&attribute.value, depth);
-                self.attribute(&base, attribute.attr.as_str())
+                let own = self.attribute(&base, attribute.attr.as_str());
+                set.filter(|_| !tells(&own)).unwrap_or(own)
             }
             Expr::Subscript(subscript) => self.subscript(subscript, depth),
             Expr::BinOp(both) => {
@@ -239,15 +167,16 @@ impl Names {
             Expr::Await(inner) => self.at(&inner.value, depth),
             Expr::Named(named) => {
                 let value = self.at(&named.value, depth);
+                // It may stand behind an `and`.
+                let mark = self.enter();
                 self.assign(&named.target, &value);
+                self.join(mark);
                 value
             }
-            Expr::If(branches) => {
-                let (first, second) = (self.at(&branches.body, depth), self.at(&branches.orelse, depth));
-                if first.what == What::Unknown { second } else { first }
-            }
+            Expr::If(branches) => one_of([self.at(&branches.body, depth), self.at(&branches.orelse, depth)]),
             Expr::BoolOp(choice) => {
-                choice.values.iter().map(|value| self.at(value, depth)).find(|value| value.what != What::Unknown).unwrap_or_default()
+                let values: Vec<Value> = choice.values.iter().map(|value| self.at(value, depth)).collect();
+                one_of(values)
             }
             _ => Value::default(),
         }
@@ -454,6 +383,15 @@ impl Names {
             let made = Made { decoded: made.decoded || tables::decodes(name), fetched: made.fetched || tables::fetches(name), ..made };
             Value::of(What::Result(name.to_owned()), made)
         })
+    }
+}
+
+/// The one of several values that rules may know, else the first that is known.
+fn one_of(values: impl IntoIterator<Item = Value>) -> Value {
+    let mut known: Vec<Value> = values.into_iter().filter(|value| value.what != What::Unknown).collect();
+    match known.iter().position(tells) {
+        Some(at) => known.swap_remove(at),
+        None => known.into_iter().next().unwrap_or_default(),
     }
 }
 
