@@ -511,6 +511,16 @@ fn no_scratch_holds_the_policy_of_its_run_or_the_program() {
     fs::copy(program_path().unwrap(), &copy).unwrap();
     let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
     Done::of(feed(&mut under(&[text(&copy), "exec"]), request.as_bytes())).refused("scratch_holds_the_launcher", &[text(&copy)]);
+    // The same for a link by which it is started.
+    let (links, other) = (scratch_named("links"), scratch_named("other"));
+    let link = links.join("stockade");
+    std::os::unix::fs::symlink(program_path().unwrap(), &link).unwrap();
+    let start = |scratch: &Path| {
+        let request = json!({"code": "print(6*7)", "scratch": text(scratch)}).to_string();
+        Done::of(feed(&mut under(&[text(&link), "exec"]), request.as_bytes()))
+    };
+    start(&links).refused("scratch_holds_the_launcher", &[text(&link)]);
+    start(&other).succeeded().expect(json!({"output": "42\n"}));
 }
 
 fn no_scratch_holds_a_link_on_the_way_to_what_the_next_run_believes() {

@@ -8,7 +8,8 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -59,7 +60,9 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     }
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
-    let programs = own.into_iter().chain(beside).chain(options.trusted.iter().cloned());
+    // The name that was started may be a link to it.
+    let started = PathBuf::from(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()));
+    let programs = own.into_iter().chain(beside).chain([started]).chain(options.trusted.iter().cloned());
     let programs = programs.map(|path| ("scratch_holds_the_launcher", path, "which code could then replace"));
     let named = options.policy.as_ref().filter(|policy| policy.contains('/')).map(PathBuf::from);
     let sought = lookup_context().user_dir.filter(|_| !identity.privileged);
@@ -82,18 +85,19 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
 /// the way there, of itself or of a link.
 fn lies_in(path: &Path, directory: &Path) -> bool {
     let mut passes = false;
-    resolved(path, &mut |at| passes |= at.starts_with(directory));
-    passes
+    // Whoever writes in a directory cannot replace the directory itself.
+    let end = resolved(path, &mut |at| passes |= at.starts_with(directory) && at != directory);
+    passes || end.starts_with(directory)
 }
 
 /// A path without links, as far as it exists; `passed` sees every place that decides where
-/// it leads, itself the last.
+/// it leads, itself the last, but not the working directory, which is one already.
 fn resolved(path: &Path, passed: &mut dyn FnMut(&Path)) -> PathBuf {
     // As many as the kernel follows.
     let mut links = 40;
     let names = |path: &Path| -> Vec<OsString> { path.components().rev().map(|part| part.as_os_str().to_owned()).collect() };
-    let mut pending = std::path::absolute(path).map(|path| names(&path)).unwrap_or_default();
-    let mut at = PathBuf::from("/");
+    let mut pending = names(path);
+    let mut at = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
     while let Some(name) = pending.pop() {
         if name == "." {
             continue;
@@ -140,9 +144,11 @@ mod tests {
         for way in ["first", "before", "other/../before"] {
             assert!(lies_in(&root.join(way), &other) && lies_in(&root.join(way), &inner), "{way}");
         }
-        for outside in [root.join("before"), root.join("circle")] {
+        for outside in [root.join("before"), root.join("circle"), root.join("elsewhere/../file")] {
             assert!(!lies_in(&outside, &root.join("elsewhere")), "{}", outside.display());
         }
+        let here = std::env::current_dir().unwrap();
+        assert!(lies_in(Path::new("file"), &here) && !lies_in(Path::new("../file"), &here));
         assert_eq!(resolved(&root.join("other/../before/x"), &mut |_| {}), inner.join("file/x"));
         for outside in [other.join("file"), root.clone(), root.join("inner2")] {
             assert!(!lies_in(&outside, &inner), "{}", outside.display());

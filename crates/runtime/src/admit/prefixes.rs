@@ -23,7 +23,7 @@ use crate::Refusal;
 const LARGEST: u64 = 64 << 10;
 /// Versions of Python that are looked for below one prefix.
 const MOST_VERSIONS: usize = 16;
-/// Entries of an interpreter's directory that are looked at.
+/// Entries that an interpreter's directory has at most.
 const MOST_ENTRIES: usize = 256;
 /// What conda and Homebrew keep under such names.
 const KNOWN_DOTS: [&str; 3] = [".brew", ".condarc", ".nonadmin"];
@@ -134,9 +134,11 @@ impl Prefix {
     fn is_interpreters(&self) -> bool {
         let programs = ["bin/python3", "bin/python", "bin/pypy3"];
         let is_dot = |name: &[u8]| name.starts_with(b".") && !KNOWN_DOTS.iter().any(|known| known.as_bytes() == name);
-        let mut entries = std::fs::read_dir(&self.path).into_iter().flatten().take(MOST_ENTRIES);
+        let Ok(entries) = std::fs::read_dir(&self.path) else { return false };
+        let mut entries = entries.take(MOST_ENTRIES + 1).enumerate();
         programs.iter().any(|program| self.regular(Path::new(program)).is_some())
             && self.libraries().iter().any(|library| self.regular(&library.join("os.py")).is_some())
-            && entries.all(|entry| entry.is_ok_and(|entry| !is_dot(entry.file_name().as_encoded_bytes())))
+            && entries
+                .all(|(number, entry)| number < MOST_ENTRIES && entry.is_ok_and(|entry| !is_dot(entry.file_name().as_encoded_bytes())))
     }
 }
