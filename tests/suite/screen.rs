@@ -28,6 +28,9 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_screener_has_limits_of_time_and_memory),
     test!(Both, files_of_a_request_are_screened_with_it),
     test!(Both, commands_and_their_scripts_are_screened),
+    test!(Both, scripts_are_screened_whatever_starts_them),
+    test!(Both, files_that_are_run_or_cannot_be_read_are_told),
+    test!(Both, what_cannot_be_read_does_not_run_where_code_is_stopped),
     test!(Both, shims_sessions_and_replies_are_screened),
     test!(Both, what_an_interpreter_reads_otherwise_is_found),
     test!(Both, findings_do_no_harm_to_their_reader),
@@ -310,6 +313,100 @@ fn commands_and_their_scripts_are_screened() {
     run("default", &["--report", text(&report)], &["python3", "tidy.py"]);
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     assert_eq!((found(&report["findings"]), &report["findings"][0]["file"]), (vec![("delete".to_owned(), 2)], &json!("tidy.py")));
+}
+
+fn scripts_are_screened_whatever_starts_them() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
+    let scratch = scratch();
+    let tidy = "print('tidied')\nif 0: __import__('shutil').rmtree('build')\n";
+    put(&scratch.join("tidy.py"), format!("#!/usr/bin/python3\n{tidy}"));
+    fs::set_permissions(scratch.join("tidy.py"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(scratch.join("package")).unwrap();
+    fs::set_permissions(scratch.join("package"), fs::Permissions::from_mode(0o755)).unwrap();
+    put(&scratch.join("package/__main__.py"), tidy);
+    for command in [
+        &["./tidy.py"][..],
+        &["env", "python3", "tidy.py"],
+        &["nice", "-n", "5", "./tidy.py"],
+        &["sh", "-c", "true && python3 tidy.py"],
+        &["sh", "-c", "./tidy.py"],
+        &["python3", "package/"],
+    ] {
+        let run =
+            |policy: &str| stockade([&["run", "--policy", policy, "--scratch", text(&scratch), "--"], command].concat()).output().unwrap();
+        let (noted, denied) = (run("default"), run(&policy));
+        let said = String::from_utf8_lossy(&noted.stderr).into_owned();
+        assert_eq!((noted.status.code(), noted.stdout.as_slice()), (Some(0), &b"tidied\n"[..]), "{command:?}: {said}");
+        let said = String::from_utf8_lossy(&denied.stderr).into_owned();
+        assert!(denied.status.code() == Some(126) && said.contains("delete"), "{command:?}: {said}");
+    }
+    // To look at it is no start.
+    let look = stockade(["run", "--policy", &policy, "--scratch", text(&scratch), "--", "wc", "-l", "tidy.py"]).output().unwrap();
+    assert_eq!(look.stdout, b"3 tidy.py\n");
+}
+
+/// Of the files of a request.
+fn files_that_are_run_or_cannot_be_read_are_told() {
+    let lines = "language = \"deny\"\ndelete = \"deny\"";
+    let bytes = json!({"base64": "AAAA"});
+    for (name, content) in
+        [("q.pyc", &bytes), ("q/__init__.pyc", &bytes), ("z.zip", &bytes), ("q.so", &bytes), ("Makefile", &json!("all:\n\tid\n"))]
+    {
+        let request = json!({"code": "print(1)", "files": {name: content}});
+        exec(request.clone()).expect(json!({"output": "1\n"}));
+        let done = exec_under(lines, request);
+        done.expect(json!({"verdict": "screened", "started": false}));
+        assert_eq!(done["findings"][0]["file"], name, "{}", done.brief());
+        assert!(rules(&done).contains(&"language".to_owned()), "{}", done.brief());
+    }
+    let deletes = "import shutil; 0 and shutil.rmtree('build')\n";
+    for (language, code, name, content) in [
+        ("bash", "python3 q.txt", "q.txt", deletes),
+        ("bash", ". ./q.txt", "q.txt", "if false; then rm -rf build; fi\n"),
+        ("bash", "bash q", "q", "if false; then rm -rf build; fi\n"),
+        ("python", "import subprocess as s; s.run(['python3', 'q.txt'])", "q.txt", deletes),
+        ("python", "import site; site.addsitedir('.')", "x.pth", deletes),
+    ] {
+        let request = json!({"language": language, "code": code, "files": {name: content}});
+        exec(request.clone()).succeeded();
+        let done = exec_under(lines, request);
+        done.expect(json!({"verdict": "screened", "started": false}));
+        assert!(rules(&done).contains(&"delete".to_owned()), "{code}: {}", done.brief());
+    }
+    let data = json!({"q.txt": "rm -rf /\n", "data.csv": "a,b\n"});
+    exec_under(lines, json!({"language": "bash", "code": "cat q.txt", "files": data})).succeeded();
+}
+
+/// The policy says nothing of `screener` itself: code that is too long to be read, at each
+/// door.
+fn what_cannot_be_read_does_not_run_where_code_is_stopped() {
+    let long = format!("#{}\nimport os\nos.system('echo ran')\n", "x".repeat(1 << 20));
+    let request = json!({"code": long});
+    exec(request.clone()).expect(json!({"verdict": "exited", "output": "ran\n"}));
+    for (action, verdict) in [("deny", "screened"), ("approve", "approval_required")] {
+        let done = exec_under(&format!("process = \"{action}\""), request.clone());
+        done.expect(json!({"verdict": verdict, "started": false}));
+        assert_eq!((rules(&done), &done["findings"][0]["action"]), (vec!["screener".to_owned()], &json!(action)));
+    }
+    // A parser that dies is the same.
+    let deep = json!({"code": "print(1)", "files": {"x.py": "(".repeat(300_000)}});
+    exec(deep.clone()).succeeded();
+    exec_under("process = \"deny\"", deep.clone()).expect(json!({"verdict": "screened", "started": false}));
+    exec_under("process = \"deny\"\nscreener = \"note\"", deep).succeeded();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived("[screen]\nprocess = \"deny\""));
+    let line = format!("{}\n", json!({"op": "run", "code": long}));
+    let output = feed(&mut stockade(["session", "--policy", &policy]), line.as_bytes());
+    let answer: Value = serde_json::from_slice(output.stdout.split(|byte| *byte == b'\n').nth(1).unwrap()).unwrap();
+    assert_eq!((&answer["verdict"], &answer["started"]), (&json!("screened"), &json!(false)));
+    let scratch = scratch();
+    put(&scratch.join("long.py"), &long);
+    let run =
+        |policy: &str| stockade(["run", "--policy", policy, "--scratch", text(&scratch), "--", "python3", "long.py"]).output().unwrap();
+    assert_eq!(run("default").stdout, b"ran\n");
+    let refused = run(&policy);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(126), 0), "{}", String::from_utf8_lossy(&refused.stderr));
 }
 
 fn shims_sessions_and_replies_are_screened() {

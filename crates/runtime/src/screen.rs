@@ -6,6 +6,7 @@
 //! talks nonsense is itself a finding, under the rule `screener`; nothing that it does ends
 //! the launcher. A finding is advice. The sandbox does not rely on it.
 
+mod scripts;
 mod sources;
 
 use std::{

@@ -1,15 +1,16 @@
 //! What of a request or a command is code that can be read before it runs.
 //!
-//! Of a request: its code, and the files that it brings. Of a command: its words, as a shell
-//! would be given them, and the script that an interpreter among them is to run, where that
-//! lies in scratch. What comes on stdin, what is there already and is only imported, and
-//! what the code writes itself is not read.
+//! Of a request: its code, and of the files that it brings those that are code by their
+//! names or first lines, and those that the code has run. Of a command: its words, as a shell
+//! would be given them, and the scripts that they have run ([`super::scripts`]), where those
+//! lie in scratch. What comes on stdin, what is there already and is only imported, and what
+//! the code writes itself is not read.
 
 use std::{
     borrow::Cow,
     fs::OpenOptions,
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -23,7 +24,10 @@ use stockade_protocol::{
     screen::{Grammar, LONGEST_CODE, MOST_SOURCES, Rule},
 };
 
-use super::{Sources, grammar, grammar_of_file};
+use super::{
+    Sources, grammar, grammar_of_file,
+    scripts::{self, Started},
+};
 use crate::{admit, with_callers_rights};
 
 /// The runtime of this name or alias.
@@ -47,12 +51,24 @@ pub(super) fn of_request<'a>(request: &'a Request, policy: &Policy, option: Opti
         Some(grammar) => sources.add(None, grammar, request.code.as_str().into()),
         None => sources.know(None, Rule::Language, name.to_owned()),
     }
+    let run = grammar(runtime).map(|grammar| scripts::of_code(grammar, &request.code, interpreter(policy))).unwrap_or_default();
     for (path, content) in &request.files {
         // What is no base64 is refused for it.
         let Ok(bytes) = admit::decode(content, path) else { continue };
         let text = String::from_utf8_lossy(bytes.as_ref()).into_owned();
-        if let Some(grammar) = grammar_of_file(Path::new(path), &text) {
+        let started = run.iter().find(|script| scripts::plain(&script.path, &sources.scratch) == path.as_str());
+        let ending = Path::new(path).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        if let Some(grammar) = started.and_then(|script| script.grammar).or_else(|| grammar_of_file(Path::new(path), &text)) {
             sources.add(Some(path.clone()), grammar, text.into());
+        } else if ending == "pth" {
+            sources.add(Some(path.clone()), Grammar::Python, scripts::code_of_paths(&text).into());
+        } else if started.is_some() {
+            sources.add(Some(path.clone()), Grammar::Shell, text.into());
+        } else if scripts::is_code(path) {
+            sources.know(Some(path.clone()), Rule::Language, format!("a file of code, {}", path.rsplit(['/', '.']).next().unwrap_or(path)));
+        }
+        if ending == "so" {
+            sources.know(Some(path.clone()), Rule::Native, "a library".to_owned());
         }
     }
     Some(sources)
@@ -63,18 +79,22 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     let mut sources = Sources::new(scratch(None, option).to_owned().into());
     let quoted: Vec<String> = words.iter().map(|word| quoted(word)).collect();
     sources.add(None, Grammar::Shell, quoted.join(" ").into());
-    let Some((program, arguments)) = words.split_first() else { return sources };
-    let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let unnumbered = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let Some((name, runtime)) = runtime(policy, name).or_else(|| runtime(policy, unnumbered)) else { return sources };
-    let Some(grammar) = grammar(runtime) else {
+    if let Some(program) = words.first()
+        && let Some((name, runtime)) = named_after(policy, program)
+        && grammar(runtime).is_none()
+    {
         sources.know(None, Rule::Language, name.to_owned());
-        return sources;
-    };
+    }
     // Without a directory of the host there is no script but the sandbox's own.
-    if let (Some(path), Some(scratch)) = (script(grammar, arguments), option) {
-        match with_callers_rights(|| read(&scratch.join(&path), scratch)) {
-            Ok(Ok(Some(text))) => sources.add(Some(path), grammar, text.into()),
+    let Some(scratch) = option else { return sources };
+    for Started { path, grammar } in scripts::of_words(words, interpreter(policy)) {
+        // What only stands there as a word is run if it may be.
+        match with_callers_rights(|| read(&scratch.join(&path), scratch, grammar.is_none())) {
+            Ok(Ok(Some(text))) => {
+                if let Some(grammar) = grammar.or_else(|| grammar_of_file(Path::new(&path), &text)) {
+                    sources.add(Some(path), grammar, text.into());
+                }
+            }
             Ok(Ok(None)) => {}
             Ok(Err(error)) => sources.know(Some(path), Rule::Screener, format!("cannot be read: {error}")),
             Err(refusal) => sources.know(Some(path), Rule::Screener, refusal.message),
@@ -83,44 +103,26 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     sources
 }
 
+/// The runtime whose interpreter a program is, by its name.
+fn named_after<'p>(policy: &'p Policy, program: &str) -> Option<(&'p str, &'p Runtime)> {
+    let name = Path::new(program).file_name()?.to_str()?;
+    runtime(policy, name).or_else(|| runtime(policy, name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')))
+}
+
+/// What a program of this name takes for code.
+fn interpreter(policy: &Policy) -> impl Fn(&str) -> Option<Grammar> {
+    |program| named_after(policy, program).and_then(|(_, runtime)| grammar(runtime))
+}
+
 /// A word as a shell reads it back.
 fn quoted(word: &str) -> String {
     let plain = !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "_-./:=,+@%".contains(c));
     if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
-/// The script that an interpreter is to run by these arguments: not where they hold the code
-/// themselves, name a module, or leave it to stdin.
-fn script(grammar: Grammar, arguments: &[String]) -> Option<String> {
-    let mut rest = arguments.iter();
-    while let Some(argument) = rest.next() {
-        let options = match argument.strip_prefix('-') {
-            Some("-") => return rest.next().cloned(),
-            Some("") => return None,
-            Some(options) => options,
-            None if grammar == Grammar::Shell && argument.starts_with('+') => &argument[1..],
-            None => return Some(argument.clone()),
-        };
-        let takes_next = match (options.strip_prefix('-'), grammar) {
-            (Some(long), _) => matches!(long, "rcfile" | "init-file" | "check-hash-based-pycs"),
-            (None, Grammar::Python) => match options.find(['c', 'm', 'W', 'X']) {
-                Some(at) if options[at..].starts_with(['c', 'm']) => return None,
-                // The value is what follows, or the next.
-                Some(at) => at + 1 == options.len(),
-                None => false,
-            },
-            (None, Grammar::Shell) if options.contains(['c', 's']) => return None,
-            (None, Grammar::Shell) => options.contains(['o', 'O']),
-        };
-        if takes_next {
-            rest.next();
-        }
-    }
-    None
-}
-
-/// A script in scratch; none where it is not there, or leads elsewhere.
-fn read(path: &Path, scratch: &Path) -> io::Result<Option<String>> {
+/// A script in scratch; none where it is not there, leads elsewhere, or is none that the
+/// kernel would run where it must be an `executable`.
+fn read(path: &Path, scratch: &Path, executable: bool) -> io::Result<Option<String>> {
     let real: PathBuf = match path.canonicalize() {
         Ok(real) => real,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -131,7 +133,12 @@ fn read(path: &Path, scratch: &Path) -> io::Result<Option<String>> {
     }
     // A fifo must not keep us.
     let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&real)?;
-    if !file.metadata()?.is_file() {
+    let kind = file.metadata()?;
+    if kind.is_dir() {
+        // What an interpreter runs of a directory.
+        return if executable { Ok(None) } else { read(&real.join("__main__.py"), scratch, false) };
+    }
+    if !kind.is_file() || (executable && kind.mode() & 0o111 == 0) {
         return Ok(None);
     }
     let mut bytes = Vec::new();
@@ -165,26 +172,6 @@ impl<'a> Sources<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn of(grammar: Grammar, line: &str) -> Option<String> {
-        script(grammar, &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn the_script_is_found_among_an_interpreters_arguments() {
-        for line in ["x.py", "-B x.py a", "-W error x.py", "-Werror x.py", "-X dev -u x.py", "-- x.py", "-Bu x.py -c y"] {
-            assert_eq!(of(Grammar::Python, line).as_deref(), Some("x.py"), "{line}");
-        }
-        for line in ["-c x.py", "-Bc x.py", "-m x.py", "- x.py", "-B", "-mtimeit x.py"] {
-            assert_eq!(of(Grammar::Python, line), None, "{line}");
-        }
-        for line in ["x.sh", "-e x.sh", "-o pipefail x.sh", "+x x.sh", "-eo pipefail x.sh", "--rcfile y x.sh", "--norc x.sh", "-- x.sh"] {
-            assert_eq!(of(Grammar::Shell, line).as_deref(), Some("x.sh"), "{line}");
-        }
-        for line in ["-c x.sh", "-ec x.sh", "-s x.sh", "-"] {
-            assert_eq!(of(Grammar::Shell, line), None, "{line}");
-        }
-    }
 
     #[test]
     fn a_scratch_that_an_option_names_is_where_code_may_write() {
