@@ -5,11 +5,14 @@
 //! result need not be able to use what the code should not have held. Of too many findings
 //! some of each rule stay, so that none can be hidden behind a crowd of others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 
 use stockade_protocol::screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Rule, Rules, lines};
 
-use crate::secrets;
+use crate::{secrets, work::Work};
 
 /// Values of secrets that are looked for in other findings.
 const MOST_VALUES: usize = 64;
@@ -35,13 +38,15 @@ pub(crate) struct Findings<'a> {
     values: BTreeSet<String>,
     /// Where the text stands whose code is being read.
     within: Option<(usize, usize)>,
+    work: Rc<Work>,
 }
 
 impl<'a> Findings<'a> {
     pub(crate) fn new(code: &'a str, grammar: Grammar, rules: Rules) -> Self {
         let begin_of = |next: &mut usize, line: &str| Some(std::mem::replace(next, *next + line.len()));
         let lines = lines(code, Some(grammar)).scan(0, begin_of).collect();
-        Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None }
+        let work = Rc::new(Work::of(code));
+        Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None, work }
     }
 
     /// Notes what stands in `start..end`. The first finding of a rule on a line is kept.
@@ -67,8 +72,24 @@ impl<'a> Findings<'a> {
         self.add(Rule::Secret, place, kind);
     }
 
-    /// Screens code that stands in the text at `place`.
-    pub(crate) fn inside(&mut self, place: (usize, usize), screen: impl FnOnce(&mut Self)) {
+    /// What is left to do for this program.
+    pub(crate) fn work(&self) -> Rc<Work> {
+        self.work.clone()
+    }
+
+    /// Notes that nothing is left, where that was met first.
+    pub(crate) fn tell_of_work(&mut self, place: (usize, usize)) {
+        if self.work.has_ended() {
+            self.add(Rule::Screener, place, "puts more together than is followed");
+        }
+    }
+
+    /// Screens code that stands in the text at `place`, which takes so much work.
+    pub(crate) fn inside(&mut self, place: (usize, usize), takes: usize, screen: impl FnOnce(&mut Self)) {
+        if !self.work.take(takes) {
+            self.tell_of_work(place);
+            return;
+        }
         let outer = self.within;
         self.within = outer.or(Some(place));
         screen(self);

@@ -16,6 +16,7 @@ mod paths;
 mod python;
 mod secrets;
 mod shell;
+mod work;
 
 use std::borrow::Cow;
 

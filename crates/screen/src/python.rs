@@ -46,8 +46,8 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     let mut walk = Walk {
         question,
         depth,
+        names: Names::new(findings.work()),
         findings,
-        names: Names::default(),
         told: 0,
         endless: 0,
         vital: 0,
@@ -169,6 +169,7 @@ impl<'a> Walk<'a, '_, '_> {
         }
         let value = self.names.value(expr);
         let Some(text) = value.as_text().map(str::to_owned) else { return };
+        self.findings.work().take_searched(&text);
         self.told = place(expr).1;
         if let Some(kind) = secrets::in_text(&text) {
             self.findings.secret(place(expr), &text, kind);
@@ -394,6 +395,7 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
             }
             _ => visitor::walk_stmt(self, stmt),
         }
+        self.findings.tell_of_work(place(stmt));
     }
 
     fn visit_elif_else_clause(&mut self, clause: &'a ElifElseClause) {

@@ -128,7 +128,13 @@ impl Walk<'_, '_> {
     }
 
     fn word(&self, node: Node<'_>) -> Word {
-        words::evaluate(node, self.code, &self.variables, 0)
+        let work = self.findings.work();
+        if !work.take(1) {
+            return Word::unknown("*");
+        }
+        let word = words::evaluate(node, self.code, &self.variables, 0);
+        work.take_searched(&word.text);
+        word
     }
 
     fn node(&mut self, node: Node<'_>, depth: u16) {
@@ -190,6 +196,7 @@ impl Walk<'_, '_> {
         for child in self.children(node) {
             self.node(child, depth + 1);
         }
+        self.findings.tell_of_work(span(node));
     }
 
     /// What a text holds, wherever it stands.

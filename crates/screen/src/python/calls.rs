@@ -4,7 +4,7 @@ use ruff_python_ast::{Expr, ExprCall, visitor::Visitor};
 use stockade_protocol::screen::Rule;
 
 use super::{Walk, place, tables, value::Value};
-use crate::{paths, shell};
+use crate::{paths, shell, work};
 
 /// Calls that write to the path of this argument.
 const WRITERS: [(&str, usize); 20] = [
@@ -177,14 +177,14 @@ impl<'a> Walk<'a, '_, '_> {
         let (Some(argument), Some(code)) = (call.arguments.args.first(), text.and_then(Value::as_whole)) else { return };
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
-            self.findings.inside(place(argument), |findings| super::screen(question, code, depth, findings));
+            self.findings.inside(place(argument), work::of_python(code.len()), |findings| super::screen(question, code, depth, findings));
         }
     }
 
     fn inner_shell(&mut self, at: &Expr, script: &str) {
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
-            self.findings.inside(place(at), |findings| shell::screen(question, script, depth, findings));
+            self.findings.inside(place(at), work::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
         }
     }
 
@@ -316,7 +316,8 @@ impl<'a> Walk<'a, '_, '_> {
         let Some(at) = call.arguments.args.first() else { return };
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
-            self.findings.inside(place(at), |findings| shell::screen_words(question, words, depth, findings));
+            let length = words.iter().map(String::len).sum();
+            self.findings.inside(place(at), work::of_shell(length), |findings| shell::screen_words(question, words, depth, findings));
         }
     }
 

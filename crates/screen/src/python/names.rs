@@ -5,7 +5,10 @@
 //! branch, a loop or another scope binds stands beside what was there before, and the body
 //! of a function is read when all around it is bound, since that is when it may run.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    rc::Rc,
+};
 
 use ruff_python_ast::{Expr, Parameters};
 
@@ -13,6 +16,7 @@ use super::{
     tables,
     value::{Value, What},
 };
+use crate::work::Work;
 
 /// Meanings of one name that are kept beside the last.
 const MOST_OTHERS: usize = 3;
@@ -53,8 +57,8 @@ pub(super) fn tells(value: &Value) -> bool {
 }
 
 /// The names of a program, at one place of it.
-#[derive(Default)]
 pub(super) struct Names {
+    pub(super) work: Rc<Work>,
     bound: HashMap<String, Bound>,
     /// Attributes of what has a name, `self.os`: whoever sets them, and for good.
     attributes: HashMap<String, Bound>,
@@ -65,6 +69,10 @@ pub(super) struct Names {
 }
 
 impl Names {
+    pub(super) fn new(work: Rc<Work>) -> Self {
+        Names { work, bound: HashMap::new(), attributes: HashMap::new(), undo: Vec::new(), shared: HashSet::new() }
+    }
+
     pub(super) fn bind(&mut self, name: &str, value: Value) {
         if self.shared.contains(name) {
             let before = self.bound.remove(name);

@@ -1,16 +1,18 @@
 //! What an expression stands for, as far as it can be told without running it.
 //!
 //! Names are followed through imports and assignments ([`super::names`]), texts are put
-//! together as far as their parts are known. Loops are not followed. Work and sizes are
-//! bounded.
+//! together as far as their parts are known. Loops are not followed. Values are shared, and
+//! sizes and work are bounded ([`Work`]).
 
-use ruff_python_ast::{Expr, ExprCall, ExprSubscript, FStringPart, InterpolatedStringElement, Number, Operator, UnaryOp};
+use std::rc::Rc;
+
+use ruff_python_ast::{Expr, ExprAttribute, ExprCall, ExprSubscript, FStringPart, InterpolatedStringElement, Number, Operator, UnaryOp};
 
 use super::{
     names::{Names, tells},
     tables,
 };
-use crate::{decode, paths};
+use crate::{decode, paths, work::Work};
 
 /// Deeper expressions are not looked into.
 const DEEPEST: u8 = 60;
@@ -26,11 +28,11 @@ pub(super) enum What {
     Unknown,
     /// A text or bytes; `whole` where every part of it is known, else `*` stands for the rest.
     Text {
-        text: String,
+        text: Rc<str>,
         whole: bool,
     },
     Number(i64),
-    List(Vec<Value>),
+    List(Rc<[Value]>),
     /// A module, a function, a class.
     Name(String),
     /// The dictionary of one.
@@ -69,7 +71,7 @@ impl Value {
         Value { what: What::Name(name.into()), made: Made::default() }
     }
 
-    fn text(text: impl Into<String>, whole: bool, made: Made) -> Self {
+    fn text(text: impl Into<Rc<str>>, whole: bool, made: Made) -> Self {
         let text = text.into();
         if text.len() > decode::LONGEST {
             return Value { what: What::Unknown, made };
@@ -111,6 +113,17 @@ impl Value {
             _ => &[],
         }
     }
+
+    /// Whoever gets it may look at all of it.
+    fn charge(&self, work: &Work) {
+        match &self.what {
+            What::Text { text, .. } => work.take_made(text),
+            What::List(items) => {
+                work.take(items.len());
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Names {
@@ -120,10 +133,15 @@ impl Names {
     }
 
     fn at(&mut self, expr: &Expr, depth: u8) -> Value {
-        if depth > DEEPEST {
+        if depth > DEEPEST || !self.work.take(1) {
             return Value::default();
         }
-        let depth = depth + 1;
+        let value = self.part(expr, depth + 1);
+        value.charge(&self.work);
+        value
+    }
+
+    fn part(&mut self, expr: &Expr, depth: u8) -> Value {
         match expr {
             Expr::StringLiteral(literal) => Value::text(literal.value.to_str(), true, Made::default()),
             Expr::BytesLiteral(literal) => {
@@ -137,16 +155,8 @@ impl Names {
             },
             Expr::Name(name) => self.look_up(name.id.as_str()),
             Expr::Attribute(attribute) => {
-                let set = match &*attribute.value {
-                    Expr::Name(name) => self.set_attribute(name.id.as_str(), attribute.attr.as_str()),
-                    _ => None,
-                };
-                if let Some(value) = set.as_ref().filter(|value| tells(value)) {
-                    return value.clone();
-                }
                 let base = self.at(&attribute.value, depth);
-                let own = self.attribute(&base, attribute.attr.as_str());
-                set.filter(|_| !tells(&own)).unwrap_or(own)
+                self.attribute_of(&base, attribute)
             }
             Expr::Subscript(subscript) => self.subscript(subscript, depth),
             Expr::BinOp(both) => {
@@ -185,7 +195,7 @@ impl Names {
     fn list(&mut self, items: &[Expr], depth: u8) -> Value {
         let items: Vec<Value> = items.iter().take(MOST_ITEMS).map(|item| self.at(item, depth)).collect();
         let made = items.iter().fold(Made::default(), |made, item| made.and(item.made));
-        Value::of(What::List(items), made)
+        Value::of(What::List(items.into()), made)
     }
 
     /// Of what a comprehension makes only how it came to be is known.
@@ -216,6 +226,20 @@ impl Names {
             }
         }
         Value::text(text, whole, made)
+    }
+
+    /// An attribute as somebody has set it, or of what its object stands for: the one that
+    /// rules may know, else the one that was set.
+    fn attribute_of(&self, base: &Value, attribute: &ExprAttribute) -> Value {
+        let name = attribute.attr.as_str();
+        let set = attribute.value.as_name_expr().and_then(|owner| self.set_attribute(owner.id.as_str(), name));
+        match set {
+            Some(set) if tells(&set) => set,
+            set => {
+                let own = self.attribute(base, name);
+                set.filter(|_| !tells(&own)).unwrap_or(own)
+            }
+        }
     }
 
     /// An attribute of what is known by name.
@@ -254,7 +278,7 @@ impl Names {
             (What::Namespace(name), What::Text { text, whole: true }) => Value { made, ..self.attribute(&Value::name(name), text) },
             (What::Name(name), What::Text { text, whole: true }) => match name.as_str() {
                 "sys.modules" => Value::of(What::Name(canonical(text)), made),
-                "os.environ" if text == "HOME" => Value::text("~", true, made),
+                "os.environ" if &**text == "HOME" => Value::text("~", true, made),
                 "builtins" => Value::of(What::Name(format!("builtins.{text}")), made),
                 _ => Value::of(What::Unknown, made),
             },
@@ -291,13 +315,17 @@ impl Names {
             self.leave(mark);
             return value;
         }
-        if let Expr::Attribute(attribute) = &*call.func {
-            let base = self.at(&attribute.value, depth);
-            if let Some(value) = method(&base, attribute.attr.as_str(), &arguments) {
-                return value;
+        let function = match &*call.func {
+            // What it is an attribute of is evaluated once: chains of methods are long.
+            Expr::Attribute(attribute) => {
+                let base = self.at(&attribute.value, depth);
+                if let Some(value) = method(&base, attribute.attr.as_str(), &arguments) {
+                    return value;
+                }
+                self.attribute_of(&base, attribute)
             }
-        }
-        let function = self.at(&call.func, depth);
+            function => self.at(function, depth),
+        };
         let made = function.made.and(keywords);
         match &function.what {
             What::Name(name) => self.result(name, &arguments, made),
@@ -322,10 +350,10 @@ impl Names {
             },
             "builtins.map" => match arguments {
                 [Value { what: What::Name(name), .. }, list] if !list.items().is_empty() => {
-                    let (name, items) = (name.clone(), list.items().to_vec());
-                    let items: Vec<Value> = items.iter().map(|item| self.result(&name, std::slice::from_ref(item), item.made)).collect();
+                    let items: Vec<Value> =
+                        list.items().iter().map(|item| self.result(name, std::slice::from_ref(item), item.made)).collect();
                     let made = items.iter().fold(made, |made, item| made.and(item.made));
-                    Some(Value::of(What::List(items), made))
+                    Some(Value::of(What::List(items.into()), made))
                 }
                 [Value { what: What::Name(name), .. }, ..] if name == "builtins.chr" => Some(Value::of(What::Unknown, built)),
                 _ => None,
@@ -417,7 +445,7 @@ fn operate(operator: Operator, left: Value, right: Value) -> Value {
         (Operator::Add, What::Text { text, .. }, _) => Value::text(format!("{text}*"), false, made),
         (Operator::Add, _, What::Text { text, .. }) => Value::text(format!("*{text}"), false, made),
         (Operator::Add, What::List(a), What::List(b)) if a.len() + b.len() <= MOST_ITEMS => {
-            Value::of(What::List([a.as_slice(), b].concat()), made)
+            Value::of(What::List(a.iter().chain(b.iter()).cloned().collect()), made)
         }
         (Operator::Div, What::Text { text: a, whole: x }, What::Text { text: b, whole: y }) => {
             Value::text(paths::join(a, b), *x && *y, made)
@@ -484,7 +512,7 @@ fn method(base: &Value, name: &str, arguments: &[Value]) -> Option<Value> {
         },
         "format" if text.contains("{}") => Some(filled(text, "{}", arguments, made)),
         "format" => {
-            let mut out = text.clone();
+            let mut out = text.to_string();
             for (at, argument) in arguments.iter().enumerate().take(16) {
                 out = out.replace(&format!("{{{at}}}"), argument.as_text().unwrap_or("*"));
             }
@@ -492,16 +520,16 @@ fn method(base: &Value, name: &str, arguments: &[Value]) -> Option<Value> {
             Some(Value::text(out, all, Made { built: made.built || all, ..made }))
         }
         "decode" | "encode" | "expanduser" | "absolute" | "resolve" | "strip" | "as_posix" | "rstrip" | "lstrip" | "__str__" => {
-            known(text.clone(), made)
+            Some(Value::text(text.clone(), *whole, made))
         }
-        "lower" | "casefold" => known(text.to_lowercase(), Made { built: made.built || text.to_lowercase() != *text, ..made }),
+        "lower" | "casefold" => known(text.to_lowercase(), Made { built: made.built || text.to_lowercase() != **text, ..made }),
         "upper" => known(text.to_uppercase(), made),
         "swapcase" => {
             let swap = |c: char| if c.is_uppercase() { c.to_ascii_lowercase() } else { c.to_ascii_uppercase() };
             known(text.chars().map(swap).collect(), built)
         }
         "joinpath" => {
-            let path = arguments.iter().fold(text.clone(), |path, part| paths::join(&path, part.as_text().unwrap_or("*")));
+            let path = arguments.iter().fold(text.to_string(), |path, part| paths::join(&path, part.as_text().unwrap_or("*")));
             Some(Value::text(path, *whole && arguments.iter().all(|part| part.as_whole().is_some()), made))
         }
         _ => None,

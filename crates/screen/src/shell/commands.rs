@@ -7,7 +7,7 @@ use super::{
     words::Word,
     wrappers::{base, is_wrapper, started, unwrapped},
 };
-use crate::{paths, python, shell};
+use crate::{paths, python, shell, work};
 
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "zsh", "ash", "ksh", "fish"];
 const INTERPRETERS: [&str; 7] = ["python", "python3", "python2", "perl", "ruby", "node", "php"];
@@ -300,10 +300,14 @@ impl Walk<'_, '_> {
     pub(super) fn runs(&mut self, name: &str, script: &str, at: (usize, usize)) {
         let Some(depth) = self.depth.checked_sub(1) else { return };
         let question = self.question;
-        self.findings.inside(at, |findings| match name.starts_with("python") {
-            true => python::screen(question, script, depth, findings),
-            false => shell::screen(question, script, depth, findings),
-        });
+        match name.starts_with("python") {
+            true => {
+                self.findings.inside(at, work::of_python(script.len()), |findings| python::screen(question, script, depth, findings));
+            }
+            false => {
+                self.findings.inside(at, work::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
+            }
+        }
     }
 
     /// What earlier commands of a pipeline feed to this one.

@@ -27,7 +27,7 @@ impl Word {
         Word { text, known: true, spaced: false }
     }
 
-    fn unknown(text: &str) -> Self {
+    pub(super) fn unknown(text: &str) -> Self {
         Word { text: text.to_owned(), known: false, spaced: false }
     }
 

@@ -1,0 +1,61 @@
+//! A program costs what its length asks for, whatever it makes of itself, and what it does
+//! is found all the same. Nothing is timed: without the bounds these would not end.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fmt::Write;
+
+use stockade_protocol::screen::{Grammar, Question, Rule, Rules, Source};
+
+/// The rules of what was found, each once for a line.
+fn found(grammar: Grammar, code: &str) -> Vec<Rule> {
+    let sources = vec![Source { grammar, code }];
+    let question = Question { rules: Rules::ALL, scratch: "/scratch", sources, ..Question::default() };
+    stockade_screen::screen(&question).found.into_iter().map(|found| found.rule).collect()
+}
+
+#[test]
+fn lists_of_lists_are_shared_and_followed() {
+    let mut code = String::from("import os\na0 = 'rm -rf /'\n");
+    (0..60).for_each(|n| writeln!(code, "a{} = [a{n}, a{n}]", n + 1).unwrap());
+    let quiet = found(Grammar::Python, &code);
+    assert!(!quiet.contains(&Rule::Screener) && !quiet.contains(&Rule::Destroy), "{quiet:?}");
+    code.push_str("os.system(a60");
+    code.push_str(&"[1]".repeat(55));
+    code.push_str(")\nos.system(a4[0][1][0][1])\n");
+    let told = found(Grammar::Python, &code);
+    assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
+}
+
+#[test]
+fn a_long_chain_of_methods_is_no_more_than_its_links() {
+    let links: String = (0..200).map(|n| format!(".where({n})")).collect();
+    let code = format!("import os, query\nrows = query{links}.all()\nos.system('rm -rf /')\n");
+    let told = found(Grammar::Python, &code);
+    assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
+}
+
+#[test]
+fn what_is_done_too_often_is_told_once_and_not_done() {
+    let times = |lines: &str, line: &str, times: usize| format!("{lines}\n{}", format!("{line}\n").repeat(times));
+    let doubled: String = (0..13).map(|n| format!("a{}=\"$a{n}$a{n}\"\n", n + 1)).collect();
+    let many = [
+        (Grammar::Python, "s = 'a = 1\\n' * 10000", "exec(s)"),
+        (Grammar::Python, "s = 'x' * 65000", "t = s + '.'"),
+        (Grammar::Shell, &format!("a0='a=1;'\n{doubled}"), "sh -c \"$a13\""),
+    ];
+    for (grammar, lines, line) in many {
+        let told = found(grammar, &times(lines, line, 2500));
+        assert_eq!(told.iter().filter(|rule| **rule == Rule::Screener).count(), 1, "{line}: {told:?}");
+        let told = found(grammar, &times(lines, line, 3));
+        assert!(!told.contains(&Rule::Screener), "{line}: {told:?}");
+    }
+}
+
+#[test]
+fn a_page_put_together_line_by_line_is_not_too_much() {
+    let mut code = String::from("import os\npage = ''\n");
+    (0..400).for_each(|n| writeln!(code, "page = page + '<p>paragraph {n} of a page, as long as a line of text is'").unwrap());
+    code.push_str("os.system('rm -rf /')\n");
+    let told = found(Grammar::Python, &code);
+    assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
+}
