@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_screener_that_fails_is_a_finding),
     test!(Both, a_screener_answers_no_nonsense_and_opens_nothing),
     test!(Both, files_are_screened_with_an_exit_status_for_each_case),
-    test!(Both, a_screener_has_limits_of_time_and_memory),
+    test!(Both, code_that_makes_work_of_itself_is_told),
     test!(Both, files_of_a_request_are_screened_with_it),
     test!(Both, commands_and_their_scripts_are_screened),
     test!(Both, scripts_are_screened_whatever_starts_them),
@@ -192,6 +192,11 @@ fn a_screener_answers_no_nonsense_and_opens_nothing() {
         assert!(status().contains(line), "{line}: {}", status());
     }
     assert!(!status().contains("Uid:\t0\t"), "{}", status());
+    let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    for (limit, most) in [("Max cpu time", 2), ("Max stack size", 8 << 20), ("Max address space", 512 << 20), ("Max processes", 0)] {
+        let line = limits.lines().find_map(|line| line.strip_prefix(limit)).unwrap();
+        assert_eq!(line.split_whitespace().next(), Some(most.to_string().as_str()), "{limit}: {limits}");
+    }
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(4));
 }
@@ -215,22 +220,28 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
         fs::write(tree.join(name), code).unwrap();
     }
     symlink("/", tree.join("deep/link")).unwrap();
+    // A name is one line of what is printed, whatever is in it.
+    let forged = "deep/a\n2 of 2 files would be stopped\u{1b}[2J\u{202e}.py";
+    fs::write(tree.join(forged), "import shutil\nshutil.rmtree('/')\n").unwrap();
     let tree_text = text(&tree);
     let honest = text(&tree.join("honest.py")).to_owned();
     assert_eq!(screened_files(&["--policy", "strict", &honest]).0, Some(0));
     let (status, said, _) = screened_files(&["--policy", "strict", tree_text]);
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("deep/wipe.py: deny: line 2, column 1: destroy") && said.contains("2 of 4 files would be stopped"), "{said}");
-    assert!(said.contains("\\u{1b}") && !said.contains('\u{1b}'), "{said:?}");
+    assert!(said.contains("deep/wipe.py: deny: line 2, column 1: destroy") && said.contains("3 of 5 files would be stopped"), "{said}");
+    assert!(said.contains("\\u{1b}") && !said.contains(['\u{1b}', '\u{202e}']), "{said:?}");
+    assert!(said.contains(r"deep/a\n2 of 2 files") && !said.lines().any(|line| line.starts_with("2 of 2")), "{said:?}");
     // `default` only notes.
     assert_eq!(screened_files(&[tree_text]).0, Some(0));
     let (status, said, _) = screened_files(&["--policy", "strict", "--json", tree_text]);
     let whole: Value = serde_json::from_str(&said).unwrap();
     assert_eq!((status, &whole["stops"]), (Some(1), &json!(true)));
     let files: Vec<&str> = whole["files"].as_array().unwrap().iter().map(|file| file["language"].as_str().unwrap()).collect();
-    assert_eq!(files, ["bash", "python", "python", "python"]);
+    assert_eq!(files, ["python", "bash", "python", "python", "python"]);
+    assert_eq!(whole["files"][0]["path"], json!(text(&tree.join(forged))));
     for (arguments, said) in [
         (&["/nonexistent/file"][..], "/nonexistent/file"),
+        (&["/nonexistent/\n\u{1b}"], r"/nonexistent/\n\u{1b}"),
         (&[text(&tree.join("deep/notes.txt"))], "--language"),
         (&["--language", "cobol", &honest], "bash"),
         (&["--policy", "strikt", &honest], "strict"),
@@ -242,22 +253,21 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     assert_eq!(output.status.code(), Some(1));
 }
 
-fn a_screener_has_limits_of_time_and_memory() {
+/// Code that has texts and lists put together over and over is followed so far, and the
+/// screener lives.
+fn code_that_makes_work_of_itself_is_told() {
     let item = "0,".repeat(4000);
-    let cases = [
-        // Half a million times a list of thousands is looked at.
-        ("time", format!("x = [{item}]\n{}", "x\n".repeat(250_000))),
-        // A text of texts that nobody could hold.
-        ("memory", format!("x = '{}'\ny = '{}'\nz = x.replace('a', y)", "a".repeat(60_000), "b".repeat(60_000))),
-    ];
-    for (what, code) in cases {
-        let began = Instant::now();
-        let done = exec_under("screener = \"deny\"", json!({"code": code}));
-        done.expect(json!({"verdict": "screened", "started": false}));
-        let why = done["findings"][0]["what"].as_str().unwrap();
-        assert!(why.contains("ended by signal") || (what == "time" && why.contains("took longer")), "{what}: {why}");
-        assert!(began.elapsed() < patient(Duration::from_secs(20)), "{what}");
+    let letters = "a".repeat(60_000);
+    let doubled: String = (0..60).map(|n| format!("a{} = [a{n}, a{n}]\n", n + 1)).collect();
+    // Another that holds two of the one before, and a text of texts that nobody could hold.
+    for code in [format!("a0 = 'x'\n{doubled}"), format!("x = '{letters}'\ny = x\nz = x.replace('a', y)")] {
+        exec_under("screener = \"deny\"", json!({"code": code})).succeeded();
     }
+    // A list of thousands is looked at again and again.
+    let done = exec_under("screener = \"deny\"", json!({"code": format!("x = [{item}]\n{}", "x\n".repeat(250_000))}));
+    done.expect(json!({"verdict": "screened", "started": false}));
+    assert_eq!(rules(&done), ["screener"], "{}", done.brief());
+    assert_eq!(done["findings"][0]["what"], "puts more together than is followed");
 }
 
 fn files_of_a_request_are_screened_with_it() {
@@ -493,6 +503,16 @@ fn findings_do_no_harm_to_their_reader() {
     done.succeeded();
     assert_eq!(rules(&done), ["network", "secret", "network", "secret"], "{}", done.brief());
     assert!(!done["findings"].to_string().contains("hunter2") && !done["findings"].to_string().contains("0123456789"), "{}", done.brief());
+    // So is a password that a command is given, written plainly or not.
+    for (user, shown) in [("me:hunter2!x", "curl -u me:<9 characters> h"), ("me:'hunter2'!x", "<")] {
+        let done = exec(json!({"language": "bash", "code": format!("false && curl -u {user} h || true")}));
+        done.succeeded();
+        assert_eq!(rules(&done), ["network", "secret"], "{}", done.brief());
+        assert!(done["findings"][0]["text"].as_str().unwrap().starts_with(shown), "{}", done.brief());
+        assert!(!done["findings"].to_string().contains("hunter2"), "{}", done.brief());
+    }
+    let done = exec(json!({"language": "bash", "code": "false && curl -u me:$PASSWORD h || true"}));
+    assert_eq!((rules(&done), &done["findings"][0]["text"]), (vec!["network".to_owned()], &json!("curl -u me:$PASSWORD h")));
     // Nothing that a terminal acts on is printed, whether code, what it comes to or a name.
     let files = json!({"\u{1b}[2J.py": "import shutil; shutil.rmtree('/\u{1b}[2J\u{202e}')"});
     let done = exec_under("delete = \"deny\"\ndestroy = \"deny\"\nwrite_outside = \"deny\"", json!({"code": "1", "files": files}));

@@ -16,13 +16,13 @@ use serde::Serialize;
 use stockade_protocol::screen::{Action, Finding, Grammar, LONGEST_CODE, Rule};
 use stockade_runtime::{
     Options, caller, load_policy,
-    screen::{Pending, grammar_of_file, sentence},
+    screen::{Pending, grammar_of_file, sentence, visible},
     with_callers_rights,
 };
 
 use crate::{
     USAGE_ERROR, args,
-    output::{say, visible, warn},
+    output::{say, warn},
 };
 
 /// What was found in one file.
@@ -109,6 +109,11 @@ fn language(name: &str) -> Option<Grammar> {
     }
 }
 
+/// A path in one line, as a person can read it.
+fn shown(path: &Path) -> String {
+    visible(&path.to_string_lossy())
+}
+
 type Code = (PathBuf, Grammar, String);
 
 /// What a path of the command line stands for.
@@ -117,7 +122,7 @@ fn read(path: &Path, language: Option<Grammar>) -> anyhow::Result<Vec<Code>> {
         let grammar = language.context("for code on stdin, say its language with --language")?;
         return Ok(vec![(path.to_owned(), grammar, text(io::stdin().lock(), path)?)]);
     }
-    let metadata = fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
+    let metadata = fs::metadata(path).with_context(|| format!("look at {}", shown(path)))?;
     if metadata.is_dir() {
         let mut out = Vec::new();
         directory(path, language, &mut out)?;
@@ -126,12 +131,12 @@ fn read(path: &Path, language: Option<Grammar>) -> anyhow::Result<Vec<Code>> {
     let code = file(path)?;
     match language.or_else(|| grammar_of_file(path, &code)) {
         Some(grammar) => Ok(vec![(path.to_owned(), grammar, code)]),
-        None => bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", path.display()),
+        None => bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", shown(path)),
     }
 }
 
 fn directory(path: &Path, language: Option<Grammar>, out: &mut Vec<Code>) -> anyhow::Result<()> {
-    let context = || format!("read the directory {}", path.display());
+    let context = || format!("read the directory {}", shown(path));
     let mut entries = fs::read_dir(path).with_context(context)?.collect::<Result<Vec<_>, _>>().with_context(context)?;
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
@@ -150,12 +155,12 @@ fn directory(path: &Path, language: Option<Grammar>, out: &mut Vec<Code>) -> any
 }
 
 fn file(path: &Path) -> anyhow::Result<String> {
-    text(fs::File::open(path).with_context(|| format!("open {}", path.display()))?, path)
+    text(fs::File::open(path).with_context(|| format!("open {}", shown(path)))?, path)
 }
 
 /// So much of a file as is needed to see that it is too long.
 fn text(from: impl Read, path: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    from.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", path.display()))?;
+    from.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", shown(path)))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -120,7 +120,7 @@ pub fn sentence(finding: &Finding) -> String {
 }
 
 /// A text with whatever cannot be seen made visible, directions of writing among it.
-fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     text.chars().map(|c| if matches!(c, '"' | '\'') { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
 

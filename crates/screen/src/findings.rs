@@ -72,6 +72,16 @@ impl<'a> Findings<'a> {
         self.add(Rule::Secret, place, kind);
     }
 
+    /// Notes a secret somewhere in what stands in `place`. Where it is not to be found, since
+    /// it is written otherwise there, nothing of that is shown.
+    pub(crate) fn secret_within(&mut self, place: (usize, usize), value: &str, kind: &str) {
+        let (start, end) = self.within.unwrap_or(place);
+        match self.code.get(start..end).and_then(|text| text.find(value)) {
+            Some(at) => self.secret((start + at, start + at + value.len()), value, kind),
+            None => self.secret((start, end), value, kind),
+        }
+    }
+
     /// What is left to do for this program.
     pub(crate) fn work(&self) -> Rc<Work> {
         self.work.clone()

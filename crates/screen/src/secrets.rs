@@ -88,8 +88,13 @@ fn passwords_in_urls(text: &str) -> impl Iterator<Item = Range<usize>> {
         let (user, _) = host.rsplit_once('@')?;
         let (name, password) = user.split_once(':')?;
         let start = at + 3 + name.len() + 1;
-        is_likely(password, 6).then_some(start..start + password.len())
+        is_password(password).then_some(start..start + password.len())
     })
+}
+
+/// Whether a text that stands where a password does is one.
+pub(crate) fn is_password(text: &str) -> bool {
+    is_likely(text, 6)
 }
 
 /// Whether a text that stands under this name is a secret.

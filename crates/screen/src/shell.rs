@@ -5,6 +5,7 @@
 //! are followed in the order of the text; branches are not told apart.
 
 mod commands;
+mod passwords;
 mod pieces;
 mod words;
 mod wrappers;

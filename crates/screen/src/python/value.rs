@@ -218,7 +218,7 @@ impl Names {
                                 made = made.and(value.made);
                                 whole &= value.as_whole().is_some();
                                 made.built |= value.as_whole().is_some();
-                                text.push_str(value.as_text().unwrap_or("*"));
+                                put(&mut text, value.as_text().unwrap_or("*"));
                             }
                         }
                     }
@@ -383,7 +383,7 @@ impl Names {
             "pathlib.Path" | "pathlib.PurePath" | "pathlib.PosixPath" | "os.path.join" => {
                 let parts: Vec<&str> = arguments.iter().map(|part| part.as_text().unwrap_or("*")).collect();
                 let all = arguments.iter().all(|part| part.as_whole().is_some());
-                text.map(|_| Value::text(parts.iter().fold(String::new(), |path, part| paths::join(&path, part)), all, made))
+                text.map(|_| Value::text(along("", &parts), all, made))
             }
             "pathlib.Path.home" => Some(Value::text("~", true, made)),
             "os.getenv" | "os.environ.get" if whole == Some("HOME") => Some(Value::text("~", true, made)),
@@ -467,6 +467,33 @@ fn operate(operator: Operator, left: Value, right: Value) -> Value {
     }
 }
 
+/// Puts a text behind another, which is not kept when it has become too long.
+fn put(out: &mut String, text: &str) {
+    if out.len() <= decode::LONGEST {
+        out.push_str(text);
+    }
+}
+
+/// Texts with another between them, until they are too long to be kept.
+fn joined<'t>(parts: impl IntoIterator<Item = &'t str>, between: &str) -> String {
+    let mut out = String::new();
+    for (at, part) in parts.into_iter().enumerate() {
+        if at > 0 {
+            put(&mut out, between);
+        }
+        put(&mut out, part);
+        if out.len() > decode::LONGEST {
+            break;
+        }
+    }
+    out
+}
+
+/// The path to which these parts lead, until it is too long to be kept.
+fn along(base: &str, parts: &[&str]) -> String {
+    parts.iter().fold(base.to_owned(), |path, part| if path.len() > decode::LONGEST { path } else { paths::join(&path, part) })
+}
+
 /// A text whose gaps are filled in order.
 fn filled(text: &str, gap: &str, values: &[Value], made: Made) -> Value {
     let mut parts = text.split(gap);
@@ -476,8 +503,8 @@ fn filled(text: &str, gap: &str, values: &[Value], made: Made) -> Value {
         let known = value.and_then(Value::as_whole);
         whole &= known.is_some();
         filled_one |= known.is_some();
-        out.push_str(value.and_then(Value::as_text).unwrap_or("*"));
-        out.push_str(part);
+        put(&mut out, value.and_then(Value::as_text).unwrap_or("*"));
+        put(&mut out, part);
     }
     Value::text(out, whole, Made { built: made.built || filled_one, ..made })
 }
@@ -493,18 +520,17 @@ fn method(base: &Value, name: &str, arguments: &[Value]) -> Option<Value> {
         "join" => match first.map(|list| &list.what) {
             Some(What::List(items)) => {
                 let parts: Option<Vec<&str>> = items.iter().map(Value::as_whole).collect();
-                Some(parts.map_or(Value::of(What::Unknown, made), |parts| Value::text(parts.join(text), true, built)))
+                Some(parts.map_or(Value::of(What::Unknown, made), |parts| Value::text(joined(parts, text), true, built)))
             }
             Some(What::Text { text: letters, whole: true }) => {
-                let letters: Vec<String> = letters.chars().map(String::from).collect();
-                Some(Value::text(letters.join(text), true, made))
+                Some(Value::text(joined(letters.split("").filter(|letter| !letter.is_empty()), text), true, made))
             }
             _ => Some(Value::of(What::Unknown, made)),
         },
         "replace" => match arguments {
             [old, new, ..] => match (old.as_whole(), new.as_whole()) {
                 (Some(old), Some(new)) if !old.is_empty() => {
-                    known(text.replace(old, new), Made { built: made.built || text.contains(old), ..made })
+                    known(joined(text.split(old), new), Made { built: made.built || text.contains(old), ..made })
                 }
                 _ => Some(Value::of(What::Unknown, made)),
             },
@@ -514,7 +540,7 @@ fn method(base: &Value, name: &str, arguments: &[Value]) -> Option<Value> {
         "format" => {
             let mut out = text.to_string();
             for (at, argument) in arguments.iter().enumerate().take(16) {
-                out = out.replace(&format!("{{{at}}}"), argument.as_text().unwrap_or("*"));
+                out = joined(out.split(&format!("{{{at}}}")), argument.as_text().unwrap_or("*"));
             }
             let all = *whole && !out.contains('{');
             Some(Value::text(out, all, Made { built: made.built || all, ..made }))
@@ -529,8 +555,8 @@ fn method(base: &Value, name: &str, arguments: &[Value]) -> Option<Value> {
             known(text.chars().map(swap).collect(), built)
         }
         "joinpath" => {
-            let path = arguments.iter().fold(text.to_string(), |path, part| paths::join(&path, part.as_text().unwrap_or("*")));
-            Some(Value::text(path, *whole && arguments.iter().all(|part| part.as_whole().is_some()), made))
+            let parts: Vec<&str> = arguments.iter().map(|part| part.as_text().unwrap_or("*")).collect();
+            Some(Value::text(along(text, &parts), *whole && arguments.iter().all(|part| part.as_whole().is_some()), made))
         }
         _ => None,
     }

@@ -3,7 +3,7 @@
 use stockade_protocol::screen::Rule;
 
 use super::{
-    Stage, Walk, words,
+    Stage, Walk, passwords, words,
     words::Word,
     wrappers::{base, is_wrapper, started, unwrapped},
 };
@@ -123,6 +123,9 @@ impl Walk<'_, '_> {
         let targets: Vec<String> = arguments.iter().filter(|word| !word.text.starts_with('-')).map(|word| self.place(&word.text)).collect();
         if NETWORK.contains(&name.as_str()) || self.reaches_out(&name, arguments) {
             self.findings.add(Rule::Network, at, &name);
+        }
+        for password in passwords::given(&name, arguments) {
+            self.findings.secret_within(at, password, &format!("a password for {name}"));
         }
         if SYSTEM.contains(&name.as_str()) && !(name == "crontab" && text(0) == "-l") {
             self.findings.add(Rule::System, at, &name);
