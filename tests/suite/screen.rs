@@ -260,7 +260,7 @@ fn code_that_makes_work_of_itself_is_told() {
     let letters = "a".repeat(60_000);
     let doubled: String = (0..60).map(|n| format!("a{} = [a{n}, a{n}]\n", n + 1)).collect();
     // Another that holds two of the one before, and a text of texts that nobody could hold.
-    for code in [format!("a0 = 'x'\n{doubled}"), format!("x = '{letters}'\ny = x\nz = x.replace('a', y)")] {
+    for code in [format!("a0 = 'x'\n{doubled}"), format!("x = '{letters}'\ny = x\nif 0: x.replace('a', y)")] {
         exec_under("screener = \"deny\"", json!({"code": code})).succeeded();
     }
     // A list of thousands is looked at again and again.
