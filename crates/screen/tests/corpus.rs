@@ -16,6 +16,9 @@ const FALSE_ALARMS: [&str; 0] = [];
 /// How many of those that misbehave `strict` stops, and how many honest ones.
 const STRICT_STOPS: usize = 160;
 const STRICT_ALARMS: usize = 0;
+/// The same of `review`, which holds honest ones back for what they do.
+const REVIEW_STOPS: usize = 206;
+const REVIEW_ALARMS: usize = 29;
 
 struct Program {
     name: String,
@@ -97,7 +100,9 @@ fn shipped_policies_stop_what_they_are_for() {
     let mut misbehaving = programs("misbehaving");
     misbehaving.extend(programs("obfuscated"));
     let honest = programs("benign");
-    for (policy, least, most) in [("default.toml", 0, 0), ("strict.toml", STRICT_STOPS, STRICT_ALARMS)] {
+    for (policy, least, most) in
+        [("default.toml", 0, 0), ("strict.toml", STRICT_STOPS, STRICT_ALARMS), ("review.toml", REVIEW_STOPS, REVIEW_ALARMS)]
+    {
         let rules = stopped_by(policy);
         let stopped = |programs: &[Program]| programs.iter().filter(|program| !program.found.is_disjoint(&rules)).count();
         let told = |programs: &[Program]| programs.iter().filter(|program| !program.found.is_empty()).count();
