@@ -21,8 +21,8 @@ const MOST_ITEMS: usize = 4096;
 /// Modules that others carry along, so that `shutil.os` is `os`.
 const CARRIED: [&str; 8] = ["os", "sys", "subprocess", "builtins", "importlib", "ctypes", "socket", "posix"];
 
-/// What an expression stands for.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// What an expression stands for. What is shared is equal without a look, by `Eq`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum What {
     #[default]
     Unknown,
@@ -44,7 +44,7 @@ pub(super) enum What {
 }
 
 /// How a value came to be.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Made {
     /// Put together from parts that could have been one.
     pub built: bool,
@@ -60,7 +60,7 @@ impl Made {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Value {
     pub what: What,
     pub made: Made,
