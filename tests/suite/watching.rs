@@ -16,6 +16,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, what_reading_missed_stands_in_the_result),
     test!(Both, what_is_refused_is_an_error_that_names_the_line_which_allows_it),
     test!(Both, what_a_library_imports_for_itself_is_its_own_affair),
+    test!(Both, what_code_can_write_is_no_library),
     test!(Both, no_option_and_no_variable_switches_it_off, seconds 60),
     test!(Both, children_are_watched_as_their_parents_are, seconds 60),
     test!(Both, a_program_that_does_nothing_special_sees_no_difference, seconds 60),
@@ -159,6 +160,34 @@ fn what_a_library_imports_for_itself_is_its_own_affair() {
         done.expect(json!({"code": 1}));
         let first = name.split('.').next().unwrap();
         assert!(met(&done["modules"])[0].starts_with(&format!("deny import {first}")), "{}", done.brief());
+    }
+}
+
+/// Whatever its directory is called, and although Python reads it before any program.
+fn what_code_can_write_is_no_library() {
+    let named = json!({
+        "code": "import sys\nsys.path.insert(0, '/scratch/site-packages')\nimport m",
+        "files": {"site-packages/m.py": "import ctypes\nprint('ran')\n"},
+    });
+    let path_file = json!({"code": r#"
+import os, site, subprocess, sys
+place = site.getusersitepackages()
+os.makedirs(place)
+with open(place + "/x.pth", "w") as file:
+    file.write("import ctypes; print('ran', flush=True)\n")
+child = subprocess.run([sys.executable, "-c", "import json"], capture_output=True, text=True)
+print(child.stdout, end="")
+"#});
+    let allowed = "subprocess = \"allow\"\njson = \"allow\"\nm = \"allow\"";
+    let lines = |action: &str| format!("default = \"note\"\n{allowed}\nctypes = \"{action}\"");
+    let watched = Watched::new(&lines("note"));
+    let other = watched.other(&lines("deny"));
+    for request in [named, path_file] {
+        let done = watched.exec(request.clone());
+        done.succeeded();
+        assert_eq!((done.output(), met(&done["modules"])), ("ran\n", vec![String::from("note import ctypes 1")]), "{}", done.brief());
+        let done = other.exec(request);
+        assert_eq!((done.output(), met(&done["modules"])), ("", vec![String::from("deny import ctypes 1")]), "{}", done.brief());
     }
 }
 

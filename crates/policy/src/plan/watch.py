@@ -36,16 +36,33 @@ def _watch(rules, default, open_to, pipe, place):
             parent = parent.rpartition('.')[0]
         return default if module else 'allow'
 
-    def is_library(code):
-        file = code.co_filename
-        return file.startswith((library, '<frozen ')) or '/site-packages/' in file or '/dist-packages/' in file
+    def is_installed(file):
+        # Where code can write, a name makes no library.
+        return ('/site-packages/' in file or '/dist-packages/' in file) and file[:1] == '/' and not file.startswith(open_to)
+
+    def is_library(frame):
+        file = frame.f_code.co_filename
+        return file.startswith((library, '<frozen ')) or is_installed(path_file(frame) or file)
+
+    def path_file(frame):
+        # A line of a .pth file is of no file itself.
+        while frame and frame.f_code.co_filename == '<string>':
+            frame = frame.f_back
+        return reads_path_file(frame)
+
+    def reads_path_file(frame):
+        if is_site(frame) and frame.f_code.co_name == 'addpackage':
+            return '%s/' % (frame.f_locals.get('sitedir'),)
+
+    def is_site(frame):
+        return frame and frame.f_code.co_filename in ('<frozen site>', library + 'site.py')
 
     def count(action, kind, name):
         # Once and then at each doubling, so that a loop neither waits nor fills anything.
         n = counts[name] = counts.get(name, 0) + 1
         if n & (n - 1) == 0:
             frame = sys._getframe()
-            while frame and is_library(frame.f_code):
+            while frame and is_library(frame):
                 frame = frame.f_back
             line, file = (frame.f_lineno, frame.f_code.co_filename) if frame else (0, '')
             said = action, kind, ascii(name)[1:-1][:128], n - n // 2, line or 0, ascii(file)[1:-1][:256]
@@ -67,7 +84,7 @@ def _watch(rules, default, open_to, pipe, place):
                 return
             frame = frame.f_back
         # What a library needs of others is its own affair: the code asked for the library.
-        if frame and not is_library(frame.f_code):
+        if frame and not is_library(frame):
             action = rule(name, True)
             if action != 'allow':
                 act(action, 'import', name)
@@ -99,13 +116,19 @@ def _watch(rules, default, open_to, pipe, place):
                 asked.add(args[0])
             return
         action = judged[event] = rule('write_outside' if event == 'open' else event, False)
-        # An import opens and lists files of its own.
-        if action == 'allow' or is_importing(sys._getframe(2).f_back):
+        # An import opens and lists files of its own, and so does what looks for .pth files.
+        caller = sys._getframe(2).f_back
+        if action == 'allow' or is_importing(caller) or is_site(caller):
             return
         if event != 'open':
             act(action, 'event', event)
         elif len(args) > 2 and type(args[2]) is int and args[2] & writes:
             opens(args[0])
+
+    def runs_path_file(event):
+        # One that code can have written.
+        file = reads_path_file(sys._getframe(2)) if event == 'exec' else None
+        return file and not is_installed(file)
 
     def alone(work, *args):
         # What is done here raises events too.
@@ -123,7 +146,7 @@ def _watch(rules, default, open_to, pipe, place):
             if judged.get(event) != 'allow':
                 alone(meet, event, args)
         # Until then the interpreter gets itself ready.
-        elif event.startswith('cpython.run_') or (event == 'import' and args[0] == 'sitecustomize'):
+        elif event.startswith('cpython.run_') or (event == 'import' and args[0] == 'sitecustomize') or runs_path_file(event):
             idle = False
             send('watch\n')
 
