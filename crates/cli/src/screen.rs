@@ -22,7 +22,7 @@ use stockade_runtime::{
 
 use crate::{
     USAGE_ERROR, args,
-    output::{say, warn},
+    output::{say, say_json, warn},
 };
 
 /// What was found in one file.
@@ -75,7 +75,7 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
         let policy = &loaded.policy;
         let whole =
             serde_json::json!({ "schema": 1, "policy": { "name": policy.name, "sha256": policy.sha256 }, "stops": stops, "files": all });
-        say(&serde_json::to_string_pretty(&whole)?)?;
+        say_json(&whole)?;
     } else {
         print(&all, &loaded.policy.name)?;
     }
