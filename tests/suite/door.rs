@@ -48,6 +48,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, without_a_connection_there_is_nothing_to_serve),
     test!(RootOnly, a_peer_gets_what_is_granted_to_it_and_nothing_else, seconds 60),
     test!(RootOnly, who_asks_is_what_the_kernel_says_and_no_variable, seconds 60),
+    test!(RootOnly, nobody_asks_as_root_through_sudo),
     test!(RootOnly, a_grant_to_a_group_is_for_peers_that_are_in_it),
     test!(RootOnly, nothing_is_read_for_a_peer_without_a_grant),
     test!(RootOnly, one_user_cannot_take_every_connection, seconds 60),
@@ -431,6 +432,16 @@ fn who_asks_is_what_the_kernel_says_and_no_variable() {
         ask_as(&door, OWNER + 1, &request).broke("not_granted", &[&format!("uid {}", OWNER + 1)]);
         ask_as(&door, OWNER, &request).succeeded();
     }
+}
+
+fn nobody_asks_as_root_through_sudo() {
+    let door = Door::plain();
+    let request = json!({"code": "print(6 * 7)"});
+    let sudo = ["env", &format!("SUDO_UID={OWNER}"), &format!("SUDO_GID={OWNER}")];
+    door.ask(&sudo, &request).refused("socket_through_sudo", &[&format!("uid {OWNER}"), "leave sudo out"]);
+    // The controls: root itself, for whom no grant is needed, and whoever called sudo, who has none.
+    door.ask(&[], &request).succeeded();
+    ask_as(&door, OWNER, &request).broke("not_granted", &[&format!("uid {OWNER}")]);
 }
 
 fn a_grant_to_a_group_is_for_peers_that_are_in_it() {

@@ -14,7 +14,7 @@ use rustix::{
 use serde::Deserialize;
 use stockade_launcher::signals::Signals;
 use stockade_protocol::{Report, Verdict};
-use stockade_runtime::Refusal;
+use stockade_runtime::{Refusal, caller};
 
 use crate::END_OF_REQUEST;
 
@@ -74,6 +74,7 @@ impl Answer {
 /// There is no whole answer; the report says why.
 pub fn ask(socket: &Path, request: &[u8]) -> Result<Answer, Box<Report>> {
     let refused = |refusal: Refusal| Box::new(refusal.report());
+    check_own_name().map_err(refused)?;
     let mut signals = Signals::block().map_err(|error| refused(error.into()))?;
     let stream = UnixStream::connect(socket).map_err(|error| refused(unconnected(socket, &error)))?;
     check_server(socket, &stream).map_err(refused)?;
@@ -110,6 +111,20 @@ fn unconnected(socket: &Path, error: &io::Error) -> Refusal {
         _ => ("socket_unusable", String::from("--socket takes the path of a UNIX socket, at most 107 bytes long")),
     };
     Refusal::sandbox_error(reason, format!("connect to {}: {error}; {remedy}", socket.display()))
+}
+
+/// The server is told by the kernel who asks, and takes root for root, whoever called sudo:
+/// no grant would be asked for, and who approves could approve what they have asked for.
+fn check_own_name() -> Result<(), Refusal> {
+    let identity = caller::identify(None)?;
+    if !identity.on_behalf {
+        return Ok(());
+    }
+    let why = format!(
+        "--socket through sudo would have root ask, and not uid {}, who called sudo; leave sudo out, or --socket",
+        identity.caller.uid
+    );
+    Err(Refusal::bad_request("socket_through_sudo", why))
 }
 
 /// A request is for root's launcher or for one's own: whoever else got hold of the path
