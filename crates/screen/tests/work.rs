@@ -59,3 +59,36 @@ fn a_page_put_together_line_by_line_is_not_too_much() {
     let told = found(Grammar::Python, &code);
     assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
 }
+
+#[test]
+fn commands_of_commands_are_followed_as_far_as_there_is_work() {
+    for chain in ["nice ".repeat(5000), "watch ".repeat(12), "find / -exec ".repeat(5)] {
+        let told = found(Grammar::Shell, &format!("{chain}rm -rf /\n"));
+        assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
+    }
+    // Each of these holds all behind it.
+    for chain in ["watch ".repeat(5000), "find / -exec ".repeat(40), "python -m ".repeat(5000)] {
+        let told = found(Grammar::Shell, &format!("{chain}rm -rf /\n"));
+        assert_eq!(told.iter().filter(|rule| **rule == Rule::Screener).count(), 1, "{told:?}");
+    }
+}
+
+#[test]
+fn names_that_are_bound_again_and_again_are_followed() {
+    let mut code = String::from("import os\n");
+    (0..20_000).for_each(|n| writeln!(code, "x = os.a{n}\nif n: x = os.b{n}").unwrap());
+    code.push_str("x = os.system\ndef f():\n    x('rm -rf /')\n");
+    let told = found(Grammar::Python, &code);
+    assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
+}
+
+#[test]
+fn names_that_are_kept_too_often_are_told_once() {
+    let ifs: String = (0..80).map(|n| format!("{}if a:\n", " ".repeat(n))).collect();
+    let names: String = (0..20_000).map(|n| format!("a{n} = 1; ")).collect();
+    let own: String = (0..2000).map(|n| format!("    import os as a{n}\n")).collect();
+    for code in [format!("{ifs}{}{names}\n", " ".repeat(80)), format!("class {}:\n{own}", "A".repeat(200_000))] {
+        let told = found(Grammar::Python, &code);
+        assert_eq!(told.iter().filter(|rule| **rule == Rule::Screener).count(), 1, "{told:?}");
+    }
+}

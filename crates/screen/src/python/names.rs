@@ -3,7 +3,9 @@
 //! A name is what any binding of it may have made it. An earlier meaning is gone only where
 //! another surely takes its place: a parameter, or an assignment in the same block. What a
 //! branch, a loop or another scope binds stands beside what was there before, and the body
-//! of a function is read when all around it is bound, since that is when it may run.
+//! of a function is read when all around it is bound, since that is when it may run. What
+//! is bound, and bound again where a branch ends, is work ([`Work`]); when none is left,
+//! names keep what they were bound to.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -20,6 +22,8 @@ use crate::work::Work;
 
 /// Meanings of one name that are kept beside the last.
 const MOST_OTHERS: usize = 3;
+/// What it takes to bind a name, and to keep what it was bound to before.
+const BOUND: usize = 4;
 
 /// What one name stands for.
 #[derive(Clone)]
@@ -41,12 +45,13 @@ impl Bound {
             if tells(&value) {
                 telling.retain(|other| *other != value);
                 telling.push(value);
+                // Older ones are not kept, however often a name is bound.
+                telling.drain(..telling.len().saturating_sub(MOST_OTHERS + 1));
             } else if value != Value::default() {
                 last = value;
             }
         }
         let value = telling.pop().unwrap_or(last);
-        telling.drain(..telling.len().saturating_sub(MOST_OTHERS));
         Bound { value, others: telling }
     }
 }
@@ -74,6 +79,9 @@ impl Names {
     }
 
     pub(super) fn bind(&mut self, name: &str, value: Value) {
+        if !self.work.take(BOUND) {
+            return;
+        }
         if self.shared.contains(name) {
             let before = self.bound.remove(name);
             self.bound.insert(name.to_owned(), Bound::either(before.into_iter().chain([Bound::surely(value)])));
@@ -105,7 +113,7 @@ impl Names {
 
     /// A branch ends, which need not have been taken.
     pub(super) fn join(&mut self, mark: usize) {
-        for (name, mut befores) in self.bindings(mark) {
+        for (name, mut befores) in self.bindings(mark).into_iter().flatten() {
             let now = self.bound.remove(&name);
             let first = befores.first().cloned().flatten();
             if let Some(missing) = befores.first_mut().filter(|before| before.is_none()) {
@@ -118,7 +126,7 @@ impl Names {
 
     /// All of a scope is bound: each name is whatever it was made there.
     pub(super) fn settle(&mut self, mark: usize) {
-        for (name, befores) in self.bindings(mark) {
+        for (name, befores) in self.bindings(mark).into_iter().flatten() {
             let now = self.bound.remove(&name);
             let mut befores = befores.into_iter();
             let first = befores.next().flatten();
@@ -127,13 +135,17 @@ impl Names {
         }
     }
 
-    /// What was bound before each of the bindings since then.
-    fn bindings(&mut self, mark: usize) -> BTreeMap<String, Vec<Option<Bound>>> {
+    /// What was bound before each of the bindings since then, to be bound together; none
+    /// where that is too much work.
+    fn bindings(&mut self, mark: usize) -> Option<BTreeMap<String, Vec<Option<Bound>>>> {
+        if !self.work.take(self.undo.len().saturating_sub(mark).saturating_mul(BOUND)) {
+            return None;
+        }
         let mut bindings: BTreeMap<String, Vec<Option<Bound>>> = BTreeMap::new();
         for (name, before) in self.undo.drain(mark..) {
             bindings.entry(name).or_default().push(before);
         }
-        bindings
+        Some(bindings)
     }
 
     /// The body of a class ends: what it binds are attributes of the class, and of what is
@@ -160,6 +172,10 @@ impl Names {
     }
 
     fn bind_attribute(&mut self, owner: &str, attribute: &str, value: Value) {
+        // The name of a class may be long, and stands before each of its attributes.
+        if !self.work.take(BOUND + owner.len()) {
+            return;
+        }
         let key = format!("{owner}.{attribute}");
         let before = self.attributes.remove(&key);
         self.attributes.insert(key, Bound::either(before.into_iter().chain([Bound::surely(value)])));

@@ -118,6 +118,8 @@ impl Value {
     fn charge(&self, work: &Work) {
         match &self.what {
             What::Text { text, .. } => work.take_made(text),
+            // A name that is put together link by link is copied with each link.
+            What::Name(name) | What::Namespace(name) | What::Result(name) | What::Getter(name) => work.take_made(name),
             What::List(items) => {
                 work.take(items.len());
             }

@@ -109,6 +109,10 @@ fn is_flag(word: &str, short: char, long: &str) -> bool {
 impl Walk<'_, '_> {
     /// A command, with what is fed to it.
     pub(super) fn command_of(&mut self, words: &[Word], at: (usize, usize), fed: &[Stage]) {
+        // Words that are commands of commands come here once for each.
+        if !self.findings.work().take(words.len()) {
+            return;
+        }
         let started = started(words);
         for wrapper in started.by {
             if SYSTEM.contains(&wrapper) {
@@ -253,10 +257,13 @@ impl Walk<'_, '_> {
             self.findings.add(Rule::Delete, at, "find");
         }
         for (exec, _) in texts.iter().enumerate().filter(|(_, text)| matches!(**text, "-exec" | "-execdir" | "-ok" | "-okdir")) {
-            let words: Vec<Word> =
-                arguments.iter().skip(exec + 1).take_while(|word| !matches!(word.text.as_str(), ";" | "+")).cloned().collect();
-            deletes |= unwrapped(&words).first().is_some_and(|program| matches!(base(&program.text), "rm" | "shred" | "unlink"));
-            self.command_of(&words, at, &[]);
+            let behind = arguments.get(exec + 1..).unwrap_or_default();
+            let words = behind.split(|word| matches!(word.text.as_str(), ";" | "+")).next().unwrap_or_default();
+            if !self.findings.work().take(words.len()) {
+                break;
+            }
+            deletes |= unwrapped(words).first().is_some_and(|program| matches!(base(&program.text), "rm" | "shred" | "unlink"));
+            self.command_of(words, at, &[]);
         }
         if vital && deletes {
             self.findings.add(Rule::Destroy, at, "find");
@@ -338,7 +345,7 @@ impl Walk<'_, '_> {
             return;
         }
         let Some(text) = self.code.get(at.0..at.1) else { return };
-        if !(text.contains("$(") || text.contains("<(") || text.contains('`')) {
+        if !(text.contains("$(") || text.contains("<(") || text.contains('`')) || !self.findings.work().take(work::of_shell(text.len())) {
             return;
         }
         let mut parser = tree_sitter::Parser::new();

@@ -5,6 +5,7 @@
 //! its `-c`, are not of this kind.
 
 use super::words::Word;
+use crate::decode;
 
 /// A command that runs what its words name.
 struct Wrapper {
@@ -167,7 +168,8 @@ impl Wrapper {
                 break;
             }
         }
-        if self.operands == Operands::Joined {
+        // Of many in a row the outer hold what the inner do.
+        if self.operands == Operands::Joined && scripts.iter().map(String::len).sum::<usize>() <= decode::LONGEST {
             let rest = words.get(at..).unwrap_or_default();
             scripts.push(rest.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" "));
         }
