@@ -13,7 +13,7 @@ mod wrappers;
 use stockade_protocol::screen::{Question, Rule};
 use tree_sitter::{Node, Parser};
 
-use crate::{findings::Findings, paths, secrets};
+use crate::{findings::Findings, paths, secrets, work};
 use words::{Variables, Word};
 
 /// Deeper trees are not walked.
@@ -55,7 +55,9 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
             walk.findings.add(Rule::Syntax, span(error), "not understood");
         }
         let at = error.start_byte().max(begin);
-        begin = walk.pieces(at, round < MOST_ROUNDS);
+        // What is begun anew is parsed once more.
+        let anew = round < MOST_ROUNDS && walk.findings.work().take(work::of_shell(code.len().saturating_sub(at)));
+        begin = walk.pieces(at, anew);
         if begin >= code.len() {
             return;
         }

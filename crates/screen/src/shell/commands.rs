@@ -87,6 +87,8 @@ const SYSTEM: [&str; 47] = [
     "capsh",
     "auditctl",
 ];
+/// What it takes to copy a word, which is kept until what it belongs to has been read.
+const COPIED: usize = 4;
 const DISKS: [&str; 10] = ["mkfs", "wipefs", "sgdisk", "fdisk", "sfdisk", "parted", "blkdiscard", "mkswap", "hdparm", "badblocks"];
 
 /// Whether a word is the name of a command that some rule knows.
@@ -205,7 +207,9 @@ impl Walk<'_, '_> {
         if let Some(script) = script_of(&name, arguments) {
             self.runs(&name, &script, at);
         }
-        if let Some((module, rest)) = module_of(&name, arguments) {
+        if let Some((module, rest)) = module_of(&name, arguments)
+            && self.findings.work().take(rest.len().saturating_mul(COPIED))
+        {
             self.runs(&name, &format!("import {module}"), at);
             self.command_of(&[&[Word::plain(module)], rest].concat(), at, &[]);
         }
