@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, directory, test},
+    harness::{Test, directory, is_root, test},
     patience::{patient, patient_limit},
     stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, feed, program_path, put, scratch, stockade, text, under},
 };
@@ -251,6 +251,20 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     }
     let output = feed(&mut stockade(["screen", "--language", "bash", "--policy", "strict", "-"]), b"rm -rf ~");
     assert_eq!(output.status.code(), Some(1));
+    // What cannot be read keeps nobody from the rest.
+    let (status, said, complained) = screened_files(&["/nonexistent/file", &honest]);
+    assert!(
+        status == Some(2) && said.contains("0 of 1 files") && complained.contains("/nonexistent/file"),
+        "{status:?} {said} {complained}"
+    );
+    if !is_root() {
+        let closed = tree.join("deep/closed.py");
+        fs::write(&closed, "").unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        let (status, said, complained) = screened_files(&["--policy", "strict", tree_text]);
+        assert!(status == Some(1) && said.contains("3 of 5 files"), "{status:?} {said}");
+        assert!(complained.contains("deep/closed.py") && complained.contains("ermission denied"), "{complained}");
+    }
 }
 
 /// Code that has texts and lists put together over and over is followed so far, and the

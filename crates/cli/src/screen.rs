@@ -47,37 +47,48 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     // A file that could not be screened is never passed over here.
     screen.actions.entry(Rule::Screener).and_modify(|action| *action = (*action).max(Action::Note)).or_insert(Action::Note);
     let language = asked.language.as_deref().and_then(language);
-    let (mut files, mut failed) = (Vec::new(), false);
+    let (mut all, mut failed) = (Vec::new(), false);
+    let mut wrong = |error: anyhow::Error| {
+        warn(&format!("stockade: {error:#}"));
+        failed = true;
+    };
     for path in &asked.files {
-        match with_callers_rights(|| read(path, language))? {
-            Ok(found) => files.extend(found),
-            Err(error) => {
-                warn(&format!("stockade: {error:#}"));
-                failed = true;
+        let (named, errors) = with_callers_rights(|| files(path))?;
+        errors.into_iter().for_each(&mut wrong);
+        for path in named {
+            // One text at a time: a directory may have more than memory has.
+            let (grammar, code) = match with_callers_rights(|| path.read(language))? {
+                Ok(Some(read)) => read,
+                Ok(None) => continue,
+                Err(error) => {
+                    wrong(error);
+                    continue;
+                }
+            };
+            let screening = Pending::of_text(&code, grammar, &screen, privileged).finish();
+            let file = Screened {
+                path: path.path.display().to_string(),
+                language: if grammar == Grammar::Python { "python" } else { "bash" },
+                findings: screening.findings,
+                findings_omitted: screening.omitted,
+            };
+            if !asked.json {
+                print(&file)?;
             }
+            all.push(file);
         }
-    }
-    let mut all = Vec::new();
-    for (path, grammar, code) in files {
-        let screening = Pending::of_text(&code, grammar, &screen, privileged).finish();
-        let language = if grammar == Grammar::Python { "python" } else { "bash" };
-        all.push(Screened {
-            path: path.display().to_string(),
-            language,
-            findings: screening.findings,
-            findings_omitted: screening.omitted,
-        });
     }
     let found = || all.iter().flat_map(|file| &file.findings);
     let stops = found().any(|finding| finding.action > Action::Note);
     failed |= found().any(|finding| finding.rule == Rule::Screener);
+    let policy = &loaded.policy;
     if asked.json {
-        let policy = &loaded.policy;
         let whole =
             serde_json::json!({ "schema": 1, "policy": { "name": policy.name, "sha256": policy.sha256 }, "stops": stops, "files": all });
         say_json(&whole)?;
     } else {
-        print(&all, &loaded.policy.name)?;
+        let stopped = all.iter().filter(|file| file.findings.iter().any(|finding| finding.action > Action::Note)).count();
+        say(&format!("{stopped} of {} files would be stopped under `{}`", all.len(), policy.name))?;
     }
     Ok(match (stops, failed) {
         (true, _) => ExitCode::FAILURE,
@@ -86,19 +97,15 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn print(all: &[Screened], policy: &str) -> anyhow::Result<()> {
-    let mut out = String::new();
-    for file in all {
-        for finding in &file.findings {
-            out.push_str(&format!("{}: {}: {}\n", visible(&file.path), finding.action.name(), sentence(finding)));
-        }
-        if file.findings_omitted > 0 {
-            out.push_str(&format!("{}: and {} more\n", visible(&file.path), file.findings_omitted));
-        }
+fn print(file: &Screened) -> anyhow::Result<()> {
+    let path = visible(&file.path);
+    for finding in &file.findings {
+        say(&format!("{path}: {}: {}", finding.action.name(), sentence(finding)))?;
     }
-    let stopped = all.iter().filter(|file| file.findings.iter().any(|finding| finding.action > Action::Note)).count();
-    out.push_str(&format!("{} of {} files would be stopped under `{policy}`", stopped, all.len()));
-    say(&out)
+    if file.findings_omitted > 0 {
+        say(&format!("{path}: and {} more", file.findings_omitted))?;
+    }
+    Ok(())
 }
 
 fn language(name: &str) -> Option<Grammar> {
@@ -114,48 +121,66 @@ fn shown(path: &Path) -> String {
     visible(&path.to_string_lossy())
 }
 
-type Code = (PathBuf, Grammar, String);
-
-/// What a path of the command line stands for.
-fn read(path: &Path, language: Option<Grammar>) -> anyhow::Result<Vec<Code>> {
-    if path == Path::new("-") {
-        let grammar = language.context("for code on stdin, say its language with --language")?;
-        return Ok(vec![(path.to_owned(), grammar, text(io::stdin().lock(), path)?)]);
-    }
-    let metadata = fs::metadata(path).with_context(|| format!("look at {}", shown(path)))?;
-    if metadata.is_dir() {
-        let mut out = Vec::new();
-        directory(path, language, &mut out)?;
-        return Ok(out);
-    }
-    let code = file(path)?;
-    match language.or_else(|| grammar_of_file(path, &code)) {
-        Some(grammar) => Ok(vec![(path.to_owned(), grammar, code)]),
-        None => bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", shown(path)),
-    }
+/// A file to be screened.
+struct Named {
+    path: PathBuf,
+    /// By name, and not found in a directory: then it is screened, or it is an error.
+    asked_for: bool,
 }
 
-fn directory(path: &Path, language: Option<Grammar>, out: &mut Vec<Code>) -> anyhow::Result<()> {
-    let context = || format!("read the directory {}", shown(path));
-    let mut entries = fs::read_dir(path).with_context(context)?.collect::<Result<Vec<_>, _>>().with_context(context)?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let kind = entry.file_type().with_context(context)?;
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if kind.is_dir() && !hidden {
-            directory(&entry.path(), language, out)?;
+/// What a path of the command line stands for, and what of it cannot be read.
+fn files(path: &Path) -> (Vec<Named>, Vec<anyhow::Error>) {
+    let (mut named, mut errors) = (Vec::new(), Vec::new());
+    let file = || Named { path: path.to_owned(), asked_for: true };
+    if path == Path::new("-") {
+        return (vec![file()], errors);
+    }
+    match fs::metadata(path).with_context(|| format!("look at {}", shown(path))) {
+        Ok(metadata) if metadata.is_dir() => directory(path, &mut named, &mut errors),
+        Ok(_) => named.push(file()),
+        Err(error) => errors.push(error),
+    }
+    (named, errors)
+}
+
+fn directory(path: &Path, named: &mut Vec<Named>, errors: &mut Vec<anyhow::Error>) {
+    let entries = fs::read_dir(path).and_then(|entries| {
+        let entries = entries.map(|entry| entry.and_then(|entry| Ok((entry.file_name(), entry.file_type()?))));
+        entries.collect::<io::Result<Vec<_>>>()
+    });
+    let mut entries = match entries.with_context(|| format!("read the directory {}", shown(path))) {
+        Ok(entries) => entries,
+        Err(error) => return errors.push(error),
+    };
+    entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+    for (name, kind) in entries {
+        let path = path.join(&name);
+        if kind.is_dir() && !name.as_encoded_bytes().starts_with(b".") {
+            directory(&path, named, errors);
         } else if kind.is_file() {
-            let code = file(&entry.path())?;
-            if let Some(grammar) = grammar_of_file(&entry.path(), &code) {
-                out.push((entry.path(), language.unwrap_or(grammar), code));
-            }
+            named.push(Named { path, asked_for: false });
         }
     }
-    Ok(())
 }
 
-fn file(path: &Path) -> anyhow::Result<String> {
-    text(fs::File::open(path).with_context(|| format!("open {}", shown(path)))?, path)
+impl Named {
+    /// Its text; none: it is in a directory, and neither Python nor shell.
+    fn read(&self, language: Option<Grammar>) -> anyhow::Result<Option<(Grammar, String)>> {
+        let path = &self.path;
+        if path == Path::new("-") {
+            let grammar = language.context("for code on stdin, say its language with --language")?;
+            return Ok(Some((grammar, text(io::stdin().lock(), path)?)));
+        }
+        let code = text(fs::File::open(path).with_context(|| format!("open {}", shown(path)))?, path)?;
+        let known = grammar_of_file(path, &code);
+        match language.filter(|_| self.asked_for || known.is_some()).or(known) {
+            Some(grammar) => Ok(Some((grammar, code))),
+            None if self.asked_for => {
+                bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", shown(path))
+            }
+            None => Ok(None),
+        }
+    }
 }
 
 /// So much of a file as is needed to see that it is too long.
