@@ -22,6 +22,8 @@ const DEEPEST: u16 = 400;
 const LONGEST_BRACES: usize = 256;
 /// So often a script is begun anew behind an error.
 const MOST_ROUNDS: usize = 32;
+/// Nodes that are passed by for the work of one.
+const PASSED: usize = 16;
 /// Stages of a pipeline that may feed a later one.
 const LONGEST_PIPELINE: usize = 16;
 
@@ -379,8 +381,12 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether a place is code, and no text, comment or document.
-    fn is_code(root: Node<'_>, at: usize) -> bool {
+    /// Whether a place is code, and no text, comment or document, where there is work left to
+    /// seek it among all that stands at the root.
+    fn is_code(&self, root: Node<'_>, at: usize) -> bool {
+        if !self.findings.work().take(1 + root.named_child_count() / PASSED) {
+            return false;
+        }
         let kind = root.descendant_for_byte_range(at, at + 1).map_or("", |node| node.kind());
         !(kind.contains("string") || kind.contains("heredoc") || matches!(kind, "comment" | "\"" | "'"))
     }
@@ -390,7 +396,7 @@ impl Walk<'_, '_> {
         let of_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
         let code = self.code;
         let torn = code.match_indices("\\\n").find(|(at, tear)| {
-            of_word(code[..*at].chars().next_back()) && of_word(code[at + tear.len()..].chars().next()) && Self::is_code(root, *at)
+            of_word(code[..*at].chars().next_back()) && of_word(code[at + tear.len()..].chars().next()) && self.is_code(root, *at)
         });
         if let Some((at, tear)) = torn {
             let start = code[..at].rfind(char::is_whitespace).map_or(0, |before| before + 1);
@@ -411,7 +417,7 @@ impl Walk<'_, '_> {
             }
             let inner: String = code[at + 1..].chars().take(LONGEST_BRACES).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
             let closed = code[at + 1 + inner.len()..].starts_with('}');
-            if closed && inner.contains(',') && Self::is_code(root, at) {
+            if closed && inner.contains(',') && self.is_code(root, at) {
                 let place = (at, at + inner.len() + 2);
                 self.findings.add(Rule::HiddenName, place, "words in braces");
                 self.runs("sh", &inner.replace(',', " "), place);
