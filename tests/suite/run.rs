@@ -297,6 +297,22 @@ fn a_report_cannot_be_reached_from_inside() {
     let output = stockade(["run", "--scratch", text(&scratch), "--report", text(&path), "--", "sh", "-c", &script]).output().unwrap();
     // Written to where the code's link leads, it would be a way to overwrite any file.
     assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched", "{:?}", output.status);
+    // Nor for the next run, by a link on the way.
+    let run = |report: &Path, script: &str| {
+        stockade(["run", "--scratch", text(&scratch), "--report", text(report), "--", "sh", "-c", script]).output().unwrap()
+    };
+    let elsewhere = directory().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let plant = format!("mkdir out; ln -s {} led", text(&elsewhere));
+    assert_eq!(run(&directory().join("first.json"), &plant).status.code(), Some(0));
+    let output = run(&scratch.join("led/report.json"), "true");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(125) && said.contains("link"), "{said}");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    // The control: a directory that is one, and a way that goes up.
+    for report in ["out/report.json", "out/../report2.json"] {
+        assert_eq!(run(&scratch.join(report), "true").status.code(), Some(0), "{report}");
+    }
 }
 
 fn signals_reach_the_command() {

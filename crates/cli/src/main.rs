@@ -22,19 +22,16 @@ mod shim;
 
 use std::{
     ffi::OsString,
-    fs::{self, File, Metadata, OpenOptions},
+    fs::{self, File, Metadata},
     io::{self, Write},
-    os::{
-        fd::AsFd,
-        unix::fs::{MetadataExt, OpenOptionsExt},
-    },
+    os::{fd::AsFd, unix::fs::MetadataExt},
     path::Path,
     process::ExitCode,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_protocol::{Report, Verdict};
 use stockade_runtime::{Ahead, Ask, Options, Refusal, admit};
 use stockade_session::Ended;
@@ -302,16 +299,20 @@ fn refuse(refusal: &Refusal) -> ExitCode {
     ExitCode::from(if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR })
 }
 
-/// Before the run, and no link: the file may lie where the code can write, and a link in
-/// its place would lead the report to anything that the caller may overwrite.
+/// Before the run, and through no link that somebody else could turn: the file may lie where
+/// the code can write, and would be led to anything that the caller may overwrite.
 fn open_report(path: &Path) -> anyhow::Result<File> {
-    let mut options = OpenOptions::new();
+    let whole = std::path::absolute(path)?;
+    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
+    let uid = stockade_runtime::caller::identify(None)?.caller.uid;
     // A fifo that nobody reads would hold us before there is anybody to interrupt.
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    options.write(true).create(true).truncate(false).custom_flags(flags.bits().cast_signed());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // With the caller's rights: root writes no file for whoever may not.
-    let file = stockade_runtime::with_callers_rights(|| options.open(path))?
-        .with_context(|| format!("open {}, which must not be a link, nor a fifo that nobody reads", path.display()))?;
+    let file = stockade_runtime::with_callers_rights(|| -> anyhow::Result<File> {
+        let directory = stockade_launcher::scratch::open_directory(parent, uid).map_err(|error| anyhow!(error.why))?;
+        Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
+    })?
+    .with_context(|| format!("open {}, which must not be a link, nor a fifo that nobody reads", path.display()))?;
     // Whoever reads it may be slow.
     let blocking = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
     blocking.with_context(|| format!("wait for whoever reads {}", path.display()))?;

@@ -212,8 +212,12 @@ fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), 
 fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, ScratchError> {
     use std::os::unix::fs::MetadataExt;
     let mut real = PathBuf::from("/");
-    let mut pending: Vec<PathBuf> =
-        named.components().rev().filter(|part| matches!(part, Component::Normal(_))).map(|part| PathBuf::from(part.as_os_str())).collect();
+    let mut pending: Vec<PathBuf> = named
+        .components()
+        .rev()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
+        .map(|part| PathBuf::from(part.as_os_str()))
+        .collect();
     let mut links = 0;
     while let Some(part) = pending.pop() {
         if part.as_os_str() == ".." {
@@ -461,6 +465,18 @@ pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, 
 /// Private from the first: where systemd runs, mounts are shared, and a copy is its
 /// original's peer. What is mounted on it inside, such as what hides a file, would be
 /// mounted on the host too, and stay there.
+/// Opens the directory of the host that an absolute path leads to, sought as a scratch is: for
+/// files that the launcher reads or writes where code may have put links. With whatever rights
+/// this process has now, see [`as_caller`].
+///
+/// # Errors
+/// It is not there, or somebody else could turn a link on the way.
+pub fn open_directory(named: &Path, uid: u32) -> Result<OwnedFd, ScratchError> {
+    let error = |reason, why| ScratchError { path: named.display().to_string(), reason, why };
+    let real = resolve(named, uid, &error)?;
+    tree::open_directory(&real).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))
+}
+
 fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno> {
     let depth = if recursive { OpenTreeFlags::AT_RECURSIVE } else { OpenTreeFlags::empty() };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | depth;

@@ -8,13 +8,17 @@
 
 use std::{
     borrow::Cow,
-    fs::OpenOptions,
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::OFlags;
+use rustix::{
+    fs::{FileType, Mode, OFlags, fstat, open},
+    io::Errno,
+};
+use stockade_launcher::scratch::open_directory;
 use stockade_policy::{
     model::{Policy, Runtime},
     plan::PRIVATE_SCRATCH,
@@ -28,7 +32,7 @@ use super::{
     Sources, grammar, grammar_of_file,
     scripts::{self, Started},
 };
-use crate::{admit, with_callers_rights};
+use crate::{admit, caller, with_callers_rights};
 
 /// The runtime of this name or alias.
 pub(crate) fn runtime<'p>(policy: &'p Policy, name: &str) -> Option<(&'p str, &'p Runtime)> {
@@ -87,9 +91,12 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     }
     // Without a directory of the host there is no script but the sandbox's own.
     let Some(scratch) = option else { return sources };
+    let opened = caller::identify(None).and_then(|identity| with_callers_rights(|| open_directory(scratch, identity.caller.uid)));
+    // What is no scratch is refused when the run is admitted, in more words.
+    let Ok(Ok(directory)) = opened else { return sources };
     for Started { path, grammar } in scripts::of_words(words, interpreter(policy)) {
         // What only stands there as a word is run if it may be.
-        match with_callers_rights(|| read(&scratch.join(&path), scratch, grammar.is_none())) {
+        match with_callers_rights(|| read(&scratch.join(&path), &directory, grammar.is_none())) {
             Ok(Ok(Some(text))) => {
                 if let Some(grammar) = grammar.or_else(|| grammar_of_file(Path::new(&path), &text)) {
                     sources.add(Some(path), grammar, text.into());
@@ -121,29 +128,36 @@ fn quoted(word: &str) -> String {
 }
 
 /// A script in scratch; none where it is not there, leads elsewhere, or is none that the
-/// kernel would run where it must be an `executable`.
-fn read(path: &Path, scratch: &Path, executable: bool) -> io::Result<Option<String>> {
-    let real: PathBuf = match path.canonicalize() {
-        Ok(real) => real,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
+/// kernel would run where it must be an `executable`. Where it lies is asked of what was
+/// opened: code beside may turn links on the way meanwhile.
+fn read(path: &Path, scratch: &OwnedFd, executable: bool) -> io::Result<Option<String>> {
+    let found = match open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(found) => found,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
     };
-    if !real.starts_with(scratch.canonicalize()?) {
+    if !place(&found)?.starts_with(place(scratch)?) {
         return Ok(None);
     }
-    // A fifo must not keep us.
-    let file = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(&real)?;
-    let kind = file.metadata()?;
-    if kind.is_dir() {
+    let kind = fstat(&found)?;
+    match FileType::from_raw_mode(kind.st_mode) {
         // What an interpreter runs of a directory.
-        return if executable { Ok(None) } else { read(&real.join("__main__.py"), scratch, false) };
-    }
-    if !kind.is_file() || (executable && kind.mode() & 0o111 == 0) {
-        return Ok(None);
+        FileType::Directory if !executable => return read(&path.join("__main__.py"), scratch, false),
+        FileType::RegularFile if !executable || kind.st_mode & 0o111 != 0 => {}
+        _ => return Ok(None),
     }
     let mut bytes = Vec::new();
-    file.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes)?;
+    File::open(by_descriptor(&found))?.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes)?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn by_descriptor(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Where a file lies that is open.
+fn place(file: &OwnedFd) -> io::Result<PathBuf> {
+    fs::read_link(by_descriptor(file))
 }
 
 impl<'a> Sources<'a> {
