@@ -41,6 +41,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_host_scratch_of_many_files_runs),
     test!(Both, a_tree_too_deep_to_count_is_a_disk_limit, seconds 60),
     test!(RootlessOnly, a_directory_closed_to_the_count_is_a_disk_limit, seconds 60),
+    test!(Both, code_that_closes_its_own_scratch_ends_neither_its_run_nor_the_next, seconds 60),
     test!(Both, a_socket_of_the_host_in_scratch_cannot_be_reached),
     test!(RootlessOnly, the_registrys_directory_is_no_scratch),
     test!(RootlessOnly, no_scratch_holds_what_the_next_run_believes),
@@ -200,6 +201,42 @@ fn a_directory_closed_to_the_count_is_a_disk_limit() {
     // The controls: it is the limit that ends an open one.
     ask("open", "0o700", "8MiB").expect(full);
     ask("open-large", "0o700", "100MiB").succeeded();
+}
+
+fn code_that_closes_its_own_scratch_ends_neither_its_run_nor_the_next() {
+    let scratch = scratch();
+    let set = |mode| fs::set_permissions(&scratch, Permissions::from_mode(mode)).unwrap();
+    let mode = || fs::metadata(&scratch).unwrap().permissions().mode() & 0o7777;
+    let ask = |code: &str| exec(json!({"code": code, "scratch": text(&scratch), "limits": {"wall": patient_limit(20_000)}}));
+    set(0o711);
+    // At once, and over several counts.
+    for rest in ["", "; time.sleep(0.5)"] {
+        for closed in [0, 0o311, 0o555, 0o055] {
+            let code = format!("import os, time\nopen('kept', 'w').write('k'); os.chmod('.', {closed}){rest}; print('through')");
+            ask(&code).succeeded().expect(json!({"output": "through\n"}));
+            // The owner has back what it had, and the rest is as the code left it.
+            assert_eq!(mode(), 0o700 | closed, "after {closed:o}");
+            assert_eq!(fs::read_dir(&scratch).unwrap().count(), 1, "the program's file was left");
+            ask("print(open('kept').read())").succeeded().expect(json!({"output": "k\n"}));
+        }
+    }
+    // Closed again and again, faster than it is counted: its own end, or that of what cannot be.
+    let done = ask(
+        "import os, time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: os.chmod('.', 0); os.chmod('.', 0o700); os.chmod('.', 0)",
+    );
+    assert!(["exited", "disk_limit"].contains(&done["verdict"].as_str().unwrap()), "{}", done.brief());
+    ask("").succeeded();
+    // The controls: the code's word counts while it runs, nothing is given that was not
+    // there before, and nothing where the code could take nothing.
+    ask("import os; os.chmod('.', 0o555); print(oct(os.stat('.').st_mode & 0o777))").succeeded().expect(json!({"output": "0o555\n"}));
+    set(0o500);
+    let output = stockade(["run", "--scratch", text(&scratch), "--", "chmod", "0", "."]).output().unwrap();
+    assert_eq!((output.status.code(), mode()), (Some(0), 0o500), "{}", both_streams(&output));
+    set(0o700);
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("read-only", &derived("[scratch]\naccess = \"ro\""));
+    let output = stockade(["run", "--policy", &policy, "--scratch", text(&scratch), "--", "chmod", "0", "."]).output().unwrap();
+    assert_eq!((output.status.code(), mode()), (Some(1), 0o700), "{}", both_streams(&output));
 }
 
 fn a_socket_of_the_host_in_scratch_cannot_be_reached() {

@@ -354,10 +354,19 @@ fn a_scratch_behind_another_users_link_is_refused() {
 
 fn a_scratch_that_cannot_be_entered_is_refused() {
     let path = scratch();
-    fs::set_permissions(&path, Permissions::from_mode(0o0)).unwrap();
-    let done = if is_root() { ask_as(OWNER, &path) } else { ask(text(&path)) };
-    done.refused("scratch_unreadable", &["EACCES"]);
-    fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+    let set = |mode| fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    let remedy = format!("chmod u+rwx {}", text(&path));
+    for mode in [0, 0o311, 0o600] {
+        set(mode);
+        ask(text(&path)).refused("scratch_unreadable", &["EACCES", &remedy]);
+        if is_root() {
+            ask_as(OWNER, &path).refused("scratch_unreadable", &["EACCES", &remedy]);
+        }
+    }
+    // Commands may run where no program can be written.
+    set(0o500);
+    ask(text(&path)).broke("setup_step_failed", &[text(&path), "chmod u+rwx"]);
+    set(0o700);
     ask(text(&path)).succeeded();
 }
 

@@ -160,7 +160,10 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
             "; the file system of scratch is full: make room there"
         }
         (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) => "; scratch is too small: raise scratch_size",
-        (Step::WriteProgram, Errno::ACCESS | Errno::ROFS) => "; the caller may not write there",
+        (Step::WriteProgram, Errno::ROFS) => "; the caller may not write there",
+        (Step::WriteFile | Step::WriteProgram, Errno::ACCESS) => {
+            "; the owner of scratch may not write there: chmod u+rwx the directory, should earlier code have closed it"
+        }
         (Step::WriteFile, Errno::LOOP | Errno::NOTDIR) => "; a link or a file stands where the path needs a directory",
         (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",
         _ => "",

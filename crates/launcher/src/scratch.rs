@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{CWD, FileType, Mode, OFlags, fstat, mkdir},
+    fs::{CWD, FileType, Mode, OFlags, fchmod, fstat, mkdir},
     io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
@@ -38,6 +38,8 @@ pub struct OpenedScratch {
     pub(crate) tree: Option<OwnedFd>,
     /// What lay there before the run.
     pub(crate) before: TreeUse,
+    /// What its owner might do with the directory itself before the run.
+    pub(crate) rights: Mode,
     /// What the plan needs to know.
     pub facts: HostScratch,
 }
@@ -187,9 +189,16 @@ fn open_as_caller(named: &Path, policy: &Policy, opener: &Opener<'_>, error: &Ma
     let directory = tree::open_directory(&real).map_err(|errno| match errno {
         Errno::NOTDIR => error("scratch_not_directory", String::from("it is not a directory")),
         Errno::NOENT => error("scratch_missing", String::from("it does not exist")),
+        Errno::ACCESS => closed(&real, error),
         errno => error("scratch_unreadable", crate::error::describe(errno)),
     })?;
     Ok((directory, real))
+}
+
+/// What a run that was cut off with its launcher can leave behind.
+fn closed(real: &Path, error: &MakeError<'_>) -> ScratchError {
+    let why = crate::error::describe(Errno::ACCESS);
+    error("scratch_unreadable", format!("{why}; if earlier code has closed it, its owner opens it by chmod u+rwx {}", real.display()))
 }
 
 fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), ScratchError> {
@@ -296,6 +305,10 @@ fn finish(
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(error("scratch_not_owned", format!("it belongs to uid {}, not to the caller (uid {})", owner.0, opener.caller.uid)));
     }
+    let rights = Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXU);
+    if !rights.contains(Mode::RUSR | Mode::XUSR) {
+        return Err(closed(&real, error));
+    }
     let (protected, before) = look_through(&directory, policy).map_err(|unseen| match unseen {
         Unseen::TooMany(path) => error(
             "scratch_protects_too_much",
@@ -322,7 +335,7 @@ fn finish(
         // A mount can be idmapped once.
         tree = (opener.idmap != Idmap::Try).then_some(copied);
     }
-    Ok(OpenedScratch { directory, tree, before, facts: HostScratch { path: real, owner, idmappable, protected } })
+    Ok(OpenedScratch { directory, tree, before, rights, facts: HostScratch { path: real, owner, idmappable, protected } })
 }
 
 /// A path below scratch, what stands there, and what the code may not do with it.
@@ -447,6 +460,17 @@ pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
         tree::Walk::On
     })?;
     Ok(seen)
+}
+
+/// Gives the owner of a scratch back what code has taken of the directory itself, and
+/// nothing else: it could not be counted, nor could a later run start in it.
+///
+/// # Errors
+/// What fstat(2) and fchmod(2) answer.
+pub(crate) fn give_back(directory: &OwnedFd, rights: Mode) -> Result<(), Errno> {
+    let mode = Mode::from_raw_mode(fstat(directory)?.st_mode);
+    // By the descriptor, since code may have put another in its place.
+    if mode.contains(rights) { Ok(()) } else { fchmod(directory, mode | rights) }
 }
 
 /// Opens host directories that root shows inside on the caller's behalf.

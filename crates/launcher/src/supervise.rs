@@ -16,6 +16,7 @@ use nix::sys::signal::Signal as NixSignal;
 use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd, OwnedFd},
+    fs::Mode,
     io::Errno,
 };
 use stockade_egress::gate::{Gate, GateError};
@@ -141,6 +142,8 @@ struct Supervision<'a> {
     scratch_fs: Option<OwnedFd>,
     scratch_directory: Option<OwnedFd>,
     scratch_before: TreeUse,
+    /// What its owner might do with it before the run.
+    scratch_rights: Mode,
     scratch_free: u64,
     next_scratch_count: Option<Instant>,
     next_cpu_check: Option<Instant>,
@@ -202,6 +205,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         }
     };
     let (own_out, own_err) = own_streams();
+    let scratch_rights = inputs.scratch.as_ref().map_or(Mode::empty(), |opened| opened.rights);
     let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
     let scratch_free = scratch_directory.as_ref().map_or(Ok(0), scratch::free_bytes).map_err(failed(COUNT))?;
     let feed = match (pipes.stdin, inputs.stdin) {
@@ -238,6 +242,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         scratch_fs: None,
         scratch_directory,
         scratch_before: scratch_before.unwrap_or_default(),
+        scratch_rights,
         scratch_free,
         next_scratch_count: None,
         next_cpu_check: None,

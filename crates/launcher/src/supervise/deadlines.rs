@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::{event::epoll, io::Errno};
+use rustix::{event::epoll, fd::OwnedFd, io::Errno};
 use stockade_protocol::LimitKey;
 
 use super::{COUNT, SETUP_DEADLINE, Supervision, Token, failed};
 use crate::{
     LaunchError, What,
-    scratch::{self, INTERVAL_MS},
+    scratch::{self, INTERVAL_MS, TreeUse},
     verdict::Cause,
 };
 
@@ -102,7 +102,7 @@ impl Supervision<'_> {
             return Ok((Some(LimitKey::ScratchSize), None));
         }
         let held = if self.sandbox.is_over() { 0 } else { scratch::held_open(self.sandbox.pid(), directory) };
-        let now = scratch::count(directory)?;
+        let now = self.counted(directory)?;
         // What was closed to the count while the code ran could hold anything.
         let too_large =
             over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes)) || now.closed > self.scratch_before.closed;
@@ -113,5 +113,21 @@ impl Supervision<'_> {
             _ => None,
         };
         Ok((outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes))))
+    }
+
+    /// What lies in the scratch. Code that has closed the directory itself is counted all the
+    /// same; if it closes it again at once, that counts as a directory closed below.
+    fn counted(&self, directory: &OwnedFd) -> Result<TreeUse, Errno> {
+        match scratch::count(directory) {
+            Err(Errno::ACCESS) => {}
+            // It may have been closed in the midst of the count.
+            Ok(seen) if seen.closed > self.scratch_before.closed => {}
+            counted => return counted,
+        }
+        scratch::give_back(directory, self.scratch_rights)?;
+        match scratch::count(directory) {
+            Err(Errno::ACCESS) => Ok(TreeUse { closed: u64::MAX, ..self.scratch_before }),
+            counted => counted,
+        }
     }
 }

@@ -41,6 +41,11 @@ impl Supervision<'_> {
             while matches!(heard.hear_more(&mut self.buffer), Ok(true)) {}
         }
         self.raw = None;
+        if let (Some(host), false) = (&self.scratch_directory, self.plan.scratch.read_only)
+            && let Err(errno) = scratch::give_back(host, self.scratch_rights)
+        {
+            self.failure.get_or_insert(failed("give the scratch back to its owner")(errno));
+        }
         let scratch_root = self.scratch_directory.as_ref().or(self.scratch_fs.as_ref());
         // Before the program's file makes room.
         let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
