@@ -49,6 +49,7 @@ pub use identity::user_namespace_refusal;
 pub use notify::RefusedCall;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
+pub use verdict::SCRATCH_UNCOUNTED;
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {

@@ -6,6 +6,9 @@
 
 use stockade_protocol::{LimitKey, Verdict};
 
+/// Why a run was ended whose host scratch could not be counted, by no fault of a limit's.
+pub const SCRATCH_UNCOUNTED: &str = "scratch_uncounted";
+
 /// What the launcher ended the run for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
@@ -17,6 +20,8 @@ pub(crate) enum Cause {
     Output,
     /// The limit that a host scratch has outgrown.
     Disk(LimitKey),
+    /// A host scratch in which something cannot be counted, so that it could hold anything.
+    Uncounted,
     SystemCall,
 }
 
@@ -62,7 +67,7 @@ pub(crate) fn decide(seen: &Observed) -> Decision {
         Some(Cause::CpuTime) => (Verdict::CpuTimeout, 137),
         Some(Cause::WallClock) => (Verdict::WallTimeout, 124),
         Some(Cause::Output) => (Verdict::OutputLimit, 137),
-        Some(Cause::Disk(_)) => (Verdict::DiskLimit, 137),
+        Some(Cause::Disk(_) | Cause::Uncounted) => (Verdict::DiskLimit, 137),
         Some(Cause::SystemCall) => (Verdict::SyscallDenied, 137),
         None if failed && seen.oom_kills > 0 => (Verdict::OutOfMemory, own_code),
         None if seen.cpu_limit_reached && matches!(signal, Some(SIGXCPU | SIGKILL)) => (Verdict::CpuTimeout, 137),
@@ -85,6 +90,7 @@ pub(crate) fn decide(seen: &Observed) -> Decision {
         (Verdict::ProcessLimit, _) => Some(LimitKey::Processes),
         (Verdict::OutputLimit, _) => Some(LimitKey::OutputSize),
         (Verdict::DiskLimit, Some(Cause::Disk(limit))) => Some(limit),
+        (Verdict::DiskLimit, Some(Cause::Uncounted)) => None,
         (Verdict::DiskLimit, _) if signal == Some(SIGXFSZ) => Some(LimitKey::FileSize),
         (Verdict::DiskLimit, _) => disk_full,
         _ => None,
@@ -118,10 +124,19 @@ mod tests {
             (Cause::OutOfMemory, Verdict::OutOfMemory, 137),
             (Cause::WallClock, Verdict::WallTimeout, 124),
             (Cause::SystemCall, Verdict::SyscallDenied, 137),
+            (Cause::Uncounted, Verdict::DiskLimit, 137),
         ] {
             let decision = decide(&Observed { cause: Some(cause), forks_refused: 1, ..Observed::default() });
             assert_eq!((decision.verdict, decision.code), (verdict, code));
         }
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_beyond_no_limit_that_could_be_raised() {
+        let seen = Observed { tmp_full: true, ..Observed::default() };
+        let limit = |cause| decide(&Observed { cause: Some(cause), ..seen }).limit;
+        assert_eq!(limit(Cause::Uncounted), None);
+        assert_eq!(limit(Cause::Disk(LimitKey::ScratchSize)), Some(LimitKey::ScratchSize));
     }
 
     #[test]

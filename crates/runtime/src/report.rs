@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
-use stockade_launcher::{Captured, Outcome, RefusedCall};
+use stockade_launcher::{Captured, Outcome, RefusedCall, SCRATCH_UNCOUNTED};
 use stockade_policy::{model::Policy, plan::Plan, remedy};
 use stockade_protocol::{Denial, EgressReport, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict};
 
@@ -83,6 +83,9 @@ fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
     let touched = outcome.limits_hit.iter().filter_map(|name| LimitKey::from_name(name));
     all.extend(outcome.limit.into_iter().map(|key| limit(key, outcome, plan, policy)));
     all.extend(touched.map(|key| limit(key, outcome, plan, policy)));
+    if outcome.reason == Some(SCRATCH_UNCOUNTED) {
+        all.push(uncounted());
+    }
     if outcome.started && outcome.code != 0 {
         // A terminal carries errors on its one stream.
         let words = if plan.terminal { &outcome.output } else { &outcome.error };
@@ -147,6 +150,23 @@ fn limit(key: LimitKey, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Deni
         help: Some(remedy.help),
         hint: false,
         limit: Some(remedy.limit),
+    }
+}
+
+/// No limit can be raised for it, so none is named.
+fn uncounted() -> Denial {
+    Denial {
+        kind: "limit",
+        what: String::from("a directory in scratch that cannot be counted"),
+        count: 1,
+        answer: String::from("ended"),
+        rule: String::from("the limits of a host scratch"),
+        allow: None,
+        help: Some(String::from(
+            "a program closed it to its owner, or nested directories more than 200 deep, and what it holds could be anything; no larger limit helps: keep u+rx on directories, make such ones in /tmp, or leave `scratch` out, since a private one needs no counting",
+        )),
+        hint: false,
+        limit: None,
     }
 }
 

@@ -74,9 +74,9 @@ impl Supervision<'_> {
         let before = Instant::now();
         match self.scratch_outgrown() {
             Ok((None, _)) => {}
-            Ok((Some(limit), _)) => {
+            Ok((Some(cause), _)) => {
                 self.next_scratch_count = None;
-                return self.end(Cause::Disk(limit));
+                return self.end(cause);
             }
             Err(errno) => {
                 self.next_scratch_count = None;
@@ -87,11 +87,11 @@ impl Supervision<'_> {
         self.next_scratch_count = Some(Instant::now() + pause);
     }
 
-    /// The limit that the host scratch is beyond, and by how much it has grown.
+    /// What the host scratch is to end the run for, and by how much it has grown.
     ///
     /// # Errors
     /// It cannot be counted.
-    pub(super) fn scratch_outgrown(&self) -> Result<(Option<LimitKey>, Option<u64>), Errno> {
+    pub(super) fn scratch_outgrown(&self) -> Result<(Option<Cause>, Option<u64>), Errno> {
         let Some(directory) = self.scratch_directory.as_ref().filter(|_| !self.plan.scratch.read_only) else { return Ok((None, None)) };
         let over = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let limit = self.plan.scratch.size;
@@ -99,18 +99,17 @@ impl Supervision<'_> {
         // system has lost bounds them; others write there too, so the bound is wide.
         let lost = self.scratch_free.saturating_sub(scratch::free_bytes(directory)?);
         if over(limit.map(|limit| limit.saturating_mul(4).max(UNSEEN)), lost) {
-            return Ok((Some(LimitKey::ScratchSize), None));
+            return Ok((Some(Cause::Disk(LimitKey::ScratchSize)), None));
         }
         let held = if self.sandbox.is_over() { 0 } else { scratch::held_open(self.sandbox.pid(), directory) };
         let now = self.counted(directory)?;
-        // What was closed to the count while the code ran could hold anything.
-        let too_large =
-            over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes)) || now.closed > self.scratch_before.closed;
+        let too_large = over(limit, (now.bytes + held).saturating_sub(self.scratch_before.bytes));
         let too_many = over(self.plan.scratch.files, now.entries.saturating_sub(self.scratch_before.entries));
         let outgrown = match (too_large, too_many) {
-            (true, _) => Some(LimitKey::ScratchSize),
-            (_, true) => Some(LimitKey::ScratchFiles),
-            _ => None,
+            (true, _) => Some(Cause::Disk(LimitKey::ScratchSize)),
+            (_, true) => Some(Cause::Disk(LimitKey::ScratchFiles)),
+            // What was closed to the count while the code ran could hold anything.
+            _ => (now.closed > self.scratch_before.closed).then_some(Cause::Uncounted),
         };
         Ok((outgrown, Some(now.bytes.saturating_sub(self.scratch_before.bytes))))
     }

@@ -23,7 +23,7 @@ use crate::{
     registry::Record,
     relay::{Outlet, Turn, is_readable},
     scratch,
-    verdict::{Cause, Observed, decide},
+    verdict::{Cause, Observed, SCRATCH_UNCOUNTED, decide},
 };
 
 impl Supervision<'_> {
@@ -85,7 +85,7 @@ impl Supervision<'_> {
             // It grew within the last interval, and its program is over.
             match self.scratch_outgrown() {
                 Ok((outgrown, by)) => {
-                    self.cause = outgrown.map(Cause::Disk);
+                    self.cause = outgrown;
                     grown = by;
                 }
                 Err(errno) => return self.broken(failed(COUNT)(errno)),
@@ -114,6 +114,7 @@ impl Supervision<'_> {
             cpu_limit_reached,
         };
         let decision = decide(&observed);
+        let reason = (self.cause == Some(Cause::Uncounted)).then_some(SCRATCH_UNCOUNTED);
         let files = match self.collected(globs) {
             Ok(files) => files,
             Err(errno) => return self.broken(failed("take on the rights of the scratch's owner")(errno)),
@@ -122,6 +123,7 @@ impl Supervision<'_> {
         let cpu = of_cgroup.or(used_by_all).or(self.rusage_us);
         let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
         outcome.limit = decision.limit;
+        outcome.reason = reason;
         outcome.egress = egress;
         outcome.files = files;
         outcome.usage = Usage {
