@@ -391,7 +391,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let (status, said) = approve(OWNER + 7, &[&token]);
     assert_eq!(status, Some(0), "{said}");
     for part in [
-        &format!("uid {OWNER} wants this run as python under `four-eyes`, in a scratch of its own that vanishes:\n"),
+        &format!("uid {OWNER} wants this run as python under `four-eyes`,\nin a scratch of its own that vanishes:\n"),
         "    1 | # ⟨U+202E⟩harmless, as in C:\\r⟨U+000D⟩\n    2 | import subprocess\n    3 | print(subprocess.run(",
         "stdin, 7 bytes, sent as base64 and decoded here:\n    1 | one\n    2 | two\n",
         "file \"m.py\", 14 bytes, sent as base64 and decoded here:\n    1 | import socket\n",

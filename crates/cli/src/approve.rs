@@ -1,15 +1,15 @@
 //! `stockade approve`: what waits for somebody's approval, for a person to read, and their yes.
 //!
 //! What another wants run is hostile text: every line of it, as its language ends lines,
-//! stands behind the number that findings call it by, whatever cannot be seen stands as what
-//! no text looks like, and what was sent as base64 and is text is shown as that. What is no
-//! text is shown as it was sent. A terminal of 80 columns breaks none of it; a narrower one
-//! may. Who may approve is not decided here.
+//! stands behind the number that findings call it by, whatever cannot be told by its looks,
+//! blanks among it, stands as what no text looks like, and what was sent as base64 and is
+//! text is shown as that. What is no text is shown as it was sent. A terminal of 80 columns
+//! breaks none of it; a narrower one may. Who may approve is not decided here.
 
 use std::{fmt::Write, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
-use stockade_policy::visible::{marked, visible_json};
+use stockade_policy::visible::marked;
 use stockade_protocol::{
     TextOrBase64,
     screen::{Grammar, lines},
@@ -53,45 +53,47 @@ fn in_words(waiting: &Waiting, token: &str) -> anyhow::Result<String> {
         true => "in a session that holds nothing before it, and keeps what it leaves",
         false => "in a scratch of its own that vanishes",
     };
-    let who = format!("uid {requester} wants this run as {} under `{}`, {place}:\n", shown.language, shown.policy);
-    let mut out = String::new();
+    let mut out = format!("uid {requester} wants this run as {} under `{}`,\n{place}:\n", shown.language, shown.policy);
     let request = parse_request(shown.request.as_bytes())?;
     list(&mut out, &request.code, shown.grammar)?;
     if let Some(stdin) = &request.stdin {
         show_content(&mut out, "stdin", stdin, |_| None)?;
     }
     for (path, content) in &request.files {
-        let name = format!("file {}", visible_json(&serde_json::to_string(path)?));
+        let name = format!("file {}", marked(&serde_json::to_string(path)?));
         show_content(&mut out, &name, content, |text| grammar_of_file(Path::new(path), text))?;
     }
     let rest = json!({ "args": request.args, "env": request.env, "collect": request.collect, "limits": request.limits });
-    writeln!(out, "with {}\nwhat screening found in it:", visible_json(&serde_json::to_string_pretty(&rest)?))?;
+    let rest = serde_json::to_string_pretty(&rest)?.lines().map(marked).collect::<Vec<_>>().join("\n");
+    writeln!(out, "with {rest}\nwhat screening found in it:")?;
     for finding in &shown.findings {
-        writeln!(out, "  {}: {}", finding.action.name(), sentence(finding))?;
+        writeln!(out, "  {}: {}", finding.action.name(), marked(&sentence(finding)))?;
     }
     if shown.findings_omitted > 0 {
         writeln!(out, "  and {} more", shown.findings_omitted)?;
     }
-    let whether = match approver {
-        Some(uid) => format!("approved by uid {uid}; it can be run once, within {seconds_left} s"),
-        None => format!("not approved; `stockade approve --yes {token}` approves it, within {seconds_left} s"),
-    };
-    Ok(who + &folded(&out) + &whether)
+    match approver {
+        Some(uid) => writeln!(out, "approved by uid {uid}; it can be run once, within {seconds_left} s")?,
+        None => writeln!(out, "not approved; within {seconds_left} s this approves it:\nstockade approve --yes {token}")?,
+    }
+    Ok(folded(&out))
 }
 
 /// A text in lines that no terminal breaks: what it put at the beginning of the next could
-/// pass for a line with a number. What goes on stands behind a colon, as no line begins.
+/// pass for a line with a number. What goes on stands behind a colon, as no line begins,
+/// and takes the blank with it that would end the line unseen.
 fn folded(text: &str) -> String {
     // A letter may be counted as wider than it is.
     let advance = |column: usize, letter| match letter {
         '\n' => 0,
-        '\t' => (column / 8 + 1) * 8,
         '\u{1100}'.. => column + 2,
         _ => column + 1,
     };
     let (mut out, mut column) = (String::with_capacity(text.len()), 0);
     for letter in text.chars() {
-        if advance(column, letter) > WIDTH {
+        // After a blank there is room for the widest letter.
+        let needed = advance(column, letter) + if letter == ' ' { 2 } else { 0 };
+        if needed > WIDTH {
             out.push_str("\n      : ");
             column = 8;
         }
@@ -102,11 +104,11 @@ fn folded(text: &str) -> String {
 }
 
 /// A text, each line behind its number. Every line ends with a line feed; what else ends
-/// one is marked. A tab is left: it neither hides nor ends anything.
+/// one is marked.
 fn list(out: &mut String, text: &str, grammar: Option<Grammar>) -> std::fmt::Result {
     lines(text, grammar)
         .enumerate()
-        .try_for_each(|(index, line)| writeln!(out, "{:5} | {}", index + 1, marked(line.strip_suffix('\n').unwrap_or(line), &['\t'])))
+        .try_for_each(|(index, line)| writeln!(out, "{:5} | {}", index + 1, marked(line.strip_suffix('\n').unwrap_or(line))))
 }
 
 /// A file or stdin.
@@ -150,7 +152,12 @@ mod tests {
 
     /// What somebody who approves reads of a request.
     fn read_by_approver(request: &Value, grammar: Option<Grammar>) -> String {
-        let shown = approval::Shown {
+        let shown = shown(request, grammar);
+        in_words(&Waiting { requester: 7, seconds_left: 60, approver: None, shown }, "0").unwrap()
+    }
+
+    fn shown(request: &Value, grammar: Option<Grammar>) -> approval::Shown {
+        approval::Shown {
             policy: String::from("four-eyes"),
             origin: String::new(),
             policy_sha256: String::new(),
@@ -160,8 +167,7 @@ mod tests {
             findings: Vec::new(),
             findings_omitted: 3,
             request: request.to_string(),
-        };
-        in_words(&Waiting { requester: 7, seconds_left: 60, approver: None, shown }, "0").unwrap()
+        }
     }
 
     #[test]
@@ -190,10 +196,42 @@ mod tests {
             assert!(said.lines().all(|line| !line.starts_with("    2 | check")), "{said}");
             assert!(said.contains("\n      : ") && said.replace("\n      : ", "").contains("    2 | check()"), "{said}");
         }
-        // The control: what fits is left alone, and so are the first and the last line.
+        // The control: what fits is left alone.
         let said = read_by_approver(&json!({ "code": "x".repeat(72) }), None);
         assert!(said.contains(&format!("\n    1 | {}\n", "x".repeat(72))) && !said.contains("\n      : "), "{said}");
-        assert!(said.lines().next().is_some_and(|line| line.len() > WIDTH), "{said}");
+        // Nor does a blank vanish where a letter does not fit behind it.
+        for columns in 60..72 {
+            let code = |blank: &str| json!({ "code": format!("{}{blank}\u{4e00}", "x".repeat(columns)) });
+            let said = [" ", ""].map(|blank| read_by_approver(&code(blank), None));
+            assert!(said[0].lines().all(|line| !line.ends_with(' ')) && said[0] != said[1], "{said:?}");
+        }
+    }
+
+    #[test]
+    fn its_own_lines_fit_a_terminal() {
+        for (session, approver) in [(false, None), (true, None), (true, Some(u32::MAX))] {
+            let shown = approval::Shown { session, findings_omitted: u64::MAX, ..shown(&json!({ "code": "" }), None) };
+            let token = "0123456789abcdef0123456789abcdef";
+            let said = in_words(&Waiting { requester: u32::MAX, seconds_left: 86_400, approver, shown }, token).unwrap();
+            assert!(said.lines().all(|line| line.chars().count() <= WIDTH) && !said.contains("\n      : "), "{said}");
+            assert_eq!(said.contains(&format!("\nstockade approve --yes {token}\n")), approver.is_none(), "{said}");
+        }
+    }
+
+    #[test]
+    fn blanks_that_mean_something_else_are_told_apart() {
+        let pairs = [
+            ("curl x \\ \nrm y", "curl x \\\nrm y", "    1 | curl x \\⟨U+0020⟩\n"),
+            ("cat <<-E\n\tE", "cat <<-E\n        E", "    2 | ⟨U+0009⟩E\n"),
+            (":\u{a0}# x; curl y", ": # x; curl y", "    1 | :⟨U+00A0⟩# x; curl y\n"),
+            (":\u{2800}#", ": #", "    1 | :⟨U+2800⟩#\n"),
+        ];
+        for (code, looks, line) in pairs {
+            let [said, control] = [code, looks].map(|code| read_by_approver(&json!({ "code": code }), Some(Grammar::Shell)));
+            assert!(said.contains(line) && !control.contains(line) && !control.contains('⟨'), "{said}{control}");
+        }
+        let said = read_by_approver(&json!({ "code": "", "args": ["a\u{a0}b\u{2800}"], "files": {"\u{3000}": ""} }), None);
+        assert!(said.contains("\"a⟨U+00A0⟩b⟨U+2800⟩\"") && said.contains("\nfile \"⟨U+3000⟩\""), "{said}");
     }
 
     #[test]
@@ -205,10 +243,10 @@ mod tests {
         let said = read_by_approver(&request, Some(Grammar::Python));
         for part in [
             "\nstdin, 7 bytes, sent as base64 and decoded here:\n    1 | one⟨U+000D⟩\n    2 | two\n",
-            "\nfile \"a\\u202e.py\", 11 bytes, sent as base64 and decoded here:\n    1 | import os⟨U+000D⟩\n    2 | x\n",
+            "\nfile \"a⟨U+202E⟩.py\", 11 bytes, sent as base64 and decoded here:\n    1 | import os⟨U+000D⟩\n    2 | x\n",
             "\nfile \"b\", 1 bytes that are no UTF-8, in base64:\n      | /w==\n",
             "\nfile \"c\", 3 bytes:\n    1 | a⟨U+000D⟩\n    2 | b\n",
-            "\"\\u202e\"",
+            "\"⟨U+202E⟩\"",
         ] {
             assert!(said.contains(part), "{part:?}: {said}");
         }
