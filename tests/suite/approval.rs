@@ -508,6 +508,44 @@ fn what_others_approve_in_a_session_finds_nothing_there() {
     // What code has left counts as what was written.
     assert_eq!(session.output("open('/tmp/left', 'w').close()"), "");
     assert_eq!(session.ask(line.clone())["reason"], "approval_not_self_contained");
+    // So does what a directory itself says, by its mode and by its attributes. Where they are
+    // is told by `args`, or the home's would be held back itself.
+    let places = ["/scratch", "/tmp", "/home/sandbox", "/dev/shm"];
+    let did = |session: &mut Session, places: &[&str], deed: &str| {
+        let code = format!("import os, sys\nfor place in sys.argv[1:]:\n    {deed}");
+        let result = session.ask(json!({"op": "run", "code": code, "args": places}));
+        assert_eq!(result["success"], true, "{result}");
+        result["output"].as_str().unwrap().to_owned()
+    };
+    let mut deeds = vec!["os.chmod(place, 0o711)"];
+    // A tmpfs of a kernel before 6.6 has no such attributes.
+    let attribute = "os.setxattr(place, 'user.a', b'import os')";
+    match did(&mut session, &["/tmp"], "try: os.setxattr(place, 'user.a', b'x')\n    except OSError as error: print(error.errno, end='')")
+        .as_str()
+    {
+        "" => deeds.push(attribute),
+        errno => assert_eq!(errno, nix::libc::ENOTSUP.to_string()),
+    }
+    for (place, deed) in places.iter().flat_map(|place| deeds.iter().map(move |deed| (place, deed))) {
+        assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+        // The control: code that has been in each of them, and left nothing.
+        did(&mut session, &places, "open(place + '/a', 'w').close(); os.remove(place + '/a')");
+        token_in(&session.ask(line.clone()));
+        did(&mut session, &[place], deed);
+        let refused = session.ask(line.clone());
+        assert_eq!(refused["reason"], "approval_not_self_contained", "{place} {deed}");
+        assert!(refused["error"].as_str().unwrap().contains("`reset`"), "{refused}");
+    }
+    // Times, which every run changes, are no message: what is approved finds others.
+    assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+    let old = "import os, subprocess, sys\nprint([place for place in sys.argv[1:] if os.stat(place).st_mtime == 7], end='')";
+    let look = json!({"op": "run", "code": old, "args": places});
+    let token = token_in(&session.ask(look.clone()));
+    assert_eq!(approve(OWNER + 7, &["--yes", &token]).0, Some(0));
+    assert_eq!(did(&mut session, &places, "os.utime(place, (7, 7)); print(os.stat(place).st_mtime, end=' ')"), "7.0 ".repeat(4));
+    // The control: they stay for a run that nobody approves. That of scratch its program changes.
+    assert_eq!(did(&mut session, &places[1..], "print(os.stat(place).st_mtime, end=' ')"), "7.0 ".repeat(3));
+    assert_eq!(session.ask(with_token(&look, &token))["output"], "[]");
     let place = scratch_named("place");
     assert_eq!(open("four-eyes", &["--scratch", text(&place)]).ask(line.clone())["reason"], "approval_not_self_contained");
     // Where whoever asks approves, they know what they have written.

@@ -17,7 +17,10 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, Dir, Gid, Mode, OFlags, Uid, chmodat, chownat, mkdirat, openat, statat},
+    fs::{
+        AtFlags, CWD, Dir, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, Uid, chmodat, chownat, flistxattr, flistxattr_query, fstat,
+        futimens, mkdirat, openat, statat,
+    },
     io::Errno,
     mount::{MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount_change, move_mount, open_tree, unmount},
     process::{DumpableBehavior, Pid, WaitOptions, dumpable_behavior, set_dumpable_behavior, waitpid},
@@ -34,6 +37,8 @@ use crate::{
 
 /// Writable places beside scratch that a store can hold.
 const MOST: usize = 8;
+/// The mode that [`Maker`] mounts scratch with.
+const SCRATCH_MODE: u32 = 0o755;
 /// What they lie in, and scratch, in the store's own root.
 const TMP: &CStr = c"tmp";
 const SCRATCH: &CStr = c"scratch";
@@ -49,6 +54,8 @@ pub struct Store {
     scratch: Option<OwnedFd>,
     /// Targets without their leading slash, and the directories that stand there.
     writable: Vec<(PathBuf, OwnedFd)>,
+    /// The modes that these were made with.
+    modes: Vec<u32>,
     owner: (u32, u32),
 }
 
@@ -119,7 +126,7 @@ impl Store {
             writable.push((target.to_path_buf(), openat(&made.tmp, name, directory, Mode::empty()).map_err(&attempt)?));
         }
         let Made { user, mounts, tmp, scratch } = made;
-        Ok(Store { user, mounts, tmp, scratch, writable, owner: outside })
+        Ok(Store { user, mounts, tmp, scratch, writable, modes, owner: outside })
     }
 
     /// Copies of the mounts, for one run.
@@ -146,19 +153,20 @@ impl Store {
         self.scratch.as_ref()
     }
 
-    /// Whether nothing lies in any of them. A directory that its code closed to itself is
-    /// an error to whoever has no right to look into it all the same.
+    /// Whether code finds nothing in any of them that earlier code has left: no entry, no
+    /// extended attribute, no other mode than each was made with. Their times, which code
+    /// can set to what it likes and cannot help changing, become the present ones. A
+    /// directory that its code closed to itself is an error to whoever has no right to look
+    /// into it all the same.
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn is_empty(&self) -> Result<bool, LaunchError> {
+    pub fn is_left_empty(&self) -> Result<bool, LaunchError> {
         let attempt = failed("look into the session's directories");
-        for directory in self.writable.iter().map(|(_, directory)| directory).chain(&self.scratch) {
-            let listed = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).and_then(Dir::new);
-            for entry in listed.map_err(&attempt)? {
-                if !matches!(entry.map_err(&attempt)?.file_name().to_bytes(), b"." | b"..") {
-                    return Ok(false);
-                }
+        let writable = self.writable.iter().zip(&self.modes).map(|((_, directory), mode)| (directory, *mode));
+        for (directory, mode) in writable.chain(self.scratch.iter().map(|scratch| (scratch, SCRATCH_MODE))) {
+            if !is_as_made(directory, mode).map_err(&attempt)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -168,6 +176,36 @@ impl Store {
     pub fn directories(&self) -> impl Iterator<Item = (PathBuf, &OwnedFd)> {
         self.writable.iter().map(|(target, directory)| (Path::new("/").join(target), directory))
     }
+}
+
+/// See [`Store::is_left_empty`]; of one directory.
+fn is_as_made(directory: &OwnedFd, mode: u32) -> Result<bool, Errno> {
+    let directory = openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // The owner's bits are given back before each run.
+    if Mode::from_raw_mode(fstat(&directory)?.st_mode) | Mode::RWXU != Mode::from_raw_mode(mode) | Mode::RWXU {
+        return Ok(false);
+    }
+    let mut names = match flistxattr_query(&directory) {
+        // The file system of an older kernel.
+        Err(Errno::NOTSUP) => Vec::new(),
+        length => vec![0; length?],
+    };
+    if !names.is_empty() {
+        let length = flistxattr(&directory, names.as_mut_slice())?;
+        names.truncate(length);
+    }
+    // Those of `security` are the kernel's own labels, which code has no right to set here.
+    if names.split(|byte| *byte == 0).any(|name| !name.is_empty() && !name.starts_with(b"security.")) {
+        return Ok(false);
+    }
+    for entry in Dir::read_from(&directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    futimens(&directory, &Timestamps { last_access: now, last_modification: now })?;
+    Ok(true)
 }
 
 /// What is done by a process of its own, which shares our memory and our descriptors: only

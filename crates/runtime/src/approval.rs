@@ -128,10 +128,10 @@ fn check_self_contained(ask: Ask<'_>, policy: &Policy, options: &Options) -> Res
             path.display()
         )
     } else if let Some(kept) = ask.kept()
-        && !kept.is_empty()?
+        && !kept.is_left_empty()?
     {
         String::from(
-            "what this session holds already, in scratch, home or /tmp, they do not see; `reset` it, and send what the code needs with the request, by `files`",
+            "what this session holds already, in scratch, home or /tmp or as an attribute of these, they do not see; `reset` it, and send what the code needs with the request, by `files`",
         )
     } else {
         return Ok(());

@@ -55,9 +55,9 @@ impl Kept {
         &self.number
     }
 
-    /// Whether neither a request nor a `write` has left anything in it.
-    pub(crate) fn is_empty(&self) -> Result<bool, Refusal> {
-        Ok(self.store()?.is_empty()?)
+    /// Whether neither a request nor a `write` has left anything in it that code could read.
+    pub(crate) fn is_left_empty(&self) -> Result<bool, Refusal> {
+        Ok(self.store()?.is_left_empty()?)
     }
 
     fn store(&self) -> Result<&Store, Refusal> {
