@@ -260,7 +260,7 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     if !is_root() {
         let closed = tree.join("deep/closed.py");
         fs::write(&closed, "").unwrap();
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
         let (status, said, complained) = screened_files(&["--policy", "strict", tree_text]);
         assert!(status == Some(1) && said.contains("3 of 5 files"), "{status:?} {said}");
         assert!(complained.contains("deep/closed.py") && complained.contains("ermission denied"), "{complained}");
