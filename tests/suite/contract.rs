@@ -47,6 +47,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, only_regular_files_are_collected),
     test!(Both, a_file_swapped_for_a_link_is_not_collected_through_it),
     test!(Both, deep_trees_and_sparse_files_are_collected_in_bounds),
+    test!(Both, names_that_are_not_utf_8_are_marked_where_they_are_collected),
     test!(Both, a_directory_that_cannot_be_collected_from_is_named),
     test!(Both, a_file_that_grew_in_vain_is_not_in_the_collection),
     test!(Both, narrowed_limits_are_in_force_and_in_the_result),
@@ -433,6 +434,19 @@ fn deep_trees_and_sparse_files_are_collected_in_bounds() {
     assert_eq!(*done.file("sparse.txt"), json!({"path": "sparse.txt", "size": 100 << 20, "sha256": null, "omitted": "collect_size"}));
 }
 
+fn names_that_are_not_utf_8_are_marked_where_they_are_collected() {
+    let code = "for name in b'n\\xfe', b'n\\xff', 'n\\ufffd': open(name, 'w').write(ascii(name))";
+    let done = exec(json!({"code": code, "collect": ["n*"]}));
+    done.succeeded();
+    let seen: Vec<_> =
+        done["files"].as_array().unwrap().iter().map(|file| (&file["path"], &file["lossy"], file["text"].as_str())).collect();
+    let path = json!("n\u{fffd}");
+    // The first is the control: a name that is what it says.
+    let wanted =
+        [(&path, &Value::Null, Some("'n\\ufffd'")), (&path, &json!(true), Some("b'n\\xfe'")), (&path, &json!(true), Some("b'n\\xff'"))];
+    assert_eq!(seen, wanted);
+}
+
 fn a_directory_that_cannot_be_collected_from_is_named() {
     let code = "import os\nfor name in 'out', 'other':\n    os.mkdir(name); open(name + '/a.txt', 'w').write('x'); os.chmod(name, 0)";
     let done = exec(json!({"code": code, "collect": ["out/*.txt"]}));
@@ -444,6 +458,17 @@ fn a_directory_that_cannot_be_collected_from_is_named() {
         let omitted = json!([{"path": "out/", "size": 0, "sha256": null, "omitted": "a directory that cannot be read"}]);
         assert_eq!(done["files"], omitted);
     }
+    // A later run, which finds it closed, says the same; but nothing of what the policy hides.
+    let scratch = scratch();
+    let code = "import os\nfor name in 'out', '.env': os.makedirs(name + '/below'); open(name + '/below/a.txt', 'w').write('x'); os.chmod(name + '/below', 0)";
+    let ask = |code: &str| exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt"]}));
+    // An ordinary user's launcher ends it, as it cannot count what is in there.
+    let first = ask(code);
+    let later = ask("");
+    let paths = |done: &Done| done["files"].as_array().unwrap().iter().map(|file| file["path"].to_string()).collect::<Vec<_>>();
+    assert_eq!(paths(&first), ["\".env/below/\"", "\"out/below/\""], "{}", first.brief());
+    later.succeeded();
+    assert_eq!(paths(&later), ["\"out/below/\""], "{}", later.brief());
 }
 
 fn a_file_that_grew_in_vain_is_not_in_the_collection() {

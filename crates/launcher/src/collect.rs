@@ -39,14 +39,17 @@ pub(crate) fn collect(
     if globs.is_empty() {
         return Vec::new();
     }
-    let is_hidden = |path: &Path| protected.iter().any(|(hidden, _, how)| *how == Protection::Hidden && path.starts_with(hidden));
+    let hidden = || protected.iter().filter(|(.., how)| *how == Protection::Hidden).map(|(hidden, ..)| hidden);
+    let is_hidden = |path: &Path| hidden().any(|hidden| path.starts_with(hidden));
+    // The name of a hidden directory itself is seen by the code too.
+    let is_below_hidden = |path: &Path| hidden().any(|hidden| path != hidden && path.starts_with(hidden));
     let mut matched: Vec<(PathBuf, u64)> = Vec::new();
     let mut closed: Vec<PathBuf> = Vec::new();
     let walked = walk(scratch, &mut |found| {
         let wanted = || globs.iter().any(|glob| matches(glob, found.path));
         if found.kind == FileType::RegularFile && wanted() && !is_hidden(found.path) {
             matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
-        } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_hidden(found.path) {
+        } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_below_hidden(found.path) {
             closed.push(found.path.to_owned());
         }
         if matched.len() + closed.len() > MOST_FILES { Walk::Stop } else { Walk::On }
@@ -88,9 +91,15 @@ fn may_match_below(glob: &str, directory: &Path) -> bool {
     }
 }
 
-/// A name that is not UTF-8 has U+FFFD in it, as the result is text.
 fn omitted(path: &Path, size: u64, why: &str) -> CollectedFile {
-    CollectedFile { path: path.to_string_lossy().into_owned(), size, sha256: None, text: None, base64: None, omitted: Some(why.to_owned()) }
+    CollectedFile { omitted: Some(why.to_owned()), ..named(path, size) }
+}
+
+/// A name that is not UTF-8 has U+FFFD in it, as the result is text, and is marked: several
+/// files can read alike.
+fn named(path: &Path, size: u64) -> CollectedFile {
+    let lossy = path.to_str().is_none();
+    CollectedFile { path: path.to_string_lossy().into_owned(), lossy, size, sha256: None, text: None, base64: None, omitted: None }
 }
 
 fn read(scratch: &OwnedFd, path: &Path, size: u64, room: &mut u64) -> CollectedFile {
@@ -118,5 +127,5 @@ fn read(scratch: &OwnedFd, path: &Path, size: u64, room: &mut u64) -> CollectedF
         Ok(text) => (Some(text), None),
         Err(error) => (None, Some(BASE64_STANDARD.encode(error.as_bytes()))),
     };
-    CollectedFile { path: path.to_string_lossy().into_owned(), size, sha256: Some(hex), text, base64, omitted: None }
+    CollectedFile { sha256: Some(hex), text, base64, ..named(path, size) }
 }

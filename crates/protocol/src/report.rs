@@ -127,6 +127,9 @@ pub struct LimitDenial {
 pub struct CollectedFile {
     /// Path below scratch.
     pub path: String,
+    /// The path is not UTF-8: U+FFFD stands in it for other bytes, and others may read alike.
+    #[serde(skip_serializing_if = "is_false")]
+    pub lossy: bool,
     /// Its size.
     pub size: u64,
     /// SHA-256 of its bytes in hex; null when it was not read.

@@ -100,13 +100,15 @@ class Approval:
 
 @dataclass(frozen=True)
 class CollectedFile:
-    """A file that `collect` matched; `content` is None where `omitted` says why."""
+    """A file that `collect` matched; `content` is None where `omitted` says why. Where the
+    name is not UTF-8, `lossy` is true: `path` is not quite it, and others may read alike."""
 
     path: str
     size: int = 0
     sha256: str | None = None
     content: bytes | None = None
     omitted: str | None = None
+    lossy: bool = False
 
     @property
     def text(self) -> str:
