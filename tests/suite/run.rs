@@ -422,7 +422,12 @@ def wait_for(text):
             print(json.dumps({"missing": text, "seen": seen.decode(errors="replace")}))
             os.kill(pid, 9)
             sys.exit(0)
-        seen += os.read(master, 65536)
+        try:
+            seen += os.read(master, 65536)
+        except OSError as error:
+            # Nobody holds the terminal open any more.
+            print(json.dumps({"missing": text, "seen": seen.decode(errors="replace"), "error": str(error), "status": os.waitpid(pid, 0)[1]}))
+            sys.exit(0)
 settings = termios.tcgetattr(master)
 for step in steps:
     kind, value = step
@@ -467,8 +472,8 @@ import os, sys, time
 print([os.isatty(fd) for fd in (0, 1, 2)], tuple(os.get_terminal_size()), os.ttyname(0), os.getsid(0) == os.getpid())
 print("ready", flush=True)
 while tuple(os.get_terminal_size()) != (101, 44): time.sleep(0.01)
-print("resized", flush=True)
 try:
+    print("resized", flush=True)
     while True: time.sleep(0.05)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
