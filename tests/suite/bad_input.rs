@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, Permissions},
-    os::unix::fs::{PermissionsExt, lchown, symlink},
+    os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink},
     path::Path,
 };
 
@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use crate::{
     harness::{Test, directory, is_root, test},
     stockade::{
-        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, stockade, text, under,
+        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, scratch_named,
+        stockade, text, token, under,
     },
 };
 
@@ -44,6 +45,8 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, a_scratch_of_somebody_else_is_refused),
     test!(RootOnly, another_users_scratch_is_refused_to_an_ordinary_caller),
     test!(RootOnly, a_scratch_behind_another_users_link_is_refused),
+    test!(Both, a_link_that_code_left_leads_no_later_run_anywhere),
+    test!(Both, a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all),
     test!(Both, a_scratch_that_cannot_be_entered_is_refused),
     test!(Both, a_missing_interpreter_is_named),
     test!(Both, an_interpreter_outside_the_root_is_named),
@@ -338,18 +341,77 @@ fn a_scratch_behind_another_users_link_is_refused() {
     let path = scratch();
     let link = directory().join("link");
     symlink(&path, &link).unwrap();
-    lchown(&link, Some(OWNER + 1), Some(OWNER + 1)).unwrap();
-    ask_as(OWNER, &link).refused("scratch_foreign_link", &[&format!("uid {}", OWNER + 1), text(&link)]);
-    ask(text(&link)).refused("scratch_foreign_link", &[&format!("uid {}", OWNER + 1)]);
-    // One's own link, and root's, may be followed.
-    lchown(&link, Some(OWNER), Some(OWNER)).unwrap();
-    ask_as(OWNER, &link).succeeded();
+    for uid in [OWNER + 1, OWNER] {
+        lchown(&link, Some(uid), Some(uid)).unwrap();
+        for done in [ask_as(OWNER, &link), ask(text(&link))] {
+            let remedy = format!("name it without the link: {}", text(&path));
+            done.refused("scratch_foreign_link", &[&format!("uid {uid}"), text(&link), &remedy]);
+        }
+    }
+    // The controls: the path that is named instead, and a link of root's.
+    ask_as(OWNER, &path).succeeded();
     lchown(&link, Some(0), Some(0)).unwrap();
     ask_as(OWNER, &link).succeeded();
     ask(text(&link)).succeeded();
     // Links that lead in a circle.
     symlink("circle", directory().join("circle")).unwrap();
     ask(text(&directory().join("circle"))).refused("scratch_link_loop", &[]);
+}
+
+/// Links that code left on the way belong to whoever runs it, or to the owner of its scratch.
+fn a_link_that_code_left_leads_no_later_run_anywhere() {
+    let (above, secrets) = (scratch(), scratch_named("secrets"));
+    put(&secrets.join("key"), token("led"));
+    fs::create_dir(secrets.join("below")).unwrap();
+    give(&secrets.join("below"));
+    let plant = format!("import os\nos.symlink({:?}, 'task')\nos.mkdir('own')", text(&secrets));
+    exec(json!({"code": plant, "scratch": text(&above)})).succeeded();
+    let (task, own) = (above.join("task"), above.join("own"));
+    let read =
+        |options: &[&str], scratch: &Path| exec_with(options, json!({"code": "print(open('key').read())", "scratch": text(scratch)}));
+    let (remedy, deeper) = (format!("link: {}", text(&secrets)), format!("link: {}", text(&secrets.join("below"))));
+    read(&[], &task).refused("scratch_foreign_link", &[text(&task), &remedy]);
+    read(&[], &task.join("below")).refused("scratch_foreign_link", &[text(&task), &deeper]);
+    read(&["--scratch", text(&above)], &task).refused("scratch_foreign_link", &[text(&task)]);
+    read(&["--scratch", text(&task)], &task).refused("scratch_foreign_link", &[text(&task)]);
+    read(&["--scratch", text(&task)], &task.join("below")).refused("scratch_foreign_link", &[text(&task)]);
+    // The controls: what was linked to, by its own name, and a directory that the code made.
+    read(&[], &secrets).succeeded().expect(json!({"output": format!("{}\n", token("led"))}));
+    put(&own.join("key"), "its own");
+    read(&["--scratch", text(&above)], &own).succeeded().expect(json!({"output": "its own\n"}));
+}
+
+fn a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all() {
+    let (ceiling, beside) = (scratch_named("ceiling"), scratch_named("beside"));
+    let uid = fs::metadata(&ceiling).unwrap().uid();
+    let ask = |options: &[&str], path: &Path| {
+        let words = [&["--policy", "blueprint"], options].concat();
+        exec_with(&words, json!({"code": "open('made', 'w').close()", "scratch": text(path)}))
+    };
+    let below = ["--scratch", text(&ceiling)];
+    let plant = format!("import os; os.symlink({:?}, 'up')", text(&beside));
+    exec(json!({"code": plant, "scratch": text(&ceiling)})).succeeded();
+    for options in [&[][..], &below] {
+        ask(options, &ceiling.join("up/new")).refused("scratch_foreign_link", &[text(&beside.join("new"))]);
+    }
+    ask(&below, &beside.join("new")).refused("scratch_outside_ceiling", &[text(&ceiling)]);
+    ask(&below, &ceiling.join("one/two")).refused("scratch_not_made", &["parent must exist"]);
+    assert_eq!(fs::read_dir(&beside).unwrap().count(), 0, "made beside the ceiling");
+    if is_root() {
+        // A link of root's is followed, and its end is held to the ceiling.
+        symlink(&beside, ceiling.join("roots")).unwrap();
+        ask(&below, &ceiling.join("roots/new")).refused("scratch_outside_ceiling", &[text(&beside.join("new"))]);
+        assert_eq!(fs::read_dir(&beside).unwrap().count(), 0, "made beside the ceiling");
+    }
+    // The controls: the same without a link, twice, since it is there the second time.
+    for options in [&below[..], &[]] {
+        let new = ceiling.join("new");
+        ask(options, &new).succeeded();
+        let made = fs::metadata(&new).unwrap();
+        let owner = if is_root() { 65534 } else { uid };
+        assert_eq!((made.uid(), made.permissions().mode() & 0o7777), (owner, 0o755));
+        assert!(new.join("made").exists());
+    }
 }
 
 fn a_scratch_that_cannot_be_entered_is_refused() {

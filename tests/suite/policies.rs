@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use crate::{
     harness::{Test, directory, test},
     stockade::{
-        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, give, program_path, put, stockade, text, under,
+        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, give, program_path, put, scratch_named, stockade, text,
+        under,
     },
 };
 
@@ -451,6 +452,11 @@ fn sudo_runs_what_is_granted_as_its_caller() {
         assert_eq!(fs::metadata(&path).unwrap().uid(), OWNER, "{}", path.display());
     }
     assert_eq!(done["receipt"]["mode"], "root");
+    // Elsewhere nothing is made, where the caller could have made it.
+    let other = scratch_named("other");
+    let refused = behind_sudo(Some(&grants), &["--policy", "blueprint"], &json!({"code": "", "scratch": text(&other.join("new"))}));
+    refused.broke("not_granted", &[text(&other.join("new"))]);
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "made, and refused");
 }
 
 fn sudo_runs_nothing_else() {

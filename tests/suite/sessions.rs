@@ -20,7 +20,7 @@ use crate::{
     cleanup::{cgroups_of, dead_records, mounts, processes, processes_around, the_next_start_has_swept},
     harness::{Test, directory, eventually, is_root, test, wait_within},
     patience::{is_slow, patient_limit},
-    stockade::{OWNER, PolicyDirectory, derived, exec, feed, no_process_is_left, put, scratch, stockade, text, token},
+    stockade::{OWNER, PolicyDirectory, derived, exec, feed, give, no_process_is_left, put, scratch, scratch_named, stockade, text, token},
 };
 
 pub const TESTS: &[Test] = &[
@@ -35,6 +35,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_reset_empties_what_the_session_keeps_and_no_host_scratch, seconds 60),
     test!(Both, a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds, seconds 60),
     test!(Both, files_go_in_and_out_byte_by_byte, seconds 60),
+    test!(Both, a_session_follows_no_link_in_the_place_of_its_scratch),
     test!(Both, no_link_leads_the_session_out, seconds 60),
     test!(Both, a_host_scratch_is_written_as_its_owner_and_keeps_its_rules, seconds 60),
     test!(Both, what_a_session_keeps_has_its_size_and_is_counted, seconds 60),
@@ -430,6 +431,29 @@ fn no_link_leads_the_session_out() {
     session.output("import os; os.symlink('/etc', '/tmp/etc'); os.symlink('/proc/self/environ', os.path.expanduser('~/env'))");
     session.refused(json!({"op": "read", "path": "/tmp/etc/passwd"}), "path_is_link");
     session.refused(json!({"op": "read", "path": "/home/sandbox/env"}), "path_is_link");
+    session.close();
+}
+
+/// Code whose scratch lies above can put a link in the place of a session's.
+fn a_session_follows_no_link_in_the_place_of_its_scratch() {
+    let (above, secrets) = (scratch(), scratch_named("secrets"));
+    put(&secrets.join("key"), token("key"));
+    let (host, moved) = (above.join("host"), above.join("moved"));
+    fs::create_dir(&host).unwrap();
+    give(&host);
+    let mut session = Session::open(&["--scratch", text(&host)]);
+    session.output("open('mine', 'w').write('x')");
+    let swap = format!("import os; os.rename('host', 'moved'); os.symlink({:?}, 'host')", text(&secrets));
+    exec(json!({"code": swap, "scratch": text(&above)})).succeeded();
+    assert_eq!(session.run("print(1)")["reason"], "scratch_foreign_link");
+    session.refused(json!({"op": "list", "path": "."}), "scratch_foreign_link");
+    session.refused(json!({"op": "read", "path": "key"}), "scratch_foreign_link");
+    session.refused(json!({"op": "write", "path": "planted", "contents": "x"}), "scratch_foreign_link");
+    assert_eq!(fs::read_dir(&secrets).unwrap().count(), 1);
+    // The control: its directory in its place again.
+    fs::remove_file(&host).unwrap();
+    fs::rename(&moved, &host).unwrap();
+    assert_eq!(session.ask(json!({"op": "read", "path": "mine"}))["text"], "x");
     session.close();
 }
 

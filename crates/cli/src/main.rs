@@ -300,17 +300,16 @@ fn refuse(refusal: &Refusal) -> ExitCode {
     ExitCode::from(if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR })
 }
 
-/// Before the run, and through no link that somebody else could turn: the file may lie where
+/// Before the run, and through no link but root's: the file may lie where
 /// the code can write, and would be led to anything that the caller may overwrite.
 fn open_report(path: &Path) -> anyhow::Result<File> {
     let whole = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
-    let uid = stockade_runtime::caller::identify(None)?.caller.uid;
     // A fifo that nobody reads would hold us before there is anybody to interrupt.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // With the caller's rights: root writes no file for whoever may not.
     let file = stockade_runtime::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_launcher::scratch::open_directory(parent, uid).map_err(|error| anyhow!(error.why))?;
+        let directory = stockade_launcher::scratch::place::open_directory(parent).map_err(|error| anyhow!(error.why))?;
         Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
     })?
     .with_context(|| format!("open {}, which must not be a link, nor a fifo that nobody reads", path.display()))?;

@@ -2,17 +2,16 @@
 //!
 //! A launcher with root's rights opens it with the caller's uid, groups and no
 //! capabilities, so that it can name nothing that the caller could not. The directory
-//! is opened once; afterwards only its descriptor is used.
+//! is opened once; afterwards only its descriptor is used. The way to it is [`place`].
 
 use std::{
     collections::BTreeSet,
-    os::unix::ffi::OsStrExt,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{CWD, FileType, Mode, OFlags, fchmod, fstat, mkdir},
+    fs::{FileType, Mode, OFlags, fchmod, fstat},
     io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
@@ -25,11 +24,10 @@ use stockade_sys::cred;
 
 use crate::{identity, tree};
 
+pub mod place;
+
 /// About how often a host scratch is counted while the code runs.
 pub const INTERVAL_MS: u64 = 100;
-/// The owner of a scratch that root makes for itself: no code may run as root, nor leave
-/// files that are root's.
-const NOBODY: u32 = 65534;
 
 /// A host directory, opened.
 pub struct OpenedScratch {
@@ -107,25 +105,8 @@ pub struct Opener<'a> {
     pub homes: &'a [PathBuf],
     /// The registry's directory, which a scratch must neither be nor hold nor lie in.
     pub registry: Option<&'a Path>,
-}
-
-/// Opens `path` as a scratch under `policy`.
-///
-/// # Errors
-/// It is missing (and the policy makes none), not a directory, not the caller's, root's,
-/// a home directory itself, or reached through somebody else's link.
-pub fn open(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchError> {
-    let error = |reason, why: String| ScratchError { path: path.to_owned(), reason, why };
-    let named = Path::new(path);
-    if !named.is_absolute() {
-        return Err(error("scratch_relative", String::from("name an absolute path")));
-    }
-    if path.contains('\0') || named.components().any(|part| part == Component::ParentDir) || path.contains('\n') {
-        return Err(error("scratch_malformed", String::from("the path must hold no `..`, NUL or line break")));
-    }
-    let opened = as_caller(opener.caller, opener.privileged, || open_as_caller(named, policy, opener, &error));
-    let (directory, real) = opened.map_err(|errno| error("scratch_failed", format!("cannot change to the caller's rights: {errno}")))??;
-    finish(directory, real, policy, opener, &error)
+    /// What `--scratch` names: a scratch must be it or lie below it.
+    pub ceiling: Option<&'a Path>,
 }
 
 /// Takes on the caller's ids for as long as host paths are resolved. Leaving effective
@@ -173,127 +154,19 @@ pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce(
     as_caller(&Caller { uid: stat.st_uid, gid: stat.st_gid, groups: Vec::new() }, privileged, act)
 }
 
-type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
-
-fn open_as_caller(named: &Path, policy: &Policy, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(OwnedFd, PathBuf), ScratchError> {
-    if named.symlink_metadata().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
-        if !policy.scratch.create {
-            return Err(error(
-                "scratch_missing",
-                format!("it does not exist; make it, or let policy `{}` make it by `[scratch] create = true`", policy.name),
-            ));
-        }
-        make(named, opener, error)?;
-    }
-    let real = resolve(named, opener.caller.uid, error)?;
-    let directory = tree::open_directory(&real).map_err(|errno| match errno {
-        Errno::NOTDIR => error("scratch_not_directory", String::from("it is not a directory")),
-        Errno::NOENT => error("scratch_missing", String::from("it does not exist")),
-        Errno::ACCESS => closed(&real, error),
-        errno => error("scratch_unreadable", crate::error::describe(errno)),
-    })?;
-    Ok((directory, real))
-}
-
-/// What a run that was cut off with its launcher can leave behind.
-fn closed(real: &Path, error: &MakeError<'_>) -> ScratchError {
-    let why = crate::error::describe(Errno::ACCESS);
-    error("scratch_unreadable", format!("{why}; if earlier code has closed it, its owner opens it by chmod u+rwx {}", real.display()))
-}
-
-fn make(named: &Path, opener: &Opener<'_>, error: &MakeError<'_>) -> Result<(), ScratchError> {
-    let refused = |errno| {
-        error(
-            "scratch_not_made",
-            format!("cannot make it: {}; its parent must exist and be writable by the caller", crate::error::describe(errno)),
-        )
-    };
-    mkdir(named, Mode::from_raw_mode(0o755)).map_err(refused)?;
-    if opener.privileged && opener.caller.uid == 0 {
-        let nobody = (rustix::fs::Uid::from_raw(NOBODY), rustix::fs::Gid::from_raw(NOBODY));
-        rustix::fs::chownat(CWD, named, Some(nobody.0), Some(nobody.1), rustix::fs::AtFlags::SYMLINK_NOFOLLOW).map_err(refused)?;
-    }
-    Ok(())
-}
-
-/// The path without links. A link on the way must be root's or the caller's own: anybody
-/// else could turn it elsewhere.
-fn resolve(named: &Path, uid: u32, error: &MakeError<'_>) -> Result<PathBuf, ScratchError> {
-    use std::os::unix::fs::MetadataExt;
-    let mut real = PathBuf::from("/");
-    let mut pending: Vec<PathBuf> = named
-        .components()
-        .rev()
-        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir))
-        .map(|part| PathBuf::from(part.as_os_str()))
-        .collect();
-    let mut links = 0;
-    while let Some(part) = pending.pop() {
-        if part.as_os_str() == ".." {
-            real.pop();
-            continue;
-        }
-        let next = real.join(&part);
-        let metadata = match next.symlink_metadata() {
-            Ok(metadata) => metadata,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(error("scratch_missing", format!("{} does not exist", next.display())));
-            }
-            Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
-                return Err(error("scratch_not_directory", format!("{} is not a directory", real.display())));
-            }
-            Err(e) => return Err(error("scratch_unreadable", format!("{}: {e}", next.display()))),
-        };
-        if !metadata.is_symlink() {
-            real = next;
-            continue;
-        }
-        if metadata.uid() != 0 && metadata.uid() != uid {
-            return Err(error(
-                "scratch_foreign_link",
-                format!("{} is a link of uid {}, who could turn it elsewhere; name the directory itself", next.display(), metadata.uid()),
-            ));
-        }
-        links += 1;
-        let target = std::fs::read_link(&next).map_err(|e| error("scratch_unreadable", format!("{}: {e}", next.display())))?;
-        if links > 16 {
-            return Err(error("scratch_link_loop", String::from("too many links on the way")));
-        }
-        if target.is_absolute() {
-            real = PathBuf::from("/");
-        }
-        for part in target.components().rev() {
-            match part {
-                Component::Normal(name) => pending.push(PathBuf::from(name)),
-                Component::ParentDir => pending.push(PathBuf::from("..")),
-                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
-            }
-        }
-    }
-    Ok(real)
-}
-
-fn finish(
+/// Judges what was opened at a place, and looks through it.
+///
+/// # Errors
+/// It is root's or another's, or holds too much that must be kept from the code.
+pub(crate) fn finish(
     directory: OwnedFd,
     real: PathBuf,
     policy: &Policy,
     opener: &Opener<'_>,
-    error: &MakeError<'_>,
+    error: &dyn Fn(&'static str, String) -> ScratchError,
 ) -> Result<OpenedScratch, ScratchError> {
     let stat = fstat(&directory).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))?;
     let owner = (stat.st_uid, stat.st_gid);
-    if real.to_str().is_none() {
-        return Err(error(
-            "scratch_malformed",
-            format!("it is {real:?}, which is not UTF-8, as results and plans are; rename the directory"),
-        ));
-    }
-    if real.as_os_str().as_bytes() == b"/" || opener.homes.contains(&real) {
-        return Err(error("scratch_is_home", String::from("it is the root or a home directory itself; use a directory below it")));
-    }
-    if opener.registry.is_some_and(|registry| real.starts_with(registry) || registry.starts_with(&real)) {
-        return Err(error("scratch_holds_registry", String::from("the launcher keeps its own records there; use another directory")));
-    }
     if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
         return Err(error(
             "scratch_root_owned",
@@ -307,7 +180,7 @@ fn finish(
     }
     let rights = Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXU);
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
-        return Err(closed(&real, error));
+        return Err(place::closed(&real, error));
     }
     let (protected, before) = look_through(&directory, policy).map_err(|unseen| match unseen {
         Unseen::TooMany(path) => error(
@@ -489,18 +362,6 @@ pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, 
 /// Private from the first: where systemd runs, mounts are shared, and a copy is its
 /// original's peer. What is mounted on it inside, such as what hides a file, would be
 /// mounted on the host too, and stay there.
-/// Opens the directory of the host that an absolute path leads to, sought as a scratch is: for
-/// files that the launcher reads or writes where code may have put links. With whatever rights
-/// this process has now, see [`as_caller`].
-///
-/// # Errors
-/// It is not there, or somebody else could turn a link on the way.
-pub fn open_directory(named: &Path, uid: u32) -> Result<OwnedFd, ScratchError> {
-    let error = |reason, why| ScratchError { path: named.display().to_string(), reason, why };
-    let real = resolve(named, uid, &error)?;
-    tree::open_directory(&real).map_err(|errno| error("scratch_unreadable", crate::error::describe(errno)))
-}
-
 fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno> {
     let depth = if recursive { OpenTreeFlags::AT_RECURSIVE } else { OpenTreeFlags::empty() };
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH | depth;

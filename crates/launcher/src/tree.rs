@@ -25,6 +25,16 @@ pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     openat2(CWD, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
+/// Opens what stands at an absolute path, to be looked at: itself where it is a link, and
+/// through none.
+///
+/// # Errors
+/// ELOOP for a link on the way, else what openat2(2) answers.
+pub(crate) fn open_entry(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
+}
+
 /// Opens something below a directory: no links, no way out, no other file system.
 ///
 /// # Errors

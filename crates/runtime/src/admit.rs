@@ -39,8 +39,8 @@ pub use request::{LARGEST_REQUEST, decode, parse_request, read_request};
 use request::{Parts, check_request, check_size};
 pub(crate) use request::{check_relative, random_bytes};
 pub use rights::check_grants;
-pub(crate) use rights::scratch_of;
-use rights::{check_ceiling, claim_record};
+use rights::claim_record;
+pub(crate) use rights::{open_scratch, scratch_of};
 
 /// What somebody wants run.
 #[derive(Clone, Copy)]
@@ -246,6 +246,7 @@ impl<'a> Admission<'a> {
             },
             homes: &homes,
             registry: Some(&registry),
+            ceiling: options.scratch.as_deref(),
         };
         let (interpreters, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
             check_interpreters(policy, options, &narrowing).map(|interpreters| {
@@ -257,13 +258,12 @@ impl<'a> Admission<'a> {
         host.codecs = codecs;
         let scratch = match &wanted_scratch {
             Some(path) => {
-                let opened = scratch::open(path, policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
-                check_ceiling(path, &opened.facts.path, options)?;
-                refuse_replaceable(&opened.facts.path, &identity, policy, options)?;
-                refuse_led_astray(&opened.facts.path, &interpreters, policy)?;
-                // By the path that was opened: the one that was named may lead elsewhere now.
-                check_grants(&identity, &policy.name, Some(&opened.facts.path), options)?;
-                Some(opened)
+                let judge = |real: &Path| {
+                    refuse_replaceable(real, &identity, policy, options)?;
+                    refuse_led_astray(real, &interpreters, policy)?;
+                    check_grants(&identity, &policy.name, Some(real), options)
+                };
+                Some(open_scratch(path, policy, &opener, judge)?)
             }
             None => None,
         };

@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 use stockade_audit::Carrier;
-use stockade_launcher::scratch::{self, Opener};
+use stockade_launcher::scratch::{self, Opener, place::Place};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     model::{AuditMode, Degradable, Policy},
@@ -384,10 +384,12 @@ impl<'a> Examiner<'a> {
             idmap: scratch::Idmap::Try,
             homes: &[],
             registry: None,
+            ceiling: None,
         };
-        let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1))
-            .map_err(|error| failed(&error))
-            .and_then(|()| scratch::open(&directory.to_string_lossy(), self.policy, &opener).map_err(|error| error.to_string()));
+        let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1)).map_err(|error| failed(&error)).and_then(|()| {
+            let found = Place::find(&directory.to_string_lossy(), self.policy, &opener);
+            found.and_then(|place| place.open(self.policy, &opener)).map_err(|error| error.to_string())
+        });
         let removed = fs::remove_dir(&directory).map_err(|error| failed(&error));
         let idmappable = opened?.facts.idmappable;
         removed.map(|()| idmappable)

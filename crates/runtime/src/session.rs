@@ -11,7 +11,7 @@ use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Listed, Part, Tree},
     registry::Record,
-    scratch::{self, Idmap, Opener},
+    scratch::{Idmap, Opener},
     store::{Copies, Store},
 };
 use stockade_policy::plan::{HOME, Narrowing, Plan, Protection};
@@ -22,7 +22,7 @@ use stockade_protocol::{
 
 use crate::{
     Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal,
-    admit::{check_grants, check_relative, decode, random_bytes},
+    admit::{check_grants, check_relative, decode, open_scratch, random_bytes},
     answer,
     audit::{Subject, Trail},
     caller::{self, Identity},
@@ -286,13 +286,13 @@ impl Session {
             idmap: Idmap::Refused,
             homes: &homes,
             registry: Some(&registry),
+            ceiling: self.options.scratch.as_deref(),
         };
         let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
-        let opened =
-            scratch::open(&path, &self.loaded.policy, &opener).map_err(|error| Refusal::bad_request(error.reason, error.to_string()))?;
-        refuse_replaceable(&opened.facts.path, &self.identity, &self.loaded.policy, &self.options)?;
-        check_grants(&self.identity, &self.loaded.policy.name, Some(&opened.facts.path), &self.options)?;
-        Ok(opened)
+        open_scratch(&path, &self.loaded.policy, &opener, |real| {
+            refuse_replaceable(real, &self.identity, &self.loaded.policy, &self.options)?;
+            check_grants(&self.identity, &self.loaded.policy.name, Some(real), &self.options)
+        })
     }
 }
 

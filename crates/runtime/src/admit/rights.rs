@@ -6,8 +6,12 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use stockade_launcher::registry::Record;
-use stockade_policy::{Grants, facts::CgroupFacts, grants};
+use stockade_launcher::{
+    OpenedScratch,
+    registry::Record,
+    scratch::{Opener, ScratchError, place::Place},
+};
+use stockade_policy::{Grants, facts::CgroupFacts, grants, model::Policy};
 
 use super::Ask;
 use crate::{Options, Refusal, caller::Identity, facts};
@@ -36,23 +40,23 @@ pub(crate) fn scratch_of(ask: Ask<'_>, options: &Options) -> Result<Option<Strin
     }
 }
 
-/// Once more by the path without links: one that an earlier run left below the ceiling
-/// must not lead out of it.
-pub(super) fn check_ceiling(wanted: &str, real: &Path, options: &Options) -> Result<(), Refusal> {
-    let Some(ceiling) = &options.scratch else { return Ok(()) };
-    // What was opened below it is there; if it has vanished since, nothing lies below it.
-    let inside = std::fs::canonicalize(ceiling).is_ok_and(|ceiling| real.starts_with(ceiling));
-    if inside {
-        return Ok(());
+/// Opens a scratch that `judge` has nothing against. One that is yet to be made is judged
+/// before, so that a refusal leaves nothing behind.
+pub(crate) fn open_scratch(
+    path: &str,
+    policy: &Policy,
+    opener: &Opener<'_>,
+    judge: impl Fn(&Path) -> Result<(), Refusal>,
+) -> Result<OpenedScratch, Refusal> {
+    let refused = |error: ScratchError| Refusal::bad_request(error.reason, error.to_string());
+    let place = Place::find(path, policy, opener).map_err(refused)?;
+    if place.is_missing() {
+        judge(place.path())?;
     }
-    Err(Refusal::bad_request(
-        "scratch_outside_ceiling",
-        format!(
-            "scratch {wanted}: it leads to {}; it must be {}, which --scratch names, or lie below it",
-            real.display(),
-            ceiling.display()
-        ),
-    ))
+    let opened = place.open(policy, opener).map_err(refused)?;
+    // By the path that was opened: the one that was named may lead elsewhere now.
+    judge(&opened.facts.path)?;
+    Ok(opened)
 }
 
 /// Where root acts for another: whether that one was granted the policy, the scratch and

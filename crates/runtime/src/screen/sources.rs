@@ -18,7 +18,7 @@ use rustix::{
     fs::{FileType, Mode, OFlags, fstat, open},
     io::Errno,
 };
-use stockade_launcher::scratch::open_directory;
+use stockade_launcher::scratch::place::open_directory;
 use stockade_policy::{
     model::{Policy, Runtime},
     plan::PRIVATE_SCRATCH,
@@ -32,7 +32,7 @@ use super::{
     Sources, grammar, grammar_of_file,
     scripts::{self, Started},
 };
-use crate::{admit, caller, with_callers_rights};
+use crate::{admit, with_callers_rights};
 
 /// The runtime of this name or alias.
 pub(crate) fn runtime<'p>(policy: &'p Policy, name: &str) -> Option<(&'p str, &'p Runtime)> {
@@ -91,7 +91,7 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     }
     // Without a directory of the host there is no script but the sandbox's own.
     let Some(scratch) = option else { return sources };
-    let opened = caller::identify(None).and_then(|identity| with_callers_rights(|| open_directory(scratch, identity.caller.uid)));
+    let opened = with_callers_rights(|| open_directory(scratch));
     // What is no scratch is refused when the run is admitted, in more words.
     let Ok(Ok(directory)) = opened else { return sources };
     for Started { path, grammar } in scripts::of_words(words, interpreter(policy)) {
