@@ -3,7 +3,7 @@
 //! Links on the way are followed where they are root's, and nowhere else: a caller cannot
 //! tell a link of their own from one that code left in an earlier scratch. Where the way
 //! leads is judged before anything is made, and what is made is made, opened and given away
-//! by descriptors. What a directory that is there holds is judged by [`super::finish`].
+//! by descriptors. What a directory that is there holds is not judged here.
 
 use std::{
     ffi::{OsStr, OsString},
