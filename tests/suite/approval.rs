@@ -138,6 +138,13 @@ fn code_that_is_held_back_runs_once_with_its_token() {
     let of_first: Vec<_> = all.iter().filter(|record| record["approval"]["token_sha256"] == hash(&token)).collect();
     let events: Vec<_> = of_first.iter().map(|record| (record["event"].as_str().unwrap(), record["reason"].as_str())).collect();
     assert_eq!(events, [("held", Some("approval_required")), ("run", None), ("refused", Some("approval_used"))]);
+    // What was found stands there, of what waits as of what runs; and of honest code nothing.
+    for record in &of_first[..2] {
+        for part in ["rule", "action", "line", "column"] {
+            assert_eq!(record["findings"][0][part], done["findings"][0][part], "{part} in {record}");
+        }
+    }
+    assert!(all.iter().any(|record| record["code"]["preview"] == "print(6 * 7)" && record["findings"].is_null()));
     let uid = json!(nix::unistd::getuid().as_raw());
     assert_eq!([&of_first[0]["approval"]["approver"], &of_first[1]["approval"]["approver"]], [&Value::Null, &uid]);
     let written = fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap();

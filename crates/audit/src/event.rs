@@ -147,6 +147,22 @@ pub struct Egress {
     pub omitted: u64,
 }
 
+/// What was found in the code before it ran, and where; its text is not repeated here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// The rule.
+    pub rule: String,
+    /// What the policy does about it.
+    pub action: String,
+    /// The file; none: the code itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Line, from 1; 0 of the whole.
+    pub line: u32,
+    /// Column in characters, from 1.
+    pub column: u32,
+}
+
 /// What was asked for files of a session, between two runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FileAct {
@@ -209,6 +225,12 @@ pub struct Event {
     /// Peaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// What was found in the code before it ran.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub findings: Vec<Finding>,
+    /// Findings that are not listed here.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub findings_omitted: u64,
     /// What was refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denials: Vec<Denied>,
@@ -265,6 +287,8 @@ impl Event {
         Event {
             labels: BTreeMap::new(),
             code,
+            findings: Vec::new(),
+            findings_omitted: self.findings_omitted + self.findings.len() as u64,
             denials: Vec::new(),
             denials_omitted: self.denials_omitted + self.denials.len() as u64,
             egress: None,

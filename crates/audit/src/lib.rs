@@ -22,7 +22,7 @@ use std::{io, path::PathBuf};
 
 pub use anchor::{Anchor, Carrier, Carriers, HEAD};
 pub use chain::{Header, LONGEST_LINE, Link, ZERO};
-pub use event::{Approved, Code, Denied, Egress, Event, FileAct, Kind, Met, Peer, PolicyRef, Preview, Usage, Who};
+pub use event::{Approved, Code, Denied, Egress, Event, FileAct, Finding, Kind, Met, Peer, PolicyRef, Preview, Usage, Who};
 pub use log::{Appended, FILE_SIZE, Log, files};
 pub use verify::{Findings, Problem, Verifier};
 

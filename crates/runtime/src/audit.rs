@@ -21,7 +21,7 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use stockade_audit::Approved;
 use stockade_audit::{
-    AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Kind, Log, Met, Peer, PolicyRef, Preview, Usage, Who, text,
+    AuditError, Carriers, Code, Denied, Egress, Event, FileAct, Finding, Kind, Log, Met, Peer, PolicyRef, Preview, Usage, Who, text,
 };
 use stockade_launcher::signals::Uninterrupted;
 use stockade_policy::{
@@ -32,6 +32,7 @@ use stockade_policy::{
 use stockade_protocol::{
     AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict,
     modules::{self, Seen},
+    screen,
 };
 
 use crate::{
@@ -334,6 +335,8 @@ impl<'a> Trail<'a> {
                 cpu_system_ms: usage.cpu_system_ms,
                 scratch_bytes: usage.scratch_bytes,
             }),
+            findings_omitted: report.findings_omitted + report.findings.len().saturating_sub(MOST) as u64,
+            findings: report.findings.iter().take(MOST).map(finding).collect(),
             denials_omitted: report.denials_omitted + denials.clone().count().saturating_sub(MOST) as u64,
             denials: denials.take(MOST).map(denied).collect(),
             egress: egress(&report.egress),
@@ -388,6 +391,16 @@ fn verdict_name(verdict: Verdict) -> String {
 /// `socket(AF_VSOCK)` is about `socket`.
 fn call_name(denial: &Denial) -> &str {
     denial.what.split('(').next().unwrap_or_default()
+}
+
+fn finding(found: &screen::Finding) -> Finding {
+    Finding {
+        rule: found.rule.name().to_owned(),
+        action: found.action.name().to_owned(),
+        file: found.file.as_ref().map(|file| text::clip(file, LONGEST)),
+        line: found.line,
+        column: found.column,
+    }
 }
 
 fn denied(denial: &Denial) -> Denied {
