@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use crate::{
     harness::{Test, directory, is_root, test},
     patience::{patient, patient_limit},
-    stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, feed, program_path, put, scratch, stockade, text, under},
+    stockade::{
+        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, program_path, put, scratch, stockade, text, under,
+    },
 };
 
 pub const TESTS: &[Test] = &[
@@ -368,6 +370,15 @@ fn scripts_are_screened_whatever_starts_them() {
     // To look at it is no start.
     let look = stockade(["run", "--policy", &policy, "--scratch", text(&scratch), "--", "wc", "-l", "tidy.py"]).output().unwrap();
     assert_eq!(look.stdout, b"3 tidy.py\n");
+    // What cannot be sought at this moment is not taken for harmless; the control is the last.
+    let link = directory().join("link");
+    symlink(&scratch, &link).unwrap();
+    std::os::unix::fs::lchown(&link, Some(OWNER), Some(OWNER)).unwrap_or_else(|_| assert!(!is_root()));
+    for (policy, code, word) in [(policy.as_str(), 126, "refuses this code"), ("default", 2, "name it without the link")] {
+        let led = stockade(["run", "--policy", policy, "--scratch", text(&link), "--", "wc", "-l", "tidy.py"]).output().unwrap();
+        let said = String::from_utf8_lossy(&led.stderr).into_owned();
+        assert!(led.status.code() == Some(code) && said.contains(word), "{policy}: {:?} {said}", led.status);
+    }
 }
 
 /// Of the files of a request.

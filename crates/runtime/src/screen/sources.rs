@@ -91,9 +91,20 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     }
     // Without a directory of the host there is no script but the sandbox's own.
     let Some(scratch) = option else { return sources };
-    let opened = with_callers_rights(|| open_directory(scratch));
-    // What is no scratch is refused when the run is admitted, in more words.
-    let Ok(Ok(directory)) = opened else { return sources };
+    let directory = match with_callers_rights(|| open_directory(scratch)) {
+        Ok(Ok(directory)) => directory,
+        // There is no script yet.
+        Ok(Err(error)) if error.reason == "scratch_missing" => return sources,
+        // What can be opened a moment later must not go unread for it.
+        Ok(Err(error)) => {
+            sources.know(None, Rule::Screener, error.to_string());
+            return sources;
+        }
+        Err(refusal) => {
+            sources.know(None, Rule::Screener, refusal.message);
+            return sources;
+        }
+    };
     for Started { path, grammar } in scripts::of_words(words, interpreter(policy)) {
         // What only stands there as a word is run if it may be.
         match with_callers_rights(|| read(&scratch.join(&path), &directory, grammar.is_none())) {
