@@ -42,17 +42,17 @@ use stockade_sys::{
 
 pub(crate) use confine::raise_core_limit;
 use confine::{
-    MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, restrict, some_cpus,
-    write_proc,
+    MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, make_inner_namespace,
+    restrict, some_cpus, write_proc,
 };
 use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Made, Terminal, make_entry, mount_scratch, open_terminal, place_program};
 pub(crate) use root::{INSIDE, attach, new_tmpfs};
-use words::{ForExecutor, Received, await_word, still_alive};
+use words::{ForExecutor, await_word, still_alive};
 
 use crate::{
     early,
     layers::{Layer, Layers},
-    prepared::Prepared,
+    prepared::{Prepared, PreparedFoundation},
 };
 
 /// What the child has in common with the launcher.
@@ -65,7 +65,8 @@ pub(crate) struct Shared {
     pub(crate) launchers_handover: u32,
     /// Where it may run.
     pub(crate) cpus: Option<CpuSet>,
-    /// Set before the child is told to go on.
+    /// Each is set before the child has the word for it.
+    pub(crate) foundation: OnceLock<PreparedFoundation>,
     pub(crate) prepared: OnceLock<Prepared>,
     /// All layers, but in builds for tests.
     pub(crate) layers: Layers,
@@ -120,8 +121,8 @@ fn run(shared: &Shared, begun: Outcome<()>) -> i32 {
 
 /// The crossings. Each state owns the descriptors that the next one needs.
 fn sequence(shared: &Shared) -> Outcome<Infallible> {
-    let isolated = Isolated::enter(shared)?;
-    let rooted = isolated.build_root()?;
+    let founded = Founded::lay(shared)?;
+    let rooted = founded.build_root()?;
     let confined = rooted.confine()?;
     confined.exec()
 }
@@ -146,17 +147,75 @@ pub(crate) fn alone(launchers_handover: u32, layers: Layers) -> Outcome<()> {
     mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)
 }
 
-/// In its namespaces, with its ids.
-struct Isolated<'p> {
+/// In its namespaces, with its ids, on the part of its root that every run of the policy has.
+struct Founded<'p> {
     shared: &'p Shared,
-    prepared: &'p Prepared,
-    received: Received,
+    lifeline: OwnedFd,
+    root: OwnedFd,
+    proc: OwnedFd,
+    /// Made, not entered; none where the plan goes without.
+    inner: Option<OwnedFd>,
 }
 
-impl<'p> Isolated<'p> {
-    /// Waits for the launcher's word, and becomes who the plan says.
-    fn enter(shared: &'p Shared) -> Outcome<Self> {
-        let received = Received::wait(&shared.handover).at(Step::AwaitLauncher)?;
+impl<'p> Founded<'p> {
+    /// Waits for the launcher's first word, becomes who the plan says, and begins the root.
+    fn lay(shared: &'p Shared) -> Outcome<Self> {
+        let mut word = await_word(&shared.handover).at(Step::AwaitLauncher)?.into_iter().flatten();
+        let lifeline = word.next().ok_or(Errno::BADF).at(Step::AwaitLauncher)?;
+        let foundation = shared.foundation.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
+        // After the gid map, before the uid change takes the capability away; rootless it
+        // is refused for ever (setgroups=deny), and the receipt names the groups kept.
+        if foundation.clear_groups {
+            cred::set_groups(&[]).at(Step::Groups)?;
+        }
+        // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
+        let (uid, gid) = foundation.ids;
+        if foundation.user_namespaces == UserNamespaces::Missing {
+            cred::keep_permitted().at(Step::Ids)?;
+        }
+        cred::set_group(gid).at(Step::Ids)?;
+        cred::set_user(uid).at(Step::Ids)?;
+        if foundation.user_namespaces == UserNamespaces::Missing {
+            // At once, because they are the host root's: no path may be resolved with more
+            // rights to files than the run's id has.
+            cred::retain(&[cred::CAP_SYS_ADMIN, cred::CAP_SETPCAP]).at(Step::Ids)?;
+        }
+        // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
+        set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::DeathSignal)?;
+        set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
+        // It may have died just before: getppid() is 0 in here and proves nothing.
+        still_alive(&lifeline)?;
+        if shared.layers.keep(Layer::SessionKeyring) {
+            cred::join_new_session_keyring().at(Step::Keyring)?;
+        }
+        if shared.layers.keep(Layer::UtsNamespace) {
+            rustix::system::sethostname(foundation.hostname.as_bytes()).at(Step::Hostname)?;
+        }
+        // Before the inner user namespace, whose maximum it becomes: pending signals are
+        // counted for the user who made the namespaces, root perhaps, on the whole host.
+        let (_, hard) = process::rlimit(RLIMIT_SIGPENDING).at(Step::NamespaceLimits)?;
+        process::set_rlimit(RLIMIT_SIGPENDING, Some(hard.min(MOST_PENDING_SIGNALS))).at(Step::NamespaceLimits)?;
+        let nested = foundation.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::InnerUserNamespace);
+        // Before anything is mounted over "/": then we count as chrooted, until the pivot, and
+        // may make none (EPERM).
+        let inner = if nested { Some(make_inner_namespace(foundation).at(Step::InnerUserNamespace)?) } else { None };
+        let root =
+            new_tmpfs(foundation.root_size.as_deref(), Some(foundation.root_inodes.as_c_str()), c"0755", INSIDE).at(Step::RootTmpfs)?;
+        // Over "/", so that no directory of the host is needed; paths still start at the
+        // old root, where this process's root directory stays until the pivot.
+        move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
+        let mut made = Made::default();
+        for (index, entry) in foundation.entries.iter().enumerate() {
+            make_entry(&root, entry, &[], &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
+        }
+        let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
+        Ok(Founded { shared, lifeline, root, proc, inner })
+    }
+
+    /// Builds the rest of the root, as the plan says, and pivots into it.
+    fn build_root(self) -> Outcome<Rooted<'p>> {
+        let Founded { shared, lifeline, root, proc, inner } = self;
+        let trees = await_word(&shared.handover).at(Step::AwaitLauncher)?;
         // The launcher had sent us to another CPU than its own; that one may be a busy one.
         if let Some(usable) = &shared.cpus {
             sched_setaffinity(None, usable).at(Step::Cpus)?;
@@ -170,54 +229,16 @@ impl<'p> Isolated<'p> {
             })?;
             sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
         }
-        // After the gid map, before the uid change takes the capability away; rootless it
-        // is refused for ever (setgroups=deny), and the receipt names the groups kept.
-        if prepared.clear_groups {
-            cred::set_groups(&[]).at(Step::Groups)?;
-        }
-        // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
-        let (uid, gid) = prepared.ids;
-        if prepared.user_namespaces == UserNamespaces::Missing {
-            cred::keep_permitted().at(Step::Ids)?;
-        }
-        cred::set_group(gid).at(Step::Ids)?;
-        cred::set_user(uid).at(Step::Ids)?;
-        if prepared.user_namespaces == UserNamespaces::Missing {
-            // At once, because they are the host root's: no path may be resolved with more
-            // rights to files than the run's id has.
-            cred::retain(&[cred::CAP_SYS_ADMIN, cred::CAP_SETPCAP]).at(Step::Ids)?;
-        }
-        // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
-        set_dumpable_behavior(DumpableBehavior::Dumpable).at(Step::DeathSignal)?;
-        set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
-        // It may have died just before: getppid() is 0 in here and proves nothing.
-        still_alive(&received.lifeline)?;
-        if shared.layers.keep(Layer::SessionKeyring) {
-            cred::join_new_session_keyring().at(Step::Keyring)?;
-        }
-        if shared.layers.keep(Layer::UtsNamespace) {
-            rustix::system::sethostname(prepared.hostname.as_bytes()).at(Step::Hostname)?;
-        }
-        Ok(Isolated { shared, prepared, received })
-    }
-
-    /// Builds the root from nothing and pivots into it.
-    fn build_root(self) -> Outcome<Rooted<'p>> {
-        let Isolated { shared, prepared, received } = self;
-        let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755", INSIDE).at(Step::RootTmpfs)?;
-        // Over "/", so that no directory of the host is needed; paths still start at the
-        // old root, where this process's root directory stays until the pivot.
-        move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).at(Step::RootTmpfs)?;
         let mut made = Made::default();
+        let founded = shared.foundation.get().map_or(0, |foundation| foundation.entries.len());
         for (index, entry) in prepared.entries.iter().enumerate() {
-            make_entry(&root, entry, &received.trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
+            make_entry(&root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, founded + index)?;
         }
         let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
         let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
-        let mut second = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
-        let for_executor = ForExecutor::take(&mut second).at(Step::AwaitCgroup)?;
-        let scratch = mount_scratch(prepared, shared.layers, &mut second, &root)?;
-        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), second)?;
+        let mut third = await_word(&shared.handover).at(Step::AwaitScratch)?.into_iter().flatten();
+        let for_executor = ForExecutor::take(&mut third).at(Step::AwaitScratch)?;
+        let scratch = mount_scratch(prepared, shared.layers, third.next(), &root)?;
         // The stand-ins for hidden files stay mounted, their names go.
         for name in [HIDDEN_FILE, MASK_FILE] {
             unlinkat(&root, name, AtFlags::empty()).at(Step::SealRoot)?;
@@ -240,10 +261,21 @@ impl<'p> Isolated<'p> {
         }
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
-        let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        let (lifeline, modules) = (received.lifeline, made.modules);
-        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal })
+        Ok(Rooted {
+            shared,
+            prepared,
+            lifeline,
+            for_executor,
+            root,
+            scratch,
+            executor,
+            image,
+            proc,
+            inner,
+            modules: made.modules,
+            terminal,
+        })
     }
 }
 
@@ -268,6 +300,7 @@ struct Rooted<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     proc: OwnedFd,
+    inner: Option<OwnedFd>,
     modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
@@ -275,25 +308,26 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, inner, modules, terminal } = self;
+        let mut tasks = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
+        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), &mut tasks)?;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
-        if prepared.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::NamespaceCounts) {
+        if shared.foundation.get().is_some_and(|foundation| foundation.user_namespaces == UserNamespaces::Nested)
+            && shared.layers.keep(Layer::NamespaceCounts)
+        {
             for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
                 write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
             }
         }
-        // Before the inner user namespace, whose maximum it becomes: pending signals are
-        // counted for the user who made the namespaces, root perhaps, on the whole host.
-        let (_, hard) = process::rlimit(RLIMIT_SIGPENDING).at(Step::NamespaceLimits)?;
-        process::set_rlimit(RLIMIT_SIGPENDING, Some(hard.min(MOST_PENDING_SIGNALS))).at(Step::NamespaceLimits)?;
+        // The last use of the outer namespace's rights, and of a writable /proc.
+        let sealed = if shared.layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
+        stockade_sys::mount::set_attributes(&proc, sealed, false).at(Step::SealRoot)?;
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
-        let sealed = if shared.layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
-        match prepared.user_namespaces {
-            UserNamespaces::Nested if shared.layers.keep(Layer::InnerUserNamespace) => enter_inner_namespace(prepared, &proc, sealed)?,
-            _ => stockade_sys::mount::set_attributes(&proc, sealed, false).at(Step::SealRoot)?,
+        if let Some(inner) = &inner {
+            enter_inner_namespace(inner).at(Step::InnerUserNamespace)?;
         }
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));

@@ -17,7 +17,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     thread::sched_getaffinity,
 };
-use stockade_policy::plan::UserNamespaces;
+use stockade_policy::plan::{Foundation, UserNamespaces};
 use stockade_sys::{
     clone,
     process::{close_range, send_to_other_cpu},
@@ -26,8 +26,10 @@ use stockade_sys::{
 use crate::{
     LaunchError, What, cgroup,
     child::{self, Shared},
-    early, error,
+    early, error, identity,
     layers::{Layer, Layers},
+    prepared::{PreparedFoundation, pipe},
+    proc::ProcDirectory,
     registry::Record,
     sandbox::Sandbox,
     signals::Signals,
@@ -35,6 +37,14 @@ use crate::{
 
 /// The child's stack. Its frames are small; pages that are not touched cost nothing.
 const STACK: usize = 256 << 10;
+
+/// A sandbox that has its ids.
+pub(crate) struct Laid {
+    /// Its first process's directory.
+    pub(crate) proc: ProcDirectory,
+    /// The write end, whose closing ends the sandbox.
+    pub(crate) lifeline: OwnedFd,
+}
 
 /// See the module.
 pub struct Embryo {
@@ -45,6 +55,8 @@ pub struct Embryo {
     pub(crate) status_read: OwnedFd,
     /// Through which it is told to go on, and hands over what it made.
     pub(crate) handover: OwnedFd,
+    /// What it has been told to begin with, and whether that could be said.
+    pub(crate) laid: Option<(Foundation, Result<Laid, LaunchError>)>,
     // Last, because a signal held back until now may end this process.
     pub(crate) signals: Signals,
 }
@@ -83,6 +95,7 @@ impl Embryo {
             handover: ManuallyDrop::new(childs),
             launchers_handover: launchers,
             cpus: sched_getaffinity(None).ok(),
+            foundation: OnceLock::new(),
             prepared: OnceLock::new(),
             layers: Layers::of_environment(),
         });
@@ -126,7 +139,26 @@ impl Embryo {
             child::raise_core_limit(sandbox.pid())
                 .map_err(|errno| LaunchError::system(What::Prepare, "raise the limit of core dumps", errno))?;
         }
-        Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, signals })
+        Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, laid: None, signals })
+    }
+
+    /// Gives it its ids, and has it lay this foundation while the rest is worked out. That
+    /// this failed is said when it is launched.
+    pub fn lay(&mut self, foundation: Foundation) {
+        let laid = self.try_to_lay(&foundation);
+        self.laid = Some((foundation, laid));
+    }
+
+    fn try_to_lay(&self, foundation: &Foundation) -> Result<Laid, LaunchError> {
+        let proc = identity::write_maps(foundation, self.sandbox.pid())?;
+        let (lifeline_read, lifeline) = pipe()?;
+        self.sandbox.let_lay(PreparedFoundation::new(foundation)?, &lifeline_read, &self.handover)?;
+        Ok(Laid { proc, lifeline })
+    }
+
+    /// Whether a plan with this foundation can be launched in it.
+    pub fn fits(&self, foundation: &Foundation) -> bool {
+        self.user_namespaces == foundation.user_namespaces && self.laid.as_ref().is_none_or(|(laid, _)| laid == foundation)
     }
 }
 

@@ -4,7 +4,7 @@
 //! decision; no id is invented here.
 
 use rustix::{fd::OwnedFd, io::Errno};
-use stockade_policy::plan::{Mode, Plan, UserNamespaces};
+use stockade_policy::plan::{Foundation, Mode, Plan, UserNamespaces};
 use stockade_sys::{clone, mount};
 
 use crate::{LaunchError, What, error::clone_failed, proc::ProcDirectory};
@@ -21,14 +21,14 @@ pub(crate) struct OuterNamespaces {
 ///
 /// # Errors
 /// The kernel refused.
-pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<ProcDirectory, LaunchError> {
+pub(crate) fn write_maps(foundation: &Foundation, pid: i32) -> Result<ProcDirectory, LaunchError> {
     let proc = ProcDirectory::open(pid).map_err(maps_failed)?;
-    if plan.identity.user_namespaces == UserNamespaces::Nested {
-        if plan.mode == Mode::Rootless {
+    if foundation.user_namespaces == UserNamespaces::Nested {
+        if foundation.mode == Mode::Rootless {
             // user_namespaces(7): without it an unprivileged gid map is refused.
             proc.write("setgroups", "deny").map_err(maps_failed)?;
         }
-        for (file, inside, outside) in maps(plan) {
+        for (file, inside, outside) in maps(foundation.inside, foundation.outside) {
             proc.write(file, &format!("{inside} {outside} 1")).map_err(maps_failed)?;
         }
     }
@@ -43,7 +43,7 @@ pub(crate) fn check_maps(plan: &Plan, proc: ProcDirectory) -> Result<OuterNamesp
     if plan.identity.user_namespaces == UserNamespaces::Missing {
         return Ok(OuterNamespaces { proc, user: None });
     }
-    for (file, inside, outside) in maps(plan) {
+    for (file, inside, outside) in maps(plan.identity.inside, plan.identity.outside) {
         let kept = proc.read(file).map_err(maps_failed)?;
         if kept.split_ascii_whitespace().collect::<Vec<_>>() != [inside.to_string(), outside.to_string(), String::from("1")] {
             return Err(LaunchError::other(
@@ -56,8 +56,7 @@ pub(crate) fn check_maps(plan: &Plan, proc: ProcDirectory) -> Result<OuterNamesp
     Ok(OuterNamespaces { proc, user })
 }
 
-fn maps(plan: &Plan) -> [(&'static str, u32, u32); 2] {
-    let (inside, outside) = (plan.identity.inside, plan.identity.outside);
+fn maps(inside: (u32, u32), outside: (u32, u32)) -> [(&'static str, u32, u32); 2] {
     [("uid_map", inside.0, outside.0), ("gid_map", inside.1, outside.1)]
 }
 

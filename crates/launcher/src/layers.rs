@@ -67,7 +67,11 @@ impl Layers {
                 plan.identity.inside = plan.identity.outside;
                 plan.identity.idmapped_to = None;
             }
-            Layer::ProcMasks => plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. })),
+            Layer::ProcMasks => {
+                let before = plan.root.len();
+                plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
+                plan.founded -= before - plan.root.len();
+            }
             Layer::TmpfsSizes => {
                 plan.root_size = None;
                 if !plan.scratch.host {

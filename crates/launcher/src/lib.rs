@@ -43,6 +43,7 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receip
 
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
+use embryo::Laid;
 pub use embryo::{Embryo, V2Parent};
 pub use error::{CONTAINER, LaunchError, What};
 pub use identity::user_namespace_refusal;
@@ -158,37 +159,41 @@ pub struct Outcome {
 /// # Errors
 /// Something could not be put in place. Nothing of the payload has run, and nothing is
 /// left behind.
-pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Outcome, LaunchError> {
-    // The last is dropped first: a signal that was held back may end this process, so it
-    // comes through when the sandbox is gone.
-    let Embryo { signals, handover, status_read, cgroup, user_namespaces, sandbox } = embryo;
+pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, mut embryo: Embryo) -> Result<Outcome, LaunchError> {
     let layers = layers::Layers::of_environment();
     #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
     let plan: &Plan = &layers.applied_to(plan);
-    if user_namespaces != plan.identity.user_namespaces {
-        let message = String::from("the sandbox was begun with other user namespaces than the plan's");
-        return Err(LaunchError::other(What::Clone, message));
+    let foundation = plan.foundation();
+    if !embryo.fits(&foundation) {
+        return Err(LaunchError::other(What::Clone, String::from("the sandbox was begun for another plan")));
     }
+    if embryo.laid.is_none() {
+        embryo.lay(foundation);
+    }
+    // The last is dropped first: a signal that was held back may end this process, so it
+    // comes through when the sandbox is gone.
+    let Embryo { signals, handover, status_read, cgroup, user_namespaces: _, laid, sandbox } = embryo;
     // An early return kills the child, which waits for our word.
     let set_up = || -> Result<_, LaunchError> {
-        let proc = identity::write_maps(plan, sandbox.pid())?;
-        let (prepared, sent, lifeline) = prepared::Prepared::new(plan, &mut inputs)?;
-        sandbox.let_build(prepared, &sent, &handover)?;
-        // What the root does not need comes beside the child's mounts: v1 cgroups and the
-        // idmap cost as much.
-        let outer = identity::check_maps(plan, proc)?;
-        let (for_executor, pipes) = prepared::for_executor(plan, &inputs)?;
-        let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
+        let (_, laid) = laid.ok_or_else(|| LaunchError::other(What::Prepare, String::from("the sandbox was not begun")))?;
+        let Laid { proc, lifeline } = laid?;
+        let (prepared, trees) = prepared::Prepared::new(plan, &mut inputs)?;
+        sandbox.let_build(prepared, &trees, &handover)?;
+        // What the child does not need yet comes beside its mounts: the idmap and v1 cgroups
+        // cost as much.
         let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
         let idmap = |(tree, owner): &(OwnedFd, _)| {
             let attempt = format!("idmap scratch {}", plan.scratch.path.display());
             identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))
         };
-        // Reaped when the child has the word.
+        // Reaped when the child has its last word.
         let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
         let kept = inputs.kept.as_mut().and_then(|kept| kept.scratch.take());
-        let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree).or(kept));
-        sandbox.let_enter(&for_executor, tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
+        let (for_executor, pipes) = prepared::for_executor(plan, &inputs)?;
+        sandbox.let_pivot(&for_executor, scratch.map(|(tree, _)| tree).or(kept).as_ref(), &handover)?;
+        let outer = identity::check_maps(plan, proc)?;
+        let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
+        sandbox.let_enter(cgroup.tasks()?.iter().map(AsFd::as_fd), &handover)?;
         Ok((cgroup, outer, lifeline, pipes))
     };
     // A child that failed first is the cause of what failed here.

@@ -15,7 +15,7 @@ use rustix::{
 };
 use stockade_policy::{
     filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
-    plan::{PathKindName, Plan, Protection, RootEntry, UserNamespaces},
+    plan::{Foundation, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces},
 };
 use stockade_protocol::frame::{FileToWrite, Job};
 use stockade_sys::seccomp::Instruction;
@@ -85,7 +85,7 @@ pub(crate) enum PreparedScratch {
         size: Option<CString>,
         inodes: Option<CString>,
     },
-    /// It comes with the second word.
+    /// It comes with the third word.
     Tree,
     Path {
         path: CString,
@@ -115,23 +115,10 @@ pub(crate) enum Laid {
 
 /// The trees that one run can take.
 pub(crate) const MOST_TREES: usize = 32;
-/// Descriptors that come with one word; the second brings fewer.
-pub(crate) const MOST_SENT: usize = MOST_TREES + 1;
+/// Descriptors that come with one word; the others bring fewer.
+pub(crate) const MOST_SENT: usize = MOST_TREES;
 
-/// What is sent to the child with the word to build its root, and then no longer ours.
-pub(crate) struct ForRoot {
-    pub(crate) lifeline_read: OwnedFd,
-    /// Host trees that were opened as the caller.
-    pub(crate) trees: Vec<OwnedFd>,
-}
-
-impl ForRoot {
-    pub(crate) fn in_order(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(&self.lifeline_read).chain(&self.trees).map(AsFd::as_fd)
-    }
-}
-
-/// What is sent to it for the executor, with the next word.
+/// What is sent to the child for the executor.
 pub(crate) struct ForExecutor {
     pub(crate) job: OwnedFd,
     pub(crate) stdin: OwnedFd,
@@ -153,31 +140,58 @@ pub(crate) struct LauncherPipes {
     pub(crate) stderr: OwnedFd,
 }
 
-/// See the module.
-pub(crate) struct Prepared {
+/// What the child needs first.
+pub(crate) struct PreparedFoundation {
     pub(crate) user_namespaces: UserNamespaces,
     pub(crate) ids: (u32, u32),
+    pub(crate) clear_groups: bool,
     pub(crate) hostname: String,
+    pub(crate) root_size: Option<CString>,
+    pub(crate) root_inodes: CString,
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) inner_uid_map: String,
+    pub(crate) inner_gid_map: String,
+}
+
+impl PreparedFoundation {
+    pub(crate) fn new(foundation: &Foundation) -> Result<Self, LaunchError> {
+        let mut entries = vec![Entry::StandIns];
+        for entry in &foundation.entries {
+            entries.push(prepare_entry(entry, None, &mut Vec::new())?);
+        }
+        let (uid, gid) = foundation.inside;
+        Ok(PreparedFoundation {
+            user_namespaces: foundation.user_namespaces,
+            ids: foundation.inside,
+            clear_groups: foundation.mode == Mode::Root,
+            hostname: foundation.hostname.clone(),
+            root_size: foundation.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
+            root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
+            entries,
+            inner_uid_map: format!("{uid} {uid} 1"),
+            inner_gid_map: format!("{gid} {gid} 1"),
+        })
+    }
+}
+
+/// What it needs then.
+pub(crate) struct Prepared {
     pub(crate) terminal: bool,
     /// The gate wants its sockets.
     pub(crate) egress: bool,
     pub(crate) executor: &'static [u8],
     /// The payload's program, where it is an image.
     pub(crate) image: Option<&'static [u8]>,
+    /// The root's entries behind those of the foundation.
     pub(crate) entries: Vec<Entry>,
-    pub(crate) root_size: Option<CString>,
-    pub(crate) root_inodes: CString,
     pub(crate) scratch: PreparedScratch,
     pub(crate) scratch_read_only: bool,
     pub(crate) scratch_target: CString,
     pub(crate) scratch_path: CString,
     pub(crate) scratch_rules: Vec<ScratchRule>,
     pub(crate) unshare_cgroup_namespace: bool,
-    pub(crate) clear_groups: bool,
     /// How many CPUs the code sees.
     pub(crate) cpus: usize,
-    pub(crate) inner_uid_map: String,
-    pub(crate) inner_gid_map: String,
     pub(crate) landlock_handled: u64,
     pub(crate) landlock_scoped: u64,
     pub(crate) landlock_rules: Vec<(CString, u64)>,
@@ -205,8 +219,8 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 const ROOT_INODES: u64 = 32 << 10;
 
 impl Prepared {
-    /// With what goes to the child, and the lifeline: the write end whose closing ends it.
-    pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, ForRoot, OwnedFd), LaunchError> {
+    /// With the host trees that were opened as the caller, which go to the child.
+    pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Vec<OwnedFd>), LaunchError> {
         if plan.session != inputs.kept.is_some() {
             return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on there being a session")));
         }
@@ -217,19 +231,17 @@ impl Prepared {
             ));
         }
         let mut trees = Vec::new();
-        let mut entries = vec![Entry::StandIns];
-        for entry in &plan.root {
-            entries.push(prepare_entry(entry, inputs, &mut trees)?);
+        let mut entries = Vec::new();
+        for entry in plan.root.iter().skip(plan.founded) {
+            entries.push(prepare_entry(entry, Some(inputs), &mut trees)?);
         }
         let scratch = prepare_scratch(plan, inputs)?;
         if trees.len() > MOST_TREES {
             let message = format!("the run needs {} directories of the caller's own; at most {MOST_TREES} fit", trees.len());
             return Err(LaunchError::other(What::Prepare, message));
         }
-        let (lifeline_read, lifeline) = pipe()?;
         let filter: Vec<Instruction> = plan.filter.program.iter().map(|&i| Instruction(i)).collect();
         let filter_without_listener = filter.iter().map(|&i| without_listener(i)).collect();
-        let (uid, gid) = plan.identity.inside;
         let rules = plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
         let scratch_rules = plan
             .scratch
@@ -246,33 +258,25 @@ impl Prepared {
             })
             .collect::<Result<_, LaunchError>>()?;
         let prepared = Prepared {
-            user_namespaces: plan.identity.user_namespaces,
-            ids: plan.identity.inside,
-            hostname: plan.identity.hostname.clone(),
             terminal: plan.terminal,
             egress: plan.egress.is_some(),
             executor: EXECUTOR,
             image: inputs.image,
             entries,
-            root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
-            root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
             scratch,
             scratch_read_only: plan.scratch.read_only,
             scratch_target: relative(&plan.scratch.path)?,
             scratch_path: c_path(&plan.scratch.path)?,
             scratch_rules,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
-            clear_groups: plan.mode == stockade_policy::plan::Mode::Root,
             cpus: plan.cpus,
-            inner_uid_map: format!("{uid} {uid} 1"),
-            inner_gid_map: format!("{gid} {gid} 1"),
             landlock_handled: plan.landlock.handled,
             landlock_scoped: plan.landlock.scoped,
             landlock_rules: rules,
             filter,
             filter_without_listener,
         };
-        Ok((prepared, ForRoot { lifeline_read, trees }, lifeline))
+        Ok((prepared, trees))
     }
 }
 
@@ -282,20 +286,20 @@ fn without_listener(instruction: Instruction) -> Instruction {
     if instruction.0 == return_notify { Instruction(RETURN | u64::from(RET_WITHOUT_LISTENER) << 32) } else { instruction }
 }
 
-fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
+fn prepare_entry(entry: &RootEntry, inputs: Option<&mut Inputs<'_>>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
     Ok(match entry {
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
         RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.clone().into_bytes() },
         RootEntry::Bind { source, target, executable } => {
-            let tree = inputs.trees.remove(source).map(|tree| {
+            let tree = inputs.and_then(|inputs| inputs.trees.remove(source)).map(|tree| {
                 trees.push(tree);
                 trees.len() - 1
             });
             Entry::Bind { source: c_path(source)?, tree, target: relative(target)?, executable: *executable }
         }
         RootEntry::Device { source, target } => Entry::Device { source: c_path(source)?, target: relative(target)? },
-        RootEntry::Writable { target } => match inputs.kept.as_mut().and_then(|kept| kept.writable.remove(target)) {
+        RootEntry::Writable { target } => match inputs.and_then(|inputs| inputs.kept.as_mut()?.writable.remove(target)) {
             Some(mount) => {
                 trees.push(mount);
                 Entry::Kept { tree: trees.len() - 1, target: relative(target)? }
@@ -330,7 +334,7 @@ fn pipe_failed(errno: Errno) -> LaunchError {
     LaunchError::system(What::Prepare, "make the pipes", errno)
 }
 
-fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
+pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
     pipe_with(PipeFlags::CLOEXEC).map_err(pipe_failed)
 }
 
@@ -348,7 +352,7 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecu
             (read, Some(write))
         }
     };
-    if plan.mode == stockade_policy::plan::Mode::Root {
+    if plan.mode == Mode::Root {
         // So that the code may open /dev/stdout, which is this pipe, as it may anywhere.
         let (uid, gid) = plan.identity.outside;
         for fd in [&stdout_write, &stderr_write] {

@@ -6,7 +6,7 @@
 use std::{mem::MaybeUninit, sync::Arc};
 
 use rustix::{
-    fd::{BorrowedFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
     process::{Signal, pidfd_send_signal},
@@ -16,7 +16,7 @@ use stockade_sys::clone::Child;
 use crate::{
     LaunchError, What,
     child::Shared,
-    prepared::{ForExecutor, ForRoot, MOST_SENT, Prepared},
+    prepared::{ForExecutor, MOST_SENT, Prepared, PreparedFoundation},
 };
 
 /// Pid 1 and everything below it; killed and reaped when dropped, at the latest.
@@ -36,14 +36,6 @@ impl Sandbox {
     /// One to which nothing was lent.
     pub(crate) fn alone(child: Child) -> Self {
         Sandbox { child, reaped: false, lent: None }
-    }
-
-    /// Lets the child read this from our memory.
-    fn share(&self, prepared: Prepared) {
-        if let Some((shared, _)) = &self.lent {
-            // Once in a sandbox's life.
-            let _first = shared.prepared.set(prepared);
-        }
     }
 
     /// The executor has spoken: what its predecessor used is free.
@@ -73,29 +65,45 @@ impl Sandbox {
         ended.ok().map(|ended| (ended.user_us, ended.system_us))
     }
 
-    /// Tells the waiting child to build its root: sends the descriptors for it; the rest it
-    /// reads from our memory.
+    /// Tells the waiting child that it has its ids, and to lay the foundation of its root. The
+    /// lifeline goes with it; the rest it reads from our memory.
     ///
     /// # Errors
     /// It has ended meanwhile: its own word is in the status pipe.
-    pub(crate) fn let_build(&self, prepared: Prepared, sent: &ForRoot, handover: &OwnedFd) -> Result<(), LaunchError> {
-        self.share(prepared);
-        send_word(handover, sent.in_order())
+    pub(crate) fn let_lay(&self, foundation: PreparedFoundation, lifeline: &OwnedFd, handover: &OwnedFd) -> Result<(), LaunchError> {
+        if let Some((shared, _)) = &self.lent {
+            // Once in a sandbox's life, as below.
+            let _first = shared.foundation.set(foundation);
+        }
+        send_word(handover, std::iter::once(lifeline.as_fd()))
     }
 
-    /// Tells it to mount scratch, to enter its cgroup and to go through to the end. Behind
-    /// what is the executor's comes root's copy of the scratch, if there is one, and v1's
-    /// files of the cgroup.
+    /// Tells it to build the rest, with these trees of the host.
     ///
     /// # Errors
     /// As above.
-    pub(crate) fn let_enter<'f>(
-        &self,
-        sent: &'f ForExecutor,
-        more: impl Iterator<Item = BorrowedFd<'f>>,
-        handover: &OwnedFd,
-    ) -> Result<(), LaunchError> {
-        send_word(handover, sent.in_order().chain(more))
+    pub(crate) fn let_build(&self, prepared: Prepared, trees: &[OwnedFd], handover: &OwnedFd) -> Result<(), LaunchError> {
+        if let Some((shared, _)) = &self.lent {
+            let _first = shared.prepared.set(prepared);
+        }
+        send_word(handover, trees.iter().map(AsFd::as_fd))
+    }
+
+    /// Tells it to mount scratch and to pivot. Behind what is the executor's comes the copy of
+    /// the scratch, if there is one.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn let_pivot(&self, sent: &ForExecutor, scratch: Option<&OwnedFd>, handover: &OwnedFd) -> Result<(), LaunchError> {
+        send_word(handover, sent.in_order().chain(scratch.map(AsFd::as_fd)))
+    }
+
+    /// Tells it to enter its cgroup, by v1's files of it, and to go through to the end.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn let_enter<'f>(&self, tasks: impl Iterator<Item = BorrowedFd<'f>>, handover: &OwnedFd) -> Result<(), LaunchError> {
+        send_word(handover, tasks)
     }
 }
 

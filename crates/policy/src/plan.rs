@@ -157,7 +157,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
     let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
     let scratch = plan_scratch(policy, narrowing, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
-    let (root, writable) = plan_root(policy, facts, narrowing, &identity, &scratch, &extra, &limits)?;
+    let (root, founded, writable) = plan_root(policy, facts, narrowing, &identity, &scratch, &extra, &limits)?;
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
     let environment = plan_environment(policy, narrowing, &scratch)?;
@@ -171,7 +171,8 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
         mode: if facts.privileged { Mode::Root } else { Mode::Rootless },
         identity,
         root,
-        root_size: limits.get(LimitKey::TmpSize).map(|size| size + ROOT_OVERHEAD),
+        founded,
+        root_size: root_size(&limits),
         scratch,
         argv,
         environment: environment.keys().cloned().collect(),
@@ -190,6 +191,27 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &N
         image: matches!(narrowing.program, Program::Image(_)),
         degraded,
     })
+}
+
+fn root_size(limits: &Limits) -> Option<u64> {
+    limits.get(LimitKey::TmpSize).map(|size| size + ROOT_OVERHEAD)
+}
+
+impl Foundation {
+    /// What the plan of whatever is asked for under this policy will most likely have, with
+    /// user namespaces and these ids on the host. Whether it has, [`Plan::foundation`] says.
+    pub fn expected(policy: &Policy, mode: Mode, outside: (u32, u32)) -> Self {
+        let inside = (policy.identity.uid, policy.identity.gid);
+        Foundation {
+            mode,
+            user_namespaces: UserNamespaces::Nested,
+            inside,
+            outside,
+            hostname: policy.identity.hostname.clone(),
+            root_size: root_size(&policy.limits),
+            entries: root::plan_foundation(policy, inside.1),
+        }
+    }
 }
 
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {

@@ -63,16 +63,12 @@ steps! {
     RootEntry = 15 "build the root";
     /// The executor's file.
     PlaceExecutor = 18 "place the executor";
-    /// Waiting for the cgroup and the idmapped scratch.
-    AwaitCgroup = 45 "wait for cgroup and scratch";
+    /// Waiting for the idmapped scratch.
+    AwaitScratch = 49 "wait for scratch";
     /// Scratch.
     Scratch = 16 "mount scratch";
     /// A protected path below scratch.
     ScratchRule = 17 "protect a path in scratch";
-    /// Entering the v1 cgroups.
-    JoinCgroup = 4 "enter the cgroup";
-    /// Hiding the cgroup path.
-    CgroupNamespace = 5 "make the cgroup namespace";
     /// Entering the new root.
     PivotRoot = 19 "pivot into the new root";
     /// Letting go of the host's mounts.
@@ -81,6 +77,12 @@ steps! {
     SealRoot = 21 "seal the root";
     /// The terminal of the sandbox's own devpts.
     OpenTerminal = 43 "open a terminal";
+    /// Waiting for the cgroup.
+    AwaitCgroup = 45 "wait for the cgroup";
+    /// Entering the v1 cgroups.
+    JoinCgroup = 4 "enter the cgroup";
+    /// Hiding the cgroup path.
+    CgroupNamespace = 5 "make the cgroup namespace";
     /// Counts of inotify objects and namespaces.
     NamespaceLimits = 22 "limit the user namespace's counts";
     /// The inner user namespace.

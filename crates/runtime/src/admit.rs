@@ -23,7 +23,7 @@ use stockade_launcher::{
 use stockade_policy::{
     facts::CgroupFacts,
     model::Policy,
-    plan::{Narrowing, Plan, Program, UserNamespaces, plan},
+    plan::{Foundation, Mode, Narrowing, Plan, Program, UserNamespaces, plan},
 };
 use stockade_protocol::{LimitKey, Request};
 
@@ -219,14 +219,25 @@ impl<'a> Admission<'a> {
         check_grants(&identity, &policy.name, None, options)?;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows. That it cannot be made is said if nothing is found wrong with the request.
-        let early = ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
+        let mut early =
+            ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
         let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         let kept = ask.kept();
-        let mut host = facts::read(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
+        let unique = facts::unique_id(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
+        let foreseen = (purpose == Purpose::Run).then(|| foresee(policy, &identity, unique.id)).flatten();
+        let lay = |begun: &mut Option<Result<Embryo, LaunchError>>| {
+            if let (Some(Ok(embryo)), Some(foundation)) = (begun, &foreseen) {
+                embryo.lay(foundation.clone());
+            }
+        };
+        lay(&mut early);
+        let mut host = facts::read(&identity, unique)?;
         let embryo = match (&host.cgroup, early) {
             // The cgroup comes first, and with it a new beginning.
             (CgroupFacts::V2 { .. }, _) | (_, None) if claim => {
-                Some(begin(&identity, UserNamespaces::Nested, Some(&host.cgroup), record.as_mut()))
+                let mut begun = Some(begin(&identity, UserNamespaces::Nested, Some(&host.cgroup), record.as_mut()));
+                lay(&mut begun);
+                begun
             }
             (_, early) => early,
         };
@@ -287,10 +298,18 @@ impl<'a> Admission<'a> {
         if let (Some(record), Some((directory, name)), true) = (&mut record, &plan.program_file, plan.scratch.host && claim) {
             record.note_program(&directory.join(name))?;
         }
-        let embryo = match plan.identity.user_namespaces {
-            // Refused above; the plan goes without.
-            UserNamespaces::Missing if claim => Some(begin(&identity, UserNamespaces::Missing, Some(&host.cgroup), record.as_mut())),
-            _ => embryo,
+        // Without user namespaces, which were refused above, or with another limit than the
+        // policy's, the plan is not the one for which the sandbox was begun.
+        let namespaces = plan.identity.user_namespaces;
+        let is_unfit = |begun: &Result<Embryo, LaunchError>| match begun {
+            Ok(embryo) => !embryo.fits(&plan.foundation()),
+            Err(_) => namespaces == UserNamespaces::Missing,
+        };
+        let embryo = if claim && embryo.as_ref().is_some_and(is_unfit) {
+            drop(embryo);
+            Some(begin(&identity, namespaces, Some(&host.cgroup), record.as_mut()))
+        } else {
+            embryo
         };
         let Parts { program, image, files, stdin, collect } = parts;
         Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, embryo })
@@ -337,6 +356,18 @@ fn shown<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p Opened
     let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(more);
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
     paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
+}
+
+/// What the plan's foundation will be, unless the host or the request makes an exception. Not
+/// where the run has no host id of its own: then it depends on the scratch who it is.
+fn foresee(policy: &Policy, identity: &Identity, unique: Option<u32>) -> Option<Foundation> {
+    let (mode, outside) = if identity.privileged {
+        let id = unique?;
+        (Mode::Root, (id, id))
+    } else {
+        (Mode::Rootless, (identity.caller.uid, identity.caller.gid))
+    };
+    Some(Foundation::expected(policy, mode, outside))
 }
 
 /// Begins a sandbox; on cgroup v2 in a cgroup of its own.

@@ -165,7 +165,7 @@ impl<'a> Examiner<'a> {
         let run = crate::exec(br#"{"code": ""}"#, options);
         // Held while the probes use the run's host id, so that nobody else does.
         let record = facts::registry(identity).and_then(|registry| Ok(registry.claim()?));
-        let host = facts::read(identity, record.as_ref().ok())?;
+        let host = facts::read(identity, facts::unique_id(identity, record.as_ref().ok())?)?;
         let caller = (identity.caller.uid, identity.caller.gid);
         let outside = host.unique_id.map_or(caller, |id| (id, id));
         let inside = (policy.identity.uid, policy.identity.gid);

@@ -29,26 +29,38 @@ use crate::{Refusal, audit, caller::Identity};
 /// The first host id that runs use; the run's number is added.
 const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
 
+/// A host id that is the run's own, or why there is none. Neither: it was not asked for.
+///
+/// # Errors
+/// A file that is there cannot be read.
+pub fn unique_id(identity: &Identity, record: Option<&Record>) -> Result<UniqueId, Refusal> {
+    let Some(record) = record.filter(|_| identity.privileged) else { return Ok(UniqueId::default()) };
+    let id = FIRST_UNIQUE_ID + record.slot();
+    let refusal = why_not_unique(id)?;
+    Ok(UniqueId { id: refusal.is_none().then_some(id), refusal })
+}
+
+/// See [`unique_id`].
+#[derive(Debug, Default)]
+pub struct UniqueId {
+    /// The id.
+    pub id: Option<u32>,
+    /// Why there is none.
+    pub refusal: Option<String>,
+}
+
 /// Reads the facts that do not depend on the request.
 ///
 /// # Errors
 /// A file that is there cannot be read.
-pub fn read(identity: &Identity, record: Option<&Record>) -> Result<HostFacts, Refusal> {
-    let (unique_id, unique_id_refusal) = match (identity.privileged, record) {
-        (true, Some(record)) => {
-            let id = FIRST_UNIQUE_ID + record.slot();
-            let refusal = why_not_unique(id)?;
-            (refusal.is_none().then_some(id), refusal)
-        }
-        _ => (None, None),
-    };
+pub fn read(identity: &Identity, unique: UniqueId) -> Result<HostFacts, Refusal> {
     Ok(HostFacts {
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         landlock_abi: stockade_sys::landlock::abi(),
         privileged: identity.privileged,
         caller: identity.caller.clone(),
-        unique_id,
-        unique_id_refusal,
+        unique_id: unique.id,
+        unique_id_refusal: unique.refusal,
         user_namespace_refusal: None,
         cpus: sched_getaffinity(None).map_or(1, |usable| usable.count() as usize),
         cgroup: cgroup_facts()?,

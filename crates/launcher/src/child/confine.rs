@@ -20,7 +20,7 @@ use stockade_sys::{
 };
 
 use super::{At, Outcome};
-use crate::prepared::Prepared;
+use crate::prepared::{Prepared, PreparedFoundation};
 
 /// So many of the usable CPUs, from this one on.
 pub(super) fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
@@ -42,37 +42,41 @@ pub(super) fn keep_over_exec() -> Result<(), Errno> {
 }
 
 /// What the process that makes the inner user namespace works with, and leaves.
-pub(super) struct Maker<'p> {
-    prepared: &'p Prepared,
-    proc: &'p OwnedFd,
+struct Maker<'p> {
+    foundation: &'p PreparedFoundation,
+    proc: OwnedFd,
     made: Cell<Option<Result<OwnedFd, Errno>>>,
 }
 
 impl Maker<'_> {
     /// In the new namespace: writes its maps, which is allowed for one's own ids.
     fn make(&self) -> i32 {
-        let made = write_proc(self.proc, c"self/setgroups", b"deny")
-            .and_then(|()| write_proc(self.proc, c"self/gid_map", self.prepared.inner_gid_map.as_bytes()))
-            .and_then(|()| write_proc(self.proc, c"self/uid_map", self.prepared.inner_uid_map.as_bytes()))
-            .and_then(|()| openat(self.proc, c"self/ns/user", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
+        let made = write_proc(&self.proc, c"self/setgroups", b"deny")
+            .and_then(|()| write_proc(&self.proc, c"self/gid_map", self.foundation.inner_gid_map.as_bytes()))
+            .and_then(|()| write_proc(&self.proc, c"self/uid_map", self.foundation.inner_uid_map.as_bytes()))
+            .and_then(|()| openat(&self.proc, c"self/ns/user", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
         self.made.set(Some(made));
         0
     }
 }
 
-/// Has a short-lived process make the inner user namespace, and enters it.
-pub(super) fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd, sealed: u64) -> Outcome<()> {
-    let step = Step::InnerUserNamespace;
-    let maker = Maker { prepared, proc, made: Cell::new(None) };
+/// Has a short-lived process make the inner user namespace, to be entered when the outer one's
+/// rights have served.
+pub(super) fn make_inner_namespace(foundation: &PreparedFoundation) -> Result<OwnedFd, Errno> {
+    // The host's, in which the launcher has found us too; ours is not there yet.
+    let proc = open(c"/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let maker = Maker { foundation, proc, made: Cell::new(None) };
     // SAFETY: it makes system calls only.
     #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
-    let process = unsafe { clone::in_namespaces(flags::NEWUSER, Maker::make, &maker) }.at(step)?;
-    waitpid(Pid::from_raw(process), WaitOptions::empty()).map(drop).at(step)?;
-    let namespace = maker.made.take().unwrap_or(Err(Errno::CHILD)).at(step)?;
-    // The last use of the outer namespace's rights, and of a writable /proc.
-    stockade_sys::mount::set_attributes(proc, sealed, false).at(Step::SealRoot)?;
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::User)).at(step)?;
-    set_dumpable_behavior(DumpableBehavior::Dumpable).at(step)
+    let process = unsafe { clone::in_namespaces(flags::NEWUSER, Maker::make, &maker) }?;
+    waitpid(Pid::from_raw(process), WaitOptions::empty())?;
+    maker.made.take().unwrap_or(Err(Errno::CHILD))
+}
+
+/// Enters it. Entering clears what lets /proc/self be ours.
+pub(super) fn enter_inner_namespace(inner: &OwnedFd) -> Result<(), Errno> {
+    move_into_link_name_space(inner.as_fd(), Some(LinkNameSpaceType::User))?;
+    set_dumpable_behavior(DumpableBehavior::Dumpable)
 }
 
 pub(super) const RLIMIT_CORE: u32 = 4;

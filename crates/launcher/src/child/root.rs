@@ -176,18 +176,13 @@ pub(super) fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u
 }
 
 /// Mounts scratch at its place and returns its root.
-pub(super) fn mount_scratch(
-    prepared: &Prepared,
-    layers: Layers,
-    second: &mut impl Iterator<Item = OwnedFd>,
-    root: &OwnedFd,
-) -> Outcome<OwnedFd> {
+pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
     let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
     let scratch = match &prepared.scratch {
         PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
         // Root's is idmapped already, which only the initial user namespace's root may do; a
         // session's is its own.
-        PreparedScratch::Tree => second.next().ok_or(Errno::BADF).at(Step::Scratch)?,
+        PreparedScratch::Tree => sent.ok_or(Errno::BADF).at(Step::Scratch)?,
         // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
         // so it is opened again here, and must be the directory that was checked.
         PreparedScratch::Path { path, device, inode } => {

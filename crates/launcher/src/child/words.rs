@@ -14,28 +14,9 @@ use rustix::{
 use stockade_protocol::step::Step;
 
 use super::{At, Outcome};
-use crate::prepared::{MOST_SENT, MOST_TREES};
+use crate::prepared::MOST_SENT;
 
-/// The descriptors that the launcher sends with its word to go on.
-pub(super) struct Received {
-    pub(super) lifeline: OwnedFd,
-    pub(super) trees: [Option<OwnedFd>; MOST_TREES],
-}
-
-impl Received {
-    /// Waits for them.
-    pub(super) fn wait(handover: &OwnedFd) -> Result<Self, Errno> {
-        let mut all = await_word(handover)?.into_iter().flatten();
-        let lifeline = all.next().ok_or(Errno::BADF)?;
-        let mut trees = [const { None }; MOST_TREES];
-        for (place, tree) in trees.iter_mut().zip(all) {
-            *place = Some(tree);
-        }
-        Ok(Received { lifeline, trees })
-    }
-}
-
-/// What the executor will have, which comes first with the second word.
+/// What the executor will have, which comes first with the third word.
 pub(super) struct ForExecutor {
     pub(super) job: OwnedFd,
     pub(super) stdin: OwnedFd,
@@ -44,8 +25,8 @@ pub(super) struct ForExecutor {
 }
 
 impl ForExecutor {
-    pub(super) fn take(second: &mut impl Iterator<Item = OwnedFd>) -> Result<Self, Errno> {
-        let mut next = || second.next().ok_or(Errno::BADF);
+    pub(super) fn take(word: &mut impl Iterator<Item = OwnedFd>) -> Result<Self, Errno> {
+        let mut next = || word.next().ok_or(Errno::BADF);
         Ok(ForExecutor { job: next()?, stdin: next()?, stdout: next()?, stderr: next()? })
     }
 }

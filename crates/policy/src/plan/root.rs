@@ -73,6 +73,29 @@ impl RootBuilder {
     }
 }
 
+/// The first of the root's entries: those that the policy decides by itself, whoever asks for
+/// what on which host. `gid`: the run's group, inside.
+pub(super) fn plan_foundation(policy: &Policy, gid: u32) -> Vec<RootEntry> {
+    lay_foundation(policy, gid).entries
+}
+
+fn lay_foundation(policy: &Policy, gid: u32) -> RootBuilder {
+    let mut root = RootBuilder { entries: Vec::new(), made: BTreeSet::new(), bound: Vec::new() };
+    root.directory(Path::new("/tmp"), 0o1777);
+    root.directory(Path::new("/dev/shm"), 0o1777);
+    root.directory(Path::new(HOME), 0o700);
+    plan_dev(&mut root, policy);
+    root.directory(Path::new("/proc"), 0o555);
+    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
+    for mask in PROC_MASKS {
+        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+    }
+    plan_etc(&mut root, gid, policy);
+    root
+}
+
+/// Every entry of the root, how many of the first are its foundation, and what of it is
+/// writable.
 pub(super) fn plan_root(
     policy: &Policy,
     facts: &HostFacts,
@@ -81,12 +104,10 @@ pub(super) fn plan_root(
     scratch: &ScratchPlan,
     extra: &[PathBuf],
     limits: &Limits,
-) -> Result<(Vec<RootEntry>, Vec<PathBuf>), PlanError> {
-    let mut root = RootBuilder { entries: Vec::new(), made: BTreeSet::new(), bound: Vec::new() };
+) -> Result<(Vec<RootEntry>, usize, Vec<PathBuf>), PlanError> {
+    let mut root = lay_foundation(policy, identity.inside.1);
+    let founded = root.entries.len();
     let writable = WRITABLE.map(PathBuf::from).to_vec();
-    root.directory(Path::new("/tmp"), 0o1777);
-    root.directory(Path::new("/dev/shm"), 0o1777);
-    root.directory(Path::new(HOME), 0o700);
     for path in &writable {
         root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
     }
@@ -123,12 +144,9 @@ pub(super) fn plan_root(
         }
         root.entries.push(entry);
     }
-    plan_etc(&mut root, identity, scratch, policy);
-    plan_dev(&mut root, policy, narrowing.terminal);
-    root.directory(Path::new("/proc"), 0o555);
-    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
-    for mask in PROC_MASKS {
-        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+    plan_passwd(&mut root, identity, scratch, policy);
+    if narrowing.terminal {
+        plan_terminal(&mut root);
     }
     // glibc's sysconf reads the number of CPUs here.
     let online = usable_cpus(facts, limits);
@@ -139,7 +157,7 @@ pub(super) fn plan_root(
         root.parent(alias);
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
     }
-    Ok((root.entries, writable))
+    Ok((root.entries, founded, writable))
 }
 
 /// Whether a link to scratch can stand there. Where it cannot, the path is not there, as
@@ -156,13 +174,17 @@ pub(crate) fn is_program_directory(path: &Path) -> bool {
     !path.starts_with("/etc")
 }
 
-fn plan_etc(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, policy: &Policy) {
+fn plan_passwd(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, policy: &Policy) {
     let (uid, gid) = identity.inside;
     let user = &identity.user;
     let home = home_of(scratch, policy.scratch.home);
     root.file("/etc/passwd", 0o444, format!("root:x:0:0::/nonexistent:/usr/sbin/nologin\n{user}:x:{uid}:{gid}::{}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n", home.display()));
+}
+
+fn plan_etc(root: &mut RootBuilder, gid: u32, policy: &Policy) {
+    let crate::model::Identity { user, hostname, .. } = &policy.identity;
     root.file("/etc/group", 0o444, format!("root:x:0:\n{user}:x:{gid}:\nnogroup:x:65534:\n"));
-    root.file("/etc/hosts", 0o444, format!("127.0.0.1 localhost {}\n::1 localhost\n", identity.hostname));
+    root.file("/etc/hosts", 0o444, format!("127.0.0.1 localhost {hostname}\n::1 localhost\n"));
     let hosts = if policy.egress.whitelist.is_empty() { "files" } else { "files dns" };
     root.file("/etc/nsswitch.conf", 0o444, format!("passwd: files\ngroup: files\nhosts: {hosts}\nservices: files\nprotocols: files\n"));
     if !policy.egress.whitelist.is_empty() {
@@ -170,10 +192,10 @@ fn plan_etc(root: &mut RootBuilder, identity: &Identity, scratch: &ScratchPlan, 
         root.file("/etc/resolv.conf", 0o444, format!("nameserver {RESOLVER}\noptions timeout:2 attempts:1\n"));
     }
     root.file("/etc/machine-id", 0o444, String::from("00000000000000000000000000000000\n"));
-    root.file("/etc/hostname", 0o444, format!("{}\n", identity.hostname));
+    root.file("/etc/hostname", 0o444, format!("{hostname}\n"));
 }
 
-fn plan_dev(root: &mut RootBuilder, policy: &Policy, terminal: bool) {
+fn plan_dev(root: &mut RootBuilder, policy: &Policy) {
     for device in &policy.filesystem.devices {
         let path = format!("/dev/{device}");
         root.file(&path, 0o644, String::new());
@@ -183,9 +205,10 @@ fn plan_dev(root: &mut RootBuilder, policy: &Policy, terminal: bool) {
     {
         root.entries.push(RootEntry::Link { target: Path::new("dev").join(name), to: PathBuf::from(to) });
     }
-    if terminal {
-        root.directory(Path::new("/dev/pts"), 0o755);
-        root.entries.push(RootEntry::Devpts { target: PathBuf::from("dev/pts") });
-        root.entries.push(RootEntry::Link { target: PathBuf::from("dev/ptmx"), to: PathBuf::from("pts/ptmx") });
-    }
+}
+
+fn plan_terminal(root: &mut RootBuilder) {
+    root.directory(Path::new("/dev/pts"), 0o755);
+    root.entries.push(RootEntry::Devpts { target: PathBuf::from("dev/pts") });
+    root.entries.push(RootEntry::Link { target: PathBuf::from("dev/ptmx"), to: PathBuf::from("pts/ptmx") });
 }

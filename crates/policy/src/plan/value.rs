@@ -265,6 +265,26 @@ pub struct EgressPlan {
     pub resolver: Ipv4Addr,
 }
 
+/// The part of a sandbox that the policy and the ids decide, whatever is asked for: it can be
+/// made while the rest is worked out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foundation {
+    /// Who launches.
+    pub mode: Mode,
+    /// User namespaces of the run's own.
+    pub user_namespaces: UserNamespaces,
+    /// Uid and gid inside.
+    pub inside: (u32, u32),
+    /// Uid and gid on the host.
+    pub outside: (u32, u32),
+    /// Host name inside.
+    pub hostname: String,
+    /// Size of the root tmpfs.
+    pub root_size: Option<u64>,
+    /// The first entries of the root.
+    pub entries: Vec<RootEntry>,
+}
+
 /// Every decision of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
@@ -278,6 +298,9 @@ pub struct Plan {
     pub identity: Identity,
     /// The root, entry by entry.
     pub root: Vec<RootEntry>,
+    /// How many of them, from the first, are its foundation.
+    #[serde(skip)]
+    pub founded: usize,
     /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home.
     pub root_size: Option<u64>,
     /// Scratch.
@@ -332,6 +355,13 @@ impl Plan {
             Origin::Shipped => String::from("shipped"),
             Origin::File(path) => path.display().to_string(),
         }
+    }
+
+    /// What of the sandbox comes first.
+    pub fn foundation(&self) -> Foundation {
+        let Identity { user_namespaces, inside, outside, ref hostname, .. } = self.identity;
+        let entries = self.root.get(..self.founded).unwrap_or(&self.root).to_vec();
+        Foundation { mode: self.mode, user_namespaces, inside, outside, hostname: hostname.clone(), root_size: self.root_size, entries }
     }
 
     /// Mount points inside that may be writable.
