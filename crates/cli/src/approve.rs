@@ -6,7 +6,7 @@
 //! text is shown as that. What is no text is shown as it was sent. A terminal of 80 columns
 //! breaks none of it; a narrower one may. Who may approve is not decided here.
 
-use std::{fmt::Write, path::Path, process::ExitCode};
+use std::{fmt::Write, path::Path};
 
 use serde_json::{Value, json};
 use stockade_policy::visible::marked;
@@ -22,7 +22,7 @@ use stockade_runtime::{
 };
 
 use crate::{
-    args,
+    ExitCode, args,
     output::{say, say_json},
     refuse,
 };

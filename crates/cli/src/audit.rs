@@ -9,7 +9,6 @@ use std::{
     io::{self, BufRead, BufReader, Read, Seek},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    process::ExitCode,
     thread,
     time::Duration,
 };
@@ -20,7 +19,7 @@ use serde_json::Value;
 use stockade_audit::{Anchor, Findings, HEAD, LONGEST_LINE, Verifier, files, text};
 
 use crate::{
-    USAGE_ERROR,
+    ExitCode, USAGE_ERROR,
     args::{Audit, Filter},
     output::{say, warn},
 };

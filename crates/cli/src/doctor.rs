@@ -2,7 +2,7 @@
 //!
 //! What is tried and how it is judged is `runtime`'s; this only prints.
 
-use std::{fmt::Write, process::ExitCode};
+use std::fmt::Write;
 
 use stockade_runtime::{
     Options,
@@ -10,6 +10,7 @@ use stockade_runtime::{
 };
 
 use crate::{
+    ExitCode,
     args::Doctor,
     output::{say, say_json},
 };

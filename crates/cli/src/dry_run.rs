@@ -1,6 +1,8 @@
 //! `--dry-run`: the plan, for a person or a program.
 
-use std::{fmt::Write, process::ExitCode};
+use std::fmt::Write;
+
+use crate::ExitCode;
 
 use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
 

@@ -3,7 +3,9 @@
 //! Decides nothing about a sandbox. What goes to stdout is the answer alone; everything
 //! else goes to stderr. A usage error of `exec` is a result too, so that whoever reads
 //! stdout always finds one.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+// Called by libc without what Rust's own start does before: see `stockade_sys::entry`.
+#![cfg_attr(not(test), no_main)]
 
 mod approve;
 mod args;
@@ -26,7 +28,6 @@ use std::{
     io::{self, Write},
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::Path,
-    process::ExitCode,
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -42,7 +43,34 @@ use output::{say, warn, write_out};
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
 
-fn main() -> ExitCode {
+/// How the program ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ExitCode(u8);
+
+impl ExitCode {
+    const SUCCESS: ExitCode = ExitCode(0);
+    const FAILURE: ExitCode = ExitCode(1);
+}
+
+impl From<u8> for ExitCode {
+    fn from(code: u8) -> Self {
+        ExitCode(code)
+    }
+}
+
+#[global_allocator]
+static MEMORY: stockade_sys::arena::Arena<std::alloc::System, { 1 << 20 }> = stockade_sys::arena::Arena::before(std::alloc::System);
+
+#[cfg(not(test))]
+stockade_sys::called_by_libc!(program);
+
+#[cfg_attr(test, expect(dead_code, reason = "tests begin elsewhere"))]
+fn program() -> u8 {
+    let ExitCode(code) = act();
+    code
+}
+
+fn act() -> ExitCode {
     // Under `ulimit -f 0` this would die without a word. A payload gets the defaults back.
     stockade_sys::process::settle_signals();
     // What was begun before libc and is not wanted after all ends with this.

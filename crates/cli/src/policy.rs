@@ -1,13 +1,11 @@
 //! `stockade policy`: check, show, explain, diff, list, schema.
 
-use std::process::ExitCode;
-
 use serde_json::json;
 use stockade_policy::{compare::compare, model::Origin};
 use stockade_runtime::{Options, list_policies, load_policy};
 
 use crate::{
-    USAGE_ERROR,
+    ExitCode, USAGE_ERROR,
     args::Policy,
     explained,
     output::{say, say_json, warn},

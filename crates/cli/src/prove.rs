@@ -2,12 +2,13 @@
 //!
 //! What is tried and how it is judged is `prover`'s; this only prints.
 
-use std::{fmt::Write, process::ExitCode};
+use std::fmt::Write;
 
 use stockade_prover::{Class, Proof, State, html, prove, stand_beside, unfinished};
 use stockade_runtime::Options;
 
 use crate::{
+    ExitCode,
     args::Prove,
     output::{say, say_json, warn},
     page::Page,

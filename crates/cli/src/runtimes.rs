@@ -2,7 +2,7 @@
 //!
 //! What is there was asked of the interpreters themselves; this only words it.
 
-use std::{fmt::Write, process::ExitCode};
+use std::fmt::Write;
 
 use stockade_protocol::{LimitKey, Verdict};
 use stockade_runtime::{
@@ -11,6 +11,7 @@ use stockade_runtime::{
 };
 
 use crate::{
+    ExitCode,
     args::Runtimes,
     output::{say, say_json, warn},
 };

@@ -8,7 +8,6 @@ use std::{
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 use anyhow::{Context, bail};
@@ -21,7 +20,7 @@ use stockade_runtime::{
 };
 
 use crate::{
-    USAGE_ERROR, args,
+    ExitCode, USAGE_ERROR, args,
     output::{say, say_json, warn},
 };
 

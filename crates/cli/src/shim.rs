@@ -14,7 +14,6 @@ use std::{
     io::{self, ErrorKind, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 use anyhow::{Context, anyhow, bail};
@@ -25,6 +24,7 @@ use stockade_runtime::{
 };
 
 use crate::{
+    ExitCode,
     args::{PolicyChoice, Shim, ShimExec},
     command_status, explain,
     output::{say, warn},

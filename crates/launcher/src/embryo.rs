@@ -17,7 +17,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     thread::sched_getaffinity,
 };
-use stockade_policy::plan::{Foundation, UserNamespaces};
+use stockade_policy::plan::{Foundation, Plan, UserNamespaces};
 use stockade_sys::{
     clone,
     process::{close_range, send_to_other_cpu},
@@ -156,9 +156,9 @@ impl Embryo {
         Ok(Laid { proc, lifeline })
     }
 
-    /// Whether a plan with this foundation can be launched in it.
-    pub fn fits(&self, foundation: &Foundation) -> bool {
-        self.user_namespaces == foundation.user_namespaces && self.laid.as_ref().is_none_or(|(laid, _)| laid == foundation)
+    /// Whether this plan can be launched in it.
+    pub fn fits(&self, plan: &Plan) -> bool {
+        self.user_namespaces == plan.identity.user_namespaces && self.laid.as_ref().is_none_or(|(laid, _)| plan.is_founded_on(laid))
     }
 }
 

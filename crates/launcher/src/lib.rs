@@ -163,12 +163,11 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, mut embryo: Embryo) -> Result
     let layers = layers::Layers::of_environment();
     #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
     let plan: &Plan = &layers.applied_to(plan);
-    let foundation = plan.foundation();
-    if !embryo.fits(&foundation) {
+    if !embryo.fits(plan) {
         return Err(LaunchError::other(What::Clone, String::from("the sandbox was begun for another plan")));
     }
     if embryo.laid.is_none() {
-        embryo.lay(foundation);
+        embryo.lay(plan.foundation());
     }
     // The last is dropped first: a signal that was held back may end this process, so it
     // comes through when the sandbox is gone.

@@ -302,7 +302,7 @@ impl<'a> Admission<'a> {
         // policy's, the plan is not the one for which the sandbox was begun.
         let namespaces = plan.identity.user_namespaces;
         let is_unfit = |begun: &Result<Embryo, LaunchError>| match begun {
-            Ok(embryo) => !embryo.fits(&plan.foundation()),
+            Ok(embryo) => !embryo.fits(&plan),
             Err(_) => namespaces == UserNamespaces::Missing,
         };
         let embryo = if claim && embryo.as_ref().is_some_and(is_unfit) {

@@ -11,11 +11,13 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("stockade supports x86_64 Linux only");
 
+pub mod arena;
 mod call;
 pub mod clone;
 pub mod cred;
 pub mod descriptors;
 pub mod early;
+pub mod entry;
 pub mod landlock;
 pub mod mount;
 pub mod net;

@@ -219,14 +219,15 @@ pub fn ignores(signal: i32) -> bool {
 
 /// Settles the signals that a launcher relies on, whatever it was started with. SIGXFSZ is
 /// ignored, so that a write beyond a limit on file sizes is an error (EFBIG) that can be
-/// told, and not the end of this process; SIGCHLD is not, since the kernel would reap the
+/// told, and not the end of this process, and SIGPIPE for the same; SIGCHLD is not, since the kernel would reap the
 /// children of whoever ignores it.
 pub fn settle_signals() {
+    const SIGPIPE: usize = 13;
     const SIGCHLD: usize = 17;
     const SIGXFSZ: usize = 25;
     const SIG_DFL: u64 = 0;
     const SIG_IGN: u64 = 1;
-    for (signal, handler) in [(SIGXFSZ, SIG_IGN), (SIGCHLD, SIG_DFL)] {
+    for (signal, handler) in [(SIGXFSZ, SIG_IGN), (SIGPIPE, SIG_IGN), (SIGCHLD, SIG_DFL)] {
         let action = [handler, 0, 0, 0];
         // SAFETY: `action` lives, no old one is asked for, the mask size is 8.
         let _cannot_fail = unsafe { syscall(13, [signal, action.as_ptr() as usize, 0, 8, 0, 0]) };

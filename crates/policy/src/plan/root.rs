@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     path::{Component, Path, PathBuf},
 };
 
@@ -26,7 +27,8 @@ pub(crate) const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 
 struct RootBuilder {
     entries: Vec<RootEntry>,
-    made: BTreeSet<PathBuf>,
+    /// Compared as bytes: as paths they would be taken apart for each comparison.
+    made: BTreeSet<OsString>,
     bound: Vec<PathBuf>,
 }
 
@@ -39,9 +41,10 @@ impl RootBuilder {
     fn directory(&mut self, path: &Path, mode: u32) {
         let ancestors: Vec<&Path> = path.ancestors().filter(|ancestor| ancestor.parent().is_some()).collect();
         for ancestor in ancestors.into_iter().rev() {
-            if self.bound.iter().any(|bound| ancestor.starts_with(bound)) || !self.made.insert(ancestor.to_path_buf()) {
+            if self.made.contains(ancestor.as_os_str()) || self.bound.iter().any(|bound| ancestor.starts_with(bound)) {
                 continue;
             }
+            self.made.insert(ancestor.into());
             let mode = if ancestor == path { mode } else { 0o755 };
             self.entries.push(RootEntry::Directory { target: Self::relative(ancestor), mode });
         }
@@ -55,7 +58,7 @@ impl RootBuilder {
 
     fn file(&mut self, path: &str, mode: u32, text: String) {
         self.parent(Path::new(path));
-        self.made.insert(PathBuf::from(path));
+        self.made.insert(OsString::from(path));
         self.entries.push(RootEntry::File { target: Self::relative(Path::new(path)), mode, text });
     }
 
@@ -112,7 +115,7 @@ pub(super) fn plan_root(
         root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
     }
     for (name, to) in &facts.links {
-        root.made.insert(Path::new("/").join(name));
+        root.made.insert(format!("/{name}").into());
         root.entries.push(RootEntry::Link { target: PathBuf::from(name), to: PathBuf::from(to) });
     }
     for path in &policy.filesystem.read_only {
@@ -165,7 +168,7 @@ pub(super) fn plan_root(
 fn is_free(alias: &Path, policy: &Policy, scratch: &ScratchPlan, root: &RootBuilder) -> bool {
     let plain = alias.is_absolute() && alias.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let apart = !alias.starts_with(&scratch.path) && !scratch.path.starts_with(alias);
-    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| made.starts_with(alias))
+    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| Path::new(made).starts_with(alias))
 }
 
 /// Only programs of the operating system and of named interpreters may be run; binds

@@ -360,8 +360,22 @@ impl Plan {
     /// What of the sandbox comes first.
     pub fn foundation(&self) -> Foundation {
         let Identity { user_namespaces, inside, outside, ref hostname, .. } = self.identity;
-        let entries = self.root.get(..self.founded).unwrap_or(&self.root).to_vec();
+        let entries = self.first_entries().to_vec();
         Foundation { mode: self.mode, user_namespaces, inside, outside, hostname: hostname.clone(), root_size: self.root_size, entries }
+    }
+
+    /// Whether this comes first in it.
+    pub fn is_founded_on(&self, foundation: &Foundation) -> bool {
+        let Foundation { mode, user_namespaces, inside, outside, hostname, root_size, entries } = foundation;
+        let identity = &self.identity;
+        (self.mode, identity.user_namespaces, identity.inside, identity.outside, self.root_size)
+            == (*mode, *user_namespaces, *inside, *outside, *root_size)
+            && identity.hostname == *hostname
+            && self.first_entries() == *entries
+    }
+
+    fn first_entries(&self) -> &[RootEntry] {
+        self.root.get(..self.founded).unwrap_or(&self.root)
     }
 
     /// Mount points inside that may be writable.
