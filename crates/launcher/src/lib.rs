@@ -189,6 +189,7 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Out
         let kept = inputs.kept.as_mut().and_then(|kept| kept.scratch.take());
         let (tasks, tree) = (cgroup.tasks()?, scratch.map(|(tree, _)| tree).or(kept));
         sandbox.let_enter(&for_executor, tree.iter().chain(&tasks).map(AsFd::as_fd), &handover)?;
+        prepared::hand_in_job(&for_executor.job, &lifeline, plan, &inputs)?;
         Ok((cgroup, outer, lifeline, pipes))
     };
     // A child that failed first is the cause of what failed here.
