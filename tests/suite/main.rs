@@ -48,6 +48,7 @@ mod screen;
 mod session_life;
 mod sessions;
 mod shims;
+mod spares;
 mod verdicts;
 mod watching;
 mod workloads;
@@ -81,6 +82,7 @@ fn main() -> std::process::ExitCode {
         cleanup::TESTS,
         sessions::TESTS,
         session_life::TESTS,
+        spares::TESTS,
         audit::TESTS,
         screen::TESTS,
         approval::TESTS,

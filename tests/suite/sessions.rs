@@ -71,7 +71,7 @@ impl Session {
         session
     }
 
-    fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         Pid::from_raw(i32::try_from(self.child.id()).unwrap())
     }
 
@@ -82,7 +82,7 @@ impl Session {
         line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    fn send(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         let lines = self.lines.as_mut().unwrap();
         lines.write_all(line.as_bytes()).unwrap();
         lines.write_all(b"\n").unwrap();
@@ -90,7 +90,7 @@ impl Session {
     }
 
     #[track_caller]
-    fn answer(&mut self) -> Value {
+    pub fn answer(&mut self) -> Value {
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
         assert!(line.ends_with('\n'), "the session ended without an answer: {line:?}");
@@ -139,8 +139,13 @@ impl Session {
 
     /// Waits for its end.
     #[track_caller]
-    fn ended(&mut self) -> ExitStatus {
+    pub fn ended(&mut self) -> ExitStatus {
         wait_within(&mut self.child, Duration::from_secs(20)).expect("the session goes on")
+    }
+
+    /// Its input ends.
+    pub fn end_input(&mut self) {
+        drop(self.lines.take());
     }
 
     #[track_caller]
@@ -286,9 +291,15 @@ fn a_request_is_cancelled_while_it_runs_and_the_session_goes_on() {
 }
 
 /// Sends code that never ends, and waits until it runs.
-fn begin(session: &mut Session, words: &str) {
+pub fn begin(session: &mut Session, words: &str) {
+    begin_with(session, words, json!({}));
+}
+
+/// The same with these limits.
+pub fn begin_with(session: &mut Session, words: &str, mut limits: Value) {
     let code = format!("import time  # {words}\ntime.sleep(600)");
-    session.send(&json!({"op": "run", "code": code, "args": [words], "limits": {"wall": "10min"}}).to_string());
+    limits["wall"] = json!("10min");
+    session.send(&json!({"op": "run", "code": code, "args": [words], "limits": limits}).to_string());
     assert!(eventually(Duration::from_secs(10), || crate::stockade::host_process_with(words)), "it does not run");
 }
 

@@ -1,5 +1,5 @@
-//! Pid 1 of the sandbox: writes the request's files, checks what is in force, starts
-//! the payload, waits for it, tells the launcher how it ended.
+//! Pid 1 of the sandbox: waits for its job, writes the request's files, checks what is in
+//! force, starts the payload, waits for it, tells the launcher how it ended.
 //!
 //! It runs behind every layer that the launcher put in place, as the payload's uid,
 //! and is not dumpable, so that the payload can neither trace nor read it. It takes
@@ -22,7 +22,7 @@ use rustix::{
     process::{DumpableBehavior, set_dumpable_behavior},
 };
 use stockade_protocol::{
-    frame::{Event, Job},
+    frame::{Event, Job, Word},
     step::Step,
 };
 use stockade_sys::start::descriptor;
@@ -68,6 +68,8 @@ pub fn run() -> i32 {
 fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     // First of all: from here on the payload's uid may not trace or read this process.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    // Until here nothing depends on what will be run, and this may be long before it is known.
+    await_word(Word::Job).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let bytes = files::map_job(descriptor::JOB).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
 
@@ -78,7 +80,7 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     let ignored_signals = evidence::ignored_signals(&evidence.status);
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
 
-    await_launcher().map_err(|errno| Failure::new(Step::Receipt, errno))?;
+    await_word(Word::Go).map_err(|errno| Failure::new(Step::Receipt, errno))?;
     let pid = payload::start(&job, ignored_signals)?;
     // A launcher that is gone takes this process with it; a failed write needs no care.
     tell(status, &Event::Started).map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
@@ -93,12 +95,13 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     }
 }
 
-/// Waits until the launcher has checked from outside what only it can see.
-fn await_launcher() -> Result<(), Errno> {
+/// Waits for this word of the launcher's.
+fn await_word(word: Word) -> Result<(), Errno> {
     let mut byte = [0];
     loop {
         match rustix::io::read(descriptor::LIFELINE, &mut byte) {
-            Ok(1) => return Ok(()),
+            Ok(1) if byte == [word as u8] => return Ok(()),
+            Ok(1) => return Err(Errno::PROTO),
             Ok(_) => return Err(Errno::PIPE),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),

@@ -1,7 +1,8 @@
 //! The host side of one sandbox: from a plan to an outcome.
 //!
-//! [`Embryo::begin`] clones the sandbox's first process, [`launch`] puts every layer of a plan in place, runs the executor behind them,
-//! watches the run and tears everything down. It has no options of its own and never
+//! [`Embryo::begin`] clones the sandbox's first process, [`set_up`] puts every layer of a plan
+//! in place, up to the executor that waits behind them, and [`run`] gives it its job, watches
+//! the run and tears everything down. It has no options of its own and never
 //! goes on without a layer that the plan lists. It does not decide what is permitted
 //! (that is the plan) and does not word results (that is `runtime`).
 #![deny(unsafe_code)]
@@ -34,16 +35,15 @@ pub mod terminal;
 mod text;
 mod tree;
 mod verdict;
+mod waiting;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::{AsFd, OwnedFd};
-use stockade_policy::plan::Plan;
+use rustix::fd::OwnedFd;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
 
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
-use embryo::Laid;
 pub use embryo::{Embryo, V2Parent};
 pub use error::{CONTAINER, LaunchError, What};
 pub use identity::user_namespace_refusal;
@@ -51,6 +51,7 @@ pub use notify::RefusedCall;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 pub use verdict::SCRATCH_UNCOUNTED;
+pub use waiting::{Waiting, run, set_up};
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
@@ -152,58 +153,4 @@ pub struct Outcome {
     pub files: Vec<CollectedFile>,
     /// What was in force.
     pub receipt: Option<Receipt>,
-}
-
-/// Runs a plan in the sandbox that was begun for it.
-///
-/// # Errors
-/// Something could not be put in place. Nothing of the payload has run, and nothing is
-/// left behind.
-pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, mut embryo: Embryo) -> Result<Outcome, LaunchError> {
-    let layers = layers::Layers::of_environment();
-    #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
-    let plan: &Plan = &layers.applied_to(plan);
-    if !embryo.fits(plan) {
-        return Err(LaunchError::other(What::Clone, String::from("the sandbox was begun for another plan")));
-    }
-    if embryo.laid.is_none() {
-        embryo.lay(plan.foundation());
-    }
-    // The last is dropped first: a signal that was held back may end this process, so it
-    // comes through when the sandbox is gone.
-    let Embryo { signals, handover, status_read, cgroup, user_namespaces: _, laid, sandbox } = embryo;
-    // An early return kills the child, which waits for our word.
-    let set_up = || -> Result<_, LaunchError> {
-        let (_, laid) = laid.ok_or_else(|| LaunchError::other(What::Prepare, String::from("the sandbox was not begun")))?;
-        let Laid { proc, lifeline } = laid?;
-        let (prepared, trees) = prepared::Prepared::new(plan, &mut inputs)?;
-        sandbox.let_build(prepared, &trees, &handover)?;
-        // What the child does not need yet comes beside its mounts: the idmap and v1 cgroups
-        // cost as much.
-        let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
-        let idmap = |(tree, owner): &(OwnedFd, _)| {
-            let attempt = format!("idmap scratch {}", plan.scratch.path.display());
-            identity::idmap(tree, *owner, plan.identity.outside).map_err(|errno| LaunchError::system(What::Idmap, &attempt, errno))
-        };
-        // Reaped when the child has its last word.
-        let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
-        let kept = inputs.kept.as_mut().and_then(|kept| kept.scratch.take());
-        let (for_executor, pipes) = prepared::for_executor(plan, &inputs)?;
-        sandbox.let_pivot(&for_executor, scratch.map(|(tree, _)| tree).or(kept).as_ref(), &handover)?;
-        let outer = identity::check_maps(plan, proc)?;
-        let cgroup = cgroup::complete(plan, cgroup, inputs.record.as_mut())?;
-        sandbox.let_enter(cgroup.tasks()?.iter().map(AsFd::as_fd), &handover)?;
-        Ok((cgroup, outer, lifeline, pipes))
-    };
-    // A child that failed first is the cause of what failed here.
-    let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
-    let (cgroup, outer, lifeline, pipes) = set_up().map_err(|error| cause(error, &status_read))?;
-    let mut begun = supervise::Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, signals };
-    if let Some(egress) = &plan.egress {
-        // Beside the child's last steps, none of which needs the network. The program waits
-        // for one word more, which comes when the gate has said that it is confined.
-        let gate = egress::begin(plan, egress, &begun.handover).map_err(|error| cause(error, &begun.status_read))?;
-        begun.gate = Some(gate);
-    }
-    supervise::supervise(plan, inputs, begun, pipes)
 }

@@ -17,7 +17,7 @@ use stockade_policy::{
     filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
     plan::{Foundation, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces},
 };
-use stockade_protocol::frame::{FileToWrite, Job};
+use stockade_protocol::frame::{FileToWrite, Job, Word};
 use stockade_sys::seccomp::Instruction;
 
 use crate::{Inputs, LaunchError, Stdin, What};
@@ -338,7 +338,7 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
     pipe_with(PipeFlags::CLOEXEC).map_err(pipe_failed)
 }
 
-/// The job, and the payload's streams.
+/// A file for the job, still empty, and the payload's streams.
 pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecutor, LauncherPipes), LaunchError> {
     let (stdout_read, stdout_write) = pipe()?;
     let (stderr_read, stderr_write) = pipe()?;
@@ -363,14 +363,18 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecu
                 .map_err(pipe_failed)?;
         }
     }
-    let job = write_job(plan, inputs)?;
+    let job = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(job_failed)?;
     let sent = ForExecutor { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
     Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
 }
 
-/// Writes the job into a sealed memory file, contents behind the frame.
-fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
-    let failed = |errno| LaunchError::system(What::Prepare, "write the job", errno);
+fn job_failed(errno: Errno) -> LaunchError {
+    LaunchError::system(What::Prepare, "write the job", errno)
+}
+
+/// Writes the job, contents behind the frame, seals it, and says so: the executor has the
+/// file already, or will have.
+pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inputs: &Inputs<'_>) -> Result<(), LaunchError> {
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let writable: Vec<Vec<u8>> = plan.writable_mounts().iter().map(|path| bytes(path)).collect();
     let required: Vec<Vec<u8>> = plan.required_mounts().iter().map(|path| bytes(path)).collect();
@@ -400,17 +404,25 @@ fn write_job(plan: &Plan, inputs: &Inputs<'_>) -> Result<OwnedFd, LaunchError> {
         without: crate::layers::Layers::of_environment().number(),
     };
     job.place_contents();
-    let memory = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed)?;
     let frame = job.encode();
     let parts = std::iter::once(frame.as_slice())
         .chain(std::iter::once(inputs.program))
         .chain(inputs.files.iter().map(|(_, contents)| contents.as_ref()));
     for mut part in parts {
         while !part.is_empty() {
-            let written = rustix::io::write(&memory, part).map_err(failed)?;
+            let written = rustix::io::write(memory, part).map_err(job_failed)?;
             part = part.get(written..).unwrap_or_default();
         }
     }
-    rustix::fs::fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(failed)?;
-    Ok(memory)
+    rustix::fs::fcntl_add_seals(memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(job_failed)?;
+    tell(lifeline, Word::Job).map(drop).map_err(job_failed)
+}
+
+/// Says a word to the executor; false if it is gone, and will have said why.
+pub(crate) fn tell(lifeline: &OwnedFd, word: Word) -> Result<bool, Errno> {
+    match rustix::io::write(lifeline, &[word as u8]) {
+        Ok(_) => Ok(true),
+        Err(Errno::PIPE) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }

@@ -52,6 +52,11 @@ impl OpenedScratch {
         Ok((stat.st_dev, stat.st_ino))
     }
 
+    /// How many files and directories lay in it when it was opened.
+    pub fn entries(&self) -> u64 {
+        self.before.entries
+    }
+
     /// How the policy keeps a path below it from the code: by what was found there, or by
     /// what it says of such a name.
     pub fn protection(&self, path: &Path, policy: &Policy) -> Option<Protection> {

@@ -192,8 +192,14 @@ pub(crate) struct Begun {
 ///
 /// # Errors
 /// The program was not started.
-pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: LauncherPipes) -> Result<Outcome, LaunchError> {
-    // In this order for the same reason as in `launch`.
+pub(crate) fn supervise(
+    plan: &Plan,
+    inputs: Inputs<'_>,
+    begun: Begun,
+    pipes: LauncherPipes,
+    tmp: Option<OwnedFd>,
+) -> Result<Outcome, LaunchError> {
+    // In this order for the same reason as in `set_up`.
     let Begun { signals, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream, has_errors: bool| match inputs.streams {
@@ -238,7 +244,7 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         master: None,
         raw: None,
         // The run's own root has nothing that the code could write.
-        root_fs: inputs.kept.map(|kept| kept.tmp),
+        root_fs: tmp,
         scratch_fs: None,
         scratch_directory,
         scratch_before: scratch_before.unwrap_or_default(),
@@ -265,6 +271,11 @@ pub(crate) fn supervise(plan: &Plan, inputs: Inputs<'_>, begun: Begun, pipes: La
         buffer: vec![0; 1 << 16],
     };
     supervision.register().map_err(failed("fill the event loop"))?;
+    // One that has stood ready waits for us alone.
+    let looked = is_readable(&supervision.handover).and_then(|ready| if ready { supervision.take_descriptors() } else { Ok(()) });
+    if let Err(errno) = looked {
+        supervision.break_off(failed("serve the sandbox")(errno));
+    }
     if let Some(work) = inputs.meanwhile {
         work();
     }

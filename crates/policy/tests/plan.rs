@@ -269,3 +269,41 @@ fn no_value_of_an_environment_variable_is_printed() {
     assert!(plan.environment_values.iter().any(|value| value == "LANG=hush-hush"));
     assert!(!serde_json::to_string(&plan).unwrap().contains("hush-hush"));
 }
+
+#[test]
+fn a_sandbox_serves_another_plan_that_differs_in_its_job_alone() {
+    let policy = load_shipped("default").unwrap();
+    let limited =
+        |limits: &[(LimitKey, u64)]| Narrowing { limits: limits.iter().map(|(key, value)| (*key, Some(*value))).collect(), ..code() };
+    let stands = planned(&policy, &facts(true), &code()).unwrap();
+    let fits = |facts: &HostFacts, narrowing: &Narrowing| planned(&policy, facts, narrowing).unwrap().is_set_up_like(&stands);
+    let other_code = Program::Code { language: Some(String::from("bash")), stem: String::from("stockade_1") };
+    let arguments = vec![String::from("a")];
+    assert!(fits(&facts(true), &Narrowing { program: other_code, arguments, ..code() }));
+    assert!(fits(
+        &facts(true),
+        &limited(&[(LimitKey::Wall, 1000), (LimitKey::OutputSize, 1), (LimitKey::OpenFiles, 64), (LimitKey::Stack, 4096)])
+    ));
+    for (key, value) in [
+        (LimitKey::Memory, 256 << 20),
+        (LimitKey::Processes, 7),
+        (LimitKey::Cpus, 500),
+        (LimitKey::ScratchSize, 1 << 20),
+        (LimitKey::TmpSize, 1 << 20),
+        // Has it counted in a cgroup of its own.
+        (LimitKey::Cpu, 1000),
+    ] {
+        assert!(!fits(&facts(true), &limited(&[(key, value)])), "{}", key.name());
+    }
+    for other in [in_scratch("/srv/work"), Narrowing { session: true, ..code() }, Narrowing { terminal: true, ..code() }] {
+        assert!(!fits(&facts(true), &other), "{other:?}");
+    }
+    assert!(!fits(&HostFacts { unique_id: Some(0x7000_0008), ..facts(true) }, &code()));
+    assert!(!fits(&HostFacts { landlock_abi: 6, ..facts(true) }, &code()));
+    assert!(!fits(&facts(false), &code()));
+    // A launcher leaves its cgroup once.
+    let unified = |vacate| HostFacts { cgroup: CgroupFacts::V2 { parent: PathBuf::from("/sys/fs/cgroup/outer"), vacate }, ..facts(true) };
+    let planned = |facts: &HostFacts, limits: &Narrowing| planned(&policy, facts, limits).unwrap();
+    assert!(planned(&unified(false), &code()).is_set_up_like(&planned(&unified(true), &code())));
+    assert!(!planned(&unified(true), &limited(&[(LimitKey::Memory, 256 << 20)])).is_set_up_like(&planned(&unified(true), &code())));
+}

@@ -1,9 +1,10 @@
 //! The frames between launcher and executor.
 //!
-//! Launcher to executor: one [`Job`], in a sealed file that the executor maps. Executor
-//! to launcher: [`Event`]s on a pipe. Both are binary, because everything in them is
-//! ready-made: no text is parsed behind the clone. What comes out of the sandbox is
-//! untrusted: every length is checked, nothing here panics on any input.
+//! Launcher to executor: two [`Word`]s on the lifeline, and one [`Job`], in a file that is
+//! sealed before the first of them and that the executor maps then. Executor to launcher:
+//! [`Event`]s on a pipe. Both are binary, because everything in them is ready-made: no text
+//! is parsed behind the clone. What comes out of the sandbox is untrusted: every length is
+//! checked, nothing here panics on any input.
 
 use alloc::vec::Vec;
 
@@ -110,6 +111,16 @@ pub struct FileToWrite<'a> {
 
 /// A resource limit by the kernel's number; `None` is RLIM_INFINITY.
 pub type ResourceLimit = (u32, Option<u64>);
+
+/// What the launcher tells the executor, each once and in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Word {
+    /// The job is written, and sealed.
+    Job = b'j',
+    /// The sandbox is as it should be, seen from outside: the program may start.
+    Go = b'g',
+}
 
 /// What the executor needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

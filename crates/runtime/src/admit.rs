@@ -16,7 +16,7 @@ use std::{
 
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
-    Embryo, Inputs, LaunchError, Stdin, Streams, V2Parent,
+    Embryo, Inputs, LaunchError, Outcome, Stdin, Streams, V2Parent, Waiting,
     registry::Record,
     scratch::{self, Idmap, OpenedScratch, Opener},
 };
@@ -32,6 +32,7 @@ use crate::{
     caller::{self, Identity},
     facts,
     session::Kept,
+    spare::Seen,
     trusted::{refuse_led_astray, refuse_replaceable},
 };
 use interpreters::{check_interpreters, codecs, open_trees};
@@ -135,6 +136,8 @@ pub enum Purpose {
     /// The run: its place in the registry is taken, what killed launchers left behind is
     /// swept, and the sandbox is begun.
     Run,
+    /// A sandbox for a run that is yet to be asked for.
+    Spare,
     /// The run, whose scratch turned out not to be idmappable.
     RunAfterRefusedIdmap,
 }
@@ -152,7 +155,31 @@ pub struct Admission<'a> {
     collect: Vec<String>,
     record: Option<Record>,
     kept: Option<&'a Kept>,
-    embryo: Option<Result<Embryo, LaunchError>>,
+    /// What was seen of the host, for a spare.
+    pub(crate) seen: Seen,
+    begun: Option<Result<Begun, LaunchError>>,
+}
+
+/// How far the sandbox of a run is.
+pub enum Begun {
+    /// It waits to be set up.
+    Embryo(Embryo),
+    /// It waits for its job.
+    Waiting(Waiting),
+}
+
+impl Begun {
+    /// Sets it up, where that is still to be done, and runs the plan in it.
+    ///
+    /// # Errors
+    /// The program was not started.
+    pub fn run(self, plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
+        let waiting = match self {
+            Begun::Embryo(embryo) => stockade_launcher::set_up(plan, &mut inputs, embryo)?,
+            Begun::Waiting(waiting) => waiting,
+        };
+        stockade_launcher::run(plan, inputs, waiting)
+    }
 }
 
 /// A file's bytes: the request's own text, or decoded.
@@ -219,12 +246,13 @@ impl<'a> Admission<'a> {
         check_grants(&identity, &policy.name, None, options)?;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows. That it cannot be made is said if nothing is found wrong with the request.
-        let mut early =
-            ahead.take().or_else(|| (claim && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
-        let mut record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
+        let Ahead { embryo: early, spare } = ahead;
+        let makes_one = claim && spare.is_none();
+        let mut early = early.or_else(|| (makes_one && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
+        let mut record = claim_record(&identity, wanted_scratch.is_some(), makes_one)?;
         let kept = ask.kept();
         let unique = facts::unique_id(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
-        let foreseen = (purpose == Purpose::Run).then(|| foresee(policy, &identity, unique.id)).flatten();
+        let foreseen = matches!(purpose, Purpose::Run | Purpose::Spare).then(|| foresee(policy, &identity, unique.id)).flatten();
         let lay = |begun: &mut Option<Result<Embryo, LaunchError>>| {
             if let (Some(Ok(embryo)), Some(foundation)) = (begun, &foreseen) {
                 embryo.lay(foundation.clone());
@@ -234,14 +262,14 @@ impl<'a> Admission<'a> {
         let mut host = facts::read(&identity, unique)?;
         let embryo = match (&host.cgroup, early) {
             // The cgroup comes first, and with it a new beginning.
-            (CgroupFacts::V2 { .. }, _) | (_, None) if claim => {
+            (CgroupFacts::V2 { .. }, _) | (_, None) if makes_one => {
                 let mut begun = Some(begin(&identity, UserNamespaces::Nested, Some(&host.cgroup), record.as_mut()));
                 lay(&mut begun);
                 begun
             }
             (_, early) => early,
         };
-        if identity.privileged && !matches!(embryo, Some(Ok(_))) {
+        if identity.privileged && spare.is_none() && !matches!(embryo, Some(Ok(_))) {
             host.user_namespace_refusal = stockade_launcher::user_namespace_refusal();
         }
         let homes = if wanted_scratch.is_some() { caller::homes() } else { Vec::new() };
@@ -252,7 +280,7 @@ impl<'a> Admission<'a> {
             unique_id: host.unique_id,
             idmap: match purpose {
                 Purpose::Plan => Idmap::Try,
-                Purpose::Run => Idmap::Assume,
+                Purpose::Run | Purpose::Spare => Idmap::Assume,
                 Purpose::RunAfterRefusedIdmap => Idmap::Refused,
             },
             homes: &homes,
@@ -283,6 +311,7 @@ impl<'a> Admission<'a> {
             interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
         let seen = facts::look_at(&mut host, policy, more.iter().map(PathBuf::as_path))?;
         audit::check_unseen(&identity, shown(policy, &more, scratch.as_ref()), &seen)?;
+        let seen = if spare.is_some() || purpose == Purpose::Spare { own(&seen) } else { Seen::new() };
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
         let plan = plan(policy, filters, &host, &narrowing).map_err(|error| match error.callers_fault {
@@ -295,8 +324,12 @@ impl<'a> Admission<'a> {
                 format!("files: policy `{}` shows scratch read-only (access = \"ro\"), so none can be written there", policy.name),
             ));
         }
-        if let (Some(record), Some((directory, name)), true) = (&mut record, &plan.program_file, plan.scratch.host && claim) {
-            record.note_program(&directory.join(name))?;
+        let stood_ready = spare.is_some();
+        // One that is not taken is gone before another is begun, and with it its record.
+        let waits =
+            spare.filter(|_| matches!(parts.stdin, StdinBytes::Null)).and_then(|spare| spare.for_run(&plan, &seen, scratch.as_ref()));
+        if stood_ready && waits.is_none() {
+            record = claim_record(&identity, wanted_scratch.is_some(), claim)?;
         }
         // Without user namespaces, which were refused above, or with another limit than the
         // policy's, the plan is not the one for which the sandbox was begun.
@@ -305,14 +338,24 @@ impl<'a> Admission<'a> {
             Ok(embryo) => !embryo.fits(&plan),
             Err(_) => namespaces == UserNamespaces::Missing,
         };
-        let embryo = if claim && embryo.as_ref().is_some_and(is_unfit) {
-            drop(embryo);
-            Some(begin(&identity, namespaces, Some(&host.cgroup), record.as_mut()))
-        } else {
-            embryo
+        let mut begun = match embryo {
+            _ if waits.is_some() => waits.map(|waiting| Ok(Begun::Waiting(waiting))),
+            embryo if claim && (stood_ready || embryo.as_ref().is_some_and(is_unfit)) => {
+                drop(embryo);
+                Some(begin(&identity, namespaces, Some(&host.cgroup), record.as_mut()).map(Begun::Embryo))
+            }
+            embryo => embryo.map(|embryo| embryo.map(Begun::Embryo)),
         };
+        let record_of_run = match &mut begun {
+            Some(Ok(Begun::Waiting(waiting))) => waiting.record(),
+            _ => record.as_mut(),
+        };
+        let writes_program = plan.scratch.host && claim && purpose != Purpose::Spare;
+        if let (Some(record), Some((directory, name)), true) = (record_of_run, &plan.program_file, writes_program) {
+            record.note_program(&directory.join(name))?;
+        }
         let Parts { program, image, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, embryo })
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, seen, begun })
     }
 
     /// The host's directory that the run gets.
@@ -325,9 +368,11 @@ impl<'a> Admission<'a> {
     ///
     /// # Errors
     /// It could not be begun, or the run was not claimed.
-    pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, Embryo), Refusal> {
-        let embryo = self.embryo.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
-        let kept = self.kept.map(|kept| kept.copies(&self.plan)).transpose()?;
+    pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, Begun), Refusal> {
+        let begun = self.begun.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
+        // One that was set up has them.
+        let kept = self.kept.filter(|_| matches!(begun, Begun::Embryo(_)));
+        let kept = kept.map(|kept| kept.copies(&self.plan)).transpose()?;
         let inputs = Inputs {
             program: self.program,
             image: self.image,
@@ -346,8 +391,13 @@ impl<'a> Admission<'a> {
             client: None,
             meanwhile: None,
         };
-        Ok((self.plan, inputs, embryo))
+        Ok((self.plan, inputs, begun))
     }
+}
+
+/// Which file or directory each path is, to be compared later.
+fn own(seen: &BTreeMap<&Path, Option<facts::Number>>) -> Seen {
+    seen.iter().map(|(path, number)| (path.to_path_buf(), *number)).collect()
 }
 
 /// Every path of the host that a run shows.

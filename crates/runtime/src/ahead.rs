@@ -2,16 +2,20 @@
 //!
 //! Making namespaces takes as long as reading a command line, a request, a policy and what
 //! the host offers, and goes on beside that. What is begun here holds nothing of whoever
-//! asks and has not touched the host; dropped, it is gone.
+//! asks and has not touched the host; dropped, it is gone. In a session all of the sandbox
+//! may stand already: that is [`Spare`]'s.
 
 use stockade_launcher::{Embryo, LaunchError, early};
 use stockade_policy::{facts::Caller, plan::UserNamespaces};
 
-use crate::{caller, facts};
+use crate::{caller, facts, spare::Spare};
 
 /// See the module.
 #[derive(Default)]
-pub struct Ahead(Option<Result<Embryo, LaunchError>>);
+pub struct Ahead {
+    pub(crate) embryo: Option<Result<Embryo, LaunchError>>,
+    pub(crate) spare: Option<Spare>,
+}
 
 impl Ahead {
     /// Begins it, where nothing must come first: a grant for whomever root acts for, or the
@@ -23,11 +27,7 @@ impl Ahead {
             // What was begun before libc is of no use, and would only hold descriptors.
             drop(early::Unused);
         }
-        Ahead(identity.map(|identity| Embryo::begin(identity.privileged, UserNamespaces::Nested, None, None)))
-    }
-
-    /// What was begun, if anything was.
-    pub(crate) fn take(self) -> Option<Result<Embryo, LaunchError>> {
-        self.0
+        let embryo = identity.map(|identity| Embryo::begin(identity.privileged, UserNamespaces::Nested, None, None));
+        Ahead { embryo, spare: None }
     }
 }

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use stockade_launcher::{Outcome, Stdin, Streams, launch};
+use stockade_launcher::{Outcome, Stdin, Streams};
 use stockade_policy::model::{Policy, Runtime};
 use stockade_protocol::{Limits, Report, Verdict};
 
@@ -245,10 +245,10 @@ pub(crate) fn run_captured(command: &[&str], loaded: &Loaded, options: &Options)
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let ask = Ask::Command { command: &command, terminal: false };
     let admission = Admission::new(ask, loaded, options, crate::Purpose::Run, crate::Ahead::default())?;
-    let (plan, mut inputs, embryo) = admission.into_parts(Streams::Capture)?;
+    let (plan, mut inputs, begun) = admission.into_parts(Streams::Capture)?;
     // Nobody types into it.
     inputs.stdin = Stdin::Null;
-    Ok(launch(&plan, inputs, embryo)?)
+    Ok(begun.run(&plan, inputs)?)
 }
 
 #[cfg(test)]

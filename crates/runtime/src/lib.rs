@@ -20,14 +20,16 @@ mod policies;
 mod report;
 pub mod screen;
 pub mod session;
+mod spare;
 mod trusted;
 
 use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
 
-use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What, launch};
+use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
+use admit::Begun;
 pub use admit::{Admission, Ask, Image, LARGEST_REQUEST, Purpose};
 pub use ahead::Ahead;
 use approval::{ApprovedBy, Pass, Presented};
@@ -216,20 +218,22 @@ struct Wanted<'a> {
 }
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
-/// every file system can; where it cannot, the run is planned once more without.
+/// every file system can; where it cannot, the run is planned once more without. Where a
+/// sandbox that stood ready turns out not to be fit, it gets another one.
 fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<(Outcome, Plan), Refusal> {
     let Wanted { ask, loaded, options, trail, pass } = wanted;
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
+    let noted = Cell::new(false);
     let mut run = |purpose, ahead| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let (plan, mut inputs, embryo) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
+        let (plan, mut inputs, begun) = Admission::new(ask, loaded, options, purpose, ahead)?.into_parts(streams)?;
         // After all that can refuse the run but the log, so that nothing uses a token up in vain.
         if let Some(pass) = pass {
             pass.claim(inputs.scratch.as_ref(), ask)?;
             trail.into_iter().for_each(|trail| trail.approved(pass.approver));
         }
-        if let (Purpose::Run, Some(trail)) = (purpose, trail) {
+        if let (false, Some(trail)) = (noted.replace(true), trail) {
             trail.begin()?;
         }
         inputs.client = client.as_mut().map(|client| &mut **client as _);
@@ -237,19 +241,20 @@ fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Cli
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             trail.into_iter().for_each(Trail::prepare);
         }));
-        let mut launched = launch(&plan, inputs, embryo);
+        let stood_ready = matches!(begun, Begun::Waiting(_));
+        let mut launched = begun.run(&plan, inputs);
         if let Ok(Outcome { receipt: Some(receipt), .. }) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();
         }
-        Ok((launched, plan))
+        Ok((launched, plan, stood_ready))
     };
-    match run(Purpose::Run, ahead)? {
-        (Err(error), _) if error.what == What::Idmap => {
-            let (outcome, plan) = run(Purpose::RunAfterRefusedIdmap, Ahead::default())?;
-            Ok((outcome?, plan))
-        }
-        (outcome, plan) => Ok((outcome?, plan)),
-    }
+    let again = match run(Purpose::Run, ahead)? {
+        (Err(error), ..) if error.what == What::Idmap => Purpose::RunAfterRefusedIdmap,
+        (Err(error), _, true) if spare::may_be_to_blame(&error) => Purpose::Run,
+        (outcome, plan, _) => return Ok((outcome?, plan)),
+    };
+    let (outcome, plan, _) = run(again, Ahead::default())?;
+    Ok((outcome?, plan))
 }
 
 /// What came of a command whose streams were relayed.

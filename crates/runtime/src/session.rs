@@ -28,6 +28,7 @@ use crate::{
     caller::{self, Identity},
     facts, load_policy,
     report::Echo,
+    spare::Spare,
     trusted::refuse_replaceable,
 };
 
@@ -96,6 +97,12 @@ impl Kept {
 
 /// See the module.
 pub struct Session {
+    /// The next request's sandbox. First, so that it goes before what it has mounted.
+    spare: Option<Spare>,
+    /// One may be set up; not where that has failed.
+    may_prepare: bool,
+    /// What the last request was written in, as the next one will be.
+    language: Option<String>,
     options: Options,
     loaded: Loaded,
     identity: Identity,
@@ -117,7 +124,7 @@ impl Session {
         let ask = Ask::Session { request: None, kept: &kept };
         let plan = Admission::new(ask, &loaded, &options, Purpose::Plan, Ahead::default())?.plan;
         kept.store = Ok(Store::make(&plan)?);
-        Ok(Session { options, loaded, identity, plan, kept })
+        Ok(Session { spare: None, may_prepare: true, language: None, options, loaded, identity, plan, kept })
     }
 
     /// The plan that what it keeps was made by.
@@ -131,9 +138,27 @@ impl Session {
     }
 
     /// Runs a request.
-    pub fn run(&self, request: &Request, client: &mut dyn Client) -> Report {
+    pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
+        let ahead = Ahead { spare: self.spare.take(), ..Ahead::default() };
         let ask = Ask::Session { request: Some(request), kept: &self.kept };
-        answer(request, ask, Ok(&self.loaded), &self.options, Some(client), Ahead::default())
+        let report = answer(request, ask, Ok(&self.loaded), &self.options, Some(client), ahead);
+        if report.started {
+            self.language.clone_from(&request.language);
+        }
+        report
+    }
+
+    /// Whether there is something to do for the next request before it comes.
+    pub fn can_prepare(&self) -> bool {
+        self.may_prepare && self.spare.is_none()
+    }
+
+    /// Does it: sets up the sandbox of a request without options. That it cannot be is said
+    /// to such a request, when it comes.
+    pub fn prepare(&mut self) {
+        let made = Spare::set_up(self.language.clone(), &self.kept, &self.loaded, &self.options);
+        self.spare = made.ok().flatten();
+        self.may_prepare = self.spare.is_some();
     }
 
     /// The result of a request that was cancelled, as this signal would, before its turn came.
@@ -156,6 +181,8 @@ impl Session {
     /// It cannot; the session then has nothing, and answers so, until another try succeeds.
     pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
+        self.spare = None;
+        self.may_prepare = true;
         self.kept.store = Err(ended("it is being reset"));
         let made = Store::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
         self.kept.store = made.map_err(|error| ended(&format!("its reset failed: {error}"))).map(|(store, number)| {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use rustix::{
-    event::{PollFd, PollFlags, poll},
+    event::{PollFd, PollFlags, Timespec, poll},
     fd::BorrowedFd,
     io::Errno,
 };
@@ -43,6 +43,8 @@ pub(crate) enum Turn {
 #[derive(Debug)]
 pub(crate) enum Next {
     Turn(Turn),
+    /// None has come for a while.
+    Nothing,
     /// There are no more lines.
     End,
     /// A signal that ends the session.
@@ -81,11 +83,11 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Waits for the next line.
+    /// Waits for the next line, no longer than this.
     ///
     /// # Errors
     /// Stdin cannot be read.
-    pub(crate) fn next(&mut self) -> Result<Next, Errno> {
+    pub(crate) fn next(&mut self, patience: Option<Timespec>) -> Result<Next, Errno> {
         loop {
             if let Some((turn, length)) = self.ready.pop_front() {
                 self.waiting -= length;
@@ -97,7 +99,8 @@ impl<'s> Queue<'s> {
             let (stdin, stdout) = (rustix::stdio::stdin(), rustix::stdio::stdout());
             let mut fds =
                 [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&*self.signals, PollFlags::IN), PollFd::new(&stdout, PollFlags::empty())];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, patience.as_ref()) {
+                Ok(0) => return Ok(Next::Nothing),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }

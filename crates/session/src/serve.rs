@@ -4,7 +4,7 @@
 //! before what it has begun is ended and taken down. SIGKILL needs no help: the kernel ends
 //! every sandbox with its launcher, and what the session keeps with its last descriptor.
 
-use rustix::{io::Errno, stdio::stdout};
+use rustix::{event::Timespec, io::Errno, stdio::stdout};
 use serde::Serialize;
 use stockade_launcher::signals::Signals;
 use stockade_protocol::{Report, Request, Verdict, session::Line};
@@ -14,6 +14,10 @@ use crate::{
     answer::{Cancelled, Done, Failed, Found, Listing, Nothing, Ran, Ready, Written},
     queue::{CANCEL, Next, Queue, Turn},
 };
+
+/// After how long without a line the next request's sandbox is set up: who sends lines one
+/// upon the other has it made while its line is read.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +49,12 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
     let mut queue = Queue::new(&mut signals);
     let mut heard = say(&Done::new("ready", None, Ready::of(&session)))?;
     while heard {
-        let turn = match queue.next()? {
+        let turn = match queue.next(session.can_prepare().then_some(PAUSE))? {
             Next::Turn(turn) => turn,
+            Next::Nothing => {
+                session.prepare();
+                continue;
+            }
             Next::End => return Ok(Ended::Closed),
             Next::Signal(signal) => return Ok(Ended::Signal(signal)),
             Next::Unheard => return Ok(Ended::Unheard),
@@ -62,7 +70,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
             Turn::NeverBegun(request) => say(&Ran::new(&session.never_begun(&request, CANCEL)))?,
             Turn::Cancelled { id, done } => say(&Done::new("cancel", id.as_ref(), Cancelled { cancelled: done }))?,
             Turn::Asked(Line::Run(request)) => {
-                let report = run(&session, &request, &mut queue);
+                let report = run(&mut session, &request, &mut queue);
                 remark(&report);
                 let heard = say(&Ran::new(&report))?;
                 match report.code - 128 {
@@ -82,7 +90,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
     Ok(Ended::Unheard)
 }
 
-fn run(session: &Session, request: &Request, queue: &mut Queue<'_>) -> Report {
+fn run(session: &mut Session, request: &Request, queue: &mut Queue<'_>) -> Report {
     queue.begin(request.id.clone());
     let report = session.run(request, queue);
     queue.end();

@@ -159,13 +159,13 @@ pub mod descriptor {
         unsafe { BorrowedFd::borrow_raw(number) }
     }
 
-    /// The sealed job.
+    /// The job: nothing until the launcher says that it is there, and sealed from then on.
     pub const JOB: BorrowedFd<'static> = fixed(0);
     /// Where events go.
     pub const STATUS: BorrowedFd<'static> = fixed(3);
     /// The payload's stdin.
     pub const STDIN: BorrowedFd<'static> = fixed(4);
-    /// Where the launcher says go, and whose end is the launcher's.
+    /// Where the launcher says its words, and whose end is the launcher's.
     pub const LIFELINE: BorrowedFd<'static> = fixed(5);
     /// The payload's program, where it is an image.
     pub const IMAGE: BorrowedFd<'static> = fixed(6);

@@ -15,12 +15,14 @@ use stockade_egress::gate::Gate;
 use stockade_policy::plan::Plan;
 use stockade_protocol::{
     LimitKey,
-    frame::{Event, Evidence},
+    frame::{Event, Evidence, Word},
     step::Step,
 };
 
 use super::{FEED, Phase, Supervision, Token, failed};
-use crate::{LaunchError, What, child::MOST_HANDED_OVER, egress, error::step_failed, modules::Heard, receipt, scratch::INTERVAL_MS};
+use crate::{
+    LaunchError, What, child::MOST_HANDED_OVER, egress, error::step_failed, modules::Heard, prepared::tell, receipt, scratch::INTERVAL_MS,
+};
 
 /// The failure that the child has sent before it ended, if it has; not that it misses the
 /// launcher, which follows from a failure of the launcher's own.
@@ -168,12 +170,7 @@ impl Supervision<'_> {
                 self.outside = Some(outside);
                 // The last moment at which no instruction of the program can have run.
                 self.cpu_before = self.cgroup.cpu().unwrap_or_default();
-                match rustix::io::write(&self.lifeline, b"g") {
-                    Ok(_) => self.released = true,
-                    // It is gone, and will have said why.
-                    Err(Errno::PIPE) => {}
-                    Err(errno) => return Err(errno),
-                }
+                self.released = tell(&self.lifeline, Word::Go)?;
                 Ok(())
             }
             Err(failure) => {

@@ -206,6 +206,18 @@ pub enum CgroupPlan {
     },
 }
 
+impl CgroupPlan {
+    /// Whether both are the same but for how the launcher gets there, which it does once.
+    fn is_like(&self, other: &CgroupPlan) -> bool {
+        match (self, other) {
+            (CgroupPlan::V2 { parent, settings, .. }, CgroupPlan::V2 { parent: others, settings: theirs, .. }) => {
+                (parent, settings) == (others, theirs)
+            }
+            _ => self == other,
+        }
+    }
+}
+
 /// A rule of Landlock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LandlockRule {
@@ -376,6 +388,43 @@ impl Plan {
 
     fn first_entries(&self) -> &[RootEntry] {
         self.root.get(..self.founded).unwrap_or(&self.root)
+    }
+
+    /// Whether a sandbox that was set up by `other` is what this plan asks for: the two differ
+    /// in nothing but what the run's job says, and the launcher does while it runs.
+    pub fn is_set_up_like(&self, other: &Plan) -> bool {
+        let Plan {
+            policy,
+            policy_sha256,
+            mode,
+            identity,
+            root,
+            founded: _,
+            root_size,
+            scratch,
+            argv: _,
+            environment: _,
+            environment_values: _,
+            program_file: _,
+            rlimits: _,
+            cgroup,
+            cpus,
+            landlock,
+            payload_landlock: _,
+            filter,
+            limits: _,
+            egress,
+            terminal,
+            session,
+            image,
+            degraded,
+        } = self;
+        (policy, policy_sha256, mode, identity, root, root_size)
+            == (&other.policy, &other.policy_sha256, &other.mode, &other.identity, &other.root, &other.root_size)
+            && (scratch, cpus, landlock, filter) == (&other.scratch, &other.cpus, &other.landlock, &other.filter)
+            && (egress, terminal, session, image) == (&other.egress, &other.terminal, &other.session, &other.image)
+            && degraded == &other.degraded
+            && cgroup.is_like(&other.cgroup)
     }
 
     /// Mount points inside that may be writable.
