@@ -24,7 +24,7 @@ use std::{
 use rustix::{
     fd::OwnedFd,
     io::Errno,
-    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, accept_with, getpeername, getsockname, recv, sendto},
+    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, acceptfrom_with, getsockname, recv, sendto},
 };
 use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
@@ -173,7 +173,8 @@ impl Service {
         for Happened { token, flags } in events.iter().copied() {
             match token {
                 STOP => stop = true,
-                LOG => self.read_log(TURN),
+                // One, for which there may be much to do; we are told again of what is left.
+                LOG => self.read_log(1),
                 LISTENER => self.accept(TURN),
                 NAMES => self.answer_questions(TURN),
                 _ => {
@@ -284,16 +285,16 @@ impl Service {
     /// Takes the connections that were let through.
     fn accept(&mut self, most: usize) {
         for _ in 0..most {
-            match accept_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.accepted(socket),
+            match acceptfrom_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok((socket, from)) => self.accepted(socket, from),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => return,
             }
         }
     }
 
-    fn accepted(&mut self, socket: OwnedFd) {
-        let ends = (getpeername(&socket).ok().flatten(), getsockname(&socket).ok());
+    fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>) {
+        let ends = (from, getsockname(&socket).ok());
         let key = match ends {
             (Some(from), Some(to)) => canonical(from).zip(canonical(to)).map(|(from, to)| Key { from, to }),
             _ => None,
