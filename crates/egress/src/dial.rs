@@ -27,11 +27,19 @@ const MOST_AT_ONCE: usize = 2;
 /// One peer being dialled.
 pub(crate) struct Dial {
     waiting: VecDeque<SocketAddr>,
-    trying: Vec<(OwnedFd, SocketAddr)>,
+    trying: Vec<Attempt>,
     next_at: Instant,
     give_up_at: Instant,
     /// The most telling error so far.
     error: Option<(SocketAddr, Errno)>,
+}
+
+/// A connect that was begun.
+struct Attempt {
+    socket: OwnedFd,
+    address: SocketAddr,
+    /// We are told when it has ended.
+    watched: bool,
 }
 
 /// How it goes.
@@ -53,7 +61,7 @@ impl Dial {
     /// Looks how the attempts stand and begins those that are due.
     pub(crate) fn advance(&mut self, poll: &Poll, token: u64, now: Instant) -> Dialled {
         loop {
-            if let Some((socket, address)) = self.settle() {
+            if let Some(Attempt { socket, address, .. }) = self.settle() {
                 return Dialled::Connected(socket, address);
             }
             let due = self.trying.is_empty() || (now >= self.next_at && self.trying.len() < MOST_AT_ONCE);
@@ -61,13 +69,14 @@ impl Dial {
                 break;
             }
             if let Some(address) = self.waiting.pop_front() {
-                match attempt(address, poll, token) {
-                    Ok(socket) => self.trying.push((socket, address)),
+                match attempt(address) {
+                    Ok(socket) => self.trying.push(Attempt { socket, address, watched: false }),
                     Err(errno) => self.remember(address, errno),
                 }
                 self.next_at = now + HEAD_START;
             }
         }
+        self.watch(poll, token);
         if self.trying.is_empty() {
             return match self.error {
                 Some((address, errno)) => Dialled::Failed(Some(address), errno),
@@ -75,15 +84,15 @@ impl Dial {
             };
         }
         if now >= self.give_up_at {
-            return Dialled::Failed(self.trying.first().map(|(_, address)| *address), Errno::TIMEDOUT);
+            return Dialled::Failed(self.trying.first().map(|attempt| attempt.address), Errno::TIMEDOUT);
         }
         Dialled::Waiting
     }
 
     /// Takes out the attempt that succeeded, and drops those that failed.
-    fn settle(&mut self) -> Option<(OwnedFd, SocketAddr)> {
+    fn settle(&mut self) -> Option<Attempt> {
         let mut index = 0;
-        while let Some((socket, address)) = self.trying.get(index) {
+        while let Some(Attempt { socket, address, .. }) = self.trying.get(index) {
             let address = *address;
             // Asking once more tells how the first connect went (connect(2)).
             match connect(socket, &address) {
@@ -98,6 +107,24 @@ impl Dial {
         None
     }
 
+    /// Watches the attempts that no answer has come to yet: who is on this host has answered
+    /// by now, and the program waits for every call that is made before.
+    fn watch(&mut self, poll: &Poll, token: u64) {
+        let mut index = 0;
+        while let Some(attempt) = self.trying.get_mut(index) {
+            match if attempt.watched { Ok(()) } else { poll.watch(&attempt.socket, token) } {
+                Ok(()) => {
+                    attempt.watched = true;
+                    index += 1;
+                }
+                Err(errno) => {
+                    let Attempt { address, .. } = self.trying.remove(index);
+                    self.remember(address, errno);
+                }
+            }
+        }
+    }
+
     fn remember(&mut self, address: SocketAddr, errno: Errno) {
         // A refusal says more than a missing route of the other family.
         if self.error.is_none() || !matches!(errno, Errno::NETUNREACH | Errno::AFNOSUPPORT) {
@@ -106,13 +133,11 @@ impl Dial {
     }
 }
 
-fn attempt(address: SocketAddr, poll: &Poll, token: u64) -> Result<OwnedFd, Errno> {
+fn attempt(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = socket_with(family(address), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     match connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS) => {}
-        Err(errno) => return Err(errno),
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno),
     }
-    poll.watch(&socket, token)?;
-    Ok(socket)
 }

@@ -103,10 +103,9 @@ impl From<Errno> for Stop {
 }
 
 impl Relay {
+    /// Of two sockets of which nothing is known before the kernel tells.
     pub(crate) fn new(client: OwnedFd, peer: OwnedFd, inspector: Option<Inspector>) -> Self {
-        // Both may have something already: the first turn finds out.
-        let ready = || Ready { readable: true, writable: true, ended: false };
-        let (at_client, at_peer) = (ready(), ready());
+        let (at_client, at_peer) = (Ready::default(), Ready::default());
         let (out, back) = (Direction::default(), Direction::default());
         Relay { client, peer, at_client, at_peer, out, back, inspector, examined: 0, released: 0 }
     }

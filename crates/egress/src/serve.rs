@@ -309,10 +309,15 @@ impl Service {
             reset_on_close(&socket);
             return;
         };
-        if self.poll.watch(&socket, slots::token(id, Side::Client)).is_err() {
+        let watched = self.poll.watch(&socket, slots::token(id, Side::Client)).and_then(|()| match &purpose {
+            Purpose::Peer { socket: peer, .. } => self.poll.watch(peer, slots::token(id, Side::Peer)),
+            Purpose::Names => Ok(()),
+        });
+        if watched.is_err() {
             reset_on_close(&socket);
             return self.remove(id);
         }
+        // What both have already is told in the next turn.
         match purpose {
             Purpose::Names => {
                 let names = NamesOverTcp::new(key, socket, self.now);
@@ -331,7 +336,6 @@ impl Service {
                 self.slots.replace(id, Slot::Open(Box::new(open)));
             }
         }
-        self.advance(id);
     }
 
     /// Goes on with one connection as far as it goes.
