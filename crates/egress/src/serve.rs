@@ -46,7 +46,7 @@ use budget::Budget;
 use held::{Held, Purpose};
 use open::Open;
 use questions::NamesOverTcp;
-use slots::{Id, Slots};
+use slots::{Id, Slots, Timed};
 
 /// Connections at once, in whatever stage.
 const MOST_CONNECTIONS: usize = 512;
@@ -63,7 +63,7 @@ const MOST_WITH_LARGE_BUFFERS: usize = 16;
 const DELIVERY: Duration = Duration::from_millis(200);
 /// Packets and questions that are read before connections get their turn.
 const TURN: usize = 64;
-/// How often clocks are looked at while something waits.
+/// How often clocks are looked at where there are some: bytes that pass have none.
 const TICK: Duration = Duration::from_millis(50);
 const DNS_PORT: u16 = 53;
 
@@ -83,6 +83,15 @@ enum Slot {
     Open(Box<Open>),
     /// It asks for names, and is answered here.
     Names(Box<NamesOverTcp>),
+}
+
+impl Timed for Slot {
+    fn has_clock(&self) -> bool {
+        match self {
+            Slot::Held(_) | Slot::Names(_) => true,
+            Slot::Open(open) => open.has_clock(),
+        }
+    }
 }
 
 /// See the module.
@@ -150,10 +159,10 @@ impl Service {
     pub(crate) fn run(mut self) -> Result<EgressReport, Errno> {
         let mut events = Vec::with_capacity(64);
         loop {
-            let patience = match (self.busy.is_empty(), self.slots.is_empty()) {
+            let patience = match (self.busy.is_empty(), self.slots.have_clocks()) {
                 (false, _) => Some(Duration::ZERO),
-                (true, false) => Some(TICK),
-                (true, true) => None,
+                (true, true) => Some(TICK),
+                (true, false) => None,
             };
             self.poll.wait(&mut events, patience)?;
             self.now = Instant::now();

@@ -37,6 +37,11 @@ impl Open {
         Open { key, relay, flow, permit, address, counted: (0, 0), named: false, held_since: None }
     }
 
+    /// The client may become late.
+    pub(super) fn has_clock(&self) -> bool {
+        self.held_since.is_some()
+    }
+
     /// The client has kept us waiting for the rest of what it began to say.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.held_since.is_some_and(|since| now.duration_since(since) > HELLO_PATIENCE)
