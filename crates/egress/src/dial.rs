@@ -12,7 +12,7 @@ use std::{
 use rustix::{
     fd::OwnedFd,
     io::Errno,
-    net::{SocketFlags, SocketType, connect, socket_with, sockopt},
+    net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt},
 };
 
 use crate::{poll::Poll, resolve::family};
@@ -23,6 +23,31 @@ const HEAD_START: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Addresses tried at the same time.
 const MOST_AT_ONCE: usize = 2;
+
+/// A socket for the next dial, made while no program waits for it.
+#[derive(Default)]
+pub(crate) struct Spare {
+    wanted: Option<AddressFamily>,
+    socket: Option<(AddressFamily, OwnedFd)>,
+}
+
+impl Spare {
+    /// The spare one where it is of this family, else a new one.
+    fn take(&mut self, family: AddressFamily) -> Result<OwnedFd, Errno> {
+        self.wanted = Some(family);
+        match self.socket.take_if(|(of, _)| *of == family) {
+            Some((_, socket)) => Ok(socket),
+            None => stream(family),
+        }
+    }
+
+    /// Makes one again, of the family that was wanted last.
+    pub(crate) fn refill(&mut self) {
+        let Some(family) = self.wanted.take() else { return };
+        // Without one the next dial makes its own, and hears why it cannot.
+        self.socket = stream(family).ok().map(|socket| (family, socket));
+    }
+}
 
 /// One peer being dialled.
 pub(crate) struct Dial {
@@ -52,14 +77,14 @@ pub(crate) enum Dialled {
 
 impl Dial {
     /// `addresses` in order of preference.
-    pub(crate) fn start(addresses: Vec<SocketAddr>, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
+    pub(crate) fn start(addresses: Vec<SocketAddr>, spare: &mut Spare, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
         let mut dial = Dial { waiting: addresses.into(), trying: Vec::new(), next_at: now, give_up_at: now + PATIENCE, error: None };
-        let state = dial.advance(poll, token, now);
+        let state = dial.advance(spare, poll, token, now);
         (dial, state)
     }
 
     /// Looks how the attempts stand and begins those that are due.
-    pub(crate) fn advance(&mut self, poll: &Poll, token: u64, now: Instant) -> Dialled {
+    pub(crate) fn advance(&mut self, spare: &mut Spare, poll: &Poll, token: u64, now: Instant) -> Dialled {
         loop {
             if let Some(Attempt { socket, address, .. }) = self.settle() {
                 return Dialled::Connected(socket, address);
@@ -69,7 +94,7 @@ impl Dial {
                 break;
             }
             if let Some(address) = self.waiting.pop_front() {
-                match attempt(address) {
+                match attempt(address, spare) {
                     Ok(socket) => self.trying.push(Attempt { socket, address, watched: false }),
                     Err(errno) => self.remember(address, errno),
                 }
@@ -133,9 +158,14 @@ impl Dial {
     }
 }
 
-fn attempt(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = socket_with(family(address), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+fn stream(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    Ok(socket)
+}
+
+fn attempt(address: SocketAddr, spare: &mut Spare) -> Result<OwnedFd, Errno> {
+    let socket = spare.take(family(address))?;
     match connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(errno) => Err(errno),

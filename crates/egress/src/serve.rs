@@ -30,6 +30,7 @@ use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
 use crate::{
     decide::{Decider, Denied},
+    dial::Spare,
     inspect::Inspector,
     names::Names,
     netlink::{Attributes, Received},
@@ -103,6 +104,7 @@ pub(crate) struct Service {
     resolver: Resolver,
     names: Names,
     record: Record,
+    spare: Spare,
     slots: Slots<Slot>,
     /// The newest connection of each pair of ends.
     by_key: HashMap<Key, Id>,
@@ -140,6 +142,7 @@ impl Service {
             resolver,
             names: Names::default(),
             record: Record::new("nft-tproxy"),
+            spare: Spare::default(),
             slots: Slots::new(MOST_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),

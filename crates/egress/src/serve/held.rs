@@ -119,7 +119,7 @@ impl Service {
                 self.resolved(id, syn, permit, lookup, progress);
             }
             Stage::Dialling(permit, mut dial) => {
-                let state = dial.advance(&self.poll, token, self.now);
+                let state = dial.advance(&mut self.spare, &self.poll, token, self.now);
                 self.dialled(id, syn, permit, dial, state);
             }
             stage => self.slots.replace(id, Slot::Held(Box::new(Held { syn, stage }))),
@@ -136,7 +136,7 @@ impl Service {
                 self.resolved(id, syn, permit, lookup, progress);
             }
             Stage::Dialling(permit, mut dial) => {
-                let state = dial.advance(&self.poll, token, self.now);
+                let state = dial.advance(&mut self.spare, &self.poll, token, self.now);
                 self.dialled(id, syn, permit, dial, state);
             }
             Stage::Reached(_, until) | Stage::Silent(until) if self.now > until => self.forget(id, syn.key()),
@@ -194,7 +194,7 @@ impl Service {
                 _ => self.refuse(id, &syn),
             };
         }
-        let (dial, state) = Dial::start(open, &self.poll, token(id, Side::Peer), self.now);
+        let (dial, state) = Dial::start(open, &mut self.spare, &self.poll, token(id, Side::Peer), self.now);
         self.dialled(id, syn, permit, dial, state);
     }
 

@@ -67,6 +67,7 @@ impl Service {
             State::Ended => {
                 self.count(&mut open);
                 self.forget(id, open.key);
+                self.spare.refill();
             }
             State::Broken(refused) => self.cut(id, open, refused),
         }
