@@ -30,7 +30,7 @@ use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
 use crate::{
     decide::{Decider, Denied},
-    dial::Spare,
+    dial::{Spare, acknowledge},
     inspect::Inspector,
     names::Names,
     netlink::{Attributes, Received},
@@ -322,7 +322,10 @@ impl Service {
             return;
         };
         let watched = self.poll.watch(&socket, slots::token(id, Side::Client)).and_then(|()| match &purpose {
-            Purpose::Peer { socket: peer, .. } => self.poll.watch(peer, slots::token(id, Side::Peer)),
+            Purpose::Peer { socket: peer, .. } => {
+                acknowledge(peer);
+                self.poll.watch(peer, slots::token(id, Side::Peer))
+            }
             Purpose::Names => Ok(()),
         });
         if watched.is_err() {
