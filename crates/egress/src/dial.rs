@@ -41,6 +41,11 @@ impl Spare {
         }
     }
 
+    /// It was used up.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.is_some()
+    }
+
     /// Makes one again, of the family that was wanted last.
     pub(crate) fn refill(&mut self) {
         let Some(family) = self.wanted.take() else { return };

@@ -226,6 +226,11 @@ impl Relay {
         Ok(self.released)
     }
 
+    /// Its sockets, to be closed.
+    pub(crate) fn into_sockets(self) -> [OwnedFd; 2] {
+        [self.client, self.peer]
+    }
+
     /// Resets both sides; what the kernel still holds is thrown away.
     pub(crate) fn reset(self) {
         for socket in [&self.client, &self.peer] {

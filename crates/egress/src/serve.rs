@@ -66,6 +66,9 @@ const DELIVERY: Duration = Duration::from_millis(200);
 const TURN: usize = 64;
 /// How often clocks are looked at where there are some: bytes that pass have none.
 const TICK: Duration = Duration::from_millis(50);
+/// Sockets that may wait to be closed. Closing is long, and a program that has ended one
+/// connection may have begun its next.
+const MOST_ENDED: usize = 16;
 const DNS_PORT: u16 = 53;
 
 /// What is watched besides connections.
@@ -110,6 +113,8 @@ pub(crate) struct Service {
     by_key: HashMap<Key, Id>,
     /// Connections with more to do at once.
     busy: Vec<Id>,
+    /// Sockets of connections that have ended.
+    ended: Vec<OwnedFd>,
     /// Questions over TCP, and look-ups of the host's.
     questions: Budget,
     lookups: Budget,
@@ -146,6 +151,7 @@ impl Service {
             slots: Slots::new(MOST_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),
+            ended: Vec::new(),
             questions: Budget::of(QUESTIONS_EACH_SECOND),
             lookups: Budget::of(LOOKUPS_EACH_SECOND),
             buffer: vec![0; BUFFER],
@@ -162,13 +168,13 @@ impl Service {
     pub(crate) fn run(mut self) -> Result<EgressReport, Errno> {
         let mut events = Vec::with_capacity(64);
         loop {
-            let patience = match (self.busy.is_empty(), self.slots.have_clocks()) {
-                (false, _) => Some(Duration::ZERO),
-                (true, true) => Some(TICK),
-                (true, false) => None,
-            };
+            let patience =
+                if !self.busy.is_empty() || self.has_to_tidy() { Some(Duration::ZERO) } else { self.slots.have_clocks().then_some(TICK) };
             self.poll.wait(&mut events, patience)?;
             self.now = Instant::now();
+            if events.is_empty() && self.busy.is_empty() {
+                self.tidy();
+            }
             if self.attend(&events) {
                 return Ok(self.conclude());
             }
@@ -176,6 +182,20 @@ impl Service {
                 self.ticked = self.now;
                 self.slots.ids().into_iter().for_each(|id| self.tick(id));
             }
+        }
+    }
+
+    /// There is something to do that nobody waits for.
+    fn has_to_tidy(&self) -> bool {
+        !self.ended.is_empty() || self.spare.is_wanted()
+    }
+
+    /// Does a piece of it; the next one when nothing happened meanwhile.
+    fn tidy(&mut self) {
+        if self.spare.is_wanted() {
+            self.spare.refill();
+        } else {
+            drop(self.ended.pop());
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use stockade_protocol::{DenialKind, DenialReason};
 
-use super::{Id, Service, Slot};
+use super::{Id, MOST_ENDED, Service, Slot};
 use crate::{
     decide::{Denied, Permit},
     inspect::{Inspector, Refused},
@@ -67,7 +67,9 @@ impl Service {
             State::Ended => {
                 self.count(&mut open);
                 self.forget(id, open.key);
-                self.spare.refill();
+                // Both ends have heard that it is over.
+                self.ended.extend(open.relay.into_sockets());
+                self.ended.truncate(MOST_ENDED);
             }
             State::Broken(refused) => self.cut(id, open, refused),
         }
