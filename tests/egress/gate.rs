@@ -34,6 +34,7 @@ use crate::{
 tests![
     this_host_can_do_it,
     the_gate_is_confined,
+    a_connection_over_which_nothing_passes_does_not_wake_the_gate,
     a_gate_that_cannot_confine_itself_does_not_serve,
     no_code_starts_where_the_gate_is_not_confined,
     the_gate_does_not_outlive_its_launcher,
@@ -86,6 +87,26 @@ fn the_gate_is_confined() {
             assert!(fs::read_dir(format!("{process}/fd")).is_err(), "its memory and descriptors are hidden from its own user");
         }
     });
+}
+
+fn a_connection_over_which_nothing_passes_does_not_wake_the_gate() {
+    let mut rig = Rig::new();
+    rig.listen("echo", &[80]);
+    let mut wakes = |port: u16| {
+        let script = format!("s = dial('10.0.5.7', {port}); time.sleep(2)");
+        let mut last = 0;
+        rig.run_watched(&["10.0.5.7:80"], &script, |running| {
+            let status = || fs::read_to_string(format!("/proc/{}/status", running.gate)).unwrap_or_default();
+            while let Ok(number) = field(&status(), "voluntary_ctxt_switches").parse::<u64>() {
+                last = last.max(number);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        last
+    };
+    let (idle, control) = (wakes(80), wakes(53));
+    assert!(idle < 20, "{idle}");
+    assert!(control > 20, "the control: who asks for names has half a minute, which has to be measured: {control}");
 }
 
 fn a_gate_that_cannot_confine_itself_does_not_serve() {

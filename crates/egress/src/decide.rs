@@ -241,10 +241,16 @@ impl Decider {
         })
     }
 
+    /// Whether it counts whose an address is: not where a rule names this very address on
+    /// this port, for then it was meant, the host's own too.
+    pub fn asks_whose(&self, address: IpAddr, port: u16) -> bool {
+        !self.networks(port).any(|(_, network)| network == Network::host(address))
+    }
+
     /// Whether an address is closed on a port. What closes it is a block of addresses; it
     /// is open if some rule's network lies within that block, for then it was meant.
     fn closed(&self, address: IpAddr, port: u16) -> bool {
-        if self.networks(port).any(|(_, network)| network == Network::host(address)) {
+        if !self.asks_whose(address, port) {
             return false;
         }
         closed::views(address).any(|view| {

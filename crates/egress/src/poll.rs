@@ -1,7 +1,7 @@
 //! One epoll instance, and the word "when" for the gate's loop.
 //!
-//! Every descriptor is watched once, edge-triggered, for everything: who is told of an
-//! event works until the kernel says EAGAIN. A closed descriptor leaves by itself.
+//! Connections are watched edge-triggered, for everything: who is told of an event works
+//! until the kernel says EAGAIN. A closed descriptor leaves by itself.
 
 use std::time::Duration;
 
@@ -35,10 +35,15 @@ impl Poll {
         self.epoll.as_fd()
     }
 
-    /// Watches a descriptor for the rest of its life.
+    /// Watches a descriptor for the rest of its life. What it is ready for already is told
+    /// too; of one that is watched before, anew.
     pub(crate) fn watch(&self, fd: impl AsFd, token: u64) -> Result<(), Errno> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
-        epoll::add(&self.epoll, fd, EventData::new_u64(token), flags)
+        let data = EventData::new_u64(token);
+        match epoll::add(&self.epoll, &fd, data, flags) {
+            Err(Errno::EXIST) => epoll::modify(&self.epoll, &fd, data, flags),
+            other => other,
+        }
     }
 
     /// Watches for input only, and is told again as long as there is some.

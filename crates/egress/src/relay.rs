@@ -103,10 +103,9 @@ impl From<Errno> for Stop {
 }
 
 impl Relay {
+    /// Of two sockets of which nothing is known before the kernel tells.
     pub(crate) fn new(client: OwnedFd, peer: OwnedFd, inspector: Option<Inspector>) -> Self {
-        // Both may have something already: the first turn finds out.
-        let ready = || Ready { readable: true, writable: true, ended: false };
-        let (at_client, at_peer) = (ready(), ready());
+        let (at_client, at_peer) = (Ready::default(), Ready::default());
         let (out, back) = (Direction::default(), Direction::default());
         Relay { client, peer, at_client, at_peer, out, back, inspector, examined: 0, released: 0 }
     }
@@ -225,6 +224,11 @@ impl Relay {
             self.examined = waiting.len();
         }
         Ok(self.released)
+    }
+
+    /// Its sockets, to be closed.
+    pub(crate) fn into_sockets(self) -> [OwnedFd; 2] {
+        [self.client, self.peer]
     }
 
     /// Resets both sides; what the kernel still holds is thrown away.

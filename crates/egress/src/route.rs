@@ -1,9 +1,9 @@
 //! Whether an address is one of the host's own, as its routing says at this moment.
 //!
-//! Asked before each dial, because interfaces come and go: a list read at the start would
-//! be old. The answer covers what a list would miss: addresses on any interface, whole
-//! local networks, broadcast and multicast. Read-only; what may be reached is not decided
-//! here.
+//! Asked before each dial for which it counts, because interfaces come and go: a list read
+//! at the start would be old. The answer covers what a list would miss: addresses on any
+//! interface, whole local networks, broadcast and multicast. Read-only; what may be reached
+//! is not decided here.
 
 use std::net::IpAddr;
 

@@ -24,12 +24,13 @@ use std::{
 use rustix::{
     fd::OwnedFd,
     io::Errno,
-    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, accept_with, getpeername, getsockname, recv, sendto},
+    net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, acceptfrom_with, getsockname, recv, sendto},
 };
 use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
 use crate::{
     decide::{Decider, Denied},
+    dial::{Spare, acknowledge},
     inspect::Inspector,
     names::Names,
     netlink::{Attributes, Received},
@@ -46,7 +47,7 @@ use budget::Budget;
 use held::{Held, Purpose};
 use open::Open;
 use questions::NamesOverTcp;
-use slots::{Id, Slots};
+use slots::{Id, Slots, Timed};
 
 /// Connections at once, in whatever stage.
 const MOST_CONNECTIONS: usize = 512;
@@ -63,8 +64,11 @@ const MOST_WITH_LARGE_BUFFERS: usize = 16;
 const DELIVERY: Duration = Duration::from_millis(200);
 /// Packets and questions that are read before connections get their turn.
 const TURN: usize = 64;
-/// How often clocks are looked at while something waits.
+/// How often clocks are looked at where there are some: bytes that pass have none.
 const TICK: Duration = Duration::from_millis(50);
+/// Sockets that may wait to be closed. Closing is long, and a program that has ended one
+/// connection may have begun its next.
+const MOST_ENDED: usize = 16;
 const DNS_PORT: u16 = 53;
 
 /// What is watched besides connections.
@@ -85,6 +89,15 @@ enum Slot {
     Names(Box<NamesOverTcp>),
 }
 
+impl Timed for Slot {
+    fn has_clock(&self) -> bool {
+        match self {
+            Slot::Held(_) | Slot::Names(_) => true,
+            Slot::Open(open) => open.has_clock(),
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct Service {
     poll: Poll,
@@ -94,11 +107,14 @@ pub(crate) struct Service {
     resolver: Resolver,
     names: Names,
     record: Record,
+    spare: Spare,
     slots: Slots<Slot>,
     /// The newest connection of each pair of ends.
     by_key: HashMap<Key, Id>,
     /// Connections with more to do at once.
     busy: Vec<Id>,
+    /// Sockets of connections that have ended.
+    ended: Vec<OwnedFd>,
     /// Questions over TCP, and look-ups of the host's.
     questions: Budget,
     lookups: Budget,
@@ -131,9 +147,11 @@ impl Service {
             resolver,
             names: Names::default(),
             record: Record::new("nft-tproxy"),
+            spare: Spare::default(),
             slots: Slots::new(MOST_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),
+            ended: Vec::new(),
             questions: Budget::of(QUESTIONS_EACH_SECOND),
             lookups: Budget::of(LOOKUPS_EACH_SECOND),
             buffer: vec![0; BUFFER],
@@ -150,13 +168,13 @@ impl Service {
     pub(crate) fn run(mut self) -> Result<EgressReport, Errno> {
         let mut events = Vec::with_capacity(64);
         loop {
-            let patience = match (self.busy.is_empty(), self.slots.is_empty()) {
-                (false, _) => Some(Duration::ZERO),
-                (true, false) => Some(TICK),
-                (true, true) => None,
-            };
+            let patience =
+                if !self.busy.is_empty() || self.has_to_tidy() { Some(Duration::ZERO) } else { self.slots.have_clocks().then_some(TICK) };
             self.poll.wait(&mut events, patience)?;
             self.now = Instant::now();
+            if events.is_empty() && self.busy.is_empty() {
+                self.tidy();
+            }
             if self.attend(&events) {
                 return Ok(self.conclude());
             }
@@ -167,13 +185,28 @@ impl Service {
         }
     }
 
+    /// There is something to do that nobody waits for.
+    fn has_to_tidy(&self) -> bool {
+        !self.ended.is_empty() || self.spare.is_wanted()
+    }
+
+    /// Does a piece of it; the next one when nothing happened meanwhile.
+    fn tidy(&mut self) {
+        if self.spare.is_wanted() {
+            self.spare.refill();
+        } else {
+            drop(self.ended.pop());
+        }
+    }
+
     /// Handles what happened. True: it is time to stop.
     fn attend(&mut self, events: &[Happened]) -> bool {
         let mut stop = false;
         for Happened { token, flags } in events.iter().copied() {
             match token {
                 STOP => stop = true,
-                LOG => self.read_log(TURN),
+                // One, for which there may be much to do; we are told again of what is left.
+                LOG => self.read_log(1),
                 LISTENER => self.accept(TURN),
                 NAMES => self.answer_questions(TURN),
                 _ => {
@@ -284,16 +317,16 @@ impl Service {
     /// Takes the connections that were let through.
     fn accept(&mut self, most: usize) {
         for _ in 0..most {
-            match accept_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.accepted(socket),
+            match acceptfrom_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok((socket, from)) => self.accepted(socket, from),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(_) => return,
             }
         }
     }
 
-    fn accepted(&mut self, socket: OwnedFd) {
-        let ends = (getpeername(&socket).ok().flatten(), getsockname(&socket).ok());
+    fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>) {
+        let ends = (from, getsockname(&socket).ok());
         let key = match ends {
             (Some(from), Some(to)) => canonical(from).zip(canonical(to)).map(|(from, to)| Key { from, to }),
             _ => None,
@@ -308,10 +341,18 @@ impl Service {
             reset_on_close(&socket);
             return;
         };
-        if self.poll.watch(&socket, slots::token(id, Side::Client)).is_err() {
+        let watched = self.poll.watch(&socket, slots::token(id, Side::Client)).and_then(|()| match &purpose {
+            Purpose::Peer { socket: peer, .. } => {
+                acknowledge(peer);
+                self.poll.watch(peer, slots::token(id, Side::Peer))
+            }
+            Purpose::Names => Ok(()),
+        });
+        if watched.is_err() {
             reset_on_close(&socket);
             return self.remove(id);
         }
+        // What both have already is told in the next turn.
         match purpose {
             Purpose::Names => {
                 let names = NamesOverTcp::new(key, socket, self.now);
@@ -330,7 +371,6 @@ impl Service {
                 self.slots.replace(id, Slot::Open(Box::new(open)));
             }
         }
-        self.advance(id);
     }
 
     /// Goes on with one connection as far as it goes.

@@ -147,6 +147,13 @@ fn closed_addresses_need_a_rule_that_means_them() {
     let mut linked = decider(&["169.254.0.0/16:80"]);
     linked.set_own_addresses(vec![ip("::ffff:169.254.7.7")]);
     assert!(decided(&linked, "169.254.7.7", 80).is_err() && decided(&linked, "169.254.7.8", 80).is_ok());
+    // But for what a rule names: whose that is need not be known.
+    for (to, port, asks) in [("169.254.7.7", 80, false), ("169.254.7.7", 81, true), ("169.254.7.8", 80, true)] {
+        let mut named = decider(&["169.254.7.7:80", "169.254.0.0/16:80-81"]);
+        assert_eq!(named.asks_whose(ip(to), port), asks, "{to}:{port}");
+        named.set_own_addresses(vec![ip(to)]);
+        assert_eq!(decided(&named, to, port).is_err(), asks, "{to}:{port}");
+    }
 }
 
 fn dialled(decider: &Decider, host: &str, address: &str) -> Result<(), (DenialReason, Option<String>)> {

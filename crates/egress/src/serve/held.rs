@@ -119,7 +119,7 @@ impl Service {
                 self.resolved(id, syn, permit, lookup, progress);
             }
             Stage::Dialling(permit, mut dial) => {
-                let state = dial.advance(&self.poll, token, self.now);
+                let state = dial.advance(&mut self.spare, &self.poll, token, self.now);
                 self.dialled(id, syn, permit, dial, state);
             }
             stage => self.slots.replace(id, Slot::Held(Box::new(Held { syn, stage }))),
@@ -136,7 +136,7 @@ impl Service {
                 self.resolved(id, syn, permit, lookup, progress);
             }
             Stage::Dialling(permit, mut dial) => {
-                let state = dial.advance(&self.poll, token, self.now);
+                let state = dial.advance(&mut self.spare, &self.poll, token, self.now);
                 self.dialled(id, syn, permit, dial, state);
             }
             Stage::Reached(_, until) | Stage::Silent(until) if self.now > until => self.forget(id, syn.key()),
@@ -170,19 +170,15 @@ impl Service {
         let mut denied_one = false;
         let mut no_way = None;
         for address in addresses.iter().map(IpAddr::to_canonical) {
-            let way = match self.routes.way_to(address) {
-                Ok(way) => way,
+            // Where it does not count, the dial itself finds out that no route leads there.
+            let own = if self.decider.asks_whose(address, permit.port) { self.own_views(address) } else { Ok(Vec::new()) };
+            match own {
+                Ok(own) => self.decider.set_own_addresses(own),
                 Err(errno) => {
                     no_way = Some((address, errno));
                     continue;
                 }
-            };
-            // The host's own addresses as they are at this moment, by its routing: this one,
-            // and those that a translator or a tunnel would make of it. Where no route leads
-            // is no address of the host.
-            let is_own = |view: &IpAddr| if *view == address { way == Way::Own } else { self.routes.way_to(*view) == Ok(Way::Own) };
-            let own = decide::views(address).filter(is_own).collect();
-            self.decider.set_own_addresses(own);
+            }
             match self.decider.decide_dial(&permit, address) {
                 Ok(()) => open.push(SocketAddr::new(address, permit.port)),
                 Err(denied) => {
@@ -198,8 +194,17 @@ impl Service {
                 _ => self.refuse(id, &syn),
             };
         }
-        let (dial, state) = Dial::start(open, &self.poll, token(id, Side::Peer), self.now);
+        let (dial, state) = Dial::start(open, &mut self.spare, &self.poll, token(id, Side::Peer), self.now);
         self.dialled(id, syn, permit, dial, state);
+    }
+
+    /// The host's own addresses as they are at this moment, by its routing: this one, and
+    /// those that a translator or a tunnel would make of it. Where no route leads is no
+    /// address of the host.
+    fn own_views(&self, address: IpAddr) -> Result<Vec<IpAddr>, Errno> {
+        let way = self.routes.way_to(address)?;
+        let is_own = |view: &IpAddr| if *view == address { way == Way::Own } else { self.routes.way_to(*view) == Ok(Way::Own) };
+        Ok(decide::views(address).filter(is_own).collect())
     }
 
     fn dialled(&mut self, id: Id, syn: Syn, permit: Permit, dial: Dial, state: Dialled) {

@@ -8,7 +8,7 @@ use std::{
 
 use stockade_protocol::{DenialKind, DenialReason};
 
-use super::{Id, Service, Slot};
+use super::{Id, MOST_ENDED, Service, Slot};
 use crate::{
     decide::{Denied, Permit},
     inspect::{Inspector, Refused},
@@ -37,6 +37,11 @@ impl Open {
         Open { key, relay, flow, permit, address, counted: (0, 0), named: false, held_since: None }
     }
 
+    /// The client may become late.
+    pub(super) fn has_clock(&self) -> bool {
+        self.held_since.is_some()
+    }
+
     /// The client has kept us waiting for the rest of what it began to say.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.held_since.is_some_and(|since| now.duration_since(since) > HELLO_PATIENCE)
@@ -62,6 +67,9 @@ impl Service {
             State::Ended => {
                 self.count(&mut open);
                 self.forget(id, open.key);
+                // Both ends have heard that it is over.
+                self.ended.extend(open.relay.into_sockets());
+                self.ended.truncate(MOST_ENDED);
             }
             State::Broken(refused) => self.cut(id, open, refused),
         }

@@ -31,20 +31,30 @@ struct Place<T> {
     content: Option<T>,
 }
 
+/// What is in a place.
+pub(super) trait Timed {
+    /// Something is to happen to it when a time has come. May change only while it is taken
+    /// out.
+    fn has_clock(&self) -> bool;
+}
+
 /// See the module.
 pub(super) struct Slots<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
     most: usize,
+    /// How many have a clock.
+    clocks: usize,
 }
 
-impl<T> Slots<T> {
+impl<T: Timed> Slots<T> {
     pub(super) fn new(most: usize) -> Self {
-        Slots { places: Vec::new(), free: Vec::new(), most }
+        Slots { places: Vec::new(), free: Vec::new(), most, clocks: 0 }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.free.len() == self.places.len()
+    /// Somebody has to look at clocks.
+    pub(super) fn have_clocks(&self) -> bool {
+        self.clocks > 0
     }
 
     pub(super) fn taken(&self) -> usize {
@@ -76,16 +86,23 @@ impl<T> Slots<T> {
 
     /// Takes the content out; the place stays taken until it is freed.
     pub(super) fn take(&mut self, id: Id) -> Option<T> {
-        self.place(id)?.content.take()
+        let content = self.place(id)?.content.take();
+        self.clocks -= usize::from(content.as_ref().is_some_and(T::has_clock));
+        content
     }
 
+    /// Puts something in the place of what is there.
     pub(super) fn replace(&mut self, id: Id, content: T) {
+        drop(self.take(id));
+        let has_clock = content.has_clock();
         if let Some(place) = self.place(id) {
             place.content = Some(content);
+            self.clocks += usize::from(has_clock);
         }
     }
 
     pub(super) fn free(&mut self, id: Id) {
+        drop(self.take(id));
         if let Some(place) = self.place(id) {
             *place = Place { generation: place.generation.wrapping_add(1), taken: false, content: None };
             self.free.push(id.index);
@@ -108,15 +125,39 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use super::*;
 
+    impl Timed for &str {
+        fn has_clock(&self) -> bool {
+            self.starts_with("tick")
+        }
+    }
+
+    #[test]
+    fn clocks_are_counted_wherever_they_go() {
+        let mut slots = Slots::new(2);
+        let (first, second) = (slots.reserve().unwrap(), slots.reserve().unwrap());
+        assert!(!slots.have_clocks());
+        slots.replace(first, "tick");
+        slots.replace(second, "ticktack");
+        slots.replace(first, "tick");
+        slots.free(second);
+        // It is not known any more.
+        slots.replace(second, "tick");
+        assert!(slots.have_clocks());
+        slots.replace(first, "silent");
+        assert!(!slots.have_clocks());
+        slots.replace(first, "tick");
+        assert!(slots.have_clocks() && slots.take(first) == Some("tick") && !slots.have_clocks());
+    }
+
     #[test]
     fn a_freed_place_is_no_longer_known_under_its_old_number() {
         let mut slots = Slots::new(1);
         let old = slots.reserve().unwrap();
         slots.replace(old, "old");
-        assert!(slots.reserve().is_none() && !slots.is_empty());
+        assert!(slots.reserve().is_none());
         assert_eq!(slots.taken(), 1);
         slots.free(old);
-        assert!(slots.is_empty());
+        assert_eq!(slots.taken(), 0);
         let new = slots.reserve().unwrap();
         slots.replace(new, "new");
         assert_eq!(slots.get_mut(old), None);
