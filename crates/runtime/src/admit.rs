@@ -249,7 +249,8 @@ impl<'a> Admission<'a> {
         let Ahead { embryo: early, spare } = ahead;
         let makes_one = claim && spare.is_none();
         let early = early.or_else(|| (makes_one && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
-        let mut record = claim_record(&identity, wanted_scratch.is_some(), makes_one)?;
+        // A spare has its own; the id of a session's runs is the session's.
+        let mut record = if spare.is_some() { None } else { claim_record(&identity, wanted_scratch.is_some(), claim)? };
         let kept = ask.kept();
         let mut host = facts::read(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
         let embryo = match (&host.cgroup, early) {
