@@ -128,7 +128,7 @@ fn layers(result: &Value) -> Vec<(String, String)> {
 
 fn a_request_that_found_its_sandbox_ready_is_told_as_any_other() {
     let mut session = Session::open(&[]);
-    let code = "print(sum(range(100000)))";
+    let code = "import os; print(sum(range(100000)), len(os.sched_getaffinity(0)))";
     let line = json!({"op": "run", "code": code}).to_string();
     // The second of two lines that come together finds none ready.
     session.send(&format!("{line}\n{line}"));

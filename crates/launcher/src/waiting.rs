@@ -6,7 +6,11 @@
 //! mounted is looked for, when the job has come. Whether a later plan may be run in it is not
 //! judged here ([`Plan::is_set_up_like`] does).
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    process::Pid,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
 use stockade_policy::plan::Plan;
 
 use crate::{
@@ -83,7 +87,7 @@ pub fn set_up(plan: &Plan, inputs: &mut Inputs<'_>, embryo: Embryo) -> Result<Wa
     // A child that failed first is the cause of what failed here.
     let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
     let (cgroup, outer, lifeline, job, pipes, tmp) = put_in_place().map_err(|error| cause(error, &status_read))?;
-    let mut begun = Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, signals };
+    let mut begun = Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, roams: None, signals };
     if let Some(egress) = &plan.egress {
         // Beside the child's last steps, none of which needs the network. The program waits
         // for one word more, which comes when the gate has said that it is confined.
@@ -98,7 +102,7 @@ pub fn set_up(plan: &Plan, inputs: &mut Inputs<'_>, embryo: Embryo) -> Result<Wa
 /// # Errors
 /// The program was not started. Nothing of it has run, and nothing is left behind.
 pub fn run(plan: &Plan, inputs: Inputs<'_>, waiting: Waiting) -> Result<Outcome, LaunchError> {
-    let Waiting { record, tmp, pipes, job, begun } = waiting;
+    let Waiting { record, tmp, pipes, job, mut begun } = waiting;
     let layers = layers::Layers::of_environment();
     #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
     let plan: &Plan = &layers.applied_to(plan);
@@ -106,8 +110,18 @@ pub fn run(plan: &Plan, inputs: Inputs<'_>, waiting: Waiting) -> Result<Outcome,
         let message = String::from("the sandbox and what is to be run in it disagree on there being a stdin");
         return Err(LaunchError::other(What::Prepare, message));
     }
+    begun.roams = let_roam(&begun, plan.cpus);
     let handed_in = prepared::hand_in_job(&job, &begun.lifeline, plan, &inputs);
     handed_in.map_err(|error| supervise::failure_of_child(plan, &begun.status_read).unwrap_or(error))?;
     drop(job);
     supervise::supervise(plan, Inputs { record, ..inputs }, begun, pipes, tmp)
+}
+
+/// Lets an executor that has stood ready wake where there is room now: the CPUs of code with a
+/// quota were chosen when it was set up. Which they may be; none where it stays.
+fn let_roam(begun: &Begun, cpus: usize) -> Option<CpuSet> {
+    let usable = sched_getaffinity(None).ok().filter(|usable| (cpus as u64) < u64::from(usable.count()))?;
+    // One that is still on its way chooses for itself.
+    let has_chosen = is_readable(&begun.handover).unwrap_or(false);
+    (has_chosen && sched_setaffinity(Pid::from_raw(begun.sandbox.pid()), &usable).is_ok()).then_some(usable)
 }
