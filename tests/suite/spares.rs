@@ -51,8 +51,9 @@ fn waiting(session: &Session) -> Option<u32> {
     children(launcher).into_iter().find(waits)
 }
 
+/// The same, when it has come so far.
 #[track_caller]
-fn spare(session: &Session) -> u32 {
+pub fn spare(session: &Session) -> u32 {
     let mut found = None;
     let stands = eventually(Duration::from_secs(10), || {
         found = waiting(session);
@@ -149,10 +150,19 @@ fn a_request_that_found_its_sandbox_ready_is_told_as_any_other() {
     assert_ne!(found["audit"]["run"], own["audit"]["run"]);
     assert!(found["duration_ms"].as_u64().unwrap() < u64::try_from(pause.elapsed().as_millis()).unwrap() - 1000, "{found}");
     let usage = |result: &Value, what: &str| result["usage"][what].as_u64();
-    let cpu = |result| usage(result, "cpu_user_ms").unwrap() + usage(result, "cpu_system_ms").unwrap();
-    // Both are counted by the tick, ten milliseconds each.
-    assert!(cpu(&found) <= cpu(&own) + 40, "{} {}", found["usage"], own["usage"]);
     assert!(usage(&found, "memory_peak_bytes") <= usage(&own, "memory_peak_bytes").map(|bytes| bytes + (1 << 20)), "{}", found["usage"]);
+    // What the host does beside it tells in each alone.
+    let cpu = |result: &Value| usage(result, "cpu_user_ms").unwrap() + usage(result, "cpu_system_ms").unwrap();
+    let (mut of_found, mut of_own) = (cpu(&found), cpu(&own));
+    for _ in 0..3 {
+        session.send(&format!("{line}\n{line}"));
+        let (first, second) = (session.answer(), session.answer());
+        of_own = of_own.min(cpu(&first)).min(cpu(&second));
+        spare(&session);
+        of_found = of_found.min(cpu(&session.ask(json!({"op": "run", "code": code}))));
+    }
+    // Counted by the tick, ten milliseconds each.
+    assert!(of_found <= of_own + of_own / 2 + 20, "{of_found} ms with a sandbox that stood ready, {of_own} ms without");
     session.close();
 }
 
