@@ -161,6 +161,7 @@ pub struct Admission<'a> {
 }
 
 /// How far the sandbox of a run is.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Begun {
     /// It waits to be set up.
     Embryo(Embryo),
@@ -173,12 +174,11 @@ impl Begun {
     ///
     /// # Errors
     /// The program was not started.
-    pub fn run(self, plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
-        let waiting = match self {
-            Begun::Embryo(embryo) => stockade_launcher::set_up(plan, &mut inputs, embryo)?,
-            Begun::Waiting(waiting) => waiting,
-        };
-        stockade_launcher::run(plan, inputs, waiting)
+    pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
+        match self {
+            Begun::Embryo(embryo) => stockade_launcher::launch(plan, inputs, embryo),
+            Begun::Waiting(waiting) => stockade_launcher::run(plan, inputs, waiting),
+        }
     }
 }
 
