@@ -181,6 +181,12 @@ fn a_spare_that_was_killed_costs_its_request_nothing() {
 
 fn a_reset_ends_the_spare_and_what_it_had_mounted() {
     let mut session = Session::open(&[]);
+    spare(&session);
+    // What code has closed is opened when the next begins, and not before.
+    session.output("import os; os.chmod('/tmp', 0)");
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(waiting(&session), None);
+    session.refused(json!({"op": "read", "path": "/tmp/x"}), "permission_denied");
     session.output("open('/tmp/kept', 'w')");
     let ready = spare(&session);
     assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
