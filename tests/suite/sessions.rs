@@ -158,6 +158,11 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // One that is killed leaves its sandbox's cgroup to the next start that knows its registry.
+        drop(self.lines.take());
+        if wait_within(&mut self.child, Duration::from_secs(1)).is_some() {
+            return;
+        }
         let _ended = self.child.kill();
         let _reaped = self.child.wait();
     }
