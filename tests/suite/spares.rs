@@ -51,8 +51,9 @@ fn waiting(session: &Session) -> Option<u32> {
     children(launcher).into_iter().find(waits)
 }
 
+/// The same, when it has come so far.
 #[track_caller]
-fn spare(session: &Session) -> u32 {
+pub fn spare(session: &Session) -> u32 {
     let mut found = None;
     let stands = eventually(Duration::from_secs(10), || {
         found = waiting(session);
@@ -128,7 +129,7 @@ fn layers(result: &Value) -> Vec<(String, String)> {
 
 fn a_request_that_found_its_sandbox_ready_is_told_as_any_other() {
     let mut session = Session::open(&[]);
-    let code = "print(sum(range(100000)))";
+    let code = "import os; print(sum(range(100000)), len(os.sched_getaffinity(0)))";
     let line = json!({"op": "run", "code": code}).to_string();
     // The second of two lines that come together finds none ready.
     session.send(&format!("{line}\n{line}"));
@@ -149,10 +150,19 @@ fn a_request_that_found_its_sandbox_ready_is_told_as_any_other() {
     assert_ne!(found["audit"]["run"], own["audit"]["run"]);
     assert!(found["duration_ms"].as_u64().unwrap() < u64::try_from(pause.elapsed().as_millis()).unwrap() - 1000, "{found}");
     let usage = |result: &Value, what: &str| result["usage"][what].as_u64();
-    let cpu = |result| usage(result, "cpu_user_ms").unwrap() + usage(result, "cpu_system_ms").unwrap();
-    // Both are counted by the tick, ten milliseconds each.
-    assert!(cpu(&found) <= cpu(&own) + 40, "{} {}", found["usage"], own["usage"]);
     assert!(usage(&found, "memory_peak_bytes") <= usage(&own, "memory_peak_bytes").map(|bytes| bytes + (1 << 20)), "{}", found["usage"]);
+    // What the host does beside it tells in each alone.
+    let cpu = |result: &Value| usage(result, "cpu_user_ms").unwrap() + usage(result, "cpu_system_ms").unwrap();
+    let (mut of_found, mut of_own) = (cpu(&found), cpu(&own));
+    for _ in 0..3 {
+        session.send(&format!("{line}\n{line}"));
+        let (first, second) = (session.answer(), session.answer());
+        of_own = of_own.min(cpu(&first)).min(cpu(&second));
+        spare(&session);
+        of_found = of_found.min(cpu(&session.ask(json!({"op": "run", "code": code}))));
+    }
+    // Counted by the tick, ten milliseconds each.
+    assert!(of_found <= of_own + of_own / 2 + 20, "{of_found} ms with a sandbox that stood ready, {of_own} ms without");
     session.close();
 }
 
@@ -171,6 +181,12 @@ fn a_spare_that_was_killed_costs_its_request_nothing() {
 
 fn a_reset_ends_the_spare_and_what_it_had_mounted() {
     let mut session = Session::open(&[]);
+    spare(&session);
+    // What code has closed is opened when the next begins, and not before.
+    session.output("import os; os.chmod('/tmp', 0)");
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(waiting(&session), None);
+    session.refused(json!({"op": "read", "path": "/tmp/x"}), "permission_denied");
     session.output("open('/tmp/kept', 'w')");
     let ready = spare(&session);
     assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);

@@ -40,11 +40,11 @@ use stockade_sys::{
     net, process,
 };
 
-pub(crate) use confine::raise_core_limit;
 use confine::{
     MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, make_inner_namespace,
-    restrict, some_cpus, write_proc,
+    restrict, write_proc,
 };
+pub(crate) use confine::{raise_core_limit, some_cpus};
 use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Made, Terminal, make_entry, mount_scratch, open_terminal, place_program};
 pub(crate) use root::{INSIDE, attach, new_tmpfs};
 use words::{ForExecutor, await_word, still_alive};

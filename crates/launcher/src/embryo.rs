@@ -142,9 +142,17 @@ impl Embryo {
         Ok(Embryo { sandbox, user_namespaces, cgroup, status_read, handover, laid: None, signals })
     }
 
-    /// Gives it its ids, and has it lay this foundation while the rest is worked out. That
-    /// this failed is said when it is launched.
-    pub fn lay(&mut self, foundation: Foundation) {
+    /// Has it begin while the rest of the plan is worked out, with what the plan's foundation
+    /// will be. That this failed is said when it is set up.
+    pub fn lay_ahead(&mut self, foundation: &Foundation) {
+        // A build for tests may leave out what was foreseen.
+        if !cfg!(feature = "ablation") {
+            self.lay(foundation.clone());
+        }
+    }
+
+    /// Gives it its ids, and has it lay this foundation.
+    pub(crate) fn lay(&mut self, foundation: Foundation) {
         let laid = self.try_to_lay(&foundation);
         self.laid = Some((foundation, laid));
     }

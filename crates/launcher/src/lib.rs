@@ -51,7 +51,7 @@ pub use notify::RefusedCall;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 pub use verdict::SCRATCH_UNCOUNTED;
-pub use waiting::{Waiting, run, set_up};
+pub use waiting::{Waiting, launch, run, set_up};
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {

@@ -172,6 +172,13 @@ impl Store {
         Ok(true)
     }
 
+    /// Whether all of them are open to their owner. What code has closed is so until the next
+    /// run begins, to whoever reads and writes files meanwhile too; copies open it.
+    pub fn is_open(&self) -> bool {
+        let open = |directory: &OwnedFd| fstat(directory).is_ok_and(|stat| Mode::from_raw_mode(stat.st_mode).contains(Mode::RWXU));
+        self.writable.iter().map(|(_, directory)| directory).chain(&self.scratch).all(open)
+    }
+
     /// The other directories that it keeps, by their absolute path inside.
     pub fn directories(&self) -> impl Iterator<Item = (PathBuf, &OwnedFd)> {
         self.writable.iter().map(|(target, directory)| (Path::new("/").join(target), directory))

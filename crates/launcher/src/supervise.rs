@@ -18,6 +18,7 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::Mode,
     io::Errno,
+    thread::CpuSet,
 };
 use stockade_egress::gate::{Gate, GateError};
 use stockade_policy::plan::Plan;
@@ -123,6 +124,7 @@ struct Supervision<'a> {
     outer: OuterNamespaces,
     gate: Option<Gate>,
     lifeline: OwnedFd,
+    roams: Option<CpuSet>,
     signals: Signals,
     client: Option<&'a mut dyn Client>,
     streams: Streams,
@@ -185,6 +187,8 @@ pub(crate) struct Begun {
     pub(crate) lifeline: OwnedFd,
     pub(crate) status_read: OwnedFd,
     pub(crate) handover: OwnedFd,
+    /// CPUs between which the executor may move until it is told to go.
+    pub(crate) roams: Option<CpuSet>,
     pub(crate) signals: Signals,
 }
 
@@ -200,7 +204,7 @@ pub(crate) fn supervise(
     tmp: Option<OwnedFd>,
 ) -> Result<Outcome, LaunchError> {
     // In this order for the same reason as in `set_up`.
-    let Begun { signals, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
+    let Begun { signals, roams, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream, has_errors: bool| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
@@ -227,6 +231,7 @@ pub(crate) fn supervise(
         outer,
         gate,
         lifeline,
+        roams,
         signals,
         client: inputs.client.map(|client| client as _),
         streams: inputs.streams,

@@ -161,6 +161,7 @@ pub struct Admission<'a> {
 }
 
 /// How far the sandbox of a run is.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Begun {
     /// It waits to be set up.
     Embryo(Embryo),
@@ -173,12 +174,11 @@ impl Begun {
     ///
     /// # Errors
     /// The program was not started.
-    pub fn run(self, plan: &Plan, mut inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
-        let waiting = match self {
-            Begun::Embryo(embryo) => stockade_launcher::set_up(plan, &mut inputs, embryo)?,
-            Begun::Waiting(waiting) => waiting,
-        };
-        stockade_launcher::run(plan, inputs, waiting)
+    pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
+        match self {
+            Begun::Embryo(embryo) => stockade_launcher::launch(plan, inputs, embryo),
+            Begun::Waiting(waiting) => stockade_launcher::run(plan, inputs, waiting),
+        }
     }
 }
 
@@ -249,13 +249,14 @@ impl<'a> Admission<'a> {
         let Ahead { embryo: early, spare } = ahead;
         let makes_one = claim && spare.is_none();
         let mut early = early.or_else(|| (makes_one && !facts::is_unified()).then(|| begin(&identity, UserNamespaces::Nested, None, None)));
-        let mut record = claim_record(&identity, wanted_scratch.is_some(), makes_one)?;
+        // A spare has its own; the id of a session's runs is the session's.
+        let mut record = if spare.is_some() { None } else { claim_record(&identity, wanted_scratch.is_some(), claim)? };
         let kept = ask.kept();
         let unique = facts::unique_id(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
         let foreseen = matches!(purpose, Purpose::Run | Purpose::Spare).then(|| foresee(policy, &identity, unique.id)).flatten();
         let lay = |begun: &mut Option<Result<Embryo, LaunchError>>| {
             if let (Some(Ok(embryo)), Some(foundation)) = (begun, &foreseen) {
-                embryo.lay(foundation.clone());
+                embryo.lay_ahead(foundation);
             }
         };
         lay(&mut early);

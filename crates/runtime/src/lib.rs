@@ -23,7 +23,11 @@ pub mod session;
 mod spare;
 mod trusted;
 
-use std::{cell::Cell, mem::ManuallyDrop, path::PathBuf};
+use std::{
+    cell::{Cell, OnceCell},
+    mem::ManuallyDrop,
+    path::PathBuf,
+};
 
 use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
@@ -138,7 +142,12 @@ fn answer(
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let screening = Screened::new(screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged), policy);
+        let begin = move || screen::Pending::of_request(request, policy, options.scratch.as_deref(), privileged);
+        let screening = match &ahead.spare {
+            // It need not wait for the screener's start, which can as well be beside the code.
+            Some(_) if Screened::may_be_late(policy) => Screened::Late(OnceCell::new(), Box::new(begin)),
+            _ => Screened::new(begin(), policy),
+        };
         if let Some(refused) = screening.refusal(ask, policy, options) {
             return Ok(refused);
         }
@@ -154,7 +163,8 @@ fn answer(
             Some(Presented::Good(pass)) => Some(pass),
             None => None,
         };
-        let wanted = Wanted { ask, loaded, options, trail: Some(&trail), pass: pass.as_ref() };
+        let beside = || screening.begin();
+        let wanted = Wanted { ask, loaded, options, trail: Some(&trail), pass: pass.as_ref(), beside: Some(&beside) };
         let ran = attempt(wanted, Streams::Capture, client, ahead);
         let report = ran.map_or_else(
             |refusal| ask.worded(refusal).report(),
@@ -171,15 +181,24 @@ fn answer(
 enum Screened<'p> {
     Known(screen::Screening),
     Pending(screen::Pending<'p>),
+    /// It is begun when the launcher has nothing else to do.
+    Late(OnceCell<screen::Pending<'p>>, Box<dyn Fn() -> screen::Pending<'p> + 'p>),
 }
 
 impl<'p> Screened<'p> {
     fn new(pending: screen::Pending<'p>, policy: &Policy) -> Self {
-        match policy.screen.severest() {
-            // On cgroup v2 no process but the launcher may be in its cgroup, which hands
-            // limits down.
-            Action::Allow | Action::Note if !facts::is_unified() => Screened::Pending(pending),
-            _ => Screened::Known(pending.finish()),
+        if Screened::may_be_late(policy) { Screened::Pending(pending) } else { Screened::Known(pending.finish()) }
+    }
+
+    /// Whether the run need not wait for it. On cgroup v2 no process but the launcher may be
+    /// in its cgroup, which hands limits down.
+    fn may_be_late(policy: &Policy) -> bool {
+        matches!(policy.screen.severest(), Action::Allow | Action::Note) && !facts::is_unified()
+    }
+
+    fn begin(&self) {
+        if let Screened::Late(pending, begin) = self {
+            pending.get_or_init(begin);
         }
     }
 
@@ -187,7 +206,7 @@ impl<'p> Screened<'p> {
     fn refusal(&self, ask: Ask<'_>, policy: &Policy, options: &Options) -> Option<Report> {
         match self {
             Screened::Known(screening) => screening.refusal(policy, approval::hindrance(ask, policy, options)),
-            Screened::Pending(_) => None,
+            Screened::Pending(_) | Screened::Late(..) => None,
         }
     }
 
@@ -195,6 +214,7 @@ impl<'p> Screened<'p> {
         match self {
             Screened::Known(screening) => screening,
             Screened::Pending(pending) => pending.finish(),
+            Screened::Late(pending, begin) => pending.into_inner().unwrap_or_else(begin).finish(),
         }
     }
 }
@@ -215,13 +235,15 @@ struct Wanted<'a> {
     trail: Option<&'a Trail<'a>>,
     /// Its approval, where it needs one.
     pass: Option<&'a Pass>,
+    /// What is begun beside it.
+    beside: Option<&'a dyn Fn()>,
 }
 
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without. Where a
 /// sandbox that stood ready turns out not to be fit, it gets another one.
 fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<(Outcome, Plan), Refusal> {
-    let Wanted { ask, loaded, options, trail, pass } = wanted;
+    let Wanted { ask, loaded, options, trail, pass, beside } = wanted;
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let noted = Cell::new(false);
@@ -238,6 +260,7 @@ fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Cli
         }
         inputs.client = client.as_mut().map(|client| &mut **client as _);
         inputs.meanwhile = Some(Box::new(|| {
+            beside.into_iter().for_each(|begin| begin());
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             trail.into_iter().for_each(Trail::prepare);
         }));
@@ -291,7 +314,7 @@ fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &T
     if let Some(refused) = screening.refusal(ask, policy, options) {
         return Ok(refused);
     }
-    let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None };
+    let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None, beside: None };
     let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
     let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), policy, stockade_protocol::Encoding::Text);
@@ -328,7 +351,7 @@ pub struct ImageResult {
 /// # Errors
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
-    let wanted = Wanted { ask: Ask::Image(image), loaded, options, trail: None, pass: None };
+    let wanted = Wanted { ask: Ask::Image(image), loaded, options, trail: None, pass: None, beside: None };
     let (outcome, plan) = attempt(wanted, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);

@@ -148,9 +148,10 @@ impl Session {
         report
     }
 
-    /// Whether there is something to do for the next request before it comes.
+    /// Whether there is something to do for the next request before it comes. Not where its
+    /// beginning changes what a client may ask about before.
     pub fn can_prepare(&self) -> bool {
-        self.may_prepare && self.spare.is_none()
+        self.may_prepare && self.spare.is_none() && self.kept.store.as_ref().is_ok_and(Store::is_open)
     }
 
     /// Does it: sets up the sandbox of a request without options. That it cannot be is said

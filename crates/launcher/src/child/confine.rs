@@ -23,7 +23,7 @@ use super::{At, Outcome};
 use crate::prepared::{Prepared, PreparedFoundation};
 
 /// So many of the usable CPUs, from this one on.
-pub(super) fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
+pub(crate) fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
     let mut some = CpuSet::new();
     let in_order = (first..CpuSet::MAX_CPU).chain(0..first.min(CpuSet::MAX_CPU));
     in_order.filter(|cpu| usable.is_set(*cpu)).take(count).for_each(|cpu| some.set(cpu));

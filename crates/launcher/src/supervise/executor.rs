@@ -10,6 +10,8 @@ use rustix::{
     fd::OwnedFd,
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    process::Pid,
+    thread::sched_setaffinity,
 };
 use stockade_egress::gate::Gate;
 use stockade_policy::plan::Plan;
@@ -21,7 +23,14 @@ use stockade_protocol::{
 
 use super::{FEED, Phase, Supervision, Token, failed};
 use crate::{
-    LaunchError, What, child::MOST_HANDED_OVER, egress, error::step_failed, modules::Heard, prepared::tell, receipt, scratch::INTERVAL_MS,
+    LaunchError, What,
+    child::{MOST_HANDED_OVER, some_cpus},
+    egress,
+    error::step_failed,
+    modules::Heard,
+    prepared::tell,
+    receipt,
+    scratch::INTERVAL_MS,
 };
 
 /// The failure that the child has sent before it ended, if it has; not that it misses the
@@ -124,6 +133,16 @@ impl Supervision<'_> {
         }
     }
 
+    /// Keeps an executor that could roam where it has come to run.
+    fn settle(&mut self) -> Result<(), Errno> {
+        let Some(usable) = self.roams.take() else { return Ok(()) };
+        let stat = self.outer.proc.read("stat")?;
+        // Behind the name, which is the second field; proc_pid_stat(5) has this one as its 39th.
+        let processor = stat.rsplit(')').next().and_then(|rest| rest.split_ascii_whitespace().nth(36));
+        let cpu = processor.and_then(|number| number.parse().ok()).ok_or(Errno::BADMSG)?;
+        sched_setaffinity(Pid::from_raw(self.sandbox.pid()), &some_cpus(&usable, cpu, self.plan.cpus))
+    }
+
     /// Takes the listener and the file systems that the child hands over, once.
     pub(super) fn take_descriptors(&mut self) -> Result<(), Errno> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
@@ -170,6 +189,7 @@ impl Supervision<'_> {
                 self.outside = Some(outside);
                 // The last moment at which no instruction of the program can have run.
                 self.cpu_before = self.cgroup.cpu().unwrap_or_default();
+                self.settle()?;
                 self.released = tell(&self.lifeline, Word::Go)?;
                 Ok(())
             }
