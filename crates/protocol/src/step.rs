@@ -45,8 +45,6 @@ steps! {
     Maps = 2 "write the user namespace's maps";
     /// Waiting for the launcher's word.
     AwaitLauncher = 3 "wait for the launcher";
-    /// The sockets of the egress gate.
-    EgressSockets = 47 "make the egress gate's sockets";
     /// Clearing supplementary groups.
     Groups = 6 "clear supplementary groups";
     /// Taking on the mapped ids.
@@ -57,10 +55,14 @@ steps! {
     Keyring = 10 "join a new session keyring";
     /// The host name.
     Hostname = 11 "set the host name";
+    /// The inner user namespace; entering it as well.
+    InnerUserNamespace = 23 "make the inner user namespace";
     /// The tmpfs that becomes the root.
     RootTmpfs = 14 "mount the root tmpfs";
     /// One entry of the root.
     RootEntry = 15 "build the root";
+    /// The sockets of the egress gate.
+    EgressSockets = 47 "make the egress gate's sockets";
     /// The executor's file.
     PlaceExecutor = 18 "place the executor";
     /// Waiting for the idmapped scratch.
@@ -85,8 +87,6 @@ steps! {
     CgroupNamespace = 5 "make the cgroup namespace";
     /// Counts of inotify objects and namespaces.
     NamespaceLimits = 22 "limit the user namespace's counts";
-    /// The inner user namespace.
-    InnerUserNamespace = 23 "make the inner user namespace";
     /// The working directory.
     WorkingDirectory = 24 "enter the working directory";
     /// Core dumps.
