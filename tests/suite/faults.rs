@@ -103,15 +103,11 @@ impl World {
         for layer in receipt["layers"].as_array_mut().into_iter().flatten() {
             layer["detail"] = Value::from(plain(layer["detail"].as_str().unwrap_or_default()));
         }
-        World {
-            seen: [&result["output"], &result["error"]]
-                .iter()
-                .flat_map(|text| text.as_str().unwrap_or_default().lines())
-                .map(plain)
-                .collect(),
-            receipt,
-            files: result["files"].clone(),
-        }
+        let mut seen: Vec<String> =
+            [&result["output"], &result["error"]].iter().flat_map(|text| text.as_str().unwrap_or_default().lines()).map(plain).collect();
+        // Mounts are listed in the order in which they were made, by two processes at once.
+        seen.sort();
+        World { seen, receipt, files: result["files"].clone() }
     }
 }
 
