@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -54,7 +55,9 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def children() -> list[int]:
     found = []
     for task in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
+        # A thread may end between the listing and the look.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += [int(pid) for pid in (task / "children").read_text().split()]
     return found
 
 
