@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_spare_that_was_killed_costs_its_request_nothing, seconds 60),
     test!(Both, a_reset_ends_the_spare_and_what_it_had_mounted, seconds 60),
     test!(Both, what_is_hidden_meanwhile_is_hidden_from_the_next_request, seconds 60),
+    test!(Both, what_changes_names_on_the_host_does_not_change_its_protection, seconds 60),
     test!(Both, a_path_of_the_host_that_is_another_now_is_shown_as_it_is, seconds 60),
     test!(alone Both, a_waiting_session_does_nothing, seconds 60),
     test!(alone Both, a_session_that_ends_with_a_spare_leaves_nothing, seconds 60),
@@ -232,6 +233,30 @@ fn what_is_hidden_meanwhile_is_hidden_from_the_next_request() {
     put(&host.join("plain"), "another");
     fs::remove_file(host.join(".env")).unwrap();
     assert_eq!(session.output(read), "2\n13\nanother\n");
+    session.close();
+}
+
+fn what_changes_names_on_the_host_does_not_change_its_protection() {
+    let (host, secret) = (scratch(), token("exchanged"));
+    put(&host.join(".env"), "hidden");
+    put(&host.join("ro1"), "read-only");
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("exchanges", &derived("[scratch]\nread_only = { add = [\"ro*\"] }"));
+    let mut session = Session::open(&["--policy", &policy, "--scratch", text(&host)]);
+    let read = "for name in ('.env', 'ro1'):\n  try: print(open(name).read())\n  except OSError as error: print(error.errno)";
+    assert_eq!(session.output(read), "13\nread-only\n");
+    // What a sandbox would be set up after. None must be: its covers would go with the files.
+    std::thread::sleep(Duration::from_millis(300));
+    for (from, to) in [(".env", "other"), ("ro1", ".env"), ("other", "ro1")] {
+        fs::rename(host.join(from), host.join(to)).unwrap();
+    }
+    fs::write(host.join(".env"), &secret).unwrap();
+    assert_eq!(session.output(read), "13\nhidden\n");
+    // A control: with nothing read-only one is set up, and hides by either name.
+    session.close();
+    let mut session = Session::open(&["--scratch", text(&host)]);
+    spare(&session);
+    assert_eq!(session.output(read), "13\nhidden\n");
     session.close();
 }
 

@@ -161,7 +161,6 @@ pub struct Admission<'a> {
 }
 
 /// How far the sandbox of a run is.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Begun {
     /// It waits to be set up.
     Embryo(Embryo),

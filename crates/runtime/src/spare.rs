@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use stockade_launcher::{LaunchError, OpenedScratch, Streams, Waiting, What, set_up};
-use stockade_policy::plan::{Plan, UserNamespaces};
+use stockade_policy::plan::{PathKindName, Plan, ScratchPlan, UserNamespaces};
 use stockade_protocol::{Request, step::Step};
 
 use crate::{Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal, admit::Begun, facts::Number, session::Kept};
@@ -44,7 +44,7 @@ impl Spare {
         let ask = Ask::Session { request: Some(&request), kept };
         let mut admission = Admission::new(ask, loaded, options, Purpose::Spare, Ahead::default())?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MOST_ENTRIES);
-        if large || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
+        if large || could_be_exchanged(&admission.plan.scratch) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
             return Ok(None);
         }
         let seen = std::mem::take(&mut admission.seen);
@@ -62,6 +62,18 @@ impl Spare {
         let fits = same_scratch && self.seen == *seen && plan.is_set_up_like(&self.plan) && self.waiting.is_sound();
         fits.then_some(self.waiting)
     }
+}
+
+/// Whether two files or two directories of a host scratch are protected in different ways.
+/// What lies over one goes with it where somebody on the host renames it, so that two that
+/// change their names change their protection, while the plan stays the same.
+fn could_be_exchanged(scratch: &ScratchPlan) -> bool {
+    let differ = |wanted: PathKindName| {
+        let mut protections = scratch.protected.iter().filter(|(_, kind, _)| *kind == wanted).map(|(.., protection)| protection);
+        let first = protections.next();
+        protections.any(|protection| Some(protection) != first)
+    };
+    scratch.host && (differ(PathKindName::File) || differ(PathKindName::Directory))
 }
 
 /// Whether a sandbox that was set up before its run may be to blame for an error, and not

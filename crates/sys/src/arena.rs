@@ -120,6 +120,8 @@ unsafe impl<A: GlobalAlloc, const N: usize> GlobalAlloc for Arena<A, N> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     extern crate std;
 
     use core::alloc::{GlobalAlloc, Layout};
