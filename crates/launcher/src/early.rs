@@ -32,6 +32,7 @@ extern "C" fn begin(start: Start<'_>) {
     let may_wait = || !ignores(SIGCHLD);
     if is_run(&start) && acts_for_itself(&start) && has_descriptors() && may_wait() && file_system_type(c"/sys/fs/cgroup") != Some(CGROUP2)
     {
+        start.settle_data();
         // SAFETY: called once, before libc; `alone` keeps to what may be done there.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         unsafe {
