@@ -164,9 +164,21 @@ def agent() -> Agent:
 
 
 @pytest.fixture
-def shims(tmp_path: Path) -> Path:
-    """Shims of the host's interpreters, in a directory of their own."""
-    place = tmp_path / "shims"
-    place.mkdir()
-    subprocess.run([os.environ["STOCKADE"], "shim", "install", place], check=True, capture_output=True, timeout=120)
-    return place
+def shims_of(tmp_path: Path) -> Callable[[str], Path]:
+    """Shims of the host's interpreters under a policy, in a directory of their own."""
+
+    def install(policy: str) -> Path:
+        place = tmp_path / f"shims-{policy}"
+        if not place.exists():
+            place.mkdir()
+            line = [os.environ["STOCKADE"], "shim", "install", "--policy", policy, place]
+            subprocess.run(line, check=True, capture_output=True, timeout=120)
+        return place
+
+    return install
+
+
+@pytest.fixture
+def shims(shims_of: Callable[[str], Path]) -> Path:
+    """The same under the policy that they have where none is named."""
+    return shims_of("default")
