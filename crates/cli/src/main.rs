@@ -76,28 +76,35 @@ fn act() -> ExitCode {
     // What was begun before libc and is not wanted after all ends with this.
     let _begun_early = stockade_launcher::early::Unused;
     let ahead = if Cli::is_run_of_process() { Ahead::begin(None) } else { Ahead::default() };
-    let cli = match Cli::of_process() {
+    let cli = match apart(Cli::of_process) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     let done = match cli.command {
-        Command::Exec(exec) => exec_command(&exec),
-        Command::Run(run) => run_command(&run, ahead),
-        Command::Session(session) => serve_session(&session),
-        Command::Mcp(session) => serve_mcp(&session),
-        Command::Policy(command) => policy::run(command),
-        Command::Shim(command) => shim::run(&command),
-        Command::ShimExec(shim) => shim::exec(&shim),
-        Command::Runtimes(choice) => runtimes::run(&choice),
-        Command::Doctor(doctor) => doctor::run(&doctor),
-        Command::Prove(asked) => prove::run(&asked),
-        Command::Audit(command) => audit::run(&command),
-        Command::Approve(asked) => approve::run(&asked),
-        Command::Screen(asked) => screen::run(&asked),
-        Command::Serve(serve) => serve_connection(&serve),
-        Command::Version(version) => show_version(version.json),
+        Command::Exec(exec) => apart(|| exec_command(&exec)),
+        Command::Run(run) => apart(|| run_command(&run, ahead)),
+        Command::Session(session) => apart(|| serve_session(&session)),
+        Command::Mcp(session) => apart(|| serve_mcp(&session)),
+        Command::Policy(command) => apart(|| policy::run(command)),
+        Command::Shim(command) => apart(|| shim::run(&command)),
+        Command::ShimExec(shim) => apart(|| shim::exec(&shim)),
+        Command::Runtimes(choice) => apart(|| runtimes::run(&choice)),
+        Command::Doctor(doctor) => apart(|| doctor::run(&doctor)),
+        Command::Prove(asked) => apart(|| prove::run(&asked)),
+        Command::Audit(command) => apart(|| audit::run(&command)),
+        Command::Approve(asked) => apart(|| approve::run(&asked)),
+        Command::Screen(asked) => apart(|| screen::run(&asked)),
+        Command::Serve(serve) => apart(|| serve_connection(&serve)),
+        Command::Version(version) => apart(|| show_version(version.json)),
     };
     done.unwrap_or_else(|error| failed(&error))
+}
+
+/// Does this in a frame of its own. Of a frame each page is touched when it is entered, so
+/// that in one frame each run would pay for the largest of all commands.
+#[inline(never)]
+fn apart<T>(command: impl FnOnce() -> T) -> T {
+    command()
 }
 
 /// What was asked for could not be done or, for all its caller knows, was not.

@@ -11,7 +11,7 @@ use rustix::{
     fs::{Mode, OFlags, open},
 };
 
-use crate::early::is_open;
+use crate::{call::syscall, early::is_open};
 
 /// Makes this function, of type `fn() -> u8`, what libc calls as `main` and its value the
 /// exit status. For a program that is `#![no_main]`.
@@ -22,10 +22,22 @@ macro_rules! called_by_libc {
         #[unsafe(no_mangle)]
         extern "C" fn main(_count: i32, _arguments: *const *const u8) -> i32 {
             $crate::entry::hold_streams();
-            // Which flushes stdout.
-            std::process::exit(i32::from($function()))
+            let status = $function();
+            // What cannot be written now could not be before.
+            let _flushed = std::io::Write::flush(&mut std::io::stdout());
+            $crate::entry::end(status)
         }
     };
+}
+
+/// Ends the process, with nothing that libc keeps for its own exit: no stream of C is used, and
+/// nobody has asked to be called.
+pub fn end(status: u8) -> ! {
+    const EXIT_GROUP: usize = 231;
+    loop {
+        // SAFETY: it takes a number, and ends everything.
+        let _never = unsafe { syscall(EXIT_GROUP, [usize::from(status), 0, 0, 0, 0, 0]) };
+    }
 }
 
 /// Opens /dev/null for each of the three streams that is closed. Where that cannot be done
