@@ -35,7 +35,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
         writeln!(out, "  host groups that stay: {:?}", identity.groups_kept)?;
     }
     writeln!(out, "\nroot, in this order")?;
-    for entry in &plan.root {
+    for entry in plan.root.iter() {
         writeln!(out, "  {}", describe_entry(entry))?;
     }
     let scratch = &plan.scratch;

@@ -179,7 +179,7 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
 
 /// The plan's entries are numbered from 1 behind the stand-ins, which come first.
 fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
-    index.checked_sub(1).and_then(|index| plan.root.get(index))
+    index.checked_sub(1).and_then(|index| plan.root.iter().nth(index))
 }
 
 fn is_proc(plan: &Plan, index: usize) -> bool {

@@ -4,7 +4,7 @@
 //! can show what that layer alone stops. In every other build `keep` is a constant.
 
 #[cfg(feature = "ablation")]
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use stockade_policy::plan::Plan;
 pub(crate) use stockade_protocol::layer::Layer;
@@ -68,9 +68,7 @@ impl Layers {
                 plan.identity.idmapped_to = None;
             }
             Layer::ProcMasks => {
-                let before = plan.root.len();
-                plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
-                plan.founded -= before - plan.root.len();
+                Arc::make_mut(&mut plan.root.ground).entries.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
             }
             Layer::TmpfsSizes => {
                 plan.root_size = None;

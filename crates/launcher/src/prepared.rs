@@ -156,7 +156,7 @@ pub(crate) struct PreparedFoundation {
 impl PreparedFoundation {
     pub(crate) fn new(foundation: &Foundation) -> Result<Self, LaunchError> {
         let mut entries = vec![Entry::StandIns];
-        for entry in &foundation.entries {
+        for entry in &foundation.ground.entries {
             entries.push(prepare_entry(entry, None, &mut Vec::new())?);
         }
         let (uid, gid) = foundation.inside;
@@ -232,7 +232,7 @@ impl Prepared {
         }
         let mut trees = Vec::new();
         let mut entries = Vec::new();
-        for entry in plan.root.iter().skip(plan.founded) {
+        for entry in &plan.root.rest {
             entries.push(prepare_entry(entry, Some(inputs), &mut trees)?);
         }
         let scratch = prepare_scratch(plan, inputs)?;

@@ -13,6 +13,7 @@ mod value;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::Serialize;
@@ -25,6 +26,7 @@ use crate::{
     model::{Access, Degradable, Policy, Runtime},
 };
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
+pub use root::Groundwork;
 use root::plan_root;
 pub(crate) use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
@@ -145,73 +147,86 @@ pub const LEAST_MEMORY: u64 = 4 << 20;
 /// What the root tmpfs holds beside the writable parts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
-/// Works out the plan of one run. `filters` are those of the policy.
-///
-/// # Errors
-/// The request asks for more than the policy allows, or the host lacks a layer that
-/// the policy does not let the run go without.
-pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
-    let mut degraded = Vec::new();
-    let limits = narrow_limits(policy, narrowing)?;
-    refuse_too_little_memory(facts, narrowing, &limits)?;
-    let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
-    let scratch = plan_scratch(policy, narrowing, &limits)?;
-    let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
-    let (root, founded, writable) = plan_root(policy, facts, narrowing, &identity, &scratch, &extra, &limits)?;
-    let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
-    let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
-    let environment = plan_environment(policy, narrowing, &scratch)?;
-    let filter = plan_filter(policy, filters, &scratch);
-    let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
-    let cpus = usable_cpus(facts, &limits);
-    let egress = plan_egress(policy);
-    Ok(Plan {
-        policy: policy.name.clone(),
-        policy_sha256: policy.sha256.clone(),
-        mode: if facts.privileged { Mode::Root } else { Mode::Rootless },
-        identity,
-        root,
-        founded,
-        root_size: root_size(&limits),
-        scratch,
-        argv,
-        environment: environment.keys().cloned().collect(),
-        environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-        program_file,
-        rlimits,
-        cgroup,
-        cpus,
-        landlock,
-        payload_landlock,
-        filter,
-        limits,
-        egress,
-        terminal: narrowing.terminal,
-        session: narrowing.session,
-        image: matches!(narrowing.program, Program::Image(_)),
-        degraded,
-    })
+/// What a policy alone decides of the plan of a run, worked out once: before anything is known
+/// of the host, and then as a part of the plan. It keeps hold of its policy, so that it can
+/// become a part of no other's.
+pub struct Draft<'p> {
+    policy: &'p Policy,
+    ground: Arc<Groundwork>,
+}
+
+impl<'p> Draft<'p> {
+    /// The draft of this policy's plans.
+    pub fn of(policy: &'p Policy) -> Self {
+        Draft { policy, ground: Arc::new(Groundwork::new(policy, policy.identity.gid)) }
+    }
+
+    /// What the plan of whatever is asked for will most likely be founded on, with user
+    /// namespaces and these ids on the host. Whether it is, [`Plan::is_founded_on`] says.
+    pub fn foundation(&self, mode: Mode, outside: (u32, u32)) -> Foundation {
+        let identity = &self.policy.identity;
+        Foundation {
+            mode,
+            user_namespaces: UserNamespaces::Nested,
+            inside: (identity.uid, identity.gid),
+            outside,
+            hostname: identity.hostname.clone(),
+            root_size: root_size(&self.policy.limits),
+            ground: Arc::clone(&self.ground),
+        }
+    }
+
+    /// Works out the plan of one run. `filters` are those of the policy.
+    ///
+    /// # Errors
+    /// The request asks for more than the policy allows, or the host lacks a layer that
+    /// the policy does not let the run go without.
+    pub fn plan(&self, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
+        let policy = self.policy;
+        let mut degraded = Vec::new();
+        let limits = narrow_limits(policy, narrowing)?;
+        refuse_too_little_memory(facts, narrowing, &limits)?;
+        let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
+        let scratch = plan_scratch(policy, narrowing, &limits)?;
+        let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
+        let (root, writable) = plan_root(self, facts, narrowing, &identity, &scratch, &extra, &limits)?;
+        let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
+        let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
+        let environment = plan_environment(policy, narrowing, &scratch)?;
+        let filter = plan_filter(policy, filters, &scratch);
+        let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
+        let cpus = usable_cpus(facts, &limits);
+        let egress = plan_egress(policy);
+        Ok(Plan {
+            policy: policy.name.clone(),
+            policy_sha256: policy.sha256.clone(),
+            mode: if facts.privileged { Mode::Root } else { Mode::Rootless },
+            identity,
+            root,
+            root_size: root_size(&limits),
+            scratch,
+            argv,
+            environment: environment.keys().cloned().collect(),
+            environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            program_file,
+            rlimits,
+            cgroup,
+            cpus,
+            landlock,
+            payload_landlock,
+            filter,
+            limits,
+            egress,
+            terminal: narrowing.terminal,
+            session: narrowing.session,
+            image: matches!(narrowing.program, Program::Image(_)),
+            degraded,
+        })
+    }
 }
 
 fn root_size(limits: &Limits) -> Option<u64> {
     limits.get(LimitKey::TmpSize).map(|size| size + ROOT_OVERHEAD)
-}
-
-impl Foundation {
-    /// What the plan of whatever is asked for under this policy will most likely have, with
-    /// user namespaces and these ids on the host. Whether it has, [`Plan::foundation`] says.
-    pub fn expected(policy: &Policy, mode: Mode, outside: (u32, u32)) -> Self {
-        let inside = (policy.identity.uid, policy.identity.gid);
-        Foundation {
-            mode,
-            user_namespaces: UserNamespaces::Nested,
-            inside,
-            outside,
-            hostname: policy.identity.hostname.clone(),
-            root_size: root_size(&policy.limits),
-            entries: root::plan_foundation(policy, inside.1),
-        }
-    }
 }
 
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {

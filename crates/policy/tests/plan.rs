@@ -5,7 +5,7 @@
 //! difference.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test may panic")]
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use stockade_policy::{
     egress::Whitelist,
@@ -13,7 +13,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped,
     model::{Degradable, Policy},
-    plan::{HostScratch, Narrowing, Plan, PlanError, Program, Protection, RootEntry, UserNamespaces, plan},
+    plan::{Draft, HostScratch, Mode, Narrowing, Plan, PlanError, Program, Protection, RootEntry, UserNamespaces},
 };
 use stockade_protocol::{LimitKey, screen::Action};
 
@@ -51,7 +51,7 @@ fn in_scratch(path: &str) -> Narrowing {
 }
 
 fn planned(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
-    plan(policy, &Filters::new(&policy.seccomp).unwrap(), facts, narrowing)
+    Draft::of(policy).plan(&Filters::new(&policy.seccomp).unwrap(), facts, narrowing)
 }
 
 #[track_caller]
@@ -108,7 +108,7 @@ fn an_interpreter_is_planned_with_its_arguments_alone() {
     let plan = planned(&policy, &facts(true), &narrowing).unwrap();
     assert_eq!((plan.argv.join(" ").as_str(), &plan.program_file), ("/usr/bin/python3 -c 1", &None));
     let link = RootEntry::Link { target: PathBuf::from("home/alice/work"), to: PathBuf::from("/srv/work") };
-    assert_eq!(plan.root.last(), Some(&link));
+    assert_eq!(plan.root.iter().last(), Some(&link));
     let unknown = Narrowing { program: Program::Interpreter { runtime: String::from("cobol") }, ..code() };
     refused(planned(&policy, &facts(true), &unknown), "unknown_language", true);
 }
@@ -147,7 +147,7 @@ fn watched_modules_cover_a_codec_of_each_interpreter_that_is_shown() {
     assert_eq!(planned(&policy, &host, &code()), Ok(without.clone()));
     policy.runtimes.get_mut("python").unwrap().modules.rules.insert(String::from("os.system"), Action::Deny);
     let plan = planned(&policy, &host, &code()).unwrap();
-    let new: Vec<&RootEntry> = plan.root.iter().filter(|entry| !without.root.contains(entry)).collect();
+    let new: Vec<&RootEntry> = plan.root.iter().filter(|entry| without.root.iter().all(|other| other != *entry)).collect();
     let path = |path: &str| PathBuf::from(path);
     let (RootEntry::Cover { target, text }, [run, ours, pipe]) = (new[0], &new[1..]) else { panic!("{new:?}") };
     assert_eq!(*target, path("usr/lib/python3.11/encodings/utf_8.py"));
@@ -208,8 +208,8 @@ fn without_user_namespaces_root_needs_the_policys_leave_and_an_id_of_the_runs_ow
     // Nothing else is given up with it; passwd and group tell the ids.
     let others = |plan: &Plan| (plan.cgroup.clone(), plan.landlock.clone(), plan.payload_landlock.clone(), plan.filter.clone());
     assert_eq!(others(&with), others(&without));
-    let differing: Vec<_> = with.root.iter().zip(&without.root).filter(|(one, other)| one != other).collect();
-    assert_eq!((differing.len(), with.root.len()), (2, without.root.len()), "{differing:?}");
+    let differing: Vec<_> = with.root.iter().zip(without.root.iter()).filter(|(one, other)| one != other).collect();
+    assert_eq!((differing.len(), with.root.iter().count()), (2, without.root.iter().count()), "{differing:?}");
     let no_id = HostFacts { unique_id: None, ..forbidden.clone() };
     refused(planned(&policy, &no_id, &code()), "unique_uid_unavailable", false);
     refused(planned(&policy, &forbidden, &in_scratch("/srv/work")), "scratch_not_idmappable", false);
@@ -268,6 +268,39 @@ fn no_value_of_an_environment_variable_is_printed() {
     let plan = planned(&load_shipped("default").unwrap(), &facts(true), &narrowing).unwrap();
     assert!(plan.environment_values.iter().any(|value| value == "LANG=hush-hush"));
     assert!(!serde_json::to_string(&plan).unwrap().contains("hush-hush"));
+}
+
+#[test]
+fn a_plan_is_founded_on_what_its_draft_foresaw_unless_something_of_it_came_otherwise() {
+    let policy = load_shipped("default").unwrap();
+    let filters = Filters::new(&policy.seccomp).unwrap();
+    let draft = Draft::of(&policy);
+    let id = (0x7000_0007, 0x7000_0007);
+    let foreseen = draft.foundation(Mode::Root, id);
+    let founded = |facts: &HostFacts, narrowing: &Narrowing| draft.plan(&filters, facts, narrowing).unwrap().is_founded_on(&foreseen);
+    let limited = |key| Narrowing { limits: BTreeMap::from([(key, Some(1 << 20))]), ..code() };
+    assert!(founded(&facts(true), &code()) && founded(&facts(true), &in_scratch("/srv/work")));
+    assert!(founded(&facts(true), &limited(LimitKey::ScratchSize)) && !founded(&facts(true), &limited(LimitKey::TmpSize)));
+    assert!(!founded(&facts(false), &code()) && !founded(&HostFacts { unique_id: Some(0x7000_0008), ..facts(true) }, &code()));
+    // Another draft has entries of its own: they are compared one by one.
+    let plan = planned(&policy, &facts(true), &code()).unwrap();
+    assert!(plan.is_founded_on(&foreseen) && plan.foundation() == foreseen);
+    let mut changed = foreseen.clone();
+    Arc::make_mut(&mut changed.ground).entries.pop();
+    assert!(!plan.is_founded_on(&changed) && plan.is_founded_on(&foreseen));
+    let mut other = policy.clone();
+    other.egress.whitelist = Whitelist::new(vec!["10.0.5.0/24:443".parse().unwrap()]);
+    assert!(!planned(&other, &facts(true), &code()).unwrap().is_founded_on(&foreseen));
+    // Who is its host id inside too stands in /etc/group with another id than was foreseen.
+    let forbidden = HostFacts { user_namespace_refusal: Some(String::from("ENOSPC")), ..facts(true) };
+    let mut lenient = policy.clone();
+    lenient.degrade.root = vec![Degradable::UserNamespace];
+    let draft = Draft::of(&lenient);
+    let plan = draft.plan(&filters, &forbidden, &code()).unwrap();
+    assert!(!plan.is_founded_on(&draft.foundation(Mode::Root, id)));
+    let group = |entry: &&RootEntry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("group"));
+    let RootEntry::File { text, .. } = plan.root.iter().find(group).unwrap() else { panic!("a file") };
+    assert!(text.contains("sandbox:x:1879048199:"), "{text}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use stockade_launcher::{
 use stockade_policy::{
     facts::CgroupFacts,
     model::Policy,
-    plan::{Foundation, Mode, Narrowing, Plan, Program, UserNamespaces, plan},
+    plan::{Draft, Foundation, Mode, Narrowing, Plan, Program, UserNamespaces},
 };
 use stockade_protocol::{LimitKey, Request};
 
@@ -252,7 +252,8 @@ impl<'a> Admission<'a> {
         let mut record = if spare.is_some() { None } else { claim_record(&identity, wanted_scratch.is_some(), claim)? };
         let kept = ask.kept();
         let unique = facts::unique_id(&identity, kept.and_then(Kept::record).or(record.as_ref()))?;
-        let foreseen = matches!(purpose, Purpose::Run | Purpose::Spare).then(|| foresee(policy, &identity, unique.id)).flatten();
+        let draft = Draft::of(policy);
+        let foreseen = matches!(purpose, Purpose::Run | Purpose::Spare).then(|| foresee(&draft, &identity, unique.id)).flatten();
         let lay = |begun: &mut Option<Result<Embryo, LaunchError>>| {
             if let (Some(Ok(embryo)), Some(foundation)) = (begun, &foreseen) {
                 embryo.lay_ahead(foundation);
@@ -314,7 +315,7 @@ impl<'a> Admission<'a> {
         let seen = if spare.is_some() || purpose == Purpose::Spare { own(&seen) } else { Seen::new() };
         let trees = open_trees(&identity, &interpreters, &opener)?;
         narrowing.interpreters = interpreters;
-        let plan = plan(policy, filters, &host, &narrowing).map_err(|error| match error.callers_fault {
+        let plan = draft.plan(filters, &host, &narrowing).map_err(|error| match error.callers_fault {
             true => Refusal::bad_request(error.reason, error.message),
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
@@ -410,14 +411,14 @@ fn shown<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p Opened
 
 /// What the plan's foundation will be, unless the host or the request makes an exception. Not
 /// where the run has no host id of its own: then it depends on the scratch who it is.
-fn foresee(policy: &Policy, identity: &Identity, unique: Option<u32>) -> Option<Foundation> {
+fn foresee(draft: &Draft<'_>, identity: &Identity, unique: Option<u32>) -> Option<Foundation> {
     let (mode, outside) = if identity.privileged {
         let id = unique?;
         (Mode::Root, (id, id))
     } else {
         (Mode::Rootless, (identity.caller.uid, identity.caller.gid))
     };
-    Some(Foundation::expected(policy, mode, outside))
+    Some(draft.foundation(mode, outside))
 }
 
 /// Begins a sandbox; on cgroup v2 in a cgroup of its own.

@@ -7,7 +7,7 @@ use stockade_policy::{
     filter::Filters,
     load_shipped, load_text,
     model::Policy,
-    plan::{HostScratch, Narrowing, Plan, Program, Protection, plan},
+    plan::{Draft, HostScratch, Narrowing, Plan, Program, Protection},
     remedy::{MOST_HINTS, hints},
 };
 
@@ -81,6 +81,6 @@ fn world() -> Option<(Policy, Plan)> {
     let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmappable: true, protected };
     let program = Program::Code { language: None, stem: String::from("code") };
     let narrowing = Narrowing { program, scratch: Some(scratch), ..Narrowing::default() };
-    let plan = plan(&policy, &Filters::new(&policy.seccomp).ok()?, &facts, &narrowing).ok()?;
+    let plan = Draft::of(&policy).plan(&Filters::new(&policy.seccomp).ok()?, &facts, &narrowing).ok()?;
     Some((policy, plan))
 }

@@ -10,7 +10,8 @@ use stockade_protocol::{
 };
 
 use super::{
-    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, RootEntry, ScratchPlan, degrade, temporary,
+    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, Root, RootEntry, ScratchPlan, degrade,
+    temporary,
 };
 use crate::{
     facts::{CgroupFacts, HostFacts},
@@ -90,7 +91,7 @@ fn whole_pages(bytes: u64) -> u64 {
 pub(super) fn plan_landlock(
     policy: &Policy,
     facts: &HostFacts,
-    root: &[RootEntry],
+    root: &Root,
     writable: &[PathBuf],
     scratch: &ScratchPlan,
     degraded: &mut Vec<(&'static str, String)>,
@@ -114,7 +115,7 @@ pub(super) fn plan_landlock(
     rule(Path::new("/sys"), access::READ);
     rule(Path::new("/proc"), access::READ);
     rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
-    for entry in root {
+    for entry in root.iter() {
         if let RootEntry::Pipe { target } = entry {
             rule(&Path::new("/").join(target), access::WRITE_FILE);
         }

@@ -6,12 +6,14 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 
 use stockade_protocol::Limits;
 
 use super::{
-    HOME, Identity, Narrowing, PlanError, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking, modules::plan_modules, taken,
+    Draft, HOME, Identity, Narrowing, PlanError, Root, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking,
+    modules::plan_modules, taken,
 };
 use crate::{
     egress::RESOLVER,
@@ -25,7 +27,39 @@ pub(crate) const PROC_MASKS: [&str; 7] = ["kcore", "keys", "key-users", "timer_l
 /// What the code may write beside its scratch, all of it gone afterwards.
 pub(crate) const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 
+/// The first of the root's entries: those that the policy decides by itself, whoever asks for
+/// what on which host. It is shared by all who need it, as nobody changes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groundwork {
+    /// Those entries.
+    pub entries: Vec<RootEntry>,
+    /// The paths that are made by them.
+    made: BTreeSet<OsString>,
+    /// The run's group, inside, which stands in them.
+    gid: u32,
+}
+
+impl Groundwork {
+    pub(super) fn new(policy: &Policy, gid: u32) -> Self {
+        let mut root = RootBuilder::default();
+        root.directory(Path::new("/tmp"), 0o1777);
+        root.directory(Path::new("/dev/shm"), 0o1777);
+        root.directory(Path::new(HOME), 0o700);
+        plan_dev(&mut root, policy);
+        root.directory(Path::new("/proc"), 0o555);
+        root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
+        for mask in PROC_MASKS {
+            root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+        }
+        plan_etc(&mut root, gid, policy);
+        Groundwork { entries: root.entries, made: root.made, gid }
+    }
+}
+
+#[derive(Default)]
 struct RootBuilder {
+    /// What lies there already.
+    ground: Option<Arc<Groundwork>>,
     entries: Vec<RootEntry>,
     /// Compared as bytes: as paths they would be taken apart for each comparison.
     made: BTreeSet<OsString>,
@@ -38,10 +72,19 @@ impl RootBuilder {
         path.strip_prefix("/").unwrap_or(path).to_path_buf()
     }
 
+    /// Every path that is made.
+    fn made(&self) -> impl Iterator<Item = &OsString> {
+        self.ground.iter().flat_map(|ground| &ground.made).chain(&self.made)
+    }
+
+    fn is_made(&self, path: &Path) -> bool {
+        self.made.contains(path.as_os_str()) || self.ground.as_ref().is_some_and(|ground| ground.made.contains(path.as_os_str()))
+    }
+
     fn directory(&mut self, path: &Path, mode: u32) {
         let ancestors: Vec<&Path> = path.ancestors().filter(|ancestor| ancestor.parent().is_some()).collect();
         for ancestor in ancestors.into_iter().rev() {
-            if self.made.contains(ancestor.as_os_str()) || self.bound.iter().any(|bound| ancestor.starts_with(bound)) {
+            if self.is_made(ancestor) || self.bound.iter().any(|bound| ancestor.starts_with(bound)) {
                 continue;
             }
             self.made.insert(ancestor.into());
@@ -76,40 +119,19 @@ impl RootBuilder {
     }
 }
 
-/// The first of the root's entries: those that the policy decides by itself, whoever asks for
-/// what on which host. `gid`: the run's group, inside.
-pub(super) fn plan_foundation(policy: &Policy, gid: u32) -> Vec<RootEntry> {
-    lay_foundation(policy, gid).entries
-}
-
-fn lay_foundation(policy: &Policy, gid: u32) -> RootBuilder {
-    let mut root = RootBuilder { entries: Vec::new(), made: BTreeSet::new(), bound: Vec::new() };
-    root.directory(Path::new("/tmp"), 0o1777);
-    root.directory(Path::new("/dev/shm"), 0o1777);
-    root.directory(Path::new(HOME), 0o700);
-    plan_dev(&mut root, policy);
-    root.directory(Path::new("/proc"), 0o555);
-    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
-    for mask in PROC_MASKS {
-        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
-    }
-    plan_etc(&mut root, gid, policy);
-    root
-}
-
-/// Every entry of the root, how many of the first are its foundation, and what of it is
-/// writable.
+/// The root, and what of it is writable.
 pub(super) fn plan_root(
-    policy: &Policy,
+    Draft { policy, ground }: &Draft<'_>,
     facts: &HostFacts,
     narrowing: &Narrowing,
     identity: &Identity,
     scratch: &ScratchPlan,
     extra: &[PathBuf],
     limits: &Limits,
-) -> Result<(Vec<RootEntry>, usize, Vec<PathBuf>), PlanError> {
-    let mut root = lay_foundation(policy, identity.inside.1);
-    let founded = root.entries.len();
+) -> Result<(Root, Vec<PathBuf>), PlanError> {
+    let gid = identity.inside.1;
+    let ground = if ground.gid == gid { Arc::clone(ground) } else { Arc::new(Groundwork::new(policy, gid)) };
+    let mut root = RootBuilder { ground: Some(Arc::clone(&ground)), ..RootBuilder::default() };
     let writable = WRITABLE.map(PathBuf::from).to_vec();
     for path in &writable {
         root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
@@ -160,7 +182,7 @@ pub(super) fn plan_root(
         root.parent(alias);
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
     }
-    Ok((root.entries, founded, writable))
+    Ok((Root { ground, rest: root.entries }, writable))
 }
 
 /// Whether a link to scratch can stand there. Where it cannot, the path is not there, as
@@ -168,7 +190,7 @@ pub(super) fn plan_root(
 fn is_free(alias: &Path, policy: &Policy, scratch: &ScratchPlan, root: &RootBuilder) -> bool {
     let plain = alias.is_absolute() && alias.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let apart = !alias.starts_with(&scratch.path) && !scratch.path.starts_with(alias);
-    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| Path::new(made).starts_with(alias))
+    plain && apart && taken(policy, alias).is_none() && !root.made().any(|made| Path::new(made).starts_with(alias))
 }
 
 /// Only programs of the operating system and of named interpreters may be run; binds

@@ -6,12 +6,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::Serialize;
 use stockade_protocol::Limits;
 
-use super::Protection;
+use super::{Protection, root::Groundwork};
 use crate::{
     egress::Whitelist,
     model::{Origin, Policy},
@@ -131,6 +132,28 @@ pub enum RootEntry {
         /// Where.
         target: PathBuf,
     },
+}
+
+/// The sandbox's root, entry by entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The first of them.
+    pub ground: Arc<Groundwork>,
+    /// All others.
+    pub rest: Vec<RootEntry>,
+}
+
+impl Root {
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &RootEntry> + Clone {
+        self.ground.entries.iter().chain(&self.rest)
+    }
+}
+
+impl Serialize for Root {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
 }
 
 /// The writable directory of one run.
@@ -294,7 +317,7 @@ pub struct Foundation {
     /// Size of the root tmpfs.
     pub root_size: Option<u64>,
     /// The first entries of the root.
-    pub entries: Vec<RootEntry>,
+    pub ground: Arc<Groundwork>,
 }
 
 /// Every decision of one run.
@@ -309,10 +332,7 @@ pub struct Plan {
     /// Ids.
     pub identity: Identity,
     /// The root, entry by entry.
-    pub root: Vec<RootEntry>,
-    /// How many of them, from the first, are its foundation.
-    #[serde(skip)]
-    pub founded: usize,
+    pub root: Root,
     /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home.
     pub root_size: Option<u64>,
     /// Scratch.
@@ -372,22 +392,19 @@ impl Plan {
     /// What of the sandbox comes first.
     pub fn foundation(&self) -> Foundation {
         let Identity { user_namespaces, inside, outside, ref hostname, .. } = self.identity;
-        let entries = self.first_entries().to_vec();
-        Foundation { mode: self.mode, user_namespaces, inside, outside, hostname: hostname.clone(), root_size: self.root_size, entries }
+        let ground = Arc::clone(&self.root.ground);
+        Foundation { mode: self.mode, user_namespaces, inside, outside, hostname: hostname.clone(), root_size: self.root_size, ground }
     }
 
-    /// Whether this comes first in it.
+    /// Whether this comes first in it. All is compared by value, but for entries that both
+    /// share: those are the same, as nobody can change what is shared.
     pub fn is_founded_on(&self, foundation: &Foundation) -> bool {
-        let Foundation { mode, user_namespaces, inside, outside, hostname, root_size, entries } = foundation;
+        let Foundation { mode, user_namespaces, inside, outside, hostname, root_size, ground } = foundation;
         let identity = &self.identity;
         (self.mode, identity.user_namespaces, identity.inside, identity.outside, self.root_size)
             == (*mode, *user_namespaces, *inside, *outside, *root_size)
             && identity.hostname == *hostname
-            && self.first_entries() == *entries
-    }
-
-    fn first_entries(&self) -> &[RootEntry] {
-        self.root.get(..self.founded).unwrap_or(&self.root)
+            && self.root.ground == *ground
     }
 
     /// Whether a sandbox that was set up by `other` is what this plan asks for: the two differ
@@ -399,7 +416,6 @@ impl Plan {
             mode,
             identity,
             root,
-            founded: _,
             root_size,
             scratch,
             argv: _,

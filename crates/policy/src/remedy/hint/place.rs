@@ -79,7 +79,7 @@ fn find(path: &Path, plan: &Plan, policy: &Policy) -> Place {
     // What the policy shows where the host has it is not outside where the host has it not.
     let shown = shown(policy).iter().any(|shown| path.starts_with(&shown.path));
     let mut found = if shown { Place::Shown } else { Place::Outside };
-    for entry in &plan.root {
+    for entry in plan.root.iter() {
         let at = |target: &PathBuf| Path::new("/").join(target);
         match entry {
             RootEntry::Mask { target } if path.starts_with(at(target)) => return Place::Masked,

@@ -9,7 +9,7 @@ use crate::{
     facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     load_shipped, load_text,
-    plan::{HostScratch, Narrowing, Program, Protection, plan},
+    plan::{Draft, HostScratch, Narrowing, Program, Protection},
 };
 
 fn derived(lines: &str) -> Policy {
@@ -37,7 +37,7 @@ fn planned(policy: &Policy, more: &[&str]) -> Plan {
     let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmappable: true, protected };
     let narrowing =
         Narrowing { program: Program::Code { language: None, stem: String::from("code") }, scratch: Some(scratch), ..Narrowing::default() };
-    plan(policy, &Filters::new(&policy.seccomp).unwrap(), &facts, &narrowing).unwrap()
+    Draft::of(policy).plan(&Filters::new(&policy.seccomp).unwrap(), &facts, &narrowing).unwrap()
 }
 
 fn said(stderr: &str, policy: &Policy) -> Vec<Denial> {

@@ -253,7 +253,7 @@ fn through_proc(world: &World) -> Vec<Attack> {
 /// What the kernel tells about itself and others.
 fn masked(world: &World) -> Vec<Attack> {
     let mut all = Vec::new();
-    for entry in &world.plan.root {
+    for entry in world.plan.root.iter() {
         let RootEntry::Mask { target } = entry else { continue };
         let path = Path::new("/").join(target).to_string_lossy().into_owned();
         // Whoever may not read it outside loses nothing inside.
