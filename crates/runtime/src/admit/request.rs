@@ -3,18 +3,18 @@
 //! What is judged here needs nothing of the host. A refusal names the field, what is wrong
 //! with it and how to mend it; whether the caller may have it is not asked yet.
 
-use std::{collections::BTreeMap, io::Read};
+use std::{collections::BTreeMap, io::Read, path::Path};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use stockade_launcher::registry::PROGRAM_PREFIX;
 use stockade_policy::{
     model::Policy,
-    plan::{Narrowing, Program},
+    plan::{Narrowing, Plan, Program},
 };
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
 
-use super::{FileBytes, StdinBytes};
-use crate::Refusal;
+use super::{Ask, FileBytes, StdinBytes};
+use crate::{Options, Refusal};
 
 /// The largest request, in bytes.
 pub const LARGEST_REQUEST: usize = 64 << 20;
@@ -68,6 +68,7 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
     Ok(request)
 }
 
+/// What goes to the launcher beside the plan.
 #[derive(Default)]
 pub(super) struct Parts<'a> {
     pub(super) program: &'a [u8],
@@ -91,12 +92,69 @@ pub fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>,
     }
 }
 
-pub(super) fn check_request<'a>(
-    request: &'a Request,
-    policy: &Policy,
-    narrowing: &mut Narrowing,
-    parts: &mut Parts<'a>,
-) -> Result<(), Refusal> {
+impl Parts<'_> {
+    /// Whether the request's files can be written where the plan has them.
+    ///
+    /// # Errors
+    /// They cannot.
+    pub(super) fn check_writable(&self, plan: &Plan) -> Result<(), Refusal> {
+        if !plan.scratch.read_only || self.files.is_empty() {
+            return Ok(());
+        }
+        Err(Refusal::bad_request(
+            "files_in_read_only_scratch",
+            format!("files: policy `{}` shows scratch read-only (access = \"ro\"), so none can be written there", plan.policy),
+        ))
+    }
+}
+
+/// What is asked for: how it narrows the policy, and the bytes that go with it.
+///
+/// # Errors
+/// It cannot be meant.
+pub(super) fn well_formed<'a>(ask: Ask<'a>, policy: &Policy, options: &Options) -> Result<(Narrowing, Parts<'a>), Refusal> {
+    let mut narrowing = Narrowing::default();
+    let mut parts = Parts::default();
+    match ask {
+        Ask::Request(request) => check_request(request, policy, &mut narrowing, &mut parts)?,
+        Ask::Command { command, terminal } => {
+            if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
+                return Err(Refusal::bad_request("command_malformed", "the command is empty or holds a NUL byte"));
+            }
+            check_size("the command", command.iter())?;
+            narrowing.program = Program::Command(command.to_vec());
+            narrowing.terminal = terminal;
+            parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+        }
+        Ask::Interpreter { runtime, arguments, environment, alias, terminal } => {
+            // Neither can hold a NUL byte: both came through an execve.
+            check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
+            narrowing.program = Program::Interpreter { runtime: runtime.to_owned() };
+            narrowing.arguments = arguments.to_vec();
+            narrowing.environment = environment.clone();
+            narrowing.scratch_alias = alias.map(Path::to_path_buf);
+            narrowing.terminal = terminal;
+            parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+        }
+        Ask::Image(image) => {
+            narrowing.program = Program::Image(image.name.to_owned());
+            narrowing.limits = image.limits.clone();
+            parts.image = Some(image.program);
+            parts.stdin = StdinBytes::Bytes(image.stdin.into());
+            parts.collect = image.collect.clone();
+        }
+        Ask::Session { request, kept } => {
+            narrowing.session = true;
+            if let Some(request) = request {
+                check_request(request, policy, &mut narrowing, &mut parts)?;
+                kept.check_request(request, &narrowing, options)?;
+            }
+        }
+    }
+    Ok((narrowing, parts))
+}
+
+fn check_request<'a>(request: &'a Request, policy: &Policy, narrowing: &mut Narrowing, parts: &mut Parts<'a>) -> Result<(), Refusal> {
     if request.code.contains('\0') {
         return Err(Refusal::bad_request(
             "code_holds_nul",
@@ -144,7 +202,7 @@ pub(super) fn check_request<'a>(
 }
 
 /// Bounds what execve has to take: 128 KiB for one string is the kernel's own limit.
-pub(super) fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
+fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
     const LONGEST: usize = (128 << 10) - 256;
     const MOST: usize = 4096;
     const TOTAL: usize = 1 << 20;

@@ -1,0 +1,110 @@
+//! What a run shows of the host: what its policy names, interpreters and what they need, and
+//! the scratch.
+//!
+//! What the caller names is opened with the caller's rights, once, and judged by where it is
+//! without links. That neither the audit log nor what the next run believes is among it is
+//! made sure of here; how it is shown is the plan's to say.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rustix::fd::OwnedFd;
+use stockade_launcher::scratch::{self, Idmap, OpenedScratch, Opener};
+use stockade_policy::{
+    facts::HostFacts,
+    model::Policy,
+    plan::{Interpreter, Narrowing},
+};
+
+use super::{
+    interpreters::{check_interpreters, codecs, open_trees},
+    rights::{check_grants, open_scratch},
+};
+use crate::{
+    Options, Refusal, audit,
+    caller::{self, Identity},
+    facts,
+    spare::Seen,
+    trusted::{refuse_led_astray, refuse_replaceable},
+};
+
+/// By whom it is asked for, and what.
+pub(super) struct Asked<'a> {
+    pub(super) identity: &'a Identity,
+    pub(super) policy: &'a Policy,
+    pub(super) options: &'a Options,
+    /// The host directory to expose.
+    pub(super) scratch: Option<&'a str>,
+    pub(super) idmap: Idmap,
+    /// It will be asked later whether all is still the same.
+    pub(super) is_compared: bool,
+}
+
+/// See the module.
+pub(super) struct Shown {
+    pub(super) scratch: Option<OpenedScratch>,
+    /// Interpreters in place of the policy's.
+    pub(super) interpreters: BTreeMap<String, Interpreter>,
+    /// Directories that they need, where root shows them for somebody.
+    pub(super) trees: BTreeMap<PathBuf, OwnedFd>,
+    /// Which file or directory each path is, where that is compared.
+    pub(super) seen: Seen,
+}
+
+impl Shown {
+    /// Opens and looks at all of it. What a plan needs to know of it is added to the host's
+    /// facts.
+    ///
+    /// # Errors
+    /// Something of it must not be shown, is not granted, or cannot be opened.
+    pub(super) fn open(asked: &Asked<'_>, narrowing: &Narrowing, host: &mut HostFacts) -> Result<Self, Refusal> {
+        let &Asked { identity, policy, options, .. } = asked;
+        let homes = if asked.scratch.is_some() { caller::homes() } else { Vec::new() };
+        let registry = facts::registry_directory(identity);
+        let opener = Opener {
+            caller: &identity.caller,
+            privileged: identity.privileged,
+            unique_id: host.unique_id,
+            idmap: asked.idmap,
+            homes: &homes,
+            registry: Some(&registry),
+            ceiling: options.scratch.as_deref(),
+        };
+        let (interpreters, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
+            check_interpreters(policy, options, narrowing).map(|interpreters| {
+                let codecs = codecs(policy, &interpreters);
+                (interpreters, codecs)
+            })
+        })
+        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
+        host.codecs = codecs;
+        let judge = |real: &Path| {
+            refuse_replaceable(real, identity, policy, options)?;
+            refuse_led_astray(real, &interpreters, policy)?;
+            check_grants(identity, &policy.name, Some(real), options)
+        };
+        let scratch = asked.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
+        let more: Vec<PathBuf> =
+            interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
+        let seen = facts::look_at(host, policy, more.iter().map(PathBuf::as_path))?;
+        audit::check_unseen(identity, paths(policy, &more, scratch.as_ref()), &seen)?;
+        let seen = if asked.is_compared { own(&seen) } else { Seen::new() };
+        let trees = open_trees(identity, &interpreters, &opener)?;
+        Ok(Shown { scratch, interpreters, trees, seen })
+    }
+}
+
+/// Which file or directory each path is, to be compared later.
+fn own(seen: &BTreeMap<&Path, Option<facts::Number>>) -> Seen {
+    seen.iter().map(|(path, number)| (path.to_path_buf(), *number)).collect()
+}
+
+/// Every path of the host that a run shows.
+fn paths<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p OpenedScratch>) -> impl Iterator<Item = &'p Path> {
+    let filesystem = &policy.filesystem;
+    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(more);
+    let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
+    paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
+}
