@@ -6,6 +6,7 @@
 use std::{collections::BTreeMap, io::Read, path::Path};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::{io::Errno, rand::GetRandomFlags};
 use stockade_launcher::registry::PROGRAM_PREFIX;
 use stockade_policy::{
     model::Policy,
@@ -264,6 +265,12 @@ fn unique_stem() -> Result<String, Refusal> {
 }
 
 pub(crate) fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
-    let filled = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(bytes));
-    filled.map_err(|error| Refusal::sandbox_error("no_randomness", format!("/dev/urandom cannot be read: {error}")))
+    let why = match rustix::rand::getrandom(&mut *bytes, GetRandomFlags::empty()) {
+        Ok(length) if length == bytes.len() => return Ok(()),
+        // So few as are wanted here come whole.
+        Ok(_) => Errno::IO,
+        Err(errno) => errno,
+    };
+    let message = format!("the kernel gives no random bytes: {why}; a filter over the launcher must let it call getrandom(2)");
+    Err(Refusal::sandbox_error("no_randomness", message))
 }
