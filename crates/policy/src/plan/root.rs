@@ -82,11 +82,13 @@ impl RootBuilder {
     }
 
     fn directory(&mut self, path: &Path, mode: u32) {
-        let ancestors: Vec<&Path> = path.ancestors().filter(|ancestor| ancestor.parent().is_some()).collect();
-        for ancestor in ancestors.into_iter().rev() {
-            if self.is_made(ancestor) || self.bound.iter().any(|bound| ancestor.starts_with(bound)) {
-                continue;
-            }
+        // What is above something that is made is made as well, and so is what is below a bind.
+        if self.is_made(path) || self.bound.iter().any(|bound| path.starts_with(bound)) {
+            return;
+        }
+        let is_missing = |ancestor: &&Path| ancestor.parent().is_some() && !self.is_made(ancestor);
+        let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+        for ancestor in missing.into_iter().rev() {
             self.made.insert(ancestor.into());
             let mode = if ancestor == path { mode } else { 0o755 };
             self.entries.push(RootEntry::Directory { target: Self::relative(ancestor), mode });
