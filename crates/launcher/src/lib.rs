@@ -48,6 +48,7 @@ pub use embryo::{Embryo, V2Parent};
 pub use error::{CONTAINER, LaunchError, What};
 pub use identity::user_namespace_refusal;
 pub use notify::RefusedCall;
+pub use proc::read_to_string;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 pub use verdict::SCRATCH_UNCOUNTED;

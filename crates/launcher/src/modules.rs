@@ -4,6 +4,8 @@
 //! heard in bounds, and no failure of it is a failure of the run. What it says is kept for
 //! the result and decides nothing.
 
+use std::mem::MaybeUninit;
+
 use rustix::{fd::OwnedFd, io::Errno};
 use stockade_protocol::modules::{Modules, Tally};
 
@@ -27,20 +29,20 @@ impl Heard {
     }
 
     /// Takes what is there; false: no more will be taken.
-    pub(crate) fn hear(&mut self, buffer: &mut [u8]) -> Result<bool, Errno> {
+    pub(crate) fn hear(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
         self.hear_more(buffer).map(|_| self.left > 0)
     }
 
     /// The same; false: nothing was there, or no more will be taken.
-    pub(crate) fn hear_more(&mut self, buffer: &mut [u8]) -> Result<bool, Errno> {
+    pub(crate) fn hear_more(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
         if self.left == 0 {
             return Ok(false);
         }
-        match rustix::io::read(&self.pipe, &mut *buffer) {
-            Ok(length) => {
-                self.tally.take(buffer.get(..length).unwrap_or_default());
-                self.left = self.left.saturating_sub(length as u64);
-                Ok(length > 0)
+        match rustix::io::read(&self.pipe, buffer) {
+            Ok((bytes, _)) => {
+                self.tally.take(bytes);
+                self.left = self.left.saturating_sub(bytes.len() as u64);
+                Ok(!bytes.is_empty())
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
             Err(errno) => Err(errno),

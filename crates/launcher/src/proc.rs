@@ -2,6 +2,8 @@
 //!
 //! The directory is opened once, so that a reused pid cannot stand in for the process.
 
+use std::mem::MaybeUninit;
+
 use rustix::{
     fd::OwnedFd,
     fs::{CWD, Mode, OFlags, openat, readlinkat},
@@ -35,22 +37,22 @@ impl ProcDirectory {
     }
 }
 
-/// Reads a small file of the kernel whole; what is no UTF-8 is replaced. In one large
-/// read where that is enough: such files have no size to go by.
-pub(crate) fn read_to_string(file: OwnedFd) -> Result<String, Errno> {
-    let mut bytes = vec![0; 4096];
-    let mut length = 0;
+/// Reads a small file of the kernel whole; what is no UTF-8 is replaced. Such files have no
+/// size to go by, and their text is made anew for each read, so it is read in large pieces; on
+/// the stack, as a page of fresh memory costs more than most of these files.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read_to_string(file: OwnedFd) -> Result<String, Errno> {
+    let mut piece = [MaybeUninit::uninit(); 8192];
+    let mut bytes = Vec::new();
     loop {
-        if length == bytes.len() {
-            bytes.resize(length * 2, 0);
-        }
-        match rustix::io::read(&file, bytes.get_mut(length..).unwrap_or_default()) {
-            Ok(0) => break,
-            Ok(more) => length += more,
+        match rustix::io::read(&file, &mut piece) {
+            Ok(([], _)) => break,
+            Ok((more, _)) => bytes.extend_from_slice(more),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
-    bytes.truncate(length);
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

@@ -5,6 +5,8 @@
 //! none may hold up the loop that watches the limits. What the bytes mean is not
 //! looked at.
 
+use std::mem::MaybeUninit;
+
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll, poll},
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -54,7 +56,7 @@ impl Outlet {
     ///
     /// # Errors
     /// It cannot be read. EIO from a terminal means that its other side has closed.
-    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [u8]) -> Result<Turn, Errno> {
+    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Turn, Errno> {
         let room = match self {
             Outlet::Capture(_) => buffer.len(),
             Outlet::Relay { to, .. } if !is_writable(to) => return Ok(Turn::Blocked),
@@ -62,9 +64,9 @@ impl Outlet {
             Outlet::Relay { .. } => PIECE,
         };
         let Some(space) = buffer.get_mut(..room) else { return Ok(Turn::Ended) };
-        let bytes: &[u8] = match rustix::io::read(from, &mut *space) {
-            Ok(0) => return self.finish(),
-            Ok(length) => space.get(..length).unwrap_or_default(),
+        let bytes: &[u8] = match rustix::io::read(from, space) {
+            Ok(([], _)) => return self.finish(),
+            Ok((bytes, _)) => bytes,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Turn::More),
             Err(Errno::IO) if rustix::termios::isatty(from) => return Ok(Turn::Ended),
             Err(errno) => return Err(errno),

@@ -10,7 +10,10 @@ mod deadlines;
 mod executor;
 mod finish;
 
-use std::time::{Duration, Instant};
+use std::{
+    mem::MaybeUninit,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal as NixSignal;
 use rustix::{
@@ -169,7 +172,7 @@ struct Supervision<'a> {
     receipt: Option<Receipt>,
     wait_status: Option<i32>,
     rusage_us: Option<(u64, u64)>,
-    buffer: Vec<u8>,
+    buffer: Box<[MaybeUninit<u8>]>,
 }
 
 const COUNT: &str = "count what is in scratch";
@@ -273,7 +276,7 @@ pub(crate) fn supervise(
         receipt: None,
         wait_status: None,
         rusage_us: None,
-        buffer: vec![0; 1 << 16],
+        buffer: Box::new_uninit_slice(1 << 16),
     };
     supervision.register().map_err(failed("fill the event loop"))?;
     // One that has stood ready waits for us alone.

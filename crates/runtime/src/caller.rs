@@ -48,7 +48,7 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
 
 /// Whoever started this process.
 fn own_identity() -> Result<Identity, Refusal> {
-    let mut auxv = Vec::with_capacity(4096);
+    let mut auxv = Vec::with_capacity(512);
     let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
     // It belongs to root where a set-ID bit changed only the group.
     let withheld = read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);

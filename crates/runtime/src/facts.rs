@@ -6,15 +6,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{self, Read},
+    fs, io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use rlimit::Resource;
 use rustix::{
-    fs::{Access, FileType, access},
+    fs::{Access, FileType, Mode, OFlags, access},
     io::Errno,
     thread::sched_getaffinity,
 };
@@ -72,21 +71,16 @@ pub fn read(identity: &Identity, unique: UniqueId) -> Result<HostFacts, Refusal>
     })
 }
 
-/// Reads a file of the kernel's in few calls: it gives such a file no size to go by, and
-/// makes its text anew for each read. A file that does not exist is empty.
+/// Reads a small file. One that does not exist is empty.
 ///
 /// # Errors
 /// It cannot be read for any other reason, which says nothing of what stands in it.
 pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
     let path = path.as_ref();
-    let read = || -> io::Result<String> {
-        let mut bytes = Vec::with_capacity(16 << 10);
-        fs::File::open(path)?.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    match read() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        read => read.map_err(|error| unreadable("read", path, &error)),
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    match opened.and_then(stockade_launcher::read_to_string) {
+        Err(Errno::NOENT) => Ok(String::new()),
+        read => read.map_err(|errno| unreadable("read", path, &errno.into())),
     }
 }
 
