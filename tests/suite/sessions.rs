@@ -33,6 +33,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, the_wall_clock_is_each_requests_own, seconds 60),
     test!(Both, a_request_is_cancelled_while_it_runs_and_the_session_goes_on, seconds 60),
     test!(Both, signals_cancel_a_request_or_end_the_session, seconds 60),
+    test!(Both, a_signal_ends_the_session_whatever_its_request_is_ending_by, seconds 60),
     test!(Both, a_reset_empties_what_the_session_keeps_and_no_host_scratch, seconds 60),
     test!(Both, a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds, seconds 60),
     test!(Both, files_go_in_and_out_byte_by_byte, seconds 60),
@@ -326,6 +327,37 @@ fn signals_cancel_a_request_or_end_the_session() {
             // With nothing to cancel it ends the session too.
             kill(session.pid(), signal).unwrap();
             assert_eq!(session.ended().code(), Some(130));
+        }
+    }
+}
+
+/// Stops a process, and waits until it stands still.
+pub fn stop(pid: Pid) {
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let stands = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "));
+    assert!(eventually(Duration::from_secs(5), stands), "it does not stop");
+}
+
+fn a_signal_ends_the_session_whatever_its_request_is_ending_by() {
+    // A control: SIGINT means the request alone, and finds it ended.
+    for (signal, ends) in [(Signal::SIGINT, false), (Signal::SIGTERM, true), (Signal::SIGHUP, true)] {
+        let words = token(signal.as_str());
+        let mut session = Session::open(&[]);
+        begin(&mut session, &words);
+        // The line comes first, and is what ends the request; the signal finds it ending.
+        stop(session.pid());
+        session.send(r#"{"op":"cancel"}"#);
+        kill(session.pid(), signal).unwrap();
+        kill(session.pid(), Signal::SIGCONT).unwrap();
+        let result = session.answer();
+        assert_eq!((&result["verdict"], &result["code"]), (&json!("cancelled"), &json!(130)), "{result}");
+        no_process_is_left(&words);
+        if ends {
+            assert_eq!(session.ended().code(), Some(128 + signal as i32));
+        } else {
+            assert_eq!(session.answer()["cancelled"], true);
+            assert_eq!(session.output("print('on')"), "on\n");
+            session.close();
         }
     }
 }

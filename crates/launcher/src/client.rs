@@ -27,6 +27,9 @@ pub trait Client {
     fn results(&self) -> Option<BorrowedFd<'_>>;
     /// Reads what there is to read, without waiting.
     fn look(&mut self) -> Asked;
+    /// This signal has come for the launcher and was taken for the run, which may have been
+    /// ending for another cause, or have failed. The run itself needs nobody's help to end.
+    fn signalled(&mut self, signal: i32);
 }
 
 /// A client at the other end of a stream socket, who cancels by closing it.
@@ -56,4 +59,7 @@ impl Client for SocketClient<'_> {
             _ => Signal::SIGHUP as i32,
         })
     }
+
+    /// One run is all that there is.
+    fn signalled(&mut self, _: i32) {}
 }

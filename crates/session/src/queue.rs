@@ -64,6 +64,8 @@ pub(crate) struct Queue<'s> {
     ended: bool,
     running: Option<Option<String>>,
     cancel: bool,
+    /// The first signal to end the session that came while a request ran.
+    told_to_end: Option<i32>,
     piece: Vec<u8>,
 }
 
@@ -79,6 +81,7 @@ impl<'s> Queue<'s> {
             ended: false,
             running: None,
             cancel: false,
+            told_to_end: None,
             piece,
         }
     }
@@ -127,9 +130,11 @@ impl<'s> Queue<'s> {
         self.cancel = false;
     }
 
-    /// It has ended.
-    pub(crate) fn end(&mut self) {
+    /// It has ended. A signal by which the session is to end too, whatever the request itself
+    /// has ended by.
+    pub(crate) fn end(&mut self) -> Option<i32> {
         self.running = None;
+        self.told_to_end
     }
 
     /// Reads once; does not wait if there is something, or the end, to read.
@@ -220,6 +225,12 @@ impl Client for Queue<'_> {
             () if self.cancel => Asked::Cancel(CANCEL),
             () if read.is_err() || self.ended || self.waiting + self.partial.len() > LARGEST_REQUEST => Asked::NothingMore,
             () => Asked::Nothing,
+        }
+    }
+
+    fn signalled(&mut self, signal: i32) {
+        if signal != CANCEL {
+            self.told_to_end.get_or_insert(signal);
         }
     }
 }

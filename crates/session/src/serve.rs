@@ -7,7 +7,7 @@
 use rustix::{event::Timespec, io::Errno, stdio::stdout};
 use serde::Serialize;
 use stockade_launcher::signals::Signals;
-use stockade_protocol::{Report, Request, Verdict, session::Line};
+use stockade_protocol::{Report, Verdict, session::Line};
 use stockade_runtime::{Options, Refusal, session::Session};
 
 use crate::{
@@ -70,13 +70,13 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
             Turn::NeverBegun(request) => say(&Ran::new(&session.never_begun(&request, CANCEL)))?,
             Turn::Cancelled { id, done } => say(&Done::new("cancel", id.as_ref(), Cancelled { cancelled: done }))?,
             Turn::Asked(Line::Run(request)) => {
-                let report = run(&mut session, &request, &mut queue);
+                queue.begin(request.id.clone());
+                let report = session.run(&request, &mut queue);
+                let told_to_end = queue.end();
                 remark(&report);
                 let heard = say(&Ran::new(&report))?;
-                match report.code - 128 {
-                    CANCEL => {}
-                    signal if report.verdict == Verdict::Cancelled => return Ok(Ended::Signal(signal)),
-                    _ => {}
+                if let Some(signal) = told_to_end {
+                    return Ok(Ended::Signal(signal));
                 }
                 heard
             }
@@ -88,13 +88,6 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
         };
     }
     Ok(Ended::Unheard)
-}
-
-fn run(session: &mut Session, request: &Request, queue: &mut Queue<'_>) -> Report {
-    queue.begin(request.id.clone());
-    let report = session.run(request, queue);
-    queue.end();
-    report
 }
 
 /// Answers what is neither run nor cancelled.

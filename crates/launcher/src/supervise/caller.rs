@@ -46,6 +46,9 @@ impl Supervision<'_> {
                     terminal::copy_size(master);
                 }
             } else if self.streams == Streams::Capture || self.phase == Phase::SettingUp {
+                if let Some(client) = &mut self.client {
+                    client.signalled(signal);
+                }
                 self.end(Cause::Cancelled(signal));
             } else {
                 self.forward(signal);

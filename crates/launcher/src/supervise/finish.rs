@@ -73,7 +73,10 @@ impl Supervision<'_> {
                 EgressReport::default()
             }
         };
-        if let Some(failure) = self.failure.take() {
+        // What failed before the code could begin may be tried once more: not where whoever asked
+        // wants no more of it.
+        let unwanted = !self.released && matches!(self.cause, Some(Cause::Cancelled(_)));
+        if let Some(failure) = self.failure.take().filter(|_| !unwanted) {
             return self.broken(failure);
         }
         if self.phase == Phase::SettingUp && self.cause.is_none() {
