@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     cleanup::{cgroups_of, dead_records, mounts, processes, processes_around, the_next_start_has_swept},
     harness::{Test, directory, eventually, is_root, test},
-    sessions::{Session, begin, begin_with},
+    sessions::{Session, begin, begin_with, stop},
     stockade::{PolicyDirectory, derived, exec, no_process_is_left, put, scratch, text, token},
 };
 
@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, what_a_request_asks_for_decides_whether_it_takes_what_stands_ready, seconds 60),
     test!(Both, a_request_that_found_its_sandbox_ready_is_told_as_any_other, seconds 60),
     test!(Both, a_spare_that_was_killed_costs_its_request_nothing, seconds 60),
+    test!(Both, a_spare_that_stands_still_gives_way_to_another_sandbox, seconds 60),
     test!(Both, a_reset_ends_the_spare_and_what_it_had_mounted, seconds 60),
     test!(Both, what_is_hidden_meanwhile_is_hidden_from_the_next_request, seconds 60),
     test!(Both, what_changes_names_on_the_host_does_not_change_its_protection, seconds 60),
@@ -177,6 +178,28 @@ fn a_spare_that_was_killed_costs_its_request_nothing() {
         assert_eq!(session.output("print('ran')"), "ran\n");
     }
     assert!(is_taken(&mut session, "killed", json!({})));
+    session.close();
+}
+
+fn a_spare_that_stands_still_gives_way_to_another_sandbox() {
+    let mut session = Session::open(&[]);
+    // A control: one that can go on is taken.
+    assert!(is_taken(&mut session, "goes on", json!({})));
+    let (ready, begun) = (spare(&session), Instant::now());
+    stop(Pid::from_raw(ready.cast_signed()));
+    let result = session.run("open('ran', 'a').write('x'); print(open('ran').read())");
+    assert_eq!((&result["verdict"], &result["output"]), (&json!("exited"), &json!("x\n")), "{result}");
+    // It had its time, but not the time of a sandbox that is set up from the beginning.
+    assert!((9..50).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    assert!(!Path::new(&format!("/proc/{ready}")).exists(), "it still stands there");
+    assert!(is_taken(&mut session, "after it", json!({})));
+    // A line to cancel need not wait so long.
+    stop(Pid::from_raw(spare(&session).cast_signed()));
+    session.send(r#"{"op":"run","code":"print('never')"}"#);
+    session.send(r#"{"op":"cancel"}"#);
+    let result = session.answer();
+    assert_eq!((&result["verdict"], &result["started"]), (&json!("cancelled"), &json!(false)), "{result}");
+    assert_eq!(session.answer()["cancelled"], true);
     session.close();
 }
 

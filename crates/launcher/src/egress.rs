@@ -15,15 +15,22 @@ use stockade_egress::{
 };
 use stockade_policy::plan::{EgressPlan, Mode, Plan};
 
-use crate::{LaunchError, What};
+use crate::{
+    LaunchError, What,
+    relay::is_readable_within,
+    supervise::{SETUP_DEADLINE, overdue},
+};
 
 /// Takes the child's sockets, sets its namespace up and starts the gate.
 ///
 /// # Errors
 /// This host's kernel lacks a part, or the gate's process cannot be made.
 pub(crate) fn begin(plan: &Plan, egress: &EgressPlan, handover: &OwnedFd) -> Result<Gate, LaunchError> {
-    let sockets = Sockets::receive(handover.as_fd())
-        .map_err(|errno| LaunchError::system(What::Egress, "take the sandbox's network sockets", errno))?;
+    let failed_to_take = |errno| LaunchError::system(What::Egress, "take the sandbox's network sockets", errno);
+    if !is_readable_within(handover, SETUP_DEADLINE).map_err(failed_to_take)? {
+        return Err(overdue("the sandbox's network sockets had not come", SETUP_DEADLINE));
+    }
+    let sockets = Sockets::receive(handover.as_fd()).map_err(failed_to_take)?;
     let channels = setup::configure(sockets)
         .map_err(|error| LaunchError::other(What::Egress, format!("set up the egress gate: {error}; `stockade doctor` says more")))?;
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();

@@ -5,7 +5,7 @@
 //! none may hold up the loop that watches the limits. What the bytes mean is not
 //! looked at.
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll, poll},
@@ -302,7 +302,16 @@ pub(crate) fn own_streams() -> (BorrowedFd<'static>, BorrowedFd<'static>) {
 /// # Errors
 /// ENOMEM.
 pub(crate) fn is_readable(fd: impl AsFd) -> Result<bool, Errno> {
+    is_readable_within(fd, Duration::ZERO)
+}
+
+/// Whether something can be read from it, now or before this time is over.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn is_readable_within(fd: impl AsFd, time: Duration) -> Result<bool, Errno> {
     let fd = fd.as_fd();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    Ok(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+    let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) };
+    Ok(rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time)))? > 0)
 }

@@ -46,10 +46,14 @@ use crate::{
     verdict::Cause,
 };
 
+pub(crate) use deadlines::overdue;
 pub(crate) use executor::failure_of_child;
 
 /// Setting up takes milliseconds; large files take longer.
-const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(60);
+/// So does what is left to do of a sandbox that stood ready; one that has not done it gives
+/// way to another.
+pub(crate) const JOB_DEADLINE: Duration = Duration::from_secs(10);
 /// Bytes kept of relayed errors; hints are read off the last half.
 const KEPT_OF_ERRORS: u64 = 32 << 10;
 /// A program that prints this many times the limit is ended.
@@ -128,6 +132,7 @@ struct Supervision<'a> {
     gate: Option<Gate>,
     lifeline: OwnedFd,
     roams: Option<CpuSet>,
+    patience: Duration,
     signals: Signals,
     client: Option<&'a mut dyn Client>,
     streams: Streams,
@@ -192,6 +197,8 @@ pub(crate) struct Begun {
     pub(crate) handover: OwnedFd,
     /// CPUs between which the executor may move until it is told to go.
     pub(crate) roams: Option<CpuSet>,
+    /// How long it may take from here to be ready for the program.
+    pub(crate) patience: Duration,
     pub(crate) signals: Signals,
 }
 
@@ -207,7 +214,7 @@ pub(crate) fn supervise(
     tmp: Option<OwnedFd>,
 ) -> Result<Outcome, LaunchError> {
     // In this order for the same reason as in `set_up`.
-    let Begun { signals, roams, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
+    let Begun { signals, patience, roams, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
     let outlet = |stream, has_errors: bool| match inputs.streams {
         Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
@@ -235,6 +242,7 @@ pub(crate) fn supervise(
         gate,
         lifeline,
         roams,
+        patience,
         signals,
         client: inputs.client.map(|client| client as _),
         streams: inputs.streams,

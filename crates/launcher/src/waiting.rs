@@ -20,7 +20,7 @@ use crate::{
     prepared::{self, LauncherPipes},
     registry::Record,
     relay::is_readable,
-    supervise::{self, Begun},
+    supervise::{self, Begun, JOB_DEADLINE, SETUP_DEADLINE},
 };
 
 /// See the module. Whatever becomes of it, dropping it leaves nothing behind.
@@ -118,7 +118,8 @@ fn put_up(plan: &Plan, inputs: &mut Inputs<'_>, mut embryo: Embryo, job: Job) ->
     // A child that failed first is the cause of what failed here.
     let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
     let (cgroup, outer, lifeline, file, pipes, tmp) = put_in_place().map_err(|error| cause(error, &status_read))?;
-    let mut begun = Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, roams: None, signals };
+    let mut begun =
+        Begun { sandbox, cgroup, outer, gate: None, lifeline, status_read, handover, roams: None, patience: SETUP_DEADLINE, signals };
     if let Some(egress) = &plan.egress {
         // Beside the child's last steps, none of which needs the network. The program waits
         // for one word more, which comes when the gate has said that it is confined.
@@ -142,6 +143,7 @@ pub fn run(plan: &Plan, inputs: Inputs<'_>, waiting: Waiting) -> Result<Outcome,
         return Err(LaunchError::other(What::Prepare, message));
     }
     if let Some(job) = job {
+        begun.patience = JOB_DEADLINE;
         begun.roams = let_roam(&begun, plan.cpus);
         let handed_in = prepared::hand_in_job(&job, &begun.lifeline, plan, &inputs);
         handed_in.map_err(|error| supervise::failure_of_child(plan, &begun.status_read).unwrap_or(error))?;

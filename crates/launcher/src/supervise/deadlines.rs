@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::{event::epoll, fd::OwnedFd, io::Errno};
 use stockade_protocol::LimitKey;
 
-use super::{COUNT, SETUP_DEADLINE, Supervision, Token, failed};
+use super::{COUNT, Phase, SETUP_DEADLINE, Supervision, Token, failed};
 use crate::{
     LaunchError, What,
     scratch::{self, INTERVAL_MS, TreeUse},
@@ -15,28 +15,43 @@ use crate::{
 /// By how much a scratch's file system may shrink during a run, whoever it is.
 const UNSEEN: u64 = 2 << 30;
 
+/// The sandbox's first process stands still.
+pub(crate) fn overdue(what: &str, after: Duration) -> LaunchError {
+    let message = format!(
+        "{what} after {} s: the sandbox's first process was stopped from outside, gets no CPU time, or waits for a file system that does not answer; find out which (ps -o pid,stat,wchan,comm -e), then start it again",
+        after.as_secs()
+    );
+    LaunchError::other(What::Executor, message)
+}
+
 impl Supervision<'_> {
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let wall = match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
-            (None, _) => Some(self.begun + SETUP_DEADLINE),
-            (Some(at), Some(wall)) => Some(at + Duration::from_millis(wall)),
-            (Some(_), None) => None,
+    /// Until when the next phase must have come: before the program has started there may be
+    /// no wall clock to end what stands still. With what is missing then.
+    fn next_phase_by(&self) -> Option<(Instant, Duration, &'static str)> {
+        let (since, patience, missing) = match self.phase {
+            Phase::SettingUp => (self.begun, self.patience, "the sandbox was not ready"),
+            Phase::Ready => (self.started_at?, SETUP_DEADLINE, "the program was not started"),
+            Phase::Started | Phase::Ended => return None,
         };
+        Some((since + patience, patience, missing))
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let wall = self.started_at.zip(self.plan.limits.get(LimitKey::Wall)).map(|(at, wall)| at + Duration::from_millis(wall));
         let ends_at = self.ends_at.map(|(at, _)| at);
-        [wall, ends_at, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
+        let next_phase = self.next_phase_by().map(|(at, ..)| at);
+        [next_phase, wall, ends_at, self.next_cpu_check, self.next_scratch_count, self.listener_rests_until].into_iter().flatten().min()
     }
 
     pub(super) fn check_deadlines(&mut self) {
         let now = Instant::now();
-        match (self.started_at, self.plan.limits.get(LimitKey::Wall)) {
-            (None, _) if now >= self.begun + SETUP_DEADLINE => {
-                self.break_off(LaunchError::other(
-                    What::Executor,
-                    format!("the sandbox was not ready after {} s", SETUP_DEADLINE.as_secs()),
-                ));
-            }
-            (Some(at), Some(wall)) if self.ended_at.is_none() && now >= at + Duration::from_millis(wall) => self.end(Cause::WallClock),
-            _ => {}
+        if let Some((_, patience, missing)) = self.next_phase_by().filter(|(at, ..)| now >= *at) {
+            self.break_off(overdue(missing, patience));
+        }
+        if let (Some(at), None, Some(wall)) = (self.started_at, self.ended_at, self.plan.limits.get(LimitKey::Wall))
+            && now >= at + Duration::from_millis(wall)
+        {
+            self.end(Cause::WallClock);
         }
         if let Some((_, signal)) = self.ends_at.take_if(|(at, _)| now >= *at) {
             self.end(Cause::Cancelled(signal));

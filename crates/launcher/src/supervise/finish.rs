@@ -31,6 +31,11 @@ impl Supervision<'_> {
     pub(super) fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
         let used_by_all = self.sandbox.reap();
         while self.read_status_to_end() {}
+        if self.phase == Phase::SettingUp {
+            // Our word to start the program can have reached nobody who had not said that he is
+            // ready for it.
+            self.released = false;
+        }
         for token in [Token::Stdout, Token::Stderr] {
             if let Err(errno) = self.drain(token) {
                 self.failure.get_or_insert(failed("take the program's output")(errno));
