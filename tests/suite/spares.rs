@@ -27,6 +27,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, what_a_request_asks_for_decides_whether_it_takes_what_stands_ready, seconds 60),
     test!(Both, a_request_that_found_its_sandbox_ready_is_told_as_any_other, seconds 60),
     test!(Both, a_spare_that_was_killed_costs_its_request_nothing, seconds 60),
+    test!(alone Both, a_session_that_waits_clears_away_a_spare_that_was_killed, seconds 60),
     test!(Both, a_spare_that_stands_still_gives_way_to_another_sandbox, seconds 60),
     test!(Both, a_reset_ends_the_spare_and_what_it_had_mounted, seconds 60),
     test!(Both, what_is_hidden_meanwhile_is_hidden_from_the_next_request, seconds 60),
@@ -172,12 +173,41 @@ fn a_spare_that_was_killed_costs_its_request_nothing() {
     let mut session = Session::open(&[]);
     for _ in 0..2 {
         let ready = spare(&session);
+        // While the session stands still it cannot see to it before its request comes.
+        stop(session.pid());
         kill(Pid::from_raw(ready.cast_signed()), Signal::SIGKILL).unwrap();
         let dead = || fs::read_to_string(format!("/proc/{ready}/stat")).is_ok_and(|stat| stat.contains(") Z "));
         assert!(eventually(Duration::from_secs(5), dead), "it does not die");
-        assert_eq!(session.output("print('ran')"), "ran\n");
+        session.send(r#"{"op":"run","code":"print('ran')"}"#);
+        kill(session.pid(), Signal::SIGCONT).unwrap();
+        assert_eq!(session.answer()["output"], "ran\n");
     }
     assert!(is_taken(&mut session, "killed", json!({})));
+    session.close();
+}
+
+fn a_session_that_waits_clears_away_a_spare_that_was_killed() {
+    let mut session = Session::open(&[]);
+    let launcher = session.pid().as_raw().unsigned_abs();
+    let own = || cgroups_of(&BTreeSet::from([launcher])).len();
+    for round in 0..2 {
+        // It takes its place with each answer, and with nothing else.
+        let ready = spare(&session);
+        let with_it = own();
+        kill(Pid::from_raw(ready.cast_signed()), Signal::SIGKILL).unwrap();
+        assert!(eventually(Duration::from_secs(5), || !Path::new(&format!("/proc/{ready}")).exists()), "it is not waited for");
+        assert!(eventually(Duration::from_secs(5), || with_it == 0 || own() < with_it), "its cgroup is left");
+        assert!(dead_records().is_empty(), "{:?}", dead_records());
+        session.write("between", json!("w"));
+        let mut before = Vec::new();
+        // It may still be on its way from its answer to its wait.
+        let sleeps = || fs::read_to_string(format!("/proc/{launcher}/stat")).is_ok_and(|stat| stat.contains(") S "));
+        assert!(eventually(Duration::from_secs(5), || sleeps() && std::mem::replace(&mut before, activity(launcher)) == before));
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!((activity(launcher), children(launcher)), (before, Vec::new()), "it does something: round {round}");
+        assert_eq!(session.output("print(open('between').read())"), "w\n");
+    }
+    assert!(is_taken(&mut session, "answered", json!({})));
     session.close();
 }
 

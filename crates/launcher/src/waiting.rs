@@ -7,7 +7,7 @@
 //! judged here ([`Plan::is_set_up_like`] does).
 
 use rustix::{
-    fd::{AsFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     process::Pid,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
@@ -39,7 +39,12 @@ impl Waiting {
     /// Whether it is alive and nothing has failed, as far as is known.
     pub fn is_sound(&self) -> bool {
         let quiet = |fd| is_readable(fd).is_ok_and(|readable| !readable);
-        quiet(self.begun.sandbox.child.pidfd.as_fd()) && quiet(self.begun.status_read.as_fd())
+        quiet(self.end()) && quiet(self.begun.status_read.as_fd())
+    }
+
+    /// What becomes readable when it has ended, which nobody has told it to.
+    pub fn end(&self) -> BorrowedFd<'_> {
+        self.begun.sandbox.child.pidfd.as_fd()
     }
 
     /// The run's place in the registry.

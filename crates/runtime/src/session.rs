@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::fd::BorrowedFd;
 use stockade_audit::FileAct;
 use stockade_launcher::{
     Client, OpenedScratch,
@@ -95,12 +96,21 @@ impl Kept {
     }
 }
 
+/// Whether the next request's sandbox may be set up before it comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Preparing {
+    Now,
+    /// The last one has ended by itself, and what has ended one may end them all.
+    WhenAnswered,
+    /// It could not be set up, or no request would take it.
+    Never,
+}
+
 /// See the module.
 pub struct Session {
     /// The next request's sandbox. First, so that it goes before what it has mounted.
     spare: Option<Spare>,
-    /// One may be set up; not where that has failed.
-    may_prepare: bool,
+    preparing: Preparing,
     /// What the last request was written in, as the next one will be.
     language: Option<String>,
     options: Options,
@@ -124,7 +134,7 @@ impl Session {
         let ask = Ask::Session { request: None, kept: &kept };
         let plan = Admission::new(ask, &loaded, &options, Purpose::Plan, Ahead::default())?.plan;
         kept.store = Ok(Store::make(&plan)?);
-        Ok(Session { spare: None, may_prepare: true, language: None, options, loaded, identity, plan, kept })
+        Ok(Session { spare: None, preparing: Preparing::Now, language: None, options, loaded, identity, plan, kept })
     }
 
     /// The plan that what it keeps was made by.
@@ -142,6 +152,9 @@ impl Session {
         let ahead = Ahead { spare: self.spare.take(), ..Ahead::default() };
         let ask = Ask::Session { request: Some(request), kept: &self.kept };
         let report = answer(request, ask, Ok(&self.loaded), &self.options, Some(client), ahead);
+        if self.preparing == Preparing::WhenAnswered {
+            self.preparing = Preparing::Now;
+        }
         if report.started {
             self.language.clone_from(&request.language);
         }
@@ -151,7 +164,7 @@ impl Session {
     /// Whether there is something to do for the next request before it comes. Not where its
     /// beginning changes what a client may ask about before.
     pub fn can_prepare(&self) -> bool {
-        self.may_prepare && self.spare.is_none() && self.kept.store.as_ref().is_ok_and(Store::is_open)
+        self.preparing == Preparing::Now && self.spare.is_none() && self.kept.store.as_ref().is_ok_and(Store::is_open)
     }
 
     /// Does it: sets up the sandbox of a request without options. That it cannot be is said
@@ -159,7 +172,20 @@ impl Session {
     pub fn prepare(&mut self) {
         let made = Spare::set_up(self.language.clone(), &self.kept, &self.loaded, &self.options);
         self.spare = made.ok().flatten();
-        self.may_prepare = self.spare.is_some();
+        if self.spare.is_none() {
+            self.preparing = Preparing::Never;
+        }
+    }
+
+    /// What becomes readable when that has ended before its request came, if there is any.
+    pub fn end_of_prepared(&self) -> Option<BorrowedFd<'_>> {
+        self.spare.as_ref().map(Spare::end)
+    }
+
+    /// Takes down what has ended so.
+    pub fn clear_prepared(&mut self) {
+        self.spare = None;
+        self.preparing = Preparing::WhenAnswered;
     }
 
     /// The result of a request that was cancelled, as this signal would, before its turn came.
@@ -183,7 +209,7 @@ impl Session {
     pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
         // First, so that there is never twice as much as the limits say.
         self.spare = None;
-        self.may_prepare = true;
+        self.preparing = Preparing::Now;
         self.kept.store = Err(ended("it is being reset"));
         let made = Store::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
         self.kept.store = made.map_err(|error| ended(&format!("its reset failed: {error}"))).map(|(store, number)| {

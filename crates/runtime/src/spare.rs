@@ -8,6 +8,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use rustix::fd::BorrowedFd;
 use stockade_launcher::{LaunchError, OpenedScratch, Streams, Waiting, What, set_up};
 use stockade_policy::plan::{PathKindName, Plan, ScratchPlan, UserNamespaces};
 use stockade_protocol::{Request, step::Step};
@@ -53,6 +54,11 @@ impl Spare {
         let Begun::Embryo(embryo) = begun else { return Ok(None) };
         let waiting = set_up(&plan, &mut inputs, embryo)?;
         Ok(Some(Spare { plan, seen, scratch, waiting }))
+    }
+
+    /// What becomes readable when it has ended by itself.
+    pub(crate) fn end(&self) -> BorrowedFd<'_> {
+        self.waiting.end()
     }
 
     /// The sandbox, for a run of this plan; none where it is not what the plan asks for, or

@@ -45,6 +45,8 @@ pub(crate) enum Next {
     Turn(Turn),
     /// None has come for a while.
     Nothing,
+    /// What was prepared for the next has ended.
+    Unprepared,
     /// There are no more lines.
     End,
     /// A signal that ends the session.
@@ -86,11 +88,12 @@ impl<'s> Queue<'s> {
         }
     }
 
-    /// Waits for the next line, no longer than this.
+    /// Waits for the next line, no longer than this, and no longer than nothing can be read
+    /// from what tells the end of what was prepared for it.
     ///
     /// # Errors
     /// Stdin cannot be read.
-    pub(crate) fn next(&mut self, patience: Option<Timespec>) -> Result<Next, Errno> {
+    pub(crate) fn next(&mut self, patience: Option<Timespec>, end_of_prepared: Option<BorrowedFd<'_>>) -> Result<Next, Errno> {
         loop {
             if let Some((turn, length)) = self.ready.pop_front() {
                 self.waiting -= length;
@@ -100,14 +103,20 @@ impl<'s> Queue<'s> {
                 return Ok(Next::End);
             }
             let (stdin, stdout) = (rustix::stdio::stdin(), rustix::stdio::stdout());
-            let mut fds =
-                [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&*self.signals, PollFlags::IN), PollFd::new(&stdout, PollFlags::empty())];
+            // Nothing is asked of what stands in the place of none.
+            let (prepared, asked) = end_of_prepared.map_or((stdout, PollFlags::empty()), |end| (end, PollFlags::IN));
+            let mut fds = [
+                PollFd::new(&stdin, PollFlags::IN),
+                PollFd::new(&*self.signals, PollFlags::IN),
+                PollFd::new(&stdout, PollFlags::empty()),
+                PollFd::new(&prepared, asked),
+            ];
             match poll(&mut fds, patience.as_ref()) {
                 Ok(0) => return Ok(Next::Nothing),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
-            let [input, signals, output] = fds.map(|fd| fd.revents());
+            let [input, signals, output, prepared] = fds.map(|fd| fd.revents());
             if !signals.is_empty() {
                 match self.signals.take() {
                     // SIGHUP, SIGINT, SIGQUIT and SIGTERM; what else is held back means nothing here.
@@ -120,6 +129,8 @@ impl<'s> Queue<'s> {
             }
             if !input.is_empty() {
                 self.take_in()?;
+            } else if prepared.contains(PollFlags::IN) {
+                return Ok(Next::Unprepared);
             }
         }
     }

@@ -49,10 +49,14 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
     let mut queue = Queue::new(&mut signals);
     let mut heard = say(&Done::new("ready", None, Ready::of(&session)))?;
     while heard {
-        let turn = match queue.next(session.can_prepare().then_some(PAUSE))? {
+        let turn = match queue.next(session.can_prepare().then_some(PAUSE), session.end_of_prepared())? {
             Next::Turn(turn) => turn,
             Next::Nothing => {
                 session.prepare();
+                continue;
+            }
+            Next::Unprepared => {
+                session.clear_prepared();
                 continue;
             }
             Next::End => return Ok(Ended::Closed),
