@@ -31,6 +31,7 @@ use crate::{
         Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, give, no_process_is_left, program_path, put, scratch, scratch_named,
         stockade, text, token, under,
     },
+    tracer::{Act, INIT, Point, trace},
 };
 
 pub const TESTS: &[Test] = &[
@@ -49,6 +50,7 @@ pub const TESTS: &[Test] = &[
     test!(RootlessOnly, no_scratch_holds_a_link_on_the_way_to_what_the_next_run_believes),
     test!(Both, what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by),
     test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90),
+    test!(Both, what_changes_its_name_before_it_is_covered_stops_the_run, seconds 60),
     test!(Both, a_name_that_is_no_text_is_kept_from_the_code_like_any_other),
     test!(Both, a_scratch_that_holds_more_to_keep_from_code_than_can_be_says_so),
     test!(RootOnly, no_file_is_collected_that_the_code_could_not_read),
@@ -349,6 +351,48 @@ fn no_link_on_the_way_to_a_protected_path_is_followed() {
         // The control: some of them ran, and saw what lies there.
         assert!(ran > 0);
     });
+}
+
+fn what_changes_its_name_before_it_is_covered_stops_the_run() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("keeps", &derived("[scratch]\nhidden = { add = [\"d/.env\"] }\nread_only = { add = [\"kept\"] }"));
+    let (scratch, secret) = (scratch(), token("changes"));
+    for directory in ["d", "e"] {
+        fs::create_dir(scratch.join(directory)).unwrap();
+        give(&scratch.join(directory));
+    }
+    for (name, contents) in [(".env", secret.as_str()), ("d/.env", &secret), ("plain", "plain"), ("e/.env", "plain"), ("kept", "k")] {
+        put(&scratch.join(name), contents);
+    }
+    let code = "import os\nfor name in ('.env', 'plain', 'd/.env', 'e/.env'):\n try: print(open(name).read())\n except OSError as e: print(e.errno)\nfor name in ('kept', 'plain'): print(os.access(name, os.W_OK))";
+    let [request, out, err] = ["request", "out", "err"].map(|name| directory().join(name));
+    put(&request, json!({"code": code, "scratch": text(&scratch)}).to_string());
+    let exchange = |one: &str, other: &str| {
+        let (one, other) = (scratch.join(one), scratch.join(other));
+        let at = nix::fcntl::AT_FDCWD;
+        nix::fcntl::renameat2(at, &one, at, &other, nix::fcntl::RenameFlags::RENAME_EXCHANGE).unwrap();
+    };
+    // The first path that the sandbox's first process opens in scratch is one to be covered: all
+    // that is to be covered has been decided, and nothing is.
+    let first = Point { process: String::from(INIT), ordinal: 0, call: nix::libc::SYS_openat2.cast_unsigned() };
+    let run = |act: &dyn Fn()| {
+        let open = |path| fs::File::create(path).unwrap();
+        let streams = [fs::File::open(&request).unwrap(), open(&out), open(&err)];
+        let traced = trace(&["exec", "--policy", &policy], streams, Some((&first, Act::After(act))));
+        assert!(traced.acted.is_some(), "nothing is covered");
+        serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap()
+    };
+    for (one, other) in [(".env", "plain"), ("d", "e"), ("kept", "plain"), (".env", "kept")] {
+        // A control: with all in its place, it runs.
+        let result = run(&|| ());
+        assert_eq!(result["output"], "13\nplain\n13\nplain\nFalse\nTrue\n", "{result}");
+        let result = run(&|| exchange(one, other));
+        exchange(one, other);
+        let of_it = (&result["verdict"], &result["started"], &result["output"]);
+        assert_eq!(of_it, (&json!("sandbox_error"), &json!(false), &json!("")), "{one} and {other}: {result}");
+        let why = result["error"].as_str().unwrap();
+        assert!(why.contains("ESTALE") && why.contains("nobody changes names"), "{why}");
+    }
 }
 
 fn a_name_that_is_no_text_is_kept_from_the_code_like_any_other() {

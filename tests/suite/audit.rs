@@ -328,7 +328,7 @@ fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
     let policy = required(&policies);
     let request = directory().join("request");
     fs::write(&request, json!({"code": "true", "language": "sh"}).to_string()).unwrap();
-    let run = |act: Option<(&Point, Act)>| {
+    let run = |act: Option<(&Point, Act<'_>)>| {
         let open = || fs::File::create(directory().join("out")).unwrap();
         trace(&["exec", "--policy", &policy], [fs::File::open(&request).unwrap(), open(), open()], act)
     };

@@ -71,7 +71,7 @@ impl Bed {
         Bed { scratch, request }
     }
 
-    fn run(&self, act: Option<(&Point, Act)>) -> Run {
+    fn run(&self, act: Option<(&Point, Act<'_>)>) -> Run {
         let paths = ["stdout", "stderr"].map(|name| directory().join(name));
         let [stdout, stderr] = paths.each_ref().map(|path| File::create(path).unwrap());
         let traced = trace(&["exec"], [File::open(&self.request).unwrap(), stdout, stderr], act);

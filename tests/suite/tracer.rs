@@ -1,4 +1,5 @@
-//! One system call of one process of a run made to fail, or that process killed at it.
+//! One system call of one process of a run made to fail, or that process killed at it, or
+//! something else done before it.
 //!
 //! The program runs under ptrace(2) with all its processes, and is not told. A process is
 //! named by its descent: `launcher.0` is the first that the launcher started (pid 1 of the
@@ -60,12 +61,14 @@ impl Point {
 }
 
 /// What happens at a point.
-#[derive(Clone, Copy, Debug)]
-pub enum Act {
+#[derive(Clone, Copy)]
+pub enum Act<'a> {
     /// The call is not made, and answers this.
     Fail(Errno),
     /// The process gets SIGKILL before the call is made.
     Kill,
+    /// This is done first. It is the first call of the point's number, at its ordinal or later.
+    After(&'a dyn Fn()),
 }
 
 /// What came of a run.
@@ -93,11 +96,11 @@ struct Process {
     counted: bool,
 }
 
-struct Tracer {
+struct Tracer<'a> {
     processes: HashMap<Pid, Process>,
     /// Stopped at their birth, before their parent has told of them.
     unnamed: HashSet<Pid>,
-    act: Option<(Point, Act)>,
+    act: Option<(Point, Act<'a>)>,
     /// The act is done: everybody is let go at their next stop.
     done: bool,
     acted: Option<Point>,
@@ -117,7 +120,7 @@ fn alone() -> PathBuf {
 }
 
 /// Runs the program with these arguments, and interferes at one point.
-pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option<(&Point, Act)>) -> Traced {
+pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option<(&Point, Act<'_>)>) -> Traced {
     // A shell that stops itself: nothing of the program happens before it is traced.
     let program = alone();
     let mut command = under(&["/bin/sh", "-c", r#"kill -STOP $$; exec "$0" "$@""#, text(&program)]);
@@ -166,7 +169,7 @@ pub fn trace(arguments: &[&str], [stdin, stdout, stderr]: [File; 3], act: Option
     Traced { calls: tracer.calls, ending: ending.filter(|_| !hung), pid: child.id(), acted: tracer.acted }
 }
 
-impl Tracer {
+impl Tracer<'_> {
     fn stopped(&mut self, status: WaitStatus) {
         match status {
             WaitStatus::PtraceSyscall(pid) => self.at_call(pid),
@@ -223,7 +226,12 @@ impl Tracer {
             process.calls += 1;
             let here = |wanted: &Point| wanted.process == point.process && point.ordinal >= wanted.ordinal && !point.is_sure();
             match &self.act {
-                Some((wanted, act)) if self.acted.is_none() && here(wanted) => {
+                Some((wanted, Act::After(first))) if self.acted.is_none() && here(wanted) && wanted.call == point.call => {
+                    first();
+                    self.acted = Some(point);
+                    self.done = true;
+                }
+                Some((wanted, act @ (Act::Fail(_) | Act::Kill))) if self.acted.is_none() && here(wanted) => {
                     self.acted = Some(point);
                     if matches!(act, Act::Kill) {
                         self.done = kill(pid, Signal::SIGKILL).is_ok();

@@ -48,7 +48,7 @@ pub(crate) fn collect(
     let walked = walk(scratch, &mut |found| {
         let wanted = || globs.iter().any(|glob| matches(glob, found.path));
         if found.kind == FileType::RegularFile && wanted() && !is_hidden(found.path) {
-            matched.push((found.path.to_owned(), u64::try_from(found.stat.st_size).unwrap_or(0)));
+            matched.push((found.path.to_owned(), found.size()));
         } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_below_hidden(found.path) {
             closed.push(found.path.to_owned());
         }

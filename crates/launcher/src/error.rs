@@ -154,6 +154,9 @@ pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<u
             "; a security module takes away the capabilities of the new user namespace (on Ubuntu install the profile scripts/apparmor/stockade), or a filter around the launcher forbids the call"
         }
         (Step::Scratch | Step::WorkingDirectory, Errno::ACCESS) => "; the directory or one above it cannot be entered by the caller",
+        (Step::ScratchRule, Errno::STALE | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+            "; it is not what was found there a moment ago, so that what the policy keeps from the code could lie under another name: wait until nobody changes names in scratch, then start it again"
+        }
         (Step::ExecPayload, Errno::NOENT) => "; it is not in the sandbox's root, or its interpreter or dynamic linker is not",
         (Step::ExecPayload, Errno::ACCESS) => "; it is not executable, or lies where the policy allows no programs",
         (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) if plan.scratch.host => {

@@ -182,7 +182,7 @@ impl<'a> Tree<'a> {
             let mut all: Vec<Listed> = Vec::new();
             let visit = &mut |found: &crate::tree::Found<'_>| {
                 let (kind, size) = match found.kind {
-                    FileType::RegularFile => ("file", u64::try_from(found.stat.st_size).unwrap_or(0)),
+                    FileType::RegularFile => ("file", found.size()),
                     FileType::Directory => ("directory", 0),
                     FileType::Symlink => ("link", 0),
                     _ => ("other", 0),

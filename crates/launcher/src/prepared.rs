@@ -20,7 +20,7 @@ use stockade_policy::{
 use stockade_protocol::frame::{FileToWrite, Job, Word};
 use stockade_sys::seccomp::Instruction;
 
-use crate::{Inputs, LaunchError, Stdin, What};
+use crate::{Inputs, LaunchError, OpenedScratch, Stdin, What, scratch::Number};
 
 /// The executor's program.
 static EXECUTOR: &[u8] = include_bytes!(env!("STOCKADE_EXECUTOR"));
@@ -98,6 +98,8 @@ pub(crate) enum PreparedScratch {
 pub(crate) struct ScratchRule {
     pub(crate) path: CString,
     pub(crate) how: Laid,
+    /// What must lie there, where that is known.
+    pub(crate) number: Option<Number>,
 }
 
 /// What is laid over a protected path.
@@ -242,21 +244,23 @@ impl Prepared {
         }
         let filter: Vec<Instruction> = plan.filter.program.iter().map(|&i| Instruction(i)).collect();
         let filter_without_listener = filter.iter().map(|&i| without_listener(i)).collect();
-        let rules = plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
-        let scratch_rules = plan
-            .scratch
-            .protected
-            .iter()
-            .map(|(path, kind, protection)| {
-                let how = match (protection, kind) {
-                    (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
-                    (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
-                    (Protection::ReadOnly, _) => Laid::ReadOnly,
-                    (Protection::Pinned, _) => Laid::Pinned,
-                };
-                Ok(ScratchRule { path: c_path(path)?, how })
-            })
-            .collect::<Result<_, LaunchError>>()?;
+        let landlock_rules =
+            plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
+        let numbers = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::numbers);
+        if plan.scratch.protected.len() > numbers.len() {
+            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on what scratch holds")));
+        }
+        let rules = plan.scratch.protected.iter().zip(numbers);
+        let scratch_rules = rules.map(|((path, kind, protection), number)| {
+            let how = match (protection, kind) {
+                (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
+                (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
+                (Protection::ReadOnly, _) => Laid::ReadOnly,
+                (Protection::Pinned, _) => Laid::Pinned,
+            };
+            Ok(ScratchRule { path: c_path(path)?, how, number: *number })
+        });
+        let scratch_rules = scratch_rules.collect::<Result<_, LaunchError>>()?;
         let prepared = Prepared {
             terminal: plan.terminal,
             egress: plan.egress.is_some(),
@@ -272,7 +276,7 @@ impl Prepared {
             cpus: plan.cpus,
             landlock_handled: plan.landlock.handled,
             landlock_scoped: plan.landlock.scoped,
-            landlock_rules: rules,
+            landlock_rules,
             filter,
             filter_without_listener,
         };

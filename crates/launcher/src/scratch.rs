@@ -5,7 +5,8 @@
 //! is opened once; afterwards only its descriptor is used. The way to it is [`place`].
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -29,11 +30,17 @@ pub mod place;
 /// About how often a host scratch is counted while the code runs.
 pub const INTERVAL_MS: u64 = 100;
 
+/// What tells a file or directory from every other that is there: device and inode.
+pub type Number = (u64, u64);
+
 /// A host directory, opened.
 pub struct OpenedScratch {
     pub(crate) directory: OwnedFd,
     /// Root: a copy of its mount, to be idmapped.
     pub(crate) tree: Option<OwnedFd>,
+    /// Which file or directory each of `facts.protected` was when that was decided. None: what
+    /// another mount shows there, and not the one that the run gets.
+    pub(crate) numbers: Vec<Option<Number>>,
     /// What lay there before the run.
     pub(crate) before: TreeUse,
     /// What its owner might do with the directory itself before the run.
@@ -43,13 +50,18 @@ pub struct OpenedScratch {
 }
 
 impl OpenedScratch {
-    /// What tells its directory from every other that is there: device and inode.
+    /// Its directory's.
     ///
     /// # Errors
     /// The kernel does not say.
-    pub fn number(&self) -> Result<(u64, u64), Errno> {
+    pub fn number(&self) -> Result<Number, Errno> {
         let stat = rustix::fs::fstat(&self.directory)?;
         Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// Those of what is kept from the code, in the order of the plan's list.
+    pub fn numbers(&self) -> &[Option<Number>] {
+        &self.numbers
     }
 
     /// How many files and directories lay in it when it was opened.
@@ -187,7 +199,7 @@ pub(crate) fn finish(
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
         return Err(place::closed(&real, error));
     }
-    let (protected, before) = look_through(&directory, policy).map_err(|unseen| match unseen {
+    let Looked { protected, before } = look_through(&directory, policy, opener.privileged).map_err(|unseen| match unseen {
         Unseen::TooMany(path) => error(
             "scratch_protects_too_much",
             format!(
@@ -213,7 +225,8 @@ pub(crate) fn finish(
         // A mount can be idmapped once.
         tree = (opener.idmap != Idmap::Try).then_some(copied);
     }
-    Ok(OpenedScratch { directory, tree, before, rights, facts: HostScratch { path: real, owner, idmappable, protected } })
+    let (protected, numbers) = protected.into_iter().unzip();
+    Ok(OpenedScratch { directory, tree, numbers, before, rights, facts: HostScratch { path: real, owner, idmappable, protected } })
 }
 
 /// A path below scratch, what stands there, and what the code may not do with it.
@@ -222,6 +235,12 @@ type Protected = (PathBuf, PathKind, Protection);
 /// How many such paths a scratch may hold: each is a mount, which the kernel makes and the
 /// executor finds again.
 const MOST_PROTECTED: usize = 4096;
+
+/// What was seen in a scratch.
+struct Looked {
+    protected: Vec<(Protected, Option<Number>)>,
+    before: TreeUse,
+}
 
 /// Why a scratch could not be looked through.
 enum Unseen {
@@ -237,13 +256,19 @@ enum Unseen {
 ///
 /// # Errors
 /// The directory itself cannot be read, or holds too many of them.
-fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>, TreeUse), Unseen> {
+fn look_through(directory: &OwnedFd, policy: &Policy, privileged: bool) -> Result<Looked, Unseen> {
     let globs = || {
         let hidden = policy.scratch.hidden.iter().map(|glob| (glob, Protection::Hidden));
         hidden.chain(policy.scratch.read_only.iter().map(|glob| (glob, Protection::ReadOnly)))
     };
-    let mut found: Vec<Protected> = Vec::new();
-    let mut pinned: BTreeSet<PathBuf> = BTreeSet::new();
+    let failed = |errno| Unseen::Failed(Some(errno));
+    let mount = tree::mount_of(directory).map_err(failed)?;
+    // Root's copy for the run is without what is mounted below.
+    let is_shown = |entry: &tree::Found<'_>| !privileged || entry.mount() == mount;
+    let mut found: Vec<(Protected, Option<Number>)> = Vec::new();
+    let mut pinned: BTreeMap<PathBuf, Option<Number>> = BTreeMap::new();
+    // The numbers on the way to what is visited, its own the last.
+    let mut way: Vec<Option<Number>> = Vec::new();
     let mut seen = TreeUse::default();
     // What lies below a directory is visited right behind it: nothing need be laid over what
     // the last of each kind covers already.
@@ -258,6 +283,10 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>,
         if entry.kind.is_symlink() || below(&hidden) {
             return tree::Walk::On;
         }
+        let depth = entry.path.as_os_str().as_bytes().iter().filter(|byte| **byte == b'/').count();
+        let number = is_shown(entry).then(|| entry.number());
+        way.truncate(depth);
+        way.push(number);
         let way_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
         let named = globs().find(|(glob, _)| tree::matches(glob, entry.path)).map(|(_, protection)| protection);
         let Some(protection) = way_out.or(named) else { return tree::Walk::On };
@@ -267,8 +296,8 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>,
         if named.is_some() {
             let above = entry.path.ancestors().skip(1).take_while(|above| !above.as_os_str().is_empty());
             // Whatever is above one that is there already is there too.
-            for above in above {
-                if !pinned.insert(above.to_path_buf()) {
+            for (above, depth) in above.zip((0..depth).rev()) {
+                if pinned.insert(above.to_path_buf(), way.get(depth).copied().flatten()).is_some() {
                     break;
                 }
             }
@@ -278,27 +307,27 @@ fn look_through(directory: &OwnedFd, policy: &Policy) -> Result<(Vec<Protected>,
             Protection::Hidden => hidden = Some(entry.path.to_path_buf()),
             Protection::ReadOnly | Protection::Pinned => kept = Some(entry.path.to_path_buf()),
         }
-        found.push((entry.path.to_path_buf(), kind, protection));
+        found.push(((entry.path.to_path_buf(), kind, protection), number));
         if found.len() + pinned.len() > MOST_PROTECTED {
             beyond = Some(entry.path.to_path_buf());
             return tree::Walk::Stop;
         }
         tree::Walk::On
     });
-    let whole = whole.map_err(|errno| Unseen::Failed(Some(errno)))?;
+    let whole = whole.map_err(failed)?;
     if let Some(path) = beyond {
         return Err(Unseen::TooMany(path));
     }
     if !whole {
         return Err(Unseen::Failed(None));
     }
-    for (path, ..) in &found {
+    for ((path, ..), _) in &found {
         pinned.remove(path);
     }
-    found.extend(pinned.into_iter().map(|path| (path, PathKind::Directory, Protection::Pinned)));
+    found.extend(pinned.into_iter().map(|(path, number)| ((path, PathKind::Directory, Protection::Pinned), number)));
     // Above before below: what lies over a directory must not be laid on what it covers.
-    found.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok((found, seen))
+    found.sort_by(|((a, ..), _), ((b, ..), _)| a.cmp(b));
+    Ok(Looked { protected: found, before: seen })
 }
 
 /// Blocks and entries of a tree.
@@ -312,7 +341,7 @@ pub(crate) struct TreeUse {
 
 impl TreeUse {
     fn add(&mut self, found: &tree::Found<'_>) {
-        self.bytes += u64::try_from(found.stat.st_blocks).unwrap_or(0) * 512;
+        self.bytes += found.allocated();
         self.entries += 1;
         self.closed += u64::from(found.closed);
     }

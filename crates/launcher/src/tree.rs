@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2, statat},
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, makedev, openat, openat2, statx},
     io::Errno,
 };
 
@@ -49,10 +49,50 @@ pub(crate) struct Found<'a> {
     /// Path below the start, without a leading slash; bytes, which need not be UTF-8.
     pub(crate) path: &'a Path,
     pub(crate) kind: FileType,
-    pub(crate) stat: rustix::fs::Stat,
+    stat: Statx,
     /// A directory that is not entered, or not to its end: closed to whoever walks, too
     /// deep, by a path too long, or of another file system. One that can be listed only is visited twice.
     pub(crate) closed: bool,
+}
+
+impl Found<'_> {
+    /// Its bytes, as it says itself.
+    pub(crate) fn size(&self) -> u64 {
+        self.stat.stx_size
+    }
+
+    /// Those that are allocated for it.
+    pub(crate) fn allocated(&self) -> u64 {
+        self.stat.stx_blocks * 512
+    }
+
+    /// What tells it from everything else that is there: device and inode.
+    pub(crate) fn number(&self) -> (u64, u64) {
+        (device(&self.stat), self.stat.stx_ino)
+    }
+
+    /// The mount that it was seen through.
+    pub(crate) fn mount(&self) -> u64 {
+        self.stat.stx_mnt_id
+    }
+}
+
+/// What is known of an entry, of itself where it is a link.
+fn look_at(directory: impl AsFd, name: &CStr) -> Result<Statx, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
+    statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
+}
+
+fn device(stat: &Statx) -> u64 {
+    makedev(stat.stx_dev_major, stat.stx_dev_minor)
+}
+
+/// The mount that a directory was opened through.
+///
+/// # Errors
+/// What statx(2) answers.
+pub(crate) fn mount_of(directory: impl AsFd) -> Result<u64, Errno> {
+    look_at(directory, c"").map(|stat| stat.stx_mnt_id)
 }
 
 /// Whether one of a policy's or a request's globs matches a path, byte for byte.
@@ -89,14 +129,14 @@ pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> 
 /// The tree cannot be walked, and not because whoever walks it lacks the right (EACCES).
 pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
-    let device = rustix::fs::fstat(&start)?.st_dev;
+    let device = device(&look_at(&start, c"")?);
     let mut path = Vec::new();
     Ok(walk_below(&start, device, &mut path, 0, visit)? == Walk::On)
 }
 
 fn walk_below(
     directory: &OwnedFd,
-    device: u64,
+    top_device: u64,
     path: &mut Vec<u8>,
     depth: usize,
     visit: &mut dyn FnMut(&Found<'_>) -> Walk,
@@ -115,13 +155,13 @@ fn walk_below(
         if name == c"." || name == c".." {
             continue;
         }
-        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = match look_at(directory, name) {
             Ok(stat) => stat,
             // Gone meanwhile.
             Err(Errno::NOENT) => continue,
             // A directory that may be listed and not searched.
             Err(Errno::ACCESS) => {
-                let stat = rustix::fs::fstat(directory)?;
+                let stat = look_at(directory, c"")?;
                 return Ok(visit(&Found { path: as_path(path), kind: FileType::Directory, stat, closed: true }));
             }
             Err(errno) => return Err(errno),
@@ -131,8 +171,8 @@ fn walk_below(
             path.push(b'/');
         }
         path.extend_from_slice(name.to_bytes());
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let enter = kind.is_dir() && stat.st_dev == device && depth < DEEPEST && path.len() <= LONGEST;
+        let kind = FileType::from_raw_mode(stat.stx_mode.into());
+        let enter = kind.is_dir() && device(&stat) == top_device && depth < DEEPEST && path.len() <= LONGEST;
         let (below, closed) = match enter.then(|| openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())) {
             Some(Ok(below)) => (Some(below), false),
             // Removed or replaced since it was listed.
@@ -143,7 +183,7 @@ fn walk_below(
         };
         let mut next = visit(&Found { path: as_path(path), kind, stat, closed });
         if let (Walk::On, Some(below)) = (next, &below) {
-            next = walk_below(below, device, path, depth + 1, visit)?;
+            next = walk_below(below, top_device, path, depth + 1, visit)?;
         }
         path.truncate(length);
         if next == Walk::Stop {

@@ -204,11 +204,15 @@ pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<Ow
 }
 
 /// Lays over a path of scratch what its rule says. Another run may be at work in the same
-/// directory: the path is opened once, no link on it is followed, and what is laid there
-/// lies over what was opened, wherever that has gone.
+/// directory: the path is opened once, no link on it is followed, it must be what the rule was
+/// made for, and what is laid there lies over what was opened, wherever that has gone.
 fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let found = rustix::fs::fstat(&place)?;
+    if rule.number.is_some_and(|number| number != (found.st_dev, found.st_ino)) {
+        return Err(Errno::STALE);
+    }
     let laid = match rule.how {
         Laid::HiddenDirectory => read_only_copy(root, HIDDEN_DIRECTORY)?,
         Laid::HiddenFile => read_only_copy(root, HIDDEN_FILE)?,
