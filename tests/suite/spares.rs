@@ -297,19 +297,19 @@ fn what_changes_names_on_the_host_does_not_change_its_protection() {
     let policy = policies.write("exchanges", &derived("[scratch]\nread_only = { add = [\"ro*\"] }"));
     let mut session = Session::open(&["--policy", &policy, "--scratch", text(&host)]);
     let read = "for name in ('.env', 'ro1'):\n  try: print(open(name).read())\n  except OSError as error: print(error.errno)";
+    // A control: with their names unchanged, what stands ready is taken.
+    assert!(is_taken(&mut session, "unchanged", json!({})));
+    let ready = spare(&session);
     assert_eq!(session.output(read), "13\nread-only\n");
-    // What a sandbox would be set up after. None must be: its covers would go with the files.
-    std::thread::sleep(Duration::from_millis(300));
+    assert!(!Path::new(&format!("/proc/{ready}")).exists());
+    // Its covers go with the files.
+    spare(&session);
     for (from, to) in [(".env", "other"), ("ro1", ".env"), ("other", "ro1")] {
         fs::rename(host.join(from), host.join(to)).unwrap();
     }
     fs::write(host.join(".env"), &secret).unwrap();
     assert_eq!(session.output(read), "13\nhidden\n");
-    // A control: with nothing read-only one is set up, and hides by either name.
-    session.close();
-    let mut session = Session::open(&["--scratch", text(&host)]);
-    spare(&session);
-    assert_eq!(session.output(read), "13\nhidden\n");
+    assert!(is_taken(&mut session, "as they are now", json!({})));
     session.close();
 }
 

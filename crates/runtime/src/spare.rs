@@ -3,14 +3,14 @@
 //! Whoever thinks between two requests has the next sandbox made meanwhile. It is admitted
 //! and set up as for a request without options. The request that comes is admitted by
 //! itself, as if there were none, and takes it only where every part of the plan is the same
-//! that is already in force, and every path of the host that the plan shows is still the same
-//! file or directory. Else it is ended, unused, and the request gets a sandbox of its own.
+//! that is already in force, and every path of the host that the plan shows, or covers in a scratch,
+//! is still the same file or directory. Else it is ended, unused, and the request gets a sandbox of its own.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::BorrowedFd;
 use stockade_launcher::{LaunchError, OpenedScratch, Streams, Waiting, What, set_up};
-use stockade_policy::plan::{PathKindName, Plan, ScratchPlan, UserNamespaces};
+use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Request, step::Step};
 
 use crate::{Admission, Ahead, Ask, Loaded, Options, Purpose, Refusal, admit::Begun, facts::Number, session::Kept};
@@ -28,6 +28,10 @@ pub(crate) struct Spare {
     seen: Seen,
     /// The host scratch that is mounted in it.
     scratch: Option<Number>,
+    /// What is covered in that, path by path. A cover goes with its file where somebody on the
+    /// host renames that, so that two that change their names change their protection, while
+    /// the plan stays the same.
+    covered: Vec<Option<Number>>,
     waiting: Waiting,
 }
 
@@ -45,7 +49,8 @@ impl Spare {
         let ask = Ask::Session { request: Some(&request), kept };
         let mut admission = Admission::new(ask, loaded, options, Purpose::Spare, Ahead::default())?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MOST_ENTRIES);
-        if large || could_be_exchanged(&admission.plan.scratch) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
+        let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.numbers().to_vec());
+        if large || covered.contains(&None) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
             return Ok(None);
         }
         let seen = std::mem::take(&mut admission.seen);
@@ -53,7 +58,7 @@ impl Spare {
         let (plan, mut inputs, begun) = admission.into_parts(Streams::Capture)?;
         let Begun::Embryo(embryo) = begun else { return Ok(None) };
         let waiting = set_up(&plan, &mut inputs, embryo)?;
-        Ok(Some(Spare { plan, seen, scratch, waiting }))
+        Ok(Some(Spare { plan, seen, scratch, covered, waiting }))
     }
 
     /// What becomes readable when it has ended by itself.
@@ -65,21 +70,10 @@ impl Spare {
     /// has ended meanwhile.
     pub(crate) fn for_run(self, plan: &Plan, seen: &Seen, scratch: Option<&OpenedScratch>) -> Option<Waiting> {
         let same_scratch = scratch.map(OpenedScratch::number).transpose().is_ok_and(|number| number == self.scratch);
-        let fits = same_scratch && self.seen == *seen && plan.is_set_up_like(&self.plan) && self.waiting.is_sound();
+        let same_covered = self.covered == scratch.map_or(&[][..], OpenedScratch::numbers);
+        let fits = same_scratch && same_covered && self.seen == *seen && plan.is_set_up_like(&self.plan) && self.waiting.is_sound();
         fits.then_some(self.waiting)
     }
-}
-
-/// Whether two files or two directories of a host scratch are protected in different ways.
-/// What lies over one goes with it where somebody on the host renames it, so that two that
-/// change their names change their protection, while the plan stays the same.
-fn could_be_exchanged(scratch: &ScratchPlan) -> bool {
-    let differ = |wanted: PathKindName| {
-        let mut protections = scratch.protected.iter().filter(|(_, kind, _)| *kind == wanted).map(|(.., protection)| protection);
-        let first = protections.next();
-        protections.any(|protection| Some(protection) != first)
-    };
-    scratch.host && (differ(PathKindName::File) || differ(PathKindName::Directory))
 }
 
 /// Whether a sandbox that was set up before its run may be to blame for an error, and not
