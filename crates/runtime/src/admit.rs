@@ -1,8 +1,9 @@
 //! Admission: whether this caller may have this run, and what exactly the run is.
 //!
-//! Form first (is the request well made?), then rights (grants, scratch), then the plan.
-//! A refusal names the field, what is wrong with it and how to mend it. Nothing is
-//! started here.
+//! Form first (is the request well made?), then rights (grants, scratch), then what it would
+//! show of the host, then the plan. The sandbox is begun as soon as the caller may have one,
+//! and fitted to the plan at the end. A refusal names the field, what is wrong with it and how
+//! to mend it. No code is started here.
 
 mod begin;
 mod interpreters;
@@ -26,8 +27,8 @@ use stockade_policy::plan::{Draft, Plan};
 use stockade_protocol::{LimitKey, Request};
 
 use crate::{Ahead, Loaded, Options, Refusal, caller, session::Kept, spare::Seen};
-use begin::Beginning;
 pub use begin::Begun;
+use begin::{Beginning, Fitted};
 pub use request::{LARGEST_REQUEST, decode, parse_request, read_request};
 use request::{Parts, well_formed};
 pub(crate) use request::{check_relative, random_bytes};
@@ -207,7 +208,7 @@ impl<'a> Admission<'a> {
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
         parts.check_writable(&plan)?;
-        let (begun, record) = beginning.fit(&plan, &seen, scratch.as_ref(), &parts.stdin, &host.cgroup)?;
+        let Fitted { begun, record } = beginning.fit(&plan, &seen, scratch.as_ref(), &parts.stdin, &host.cgroup)?;
         let Parts { program, image, files, stdin, collect } = parts;
         Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, seen, begun })
     }

@@ -53,6 +53,14 @@ pub(super) struct Beginning<'a> {
     record: Option<Record>,
 }
 
+/// A sandbox that is fit for its plan.
+pub(super) struct Fitted {
+    /// None where the run was only planned.
+    pub(super) begun: Option<Result<Begun, LaunchError>>,
+    /// Its place in the registry, where it has not brought its own.
+    pub(super) record: Option<Record>,
+}
+
 impl<'a> Beginning<'a> {
     /// Begins the sandbox, where nothing must come before that, and claims its place in the
     /// registry. `ahead`: what was begun already.
@@ -93,8 +101,7 @@ impl<'a> Beginning<'a> {
         Ok(host)
     }
 
-    /// The sandbox for this plan, with its place in the registry; none where the run was only
-    /// planned. `seen`, `scratch`: what the plan shows of the host.
+    /// The sandbox for this plan. `seen`, `scratch`: what the plan shows of the host.
     ///
     /// # Errors
     /// The registry cannot be had.
@@ -105,7 +112,7 @@ impl<'a> Beginning<'a> {
         scratch: Option<&OpenedScratch>,
         stdin: &StdinBytes<'_>,
         cgroup: &CgroupFacts,
-    ) -> Result<(Option<Result<Begun, LaunchError>>, Option<Record>), Refusal> {
+    ) -> Result<Fitted, Refusal> {
         let stood_ready = self.spare.is_some();
         let spare = self.spare.take().filter(|_| matches!(stdin, StdinBytes::Null));
         let mut begun = match spare.and_then(|spare| spare.for_run(plan, seen, scratch)) {
@@ -129,7 +136,7 @@ impl<'a> Beginning<'a> {
         if let (Some(record), Some((directory, name)), true) = (record, &plan.program_file, writes_program) {
             record.note_program(&directory.join(name))?;
         }
-        Ok((begun, self.record))
+        Ok(Fitted { begun, record: self.record })
     }
 
     /// Whether the run is in need of a sandbox that is begun for it.
