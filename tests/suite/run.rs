@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, an_open_stdin_does_not_keep_a_finished_command),
     test!(Both, a_slow_reader_loses_nothing),
     test!(Both, a_reader_that_goes_away_ends_the_command),
+    test!(alone Both, no_stream_of_the_callers_stops_the_wall_clock, seconds 120),
     test!(Both, the_commands_status_is_passed_on, seconds 60),
     test!(Both, a_signal_is_128_and_its_number),
     test!(Both, the_wall_clock_is_124),
@@ -142,6 +143,52 @@ fn a_reader_that_goes_away_ends_the_command() {
     let ended = wait_within(&mut child, Duration::from_secs(5));
     let _still = child.kill();
     assert!(ended.is_some(), "the command goes on printing to nobody");
+}
+
+/// A terminal that nobody reads, and pipes that others read and write as well: each can be ready
+/// and then have nothing, or no room.
+fn no_stream_of_the_callers_stops_the_wall_clock() {
+    let script = r#"
+import os, subprocess, sys, threading
+program, policy, patience = sys.argv[1], sys.argv[2], float(sys.argv[3])
+none = subprocess.DEVNULL
+flood = ["/usr/bin/python3", "-c", "import sys\nwhile True: sys.stdout.write('x' * 70 + chr(10))"]
+def start(command, **streams):
+    return subprocess.Popen([program, "run", "--policy", policy, "--", *command], stderr=none, **streams)
+def status(child):
+    try: return child.wait(patience)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait() and "held up"
+for streams in (["stdout"], ["stdin", "stdout"]):
+    master, slave = os.openpty()
+    print("terminal", status(start(flood, **{"stdin": none, **dict.fromkeys(streams, slave)})))
+    print("was shown", len(os.read(master, 100)) > 0)
+read, write = os.pipe()
+children = [start(flood, stdin=none, stdout=write) for _ in range(3)]
+os.close(write)
+slow = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(read, 500), b"")])
+slow.start()
+print("shared stdout", [status(child) for child in children])
+slow.join()
+read, write = os.pipe()
+children = [start(["cat"], stdin=read, stdout=none) for _ in range(2)]
+os.set_blocking(write, False)
+while any(child.poll() is None for child in children):
+    try: os.write(write, b"x")
+    except BlockingIOError: pass
+    if not all(status is None for status in (child.poll() for child in children)): break
+    try: children[0].wait(0.005)
+    except subprocess.TimeoutExpired: pass
+print("shared stdin", [status(child) for child in children])
+"#;
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("own", &derived(&format!("[limits]\nwall = \"{}\"", patient_limit(1000))));
+    let patience = patient(Duration::from_secs(15)).as_secs().to_string();
+    let output = under(&["/usr/bin/python3", "-c", script, text(&program_path().unwrap()), &policy, &patience]).output().unwrap();
+    let shown = "terminal 124\nwas shown True\n".repeat(2);
+    let wanted = format!("{shown}shared stdout [124, 124, 124]\nshared stdin [124, 124]\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn the_commands_status_is_passed_on() {

@@ -21,6 +21,7 @@ mod identity;
 mod layers;
 mod modules;
 mod notify;
+mod own;
 mod prepared;
 mod proc;
 mod receipt;

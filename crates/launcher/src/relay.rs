@@ -16,10 +16,11 @@ use rustix::{
 
 use crate::{
     capture::Capture,
+    own::OwnStream,
     text::{self, Text},
 };
 
-/// A write of this size to a pipe that polls as writable never blocks (PIPE_BUF).
+/// A pipe that polls as writable has room for this (PIPE_BUF), unless somebody else is faster.
 const PIECE: usize = 4096;
 /// What is read of a stream that is to be UTF-8: it may become three times as long.
 const PIECE_OF_TEXT: usize = 1360;
@@ -29,8 +30,19 @@ const _: () = assert!(text::longest(PIECE_OF_TEXT) <= PIECE);
 pub(crate) enum Outlet {
     /// Into memory, bounded.
     Capture(Capture),
-    /// To one of the launcher's own streams, where there is `text` as UTF-8.
-    Relay { to: BorrowedFd<'static>, total: u64, kept: Option<Capture>, text: Option<Text> },
+    /// To one of the launcher's own streams.
+    Relay(Passage),
+}
+
+/// The way to one of the launcher's own streams.
+pub(crate) struct Passage {
+    to: OwnStream,
+    /// Read, and not written yet.
+    held: Vec<u8>,
+    total: u64,
+    kept: Option<Capture>,
+    /// It is to be UTF-8.
+    text: Option<Text>,
 }
 
 /// What came of one turn.
@@ -45,10 +57,15 @@ pub(crate) enum Turn {
 }
 
 impl Outlet {
+    /// To this stream; some of it is kept as well, and all becomes UTF-8 where there is `text`.
+    pub(crate) fn relay(to: OwnStream, kept: Option<Capture>, text: Option<Text>) -> Self {
+        Outlet::Relay(Passage { to, held: Vec::new(), total: 0, kept, text })
+    }
+
     pub(crate) fn total(&self) -> u64 {
         match self {
             Outlet::Capture(capture) => capture.total(),
-            Outlet::Relay { total, .. } => *total,
+            Outlet::Relay(passage) => passage.total,
         }
     }
 
@@ -59,80 +76,103 @@ impl Outlet {
     pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Turn, Errno> {
         let room = match self {
             Outlet::Capture(_) => buffer.len(),
-            Outlet::Relay { to, .. } if !is_writable(to) => return Ok(Turn::Blocked),
-            Outlet::Relay { text: Some(_), .. } => PIECE_OF_TEXT,
-            Outlet::Relay { .. } => PIECE,
+            Outlet::Relay(passage) => match passage.pass_on()? {
+                Turn::More if !is_writable(passage.to.fd()) => return Ok(Turn::Blocked),
+                Turn::More if passage.text.is_some() => PIECE_OF_TEXT,
+                Turn::More => PIECE,
+                turn => return Ok(turn),
+            },
         };
         let Some(space) = buffer.get_mut(..room) else { return Ok(Turn::Ended) };
         let bytes: &[u8] = match rustix::io::read(from, space) {
             Ok(([], _)) => return self.finish(),
             Ok((bytes, _)) => bytes,
             Err(Errno::AGAIN | Errno::INTR) => return Ok(Turn::More),
-            Err(Errno::IO) if rustix::termios::isatty(from) => return Ok(Turn::Ended),
+            Err(Errno::IO) if rustix::termios::isatty(from) => return self.finish(),
             Err(errno) => return Err(errno),
         };
         match self {
-            Outlet::Capture(capture) => capture.push(bytes),
-            Outlet::Relay { to, total, kept, text } => {
-                *total += bytes.len() as u64;
-                if let Some(kept) = kept {
-                    kept.push(bytes);
-                }
-                return match text {
-                    Some(text) => pass_on(*to, &text.push(bytes)),
-                    None => pass_on(*to, bytes),
-                };
+            Outlet::Capture(capture) => {
+                capture.push(bytes);
+                Ok(Turn::More)
+            }
+            Outlet::Relay(passage) => {
+                passage.take(bytes);
+                passage.pass_on()
             }
         }
-        Ok(Turn::More)
     }
 
-    /// The stream has ended.
+    /// The stream has ended; it is found to be so again while something is held.
     fn finish(&mut self) -> Result<Turn, Errno> {
-        if let Outlet::Relay { to, text: Some(text), .. } = self {
-            pass_on(*to, text.finish())?;
+        let Outlet::Relay(passage) = self else { return Ok(Turn::Ended) };
+        if let Some(text) = &mut passage.text {
+            passage.held.extend_from_slice(text.finish());
         }
-        Ok(Turn::Ended)
+        Ok(if passage.pass_on()? == Turn::Blocked { Turn::Blocked } else { Turn::Ended })
+    }
+
+    /// Whether something was read that the receiver has not taken.
+    pub(crate) fn holds(&self) -> bool {
+        matches!(self, Outlet::Relay(passage) if !passage.held.is_empty())
     }
 
     /// The launcher's stream that must become writable after [`Turn::Blocked`].
     pub(crate) fn target(&self) -> Option<BorrowedFd<'static>> {
         match self {
             Outlet::Capture(_) => None,
-            Outlet::Relay { to, .. } => Some(*to),
+            Outlet::Relay(passage) => Some(passage.to.fd()),
+        }
+    }
+
+    /// What was kept.
+    pub(crate) fn into_kept(self) -> Option<Capture> {
+        match self {
+            Outlet::Capture(capture) => Some(capture),
+            Outlet::Relay(passage) => passage.kept,
         }
     }
 }
 
-fn pass_on(to: BorrowedFd<'_>, bytes: &[u8]) -> Result<Turn, Errno> {
-    match write_all(to, bytes) {
-        Ok(()) => Ok(Turn::More),
-        // A reader that went away is the program's to notice: its next write fails.
-        Err(Errno::PIPE | Errno::CONNRESET) => Ok(Turn::Ended),
-        Err(Errno::IO) if rustix::termios::isatty(to) => Ok(Turn::Ended),
-        Err(errno) => Err(errno),
+impl Passage {
+    fn take(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        if let Some(kept) = &mut self.kept {
+            kept.push(bytes);
+        }
+        match &mut self.text {
+            Some(text) => self.held.extend_from_slice(&text.push(bytes)),
+            None => self.held.extend_from_slice(bytes),
+        }
+    }
+
+    /// Writes what is held.
+    fn pass_on(&mut self) -> Result<Turn, Errno> {
+        while !self.held.is_empty() {
+            match self.to.write(&self.held) {
+                Ok(written) => drop(self.held.drain(..written)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Turn::Blocked),
+                // A reader that went away is the program's to notice: its next write fails.
+                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(self.give_up()),
+                Err(Errno::IO) if rustix::termios::isatty(self.to.fd()) => return Ok(self.give_up()),
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(Turn::More)
+    }
+
+    /// Nobody takes any of it any more.
+    fn give_up(&mut self) -> Turn {
+        self.held.clear();
+        Turn::Ended
     }
 }
 
-fn is_writable(fd: &BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+fn is_writable(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(&fd, PollFlags::OUT)];
     // An error condition counts as ready: the write will tell.
     matches!(poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
-}
-
-pub(crate) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
-    while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                let mut fds = [PollFd::new(&to, PollFlags::OUT)];
-                poll(&mut fds, None)?;
-            }
-            Err(errno) => return Err(errno),
-        }
-    }
-    Ok(())
 }
 
 /// Where the program's stdin comes from.
@@ -143,8 +183,16 @@ pub(crate) enum Source<'a> {
         passed: usize,
     },
     Stdin {
+        stream: OwnStream,
         pollable: bool,
     },
+}
+
+impl Source<'_> {
+    /// The launcher's own.
+    pub(crate) fn stdin() -> Self {
+        Source::Stdin { stream: OwnStream::stdin(), pollable: false }
+    }
 }
 
 /// Feeds the program's stdin.
@@ -175,7 +223,7 @@ impl<'a> Feed<'a> {
     pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         match &mut self.source {
             Source::Bytes { .. } => self.on_room(epoll, tokens),
-            Source::Stdin { pollable } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
+            Source::Stdin { pollable, .. } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
                 Ok(()) => {
                     *pollable = true;
                     Ok(())
@@ -199,7 +247,7 @@ impl<'a> Feed<'a> {
     /// The program's stdin has room.
     pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         loop {
-            let pollable = matches!(self.source, Source::Stdin { pollable: true });
+            let pollable = matches!(self.source, Source::Stdin { pollable: true, .. });
             if self.buffer.is_empty() && !pollable && !self.refill()? {
                 self.ended = true;
             }
@@ -220,9 +268,9 @@ impl<'a> Feed<'a> {
                 *passed += piece.len();
                 Ok(!piece.is_empty())
             }
-            Source::Stdin { .. } => {
+            Source::Stdin { stream, .. } => {
                 let mut piece = [0; PIECE];
-                match rustix::io::read(stdin(), &mut piece) {
+                match stream.read(&mut piece) {
                     Ok(length) => {
                         self.buffer.extend_from_slice(piece.get(..length).unwrap_or_default());
                         Ok(length > 0)
@@ -251,7 +299,7 @@ impl<'a> Feed<'a> {
         if self.waits_for_room {
             epoll::delete(epoll, to)?;
             self.waits_for_room = false;
-            if matches!(self.source, Source::Stdin { pollable: true }) && !self.ended {
+            if matches!(self.source, Source::Stdin { pollable: true, .. }) && !self.ended {
                 epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::IN)?;
             }
         }
@@ -262,7 +310,7 @@ impl<'a> Feed<'a> {
         let (Some(to), false) = (&self.to, self.waits_for_room) else { return Ok(()) };
         epoll::add(epoll, to, tokens.target, epoll::EventFlags::OUT)?;
         self.waits_for_room = true;
-        if matches!(self.source, Source::Stdin { pollable: true }) {
+        if matches!(self.source, Source::Stdin { pollable: true, .. }) {
             // Nothing more is read until there is room for it.
             match epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -278,7 +326,7 @@ impl<'a> Feed<'a> {
         {
             epoll::delete(epoll, &to)?;
         }
-        if matches!(self.source, Source::Stdin { pollable: true }) {
+        if matches!(self.source, Source::Stdin { pollable: true, .. }) {
             match epoll::delete(epoll, stdin()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(errno),
@@ -290,11 +338,6 @@ impl<'a> Feed<'a> {
 
 fn stdin() -> BorrowedFd<'static> {
     rustix::stdio::stdin()
-}
-
-/// The launcher's own output streams.
-pub(crate) fn own_streams() -> (BorrowedFd<'static>, BorrowedFd<'static>) {
-    (rustix::stdio::stdout(), rustix::stdio::stderr())
 }
 
 /// Whether a descriptor has something to read now.

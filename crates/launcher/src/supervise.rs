@@ -35,9 +35,10 @@ use crate::{
     identity::OuterNamespaces,
     modules::Heard,
     notify::{Denials, Next},
+    own::OwnStream,
     prepared::LauncherPipes,
     receipt::Outside,
-    relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable, own_streams},
+    relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable},
     sandbox::Sandbox,
     scratch::{self, TreeUse},
     signals::Signals,
@@ -221,16 +222,15 @@ pub(crate) fn supervise(
         Streams::Relay(relay) => {
             let kept = (relay.keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
             let text = (relay.as_text && !plan.terminal).then(Text::default);
-            Outlet::Relay { to: stream, total: 0, kept, text }
+            Outlet::relay(stream, kept, text)
         }
     };
-    let (own_out, own_err) = own_streams();
     let scratch_rights = inputs.scratch.as_ref().map_or(Mode::empty(), |opened| opened.rights);
     let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
     let scratch_free = scratch_directory.as_ref().map_or(Ok(0), scratch::free_bytes).map_err(failed(COUNT))?;
     let feed = match (pipes.stdin, inputs.stdin) {
         (Some(pipe), Stdin::Bytes(all)) => Some(Feed::new(pipe, Source::Bytes { all, passed: 0 }, false)),
-        (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::Stdin { pollable: false }, false)),
+        (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::stdin(), false)),
         _ => None,
     };
     let mut supervision = Supervision {
@@ -251,8 +251,8 @@ pub(crate) fn supervise(
         stdout: Some(pipes.stdout),
         stderr: Some(pipes.stderr),
         // A terminal carries both.
-        out: outlet(own_out, plan.terminal),
-        err: outlet(own_err, !plan.terminal),
+        out: outlet(OwnStream::stdout(), plan.terminal),
+        err: outlet(OwnStream::stderr(), !plan.terminal),
         feed: feed.transpose().map_err(failed("feed stdin"))?,
         handover,
         listener: None,

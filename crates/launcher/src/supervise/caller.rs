@@ -34,7 +34,7 @@ impl Supervision<'_> {
             epoll::add(&self.epoll, stream, Token::Stdout.data(), epoll::EventFlags::IN)?;
         }
         let input = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
-        self.feed = Some(Feed::new(input, Source::Stdin { pollable: false }, true)?);
+        self.feed = Some(Feed::new(input, Source::stdin(), true)?);
         self.master = Some(master);
         Ok(())
     }

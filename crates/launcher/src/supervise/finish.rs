@@ -188,7 +188,7 @@ impl Supervision<'_> {
         let Some(from) = stream else { return Ok(()) };
         // Every writer is dead, so what the pipe holds is finite; should one be alive against
         // all reason, it is not waited for.
-        while is_readable(&from)? {
+        while outlet.holds() || is_readable(&from)? {
             match outlet.turn(&from, &mut self.buffer)? {
                 Turn::Ended => break,
                 Turn::More => {}
@@ -228,10 +228,7 @@ impl Supervision<'_> {
             self.started_at.map_or(0, |at| u64::try_from(ended_at.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX));
         let (denials, denials_omitted) = self.denials.finish();
         let bytes = PerStream { output: self.out.total(), error: self.err.total() };
-        let captured = |outlet| match outlet {
-            Outlet::Capture(capture) => capture.finish(),
-            Outlet::Relay { kept, .. } => kept.map(Capture::finish).unwrap_or_default(),
-        };
+        let captured = |outlet: Outlet| outlet.into_kept().map(Capture::finish).unwrap_or_default();
         Outcome {
             verdict,
             reason: None,
