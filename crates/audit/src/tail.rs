@@ -16,7 +16,7 @@ use crate::{
 /// What dying writers may leave behind the last record: the rest is corruption.
 const MOST_RESIDUE: usize = 16 * LONGEST_LINE;
 /// The first look; most records are shorter.
-const WINDOW: usize = 4 << 10;
+const WINDOW: usize = 8 << 10;
 
 /// The end of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
