@@ -24,7 +24,7 @@ use crate::{
 /// Takes the child's sockets, sets its namespace up and starts the gate.
 ///
 /// # Errors
-/// This host's kernel lacks a part, or the gate's process cannot be made.
+/// This host's kernel lacks a part, the gate's process cannot be made, or the child stands still.
 pub(crate) fn begin(plan: &Plan, egress: &EgressPlan, handover: &OwnedFd) -> Result<Gate, LaunchError> {
     let failed_to_take = |errno| LaunchError::system(What::Egress, "take the sandbox's network sockets", errno);
     if !is_readable_within(handover, SETUP_DEADLINE).map_err(failed_to_take)? {
