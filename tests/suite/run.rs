@@ -93,6 +93,8 @@ fn stdin_may_be_a_pipe_a_file_or_nothing() {
     says(&run(&count).stdin(Stdio::null()).output().unwrap(), b"0\n", 0);
     let closed = under(&["sh", "-c", "exec \"$0\" run -- wc -c <&-", text(&program_path().unwrap())]).output().unwrap();
     says(&closed, b"0\n", 0);
+    let to_write = File::options().write(true).open("/dev/null").unwrap();
+    says(&run(&count).stdin(to_write).output().unwrap(), b"0\n", 0);
     says(
         &run(&count)
             .stdin(File::open("/dev/zero").map(|zero| zero.take(0)).unwrap().into_inner())

@@ -276,6 +276,8 @@ impl<'a> Feed<'a> {
                         Ok(length > 0)
                     }
                     Err(Errno::AGAIN | Errno::INTR) => Ok(true),
+                    // Open for writing only, as nohup(1) leaves it: there is nothing to read.
+                    Err(Errno::BADF) => Ok(false),
                     // A terminal that was hung up.
                     Err(Errno::IO) if rustix::termios::isatty(stdin()) => Ok(false),
                     Err(errno) => Err(errno),
