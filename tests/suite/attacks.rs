@@ -4,7 +4,7 @@
 use std::{
     ffi::OsStr,
     fs::{self, File, Permissions},
-    io::Read,
+    io::{Read, Write},
     os::unix::{
         ffi::OsStrExt,
         fs::PermissionsExt,
@@ -12,6 +12,7 @@ use std::{
     },
     path::Path,
     process::Output,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -20,6 +21,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rustix::fs::{CWD, FileType, Mode, RenameFlags};
 use serde_json::{Value, json};
 
 use crate::{
@@ -55,6 +57,9 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_scratch_that_holds_more_to_keep_from_code_than_can_be_says_so),
     test!(RootOnly, no_file_is_collected_that_the_code_could_not_read),
     test!(Both, code_does_not_choose_what_its_environment_has_shown),
+    test!(Both, code_does_not_choose_what_a_policy_shows_by_a_link),
+    test!(Both, a_link_put_there_meanwhile_is_not_shown),
+    test!(Both, a_socket_and_a_fifo_that_a_policy_shows_can_be_used),
     test!(RootlessOnly, code_that_becomes_a_directory_leaves_no_record),
     test!(RootOnly, whoever_calls_sudo_ends_or_stops_no_run_before_its_record),
     test!(RootOnly, whoever_takes_the_registrys_name_in_tmp_first_stops_nobody),
@@ -499,6 +504,121 @@ fn code_does_not_choose_what_its_environment_has_shown() {
     ask(text(&home), Some(&scratch)).refused("scratch_holds_the_environment", &[text(&secrets), "read_only"]);
     std::os::unix::fs::symlink(&secrets, scratch.join("way")).unwrap();
     ask(text(&scratch.join("way/bin")), Some(&scratch)).refused("scratch_holds_the_environment", &["way", "read_only"]);
+}
+
+/// A policy shows what lies below another run's scratch.
+fn code_does_not_choose_what_a_policy_shows_by_a_link() {
+    let (above, secrets, policies) = (scratch(), scratch_named("secrets"), PolicyDirectory::new());
+    let (data, canary) = (above.join("data"), token("shown"));
+    for (path, key) in [(&data, "own"), (&secrets, canary.as_str())] {
+        fs::create_dir_all(path.join("below")).unwrap();
+        fs::write(path.join("key"), key).unwrap();
+        fs::write(path.join("below/key"), key).unwrap();
+        fs::write(path.join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+        fs::create_dir(path.join("bin")).unwrap();
+        std::os::unix::fs::symlink("/usr/bin/python3", path.join("bin/python")).unwrap();
+    }
+    give(&data);
+    let policy =
+        |name: &str, key: &str, path: &Path| policies.write(name, &derived(&format!("[filesystem]\n{key} = {{ add = [{path:?}] }}")));
+    let read = |policy: &str, path: &Path| {
+        let code = format!("print(open({:?}).read(20000)[:40])", text(&path.join("key")));
+        exec_with(&["--policy", policy], json!({"code": code}))
+    };
+    let ways = ["read_only", "read_only_optional"].map(|key| policy(key, key, &data));
+    let deeper = policy("deeper", "read_only", &data.join("below"));
+    let option = format!("python={}", text(&data.join("bin/python")));
+    let run = || exec_with(&["--runtime", &option], json!({"code": format!("print(open({:?}).read())", text(&data.join("key")))}));
+    // The control: they are shown while they are what they were.
+    for policy in &ways {
+        read(policy, &data).succeeded().expect(json!({"output": "own\n"}));
+    }
+    read(&deeper, &data.join("below")).succeeded().expect(json!({"output": "own\n"}));
+    run().succeeded().expect(json!({"output": "own\n"}));
+    let plant = format!("import os\nos.rename('data', 'moved')\nos.symlink({:?}, 'data')", text(&secrets));
+    exec(json!({"code": plant, "scratch": text(&above)})).succeeded();
+    let remedy = format!("without the link: {}", text(&secrets));
+    for policy in &ways {
+        read(policy, &data).broke("shown_foreign_link", &[text(&data), "only root's are followed", &remedy]);
+        let output = feed(&mut stockade(["exec", "--dry-run", "--policy", policy]), br#"{"code": ""}"#);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(&remedy), "{said}");
+    }
+    read(&deeper, &data.join("below")).broke("shown_foreign_link", &[text(&data), &format!("{}/below", text(&secrets))]);
+    run().refused("shown_foreign_link", &[text(&data), "python", &format!("without the link: in {}", text(&secrets))]);
+    // The controls: what it leads to by its own name, and links of root's.
+    read(&policy("own", "read_only", &secrets), &secrets).succeeded().expect(json!({"output": format!("{canary}\n")}));
+    let release = Path::new("/etc/os-release");
+    assert!(release.is_symlink());
+    let code = "print(len(open('/etc/os-release').read()) > 9)";
+    exec_with(&["--policy", &policy("release", "read_only", release)], json!({"code": code}))
+        .succeeded()
+        .expect(json!({"output": "True\n"}));
+    if is_root() {
+        std::os::unix::fs::lchown(&data, Some(0), Some(0)).unwrap();
+        read(&ways[0], &data).succeeded().expect(json!({"output": format!("{canary}\n")}));
+    }
+    // Root's link to where no policy may name anything.
+    let mounts = Path::new("/etc/mtab");
+    assert!(mounts.is_symlink());
+    read(&policy("mounts", "read_only", mounts), mounts).broke("shown_system_directory", &["/etc/mtab", "/proc/"]);
+}
+
+/// Between the launcher's look at the way and the mount a link takes a directory's place.
+fn a_link_put_there_meanwhile_is_not_shown() {
+    let (above, secrets, policies) = (scratch(), scratch_named("secrets"), PolicyDirectory::new());
+    let (data, link, canary) = (above.join("data"), above.join("link"), token("shown"));
+    fs::create_dir(&data).unwrap();
+    fs::write(data.join("key"), "own").unwrap();
+    fs::write(secrets.join("key"), &canary).unwrap();
+    std::os::unix::fs::symlink(&secrets, &link).unwrap();
+    if is_root() {
+        std::os::unix::fs::lchown(&link, Some(OWNER), Some(OWNER)).unwrap();
+    }
+    let policy = policies.write("shows", &derived(&format!("[filesystem]\nread_only = {{ add = [{data:?}] }}")));
+    let code = format!("print(open({:?}).read())", text(&data.join("key")));
+    let stop = AtomicBool::new(false);
+    let outcomes: Vec<Done> = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(CWD, &data, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let outcomes = (0..40).map(|_| exec_with(&["--policy", &policy], json!({"code": code}))).collect();
+        stop.store(true, Ordering::Relaxed);
+        outcomes
+    });
+    outcomes.iter().for_each(|done| assert!(!done.result.to_string().contains(&canary), "{}", done.result));
+    // The control: it is shown where it was no link.
+    if data.is_symlink() {
+        fs::remove_file(&data).unwrap();
+        fs::rename(&link, &data).unwrap();
+    }
+    exec_with(&["--policy", &policy], json!({"code": code})).succeeded().expect(json!({"output": "own\n"}));
+}
+
+/// What the threat model says of them; in a scratch they are covered.
+fn a_socket_and_a_fifo_that_a_policy_shows_can_be_used() {
+    let (shown, policies) = (directory().join("shown"), PolicyDirectory::new());
+    fs::create_dir(&shown).unwrap();
+    let (socket, fifo) = (shown.join("socket"), shown.join("fifo"));
+    let listener = UnixListener::bind(&socket).unwrap();
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o644), 0).unwrap();
+    fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
+    let mut writer = File::options().read(true).write(true).open(&fifo).unwrap();
+    writer.write_all(b"word").unwrap();
+    let code = format!(
+        "import os, socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({:?})\nf = os.open({:?}, os.O_RDONLY | os.O_NONBLOCK)\nprint(os.read(f, 9))",
+        text(&socket),
+        text(&fifo)
+    );
+    let policy = policies.write("shows", &derived(&format!("[filesystem]\nread_only = {{ add = [{shown:?}] }}")));
+    exec_with(&["--policy", &policy], json!({"code": code})).succeeded().expect(json!({"output": "b'word'\n"}));
+    listener.set_nonblocking(true).unwrap();
+    listener.accept().unwrap();
+    // Where they are not shown they are not there.
+    let done = exec(json!({"code": code}));
+    assert!(done["error"].as_str().unwrap().contains("FileNotFoundError"), "{}", done.result);
 }
 
 fn code_that_becomes_a_directory_leaves_no_record() {

@@ -37,6 +37,7 @@ mod text;
 mod tree;
 mod verdict;
 mod waiting;
+pub mod way;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{FileType, Mode, OFlags, fchmod, fstat},
+    fs::{FileType, Mode, fchmod, fstat},
     io::Errno,
     mount::{OpenTreeFlags, open_tree},
 };
@@ -380,15 +380,14 @@ pub(crate) fn give_back(directory: &OwnedFd, rights: Mode) -> Result<(), Errno> 
     if mode.contains(rights) { Ok(()) } else { fchmod(directory, mode | rights) }
 }
 
-/// Opens host directories that root shows inside on the caller's behalf.
+/// Opens a host directory that root shows inside on the caller's behalf, through no link.
 ///
 /// # Errors
-/// The caller may not open one of them.
+/// The caller may not open it.
 pub fn open_tree_as_caller(path: &Path, opener: &Opener<'_>) -> Result<OwnedFd, ScratchError> {
     let error =
         |errno: Errno| ScratchError { path: path.display().to_string(), reason: "path_unreadable", why: crate::error::describe(errno) };
-    let open = || rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let opened = as_caller(opener.caller, opener.privileged, open).map_err(error)?;
+    let opened = as_caller(opener.caller, opener.privileged, || tree::open_unlinked(path)).map_err(error)?;
     opened.and_then(|fd| detached_copy(&fd, true)).map_err(error)
 }
 

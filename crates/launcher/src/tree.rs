@@ -35,6 +35,14 @@ pub(crate) fn open_entry(path: &Path) -> Result<OwnedFd, Errno> {
     openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
+/// Opens what stands at a path in which no component is a link, to be mounted elsewhere.
+///
+/// # Errors
+/// ELOOP for a link, else what openat2(2) answers.
+pub(crate) fn open_unlinked(path: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
+}
+
 /// Opens something below a directory: no links, no way out, no other file system.
 ///
 /// # Errors

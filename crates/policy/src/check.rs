@@ -55,6 +55,14 @@ pub(crate) fn absolute(text: &str) -> Checked<PathBuf> {
     Ok(plain)
 }
 
+/// What the sandbox has of its own, or not at all.
+const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Whether no path that is shown may be this one, by itself or at the end of a link.
+pub fn is_never_shown(path: &Path) -> bool {
+    path == Path::new("/") || OWN.iter().any(|own| path.starts_with(own))
+}
+
 /// A path that the sandbox's root may show.
 pub(crate) fn shown(text: &str) -> Checked<PathBuf> {
     let path = absolute(text)?;
@@ -63,13 +71,11 @@ pub(crate) fn shown(text: &str) -> Checked<PathBuf> {
             Complaint::new("the whole host cannot be shown", "every file of the host").help("name the directories that the code needs")
         );
     }
-    for own in ["/proc", "/sys", "/dev"] {
-        if path.starts_with(own) {
-            return Err(Complaint::new(format!("{} cannot be taken from the host", quote(text)), "made by the launcher")
-                .help(format!("the sandbox has a {own} of its own, or none")));
-        }
+    match OWN.iter().find(|own| path.starts_with(own)) {
+        None => Ok(path),
+        Some(own) => Err(Complaint::new(format!("{} cannot be taken from the host", quote(text)), "made by the launcher")
+            .help(format!("the sandbox has a {own} of its own, or none"))),
     }
-    Ok(path)
 }
 
 pub(crate) fn device(text: &str) -> Checked<String> {

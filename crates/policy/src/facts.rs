@@ -30,6 +30,8 @@ pub struct HostFacts {
     pub swap: bool,
     /// What stands at each path that the policy names.
     pub paths: BTreeMap<PathBuf, PathKind>,
+    /// Where those of them lead on whose way are links: the path without any.
+    pub led: BTreeMap<PathBuf, PathBuf>,
     /// By runtime whose modules the policy watches: the codecs of its interpreters.
     pub codecs: BTreeMap<String, Vec<Codec>>,
     /// Top-level links of a merged /usr, such as `bin` to `usr/bin`.

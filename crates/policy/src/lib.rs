@@ -34,6 +34,7 @@ mod trust;
 pub mod visible;
 
 pub use accounts::AccountsError;
+pub use check::is_never_shown;
 pub use diagnostic::{Place, Problem, Report, Source};
 pub use explain::{Explanation, Section, Statement, explain};
 pub use grants::{Caller, GrantRefusal, Grants, GrantsError};

@@ -11,6 +11,7 @@ mod prefixes;
 mod request;
 mod rights;
 mod shown;
+mod ways;
 
 use std::{
     collections::BTreeMap,

@@ -13,15 +13,12 @@ use std::{
 
 use rlimit::Resource;
 use rustix::{
-    fs::{Access, FileType, Mode, OFlags, access},
+    fs::{Access, Mode, OFlags, access},
     io::Errno,
     thread::sched_getaffinity,
 };
 use stockade_launcher::registry::{Record, Registry};
-use stockade_policy::{
-    facts::{CgroupFacts, HostFacts, PathKind},
-    model::Policy,
-};
+use stockade_policy::facts::{CgroupFacts, HostFacts};
 
 use crate::{Refusal, audit, caller::Identity};
 
@@ -65,6 +62,7 @@ pub fn read(identity: &Identity, unique: UniqueId) -> Result<HostFacts, Refusal>
         cgroup: cgroup_facts()?,
         swap: rustix::system::sysinfo().totalswap > 0,
         paths: BTreeMap::new(),
+        led: BTreeMap::new(),
         codecs: BTreeMap::new(),
         links: merged_usr_links()?,
         hard_limits: hard_limits(),
@@ -84,7 +82,7 @@ pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
     }
 }
 
-fn unreadable(attempt: &str, path: &Path, error: &io::Error) -> Refusal {
+pub(crate) fn unreadable(attempt: &str, path: &Path, error: &io::Error) -> Refusal {
     Refusal::sandbox_error(
         "host_unreadable",
         format!(
@@ -334,35 +332,6 @@ fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
 
 /// Device and inode.
 pub(crate) type Number = (u64, u64);
-
-/// Looks at every path that the plan may show, and returns which file or directory each is.
-/// What the launcher may not reach is not there.
-///
-/// # Errors
-/// The host does not say whether a path is there.
-pub fn look_at<'a>(
-    facts: &mut HostFacts,
-    policy: &'a Policy,
-    more: impl IntoIterator<Item = &'a Path>,
-) -> Result<BTreeMap<&'a Path, Option<Number>>, Refusal> {
-    let mut seen = BTreeMap::new();
-    let named = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
-    let commands = policy.runtimes.values().filter_map(|runtime| runtime.command.first()).map(Path::new);
-    for path in named.chain(commands).chain(more) {
-        match rustix::fs::stat(path) {
-            Ok(stat) => {
-                let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-                facts.paths.insert(path.to_path_buf(), if is_directory { PathKind::Directory } else { PathKind::File });
-                seen.insert(path, Some((stat.st_dev, stat.st_ino)));
-            }
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => {
-                seen.insert(path, None);
-            }
-            Err(errno) => return Err(unreadable("look at", path, &errno.into())),
-        }
-    }
-    Ok(seen)
-}
 
 /// The registry of whoever runs this.
 ///

@@ -21,6 +21,7 @@ use super::{At, Outcome};
 use crate::{
     layers::{Layer, Layers},
     prepared::{Entry, Laid, Prepared, PreparedScratch, ScratchRule},
+    tree,
 };
 
 pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
@@ -82,7 +83,8 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             let tree = match tree {
                 Some(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
                 None => {
-                    copy = copy_tree(CWD, source)?;
+                    // Where its links lead stands in the plan; any other was put there since.
+                    copy = copy_tree(tree::open_unlinked(source.as_c_str())?, c"")?;
                     &copy
                 }
             };

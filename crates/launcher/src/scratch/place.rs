@@ -6,41 +6,34 @@
 //! by descriptors. What a directory that is there holds is not judged here.
 
 use std::{
-    ffi::{OsStr, OsString},
-    os::unix::ffi::OsStringExt,
-    path::{Component, Path, PathBuf},
+    ffi::OsStr,
+    path::{Component, Path},
     time::SystemTime,
 };
 
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, fchown, fstat, mkdirat, openat, readlinkat, unlinkat},
+    fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, fstat, mkdirat, openat, unlinkat},
     io::Errno,
 };
 use stockade_policy::model::Policy;
 
 use super::{OpenedScratch, Opener, ScratchError, as_caller, finish};
-use crate::{error::describe, tree};
+use crate::{
+    error::describe,
+    tree,
+    way::{self, Follow, NoWay, Way},
+};
 
 /// The owner of a scratch that root makes for itself: no code may run as root, nor leave
 /// files that are root's.
 const NOBODY: u32 = 65534;
-/// Links on one way.
-const MOST_LINKS: usize = 16;
 
 /// Where a scratch is, or is to be made.
 #[derive(Clone, Debug)]
 pub struct Place {
     named: String,
     way: Way,
-}
-
-/// A path without links, as far as it exists.
-#[derive(Clone, Debug)]
-struct Way {
-    real: PathBuf,
-    /// How many of its last names are not there.
-    missing: usize,
 }
 
 type MakeError<'a> = dyn Fn(&'static str, String) -> ScratchError + 'a;
@@ -104,7 +97,7 @@ impl Place {
         let acted = |act: &dyn Fn() -> Result<OwnedFd, ScratchError>| {
             as_caller(opener.caller, opener.privileged, act).map_err(|errno| no_rights(&error, errno))?
         };
-        let Way { real, missing } = &self.way;
+        let Way { real, missing, .. } = &self.way;
         if *missing == 0 {
             return finish(acted(&|| open_existing(real, &error))?, real.clone(), policy, opener, &error);
         }
@@ -197,67 +190,22 @@ fn open_made(parent: &OwnedFd, name: &OsStr, opener: &Opener<'_>, begun: SystemT
     Ok(directory)
 }
 
-/// Walks a path, link by link. Every name is looked up through no link, so that none can be
-/// put on the way meanwhile.
+/// The way to a scratch, worded as its callers know it.
 fn walk(named: &Path, error: &MakeError<'_>) -> Result<Way, ScratchError> {
-    let mut real = PathBuf::from("/");
-    let mut pending = Vec::new();
-    push_names(named, &mut pending);
-    let mut links = 0;
-    while let Some(part) = pending.pop() {
-        if part == ".." {
-            real.pop();
-            continue;
-        }
-        let next = real.join(&part);
-        let unreadable = |errno| error("scratch_unreadable", format!("{}: {}", next.display(), describe(errno)));
-        let found = match tree::open_entry(&next) {
-            Ok(found) => found,
-            Err(Errno::NOENT) if !pending.iter().any(|part| part == "..") => {
-                let missing = 1 + pending.len();
-                return Ok(Way { real: pending.into_iter().rev().fold(next, |above, part| above.join(part)), missing });
+    way::walk(named, Follow::Roots).map_err(|no_way| {
+        let reason = match &no_way {
+            NoWay::Foreign(_) => {
+                let remedy = match way::instead_of(named) {
+                    Some(real) => format!("name it without the link: {}", real.display()),
+                    None => String::from("name the directory itself"),
+                };
+                return error("scratch_foreign_link", format!("{no_way}; {remedy}"));
             }
-            Err(Errno::NOENT) => return Err(error("scratch_missing", format!("{} does not exist", next.display()))),
-            Err(Errno::NOTDIR) => return Err(error("scratch_not_directory", format!("{} is not a directory", real.display()))),
-            Err(errno) => return Err(unreadable(errno)),
+            NoWay::TooManyLinks => "scratch_link_loop",
+            NoWay::Missing(_) => "scratch_missing",
+            NoWay::NotDirectory(_) => "scratch_not_directory",
+            NoWay::Unreadable(..) => "scratch_unreadable",
         };
-        let stat = fstat(&found).map_err(unreadable)?;
-        if !FileType::from_raw_mode(stat.st_mode).is_symlink() {
-            real = next;
-            continue;
-        }
-        if stat.st_uid != 0 {
-            return Err(error("scratch_foreign_link", foreign_link(named, &next, stat.st_uid)));
-        }
-        links += 1;
-        if links > MOST_LINKS {
-            return Err(error("scratch_link_loop", String::from("too many links on the way")));
-        }
-        let target = readlinkat(&found, c"", Vec::new()).map_err(unreadable)?;
-        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-        if target.is_absolute() {
-            real = PathBuf::from("/");
-        }
-        push_names(&target, &mut pending);
-    }
-    Ok(Way { real, missing: 0 })
-}
-
-/// The names of a path, the first one last.
-fn push_names(path: &Path, pending: &mut Vec<OsString>) {
-    let names = path.components().rev().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    pending.extend(names.map(|part| part.as_os_str().to_owned()));
-}
-
-/// Says what to name instead, where the caller may find that out.
-fn foreign_link(named: &Path, link: &Path, uid: u32) -> String {
-    let above = || Some(named.parent()?.canonicalize().ok()?.join(named.file_name()?));
-    let remedy = match named.canonicalize().ok().or_else(above) {
-        Some(real) => format!("name it without the link: {}", real.display()),
-        None => String::from("name the directory itself"),
-    };
-    format!(
-        "{} is a link of uid {uid}, which may have been left by code that ran there; only root's are followed; {remedy}",
-        link.display()
-    )
+        error(reason, no_way.to_string())
+    })
 }

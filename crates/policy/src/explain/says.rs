@@ -138,9 +138,10 @@ fn run(policy: &Policy) -> Vec<Statement> {
 
 fn reach(policy: &Policy) -> Vec<Statement> {
     let mut says = Says::default();
+    says.say("at a socket of the host that lies in what the policy shows, whoever listens there; a fifo there can be read empty");
     let rules: Vec<String> = policy.egress.whitelist.rules().iter().map(ToString::to_string).collect();
     if rules.is_empty() {
-        says.say("nobody: the network has only the sandbox's own lo");
+        says.say("by the network nobody: it has only the sandbox's own lo");
         return says.0;
     }
     let peers = rules.join(", ");

@@ -107,8 +107,9 @@ impl RootBuilder {
         self.entries.push(RootEntry::File { target: Self::relative(Path::new(path)), mode, text });
     }
 
-    /// Binds a host path at its own place, unless a bind above shows it already.
-    fn bind(&mut self, path: &Path, kind: PathKind, executable: bool) {
+    /// Binds a host path at its own place, unless a bind above shows it already. What is
+    /// bound is where it leads, so that nothing need be followed when it is.
+    fn bind(&mut self, path: &Path, facts: &HostFacts, kind: PathKind, executable: bool) {
         if self.bound.iter().any(|bound| path.starts_with(bound)) {
             return;
         }
@@ -116,7 +117,8 @@ impl RootBuilder {
             PathKind::Directory => self.directory(path, 0o755),
             PathKind::File => self.file(&path.to_string_lossy(), 0o644, String::new()),
         }
-        self.entries.push(RootEntry::Bind { source: path.to_path_buf(), target: Self::relative(path), executable });
+        let source = facts.led.get(path).cloned().unwrap_or_else(|| path.to_path_buf());
+        self.entries.push(RootEntry::Bind { source, target: Self::relative(path), executable });
         self.bound.push(path.to_path_buf());
     }
 }
@@ -149,11 +151,11 @@ pub(super) fn plan_root(
                 format!("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", path.display()),
             )
         })?;
-        root.bind(path, kind, is_program_directory(path));
+        root.bind(path, facts, kind, is_program_directory(path));
     }
     for path in &policy.filesystem.read_only_optional {
         if let Some(kind) = facts.paths.get(path) {
-            root.bind(path, *kind, false);
+            root.bind(path, facts, *kind, false);
         }
     }
     for path in extra {
@@ -162,7 +164,7 @@ pub(super) fn plan_root(
             .get(path)
             .copied()
             .ok_or_else(|| lacking("interpreter_missing", format!("{} is not on this host", path.display())))?;
-        root.bind(path, kind, true);
+        root.bind(path, facts, kind, true);
     }
     let watch = plan_modules(policy, facts, narrowing, scratch, |path| root.bound.iter().any(|bound| path.starts_with(bound)))?;
     for entry in watch {

@@ -21,14 +21,18 @@ use super::prefixes::{self, Prefix};
 use crate::{Options, Refusal, caller::Identity};
 
 /// The interpreters that `--runtime` names, and those of the virtual environments that
-/// the policy names, with the directories that they need.
+/// the policy names, with the directories that they need, and where each of these leads.
 pub(super) fn check_interpreters(
     policy: &Policy,
     options: &Options,
     narrowing: &Narrowing,
-) -> Result<BTreeMap<String, Interpreter>, Refusal> {
-    let interpreter = |name: &str, program: &Path| -> Result<Interpreter, Refusal> {
-        Ok(Interpreter { program: program.to_path_buf(), read_only: prefixes::needed(name, program, policy)? })
+) -> Result<(BTreeMap<String, Interpreter>, BTreeMap<PathBuf, PathBuf>), Refusal> {
+    let mut led = BTreeMap::new();
+    let mut interpreter = |name: &str, program: &Path| -> Result<Interpreter, Refusal> {
+        let needed = prefixes::needed(name, program, policy)?;
+        let read_only = needed.iter().map(|(path, _)| path.clone()).collect();
+        led.extend(needed);
+        Ok(Interpreter { program: program.to_path_buf(), read_only })
     };
     let mut all = BTreeMap::new();
     for (name, path) in &options.interpreters {
@@ -53,7 +57,7 @@ pub(super) fn check_interpreters(
             all.insert(name.to_owned(), interpreter(name, &program)?);
         }
     }
-    Ok(all)
+    Ok((all, led))
 }
 
 /// The codecs by which the interpreters of every watched runtime can be watched: of all
@@ -81,15 +85,15 @@ pub(super) fn codecs(policy: &Policy, interpreters: &BTreeMap<String, Interprete
 }
 
 /// Directories outside the policy that root shows on the caller's behalf, opened with
-/// the caller's rights.
+/// the caller's rights, by their paths without links.
 pub(super) fn open_trees(
     identity: &Identity,
-    interpreters: &BTreeMap<String, Interpreter>,
+    led: &BTreeMap<PathBuf, PathBuf>,
     opener: &Opener<'_>,
 ) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
     let mut trees = BTreeMap::new();
     if identity.privileged {
-        for path in interpreters.values().flat_map(|interpreter| &interpreter.read_only) {
+        for path in led.values() {
             let tree = scratch::open_tree_as_caller(path, opener)
                 .map_err(|error| Refusal::bad_request(error.reason, format!("{}: {}", error.path, error.why)))?;
             trees.insert(path.clone(), tree);

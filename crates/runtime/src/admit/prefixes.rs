@@ -15,6 +15,7 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, ResolveFlags, openat2},
 };
+use stockade_launcher::way::{self, Follow};
 use stockade_policy::model::Policy;
 
 use crate::Refusal;
@@ -46,33 +47,45 @@ pub(super) fn real(program: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(program).ok().as_deref().and_then(environment)
 }
 
-/// The directories that an interpreter needs outside /usr: the one where it was named, and
-/// what that leads to.
+/// The directories that an interpreter needs outside /usr, each by its own path and by that
+/// without links: the one where it was named, and what that leads to.
 ///
 /// # Errors
 /// One of them is something else than it ought to be.
-pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<Vec<PathBuf>, Refusal> {
+pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<Vec<(PathBuf, PathBuf)>, Refusal> {
     let filesystem = &policy.filesystem;
     let shown = |path: &Path| filesystem.read_only.iter().chain(&filesystem.read_only_optional).any(|shown| path.starts_with(shown));
-    let mut needed: Vec<PathBuf> = Vec::new();
+    let mut needed: Vec<(PathBuf, PathBuf)> = Vec::new();
     let Some(own) = environment(program) else { return Ok(needed) };
-    // Whoever named it meant it, unless a link on the way leads elsewhere.
-    let is_meant = std::fs::canonicalize(&own).is_ok_and(|real| real == own)
-        || Prefix::open(&own).is_some_and(|own| own.small_file(Path::new("pyvenv.cfg")).is_some());
+    let has_settings = |path: &Path| Prefix::open(path).is_some_and(|prefix| prefix.small_file(Path::new("pyvenv.cfg")).is_some());
     let led = [
         (base(&own), false, "its pyvenv.cfg has it made from"),
         (real(program), false, "it is a link to a program in"),
-        (Some(own), is_meant, "a link leads to its directory"),
+        (Some(own), true, "a link leads to its directory"),
     ];
     // The directory where it was named first: what lies in it is shown with it.
-    for (path, is_meant, how) in led.into_iter().rev() {
+    for (path, is_named, how) in led.into_iter().rev() {
         let Some(path) = path.filter(|path| path.parent().is_some()) else { continue };
         let is_clean = path.is_absolute() && !path.components().any(|part| part == Component::ParentDir);
-        if is_clean && (path.starts_with("/usr") || needed.iter().any(|known| path.starts_with(known))) {
+        if is_clean && (path.starts_with("/usr") || needed.iter().any(|(known, _)| path.starts_with(known))) {
             continue;
         }
-        let is_believed = || is_clean && (shown(&path) || Prefix::open(&path).is_some_and(|prefix| prefix.is_interpreters()));
+        let way = way::walk(&path, Follow::All).ok();
+        let (real, foreign) = way.map_or_else(|| (path.clone(), None), |way| (way.real, way.foreign));
+        // Whoever named it meant it, unless a link on the way leads elsewhere.
+        let is_meant = is_named && (real == path || foreign.is_none() && has_settings(&real));
+        let is_believed = || is_clean && (shown(&path) || Prefix::open(&real).is_some_and(|prefix| prefix.is_interpreters()));
         if !is_meant && !is_believed() {
+            if let Some(foreign) = foreign.filter(|_| is_named && has_settings(&real)) {
+                return Err(Refusal::bad_request(
+                    "shown_foreign_link",
+                    format!(
+                        "runtime `{runtime}`: {}: {foreign}; if that is meant, name it without the link: in {}",
+                        program.display(),
+                        real.display()
+                    ),
+                ));
+            }
             return Err(Refusal::bad_request(
                 "interpreter_led_astray",
                 format!(
@@ -83,7 +96,7 @@ pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<V
                 ),
             ));
         }
-        needed.push(path);
+        needed.push((path, real));
     }
     Ok(needed)
 }

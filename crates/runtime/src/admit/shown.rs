@@ -21,6 +21,7 @@ use stockade_policy::{
 use super::{
     interpreters::{check_interpreters, codecs, open_trees},
     rights::{check_grants, open_scratch},
+    ways::{Looked, look_at},
 };
 use crate::{
     Options, Refusal, audit,
@@ -72,10 +73,10 @@ impl Shown {
             registry: Some(&registry),
             ceiling: options.scratch.as_deref(),
         };
-        let (interpreters, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
-            check_interpreters(policy, options, narrowing).map(|interpreters| {
+        let (interpreters, led, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
+            check_interpreters(policy, options, narrowing).map(|(interpreters, led)| {
                 let codecs = codecs(policy, &interpreters);
-                (interpreters, codecs)
+                (interpreters, led, codecs)
             })
         })
         .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
@@ -86,25 +87,29 @@ impl Shown {
             check_grants(identity, &policy.name, Some(real), options)
         };
         let scratch = asked.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
-        let more: Vec<PathBuf> =
-            interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program])).cloned().collect();
-        let seen = facts::look_at(host, policy, more.iter().map(PathBuf::as_path))?;
-        audit::check_unseen(identity, paths(policy, &more, scratch.as_ref()), &seen)?;
+        let seen = look_at(host, identity, policy, &interpreters, &led)?;
+        audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.as_ref()), &seen)?;
         let seen = if asked.is_compared { own(&seen) } else { Seen::new() };
-        let trees = open_trees(identity, &interpreters, &opener)?;
+        let trees = open_trees(identity, &led, &opener)?;
         Ok(Shown { scratch, interpreters, trees, seen })
     }
 }
 
 /// Which file or directory each path is, to be compared later.
-fn own(seen: &BTreeMap<&Path, Option<facts::Number>>) -> Seen {
+fn own(seen: &Looked<'_>) -> Seen {
     seen.iter().map(|(path, number)| (path.to_path_buf(), *number)).collect()
 }
 
-/// Every path of the host that a run shows.
-fn paths<'p>(policy: &'p Policy, more: &'p [PathBuf], scratch: Option<&'p OpenedScratch>) -> impl Iterator<Item = &'p Path> {
+/// Every path of the host that a run shows, and where it leads.
+fn paths<'p>(
+    policy: &'p Policy,
+    interpreters: &'p BTreeMap<String, Interpreter>,
+    host: &'p HostFacts,
+    scratch: Option<&'p OpenedScratch>,
+) -> impl Iterator<Item = &'p Path> {
     let filesystem = &policy.filesystem;
-    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(more);
+    let needed = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program]));
+    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(needed).chain(host.led.values());
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
     paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
 }
