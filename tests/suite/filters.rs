@@ -139,7 +139,9 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("prctl", 0, &[22, 59], false);
     // F_NOTIFY; F_GETFD, and numbers beside it.
     both("fcntl", 1, &[1026], policy.seccomp.allow.iter().any(|name| name == "inotify_add_watch"));
-    both("fcntl", 1, &[1, 1025, 1027, 0xffff_ffff], true);
+    both("fcntl", 1, &[1, 1023, 1025, 1027, 1039, 1041, 0xffff_ffff], true);
+    // F_SETLEASE and F_SETDELEG.
+    both("fcntl", 1, &[1024, 1040], false);
     for name in ["prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"] {
         both(name, 0, &[0], true);
         both(name, 0, &[1, 2, 0x3fff_ffff, 0xffff_ffff], false);

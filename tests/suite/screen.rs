@@ -3,8 +3,10 @@
 
 use std::{
     fs,
+    io::Read,
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -33,6 +35,7 @@ pub const TESTS: &[Test] = &[
     test!(Both, scripts_are_screened_whatever_starts_them),
     test!(Both, files_that_are_run_or_cannot_be_read_are_told),
     test!(Both, what_cannot_be_read_does_not_run_where_code_is_stopped),
+    test!(Both, a_lease_on_a_script_does_not_hold_up_the_launcher),
     test!(Both, shims_sessions_and_replies_are_screened),
     test!(Both, what_an_interpreter_reads_otherwise_is_found),
     test!(Both, findings_do_no_harm_to_their_reader),
@@ -442,6 +445,28 @@ fn what_cannot_be_read_does_not_run_where_code_is_stopped() {
     assert_eq!(run("default").stdout, b"ran\n");
     let refused = run(&policy);
     assert_eq!((refused.status.code(), refused.stdout.len()), (Some(126), 0), "{}", String::from_utf8_lossy(&refused.stderr));
+}
+
+/// Code can take none, but others who own the file can. Who opened it and waited would read
+/// it once the kernel has broken the lease, and run it.
+fn a_lease_on_a_script_does_not_hold_up_the_launcher() {
+    let scratch = scratch();
+    let path = scratch.join("held.py");
+    put(&path, "print('ran')\n");
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("screening", &derived("[screen]\nscreener = \"deny\""));
+    let run = || stockade(["run", "--policy", &policy, "--scratch", text(&scratch), "--", "python3", "held.py"]).output().unwrap();
+    assert_eq!(run().stdout, b"ran\n");
+    let hold = "import fcntl, os, signal, sys\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\nfd = os.open(sys.argv[1], os.O_RDWR)\nfcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\nprint('held', flush=True)\nsys.stdin.read()";
+    let mut holder = under(&["/usr/bin/python3", "-c", hold, text(&path)]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 5];
+    holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let refused = run();
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(126) && why.contains("has a lease on it"), "{refused:?}");
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    assert_eq!(run().stdout, b"ran\n");
 }
 
 fn shims_sessions_and_replies_are_screened() {

@@ -66,6 +66,9 @@ const NEW_NAMESPACES: u32 = 0x7e02_0000;
 const RENAME_WHITEOUT: u32 = 4;
 /// Watches a directory, as inotify's forerunner dnotify did.
 pub const F_NOTIFY: u32 = 1026;
+/// F_SETLEASE and F_SETDELEG: whoever opens a file, or changes a directory, on which somebody
+/// else has a lease waits for him, the host and the launcher among them.
+pub const LEASES: [u32; 2] = [1024, 1040];
 /// Who may not make this call may not watch by the older one either.
 pub const WATCHING: &str = "inotify_add_watch";
 /// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter of the code's own could answer
@@ -120,8 +123,11 @@ pub enum Check {
     SetSockOpt,
     /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
     Rename,
-    /// `fcntl` without F_NOTIFY, where nothing may be watched.
-    Fcntl,
+    /// `fcntl` without leases, and without F_NOTIFY where nothing may be watched.
+    Fcntl {
+        /// Directories may be.
+        watching: bool,
+    },
 }
 
 /// The argument rule of a call, if it has one.
@@ -218,11 +224,10 @@ impl Rules {
             }
             Ok(())
         };
+        let watching = policy.allow.iter().any(|name| name == WATCHING);
         for name in &policy.allow {
-            set(name, check_of(name).map_or(Action::Allow, Action::Check))?;
-        }
-        if !policy.allow.iter().any(|name| name == WATCHING) && policy.allow.iter().any(|name| name == "fcntl") {
-            set("fcntl", Action::Check(Check::Fcntl))?;
+            let check = if name == "fcntl" { Some(Check::Fcntl { watching }) } else { check_of(name) };
+            set(name, check.map_or(Action::Allow, Action::Check))?;
         }
         for name in &policy.enosys {
             set(name, Action::NoSuchCall)?;
@@ -285,9 +290,10 @@ impl Rules {
             Check::Personality => equals_any(0, &[0, u32::MAX]),
             Check::SocketPair => equals_any(0, &[1]),
             Check::Rename => no_bits(4, RENAME_WHITEOUT),
-            Check::Fcntl => {
+            Check::Fcntl { watching } => {
                 let mut code = vec![load(low(1))];
-                code.extend(none_of(&[F_NOTIFY]));
+                let watch = (!watching).then_some(F_NOTIFY);
+                code.extend(none_of(&LEASES.into_iter().chain(watch).collect::<Vec<_>>()));
                 code
             }
             Check::Prctl => {

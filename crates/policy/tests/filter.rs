@@ -106,7 +106,7 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                 Check::SocketPair => allow(&mut filter, &[equal(0, 1)]),
                 Check::Rename => allow(&mut filter, &[masked(4, 4, 0)]),
                 // Compared in a test of their own: libseccomp wants a rule for each value.
-                Check::Prctl | Check::SetSockOpt | Check::Fcntl => continue,
+                Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } => continue,
                 Check::Ioctl => policy.ioctl.iter().for_each(|request| allow(&mut filter, &[equal(1, *request)])),
                 Check::Socket => {
                     for family in &policy.socket_families {
@@ -177,7 +177,7 @@ fn libseccomp_compiles_the_same_answers() {
         // These two are compared in a test of their own.
         if matches!(
             names::name(number).and_then(|name| rules.action(&name)),
-            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl))
+            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. }))
         ) {
             continue;
         }
@@ -228,6 +228,25 @@ fn directories_are_watched_by_both_calls_or_by_none() {
             assert_eq!(answer(&program, X86_64, fcntl, [3, high | 1026, 1, 0, 0, 0]), expected);
             for other in [0, 1, 1025, 1027, 0xffff_ffff] {
                 assert_eq!(answer(&program, X86_64, fcntl, [1026, high | other, 1026, 0, 0, 0]), ALLOW);
+            }
+        }
+    }
+}
+
+#[test]
+fn leases_are_taken_under_no_policy() {
+    let mut blind = default_policy();
+    blind.allow.retain(|name| name != "inotify_add_watch");
+    let fcntl = names::number("fcntl").unwrap();
+    for policy in [default_policy(), blind] {
+        let (_, program) = compiled(&policy);
+        for high in [0, 1 << 32] {
+            // F_SETLEASE and F_SETDELEG; then F_GETLEASE, F_GETDELEG and what else is near.
+            for lease in [1024, 1040] {
+                assert_eq!(answer(&program, X86_64, fcntl, [3, high | lease, 1, 0, 0, 0]), NOTIFY);
+            }
+            for other in [1025, 1023, 1039, 1041] {
+                assert_eq!(answer(&program, X86_64, fcntl, [1024, high | other, 1040, 0, 0, 0]), ALLOW);
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::{
     compare::ioctl,
-    filter::{F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
+    filter::{F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, LEASES, WATCHING},
     inherit::family_name,
     model::{Seccomp, SocketFamily},
     names,
@@ -86,6 +86,8 @@ pub fn call(name: &str, arguments: &[u64; 6]) -> String {
         "personality" => format!("personality({:#x})", low(0)),
         "prctl" => format!("prctl({})", low(0)),
         "fcntl" if low(1) == F_NOTIFY => String::from("fcntl(F_NOTIFY)"),
+        "fcntl" if low(1) == LEASES[0] => String::from("fcntl(F_SETLEASE)"),
+        "fcntl" if low(1) == LEASES[1] => String::from("fcntl(F_SETDELEG)"),
         "setsockopt" => format!("setsockopt(level {}, option {})", low(1), low(2)),
         _ => name.to_owned(),
     }
@@ -180,6 +182,7 @@ fn judge(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> Arguments {
         "prctl" => fixed(FORBIDDEN_PRCTL.contains(&low(0)), "filters and system call dispatch of the code's own are refused"),
         "setsockopt" => fixed(low(1) == 1 && FORBIDDEN_SOCKET_OPTIONS.contains(&low(2)), "BPF programs on sockets are refused"),
         "renameat2" => fixed(low(4) & 4 != 0, "RENAME_WHITEOUT, which makes a device node, is refused"),
+        "fcntl" if LEASES.contains(&low(1)) => fixed(true, "leases, which make whoever opens the file wait, are refused"),
         // One permission for both ways to watch a directory.
         "fcntl" if low(1) == F_NOTIFY && !seccomp.allow.iter().any(|name| name == WATCHING) => {
             Arguments::Lacks("allow", WATCHING.to_owned())
@@ -264,7 +267,8 @@ mod tests {
         assert_eq!((refused.rule.as_str(), call("fcntl", &f_notify).as_str()), ("[seccomp] allow", "fcntl(F_NOTIFY)"));
         let allowing = extended("strict", &refused.allow.unwrap()).unwrap();
         let action = |seccomp| Rules::new(seccomp, false).unwrap().action("fcntl");
-        assert_eq!((action(&strict.seccomp), action(&allowing.seccomp)), (Some(Action::Check(Check::Fcntl)), Some(Action::Allow)));
+        let fcntl = |watching| Some(Action::Check(Check::Fcntl { watching }));
+        assert_eq!((action(&strict.seccomp), action(&allowing.seccomp)), (fcntl(false), fcntl(true)));
     }
 
     #[test]
@@ -317,8 +321,7 @@ mod tests {
                     (1, 1)
                 }
                 Check::Rename => (4, 4),
-                // Not in `default`, which lets directories be watched.
-                Check::Fcntl => (1, u64::from(F_NOTIFY)),
+                Check::Fcntl { .. } => (1, u64::from(LEASES[0])),
             };
             arguments[usize::from(index)] = value;
             arguments

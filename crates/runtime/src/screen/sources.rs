@@ -158,7 +158,13 @@ fn read(path: &Path, scratch: &OwnedFd, executable: bool) -> io::Result<Option<S
         _ => return Ok(None),
     }
     let mut bytes = Vec::new();
-    File::open(by_descriptor(&found))?.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes)?;
+    // NONBLOCK: whoever has a lease on it must not hold up the launcher.
+    let file = match open(by_descriptor(&found), OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::AGAIN) => return Err(io::Error::other("another process has a lease on it")),
+        Err(errno) => return Err(errno.into()),
+    };
+    file.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes)?;
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
