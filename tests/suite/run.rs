@@ -52,6 +52,7 @@ pub const TESTS: &[Test] = &[
     test!(alone Both, a_terminal_passes_through, seconds 60),
     test!(alone Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
     test!(alone Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
+    test!(alone Both, a_command_does_not_outlive_its_terminal, seconds 60),
     test!(Both, killing_the_launcher_kills_the_sandbox),
     test!(alone Both, output_of_a_killed_run_is_not_lost),
 ];
@@ -513,6 +514,68 @@ pub fn drive_on_terminal(program: &Path, directory: &Path, arguments: &[&str], s
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert!(found.get("missing").is_none(), "{found}");
     found
+}
+
+/// Code that is deaf to SIGHUP: with the terminal there it goes on, without it has half a
+/// second. Its launcher leads the terminal's session (`direct`), and is told, or does not.
+const HANG_UP: &str = r#"
+import os, pty, select, signal, sys, time
+program, direct, patience = sys.argv[1], sys.argv[2] == "direct", float(sys.argv[3])
+code = """
+import signal, time
+signal.signal(signal.SIGHUP, lambda *_: (print("told", flush=True), time.sleep(1), print("lives", flush=True)))
+print("ready", flush=True)
+while True: time.sleep(60)
+"""
+note, noted = os.pipe()
+pid, master = pty.fork()
+if pid == 0:
+    if not direct:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        child = os.fork()
+        if child:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.write(noted, f"{status}".encode())
+            os._exit(0)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.write(noted, f"{os.getpid()} ".encode())
+    os.close(noted)
+    os.execv(program, [program, "run", "--policy", "shell", "--", "/usr/bin/python3", "-c", code])
+os.close(noted)
+seen = b""
+def expect(word):
+    global seen
+    end = time.monotonic() + patience
+    while word not in seen:
+        if not select.select([master], [], [], max(0, end - time.monotonic()))[0]: sys.exit(f"{word} is missing: {seen}")
+        seen += os.read(master, 65536)
+launcher = pid if direct else int(os.read(note, 64).split()[0])
+expect(b"ready")
+os.kill(launcher, signal.SIGHUP)
+expect(b"lives")
+os.close(master)
+if direct:
+    pidfd = os.pidfd_open(pid)
+    if not select.select([pidfd], [], [], patience)[0]:
+        os.kill(pid, 9)
+        sys.exit("it lives on")
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+else:
+    if not select.select([note], [], [], patience)[0]:
+        os.kill(launcher, 9)
+        sys.exit("it lives on")
+    print(os.read(note, 64).decode())
+"#;
+
+fn a_command_does_not_outlive_its_terminal() {
+    let patience = patient(Duration::from_secs(15)).as_secs().to_string();
+    for leader in ["direct", "another"] {
+        let output = under(&["/usr/bin/python3", "-c", HANG_UP, text(&program_path().unwrap()), leader, &patience])
+            .current_dir(directory())
+            .output()
+            .unwrap();
+        says(&output, b"129\n", 0);
+    }
 }
 
 fn a_terminal_passes_through() {

@@ -17,6 +17,7 @@ use rustix::{
 use crate::{
     capture::Capture,
     own::OwnStream,
+    terminal::is_gone,
     text::{self, Text},
 };
 
@@ -155,7 +156,7 @@ impl Passage {
                 Err(Errno::AGAIN) => return Ok(Turn::Blocked),
                 // A reader that went away is the program's to notice: its next write fails.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(self.give_up()),
-                Err(Errno::IO) if rustix::termios::isatty(self.to.fd()) => return Ok(self.give_up()),
+                Err(Errno::IO) if rustix::termios::isatty(self.to.fd()) || is_gone(self.to.fd()) => return Ok(self.give_up()),
                 Err(errno) => return Err(errno),
             }
         }
@@ -279,7 +280,7 @@ impl<'a> Feed<'a> {
                     // Open for writing only, as nohup(1) leaves it: there is nothing to read.
                     Err(Errno::BADF) => Ok(false),
                     // A terminal that was hung up.
-                    Err(Errno::IO) if rustix::termios::isatty(stdin()) => Ok(false),
+                    Err(Errno::IO) if rustix::termios::isatty(stdin()) || is_gone(stdin()) => Ok(false),
                     Err(errno) => Err(errno),
                 }
             }

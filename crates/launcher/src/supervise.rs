@@ -368,7 +368,7 @@ impl<'a> Supervision<'a> {
             Token::Status => self.read_status(),
             Token::Stdout | Token::StdoutTarget => self.move_output(Token::Stdout),
             Token::Stderr | Token::StderrTarget => self.move_output(Token::Stderr),
-            Token::FeedSource => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_source(&self.epoll, &FEED)),
+            Token::FeedSource => self.serve_source(),
             Token::FeedTarget => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_room(&self.epoll, &FEED)),
             Token::HandOver => self.take_descriptors(),
             Token::Listener => self.serve_listener(),

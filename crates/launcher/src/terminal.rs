@@ -43,6 +43,17 @@ pub(crate) fn copy_size(inner: &OwnedFd) {
     }
 }
 
+/// Whether a stream is a terminal that is gone, as when its window was closed: the kernel
+/// answers everything that is asked of it with EIO.
+pub(crate) fn is_gone(stream: impl AsFd) -> bool {
+    matches!(tcgetattr(stream), Err(Errno::IO))
+}
+
+/// Whether the caller's terminal is gone.
+pub(crate) fn own_is_gone() -> bool {
+    is_gone(own())
+}
+
 fn own() -> BorrowedFd<'static> {
     rustix::stdio::stdin()
 }

@@ -10,7 +10,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
-use super::{Phase, Supervision, Token};
+use super::{FEED, Phase, Supervision, Token};
 use crate::{
     Asked, Streams,
     relay::{Feed, Source},
@@ -39,6 +39,27 @@ impl Supervision<'_> {
         Ok(())
     }
 
+    /// The launcher's stdin has something, or is no more.
+    pub(super) fn serve_source(&mut self) -> Result<(), Errno> {
+        self.feed.as_mut().map_or(Ok(()), |feed| feed.on_source(&self.epoll, &FEED))?;
+        // The kernel tells the leader of the terminal's session, who may be another process.
+        if self.is_left_alone() && self.ends_at.is_none() {
+            self.forward(NixSignal::SIGHUP as i32);
+            self.end_after_grace(NixSignal::SIGHUP);
+        }
+        Ok(())
+    }
+
+    /// Whether the terminal is gone on which the program was run: nobody is there who could
+    /// end it, and its policy may have no wall clock.
+    fn is_left_alone(&self) -> bool {
+        self.master.is_some() && terminal::own_is_gone()
+    }
+
+    fn end_after_grace(&mut self, signal: NixSignal) {
+        self.ends_at.get_or_insert((Instant::now() + GRACE, signal as i32));
+    }
+
     pub(super) fn serve_signals(&mut self) -> Result<(), Errno> {
         while let Some(signal) = self.signals.take() {
             if signal == NixSignal::SIGWINCH as i32 {
@@ -54,7 +75,10 @@ impl Supervision<'_> {
                 self.forward(signal);
                 let Streams::Relay(relay) = self.streams else { continue };
                 if relay.ends_on_sigterm && signal == NixSignal::SIGTERM as i32 {
-                    self.ends_at.get_or_insert((Instant::now() + GRACE, signal));
+                    self.end_after_grace(NixSignal::SIGTERM);
+                }
+                if signal == NixSignal::SIGHUP as i32 && self.is_left_alone() {
+                    self.end_after_grace(NixSignal::SIGHUP);
                 }
             }
         }
