@@ -136,11 +136,16 @@ fn units(quantity: Quantity) -> &'static [(&'static str, u64)] {
     }
 }
 
+/// The kernel has no more process ids (PID_MAX_LIMIT, 2^22), refuses a larger pids.max, and
+/// one of them is pid 1's.
+const MOST_PROCESSES: u64 = (1 << 22) - 1;
+
 impl LimitKey {
     fn expected(self) -> LimitError {
         let example = match self.quantity() {
             Quantity::Duration => "a duration such as \"30s\", \"500ms\", \"10min\"",
             Quantity::Size => "a size such as \"256MiB\", \"64KiB\", \"1GiB\"",
+            Quantity::Count if self == LimitKey::Processes => "a whole number from 1 to 4194303",
             Quantity::Count => "a whole number above zero",
             Quantity::Cpus => "a number of CPUs such as 0.5 or 2, at least 0.01",
         };
@@ -191,8 +196,12 @@ impl LimitKey {
 
     fn checked(self, value: u64) -> Result<Option<u64>, LimitError> {
         let least = if self.quantity() == Quantity::Cpus { 10 } else { 1 };
-        // The kernel reads most of these as signed; nobody means more than 2^60.
-        if value < least || value > 1 << 60 { Err(self.expected()) } else { Ok(Some(value)) }
+        let most = match self {
+            LimitKey::Processes => MOST_PROCESSES,
+            // The kernel reads most of these as signed; nobody means more than 2^60.
+            _ => 1 << 60,
+        };
+        if value < least || value > most { Err(self.expected()) } else { Ok(Some(value)) }
     }
 
     /// Writes a value as a person would.
@@ -238,6 +247,10 @@ mod tests {
         }
         assert!(LimitKey::Memory.parse_integer(5).is_err());
         assert!(LimitKey::Processes.parse_integer(0).is_err());
+        assert_eq!(LimitKey::Processes.parse_integer(4_194_303).unwrap(), Some(4_194_303));
+        assert_eq!(LimitKey::OpenFiles.parse_integer(4_194_304).unwrap(), Some(4_194_304));
+        let error = LimitKey::Processes.parse_integer(4_194_304).unwrap_err();
+        assert!(error.expected.contains("from 1 to 4194303"), "{error}");
         assert!(LimitKey::Cpus.parse_float(f64::NAN).is_err());
     }
 }
