@@ -256,6 +256,19 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     }
     let output = feed(&mut stockade(["screen", "--language", "bash", "--policy", "strict", "-"]), b"rm -rf ~");
     assert_eq!(output.status.code(), Some(1));
+    // A name is no command to a machine that reads the output line by line.
+    fs::write(tree.join("::error title=a::.py"), "import shutil\nshutil.rmtree('/')\n").unwrap();
+    let mut by_name = stockade(["screen", "--policy", "strict", "::error title=a::.py", "honest.py"]);
+    let output = by_name.current_dir(&tree).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.starts_with("./::error title=a::.py: deny: ") && !said.lines().any(|line| line.starts_with("::")), "{said}");
+    fs::remove_file(tree.join("::error title=a::.py")).unwrap();
+    // Nobody waits for a fifo; what comes from elsewhere comes on stdin, as above.
+    let fifo = text(&tree.join("fifo.py")).to_owned();
+    nix::unistd::mkfifo(fifo.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let (status, said, complained) = screened_files(&[&fifo, &honest]);
+    assert!(status == Some(2) && said.contains("0 of 1 files") && complained.contains("no regular file"), "{status:?} {said} {complained}");
+    fs::remove_file(&fifo).unwrap();
     // What cannot be read keeps nobody from the rest.
     let (status, said, complained) = screened_files(&["/nonexistent/file", &honest]);
     assert!(

@@ -7,10 +7,12 @@
 use std::{
     fs,
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
+use rustix::fs::OFlags;
 use serde::Serialize;
 use stockade_protocol::screen::{Action, Finding, Grammar, LONGEST_CODE, Rule};
 use stockade_runtime::{
@@ -96,8 +98,15 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// A path as a line can begin with it. `::` there is a command to the machines that run
+/// workflows of repositories.
+fn at_the_start_of_a_line(path: &str) -> String {
+    let path = visible(path);
+    if path.starts_with("::") { format!("./{path}") } else { path }
+}
+
 fn print(file: &Screened) -> anyhow::Result<()> {
-    let path = visible(&file.path);
+    let path = at_the_start_of_a_line(&file.path);
     for finding in &file.findings {
         say(&format!("{path}: {}: {}", finding.action.name(), sentence(finding)))?;
     }
@@ -170,7 +179,7 @@ impl Named {
             let grammar = language.context("for code on stdin, say its language with --language")?;
             return Ok(Some((grammar, text(io::stdin().lock(), path)?)));
         }
-        let code = text(fs::File::open(path).with_context(|| format!("open {}", shown(path)))?, path)?;
+        let code = text(open(path)?, path)?;
         let known = grammar_of_file(path, &code);
         match language.filter(|_| self.asked_for || known.is_some()).or(known) {
             Some(grammar) => Ok(Some((grammar, code))),
@@ -180,6 +189,17 @@ impl Named {
             None => Ok(None),
         }
     }
+}
+
+/// A regular file, without waiting for whoever might write to it.
+fn open(path: &Path) -> anyhow::Result<fs::File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let file = opened.with_context(|| format!("open {}", shown(path)))?;
+    if !file.metadata().with_context(|| format!("look at {}", shown(path)))?.is_file() {
+        bail!("{} is no regular file; to have code from elsewhere read, give it on stdin (`-`)", shown(path));
+    }
+    Ok(file)
 }
 
 /// So much of a file as is needed to see that it is too long.
