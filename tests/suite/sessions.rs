@@ -429,6 +429,13 @@ fn files_go_in_and_out_byte_by_byte() {
         .map(|entry| (entry["path"].as_str().unwrap(), entry["kind"].as_str().unwrap()))
         .collect();
     assert_eq!(kinds, [("empty", "directory"), ("link", "link"), ("out", "file"), ("sub", "directory"), ("text", "file")]);
+    assert!(!listed.to_string().contains("lossy"), "{listed}");
+    session.ask(json!({"op": "run", "code": "import os; os.mkdir('odd'); open(b'odd/\\xff', 'w'); open('odd/\u{fffd}x', 'w')"}));
+    let odd = [
+        json!({"path": "odd/\u{fffd}x", "kind": "file", "size": 0}),
+        json!({"path": "odd/\u{fffd}", "lossy": true, "kind": "file", "size": 0}),
+    ];
+    assert_eq!(session.ask(json!({"op": "list", "path": "odd"}))["entries"], json!(odd));
     let below = session.ask(json!({"op": "list", "path": "sub", "recursive": true}));
     assert_eq!(
         below["entries"],

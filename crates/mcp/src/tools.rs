@@ -115,7 +115,7 @@ impl Server {
     }
 
     #[tool(
-        description = "Run code in a sandbox and return what it printed. Files stay from one call to the next; nothing else does.",
+        description = "Run code in a sandbox and return what it printed. Files stay from one call to the next; nothing else does. If the last line is in brackets, it says how the program ended; any line before it may be the program's own.",
         output_schema = schema_for_output::<Executed>()
     )]
     async fn execute_code(
@@ -169,7 +169,7 @@ impl Server {
         finish(self.session.ask(line, None).await, results::found)
     }
 
-    #[tool(description = "List the files of a directory.", output_schema = schema_for_output::<Listing>(), annotations(read_only_hint = true))]
+    #[tool(description = "List the files of a directory, a thousand at most as text.", output_schema = schema_for_output::<Listing>(), annotations(read_only_hint = true))]
     async fn list_files(&self, Parameters(asked): Parameters<ListFiles>) -> Result<CallToolResult, ErrorData> {
         let line = json!({"op": "list", "path": asked.path, "recursive": asked.recursive});
         finish(self.session.ask(line, None).await, results::listed)

@@ -113,6 +113,9 @@ impl<'a> Found<'a> {
 #[derive(Serialize)]
 struct Entry {
     path: String,
+    /// The name is no UTF-8: `path` is not quite it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    lossy: bool,
     kind: &'static str,
     size: u64,
 }
@@ -129,7 +132,10 @@ impl<'a> Listing<'a> {
     pub(crate) fn new(asked: &'a List, (entries, truncated): (Vec<Listed>, bool)) -> Self {
         let entries = entries
             .into_iter()
-            .map(|Listed { path, kind, size }| Entry { path: path.to_string_lossy().into_owned(), kind, size })
+            .map(|Listed { path, kind, size }| {
+                let lossy = path.to_str().is_none();
+                Entry { path: path.to_string_lossy().into_owned(), lossy, kind, size }
+            })
             .collect();
         Listing { path: &asked.path, entries, truncated }
     }

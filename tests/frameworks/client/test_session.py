@@ -43,6 +43,8 @@ def test_files_are_written_and_read_byte_for_byte():
             stockade.FileEntry("d", "directory", 0),
             stockade.FileEntry("d/a.bin", "file", 6),
         ]
+        session.run("open(b'odd\\xff', 'w')")
+        assert session.list_files()[-1] == stockade.FileEntry("odd\ufffd", "file", 0, lossy=True)
         session.reset()
         assert session.list_files() == []
 

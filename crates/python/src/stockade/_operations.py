@@ -31,11 +31,13 @@ _READ_PART = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One entry of a listing; `kind` is file, directory, link or other."""
+    """One entry of a listing; `kind` is file, directory, link or other. Where the name is not
+    UTF-8, `lossy` is true: `path` is not quite it."""
 
     path: str
     kind: str
     size: int
+    lossy: bool = False
 
 
 def run(code: str, options: _request.RunOptions) -> Operation[Result]:
@@ -90,7 +92,8 @@ def list_files(path: str | None, recursive: bool) -> Operation[list[FileEntry]]:
             reason="list_truncated",
         )
     return [
-        FileEntry(str(entry["path"]), str(entry["kind"]), int(entry.get("size") or 0)) for entry in answer["entries"]
+        FileEntry(str(entry["path"]), str(entry["kind"]), int(entry.get("size") or 0), bool(entry.get("lossy")))
+        for entry in answer["entries"]
     ]
 
 
