@@ -69,6 +69,14 @@ fn compare(name: &str, plan: &Plan) {
 }
 
 #[test]
+fn what_links_lead_to_is_bound_at_the_path_that_was_named() {
+    let led = BTreeMap::from([(PathBuf::from("/etc/ssl/certs"), PathBuf::from("/etc/pki/certs"))]);
+    let plan = planned(&load_shipped("default").unwrap(), &HostFacts { led, ..facts(true) }, &code()).unwrap();
+    let (source, target) = (PathBuf::from("/etc/pki/certs"), PathBuf::from("etc/ssl/certs"));
+    assert!(plan.root.rest.contains(&RootEntry::Bind { source, target, executable: false }), "{:?}", plan.root.rest);
+}
+
+#[test]
 fn a_root_run_in_a_host_scratch_is_planned_whole() {
     compare("plan-root-scratch", &planned(&load_shipped("default").unwrap(), &facts(true), &in_scratch("/srv/work")).unwrap());
 }

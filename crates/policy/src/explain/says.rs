@@ -136,21 +136,25 @@ fn run(policy: &Policy) -> Vec<Statement> {
     says.0
 }
 
+/// No rule of the network asks for these.
+const BESIDE: &str = "at a socket of the host that lies in what the policy shows, whoever listens there, where sockets of AF_UNIX are allowed; a fifo there can be read empty";
+
 fn reach(policy: &Policy) -> Vec<Statement> {
     let mut says = Says::default();
-    says.say("at a socket of the host that lies in what the policy shows, whoever listens there; a fifo there can be read empty");
     let rules: Vec<String> = policy.egress.whitelist.rules().iter().map(ToString::to_string).collect();
     if rules.is_empty() {
         says.say("by the network nobody: it has only the sandbox's own lo");
+        says.say(BESIDE);
         return says.0;
     }
     let peers = rules.join(", ");
-    says.list("these peers and nobody else, over TCP, through a gate outside the sandbox", rules);
+    says.list("by the network these peers and nobody else, over TCP, through a gate outside the sandbox", rules);
     says.say(format!("code can send anything that it reads to {peers}; what the peer does with it is the peer's"));
     says.say(
         "names are answered from these rules; no question for a name leaves on behalf of the code, but a wildcard's label that it chose",
     );
     says.say("loopback, the host's own, link-local, metadata and multicast addresses stay closed unless a rule lies within them");
+    says.say(BESIDE);
     says.0
 }
 

@@ -20,14 +20,17 @@ use stockade_policy::{
 use super::prefixes::{self, Prefix};
 use crate::{Options, Refusal, caller::Identity};
 
+/// Directories of the host, and each without links: where it leads.
+pub(super) type Led = BTreeMap<PathBuf, PathBuf>;
+
 /// The interpreters that `--runtime` names, and those of the virtual environments that
 /// the policy names, with the directories that they need, and where each of these leads.
 pub(super) fn check_interpreters(
     policy: &Policy,
     options: &Options,
     narrowing: &Narrowing,
-) -> Result<(BTreeMap<String, Interpreter>, BTreeMap<PathBuf, PathBuf>), Refusal> {
-    let mut led = BTreeMap::new();
+) -> Result<(BTreeMap<String, Interpreter>, Led), Refusal> {
+    let mut led = Led::new();
     let mut interpreter = |name: &str, program: &Path| -> Result<Interpreter, Refusal> {
         let needed = prefixes::needed(name, program, policy)?;
         let read_only = needed.iter().map(|(path, _)| path.clone()).collect();
@@ -86,11 +89,7 @@ pub(super) fn codecs(policy: &Policy, interpreters: &BTreeMap<String, Interprete
 
 /// Directories outside the policy that root shows on the caller's behalf, opened with
 /// the caller's rights, by their paths without links.
-pub(super) fn open_trees(
-    identity: &Identity,
-    led: &BTreeMap<PathBuf, PathBuf>,
-    opener: &Opener<'_>,
-) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
+pub(super) fn open_trees(identity: &Identity, led: &Led, opener: &Opener<'_>) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
     let mut trees = BTreeMap::new();
     if identity.privileged {
         for path in led.values() {

@@ -25,6 +25,7 @@ use stockade_policy::{
     plan::Interpreter,
 };
 
+use super::interpreters::Led;
 use crate::{
     Refusal,
     caller::Identity,
@@ -45,7 +46,7 @@ pub(super) fn look_at<'a>(
     identity: &Identity,
     policy: &'a Policy,
     interpreters: &'a BTreeMap<String, Interpreter>,
-    led: &'a BTreeMap<PathBuf, PathBuf>,
+    led: &'a Led,
 ) -> Result<Looked<'a>, Refusal> {
     let mut seen = Looked::new();
     let mut note = |path: &'a Path, found: Option<Stat>| {
