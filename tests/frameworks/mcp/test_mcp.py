@@ -162,7 +162,7 @@ async def test_code_is_cancelled_and_tells_that_it_runs() -> None:
                 await mcp.call_tool("execute_code", {"code": "import time; open('begun', 'w'); time.sleep(25)"})
         # The next one has its turn at once, and the files are there.
         after = await mcp.call_tool("execute_code", {"code": "import os; print(sorted(os.listdir('.'))[:2])"})
-        assert words(after) == "['begun', 'kept']\n"
+        assert words(after) == "['begun', 'kept']\n[exited, exit code 0]"
         assert asyncio.get_running_loop().time() - begun < 15
 
 
