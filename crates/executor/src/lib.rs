@@ -69,7 +69,9 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     // First of all: from here on the payload's uid may not trace or read this process.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     // Until here nothing depends on what will be run, and this may be long before it is known.
-    await_word(Word::Job).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    let Word::Job = await_word().map_err(|errno| Failure::new(Step::ReadJob, errno))? else {
+        return Err(Failure::new(Step::ReadJob, Errno::PROTO));
+    };
     let bytes = files::map_job(descriptor::JOB).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
 
@@ -77,10 +79,11 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     files::write_program(bytes, &job)?;
 
     let evidence = evidence::gather(&job)?;
-    let ignored_signals = evidence::ignored_signals(&evidence.status);
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
 
-    await_word(Word::Go).map_err(|errno| Failure::new(Step::Receipt, errno))?;
+    let Word::Go { ignored_signals } = await_word().map_err(|errno| Failure::new(Step::Receipt, errno))? else {
+        return Err(Failure::new(Step::Receipt, Errno::PROTO));
+    };
     let pid = payload::start(&job, ignored_signals)?;
     // A launcher that is gone takes this process with it; a failed write needs no care.
     tell(status, &Event::Started).map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
@@ -95,14 +98,15 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     }
 }
 
-/// Waits for this word of the launcher's.
-fn await_word(word: Word) -> Result<(), Errno> {
-    let mut byte = [0];
+/// Waits for the launcher's next word.
+fn await_word() -> Result<Word, Errno> {
+    let mut word = [0; Word::BYTES];
     loop {
-        match rustix::io::read(descriptor::LIFELINE, &mut byte) {
-            Ok(1) if byte == [word as u8] => return Ok(()),
-            Ok(1) => return Err(Errno::PROTO),
-            Ok(_) => return Err(Errno::PIPE),
+        // A pipe gives what was written at once whole (pipe(7)).
+        match rustix::io::read(descriptor::LIFELINE, &mut word) {
+            Ok(Word::BYTES) => return Word::decode(word).map_err(|_| Errno::PROTO),
+            Ok(0) => return Err(Errno::PIPE),
+            Ok(_) => return Err(Errno::PROTO),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }

@@ -379,9 +379,6 @@ fn job_failed(errno: Errno) -> LaunchError {
 /// Writes the job, contents behind the frame, seals it, and says so: the executor has the
 /// file already, or will have.
 pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inputs: &Inputs<'_>) -> Result<(), LaunchError> {
-    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
-    let writable: Vec<Vec<u8>> = plan.writable_mounts().iter().map(|path| bytes(path)).collect();
-    let required: Vec<Vec<u8>> = plan.required_mounts().iter().map(|path| bytes(path)).collect();
     let (directory, name) =
         plan.program_file.as_ref().map_or((&[][..], &[][..]), |(directory, name)| (directory.as_os_str().as_bytes(), name.as_bytes()));
     let files = inputs
@@ -399,8 +396,6 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
         landlock_handled: plan.payload_landlock.handled,
         landlock_scoped: plan.payload_landlock.scoped,
         landlock_rules: plan.payload_landlock.rules.iter().map(|rule| (rule.path.as_os_str().as_bytes(), rule.rights)).collect(),
-        writable_mounts: writable.iter().map(Vec::as_slice).collect(),
-        required_mounts: required.iter().map(Vec::as_slice).collect(),
         expect_landlock: plan.landlock.handled != 0,
         terminal: plan.terminal,
         image: plan.image,
@@ -424,7 +419,7 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
 
 /// Says a word to the executor; false if it is gone, and will have said why.
 pub(crate) fn tell(lifeline: &OwnedFd, word: Word) -> Result<bool, Errno> {
-    match rustix::io::write(lifeline, &[word as u8]) {
+    match rustix::io::write(lifeline, &word.encode()) {
         Ok(_) => Ok(true),
         Err(Errno::PIPE) => Ok(false),
         Err(errno) => Err(errno),

@@ -23,12 +23,16 @@ impl ProcDirectory {
         rustix::io::write(&file, value.as_bytes()).map(drop)
     }
 
+    pub(crate) fn open_to_read(&self, name: &str) -> Result<OwnedFd, Errno> {
+        openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
     pub(crate) fn read(&self, name: &str) -> Result<String, Errno> {
-        read_to_string(openat(&self.0, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+        read_to_string(self.open_to_read(name)?)
     }
 
     pub(crate) fn open_namespace(&self, name: &str) -> Result<OwnedFd, Errno> {
-        openat(&self.0, format!("ns/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        self.open_to_read(&format!("ns/{name}"))
     }
 
     /// A namespace's name, such as `user:[4026531837]`.

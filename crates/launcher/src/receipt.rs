@@ -1,7 +1,11 @@
 //! The receipt: what was in force, from the kernel's own words.
 //!
-//! The launcher reads from outside what only it can see; the executor's evidence comes
-//! from inside. Both are compared with the plan: what does not match is an error.
+//! The launcher reads from outside what the kernel says of the sandbox; what only the
+//! executor can try comes from inside. Both are compared with the plan: what does not match
+//! is an error.
+
+mod mounts;
+mod status;
 
 use std::time::{Duration, Instant};
 
@@ -18,79 +22,106 @@ use crate::{
 
 const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"];
 
-/// What only the launcher can see, read while the executor waits for it.
-pub(crate) struct Outside {
-    namespaces: String,
+/// What the sandbox is compared with, gathered while it is still on its way.
+pub(crate) struct Expected {
+    /// The launcher's own, in the same order.
+    namespaces: Vec<String>,
+    mounts: mounts::Expected,
     taken: Duration,
 }
 
-/// Checks from outside that every namespace differs from the launcher's own, the user
-/// namespace excepted where the plan goes without, and that the sandbox is in its cgroup.
-///
-/// # Errors
-/// It shares one, or is not; or without a user namespace its ids are not the plan's.
-pub(crate) fn check_outside(plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
-    let begun = Instant::now();
-    let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
-    let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
-    let layers = Layers::of_environment();
-    let mut seen = Vec::new();
-    for name in NAMESPACES {
-        let theirs = outer.proc.namespace(name).map_err(failed)?;
-        let shared = theirs == own.namespace(name).map_err(failed)?;
-        if name == "user" && outer.user.is_none() {
-            if !shared {
-                return Err(LaunchError::other(What::Receipt, String::from("the sandbox has a user namespace that the plan goes without")));
+/// What was read from outside, while the executor waits for it.
+pub(crate) struct Outside {
+    namespaces: String,
+    status: String,
+    mounts: u32,
+    taken: Duration,
+}
+
+impl Outside {
+    /// The signals that the executor ignores, as the launcher was started.
+    pub(crate) fn ignored_signals(&self) -> u64 {
+        status::ignored_signals(&self.status)
+    }
+}
+
+impl Expected {
+    /// For this plan.
+    ///
+    /// # Errors
+    /// The launcher's own namespaces cannot be read.
+    pub(crate) fn of(plan: &Plan) -> Result<Self, LaunchError> {
+        let begun = Instant::now();
+        let failed = |errno| LaunchError::system(What::Receipt, "read the launcher's own namespaces", errno);
+        let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
+        let namespaces = NAMESPACES.iter().map(|name| own.namespace(name)).collect::<Result<_, _>>().map_err(failed)?;
+        Ok(Expected { namespaces, mounts: mounts::Expected::of(plan), taken: begun.elapsed() })
+    }
+
+    /// Checks from outside that every namespace differs from the launcher's own, the user
+    /// namespace excepted where the plan goes without, that the sandbox is in its cgroup and
+    /// has the plan's mounts, and that nothing is left of its rights.
+    ///
+    /// # Errors
+    /// It is not so; or without a user namespace its ids are not the plan's.
+    pub(crate) fn check(&self, plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
+        let begun = Instant::now();
+        let failed = |attempt: &'static str| move |errno| LaunchError::system(What::Receipt, attempt, errno);
+        let mounts = self.mounts.check(&outer.proc.open_to_read("mountinfo").map_err(failed("read the sandbox's mounts"))?)?;
+        let status = outer.proc.read("status").map_err(failed("read the sandbox's status"))?;
+        if outer.user.is_none() {
+            status::check_ids(plan, &status)?;
+        }
+        status::check_confinement(&status)?;
+        let membership = outer.proc.read("cgroup").map_err(failed("read the sandbox's cgroup"))?;
+        if !cgroup.holds(&membership) {
+            return Err(LaunchError::other(
+                What::Receipt,
+                format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " ")),
+            ));
+        }
+        // Last: the kernel has whoever asks for these wait while the child becomes the executor.
+        let namespaces = self.check_namespaces(outer)?;
+        Ok(Outside { namespaces, status, mounts, taken: self.taken + begun.elapsed() })
+    }
+
+    fn check_namespaces(&self, outer: &OuterNamespaces) -> Result<String, LaunchError> {
+        let layers = Layers::of_environment();
+        let mut seen = Vec::new();
+        for (name, own) in NAMESPACES.iter().zip(&self.namespaces) {
+            let theirs =
+                outer.proc.namespace(name).map_err(|errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno))?;
+            let shared = theirs == *own;
+            if *name == "user" && outer.user.is_none() {
+                if !shared {
+                    let message = String::from("the sandbox has a user namespace that the plan goes without");
+                    return Err(LaunchError::other(What::Receipt, message));
+                }
+                continue;
             }
-            check_ids(plan, &outer.proc.read("status").map_err(failed)?)?;
-            continue;
+            let left_out = match *name {
+                "pid" => Some(Layer::PidNamespace),
+                "net" => Some(Layer::NetworkNamespace),
+                "uts" => Some(Layer::UtsNamespace),
+                "ipc" => Some(Layer::IpcNamespace),
+                "cgroup" => Some(Layer::CgroupNamespace),
+                _ => None,
+            };
+            if shared && left_out.is_none_or(|layer| layers.keep(layer)) {
+                return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
+            }
+            if outer.user.as_ref() == Some(&theirs) && layers.keep(Layer::InnerUserNamespace) {
+                return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
+            }
+            seen.push(theirs);
         }
-        let left_out = match name {
-            "pid" => Some(Layer::PidNamespace),
-            "net" => Some(Layer::NetworkNamespace),
-            "uts" => Some(Layer::UtsNamespace),
-            "ipc" => Some(Layer::IpcNamespace),
-            "cgroup" => Some(Layer::CgroupNamespace),
-            _ => None,
-        };
-        if shared && left_out.is_none_or(|layer| layers.keep(layer)) {
-            return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
-        }
-        if outer.user.as_ref() == Some(&theirs) && layers.keep(Layer::InnerUserNamespace) {
-            return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
-        }
-        seen.push(theirs);
+        Ok(seen.join(" "))
     }
-    let membership = outer.proc.read("cgroup").map_err(failed)?;
-    if !cgroup.holds(&membership) {
-        return Err(LaunchError::other(
-            What::Receipt,
-            format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " ")),
-        ));
-    }
-    Ok(Outside { namespaces: seen.join(" "), taken: begun.elapsed() })
-}
-
-/// With no map between them and the host, the ids themselves are read back.
-fn check_ids(plan: &Plan, status: &str) -> Result<(), LaunchError> {
-    let (uid, gid) = plan.identity.outside;
-    let four = |id: u32| [id.to_string(), id.to_string(), id.to_string(), id.to_string()].join("\t");
-    for (key, expected) in [("Uid:", four(uid)), ("Gid:", four(gid)), ("Groups:", String::new())] {
-        let found = status_line(status, key);
-        if found != expected {
-            return Err(LaunchError::other(What::Receipt, format!("the sandbox has {key} {found}, not {expected}")));
-        }
-    }
-    Ok(())
-}
-
-fn status_line<'a>(status: &'a str, key: &str) -> &'a str {
-    status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim()
 }
 
 /// Puts the receipt together.
 pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Receipt {
-    let status = String::from_utf8_lossy(&evidence.status);
+    let status = outside.status.as_str();
     let mut layers = Vec::new();
     let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });
     let (inside, outside_ids) = (plan.identity.inside, plan.identity.outside);
@@ -114,7 +145,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         Known::ReadBack,
         format!(
             "{} mounts, read-only but for {}{}",
-            evidence.mounts,
+            outside.mounts,
             plan.writable_mounts().iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" "),
             if plan.session { ", which the session keeps" } else { "" }
         ),
@@ -124,9 +155,9 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         Known::ReadBack,
         format!(
             "effective {}, bounding {}, no_new_privs {}",
-            status_line(&status, "CapEff:"),
-            status_line(&status, "CapBnd:"),
-            status_line(&status, "NoNewPrivs:")
+            status::line(status, "CapEff:"),
+            status::line(status, "CapBnd:"),
+            status::line(status, "NoNewPrivs:")
         ),
     );
     layer(
@@ -134,8 +165,8 @@ pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence
         Known::Probed,
         format!(
             "mode {}, {} filter(s), clone3 answered ENOSYS; sha256 {}{}",
-            status_line(&status, "Seccomp:"),
-            status_line(&status, "Seccomp_filters:"),
+            status::line(status, "Seccomp:"),
+            status::line(status, "Seccomp_filters:"),
             plan.filter.sha256,
             if listener { "" } else { "; denials are not reported: another supervisor holds the listener" }
         ),

@@ -114,12 +114,43 @@ pub type ResourceLimit = (u32, Option<u64>);
 
 /// What the launcher tells the executor, each once and in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Word {
     /// The job is written, and sealed.
-    Job = b'j',
+    Job,
     /// The sandbox is as it should be, seen from outside: the program may start.
-    Go = b'g',
+    Go {
+        /// The signals that the executor ignores, as whoever started the launcher did; the
+        /// first is the lowest bit. The program gets them as they are by default.
+        ignored_signals: u64,
+    },
+}
+
+impl Word {
+    /// Bytes of a word.
+    pub const BYTES: usize = 9;
+
+    /// The word's bytes.
+    pub fn encode(self) -> [u8; Word::BYTES] {
+        let (kind, value) = match self {
+            Word::Job => (b'j', 0),
+            Word::Go { ignored_signals } => (b'g', ignored_signals),
+        };
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        [kind, a, b, c, d, e, f, g, h]
+    }
+
+    /// The word of these bytes.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(bytes: [u8; Word::BYTES]) -> Result<Self, Malformed> {
+        let [kind, value @ ..] = bytes;
+        match (kind, u64::from_le_bytes(value)) {
+            (b'j', 0) => Ok(Word::Job),
+            (b'g', ignored_signals) => Ok(Word::Go { ignored_signals }),
+            _ => Err(Malformed),
+        }
+    }
 }
 
 /// What the executor needs to know.
@@ -144,10 +175,6 @@ pub struct Job<'a> {
     pub landlock_scoped: u64,
     /// Its rules: path and rights.
     pub landlock_rules: Vec<(&'a [u8], u64)>,
-    /// Mount points that may be writable; every other must be read-only.
-    pub writable_mounts: Vec<&'a [u8]>,
-    /// Mount points that must be there.
-    pub required_mounts: Vec<&'a [u8]>,
     /// Whether the Landlock probe must be refused.
     pub expect_landlock: bool,
     /// Whether the payload's descriptors are a terminal, to become its controlling one.
@@ -159,7 +186,7 @@ pub struct Job<'a> {
     pub without: u32,
 }
 
-const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x02");
+const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x03");
 
 impl<'a> Job<'a> {
     /// The frame's bytes. File contents follow it, at the offsets that the job names:
@@ -190,8 +217,6 @@ impl<'a> Job<'a> {
             w.string(path);
             w.u64(*rights);
         }
-        w.strings(&self.writable_mounts);
-        w.strings(&self.required_mounts);
         w.u32(u32::from(self.expect_landlock));
         w.u32(u32::from(self.terminal));
         w.u32(u32::from(self.image));
@@ -232,8 +257,6 @@ impl<'a> Job<'a> {
             landlock_handled: r.u64()?,
             landlock_scoped: r.u64()?,
             landlock_rules: r.list(|r| Ok((r.string()?, r.u64()?)))?,
-            writable_mounts: r.strings()?,
-            required_mounts: r.strings()?,
             expect_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
             image: r.u32()? != 0,
@@ -282,13 +305,10 @@ pub enum Event {
     },
 }
 
-/// What the executor read of its own state before it started the payload.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// What the executor has seen of its confinement before it started the payload. What the
+/// kernel says of it in `/proc` the launcher reads from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// `/proc/self/status`, the lines on ids, capabilities and the filter.
-    pub status: Vec<u8>,
-    /// Number of mounts, all as planned.
-    pub mounts: u32,
     /// Open descriptors of the executor.
     pub descriptors: u32,
     /// What clone3 answered (the filter's probe).
@@ -328,8 +348,6 @@ impl Event {
         let mut w = Writer::default();
         let kind: u16 = match self {
             Event::Ready(e) => {
-                w.string(&e.status);
-                w.u32(e.mounts);
                 w.u32(e.descriptors);
                 w.u32(e.clone3_errno);
                 w.u32(e.landlock_errno);
@@ -382,14 +400,7 @@ impl Event {
         }
         let mut r = Reader(head.take(length)?);
         let event = match kind {
-            1 => Event::Ready(Evidence {
-                status: r.string()?.to_vec(),
-                mounts: r.u32()?,
-                descriptors: r.u32()?,
-                clone3_errno: r.u32()?,
-                landlock_errno: r.u32()?,
-                taken_us: r.option()?,
-            }),
+            1 => Event::Ready(Evidence { descriptors: r.u32()?, clone3_errno: r.u32()?, landlock_errno: r.u32()?, taken_us: r.option()? }),
             2 => Event::Started,
             3 => Event::Ended { status: r.u32()? as i32, user_us: r.u64()?, system_us: r.u64()? },
             4 => Event::Failed {
@@ -444,7 +455,7 @@ mod tests {
     #[test]
     fn events_are_taken_one_by_one_from_a_stream() {
         let events = [
-            Event::Ready(Evidence { status: b"CapEff:\t0".to_vec(), mounts: 3, ..Evidence::default() }),
+            Event::Ready(Evidence { descriptors: 6, taken_us: Some(3), ..Evidence::default() }),
             Event::Started,
             Event::Ended { status: 9, user_us: 1, system_us: 2 },
             Event::Failed { step: 15, errno: 1, index: 4, detail: b"/usr".to_vec() },
@@ -460,6 +471,15 @@ mod tests {
         }
         assert_eq!(seen, events);
         assert!(buffer.is_empty());
+    }
+
+    #[test]
+    fn words_survive_the_crossing_and_nothing_else_is_one() {
+        for word in [Word::Job, Word::Go { ignored_signals: 0 }, Word::Go { ignored_signals: 1 << 63 | 1 << 12 }] {
+            assert_eq!(Word::decode(word.encode()), Ok(word));
+        }
+        assert_eq!(Word::decode([b'x', 0, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
+        assert_eq!(Word::decode([b'j', 1, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
     }
 
     #[test]

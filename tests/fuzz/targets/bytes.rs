@@ -190,7 +190,6 @@ pub const JOB: Target = Target {
             files: vec![FileToWrite { path: b"d/f", offset: 0, length: 2 }],
             rlimits: vec![(9, None), (7, Some(1024))],
             landlock_rules: vec![(b"/", 8)],
-            writable_mounts: vec![b"/tmp"],
             ..Job::default()
         };
         job.place_contents();
@@ -215,7 +214,7 @@ pub const EVENT: Target = Target {
     about: "what the executor tells the launcher",
     corpus: include_str!("../corpus/event"),
     seeds: || {
-        let ready = Event::Ready(Evidence { status: b"CapEff:\t0".to_vec(), mounts: 3, ..Evidence::default() });
+        let ready = Event::Ready(Evidence { descriptors: 6, taken_us: Some(3), ..Evidence::default() });
         let failed = Event::Failed { step: 15, errno: 1, index: 4, detail: b"/usr".to_vec() };
         let ended = Event::Ended { status: 9, user_us: 1, system_us: 2 };
         let all = [ready, Event::Started, ended, failed];

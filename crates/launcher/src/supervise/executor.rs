@@ -179,18 +179,19 @@ impl Supervision<'_> {
             }
         }
         // The executor is on its way, and waits for this before it starts the program.
-        let checked = receipt::check_outside(self.plan, &self.outer, &self.cgroup).and_then(|outside| {
+        let checked = self.expected.check(self.plan, &self.outer, &self.cgroup).and_then(|outside| {
             // The gate has had the time of the steps since the pivot to confine itself.
             self.gate.as_ref().map_or(Ok(()), Gate::confirm).map_err(|error| egress::failed(&error))?;
             Ok(outside)
         });
         match checked {
             Ok(outside) => {
+                let ignored_signals = outside.ignored_signals();
                 self.outside = Some(outside);
                 // The last moment at which no instruction of the program can have run.
                 self.cpu_before = self.cgroup.cpu().unwrap_or_default();
                 self.settle()?;
-                self.released = tell(&self.lifeline, Word::Go)?;
+                self.released = tell(&self.lifeline, Word::Go { ignored_signals })?;
                 Ok(())
             }
             Err(failure) => {
