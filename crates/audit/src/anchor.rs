@@ -77,8 +77,16 @@ impl Carriers {
         listens(&self.syslog).then_some(Carrier::Syslog)
     }
 
+    /// Whether there is anything that somebody could listen at: where not, no message is made.
+    fn are_there(&self) -> bool {
+        self.journal.exists() || self.syslog.exists()
+    }
+
     /// Tells the head of the chain.
     pub fn head(&self, appended: &Appended, event: &Event) -> Option<Carrier> {
+        if !self.are_there() {
+            return None;
+        }
         let Link { chain, seq, hash } = &appended.link;
         let verdict = event.outcome();
         let message = format!("{MARK}{chain}:{seq}:{hash} run {} uid {} {verdict}", event.run, event.who.uid);
@@ -95,6 +103,9 @@ impl Carriers {
 
     /// Raises an alert. `held_back`: alerts of the same caller that the rate did not let pass.
     pub fn alert(&self, event: &Event, held_back: u64) -> Option<Carrier> {
+        if !self.are_there() {
+            return None;
+        }
         let mut message =
             format!("audit alert: {} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
         if held_back > 0 {

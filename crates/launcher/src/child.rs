@@ -35,18 +35,17 @@ use stockade_policy::plan::UserNamespaces;
 use stockade_protocol::{frame::failed_frame, step::Step};
 use stockade_sys::{
     clone::{self, flags, unshare},
-    cred,
+    cred, landlock,
     mount::attr,
     net, process,
 };
 
 use confine::{
-    MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, make_inner_namespace,
-    restrict, write_proc,
+    MOST_PENDING_SIGNALS, NAMESPACE_COUNTS, RLIMIT_CORE, RLIMIT_SIGPENDING, enter_inner_namespace, load_filter, ruleset, write_proc,
 };
 pub(crate) use confine::{raise_core_limit, some_cpus};
-use root::{HIDDEN_DIRECTORY, HIDDEN_FILE, MASK_FILE, Made, Terminal, make_entry, mount_scratch, open_terminal, place_program};
 pub(crate) use root::{INSIDE, attach, new_tmpfs};
+use root::{MASK_FILE, Made, Terminal, copy_tree, make_entry, mount_scratch, open_terminal, place_program};
 use words::{ForExecutor, await_word, still_alive};
 
 use crate::{
@@ -153,8 +152,6 @@ struct Founded<'p> {
     lifeline: OwnedFd,
     root: OwnedFd,
     proc: OwnedFd,
-    /// Made, not entered; none where the plan goes without.
-    inner: Option<OwnedFd>,
 }
 
 impl<'p> Founded<'p> {
@@ -195,10 +192,6 @@ impl<'p> Founded<'p> {
         // counted for the user who made the namespaces, root perhaps, on the whole host.
         let (_, hard) = process::rlimit(RLIMIT_SIGPENDING).at(Step::NamespaceLimits)?;
         process::set_rlimit(RLIMIT_SIGPENDING, Some(hard.min(MOST_PENDING_SIGNALS))).at(Step::NamespaceLimits)?;
-        let nested = foundation.user_namespaces == UserNamespaces::Nested && shared.layers.keep(Layer::InnerUserNamespace);
-        // Before anything is mounted over "/": then we count as chrooted, until the pivot, and
-        // may make none (EPERM).
-        let inner = if nested { Some(make_inner_namespace(foundation).at(Step::InnerUserNamespace)?) } else { None };
         let root =
             new_tmpfs(foundation.root_size.as_deref(), Some(foundation.root_inodes.as_c_str()), c"0755", INSIDE).at(Step::RootTmpfs)?;
         // Over "/", so that no directory of the host is needed; paths still start at the
@@ -209,17 +202,13 @@ impl<'p> Founded<'p> {
             make_entry(&root, entry, &[], &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
-        Ok(Founded { shared, lifeline, root, proc, inner })
+        Ok(Founded { shared, lifeline, root, proc })
     }
 
     /// Builds the rest of the root, as the plan says, and pivots into it.
     fn build_root(self) -> Outcome<Rooted<'p>> {
-        let Founded { shared, lifeline, root, proc, inner } = self;
+        let Founded { shared, lifeline, root, proc } = self;
         let trees = await_word(&shared.handover).at(Step::AwaitLauncher)?;
-        // The launcher had sent us to another CPU than its own; that one may be a busy one.
-        if let Some(usable) = &shared.cpus {
-            sched_setaffinity(None, usable).at(Step::Cpus)?;
-        }
         let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
         if prepared.egress {
             let sockets = Sockets::open().map_err(|made| Failure {
@@ -239,12 +228,8 @@ impl<'p> Founded<'p> {
         let mut third = await_word(&shared.handover).at(Step::AwaitScratch)?.into_iter().flatten();
         let for_executor = ForExecutor::take(&mut third).at(Step::AwaitScratch)?;
         let scratch = mount_scratch(prepared, shared.layers, third.next(), &root)?;
-        // The stand-ins for hidden files stay mounted, their names go.
-        for name in [HIDDEN_FILE, MASK_FILE] {
-            unlinkat(&root, name, AtFlags::empty()).at(Step::SealRoot)?;
-        }
-        unlinkat(&root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
-
+        // The stand-in for masked files stays mounted, its name goes.
+        unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
         rustix::process::fchdir(&root).at(Step::PivotRoot)?;
         if shared.layers.keep(Layer::DetachedRoot) {
             rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
@@ -262,20 +247,7 @@ impl<'p> Founded<'p> {
         // fchdir left us at the root of the tmpfs, which is "/" now.
         rustix::process::chdir(c"/").at(Step::PivotRoot)?;
         let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted {
-            shared,
-            prepared,
-            lifeline,
-            for_executor,
-            root,
-            scratch,
-            executor,
-            image,
-            proc,
-            inner,
-            modules: made.modules,
-            terminal,
-        })
+        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
     }
 }
 
@@ -300,7 +272,6 @@ struct Rooted<'p> {
     executor: OwnedFd,
     image: Option<OwnedFd>,
     proc: OwnedFd,
-    inner: Option<OwnedFd>,
     modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
 }
@@ -308,26 +279,32 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Gives up everything that could undo the above.
     fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, inner, modules, terminal } = self;
-        let mut tasks = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
-        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), &mut tasks)?;
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
+        let nested = shared.foundation.get().filter(|foundation| foundation.user_namespaces == UserNamespaces::Nested);
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
-        if shared.foundation.get().is_some_and(|foundation| foundation.user_namespaces == UserNamespaces::Nested)
-            && shared.layers.keep(Layer::NamespaceCounts)
-        {
+        if nested.is_some() && shared.layers.keep(Layer::NamespaceCounts) {
             for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
                 write_proc(&proc, file, value).at_entry(Step::NamespaceLimits, index)?;
             }
         }
-        // The last use of the outer namespace's rights, and of a writable /proc.
+        let inner = nested.filter(|_| shared.layers.keep(Layer::InnerUserNamespace));
+        // To be sealed /proc wants the outer namespace's rights, and the inner one's maps one
+        // that is not: a copy that is mounted nowhere.
+        let writable = inner.map(|_| copy_tree(&proc, c"")).transpose().at(Step::InnerUserNamespace)?;
         let sealed = if shared.layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
         stockade_sys::mount::set_attributes(&proc, sealed, false).at(Step::SealRoot)?;
+        // After the last mount call, which its domain forbids. Put on when nothing else is to come.
+        let landlock =
+            if prepared.landlock_handled == 0 { None } else { Some(ruleset(prepared, std::iter::once(&executor).chain(&image))?) };
+        let mut tasks = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
+        // The last use of the outer namespace's rights.
+        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), &mut tasks)?;
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
-        if let Some(inner) = &inner {
-            enter_inner_namespace(inner).at(Step::InnerUserNamespace)?;
+        if let Some((inner, writable)) = inner.zip(writable) {
+            enter_inner_namespace(inner, &writable).at(Step::InnerUserNamespace)?;
         }
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
@@ -352,16 +329,15 @@ impl<'p> Rooted<'p> {
         if shared.layers.keep(Layer::NoNewPrivs) {
             rustix::thread::set_no_new_privs(true).at(Step::NoNewPrivs)?;
         }
-        // After the last mount call, which a Landlock domain forbids.
-        if prepared.landlock_handled != 0 {
-            restrict(prepared, std::iter::once(&executor).chain(&image))?;
+        if let Some(landlock) = &landlock {
+            landlock::restrict_self(landlock).at(Step::Landlock)?;
         }
-        // setns has cleared it once more.
+        // A change of credentials clears it (prctl(2)).
         set_parent_process_death_signal(Some(Signal::KILL)).at(Step::DeathSignal)?;
         still_alive(&lifeline)?;
-        // The code sees as many CPUs as its quota is worth. Which, the scheduler has chosen:
-        // the one on which we are.
-        if let Some(usable) = shared.cpus.as_ref().filter(|usable| (prepared.cpus as u64) < u64::from(usable.count())) {
+        // The code sees as many CPUs as its quota is worth, and the launcher's among them last:
+        // it had sent us to another.
+        if let Some(usable) = &shared.cpus {
             sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), prepared.cpus)).at(Step::Cpus)?;
         }
         // Last: what follows must pass the filter itself.

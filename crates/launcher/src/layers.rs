@@ -79,7 +79,7 @@ impl Layers {
             Layer::ScratchCount if plan.scratch.host => (plan.scratch.size, plan.scratch.files) = (None, None),
             Layer::ScratchRules => plan.scratch.protected.clear(),
             Layer::Idmap => plan.identity.idmapped_to = None,
-            Layer::Seccomp => plan.filter.program = vec![RETURN_ALLOW],
+            Layer::Seccomp => plan.filter.program = Arc::new([RETURN_ALLOW]),
             Layer::Landlock => plan.landlock = LandlockPlan::default(),
             Layer::PayloadLandlock => plan.payload_landlock = LandlockPlan::default(),
             Layer::CgroupLimits => match &mut plan.cgroup {

@@ -5,7 +5,7 @@
 //! memory. Descriptors are sent to it, because its table is older than they are; one
 //! opened here is never looked up again by path.
 
-use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path};
+use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -13,12 +13,8 @@ use rustix::{
     io::Errno,
     pipe::{PipeFlags, pipe_with},
 };
-use stockade_policy::{
-    filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER},
-    plan::{Foundation, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces},
-};
+use stockade_policy::plan::{Foundation, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::frame::{FileToWrite, Job, Word};
-use stockade_sys::seccomp::Instruction;
 
 use crate::{Inputs, LaunchError, OpenedScratch, Stdin, What, scratch::Number};
 
@@ -197,8 +193,7 @@ pub(crate) struct Prepared {
     pub(crate) landlock_handled: u64,
     pub(crate) landlock_scoped: u64,
     pub(crate) landlock_rules: Vec<(CString, u64)>,
-    pub(crate) filter: Vec<Instruction>,
-    pub(crate) filter_without_listener: Vec<Instruction>,
+    pub(crate) filter: Arc<[u64]>,
 }
 
 /// A path or text with the NUL that the kernel wants.
@@ -242,8 +237,6 @@ impl Prepared {
             let message = format!("the run needs {} directories of the caller's own; at most {MOST_TREES} fit", trees.len());
             return Err(LaunchError::other(What::Prepare, message));
         }
-        let filter: Vec<Instruction> = plan.filter.program.iter().map(|&i| Instruction(i)).collect();
-        let filter_without_listener = filter.iter().map(|&i| without_listener(i)).collect();
         let landlock_rules =
             plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
         let numbers = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::numbers);
@@ -277,17 +270,10 @@ impl Prepared {
             landlock_handled: plan.landlock.handled,
             landlock_scoped: plan.landlock.scoped,
             landlock_rules,
-            filter,
-            filter_without_listener,
+            filter: Arc::clone(&plan.filter.program),
         };
         Ok((prepared, trees))
     }
-}
-
-fn without_listener(instruction: Instruction) -> Instruction {
-    const RETURN: u64 = 0x06;
-    let return_notify = RETURN | u64::from(RET_WITH_LISTENER) << 32;
-    if instruction.0 == return_notify { Instruction(RETURN | u64::from(RET_WITHOUT_LISTENER) << 32) } else { instruction }
 }
 
 fn prepare_entry(entry: &RootEntry, inputs: Option<&mut Inputs<'_>>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {

@@ -341,6 +341,11 @@ impl<'a> Supervision<'a> {
     fn watch(&mut self) -> Result<(), LaunchError> {
         let mut events = Vec::with_capacity(16);
         loop {
+            if matches!(self.phase, Phase::SettingUp | Phase::Ended) {
+                // What comes next comes soon, if nothing is the matter.
+                let is_next = || is_readable(&self.epoll).ok().filter(|readable| *readable);
+                let _or_later = stockade_sys::process::soon(is_next);
+            }
             let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
             let timeout = timeout.map(|left| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
             events.clear();

@@ -115,6 +115,7 @@ fn put_up(plan: &Plan, inputs: &mut Inputs<'_>, mut embryo: Embryo, job: Job) ->
         if job == Job::IsKnown {
             prepared::hand_in_job(&for_executor.job, &lifeline, plan, inputs)?;
         }
+        // While it is in the outer user namespace, which this looks at.
         let outer = identity::check_maps(plan, proc)?;
         let cgroup = cgroup::complete(plan, cgroup, record.as_mut())?;
         sandbox.let_enter(cgroup.tasks()?.iter().map(AsFd::as_fd), &handover)?;

@@ -55,8 +55,6 @@ steps! {
     Keyring = 10 "join a new session keyring";
     /// The host name.
     Hostname = 11 "set the host name";
-    /// The inner user namespace; entering it as well.
-    InnerUserNamespace = 23 "make the inner user namespace";
     /// The tmpfs that becomes the root.
     RootTmpfs = 14 "mount the root tmpfs";
     /// One entry of the root.
@@ -79,14 +77,16 @@ steps! {
     SealRoot = 21 "seal the root";
     /// The terminal of the sandbox's own devpts.
     OpenTerminal = 43 "open a terminal";
+    /// Counts of inotify objects and namespaces.
+    NamespaceLimits = 22 "limit the user namespace's counts";
     /// Waiting for the cgroup.
     AwaitCgroup = 45 "wait for the cgroup";
     /// Entering the v1 cgroups.
     JoinCgroup = 4 "enter the cgroup";
     /// Hiding the cgroup path.
     CgroupNamespace = 5 "make the cgroup namespace";
-    /// Counts of inotify objects and namespaces.
-    NamespaceLimits = 22 "limit the user namespace's counts";
+    /// The inner user namespace, which is entered as it is made.
+    InnerUserNamespace = 23 "make the inner user namespace";
     /// The working directory.
     WorkingDirectory = 24 "enter the working directory";
     /// Core dumps.

@@ -196,7 +196,7 @@ impl<'a> Admission<'a> {
         let is_compared = ahead.spare.is_some() || purpose == Purpose::Spare;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows.
-        let mut beginning = Beginning::new(&identity, purpose, scratch.is_some(), ahead)?;
+        let mut beginning = Beginning::new(&identity, purpose, scratch.is_some(), ahead);
         let draft = Draft::of(policy);
         let kept = ask.kept();
         let mut host = beginning.lay(&draft, kept)?;

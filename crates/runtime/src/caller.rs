@@ -4,7 +4,7 @@
 //! safe way to ask name services. When root acts, no environment variable is read but
 //! the two that sudo sets, and those can only take rights away; behind a socket, none.
 
-use std::{env, io::Read, path::PathBuf, sync::OnceLock};
+use std::{env, ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::OnceLock};
 
 use caps::{CapSet, Capability};
 use rlimit::Resource;
@@ -46,16 +46,23 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
     }
 }
 
+/// Whether this program was started with more rights than its caller has.
+fn has_more_rights() -> Result<bool, Refusal> {
+    // From Linux 6.4 on; a tenth of the time that the file takes.
+    if let Ok(secure) = stockade_sys::process::is_secure_exec() {
+        return Ok(secure);
+    }
+    match std::fs::read("/proc/self/auxv") {
+        Ok(auxv) if !auxv.is_empty() => Ok(stockade_sys::process::says_secure_exec(&auxv)),
+        // It belongs to root where a set-ID bit changed only the group.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(true),
+        _ => Err(Refusal::sandbox_error("no_proc", "/proc/self/auxv cannot be read; mount proc on /proc")),
+    }
+}
+
 /// Whoever started this process.
 fn own_identity() -> Result<Identity, Refusal> {
-    let mut auxv = Vec::with_capacity(512);
-    let read = std::fs::File::open("/proc/self/auxv").and_then(|mut file| file.read_to_end(&mut auxv));
-    // It belongs to root where a set-ID bit changed only the group.
-    let withheld = read.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
-    if !withheld && (read.is_err() || auxv.is_empty()) {
-        return Err(Refusal::sandbox_error("no_proc", "/proc/self/auxv cannot be read; mount proc on /proc"));
-    }
-    if withheld || stockade_sys::process::is_secure_exec(&auxv) {
+    if has_more_rights()? {
         return Err(Refusal::sandbox_error(
             "set_id_program",
             "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",
@@ -175,13 +182,10 @@ fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
 
 /// Every account's home directory; none of them may be a scratch itself.
 pub fn homes() -> Vec<PathBuf> {
-    let mut homes: Vec<PathBuf> = account_lines("/etc/passwd")
-        .into_iter()
-        .filter_map(|fields| fields.into_iter().nth(5))
-        .filter(|home| home.len() > 1)
-        .map(PathBuf::from)
-        .collect();
-    homes.sort();
+    let accounts = std::fs::read("/etc/passwd").unwrap_or_default();
+    let in_accounts = accounts.split(|byte| *byte == b'\n').filter_map(|account| account.split(|byte| *byte == b':').nth(5));
+    let mut homes: Vec<&OsStr> = in_accounts.filter(|home| home.len() > 1).map(OsStr::from_bytes).collect();
+    homes.sort_unstable();
     homes.dedup();
-    homes
+    homes.into_iter().map(PathBuf::from).collect()
 }

@@ -322,11 +322,15 @@ impl Early {
     pub fn go_on(&self) -> i32 {
         const RECVFROM: usize = 45;
         const MSG_PEEK: usize = 2;
+        const MSG_DONTWAIT: usize = 0x40;
         const ARCH_PRCTL: usize = 158;
         const ARCH_SET_FS: usize = 0x1002;
         const LOST: i32 = 125;
         let mut word = 0u8;
         let end = self.handover[1].load(Ordering::Relaxed) as usize;
+        // SAFETY: as below.
+        let _or_later =
+            process::soon(|| unsafe { syscall(RECVFROM, [end, (&raw mut word) as usize, 1, MSG_PEEK | MSG_DONTWAIT, 0, 0]) }.ok());
         loop {
             // SAFETY: it writes one byte at most, and there is one.
             match unsafe { syscall(RECVFROM, [end, (&raw mut word) as usize, 1, MSG_PEEK, 0, 0]) } {

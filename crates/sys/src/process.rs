@@ -114,6 +114,31 @@ pub fn send_to_other_cpu(process: i32) {
     }
 }
 
+/// Tries something for up to half a millisecond before it is waited for: a CPU of a virtual
+/// machine that has gone to sleep takes a tenth of one and more to wake. Where somebody else
+/// wants this CPU it is given up at once, as waiting does not cost more then.
+#[inline]
+pub fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    const SCHED_YIELD: usize = 24;
+    const LONGEST_US: u64 = 500;
+    /// A turn in which nobody else ran takes one or two.
+    const LONGEST_TURN_US: u64 = 50;
+    let begun = monotonic_us()?;
+    let mut before = begun;
+    loop {
+        if let Some(there) = attempt() {
+            return Some(there);
+        }
+        // SAFETY: it takes nothing.
+        let _others_first = unsafe { syscall(SCHED_YIELD, [0; 6]) };
+        let now = monotonic_us()?;
+        if now - begun > LONGEST_US || now - before > LONGEST_TURN_US {
+            return None;
+        }
+        before = now;
+    }
+}
+
 /// The CPU that this runs on, 0 where the kernel does not say. By the call and not the vDSO,
 /// which is looked for with libc's help.
 #[inline]
@@ -257,6 +282,7 @@ pub fn take_terminal(terminal: impl AsFd) -> Result<()> {
 
 /// The time since boot in microseconds, suspension not counted; `None` where a filter
 /// refuses to tell. By the call and not the vDSO: for programs without libc.
+#[inline]
 pub fn monotonic_us() -> Option<u64> {
     const CLOCK_MONOTONIC: usize = 1;
     let mut now = [0u64; 2];
@@ -290,8 +316,21 @@ pub fn map_file(file: impl AsFd, length: usize) -> Result<&'static [u8]> {
 }
 
 /// Whether the kernel started this program with more rights than its caller has
-/// (AT_SECURE: set-ID bits or file capabilities), from `/proc/self/auxv`'s bytes.
-pub fn is_secure_exec(auxv: &[u8]) -> bool {
+/// (AT_SECURE: set-ID bits or file capabilities).
+///
+/// # Errors
+/// EINVAL before Linux 6.4, which has it in a file alone.
+pub fn is_secure_exec() -> Result<bool> {
+    const PRCTL: usize = 157;
+    const PR_GET_AUXV: usize = 0x4155_5856;
+    let mut auxv = [0u8; 1024];
+    // SAFETY: it writes no more than it is told to.
+    let length = unsafe { syscall(PRCTL, [PR_GET_AUXV, auxv.as_mut_ptr() as usize, auxv.len(), 0, 0, 0]) }?;
+    auxv.get(..length).map(says_secure_exec).ok_or(Errno::OVERFLOW)
+}
+
+/// The same from the bytes of `/proc/self/auxv`.
+pub fn says_secure_exec(auxv: &[u8]) -> bool {
     const AT_SECURE: u64 = 23;
     auxv.chunks_exact(16).any(|pair| {
         let (key, value) = pair.split_at(8);

@@ -14,6 +14,17 @@ use crate::{Result, call::syscall};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instruction(pub u64);
 
+impl Instruction {
+    /// The longest program that a kernel takes (BPF_MAXINSNS).
+    pub const MOST: usize = 4096;
+
+    /// The instructions of these words.
+    pub const fn of_words(words: &[u64]) -> &[Instruction] {
+        // SAFETY: an instruction is nothing but a word.
+        unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
+    }
+}
+
 /// Instructions for a filter that is written by hand: for processes of our own, whose
 /// calls are known.
 pub mod program {

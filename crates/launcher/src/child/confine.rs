@@ -4,19 +4,21 @@
 //! In which order they come, and why, stands in `child.rs`; what may be done between clone
 //! and exec too.
 
-use std::{cell::Cell, ffi::CStr};
+use std::ffi::CStr;
 
 use rustix::{
-    fd::{AsFd, OwnedFd},
+    fd::OwnedFd,
     fs::{Mode, OFlags, open, openat},
     io::Errno,
-    process::{DumpableBehavior, Pid, WaitOptions, set_dumpable_behavior, waitpid},
-    thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space},
+    process::{DumpableBehavior, set_dumpable_behavior},
+    thread::CpuSet,
 };
+use stockade_policy::filter::{RET_WITH_LISTENER, RET_WITHOUT_LISTENER};
 use stockade_protocol::step::Step;
 use stockade_sys::{
-    clone::{self, flags},
-    landlock, process, seccomp,
+    clone::{flags, unshare},
+    landlock, process,
+    seccomp::{self, Instruction},
 };
 
 use super::{At, Outcome};
@@ -41,56 +43,26 @@ pub(super) fn keep_over_exec() -> Result<(), Errno> {
     configure_capability_in_ambient_set(one, true)
 }
 
-/// What the process that makes the inner user namespace works with, and leaves.
-struct Maker<'p> {
-    foundation: &'p PreparedFoundation,
-    proc: OwnedFd,
-    made: Cell<Option<Result<OwnedFd, Errno>>>,
+/// Makes the inner user namespace, and enters it: with the ids of the outer one, mapped to
+/// themselves, which is allowed for one's own. `proc`: writable.
+pub(super) fn enter_inner_namespace(foundation: &PreparedFoundation, proc: &OwnedFd) -> Result<(), Errno> {
+    unshare(flags::NEWUSER)?;
+    write_own(proc, c"self/setgroups", b"deny")?;
+    write_own(proc, c"self/gid_map", foundation.inner_gid_map.as_bytes())?;
+    write_own(proc, c"self/uid_map", foundation.inner_uid_map.as_bytes())
 }
 
-impl Maker<'_> {
-    /// In the new namespace: writes its maps, which is allowed for one's own ids.
-    fn make(&self) -> i32 {
-        let made = self
-            .write(c"self/setgroups", b"deny")
-            .and_then(|()| self.write(c"self/gid_map", self.foundation.inner_gid_map.as_bytes()))
-            .and_then(|()| self.write(c"self/uid_map", self.foundation.inner_uid_map.as_bytes()))
-            .and_then(|()| openat(&self.proc, c"self/ns/user", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()));
-        self.made.set(Some(made));
-        0
-    }
-
-    /// Where the launcher, whose memory this is, takes on a caller's ids meanwhile, that clears
-    /// what lets /proc/self be ours, once for each time it does so.
-    fn write(&self, file: &CStr, value: &[u8]) -> Result<(), Errno> {
-        const MOST_CHANGES: usize = 1000;
-        for _change in 0..MOST_CHANGES {
-            match write_proc(&self.proc, file, value) {
-                Err(Errno::ACCESS) => set_dumpable_behavior(DumpableBehavior::Dumpable)?,
-                other => return other,
-            }
+/// Where the launcher, whose memory this is, takes on a caller's ids meanwhile, that clears
+/// what lets /proc/self be ours, once for each time it does so.
+fn write_own(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
+    const MOST_CHANGES: usize = 1000;
+    for _change in 0..MOST_CHANGES {
+        match write_proc(proc, file, value) {
+            Err(Errno::ACCESS) => set_dumpable_behavior(DumpableBehavior::Dumpable)?,
+            other => return other,
         }
-        Err(Errno::ACCESS)
     }
-}
-
-/// Has a short-lived process make the inner user namespace, to be entered when the outer one's
-/// rights have served.
-pub(super) fn make_inner_namespace(foundation: &PreparedFoundation) -> Result<OwnedFd, Errno> {
-    // The host's, in which the launcher has found us too; ours is not there yet.
-    let proc = open(c"/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let maker = Maker { foundation, proc, made: Cell::new(None) };
-    // SAFETY: it makes system calls only.
-    #[expect(unsafe_code, reason = "a second process in our memory, while we stand still")]
-    let process = unsafe { clone::in_namespaces(flags::NEWUSER, Maker::make, &maker) }?;
-    waitpid(Pid::from_raw(process), WaitOptions::empty())?;
-    maker.made.take().unwrap_or(Err(Errno::CHILD))
-}
-
-/// Enters it. Entering clears what lets /proc/self be ours.
-pub(super) fn enter_inner_namespace(inner: &OwnedFd) -> Result<(), Errno> {
-    move_into_link_name_space(inner.as_fd(), Some(LinkNameSpaceType::User))?;
-    set_dumpable_behavior(DumpableBehavior::Dumpable)
+    Err(Errno::ACCESS)
 }
 
 pub(super) const RLIMIT_CORE: u32 = 4;
@@ -118,7 +90,8 @@ pub(super) fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<()
     rustix::io::write(&file, value).map(drop)
 }
 
-pub(super) fn restrict<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'f OwnedFd>) -> Outcome<()> {
+/// What the code may do with which paths; in force when a process puts it on.
+pub(super) fn ruleset<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'f OwnedFd>) -> Outcome<OwnedFd> {
     let ruleset = landlock::create_ruleset(prepared.landlock_handled, prepared.landlock_scoped).at(Step::Landlock)?;
     for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
         let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
@@ -133,15 +106,31 @@ pub(super) fn restrict<'f>(prepared: &Prepared, programs: impl Iterator<Item = &
     for program in programs {
         landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
     }
-    landlock::restrict_self(&ruleset).at(Step::Landlock)
+    Ok(ruleset)
 }
 
 /// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
 /// stay and only their reports are lost.
 pub(super) fn load_filter(prepared: &Prepared) -> Outcome<Option<OwnedFd>> {
-    match seccomp::load_filter_with_listener(&prepared.filter) {
+    let filter = Instruction::of_words(&prepared.filter);
+    match seccomp::load_filter_with_listener(filter) {
         Ok(listener) => Ok(Some(listener)),
-        Err(Errno::BUSY) => seccomp::load_filter(&prepared.filter_without_listener).map(|()| None).at(Step::Seccomp),
+        Err(Errno::BUSY) => load_without_listener(filter).map(|()| None).at(Step::Seccomp),
         Err(errno) => Err(errno).at(Step::Seccomp),
     }
+}
+
+/// The same with an errno wherever a listener would be asked.
+#[inline(never)]
+fn load_without_listener(filter: &[Instruction]) -> Result<(), Errno> {
+    const RETURN: u64 = 0x06;
+    let returning = |value| Instruction(RETURN | u64::from(value) << 32);
+    let mut silent = [returning(RET_WITHOUT_LISTENER); Instruction::MOST];
+    let silent = silent.get_mut(..filter.len()).ok_or(Errno::TOOBIG)?;
+    for (place, instruction) in silent.iter_mut().zip(filter) {
+        if *instruction != returning(RET_WITH_LISTENER) {
+            *place = *instruction;
+        }
+    }
+    seccomp::load_filter(silent)
 }

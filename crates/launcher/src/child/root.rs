@@ -7,7 +7,7 @@ use std::ffi::CStr;
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, mknodat, open, openat, openat2, statat, symlinkat, unlinkat},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
@@ -26,8 +26,8 @@ use crate::{
 
 pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 /// Names in the root tmpfs, gone before the payload starts.
-pub(super) const HIDDEN_FILE: &CStr = c".hidden-file";
-pub(super) const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
+const HIDDEN_FILE: &CStr = c".hidden-file";
+const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
 pub(super) const MASK_FILE: &CStr = c".mask";
 const COVER_FILE: &CStr = c".cover";
 
@@ -128,14 +128,11 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
             attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
         }
-        Entry::Mask { target } => {
-            match statat(root, target.as_c_str(), AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => attach(read_only_copy(root, MASK_FILE)?, root, target),
-                // This kernel has no such file.
-                Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(errno),
-            }
-        }
+        Entry::Mask { target } => match attach(read_only_copy(root, MASK_FILE)?, root, target) {
+            // This kernel has no such file.
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        },
         Entry::Cover { target, text } => {
             write_file(root, COVER_FILE, 0o444, text)?;
             attach(read_only_copy(root, COVER_FILE)?, root, target)?;
@@ -152,11 +149,7 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             made.modules = Some(pipe);
             Ok(())
         }
-        Entry::StandIns => {
-            mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0)?;
-            mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)?;
-            mkdirat(root, HIDDEN_DIRECTORY, Mode::empty())
-        }
+        Entry::StandIns => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
     }
 }
 
@@ -199,8 +192,18 @@ pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<Ow
     let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
     attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
+    let hides = prepared.scratch_rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
+    if hides {
+        mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).at(Step::ScratchRule)?;
+        mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).at(Step::ScratchRule)?;
+    }
     for (index, rule) in prepared.scratch_rules.iter().enumerate() {
         protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
+    }
+    // What was laid over a path stays, without a name.
+    if hides {
+        unlinkat(root, HIDDEN_FILE, AtFlags::empty()).at(Step::SealRoot)?;
+        unlinkat(root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
     }
     Ok(scratch)
 }

@@ -9,7 +9,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::OwnedFd,
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
 use stockade_protocol::step::Step;
 
@@ -36,6 +36,8 @@ pub(super) fn await_word(handover: &OwnedFd) -> Result<[Option<OwnedFd>; MOST_SE
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut word = [0u8];
+    let is_there = || recv(handover, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT).ok().map(drop);
+    let _or_later = stockade_sys::process::soon(is_there);
     loop {
         match recvmsg(handover, &mut [std::io::IoSliceMut::new(&mut word)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(message) if message.bytes == 1 => break,

@@ -2,7 +2,10 @@
 //!
 //! A layer that the host lacks is refused here unless the policy lets the run go without.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use stockade_protocol::{
     LimitKey, Limits,
@@ -149,7 +152,7 @@ pub(super) fn plan_filter(policy: &Policy, filters: &Filters, scratch: &ScratchP
     FilterPlan {
         sha256: filter.sha256.clone(),
         instructions: filter.program.len(),
-        program: filter.program.clone(),
+        program: Arc::clone(&filter.program),
         kill: filters.kill.clone(),
         kill_names: policy.seccomp.kill.clone(),
     }

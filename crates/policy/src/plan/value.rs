@@ -281,7 +281,7 @@ pub struct FilterPlan {
     pub sha256: String,
     /// Instructions, `struct sock_filter` each.
     #[serde(skip)]
-    pub program: Vec<u64>,
+    pub program: Arc<[u64]>,
     /// How many there are.
     pub instructions: usize,
     /// Calls whose refusal ends the run, by number.

@@ -5,7 +5,10 @@
 //! only if it is what the plan asks for, and else ended before another is begun. Whether the
 //! run may be is not decided here.
 
-use stockade_launcher::{Embryo, Inputs, LaunchError, OpenedScratch, Outcome, V2Parent, Waiting, registry::Record};
+use stockade_launcher::{
+    Embryo, Inputs, LaunchError, OpenedScratch, Outcome, V2Parent, Waiting,
+    registry::{Record, Registry},
+};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     plan::{Draft, Foundation, Mode, Plan, UserNamespaces},
@@ -51,6 +54,8 @@ pub(super) struct Beginning<'a> {
     embryo: Option<Result<Embryo, LaunchError>>,
     spare: Option<Spare>,
     record: Option<Record>,
+    /// Where the record is, until what others have left there is cleared away.
+    unswept: Option<Registry>,
 }
 
 /// A sandbox that is fit for its plan.
@@ -62,33 +67,35 @@ pub(super) struct Fitted {
 }
 
 impl<'a> Beginning<'a> {
-    /// Begins the sandbox, where nothing must come before that, and claims its place in the
-    /// registry. `ahead`: what was begun already.
-    ///
-    /// # Errors
-    /// The registry cannot be had.
-    pub(super) fn new(identity: &'a Identity, purpose: Purpose, host_scratch: bool, ahead: Ahead) -> Result<Self, Refusal> {
+    /// Begins the sandbox, where nothing must come before that. `ahead`: what was begun already.
+    pub(super) fn new(identity: &'a Identity, purpose: Purpose, host_scratch: bool, ahead: Ahead) -> Self {
         let Ahead { embryo, spare } = ahead;
-        let mut beginning = Beginning { identity, purpose, host_scratch, embryo, spare, record: None };
+        let mut beginning = Beginning { identity, purpose, host_scratch, embryo, spare, record: None, unswept: None };
         if beginning.makes_one() && beginning.embryo.is_none() && !facts::is_unified() {
             beginning.begin(UserNamespaces::Nested, None);
         }
-        // A spare has its own.
-        if beginning.spare.is_none() {
-            beginning.claim()?;
-        }
-        Ok(beginning)
+        beginning
     }
 
     /// Has it lay the foundation that is foreseen, and reads what the host offers meanwhile. On
-    /// cgroup v2 that is what it can be begun by. `kept`: of the session, whose id its runs have.
+    /// cgroup v2 that is what it can be begun by. Claims its place in the registry. `kept`: of
+    /// the session, whose id its runs have.
     ///
     /// # Errors
-    /// The host does not say what it offers.
+    /// The host does not say what it offers, or the registry cannot be had.
     pub(super) fn lay(&mut self, draft: &Draft<'_>, kept: Option<&Kept>) -> Result<HostFacts, Refusal> {
+        // Of root's runs the id comes from there. A spare has its own.
+        let (own, id_of_record) = (self.spare.is_none(), self.identity.privileged);
+        if own && id_of_record {
+            self.claim()?;
+        }
         let unique = facts::unique_id(self.identity, kept.and_then(Kept::record).or(self.record.as_ref()))?;
         let foreseen = self.foresee(draft, unique.id);
         self.lay_ahead(foreseen.as_ref());
+        if own && !id_of_record {
+            self.claim()?;
+        }
+        self.sweep()?;
         let mut host = facts::read(self.identity, unique)?;
         // The cgroup comes first, and with it a new beginning.
         if self.makes_one() && (self.embryo.is_none() || matches!(host.cgroup, CgroupFacts::V2 { .. })) {
@@ -121,6 +128,7 @@ impl<'a> Beginning<'a> {
                 // One that was not taken is gone, and with it its record.
                 if stood_ready {
                     self.claim()?;
+                    self.sweep()?;
                 }
                 if self.purpose.claims() && (stood_ready || self.is_unfit(plan)) {
                     self.begin(plan.identity.user_namespaces, Some(cgroup));
@@ -145,8 +153,14 @@ impl<'a> Beginning<'a> {
     }
 
     fn claim(&mut self) -> Result<(), Refusal> {
-        self.record = claim_record(self.identity, self.host_scratch, self.purpose.claims())?;
+        (self.record, self.unswept) = claim_record(self.identity, self.host_scratch, self.purpose.claims())?.unzip();
         Ok(())
+    }
+
+    /// Clears away what killed launchers have left.
+    fn sweep(&mut self) -> Result<(), Refusal> {
+        let swept = self.unswept.take().map_or(Ok(0), |registry| registry.sweep());
+        Ok(swept.map(drop)?)
     }
 
     /// Begins it anew; on cgroup v2 in a cgroup of its own.

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_launcher::{
     OpenedScratch,
-    registry::Record,
+    registry::{Record, Registry},
     scratch::{Opener, ScratchError, place::Place},
 };
 use stockade_policy::{Grants, facts::CgroupFacts, grants, model::Policy};
@@ -86,13 +86,13 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
     grants.decide(&asker, name, scratch, &interpreters).map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
 }
 
-/// The run's record; none where nothing could be left behind.
-pub(super) fn claim_record(identity: &Identity, host_scratch: bool, claim: bool) -> Result<Option<Record>, Refusal> {
+/// The run's record, and the registry, which is still to be swept; none where nothing could be
+/// left behind.
+pub(super) fn claim_record(identity: &Identity, host_scratch: bool, claim: bool) -> Result<Option<(Record, Registry)>, Refusal> {
     let leaves_nothing = !identity.privileged && !host_scratch && matches!(facts::cgroup_facts()?, CgroupFacts::Unavailable { .. });
     if leaves_nothing || (!claim && !identity.privileged) {
         return Ok(None);
     }
     let registry = facts::registry(identity)?;
-    registry.sweep()?;
-    Ok(Some(registry.claim()?))
+    Ok(Some((registry.claim()?, registry)))
 }
