@@ -195,7 +195,7 @@ fn each_request_is_a_whole_run_of_its_own() {
     let first = session.ask(line);
     assert_eq!((&first["id"], &first["labels"], &first["schema"]), (&json!("a"), &json!({"k": "v"}), &json!(1)));
     let second = session.run("import os; print('LEFT' in os.environ, 'x' in globals(), os.getcwd(), os.getpid())");
-    assert_eq!(second["output"], "False False /scratch 3\n");
+    assert_eq!(second["output"], "False False /scratch 2\n");
     let layers = |result: &Value| -> BTreeSet<String> {
         result["receipt"]["layers"].as_array().unwrap().iter().map(|layer| layer["layer"].as_str().unwrap().to_owned()).collect()
     };
@@ -230,7 +230,7 @@ fn no_process_outlives_its_request() {
     assert_eq!(session.output(&code), "started\n");
     // It had begun, which its own file says, and is gone.
     no_process_is_left(&words);
-    assert_eq!(session.output("import os; print([p for p in os.listdir('/proc') if p.isdigit()])"), "['1', '3']\n");
+    assert_eq!(session.output("import os; print([p for p in os.listdir('/proc') if p.isdigit()])"), "['1', '2']\n");
     session.close();
 }
 
@@ -341,25 +341,33 @@ pub fn stop(pid: Pid) {
 fn a_signal_ends_the_session_whatever_its_request_is_ending_by() {
     // A control: SIGINT means the request alone, and finds it ended.
     for (signal, ends) in [(Signal::SIGINT, false), (Signal::SIGTERM, true), (Signal::SIGHUP, true)] {
-        let words = token(signal.as_str());
-        let mut session = Session::open(&[]);
-        begin(&mut session, &words);
-        // The line comes first, and is what ends the request; the signal finds it ending.
-        stop(session.pid());
-        session.send(r#"{"op":"cancel"}"#);
-        kill(session.pid(), signal).unwrap();
-        kill(session.pid(), Signal::SIGCONT).unwrap();
-        let result = session.answer();
-        assert_eq!((&result["verdict"], &result["code"]), (&json!("cancelled"), &json!(130)), "{result}");
-        no_process_is_left(&words);
-        if ends {
-            assert_eq!(session.ended().code(), Some(128 + signal as i32));
-        } else {
-            assert_eq!(session.answer()["cancelled"], true);
-            assert_eq!(session.output("print('on')"), "on\n");
-            session.close();
-        }
+        // The stop is news to the session's loop as well, which may then see the signal first.
+        assert!((0..20).any(|_| meets_a_request_that_ends(signal, ends)), "{signal} never met a request that a line was ending");
     }
+}
+
+/// Sends a line that cancels a request, then this signal, to a session that sees both at once.
+/// Whether the line was first.
+fn meets_a_request_that_ends(signal: Signal, ends: bool) -> bool {
+    let words = token(signal.as_str());
+    let mut session = Session::open(&[]);
+    begin(&mut session, &words);
+    stop(session.pid());
+    session.send(r#"{"op":"cancel"}"#);
+    kill(session.pid(), signal).unwrap();
+    kill(session.pid(), Signal::SIGCONT).unwrap();
+    let result = session.answer();
+    let by_line = result["code"] == json!(130);
+    assert!(result["verdict"] == "cancelled" && (by_line || result["code"] == json!(128 + signal as i32)), "{result}");
+    no_process_is_left(&words);
+    if ends {
+        assert_eq!(session.ended().code(), Some(128 + signal as i32));
+        return by_line;
+    }
+    let met = session.answer()["cancelled"] == true;
+    assert_eq!(session.output("print('on')"), "on\n");
+    session.close();
+    met
 }
 
 fn a_reset_empties_what_the_session_keeps_and_no_host_scratch() {
