@@ -71,8 +71,8 @@ pub(crate) enum Entry {
     Pipe {
         target: CString,
     },
-    /// The empty things that masks and hidden paths are covered with.
-    StandIns,
+    /// The empty file that masked ones are covered with.
+    StandIn,
 }
 
 /// Where scratch comes from.
@@ -153,7 +153,7 @@ pub(crate) struct PreparedFoundation {
 
 impl PreparedFoundation {
     pub(crate) fn new(foundation: &Foundation) -> Result<Self, LaunchError> {
-        let mut entries = vec![Entry::StandIns];
+        let mut entries = vec![Entry::StandIn];
         for entry in &foundation.ground.entries {
             entries.push(prepare_entry(entry, None, &mut Vec::new())?);
         }

@@ -149,7 +149,7 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             made.modules = Some(pipe);
             Ok(())
         }
-        Entry::StandIns => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
+        Entry::StandIn => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
     }
 }
 
