@@ -668,7 +668,7 @@ fn whoever_takes_the_registrys_name_in_tmp_first_stops_nobody() {
     struct Taken(String);
     impl Drop for Taken {
         fn drop(&mut self) {
-            let _removed = fs::remove_dir_all(&self.0);
+            let _removed = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_file(&self.0));
         }
     }
     let place = Taken(format!("/tmp/stockade-{OWNER}"));
@@ -686,8 +686,13 @@ fn whoever_takes_the_registrys_name_in_tmp_first_stops_nobody() {
     ask().succeeded().expect(json!({"output": "42\n"}));
     assert!(home.join(".local/state/stockade/runs").is_dir());
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
-    // The control: left alone, it is where the runs are noted.
+    // A file of the user's own, which somebody else has moved there.
     fs::remove_dir(&place.0).unwrap();
+    fs::write(&place.0, "").unwrap();
+    give(Path::new(&place.0));
+    ask().succeeded().expect(json!({"output": "42\n"}));
+    // The control: left alone, it is where the runs are noted.
+    fs::remove_file(&place.0).unwrap();
     ask().succeeded();
     assert!(Path::new(&place.0).is_dir());
 }

@@ -29,6 +29,7 @@ mod cross_run;
 mod delegation;
 mod door;
 mod escapes;
+mod evasions;
 mod explained;
 mod faults;
 mod filters;
@@ -66,6 +67,7 @@ fn main() -> std::process::ExitCode {
         misdeeds::TESTS,
         attacks::TESTS,
         escapes::TESTS,
+        evasions::TESTS,
         cross_run::TESTS,
         kernel::TESTS,
         filters::TESTS,

@@ -57,6 +57,8 @@ pub const TESTS: &[Test] = &[
     test!(Both, a_planted_link_does_not_lead_the_next_run_astray),
     test!(alone Both, a_background_child_that_holds_stdout_delays_nothing_and_dies),
     test!(Both, a_daemon_that_ignores_signals_dies_with_the_run),
+    test!(alone Both, orphans_without_end_do_not_hold_up_the_end),
+    test!(Both, output_that_is_closed_early_ends_nothing),
     test!(Both, names_with_escapes_and_line_breaks_harm_nobody),
 ];
 
@@ -562,6 +564,25 @@ fn a_daemon_that_ignores_signals_dies_with_the_run() {
     );
     exec(json!({"code": code})).succeeded().expect(json!({"output": "done\n"}));
     no_process_is_left(&mark);
+}
+
+fn orphans_without_end_do_not_hold_up_the_end() {
+    let mark = format!("600.{}7", std::process::id());
+    // A process is always there that pid 1 has to wait for.
+    let code = format!(
+        "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: os.execvp('sleep', ['sleep', '{mark}'])\n    for stream in (0, 1, 2): os.close(stream)\n    while True:\n        if os.fork() == 0:\n            if os.fork() == 0: os._exit(0)\n            os._exit(0)\n        try: os.waitpid(-1, os.WNOHANG)\n        except ChildProcessError: pass\ntime.sleep(0.3)\nprint('done')"
+    );
+    let begin = Instant::now();
+    exec(json!({"code": code})).succeeded().expect(json!({"output": "done\n"}));
+    assert!(begin.elapsed() < patient(Duration::from_secs(4)), "{:?}", begin.elapsed());
+    no_process_is_left(&mark);
+}
+
+fn output_that_is_closed_early_ends_nothing() {
+    let code = "import os, sys, time\nprint('said', flush=True)\nos.close(1); os.close(2)\ntime.sleep(0.3)\nopen('late', 'w').write('written')\nos._exit(7)";
+    let done = exec(json!({"code": code, "collect": ["late"]}));
+    done.expect(json!({"verdict": "exited", "code": 7, "output": "said\n", "files": [{"path": "late", "text": "written"}]}));
+    assert!(done["duration_ms"].as_u64().is_some_and(|ms| ms >= 300), "{}", done.brief());
 }
 
 fn names_with_escapes_and_line_breaks_harm_nobody() {

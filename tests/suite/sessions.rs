@@ -139,6 +139,11 @@ impl Session {
         answer["error"].as_str().unwrap().to_owned()
     }
 
+    /// Whether there is something of an answer to read.
+    pub fn has_begun_to_answer(&self) -> bool {
+        rustix::io::ioctl_fionread(self.answers.get_ref()).unwrap() > 0
+    }
+
     /// Waits for its end.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {

@@ -32,6 +32,7 @@ pub const TESTS: &[Test] = &[
     test!(alone Both, ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock),
     test!(alone Both, using_up_cpu_time_is_a_cpu_timeout),
     test!(alone Both, cpu_time_of_children_counts, needs[Cgroup]),
+    test!(Both, cpu_time_of_orphans_is_measured),
     test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]),
     test!(Both, a_pool_that_uses_up_memory_is_out_of_memory, needs[Cgroup]),
     test!(Both, memory_filled_through_tmp_is_out_of_memory_or_disk_limit, needs[Cgroup]),
@@ -139,6 +140,15 @@ fn cpu_time_of_children_counts() {
     let code = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', 'for i in range(300000): pass'])";
     let done = exec(json!({"code": code, "limits": {"cpu": patient_limit(800), "wall": patient_limit(25_000)}}));
     ended(&done, "cpu_timeout", 137, None);
+}
+
+fn cpu_time_of_orphans_is_measured() {
+    // Nobody but pid 1 waits for the one that does the work.
+    let code = "import os, time\nready, done = os.pipe()\nif os.fork() == 0:\n    if os.fork(): os._exit(0)\n    while os.getppid() != 1: pass\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n    os._exit(0)\nos.close(done); os.wait(); os.read(ready, 1)";
+    let done = exec(json!({"code": code}));
+    let usage = &done.succeeded()["usage"];
+    let cpu = usage["cpu_user_ms"].as_u64().unwrap() + usage["cpu_system_ms"].as_u64().unwrap();
+    assert!((Duration::from_millis(290)..patient(Duration::from_secs(2))).contains(&Duration::from_millis(cpu)), "{usage}");
 }
 
 fn using_up_memory_is_out_of_memory() {

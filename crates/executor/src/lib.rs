@@ -1,11 +1,12 @@
 //! Pid 1 of the sandbox: waits for its job, writes the request's files, checks what is in
-//! force, starts the payload, waits for it, tells the launcher how it ended.
+//! force, starts the payload, waits for it, tells the launcher how it ended and whether
+//! anything else is left.
 //!
 //! It runs behind every layer that the launcher put in place, as the payload's uid,
 //! and is not dumpable, so that the payload can neither trace nor read it. It takes
 //! no input but the sealed job and parses no text of the payload's. It decides
-//! nothing: limits, paths and rules arrive ready-made. When it ends, the kernel ends
-//! every process of the sandbox.
+//! nothing: limits, paths and rules arrive ready-made. When it ends, or is ended, the kernel
+//! ends every process of the sandbox.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -25,7 +26,14 @@ use stockade_protocol::{
     frame::{Event, Job, Word},
     step::Step,
 };
-use stockade_sys::start::descriptor;
+use stockade_sys::{
+    process::{self, Ended},
+    start::descriptor,
+};
+
+/// How many orphans are waited for when the payload has ended: what is left may have them
+/// faster than that.
+const MOST_ORPHANS: usize = 64;
 
 /// A step that failed, as it crosses the pipe.
 pub(crate) struct Failure {
@@ -85,17 +93,48 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
         return Err(Failure::new(Step::Receipt, Errno::PROTO));
     };
     let pid = payload::start(&job, ignored_signals)?;
-    // A launcher that is gone takes this process with it; a failed write needs no care.
-    tell(status, &Event::Started).map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
+    watch(status, pid, job.terminal).map_err(|errno| Failure::new(Step::WatchPayload, errno))
+}
 
-    loop {
-        let ended = stockade_sys::process::wait_any().map_err(|errno| Failure::new(Step::WatchPayload, errno))?;
+/// Says that the payload has started and, in the end, how it has ended.
+fn watch(status: BorrowedFd<'_>, pid: i32, terminal: bool) -> Result<(), Errno> {
+    // A launcher that is gone takes this process with it; a failed write needs no care.
+    tell(status, &Event::Started)?;
+    if !terminal {
+        // The last of the code's processes that closes its output ends it. A terminal would be
+        // hung up by that, though somebody inside may open it once more.
+        process::close_range(1, 2)?;
+    }
+    let (mut user_us, mut system_us) = (0, 0);
+    let mut add = |ended: &Ended| {
+        user_us += ended.user_us;
+        system_us += ended.system_us;
+    };
+    let payload = loop {
+        let ended = process::wait_any()?;
+        add(&ended);
         // Others are orphans of the payload; reaping them keeps the process count honest.
         if ended.pid == pid {
-            let event = Event::Ended { status: ended.status, user_us: ended.user_us, system_us: ended.system_us };
-            return tell(status, &event).map_err(|errno| Failure::new(Step::WatchPayload, errno));
+            break ended;
         }
+    };
+    let another = |_| match process::ended_any() {
+        Ok(Some(orphan)) => {
+            add(&orphan);
+            None
+        }
+        Ok(None) => Some(Ok(false)),
+        Err(Errno::CHILD) => Some(Ok(true)),
+        Err(errno) => Some(Err(errno)),
+    };
+    let is_last = (0..MOST_ORPHANS).find_map(another).unwrap_or(Ok(false))?;
+    let last = is_last.then_some((user_us, system_us));
+    tell(status, &Event::Ended { status: payload.status, user_us: payload.user_us, system_us: payload.system_us, last })?;
+    if !is_last {
+        // The launcher looks at what is left and ends this process; one that is gone does so too.
+        let _no_word_comes = await_word();
     }
+    Ok(())
 }
 
 /// Waits for the launcher's next word.

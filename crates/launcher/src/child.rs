@@ -142,6 +142,7 @@ pub(crate) fn alone(launchers_handover: u32, layers: Layers) -> Outcome<()> {
         net::bring_up_loopback().at(Step::Loopback)?;
     }
     setsid().map(drop).at(Step::Session)?;
+    process::give_up_precedence().at(Step::Scheduling)?;
     // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
     mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).at(Step::PrivateMounts)
 }

@@ -10,8 +10,8 @@ use stockade_protocol::step::Step;
 use stockade_sys::{
     before_libc,
     clone::flags,
-    early::{Begun, Early, Start, file_system_type, has_streams},
-    process::{ignores, rlimit},
+    early::{Begun, Early, Start, end_with, file_system_type, has_streams},
+    process::{ignores, raise_soft_limit, rlimit},
 };
 
 use crate::{
@@ -25,6 +25,13 @@ static EARLY: Early = Early::new();
 before_libc!(begin);
 
 extern "C" fn begin(start: Start<'_>) {
+    // A walk takes descriptors, and what is sent between processes counts against the limit of
+    // the sender, with what others of its user have on their way. Code has limits of its own.
+    raise_soft_limit(RLIMIT_NOFILE, u64::MAX);
+    raise_soft_limit(RLIMIT_STACK, ENOUGH_STACK);
+    if rlimit(RLIMIT_STACK).is_ok_and(|(soft, _)| soft < LEAST_STACK) {
+        end_with(b"stockade: the stack may have less than 256 KiB here; start it with a higher hard limit (ulimit -Hs)\n", 125);
+    }
     // A closed stream stays one, and where descriptors are few each is needed for an error.
     // On cgroup v2 the cgroup comes first.
     let has_descriptors = || has_streams() && rlimit(RLIMIT_NOFILE).is_ok_and(|(most, _)| most >= 64);
@@ -41,7 +48,11 @@ extern "C" fn begin(start: Start<'_>) {
     }
 }
 
+const RLIMIT_STACK: u32 = 3;
 const RLIMIT_NOFILE: u32 = 7;
+/// Bytes of stack that a launcher wants, and without which it would end by SIGSEGV.
+const ENOUGH_STACK: u64 = 8 << 20;
+const LEAST_STACK: u64 = 256 << 10;
 const SIGCHLD: i32 = 17;
 
 /// CGROUP2_SUPER_MAGIC.

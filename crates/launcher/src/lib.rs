@@ -1,8 +1,8 @@
 //! The host side of one sandbox: from a plan to an outcome.
 //!
 //! [`Embryo::begin`] clones the sandbox's first process, [`set_up`] puts every layer of a plan
-//! in place, up to the executor that waits behind them, and [`run`] gives it its job, watches
-//! the run and tears everything down. It has no options of its own and never
+//! in place, up to the executor that waits behind them, and [`run`] gives it its job and
+//! watches the run; dropping the [`Remains`] tears down what then still stands. It has no options of its own and never
 //! goes on without a layer that the plan lists. It does not decide what is permitted
 //! (that is the plan) and does not word results (that is `runtime`).
 #![deny(unsafe_code)]
@@ -18,15 +18,17 @@ mod embryo;
 mod error;
 pub mod files;
 mod identity;
+mod inside;
 mod layers;
 mod modules;
 mod notify;
-mod own;
+pub mod own;
 mod prepared;
 mod proc;
 mod receipt;
 pub mod registry;
 mod relay;
+mod remains;
 mod sandbox;
 pub mod scratch;
 pub mod signals;
@@ -51,6 +53,7 @@ pub use error::{CONTAINER, LaunchError, What};
 pub use identity::user_namespace_refusal;
 pub use notify::RefusedCall;
 pub use proc::read_to_string;
+pub use remains::Remains;
 pub use scratch::OpenedScratch;
 pub use stockade_egress::probe as probe_egress;
 pub use verdict::SCRATCH_UNCOUNTED;

@@ -17,13 +17,13 @@ use std::{
 
 use rustix::{
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    fs::{FileType, Mode, OFlags, fstat, major, minor, open},
+    fs::{FileType, Mode, OFlags, fcntl_getfl, fstat, major, minor, open},
     io::{Errno, ReadWriteFlags, preadv2, pwritev2},
     net::{RecvFlags, SendFlags, recv, send},
 };
 
 /// One of them.
-pub(crate) struct OwnStream {
+pub struct OwnStream {
     fd: BorrowedFd<'static>,
     access: OFlags,
     /// Decided when it is first used: many a run leaves a stream alone.
@@ -42,20 +42,23 @@ enum Way {
 }
 
 impl OwnStream {
-    pub(crate) fn stdin() -> Self {
+    /// Standard input.
+    pub fn stdin() -> Self {
         OwnStream { fd: rustix::stdio::stdin(), access: OFlags::RDONLY, way: OnceCell::new() }
     }
 
-    pub(crate) fn stdout() -> Self {
+    /// Standard output.
+    pub fn stdout() -> Self {
         OwnStream { fd: rustix::stdio::stdout(), access: OFlags::WRONLY, way: OnceCell::new() }
     }
 
-    pub(crate) fn stderr() -> Self {
+    /// Standard error.
+    pub fn stderr() -> Self {
         OwnStream { fd: rustix::stdio::stderr(), access: OFlags::WRONLY, way: OnceCell::new() }
     }
 
     /// What can be waited for.
-    pub(crate) fn fd(&self) -> BorrowedFd<'static> {
+    pub fn fd(&self) -> BorrowedFd<'static> {
         self.fd
     }
 
@@ -63,7 +66,7 @@ impl OwnStream {
     ///
     /// # Errors
     /// EAGAIN: nothing is there. Else what read(2) says.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         match self.way() {
             Way::Plainly => rustix::io::read(self.fd, buffer),
             Way::Anew(own) => rustix::io::read(own, buffer),
@@ -79,7 +82,7 @@ impl OwnStream {
     ///
     /// # Errors
     /// EAGAIN: there is none. Else what write(2) says.
-    pub(crate) fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+    pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         match self.way() {
             Way::Plainly => rustix::io::write(self.fd, bytes),
             Way::Anew(own) => rustix::io::write(own, bytes),
@@ -103,7 +106,16 @@ impl OwnStream {
         })
     }
 
+    /// The same file, opened once more.
+    ///
+    /// # Errors
+    /// EBADF: it is not open for this. Opened with root's rights it would be, whoever gave root
+    /// the descriptor: one that writes to a terminal would read what somebody else types there.
     fn anew(&self) -> Result<OwnedFd, Errno> {
+        let mode = fcntl_getfl(self.fd)? & OFlags::RWMODE;
+        if mode != self.access && mode != OFlags::RDWR {
+            return Err(Errno::BADF);
+        }
         let flags = self.access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         open(format!("/proc/self/fd/{}", self.fd.as_raw_fd()), flags, Mode::empty())
     }
@@ -117,4 +129,29 @@ const HERE: u64 = u64::MAX;
 fn is_terminal(fd: impl AsFd, device: u64) -> bool {
     const PTMX: (u32, u32) = (5, 2);
     rustix::termios::isatty(fd) && (major(device), minor(device)) != PTMX
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    /// Kept open for as long as the tests run.
+    fn stream(fd: OwnedFd, access: OFlags) -> OwnStream {
+        OwnStream { fd: Box::leak(Box::new(fd)).as_fd(), access, way: OnceCell::new() }
+    }
+
+    #[test]
+    fn what_is_open_one_way_is_not_used_the_other() {
+        let (read_end, write_end) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&write_end, b"secret").unwrap();
+        let (reader, writer) =
+            (stream(read_end.try_clone().unwrap(), OFlags::RDONLY), stream(write_end.try_clone().unwrap(), OFlags::WRONLY));
+        assert_eq!(stream(write_end, OFlags::RDONLY).read(&mut [0; 6]), Err(Errno::BADF));
+        assert_eq!(stream(read_end, OFlags::WRONLY).write(b"forged"), Err(Errno::BADF));
+        // The control: the other way round both are opened anew, and work.
+        let mut bytes = [0; 16];
+        assert_eq!((reader.read(&mut bytes), writer.write(b"more")), (Ok(6), Ok(4)));
+        assert!(bytes.starts_with(b"secret") && [&reader, &writer].iter().all(|stream| matches!(stream.way(), Way::Anew(_))));
+    }
 }

@@ -31,6 +31,16 @@ impl ProcDirectory {
         read_to_string(self.open_to_read(name)?)
     }
 
+    /// Where whoever started this is spared when memory is short, the process is not: its
+    /// code would have others killed in its place.
+    ///
+    /// # Errors
+    /// It cannot be read or written.
+    pub(crate) fn forgo_oom_exemption(&self) -> Result<(), Errno> {
+        const FILE: &str = "oom_score_adj";
+        if self.read(FILE)?.starts_with('-') { self.write(FILE, "0") } else { Ok(()) }
+    }
+
     pub(crate) fn open_namespace(&self, name: &str) -> Result<OwnedFd, Errno> {
         self.open_to_read(&format!("ns/{name}"))
     }

@@ -65,6 +65,14 @@ impl Sandbox {
         ended.ok().map(|ended| (ended.user_us, ended.system_us))
     }
 
+    /// Kills what is left, and waits until nothing is.
+    pub(crate) fn end(&mut self) {
+        if !self.reaped {
+            self.kill();
+            self.reap();
+        }
+    }
+
     /// Tells the waiting child that it has its ids, and to lay the foundation of its root. The
     /// lifeline goes with it; the rest it reads from our memory.
     ///
@@ -109,10 +117,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if !self.reaped {
-            self.kill();
-            self.reap();
-        }
+        self.end();
     }
 }
 

@@ -23,12 +23,14 @@ use stockade_policy::{
 };
 use stockade_sys::cred;
 
-use crate::{identity, tree};
+use crate::{identity, inside, tree};
 
 pub mod place;
 
 /// About how often a host scratch is counted while the code runs.
 pub const INTERVAL_MS: u64 = 100;
+/// How many entries are looked at before it is asked whether to go on: some 50 us.
+const ASKED_EVERY: u64 = 32;
 
 /// What tells a file or directory from every other that is there: device and inode.
 pub type Number = (u64, u64);
@@ -361,12 +363,30 @@ pub(crate) fn free_bytes(directory: impl AsFd) -> Result<u64, Errno> {
 /// # Errors
 /// It cannot be walked.
 pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
+    // It is never told to end.
+    Ok(count_while(directory, |_| false, &mut || true)?.unwrap_or_default())
+}
+
+/// The same of a directory in which hostile code may move what was counted to where it is
+/// counted once more, for as long as it likes: none where `goes_on` said to end, which is
+/// asked now and then. What is seen to be `too_much` is counted no further.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn count_while(
+    directory: &OwnedFd,
+    too_much: impl Fn(&TreeUse) -> bool,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<TreeUse>, Errno> {
     let mut seen = TreeUse::default();
-    tree::walk(directory, &mut |found| {
+    let mut enough = false;
+    let to_its_end = tree::walk(directory, &mut |found| {
         seen.add(found);
-        tree::Walk::On
+        enough = too_much(&seen);
+        let ends = enough || (seen.entries.is_multiple_of(ASKED_EVERY) && !goes_on());
+        if ends { tree::Walk::Stop } else { tree::Walk::On }
     })?;
-    Ok(seen)
+    Ok((to_its_end || enough).then_some(seen))
 }
 
 /// Gives the owner of a scratch back what code has taken of the directory itself, and
@@ -404,17 +424,18 @@ fn detached_copy(directory: &OwnedFd, recursive: bool) -> Result<OwnedFd, Errno>
 }
 
 /// Bytes of files in scratch that have no name any more but are held open inside: they
-/// take room that no walk finds. Descriptors are looked at, memory maps are not.
-pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd) -> u64 {
-    let Ok(scratch) = fstat(directory) else { return 0 };
+/// take room that no walk finds. Descriptors are looked at, memory maps are not. None where
+/// `goes_on` said to end: code that forks and ends keeps ahead of whoever looks at it.
+pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
+    let Ok(scratch) = fstat(directory) else { return Some(0) };
     let mut seen = std::collections::BTreeMap::new();
-    let mut pending = vec![pid_one.to_string()];
-    while let Some(pid) = pending.pop() {
-        for task in entries(&format!("/proc/{pid}/task")) {
-            let children = std::fs::read_to_string(task.join("children")).unwrap_or_default();
-            pending.extend(children.split_ascii_whitespace().map(String::from));
-        }
-        for link in entries(&format!("/proc/{pid}/fd")) {
+    let mut looked_at: u64 = 0;
+    let all = inside::each(pid_one, &mut |pid| {
+        for link in inside::entries(&format!("/proc/{pid}/fd")) {
+            looked_at += 1;
+            if looked_at.is_multiple_of(ASKED_EVERY) && !goes_on() {
+                return false;
+            }
             // Follows the link to the open file itself.
             if let Ok(stat) = rustix::fs::stat(link)
                 && stat.st_nlink == 0
@@ -423,11 +444,7 @@ pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd) -> u64 {
                 seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
             }
         }
-    }
-    seen.values().sum()
-}
-
-/// Paths of a directory's entries; none where it is gone.
-fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+        goes_on()
+    });
+    all.then(|| seen.values().sum())
 }

@@ -33,12 +33,15 @@ use crate::{
     cgroup::{Cgroup, CpuTime},
     egress,
     identity::OuterNamespaces,
+    inside,
     modules::Heard,
     notify::{Denials, Next},
     own::OwnStream,
     prepared::LauncherPipes,
     receipt::{Expected, Outside},
+    registry::Record,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable},
+    remains::Remains,
     sandbox::Sandbox,
     scratch::{self, TreeUse},
     signals::Signals,
@@ -59,6 +62,9 @@ pub(crate) const JOB_DEADLINE: Duration = Duration::from_secs(10);
 const KEPT_OF_ERRORS: u64 = 32 << 10;
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
+
+/// How long is looked at what is to be killed.
+const LONGEST_LOOK: Duration = Duration::from_millis(5);
 
 /// Sources of the loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -129,6 +135,9 @@ struct Supervision<'a> {
     epoll: OwnedFd,
     sandbox: Sandbox,
     cgroup: Cgroup,
+    record: Option<Record>,
+    /// Whether the program's file is out of the scratch.
+    program_gone: bool,
     outer: OuterNamespaces,
     gate: Option<Gate>,
     lifeline: OwnedFd,
@@ -180,6 +189,10 @@ struct Supervision<'a> {
     receipt: Option<Receipt>,
     wait_status: Option<i32>,
     rusage_us: Option<(u64, u64)>,
+    /// What all of the code's processes have used, once the executor has said that none is left.
+    used_by_all: Option<(u64, u64)>,
+    /// What those had used that were alive when they were killed.
+    used_by_killed: Option<(u64, u64)>,
     buffer: Box<[MaybeUninit<u8>]>,
 }
 
@@ -205,7 +218,7 @@ pub(crate) struct Begun {
     pub(crate) signals: Signals,
 }
 
-/// Watches the run to its end and takes everything down.
+/// Watches the run to its end. What then still stands of it goes when it is dropped.
 ///
 /// # Errors
 /// The program was not started.
@@ -215,7 +228,7 @@ pub(crate) fn supervise(
     begun: Begun,
     pipes: LauncherPipes,
     tmp: Option<OwnedFd>,
-) -> Result<Outcome, LaunchError> {
+) -> Result<(Outcome, Remains), LaunchError> {
     // In this order for the same reason as in `set_up`.
     let Begun { signals, patience, roams, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
@@ -240,6 +253,8 @@ pub(crate) fn supervise(
         epoll,
         sandbox,
         cgroup,
+        record: inputs.record,
+        program_gone: true,
         outer,
         gate,
         lifeline,
@@ -287,6 +302,8 @@ pub(crate) fn supervise(
         receipt: None,
         wait_status: None,
         rusage_us: None,
+        used_by_all: None,
+        used_by_killed: None,
         buffer: Box::new_uninit_slice(1 << 16),
     };
     supervision.register().map_err(failed("fill the event loop"))?;
@@ -302,7 +319,7 @@ pub(crate) fn supervise(
         supervision.break_off(failure);
     }
     let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
-    supervision.finish(program, &inputs.collect, inputs.record)
+    supervision.finish(program, &inputs.collect)
 }
 
 impl<'a> Supervision<'a> {
@@ -337,11 +354,12 @@ impl<'a> Supervision<'a> {
         self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
     }
 
-    /// The loop: until pid 1 has ended.
+    /// The loop: until no process of the code is left.
     fn watch(&mut self) -> Result<(), LaunchError> {
         let mut events = Vec::with_capacity(16);
         loop {
-            if matches!(self.phase, Phase::SettingUp | Phase::Ended) {
+            let says_no_more = self.stdout.is_none() && self.stderr.is_none();
+            if says_no_more || matches!(self.phase, Phase::SettingUp | Phase::Ended) {
                 // What comes next comes soon, if nothing is the matter.
                 let is_next = || is_readable(&self.epoll).ok().filter(|readable| *readable);
                 let _or_later = stockade_sys::process::soon(is_next);
@@ -364,11 +382,18 @@ impl<'a> Supervision<'a> {
                     None => {}
                 }
             }
-            if over {
+            if over || self.all_have_ended() {
                 return Ok(());
             }
             self.check_deadlines();
         }
+    }
+
+    /// Whether every process of the code has ended, and what each has written is there to be
+    /// read. Pid 1 may be on its way out still. What was written to a terminal may be as well,
+    /// as long as somebody inside has it open.
+    fn all_have_ended(&self) -> bool {
+        self.sandbox.is_over() || (self.used_by_all.is_some() && !self.plan.terminal)
     }
 
     fn serve(&mut self, token: Token) -> Result<(), Errno> {
@@ -415,8 +440,17 @@ impl<'a> Supervision<'a> {
     /// Ends the run; the first cause stays.
     fn end(&mut self, cause: Cause) {
         self.cause.get_or_insert(cause);
+        self.note_cpu_of_living();
         self.cgroup.kill();
         self.sandbox.kill();
+    }
+
+    /// Where no cgroup keeps it: what is about to be killed has used.
+    fn note_cpu_of_living(&mut self) {
+        if self.used_by_killed.is_none() && self.started_at.is_some() && self.cgroup.cpu().is_none() {
+            let until = Instant::now() + LONGEST_LOOK;
+            self.used_by_killed = Some(inside::cpu_of_living(self.sandbox.pid(), &mut || Instant::now() < until));
+        }
     }
 
     fn break_off(&mut self, failure: LaunchError) {

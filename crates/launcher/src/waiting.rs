@@ -14,7 +14,7 @@ use rustix::{
 use stockade_policy::plan::Plan;
 
 use crate::{
-    Embryo, Inputs, LaunchError, Outcome, Stdin, What, cgroup, egress,
+    Embryo, Inputs, LaunchError, Outcome, Remains, Stdin, What, cgroup, egress,
     embryo::Laid,
     identity, layers,
     prepared::{self, LauncherPipes},
@@ -62,12 +62,13 @@ pub fn set_up(plan: &Plan, inputs: &mut Inputs<'_>, embryo: Embryo) -> Result<Wa
     put_up(plan, inputs, embryo, Job::ComesLater)
 }
 
-/// Sets the sandbox that was begun up for a plan, and runs the plan in it.
+/// Sets the sandbox that was begun up for a plan, and runs the plan in it. What then still
+/// stands of it goes when that is dropped.
 ///
 /// # Errors
 /// Something could not be put in place. Nothing of the payload has run, and nothing is
 /// left behind.
-pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<Outcome, LaunchError> {
+pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<(Outcome, Remains), LaunchError> {
     let waiting = put_up(plan, &mut inputs, embryo, Job::IsKnown)?;
     run(plan, inputs, waiting)
 }
@@ -119,6 +120,8 @@ fn put_up(plan: &Plan, inputs: &mut Inputs<'_>, mut embryo: Embryo, job: Job) ->
         let outer = identity::check_maps(plan, proc)?;
         let cgroup = cgroup::complete(plan, cgroup, record.as_mut())?;
         sandbox.let_enter(cgroup.tasks()?.iter().map(AsFd::as_fd), &handover)?;
+        // It has long to go now.
+        outer.proc.forgo_oom_exemption().map_err(|errno| LaunchError::system(What::Cgroup, "raise oom_score_adj to 0", errno))?;
         Ok((cgroup, outer, lifeline, for_executor.job, pipes, tmp))
     };
     // A child that failed first is the cause of what failed here.
@@ -135,11 +138,12 @@ fn put_up(plan: &Plan, inputs: &mut Inputs<'_>, mut embryo: Embryo, job: Job) ->
     Ok(Waiting { begun, job: (job == Job::ComesLater).then_some(file), pipes, tmp, record })
 }
 
-/// Runs a plan in the sandbox that was set up for it.
+/// Runs a plan in the sandbox that was set up for it. What then still stands of it goes when
+/// that is dropped.
 ///
 /// # Errors
 /// The program was not started. Nothing of it has run, and nothing is left behind.
-pub fn run(plan: &Plan, inputs: Inputs<'_>, waiting: Waiting) -> Result<Outcome, LaunchError> {
+pub fn run(plan: &Plan, inputs: Inputs<'_>, waiting: Waiting) -> Result<(Outcome, Remains), LaunchError> {
     let Waiting { record, tmp, pipes, job, mut begun } = waiting;
     let layers = layers::Layers::of_environment();
     #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]

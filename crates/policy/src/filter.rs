@@ -59,6 +59,8 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 /// The answer that stands in for a notification where another supervisor already
 /// holds a listener: the denial stays, its report is lost.
 pub const RET_WITHOUT_LISTENER: u32 = RET_ERRNO | EPERM;
+/// The answer 0, without doing it.
+const RET_DONE: u32 = RET_ERRNO;
 /// The answer that asks the listener.
 pub const RET_WITH_LISTENER: u32 = RET_NOTIFY;
 
@@ -80,6 +82,10 @@ pub const FORBIDDEN_PRCTL: [u32; 2] = [22, 59];
 const SOL_SOCKET: u32 = 1;
 /// SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
 pub const FORBIDDEN_SOCKET_OPTIONS: [u32; 4] = [26, 50, 51, 52];
+/// Core dumps are forbidden by a limit of 1, at which the kernel does not start a core_pattern
+/// that is a pipe, root's on the host; at 0 it does. Code that asks for 0 is told that it is
+/// done: no core is what it wants, and has.
+pub const RLIMIT_CORE: u32 = 4;
 const O_CREAT_OR_TMPFILE: u32 = 0o100 | 0o20_000_000;
 
 /// What happens to one system call.
@@ -116,6 +122,10 @@ pub enum Check {
     Mknod(u8),
     /// The process in this argument is the caller itself (0).
     OnSelf(u8),
+    /// `setrlimit`: that of core dumps stays as it is.
+    Limit,
+    /// `prlimit64` on the caller itself (0): likewise.
+    OwnLimit,
     /// `setpriority` and `ioprio_set`: this "which", and who 0.
     Priority(u32),
     /// `personality` 0 or the query.
@@ -146,7 +156,9 @@ fn check_of(name: &str) -> Option<Check> {
         "openat" => Check::Open(2),
         "mknod" => Check::Mknod(1),
         "mknodat" => Check::Mknod(2),
-        "prlimit64" | "sched_setaffinity" | "sched_setattr" | "sched_setparam" | "sched_setscheduler" => Check::OnSelf(0),
+        "sched_setaffinity" | "sched_setattr" | "sched_setparam" | "sched_setscheduler" => Check::OnSelf(0),
+        "setrlimit" => Check::Limit,
+        "prlimit64" => Check::OwnLimit,
         "setpriority" => Check::Priority(0),
         "ioprio_set" => Check::Priority(1),
         "personality" => Check::Personality,
@@ -285,6 +297,15 @@ impl Rules {
                 code
             }
             Check::OnSelf(argument) => equals_any(argument, &[0]),
+            Check::Limit => vec![load(low(0)), jump_equal(RLIMIT_CORE, 0, 1), ret(RET_DONE), ret(RET_ALLOW)],
+            Check::OwnLimit => {
+                let mut code = vec![load(low(0)), jump_equal(0, 1, 0), ret(RET_NOTIFY)];
+                // Without a new one, which is a pointer, it only asks.
+                let is_set = [load(low(2)), jump_equal(0, 0, 2), load(low(2) + 4), jump_equal(0, 1, 0)];
+                code.extend([load(low(1)), jump_equal(RLIMIT_CORE, 1, 0), ret(RET_ALLOW)].into_iter().chain(is_set));
+                code.extend([ret(RET_DONE), ret(RET_ALLOW)]);
+                code
+            }
             Check::Priority(which) => {
                 let mut code = vec![load(low(0))];
                 code.extend(one_of(&[which], equals_any(1, &[0])));

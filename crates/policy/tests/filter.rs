@@ -106,7 +106,7 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                 Check::SocketPair => allow(&mut filter, &[equal(0, 1)]),
                 Check::Rename => allow(&mut filter, &[masked(4, 4, 0)]),
                 // Compared in a test of their own: libseccomp wants a rule for each value.
-                Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } => continue,
+                Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::Limit | Check::OwnLimit => continue,
                 Check::Ioctl => policy.ioctl.iter().for_each(|request| allow(&mut filter, &[equal(1, *request)])),
                 Check::Socket => {
                     for family in &policy.socket_families {
@@ -174,10 +174,10 @@ fn libseccomp_compiles_the_same_answers() {
     let values = telling_values(&policy);
     let mut compared = 0u64;
     for number in 0..names::END {
-        // These two are compared in a test of their own.
+        // These are compared in tests of their own.
         if matches!(
             names::name(number).and_then(|name| rules.action(&name)),
-            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. }))
+            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::Limit | Check::OwnLimit))
         ) {
             continue;
         }
@@ -212,6 +212,26 @@ fn the_code_can_load_no_bpf_of_its_own() {
         for level in [0, 1, 6, 41] {
             let expected = if level == 1 && [26, 50, 51, 52].contains(&option) { NOTIFY } else { ALLOW };
             assert_eq!(answer(&program, X86_64, setsockopt, [0, level, option, 0, 0, 0]), expected, "setsockopt {level} {option}");
+        }
+    }
+}
+
+#[test]
+fn the_limit_of_core_dumps_stays_and_every_other_may_go_down() {
+    // SECCOMP_RET_ERRNO with 0.
+    const DONE: u32 = 0x0005_0000;
+    let (_, program) = compiled(&default_policy());
+    let (setrlimit, prlimit) = (names::number("setrlimit").unwrap(), names::number("prlimit64").unwrap());
+    for high in [0, 1 << 32] {
+        for resource in 0..16u64 {
+            let expected = if resource == 4 { DONE } else { ALLOW };
+            assert_eq!(answer(&program, X86_64, setrlimit, [high | resource, 0, 0, 0, 0, 0]), expected, "setrlimit {resource}");
+            // A new one's address has any bits; without one it only asks.
+            for new in [1, 1 << 32, 0x7fff_0000_1234] {
+                assert_eq!(answer(&program, X86_64, prlimit, [high, high | resource, new, 1, 0, 0]), expected, "prlimit64 {resource}");
+            }
+            assert_eq!(answer(&program, X86_64, prlimit, [high, high | resource, 0, 1, 0, 0]), ALLOW);
+            assert_eq!(answer(&program, X86_64, prlimit, [high | 7, high | resource, 0, 1, 0, 0]), NOTIFY);
         }
     }
 }

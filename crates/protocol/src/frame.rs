@@ -291,6 +291,9 @@ pub enum Event {
         user_us: u64,
         /// CPU time in the kernel, microseconds.
         system_us: u64,
+        /// Whether it was the last: every other process inside had ended and was waited for.
+        /// Then what all of them used, user and kernel, microseconds.
+        last: Option<(u64, u64)>,
     },
     /// A step failed; nothing was started.
     Failed {
@@ -355,10 +358,12 @@ impl Event {
                 1
             }
             Event::Started => 2,
-            Event::Ended { status, user_us, system_us } => {
+            Event::Ended { status, user_us, system_us, last } => {
                 w.u32(*status as u32);
                 w.u64(*user_us);
                 w.u64(*system_us);
+                w.option(last.map(|(user_us, _)| user_us));
+                w.option(last.map(|(_, system_us)| system_us));
                 3
             }
             Event::Failed { step, errno, index, detail } => {
@@ -402,7 +407,7 @@ impl Event {
         let event = match kind {
             1 => Event::Ready(Evidence { descriptors: r.u32()?, clone3_errno: r.u32()?, landlock_errno: r.u32()?, taken_us: r.option()? }),
             2 => Event::Started,
-            3 => Event::Ended { status: r.u32()? as i32, user_us: r.u64()?, system_us: r.u64()? },
+            3 => Event::Ended { status: r.u32()? as i32, user_us: r.u64()?, system_us: r.u64()?, last: r.option()?.zip(r.option()?) },
             4 => Event::Failed {
                 step: u16::try_from(r.u32()?).map_err(|_| Malformed)?,
                 errno: u16::try_from(r.u32()?).map_err(|_| Malformed)?,
@@ -457,7 +462,8 @@ mod tests {
         let events = [
             Event::Ready(Evidence { descriptors: 6, taken_us: Some(3), ..Evidence::default() }),
             Event::Started,
-            Event::Ended { status: 9, user_us: 1, system_us: 2 },
+            Event::Ended { status: 9, user_us: 1, system_us: 2, last: None },
+            Event::Ended { status: 0, user_us: 1, system_us: 2, last: Some((3, 4)) },
             Event::Failed { step: 15, errno: 1, index: 4, detail: b"/usr".to_vec() },
         ];
         let whole: Vec<u8> = events.iter().flat_map(Event::encode).collect();

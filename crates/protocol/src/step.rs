@@ -39,6 +39,8 @@ steps! {
     Loopback = 12 "bring up the loopback interface";
     /// A session of its own.
     Session = 9 "start a session";
+    /// No turn before others.
+    Scheduling = 50 "give up precedence over other processes";
     /// No mount event leaves or enters.
     PrivateMounts = 13 "make mounts private";
     /// Writing the uid and gid maps of the outer user namespace.

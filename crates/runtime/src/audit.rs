@@ -34,6 +34,7 @@ use stockade_protocol::{
     modules::{self, Seen},
     screen,
 };
+use stockade_sys::process::{Turns, take_turns_like_others};
 
 use crate::{
     Options, Refusal, approval,
@@ -233,7 +234,7 @@ impl<'a> Trail<'a> {
     }
 
     /// Writes down how it ended, and says so in the result.
-    pub(crate) fn end(self, report: Report) -> Report {
+    pub(crate) fn end(&self, report: Report) -> Report {
         if self.identity.is_none() {
             return report;
         }
@@ -293,6 +294,15 @@ impl<'a> Trail<'a> {
         let Some(identity) = &self.identity else {
             return Err(Failure { reason: "audit_nowhere", message: String::from("it is not known who asks") });
         };
+        // Others wait for a lock that this holds: whoever calls sudo can be slow, and not hold
+        // them up by it.
+        let before = identity.on_behalf.then(take_turns_like_others).flatten();
+        let written = self.write_as(identity, event);
+        before.iter().for_each(Turns::take);
+        written
+    }
+
+    fn write_as(&self, identity: &Identity, event: &Event) -> Result<AuditRef, Failure> {
         let log = open(identity);
         if !event.alerts.is_empty() {
             // A count that cannot be kept does not silence anybody.

@@ -39,9 +39,9 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
     /// Asked at every gate of a run; what a process was started with does not change.
     static OWN: OnceLock<Result<Identity, Refusal>> = OnceLock::new();
     let own = OWN.get_or_init(own_identity).clone()?;
-    match (peer, env::var("SUDO_UID")) {
+    match (peer, env::var_os("SUDO_UID")) {
         (Some(peer), _) => behind_a_socket(own, peer),
-        (None, Ok(sudo_uid)) if own.privileged => behind_sudo(&sudo_uid),
+        (None, Some(sudo_uid)) if own.privileged => behind_sudo(&sudo_uid),
         _ => Ok(own),
     }
 }
@@ -49,10 +49,16 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
 /// Whether this program was started with more rights than its caller has.
 fn has_more_rights() -> Result<bool, Refusal> {
     let missing = || Refusal::sandbox_error("no_proc", "/proc/self cannot be read; mount proc on /proc");
+    // What this process writes there would meet others.
+    let of_others = || {
+        Refusal::sandbox_error("no_proc", "/proc is that of another PID namespace; mount proc on /proc in this one (unshare --mount-proc)")
+    };
     // From Linux 6.4 on; a fifth of the time that the file takes.
     if let Ok(secure) = stockade_sys::process::is_secure_exec() {
         // Much else depends on it.
-        return rustix::fs::access("/proc/self", rustix::fs::Access::EXISTS).map(|()| secure).map_err(|_| missing());
+        let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing())?;
+        let is_ours = own.to_str().is_ok_and(|pid| pid == std::process::id().to_string());
+        return if is_ours { Ok(secure) } else { Err(of_others()) };
     }
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) if !auxv.is_empty() => Ok(stockade_sys::process::says_secure_exec(&auxv)),
@@ -114,6 +120,7 @@ static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
 fn lift_limits() -> Result<(), Refusal> {
     /// Enough for a launcher.
     const DESCRIPTORS: u64 = 256;
+    const STACK: u64 = 8 << 20;
     stockade_sys::process::stop_timers();
     hold_back_stops();
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
@@ -122,6 +129,7 @@ fn lift_limits() -> Result<(), Refusal> {
         (Resource::FSIZE, rlimit::INFINITY),
         (Resource::DATA, rlimit::INFINITY),
         (Resource::AS, rlimit::INFINITY),
+        (Resource::STACK, STACK),
         (Resource::NOFILE, DESCRIPTORS),
     ] {
         let lifted = resource.get().and_then(|(soft, hard)| match soft < least {
@@ -141,14 +149,17 @@ fn lift_limits() -> Result<(), Refusal> {
     Ok(())
 }
 
-fn behind_sudo(sudo_uid: &str) -> Result<Identity, Refusal> {
-    let number = |name: &str, text: &str| {
-        text.parse::<u32>().map_err(|_| {
+fn behind_sudo(sudo_uid: &OsStr) -> Result<Identity, Refusal> {
+    let number = |name: &str, text: &OsStr| {
+        // No sign, which Rust would take.
+        let digits = text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        digits.and_then(|digits| digits.parse::<u32>().ok()).ok_or_else(|| {
+            let text = text.display();
             Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it"))
         })
     };
     let uid = number("SUDO_UID", sudo_uid)?;
-    let gid = number("SUDO_GID", &env::var("SUDO_GID").unwrap_or_default())?;
+    let gid = number("SUDO_GID", &env::var_os("SUDO_GID").unwrap_or_default())?;
     if uid == 0 {
         return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
     }

@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -358,7 +358,8 @@ pub fn registry_directory(identity: &Identity) -> PathBuf {
         return runtime.join("stockade");
     }
     let shared = PathBuf::from(format!("/tmp/stockade-{uid}"));
-    let taken = rustix::fs::lstat(&shared).is_ok_and(|stat| stat.st_uid != uid);
+    // Somebody else can also put a file of this user's there.
+    let taken = std::fs::symlink_metadata(&shared).is_ok_and(|there| there.uid() != uid || !there.is_dir() || there.mode() & 0o022 != 0);
     audit::directory(identity).filter(|_| taken).map_or(shared, |log| log.with_file_name("runs"))
 }
 

@@ -248,7 +248,8 @@ pub(crate) fn run_captured(command: &[&str], loaded: &Loaded, options: &Options)
     let (plan, mut inputs, begun) = admission.into_parts(Streams::Capture)?;
     // Nobody types into it.
     inputs.stdin = Stdin::Null;
-    Ok(begun.run(&plan, inputs)?)
+    let (outcome, _) = begun.run(&plan, inputs)?;
+    Ok(outcome)
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ use std::{
     path::PathBuf,
 };
 
-use stockade_launcher::{Client, LaunchError, Outcome, Relay, Streams, What};
+use stockade_launcher::{Client, LaunchError, Outcome, Relay, Remains, Streams, What};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
 
@@ -138,6 +138,9 @@ fn answer(
     ahead: Ahead,
 ) -> Report {
     let trail = Trail::new(Subject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
+    // Dropped before the trail, as that lets signals through; what takes its time to go does so
+    // while the result is worded and written down.
+    let mut remains = None;
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
@@ -168,7 +171,10 @@ fn answer(
         let ran = attempt(wanted, Streams::Capture, client, ahead);
         let report = ran.map_or_else(
             |refusal| ask.worded(refusal).report(),
-            |(outcome, plan)| report::from_outcome(outcome, &plan, policy, request.encoding),
+            |Ran { outcome, plan, remains: some }| {
+                remains = Some(some);
+                report::from_outcome(outcome, &plan, policy, request.encoding)
+            },
         );
         Ok(screening.finish().onto(report))
     };
@@ -239,10 +245,17 @@ struct Wanted<'a> {
     beside: Option<&'a dyn Fn()>,
 }
 
+/// What came of it.
+struct Ran {
+    outcome: Outcome,
+    plan: Plan,
+    remains: Remains,
+}
+
 /// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
 /// every file system can; where it cannot, the run is planned once more without. Where a
 /// sandbox that stood ready turns out not to be fit, it gets another one.
-fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<(Outcome, Plan), Refusal> {
+fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead) -> Result<Ran, Refusal> {
     let Wanted { ask, loaded, options, trail, pass, beside } = wanted;
     // Nobody reads the receipt of a command whose report was not asked for.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
@@ -266,7 +279,7 @@ fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Cli
         }));
         let stood_ready = matches!(begun, Begun::Waiting(_));
         let mut launched = begun.run(&plan, inputs);
-        if let Ok(Outcome { receipt: Some(receipt), .. }) = &mut launched {
+        if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();
         }
         Ok((launched, plan, stood_ready))
@@ -274,10 +287,11 @@ fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Cli
     let again = match run(Purpose::Run, ahead)? {
         (Err(error), ..) if error.what == What::Idmap => Purpose::RunAfterRefusedIdmap,
         (Err(error), _, true) if spare::may_be_to_blame(&error) => Purpose::Run,
-        (outcome, plan, _) => return Ok((outcome?, plan)),
+        (launched, plan, _) => return launched.map(|(outcome, remains)| Ran { outcome, plan, remains }).map_err(Refusal::from),
     };
-    let (outcome, plan, _) = run(again, Ahead::default())?;
-    Ok((outcome?, plan))
+    let (launched, plan, _) = run(again, Ahead::default())?;
+    let (outcome, remains) = launched?;
+    Ok(Ran { outcome, plan, remains })
 }
 
 /// What came of a command whose streams were relayed.
@@ -306,25 +320,28 @@ pub fn run(command: &[String], options: &Options, wants_report: bool, ahead: Ahe
     end_command(trail, came)
 }
 
+/// What came of a command, and what still stands of it.
+type Relayed = (Report, Option<Remains>);
+
 /// Runs something whose streams are relayed; the report is without them.
-fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Report, Refusal> {
+fn relay(ask: Ask<'_>, loaded: &Loaded, options: &Options, how: Relay, trail: &Trail<'_>, ahead: Ahead) -> Result<Relayed, Refusal> {
     approval::check_approvable(ask, &loaded.policy)?;
     let policy = &loaded.policy;
     let screening = Screened::new(screen::Pending::of_command(&ask.words(), policy, options, how.keep_errors)?, policy);
     if let Some(refused) = screening.refusal(ask, policy, options) {
-        return Ok(refused);
+        return Ok((refused, None));
     }
     let wanted = Wanted { ask, loaded, options, trail: Some(trail), pass: None, beside: None };
-    let (outcome, plan) = attempt(wanted, Streams::Relay(how), None, ahead)?;
+    let Ran { outcome, plan, remains } = attempt(wanted, Streams::Relay(how), None, ahead)?;
     let message = outcome.message.clone();
     let report = report::from_outcome(outcome, &ManuallyDrop::new(plan), policy, stockade_protocol::Encoding::Text);
-    Ok(screening.finish().onto(report::without_streams(report, message)))
+    Ok((screening.finish().onto(report::without_streams(report, message)), Some(remains)))
 }
 
 /// Writes down what came of a command.
-fn end_command(trail: Trail<'_>, came: Result<Report, Refusal>) -> Result<CommandResult, Refusal> {
+fn end_command(trail: Trail<'_>, came: Result<Relayed, Refusal>) -> Result<CommandResult, Refusal> {
     match came {
-        Ok(report) => {
+        Ok((report, _remains)) => {
             let report = Report { output: None, ..trail.end(report) };
             Ok(CommandResult { code: report.code, report })
         }
@@ -352,7 +369,7 @@ pub struct ImageResult {
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &Loaded, options: &Options) -> Result<ImageResult, Refusal> {
     let wanted = Wanted { ask: Ask::Image(image), loaded, options, trail: None, pass: None, beside: None };
-    let (outcome, plan) = attempt(wanted, Streams::Capture, None, Ahead::default())?;
+    let Ran { outcome, plan, remains: _ } = attempt(wanted, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })

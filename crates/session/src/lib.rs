@@ -10,5 +10,6 @@ mod answer;
 mod line;
 mod queue;
 mod serve;
+mod voice;
 
 pub use serve::{Ended, serve};

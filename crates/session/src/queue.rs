@@ -25,6 +25,12 @@ const PIECE: usize = 1 << 16;
 /// SIGINT, which ends a request and not the session.
 pub(crate) const CANCEL: i32 = 2;
 
+/// Whether a signal ends a session that runs nothing: SIGHUP, SIGINT, SIGQUIT and SIGTERM do.
+/// What else is held back means nothing to it.
+pub(crate) fn ending(signal: i32) -> bool {
+    matches!(signal, 1..=3 | 15)
+}
+
 /// A line in its turn.
 #[derive(Debug)]
 pub(crate) enum Turn {
@@ -118,10 +124,9 @@ impl<'s> Queue<'s> {
             }
             let [input, signals, output, prepared] = fds.map(|fd| fd.revents());
             if !signals.is_empty() {
-                match self.signals.take() {
-                    // SIGHUP, SIGINT, SIGQUIT and SIGTERM; what else is held back means nothing here.
-                    Some(signal @ (1..=3 | 15)) => return Ok(Next::Signal(signal)),
-                    _ => continue,
+                match self.signals.take().filter(|signal| ending(*signal)) {
+                    Some(signal) => return Ok(Next::Signal(signal)),
+                    None => continue,
                 }
             }
             if output.intersects(PollFlags::ERR | PollFlags::HUP) {
@@ -133,6 +138,11 @@ impl<'s> Queue<'s> {
                 return Ok(Next::Unprepared);
             }
         }
+    }
+
+    /// What the session is told beside its lines.
+    pub(crate) fn signals(&mut self) -> &mut Signals {
+        self.signals
     }
 
     /// A request begins, of this id.

@@ -4,7 +4,9 @@
 //! before what it has begun is ended and taken down. SIGKILL needs no help: the kernel ends
 //! every sandbox with its launcher, and what the session keeps with its last descriptor.
 
-use rustix::{event::Timespec, io::Errno, stdio::stdout};
+use std::io::Write;
+
+use rustix::event::Timespec;
 use serde::Serialize;
 use stockade_launcher::signals::Signals;
 use stockade_protocol::{Report, Verdict, session::Line};
@@ -13,6 +15,7 @@ use stockade_runtime::{Options, Refusal, session::Session};
 use crate::{
     answer::{Cancelled, Done, Failed, Found, Listing, Nothing, Ran, Ready, Written},
     queue::{CANCEL, Next, Queue, Turn},
+    voice::Voice,
 };
 
 /// After how long without a line the next request's sandbox is set up: who sends lines one
@@ -42,13 +45,19 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
     let (mut signals, mut session) = match opened {
         Ok(opened) => opened,
         Err(refusal) => {
-            let _unheard = say(&Failed::new("ready", None, &refusal))?;
+            // Signals end it at once again: nothing is begun.
+            let line = serde_json::to_vec(&Failed::new("ready", None, &refusal))?;
+            std::io::stdout().write_all(&[line.as_slice(), b"\n"].concat())?;
             return Ok(Ended::Refused(refusal.verdict));
         }
     };
     let mut queue = Queue::new(&mut signals);
-    let mut heard = say(&Done::new("ready", None, Ready::of(&session)))?;
-    while heard {
+    let voice = Voice::new();
+    let mut ended = voice.say(queue.signals(), &Done::new("ready", None, Ready::of(&session)))?;
+    loop {
+        if let Some(ended) = ended {
+            return Ok(ended);
+        }
         let turn = match queue.next(session.can_prepare().then_some(PAUSE), session.end_of_prepared())? {
             Next::Turn(turn) => turn,
             Next::Nothing => {
@@ -63,82 +72,65 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<Ended, std::i
             Next::Signal(signal) => return Ok(Ended::Signal(signal)),
             Next::Unheard => return Ok(Ended::Unheard),
         };
-        heard = match turn {
+        ended = match turn {
             Turn::Malformed(wrong) => {
                 // It may have been meant for a run, and is written down as one that was refused.
                 if matches!(wrong.op, None | Some("run")) {
                     session.refuse(&Refusal::bad_request(wrong.reason, wrong.error.clone()));
                 }
-                say(&Failed::from(&wrong))?
+                voice.say(queue.signals(), &Failed::from(&wrong))?
             }
-            Turn::NeverBegun(request) => say(&Ran::new(&session.never_begun(&request, CANCEL)))?,
-            Turn::Cancelled { id, done } => say(&Done::new("cancel", id.as_ref(), Cancelled { cancelled: done }))?,
+            Turn::NeverBegun(request) => voice.say(queue.signals(), &Ran::new(&session.never_begun(&request, CANCEL)))?,
+            Turn::Cancelled { id, done } => voice.say(queue.signals(), &Done::new("cancel", id.as_ref(), Cancelled { cancelled: done }))?,
             Turn::Asked(Line::Run(request)) => {
                 queue.begin(request.id.clone());
                 let report = session.run(&request, &mut queue);
                 let told_to_end = queue.end();
                 remark(&report);
-                let heard = say(&Ran::new(&report))?;
+                let ended = voice.say(queue.signals(), &Ran::new(&report))?;
                 if let Some(signal) = told_to_end {
                     return Ok(Ended::Signal(signal));
                 }
-                heard
+                ended
             }
             Turn::Asked(Line::Close(only)) => {
-                let _unheard = say(&Done::new("close", only.id.as_ref(), Nothing {}))?;
+                let _it_ends_anyhow = voice.say(queue.signals(), &Done::new("close", only.id.as_ref(), Nothing {}))?;
                 return Ok(Ended::Closed);
             }
-            Turn::Asked(line) => answer(&mut session, &line)?,
+            Turn::Asked(line) => answer(&mut session, &line, &voice, queue.signals())?,
         };
     }
-    Ok(Ended::Unheard)
 }
 
-/// Answers what is neither run nor cancelled.
-fn answer(session: &mut Session, line: &Line) -> Result<bool, std::io::Error> {
+/// Answers what is neither run nor cancelled. What the session ends by, if it cannot go on.
+fn answer(session: &mut Session, line: &Line, voice: &Voice, signals: &mut Signals) -> Result<Option<Ended>, std::io::Error> {
     match line {
-        Line::Write(asked) => tell("write", asked.id.as_ref(), session.write(asked), |size| Written { path: &asked.path, size }),
+        Line::Write(asked) => {
+            let written = session.write(asked).map(|size| Written { path: &asked.path, size });
+            tell(voice, signals, "write", asked.id.as_ref(), written)
+        }
         Line::Read(asked) => {
-            let part = session.read(asked);
-            tell("read", asked.id.as_ref(), part, |part| Found::new(asked, part))
+            let part = session.read(asked).map(|part| Found::new(asked, part));
+            tell(voice, signals, "read", asked.id.as_ref(), part)
         }
         Line::List(asked) => {
-            let listed = session.list(asked);
-            tell("list", asked.id.as_ref(), listed, |listed| Listing::new(asked, listed))
+            let listed = session.list(asked).map(|listed| Listing::new(asked, listed));
+            tell(voice, signals, "list", asked.id.as_ref(), listed)
         }
-        Line::Reset(asked) => tell("reset", asked.id.as_ref(), session.reset(asked), |()| Nothing {}),
-        Line::Run(_) | Line::Cancel(_) | Line::Close(_) => Ok(true),
+        Line::Reset(asked) => tell(voice, signals, "reset", asked.id.as_ref(), session.reset(asked).map(|()| Nothing {})),
+        Line::Run(_) | Line::Cancel(_) | Line::Close(_) => Ok(None),
     }
 }
 
-fn tell<T, A: Serialize>(
+fn tell<A: Serialize>(
+    voice: &Voice,
+    signals: &mut Signals,
     op: &'static str,
     id: Option<&String>,
-    came: Result<T, Refusal>,
-    word: impl FnOnce(T) -> A,
-) -> Result<bool, std::io::Error> {
+    came: Result<A, Refusal>,
+) -> Result<Option<Ended>, std::io::Error> {
     match came {
-        Ok(came) => say(&Done::new(op, id, word(came))),
-        Err(refusal) => say(&Failed::new(op, id, &refusal)),
+        Ok(word) => voice.say(signals, &Done::new(op, id, word)),
+        Err(refusal) => voice.say(signals, &Failed::new(op, id, &refusal)),
     }
-}
-
-/// Writes one line; false where nobody reads it.
-fn say(answer: &impl Serialize) -> Result<bool, std::io::Error> {
-    let mut line = serde_json::to_vec(answer)?;
-    line.push(b'\n');
-    let mut rest = line.as_slice();
-    while !rest.is_empty() {
-        match rustix::io::write(stdout(), rest) {
-            Ok(length) => rest = rest.get(length..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Ok(false),
-            Err(Errno::AGAIN) => {
-                let out = stdout();
-                rustix::event::poll(&mut [rustix::event::PollFd::new(&out, rustix::event::PollFlags::OUT)], None)?;
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(true)
 }

@@ -91,13 +91,104 @@ pub fn rlimit(resource: u32) -> Result<(u64, u64)> {
     Ok((both[0], both[1]))
 }
 
+/// Raises a soft limit of this process to the hard one, or to this much where that is less.
+/// Where that fails the limit stays, and tells when it is met.
+#[inline]
+pub fn raise_soft_limit(resource: u32, wanted: u64) {
+    let Ok((soft, hard)) = rlimit(resource) else { return };
+    let raised = [hard.min(wanted), hard];
+    if soft < raised[0] {
+        // SAFETY: `raised` has the layout of rlimit64 and lives; no old value is asked for.
+        let _met_later = unsafe { syscall(302, [0, resource as usize, raised.as_ptr() as usize, 0, 0, 0]) };
+    }
+}
+
+const GETPRIORITY: usize = 140;
+const SETPRIORITY: usize = 141;
+const SCHED_SETSCHEDULER: usize = 144;
+const SCHED_GETSCHEDULER: usize = 145;
+const SCHED_SETAFFINITY: usize = 203;
+const SCHED_GETAFFINITY: usize = 204;
+/// SCHED_FIFO, SCHED_RR and SCHED_DEADLINE, without SCHED_RESET_ON_FORK.
+const REAL_TIME: [usize; 3] = [1, 2, 6];
+
+/// Gives up what lets this process, and all that it starts, run before others: real-time
+/// scheduling, a nice value below 0, the real-time class of input and output (sched(7),
+/// ioprio_set(2)). To have less than others is kept.
+///
+/// # Errors
+/// What the kernel answers; it always allows this.
+#[inline]
+pub fn give_up_precedence() -> Result<()> {
+    const IOPRIO_SET: usize = 251;
+    const IOPRIO_GET: usize = 252;
+    const IOPRIO_WHO_PROCESS: usize = 1;
+    const SCHED_OTHER: usize = 0;
+    let get = |number, arguments: [usize; 2]| {
+        // SAFETY: integers only, of oneself.
+        unsafe { syscall(number, [arguments[0], arguments[1], 0, 0, 0, 0]) }
+    };
+    if REAL_TIME.contains(&(get(SCHED_GETSCHEDULER, [0, 0])? & 0xff)) {
+        let parameter = 0i32;
+        // SAFETY: `parameter` is a sched_param, and lives.
+        unsafe { syscall(SCHED_SETSCHEDULER, [0, SCHED_OTHER, (&raw const parameter) as usize, 0, 0, 0]) }?;
+    }
+    // The call itself answers 20 less the nice value.
+    if get(GETPRIORITY, [0, 0])? > 20 {
+        get(SETPRIORITY, [0, 0])?;
+    }
+    let has_real_time_io = get(IOPRIO_GET, [IOPRIO_WHO_PROCESS, 0])? >> 13 == 1;
+    if has_real_time_io {
+        get(IOPRIO_SET, [IOPRIO_WHO_PROCESS, 0])?;
+    }
+    Ok(())
+}
+
+/// How a process takes its turns: by which policy, with which nice value, on which CPUs.
+#[derive(Clone, Copy)]
+pub struct Turns {
+    policy: usize,
+    /// 20 less the nice value, as the kernel answers it.
+    weight: usize,
+    cpus: [u64; 8],
+}
+
+/// Has this process take its turns like any other, on every CPU, until it is told to go on as
+/// before. As many CPUs as fit are thought of. What cannot be set stays as it is.
+pub fn take_turns_like_others() -> Option<Turns> {
+    let call = |number, arguments: [usize; 3]| {
+        // SAFETY: integers, or `cpus` with its own length.
+        unsafe { syscall(number, [arguments[0], arguments[1], arguments[2], 0, 0, 0]) }
+    };
+    let mut cpus = [0u64; 8];
+    call(SCHED_GETAFFINITY, [0, size_of_val(&cpus), cpus.as_mut_ptr() as usize]).ok()?;
+    let before = Turns { policy: call(SCHED_GETSCHEDULER, [0; 3]).ok()?, weight: call(GETPRIORITY, [0; 3]).ok()?, cpus };
+    let like_others = Turns { policy: 0, weight: before.weight.max(20), cpus: [u64::MAX; 8] };
+    like_others.take();
+    Some(before)
+}
+
+impl Turns {
+    /// Takes them so from here on.
+    pub fn take(&self) {
+        let call = |number, arguments: [usize; 3]| {
+            // SAFETY: integers, or pointers to what lives, of the length that is told.
+            let _as_before = unsafe { syscall(number, [arguments[0], arguments[1], arguments[2], 0, 0, 0]) };
+        };
+        let parameter = 0i32;
+        if !REAL_TIME.contains(&(self.policy & 0xff)) {
+            call(SCHED_SETSCHEDULER, [0, self.policy, (&raw const parameter) as usize]);
+        }
+        call(SETPRIORITY, [0, 0, 20usize.wrapping_sub(self.weight)]);
+        call(SCHED_SETAFFINITY, [0, size_of_val(&self.cpus), self.cpus.as_ptr() as usize]);
+    }
+}
+
 /// Sends a process that was just cloned to another CPU than this one: a kernel may leave it
 /// on its parent's, where it would begin when the parent first waits. Where that fails the
 /// two run by turns. As many CPUs as fit are thought of.
 #[inline]
 pub fn send_to_other_cpu(process: i32) {
-    const SCHED_SETAFFINITY: usize = 203;
-    const SCHED_GETAFFINITY: usize = 204;
     let mut usable = [0u64; 8];
     // SAFETY: the length is the array's.
     if unsafe { syscall(SCHED_GETAFFINITY, [0, size_of_val(&usable), usable.as_mut_ptr() as usize, 0, 0, 0]) }.is_err() {
@@ -168,11 +259,24 @@ pub struct Ended {
 /// # Errors
 /// ECHILD when there is none.
 pub fn wait_any() -> Result<Ended> {
+    wait4(0)
+}
+
+/// A child that has ended already; none where all that are left still run.
+///
+/// # Errors
+/// ECHILD when none is left.
+pub fn ended_any() -> Result<Option<Ended>> {
+    const WNOHANG: usize = 1;
+    wait4(WNOHANG).map(|ended| (ended.pid != 0).then_some(ended))
+}
+
+fn wait4(options: usize) -> Result<Ended> {
     let mut usage = [0u64; 18];
     let mut status = 0i32;
     loop {
         // SAFETY: `status` and `usage` (struct rusage, 144 bytes) are writable.
-        let answer = unsafe { syscall(61, [usize::MAX, (&raw mut status) as usize, 0, usage.as_mut_ptr() as usize, 0, 0]) };
+        let answer = unsafe { syscall(61, [usize::MAX, (&raw mut status) as usize, options, usage.as_mut_ptr() as usize, 0, 0]) };
         match answer {
             Ok(pid) => {
                 return Ok(Ended {

@@ -89,8 +89,15 @@ impl Supervision<'_> {
         match (event, self.phase) {
             (Event::Ready(evidence), Phase::SettingUp) => self.become_ready(&evidence),
             (Event::Started, Phase::Ready) => self.phase = Phase::Started,
-            (Event::Ended { status, user_us, system_us }, Phase::Started) => {
+            (Event::Ended { status, user_us, system_us, last }, Phase::Started) => {
                 self.phase = Phase::Ended;
+                self.used_by_all = last;
+                if last.is_none() {
+                    // It waits for this.
+                    self.note_cpu_of_living();
+                    self.cgroup.kill();
+                    self.sandbox.kill();
+                }
                 self.ended_at = Some(Instant::now());
                 self.wait_status = Some(status);
                 self.rusage_us = Some((user_us, system_us));

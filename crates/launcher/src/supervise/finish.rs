@@ -20,16 +20,20 @@ use crate::{
     collect::collect,
     egress,
     modules::Heard,
-    registry::Record,
     relay::{Outlet, Turn, is_readable},
+    remains::Remains,
     scratch,
     verdict::{Cause, Observed, SCRATCH_UNCOUNTED, decide},
 };
 
 impl Supervision<'_> {
-    /// Everything inside is dead: takes what is left in the pipes, counts, decides.
-    pub(super) fn finish(mut self, program: Option<&str>, globs: &[String], record: Option<Record>) -> Result<Outcome, LaunchError> {
-        let used_by_all = self.sandbox.reap();
+    /// The code and all that it has started are dead: takes what is left in the pipes, counts,
+    /// decides.
+    pub(super) fn finish(mut self, program: Option<&str>, globs: &[String]) -> Result<(Outcome, Remains), LaunchError> {
+        if !self.all_have_ended() {
+            let (killed_user, killed_system) = self.used_by_killed.unwrap_or_default();
+            self.used_by_all = self.sandbox.reap().map(|(user, system)| (user + killed_user, system + killed_system));
+        }
         while self.read_status_to_end() {}
         if self.phase == Phase::SettingUp {
             // Our word to start the program can have reached nobody who had not said that he is
@@ -55,18 +59,14 @@ impl Supervision<'_> {
         // Before the program's file makes room.
         let private = self.scratch_fs.as_ref().filter(|_| self.scratch_directory.is_none());
         let scratch_full = private.and_then(filesystem_use).and_then(|(_, full)| full);
-        let mut program_gone = true;
         if let (Some(name), Some(root)) = (program, scratch_root) {
             // A run that failed early has written none; a read-only scratch holds none.
             // A directory in its place is the code's own.
-            program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT | Errno::ISDIR));
+            self.program_gone = matches!(unlinkat(root, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT | Errno::ISDIR));
         }
         // Nobody is left who could send: what the gate has seen is all.
         let gate = self.gate.take().map(Gate::finish).transpose();
         let counters = self.cgroup.counters();
-        if let (true, true, Some(mut record)) = (self.cgroup.remove(), program_gone, record) {
-            record.settle();
-        }
         if counters.oom_kills > 0 && self.wait_status.is_none() && self.failure.is_none() {
             // The event and pid 1's end can arrive together.
             self.cause.get_or_insert(Cause::OutOfMemory);
@@ -128,8 +128,8 @@ impl Supervision<'_> {
             Err(errno) => return self.broken(failed("take on the rights of the scratch's owner")(errno)),
         };
         let of_cgroup = counters.cpu.map(|cpu| cpu.since(self.cpu_before)).map(|cpu| (cpu.user_us, cpu.system_us));
-        let cpu = of_cgroup.or(used_by_all).or(self.rusage_us);
-        let mut outcome = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
+        let cpu = of_cgroup.or(self.used_by_all).or(self.rusage_us);
+        let (mut outcome, remains) = self.outcome(decision.verdict, decision.code, decision.signal, decision.limits_hit);
         outcome.limit = decision.limit;
         outcome.reason = reason;
         outcome.egress = egress;
@@ -142,7 +142,7 @@ impl Supervision<'_> {
             scratch_bytes,
             tmp_bytes: tmp.map(|(bytes, _)| bytes),
         };
-        Ok(outcome)
+        Ok((outcome, remains))
     }
 
     /// The files that were asked for. Root reads a host scratch as its owner, else it would
@@ -159,14 +159,14 @@ impl Supervision<'_> {
 
     /// A failure of ours, after which nothing can be said about the program but whether it
     /// may have run.
-    fn broken(self, failure: LaunchError) -> Result<Outcome, LaunchError> {
+    fn broken(self, failure: LaunchError) -> Result<(Outcome, Remains), LaunchError> {
         if !self.released {
             return Err(failure);
         }
-        let mut outcome = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
+        let (mut outcome, remains) = self.outcome(Verdict::SandboxError, 125, None, Vec::new());
         outcome.reason = Some(failure.what.reason());
         outcome.message = Some(failure.message);
-        Ok(outcome)
+        Ok((outcome, remains))
     }
 
     fn read_status_to_end(&mut self) -> bool {
@@ -221,7 +221,7 @@ impl Supervision<'_> {
         }
     }
 
-    fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> Outcome {
+    fn outcome(self, verdict: Verdict, code: i32, signal: Option<i32>, limits_hit: Vec<&'static str>) -> (Outcome, Remains) {
         let started = self.released;
         let ended_at = self.ended_at.unwrap_or_else(Instant::now);
         let duration_ms =
@@ -229,7 +229,7 @@ impl Supervision<'_> {
         let (denials, denials_omitted) = self.denials.finish();
         let bytes = PerStream { output: self.out.total(), error: self.err.total() };
         let captured = |outlet: Outlet| outlet.into_kept().map(Capture::finish).unwrap_or_default();
-        Outcome {
+        let outcome = Outcome {
             verdict,
             reason: None,
             code,
@@ -249,7 +249,9 @@ impl Supervision<'_> {
             modules: self.modules.map(Heard::finish),
             files: Vec::new(),
             receipt: self.receipt,
-        }
+        };
+        let Supervision { sandbox, cgroup, record, program_gone, signals, .. } = self;
+        (outcome, Remains { sandbox, cgroup, record, program_gone, _signals: signals })
     }
 }
 

@@ -51,8 +51,8 @@ pub(super) fn plan_cgroup(
             set("pids", "pids.max", processes, false);
             set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
             set("cpu", "cpu.cfs_quota_us", quota, false);
-            // cpuacct only counts: without a CPU limit pid 1's own account does, which in the
-            // end holds that of everything inside.
+            // cpuacct only counts: without a CPU limit pid 1's own account does, with what those
+            // had used that are ended with it.
             let counted = get(LimitKey::Cpu).is_some();
             let parents = controllers.iter().filter(|(kind, _)| counted || *kind != "cpuacct");
             Ok(CgroupPlan::V1 { parents: parents.map(|(kind, path)| (kind.clone(), path.clone())).collect(), settings })

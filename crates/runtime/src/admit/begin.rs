@@ -6,7 +6,7 @@
 //! run may be is not decided here.
 
 use stockade_launcher::{
-    Embryo, Inputs, LaunchError, OpenedScratch, Outcome, V2Parent, Waiting,
+    Embryo, Inputs, LaunchError, OpenedScratch, Outcome, Remains, V2Parent, Waiting,
     registry::{Record, Registry},
 };
 use stockade_policy::{
@@ -32,11 +32,12 @@ pub enum Begun {
 }
 
 impl Begun {
-    /// Sets it up, where that is still to be done, and runs the plan in it.
+    /// Sets it up, where that is still to be done, and runs the plan in it. What then still
+    /// stands of it goes when that is dropped.
     ///
     /// # Errors
     /// The program was not started.
-    pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<Outcome, LaunchError> {
+    pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Remains), LaunchError> {
         match self {
             Begun::Embryo(embryo) => stockade_launcher::launch(plan, inputs, embryo),
             Begun::Waiting(waiting) => stockade_launcher::run(plan, inputs, waiting),
