@@ -26,7 +26,7 @@ use rustix::{
     fs::{AtFlags, CWD, Mode, mkdirat, unlinkat},
     io::Errno,
     mount::{MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change, move_mount, unmount},
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg},
     process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, setsid, umask},
     thread::{CpuSet, sched_setaffinity},
 };
@@ -295,6 +295,8 @@ impl<'p> Rooted<'p> {
         let writable = inner.map(|_| copy_tree(&proc, c"")).transpose().at(Step::InnerUserNamespace)?;
         let sealed = if shared.layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
         stockade_sys::mount::set_attributes(&proc, sealed, false).at(Step::SealRoot)?;
+        // That was the last: the launcher can look at them while the rest is done.
+        send(&*shared.handover, &[MOUNTS_STAND], SendFlags::NOSIGNAL).map(drop).at(Step::SealRoot)?;
         // After the last mount call, which its domain forbids. Put on when nothing else is to come.
         let landlock =
             if prepared.landlock_handled == 0 { None } else { Some(ruleset(prepared, std::iter::once(&executor).chain(&image))?) };
@@ -304,8 +306,8 @@ impl<'p> Rooted<'p> {
         // The inner user namespace comes before the drop, because it refills the sets,
         // the bounding set too. From here on mounts, host name and network of the outer
         // one are out of reach for any capability.
-        if let Some((inner, writable)) = inner.zip(writable) {
-            enter_inner_namespace(inner, &writable).at(Step::InnerUserNamespace)?;
+        if let Some((inner, writable)) = inner.zip(writable.as_ref()) {
+            enter_inner_namespace(inner, writable).at(Step::InnerUserNamespace)?;
         }
         rustix::process::chdir(prepared.scratch_path.as_c_str()).at(Step::WorkingDirectory)?;
         umask(Mode::from_raw_mode(0o022));
@@ -343,7 +345,7 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(prepared)?;
-        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal })
+        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal, writable })
     }
 }
 
@@ -359,11 +361,15 @@ struct Confined<'p> {
     listener: Option<OwnedFd>,
     modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
+    /// The copy of /proc, which has no use any more.
+    writable: Option<OwnedFd>,
 }
 
 impl Confined<'_> {
-    fn exec(self) -> Outcome<Infallible> {
+    fn exec(mut self) -> Outcome<Infallible> {
         self.hand_over().at(Step::HandOver)?;
+        // The launcher has it now: whoever closes it last waits for all CPUs.
+        drop(self.writable.take());
         let ForExecutor { job, stdin, stdout, stderr } = &self.for_executor;
         // Clear of the fixed numbers, so that placing one cannot overwrite another.
         let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
@@ -387,15 +393,16 @@ impl Confined<'_> {
     }
 
     /// Sends the launcher what only it may keep: the listener, the two file systems whose
-    /// use it will read, and its end of what watched interpreters write to.
+    /// use it will read, its end of what watched interpreters write to, and what it is to close.
     fn hand_over(&self) -> Result<(), Errno> {
         let mut fds = [self.root.as_fd(); MOST_HANDED_OVER];
-        let mut tags = [b'r', 0, 0, 0, 0];
+        let mut tags = [b'r', 0, 0, 0, 0, 0];
         let more = [
             (b's', Some(&self.scratch)),
             (b'l', self.listener.as_ref()),
             (b't', self.terminal.as_ref().map(|terminal| &terminal.master)),
             (b'm', self.modules.as_ref()),
+            (b'p', self.writable.as_ref()),
         ];
         let mut count = 1;
         for (tag, fd) in more {
@@ -415,8 +422,10 @@ impl Confined<'_> {
     }
 }
 
+/// The message, without descriptors, that no mount is to come any more.
+pub(crate) const MOUNTS_STAND: u8 = b'.';
 /// Descriptors that the launcher gets.
-pub(crate) const MOST_HANDED_OVER: usize = 5;
+pub(crate) const MOST_HANDED_OVER: usize = 6;
 const LOWEST_FREE: i32 = 16;
 /// Where the executor finds the image of the payload's program.
 const IMAGE: i32 = 6;

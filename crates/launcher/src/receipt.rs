@@ -7,7 +7,10 @@
 mod mounts;
 mod status;
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, Receipt, ReceiptCost, frame::Evidence};
@@ -20,13 +23,25 @@ use crate::{
     proc::ProcDirectory,
 };
 
-const NAMESPACES: [&str; 7] = ["user", "mnt", "pid", "net", "uts", "ipc", "cgroup"];
+/// Namespaces in which the child is for good when its mounts stand.
+const STANDING: [&str; 5] = ["mnt", "pid", "net", "uts", "ipc"];
+/// Those that it makes later.
+const USER: &str = "user";
+const CGROUP: &str = "cgroup";
 
 /// What the sandbox is compared with, gathered while it is still on its way.
 pub(crate) struct Expected {
-    /// The launcher's own, in the same order.
-    namespaces: Vec<String>,
+    /// The launcher's own, by kind.
+    namespaces: BTreeMap<&'static str, String>,
     mounts: mounts::Expected,
+    taken: Duration,
+}
+
+/// What was found of the parts that stand before the child gives up its rights.
+pub(crate) struct Standing {
+    /// Names of the namespaces that it then is in for good.
+    namespaces: Vec<String>,
+    mounts: u32,
     taken: Duration,
 }
 
@@ -54,20 +69,43 @@ impl Expected {
         let begun = Instant::now();
         let failed = |errno| LaunchError::system(What::Receipt, "read the launcher's own namespaces", errno);
         let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
-        let namespaces = NAMESPACES.iter().map(|name| own.namespace(name)).collect::<Result<_, _>>().map_err(failed)?;
+        let kinds = STANDING.into_iter().chain([USER, CGROUP]);
+        let namespaces = kinds.map(|name| Ok((name, own.namespace(name)?))).collect::<Result<_, _>>().map_err(failed)?;
         Ok(Expected { namespaces, mounts: mounts::Expected::of(plan), taken: begun.elapsed() })
     }
 
-    /// Checks from outside that every namespace differs from the launcher's own, the user
-    /// namespace excepted where the plan goes without, that the sandbox is in its cgroup and
-    /// has the plan's mounts, and that nothing is left of its rights.
+    /// Checks from outside that the sandbox has the plan's mounts, and that those of its
+    /// namespaces differ from the launcher's own that it will not change any more. To be asked
+    /// when the child has said so.
+    ///
+    /// # Errors
+    /// It is not so.
+    pub(crate) fn check_standing(&self, outer: &OuterNamespaces) -> Result<Standing, LaunchError> {
+        let begun = Instant::now();
+        let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's mounts", errno);
+        let mounts = self.mounts.check(&outer.proc.open_to_read("mountinfo").map_err(failed)?)?;
+        let namespaces = STANDING.iter().map(|name| self.check_namespace(name, outer)).collect::<Result<_, _>>()?;
+        Ok(Standing { namespaces, mounts, taken: begun.elapsed() })
+    }
+
+    /// Checks the rest: that the other namespaces differ too, the user namespace excepted where
+    /// the plan goes without, that the sandbox is in its cgroup, and that nothing is left of its
+    /// rights.
     ///
     /// # Errors
     /// It is not so; or without a user namespace its ids are not the plan's.
-    pub(crate) fn check(&self, plan: &Plan, outer: &OuterNamespaces, cgroup: &Cgroup) -> Result<Outside, LaunchError> {
+    pub(crate) fn check(
+        &self,
+        plan: &Plan,
+        outer: &OuterNamespaces,
+        cgroup: &Cgroup,
+        standing: Option<Standing>,
+    ) -> Result<Outside, LaunchError> {
         let begun = Instant::now();
+        let Some(Standing { namespaces, mounts, taken }) = standing else {
+            return Err(LaunchError::other(What::Receipt, String::from("the sandbox was handed over before its mounts stood")));
+        };
         let failed = |attempt: &'static str| move |errno| LaunchError::system(What::Receipt, attempt, errno);
-        let mounts = self.mounts.check(&outer.proc.open_to_read("mountinfo").map_err(failed("read the sandbox's mounts"))?)?;
         let status = outer.proc.read("status").map_err(failed("read the sandbox's status"))?;
         if outer.user.is_none() {
             status::check_ids(plan, &status)?;
@@ -81,42 +119,51 @@ impl Expected {
             ));
         }
         // Last: the kernel has whoever asks for these wait while the child becomes the executor.
-        let namespaces = self.check_namespaces(outer)?;
-        Ok(Outside { namespaces, status, mounts, taken: self.taken + begun.elapsed() })
+        let cgroups = self.check_namespace(CGROUP, outer)?;
+        let user = self.check_user_namespace(outer)?;
+        let namespaces: Vec<String> = user.into_iter().chain(namespaces).chain([cgroups]).collect();
+        Ok(Outside { namespaces: namespaces.join(" "), status, mounts, taken: self.taken + taken + begun.elapsed() })
     }
 
-    fn check_namespaces(&self, outer: &OuterNamespaces) -> Result<String, LaunchError> {
-        let layers = Layers::of_environment();
-        let mut seen = Vec::new();
-        for (name, own) in NAMESPACES.iter().zip(&self.namespaces) {
-            let theirs =
-                outer.proc.namespace(name).map_err(|errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno))?;
-            let shared = theirs == *own;
-            if *name == "user" && outer.user.is_none() {
-                if !shared {
-                    let message = String::from("the sandbox has a user namespace that the plan goes without");
-                    return Err(LaunchError::other(What::Receipt, message));
-                }
-                continue;
-            }
-            let left_out = match *name {
-                "pid" => Some(Layer::PidNamespace),
-                "net" => Some(Layer::NetworkNamespace),
-                "uts" => Some(Layer::UtsNamespace),
-                "ipc" => Some(Layer::IpcNamespace),
-                "cgroup" => Some(Layer::CgroupNamespace),
-                _ => None,
-            };
-            if shared && left_out.is_none_or(|layer| layers.keep(layer)) {
-                return Err(LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace")));
-            }
-            if outer.user.as_ref() == Some(&theirs) && layers.keep(Layer::InnerUserNamespace) {
-                return Err(LaunchError::other(What::Receipt, String::from("the sandbox is still in its outer user namespace")));
-            }
-            seen.push(theirs);
-        }
-        Ok(seen.join(" "))
+    /// The sandbox's namespace of this kind, and whether it is the launcher's.
+    fn look_at_namespace(&self, name: &str, outer: &OuterNamespaces) -> Result<(String, bool), LaunchError> {
+        let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
+        let theirs = outer.proc.namespace(name).map_err(failed)?;
+        let shared = self.namespaces.get(name).is_none_or(|own| *own == theirs);
+        Ok((theirs, shared))
     }
+
+    fn check_namespace(&self, name: &str, outer: &OuterNamespaces) -> Result<String, LaunchError> {
+        let left_out = match name {
+            "pid" => Some(Layer::PidNamespace),
+            "net" => Some(Layer::NetworkNamespace),
+            "uts" => Some(Layer::UtsNamespace),
+            "ipc" => Some(Layer::IpcNamespace),
+            CGROUP => Some(Layer::CgroupNamespace),
+            _ => None,
+        };
+        match self.look_at_namespace(name, outer)? {
+            (_, true) if left_out.is_none_or(|layer| Layers::of_environment().keep(layer)) => Err(is_shared(name)),
+            (theirs, _) => Ok(theirs),
+        }
+    }
+
+    fn check_user_namespace(&self, outer: &OuterNamespaces) -> Result<Option<String>, LaunchError> {
+        let wrong = |message: &str| Err(LaunchError::other(What::Receipt, String::from(message)));
+        match (self.look_at_namespace(USER, outer)?, &outer.user) {
+            ((_, true), None) => Ok(None),
+            (_, None) => wrong("the sandbox has a user namespace that the plan goes without"),
+            ((_, true), _) => Err(is_shared(USER)),
+            ((theirs, _), Some(outer)) if theirs == *outer && Layers::of_environment().keep(Layer::InnerUserNamespace) => {
+                wrong("the sandbox is still in its outer user namespace")
+            }
+            ((theirs, _), _) => Ok(Some(theirs)),
+        }
+    }
+}
+
+fn is_shared(name: &str) -> LaunchError {
+    LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace"))
 }
 
 /// Puts the receipt together.

@@ -38,7 +38,7 @@ use crate::{
     notify::{Denials, Next},
     own::OwnStream,
     prepared::LauncherPipes,
-    receipt::{Expected, Outside},
+    receipt::{Expected, Outside, Standing},
     registry::Record,
     relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable},
     remains::Remains,
@@ -185,6 +185,7 @@ struct Supervision<'a> {
     failure: Option<LaunchError>,
     /// What the sandbox will be compared with.
     expected: Expected,
+    standing: Option<Standing>,
     outside: Option<Outside>,
     receipt: Option<Receipt>,
     wait_status: Option<i32>,
@@ -298,6 +299,7 @@ pub(crate) fn supervise(
         cause: None,
         failure: None,
         expected: Expected::of(plan)?,
+        standing: None,
         outside: None,
         receipt: None,
         wait_status: None,
@@ -308,8 +310,7 @@ pub(crate) fn supervise(
     };
     supervision.register().map_err(failed("fill the event loop"))?;
     // One that has stood ready waits for us alone.
-    let looked = is_readable(&supervision.handover).and_then(|ready| if ready { supervision.take_descriptors() } else { Ok(()) });
-    if let Err(errno) = looked {
+    if let Err(errno) = supervision.hear_child() {
         supervision.break_off(failed("serve the sandbox")(errno));
     }
     if let Some(work) = inputs.meanwhile {
@@ -403,7 +404,7 @@ impl<'a> Supervision<'a> {
             Token::Stderr | Token::StderrTarget => self.move_output(Token::Stderr),
             Token::FeedSource => self.serve_source(),
             Token::FeedTarget => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_room(&self.epoll, &FEED)),
-            Token::HandOver => self.take_descriptors(),
+            Token::HandOver => self.hear_child(),
             Token::Listener => self.serve_listener(),
             Token::Signals => self.serve_signals(),
             Token::Oom => {

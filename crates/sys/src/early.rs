@@ -161,16 +161,7 @@ impl Word<'_> {
 /// Whether descriptors 0, 1 and 2 are open: else the next that is made would be one of them.
 #[inline]
 pub fn has_streams() -> bool {
-    (0..3).all(is_open)
-}
-
-/// Whether there is a descriptor of this number.
-#[inline]
-pub fn is_open(number: usize) -> bool {
-    const FCNTL: usize = 72;
-    const F_GETFD: usize = 1;
-    // SAFETY: F_GETFD passes no pointer, and asks of a number that need not be open.
-    unsafe { syscall(FCNTL, [number, F_GETFD, 0, 0, 0, 0]) }.is_ok()
+    (0..3).all(process::is_open)
 }
 
 /// Says why on stderr, and ends the process.

@@ -11,7 +11,7 @@ use rustix::{
     fs::{Mode, OFlags, open},
 };
 
-use crate::{call::syscall, early::is_open};
+use crate::{call::syscall, process::is_open};
 
 /// Makes this function, of type `fn() -> u8`, what libc calls as `main` and its value the
 /// exit status. For a program that is `#![no_main]`.

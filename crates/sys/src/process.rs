@@ -27,6 +27,15 @@ pub fn close_range(first: u32, last: u32) -> Result<()> {
     unsafe { syscall(436, [first as usize, last as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
+/// Whether there is a descriptor of this number.
+#[inline]
+pub fn is_open(number: u32) -> bool {
+    const FCNTL: usize = 72;
+    const F_GETFD: usize = 1;
+    // SAFETY: F_GETFD passes no pointer, and asks of a number that need not be open.
+    unsafe { syscall(FCNTL, [number as usize, F_GETFD, 0, 0, 0, 0]) }.is_ok()
+}
+
 /// Marks every descriptor from `first` on as close-on-exec.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat},
+    fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, accessat, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
@@ -128,10 +128,11 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
             let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
             attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
         }
-        Entry::Mask { target } => match attach(read_only_copy(root, MASK_FILE)?, root, target) {
-            // This kernel has no such file.
+        // Not every kernel has each file. A copy that is not needed after all would be taken down
+        // again, which waits for all CPUs.
+        Entry::Mask { target } => match accessat(root, target.as_c_str(), Access::EXISTS, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
-            other => other,
+            _ => attach(read_only_copy(root, MASK_FILE)?, root, target),
         },
         Entry::Cover { target, text } => {
             write_file(root, COVER_FILE, 0o444, text)?;

@@ -24,12 +24,13 @@ use stockade_protocol::{
 use super::{FEED, Phase, Supervision, Token, failed};
 use crate::{
     LaunchError, What,
-    child::{MOST_HANDED_OVER, some_cpus},
+    child::{MOST_HANDED_OVER, MOUNTS_STAND, some_cpus},
     egress,
     error::step_failed,
     modules::Heard,
     prepared::tell,
     receipt,
+    relay::is_readable,
     scratch::INTERVAL_MS,
 };
 
@@ -150,25 +151,43 @@ impl Supervision<'_> {
         sched_setaffinity(Pid::from_raw(self.sandbox.pid()), &some_cpus(&usable, cpu, self.plan.cpus))
     }
 
-    /// Takes the listener and the file systems that the child hands over, once.
-    pub(super) fn take_descriptors(&mut self) -> Result<(), Errno> {
+    /// Hears what the child has said: that its mounts stand, and then the descriptors that it
+    /// hands over, once.
+    pub(super) fn hear_child(&mut self) -> Result<(), Errno> {
+        while self.outside.is_none() && is_readable(&self.handover)? {
+            if !self.hear_message()? {
+                return epoll::delete(&self.epoll, &self.handover);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hears one message; false: none is to follow.
+    fn hear_message(&mut self) -> Result<bool, Errno> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_HANDED_OVER))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let mut tags = [0; MOST_HANDED_OVER];
         let message = recvmsg(&self.handover, &mut [std::io::IoSliceMut::new(&mut tags)], &mut ancillary, RecvFlags::CMSG_CLOEXEC);
-        epoll::delete(&self.epoll, &self.handover)?;
         let message = match message {
             // It has ended instead, by its own word or by ours; ECONNRESET: with one unread.
-            Ok(message) if message.bytes == 0 => return Ok(()),
-            Err(Errno::CONNRESET) => return Ok(()),
+            Ok(message) if message.bytes == 0 => return Ok(false),
+            Err(Errno::CONNRESET) => return Ok(false),
             message => message?,
         };
+        if tags.starts_with(&[MOUNTS_STAND]) {
+            match self.expected.check_standing(&self.outer) {
+                Ok(standing) => self.standing = Some(standing),
+                Err(failure) => self.break_off(failure),
+            }
+            return Ok(true);
+        }
         let mut fds = Vec::new();
         for received in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = received {
                 fds.extend(rights);
             }
         }
+        let mut to_close = None;
         for (tag, fd) in tags.iter().take(message.bytes).zip(fds) {
             match tag {
                 b'r' => drop(self.root_fs.get_or_insert(fd)),
@@ -182,11 +201,13 @@ impl Supervision<'_> {
                     epoll::add(&self.epoll, &fd, Token::Listener.data(), epoll::EventFlags::IN)?;
                     self.listener = Some(fd);
                 }
+                b'p' => to_close = Some(fd),
                 _ => {}
             }
         }
         // The executor is on its way, and waits for this before it starts the program.
-        let checked = self.expected.check(self.plan, &self.outer, &self.cgroup).and_then(|outside| {
+        let standing = self.standing.take();
+        let checked = self.expected.check(self.plan, &self.outer, &self.cgroup, standing).and_then(|outside| {
             // The gate has had the time of the steps since the pivot to confine itself.
             self.gate.as_ref().map_or(Ok(()), Gate::confirm).map_err(|error| egress::failed(&error))?;
             Ok(outside)
@@ -199,12 +220,11 @@ impl Supervision<'_> {
                 self.cpu_before = self.cgroup.cpu().unwrap_or_default();
                 self.settle()?;
                 self.released = tell(&self.lifeline, Word::Go { ignored_signals })?;
-                Ok(())
             }
-            Err(failure) => {
-                self.break_off(failure);
-                Ok(())
-            }
+            Err(failure) => self.break_off(failure),
         }
+        // Now that nobody waits for us: it is a mount of its own, whose end takes its time.
+        drop(to_close);
+        Ok(false)
     }
 }
