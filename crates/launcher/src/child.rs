@@ -300,12 +300,9 @@ impl<'p> Rooted<'p> {
         // After the last mount call, which its domain forbids. Put on when nothing else is to come.
         let landlock =
             if prepared.landlock_handled == 0 { None } else { Some(ruleset(prepared, std::iter::once(&executor).chain(&image))?) };
-        let mut tasks = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
-        // The last use of the outer namespace's rights.
-        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), &mut tasks)?;
-        // The inner user namespace comes before the drop, because it refills the sets,
-        // the bounding set too. From here on mounts, host name and network of the outer
-        // one are out of reach for any capability.
+        // That was the last use of the outer namespace's rights. The inner one comes before the
+        // drop, because it refills the sets, the bounding set too. From here on mounts, host name
+        // and network of the outer one are out of reach for any capability.
         if let Some((inner, writable)) = inner.zip(writable.as_ref()) {
             enter_inner_namespace(inner, writable).at(Step::InnerUserNamespace)?;
         }
@@ -315,6 +312,9 @@ impl<'p> Rooted<'p> {
         // hard limit of 0 that the launcher could not raise stays.
         let (_, hard) = process::rlimit(RLIMIT_CORE).at(Step::CoreLimit)?;
         process::set_rlimit(RLIMIT_CORE, Some(hard.min(1))).at(Step::CoreLimit)?;
+        // As late as can be, since the launcher takes long to make it.
+        let mut tasks = await_word(&shared.handover).at(Step::AwaitCgroup)?.into_iter().flatten();
+        enter_cgroup(prepared.unshare_cgroup_namespace && shared.layers.keep(Layer::CgroupNamespace), &mut tasks)?;
         // Each needs CAP_SETPCAP, which the last of them gives up.
         if shared.layers.keep(Layer::Capabilities) {
             #[cfg(feature = "ablation")]

@@ -73,8 +73,7 @@ pub fn launch(plan: &Plan, mut inputs: Inputs<'_>, embryo: Embryo) -> Result<(Ou
     run(plan, inputs, waiting)
 }
 
-/// Whether the job can be handed in while the child works. After the last word to the child
-/// the launcher has to be free to look at it from outside: done then, it costs 0.4 ms.
+/// Whether the job can be handed in while the child works.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Job {
     IsKnown,
@@ -112,15 +111,16 @@ fn put_up(plan: &Plan, inputs: &mut Inputs<'_>, mut embryo: Embryo, job: Job) ->
         let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
         let (kept, tmp) = inputs.kept.take().map(|kept| (kept.scratch, kept.tmp)).unzip();
         let (for_executor, pipes) = prepared::for_executor(plan, inputs)?;
-        sandbox.let_pivot(&for_executor, scratch.map(|(tree, _)| tree).or(kept.flatten()).as_ref(), &handover)?;
-        if job == Job::IsKnown {
-            prepared::hand_in_job(&for_executor.job, &lifeline, plan, inputs)?;
-        }
-        // While it is in the outer user namespace, which this looks at.
+        // While it is in the outer user namespace, which this looks at: it leaves that after the
+        // next word.
         let outer = identity::check_maps(plan, proc)?;
+        sandbox.let_pivot(&for_executor, scratch.map(|(tree, _)| tree).or(kept.flatten()).as_ref(), &handover)?;
         let cgroup = cgroup::complete(plan, cgroup, record.as_mut())?;
         sandbox.let_enter(cgroup.tasks()?.iter().map(AsFd::as_fd), &handover)?;
         // It has long to go now.
+        if job == Job::IsKnown {
+            prepared::hand_in_job(&for_executor.job, &lifeline, plan, inputs)?;
+        }
         outer.proc.forgo_oom_exemption().map_err(|errno| LaunchError::system(What::Cgroup, "raise oom_score_adj to 0", errno))?;
         Ok((cgroup, outer, lifeline, for_executor.job, pipes, tmp))
     };

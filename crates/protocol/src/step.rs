@@ -81,18 +81,18 @@ steps! {
     OpenTerminal = 43 "open a terminal";
     /// Counts of inotify objects and namespaces.
     NamespaceLimits = 22 "limit the user namespace's counts";
-    /// Waiting for the cgroup.
-    AwaitCgroup = 45 "wait for the cgroup";
-    /// Entering the v1 cgroups.
-    JoinCgroup = 4 "enter the cgroup";
-    /// Hiding the cgroup path.
-    CgroupNamespace = 5 "make the cgroup namespace";
     /// The inner user namespace, which is entered as it is made.
     InnerUserNamespace = 23 "make the inner user namespace";
     /// The working directory.
     WorkingDirectory = 24 "enter the working directory";
     /// Core dumps.
     CoreLimit = 25 "forbid core dumps";
+    /// Waiting for the cgroup.
+    AwaitCgroup = 45 "wait for the cgroup";
+    /// Entering the v1 cgroups.
+    JoinCgroup = 4 "enter the cgroup";
+    /// Hiding the cgroup path.
+    CgroupNamespace = 5 "make the cgroup namespace";
     /// Capabilities.
     Capabilities = 26 "drop all capabilities";
     /// no_new_privs.

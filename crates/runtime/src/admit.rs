@@ -21,7 +21,7 @@ use std::{
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
     Inputs, LaunchError, Stdin, Streams,
-    registry::Record,
+    registry::{Record, Registry},
     scratch::{Idmap, OpenedScratch},
 };
 use stockade_policy::plan::{Draft, Plan};
@@ -163,6 +163,8 @@ pub struct Admission<'a> {
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
+    /// Where killed launchers may have left something.
+    unswept: Option<Registry>,
     kept: Option<&'a Kept>,
     /// What was seen of the host, for a spare.
     pub(crate) seen: Seen,
@@ -209,9 +211,9 @@ impl<'a> Admission<'a> {
             false => Refusal::sandbox_error(error.reason, error.message),
         })?;
         parts.check_writable(&plan)?;
-        let Fitted { begun, record } = beginning.fit(&plan, &seen, scratch.as_ref(), &parts.stdin, &host.cgroup)?;
+        let Fitted { begun, record, unswept } = beginning.fit(&plan, &seen, scratch.as_ref(), &parts.stdin, &host.cgroup)?;
         let Parts { program, image, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, kept, seen, begun })
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, unswept, kept, seen, begun })
     }
 
     /// The host's directory that the run gets.
@@ -245,7 +247,8 @@ impl<'a> Admission<'a> {
             collect: self.collect,
             record: self.record,
             client: None,
-            meanwhile: None,
+            // What cannot be cleared away stays for the next start.
+            meanwhile: self.unswept.map(|registry| Box::new(move || drop(registry.sweep())) as _),
         };
         Ok((self.plan, inputs, begun))
     }

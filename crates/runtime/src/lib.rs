@@ -272,7 +272,9 @@ fn attempt(wanted: Wanted<'_>, streams: Streams, mut client: Option<&mut dyn Cli
             trail.begin()?;
         }
         inputs.client = client.as_mut().map(|client| &mut **client as _);
+        let sweep = inputs.meanwhile.take();
         inputs.meanwhile = Some(Box::new(|| {
+            sweep.into_iter().for_each(|sweep| sweep());
             beside.into_iter().for_each(|begin| begin());
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             trail.into_iter().for_each(Trail::prepare);

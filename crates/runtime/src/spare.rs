@@ -57,6 +57,7 @@ impl Spare {
         let scratch = admission.scratch().map(OpenedScratch::number).transpose().map_err(unknown_scratch)?;
         let (plan, mut inputs, begun) = admission.into_parts(Streams::Capture)?;
         let Begun::Embryo(embryo) = begun else { return Ok(None) };
+        inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let waiting = set_up(&plan, &mut inputs, embryo)?;
         Ok(Some(Spare { plan, seen, scratch, covered, waiting }))
     }

@@ -65,6 +65,8 @@ pub(super) struct Fitted {
     pub(super) begun: Option<Result<Begun, LaunchError>>,
     /// Its place in the registry, where it has not brought its own.
     pub(super) record: Option<Record>,
+    /// Where that is, if what killed launchers have left there is still to be cleared away.
+    pub(super) unswept: Option<Registry>,
 }
 
 impl<'a> Beginning<'a> {
@@ -96,7 +98,6 @@ impl<'a> Beginning<'a> {
         if own && !id_of_record {
             self.claim()?;
         }
-        self.sweep()?;
         let mut host = facts::read(self.identity, unique)?;
         // The cgroup comes first, and with it a new beginning.
         if self.makes_one() && (self.embryo.is_none() || matches!(host.cgroup, CgroupFacts::V2 { .. })) {
@@ -129,7 +130,6 @@ impl<'a> Beginning<'a> {
                 // One that was not taken is gone, and with it its record.
                 if stood_ready {
                     self.claim()?;
-                    self.sweep()?;
                 }
                 if self.purpose.claims() && (stood_ready || self.is_unfit(plan)) {
                     self.begin(plan.identity.user_namespaces, Some(cgroup));
@@ -145,7 +145,7 @@ impl<'a> Beginning<'a> {
         if let (Some(record), Some((directory, name)), true) = (record, &plan.program_file, writes_program) {
             record.note_program(&directory.join(name))?;
         }
-        Ok(Fitted { begun, record: self.record })
+        Ok(Fitted { begun, record: self.record, unswept: self.unswept })
     }
 
     /// Whether the run is in need of a sandbox that is begun for it.
@@ -156,12 +156,6 @@ impl<'a> Beginning<'a> {
     fn claim(&mut self) -> Result<(), Refusal> {
         (self.record, self.unswept) = claim_record(self.identity, self.host_scratch, self.purpose.claims())?.unzip();
         Ok(())
-    }
-
-    /// Clears away what killed launchers have left.
-    fn sweep(&mut self) -> Result<(), Refusal> {
-        let swept = self.unswept.take().map_or(Ok(0), |registry| registry.sweep());
-        Ok(swept.map(drop)?)
     }
 
     /// Begins it anew; on cgroup v2 in a cgroup of its own.
