@@ -1,18 +1,27 @@
 //! What code or its caller did against limits, clocks and signals, as attackers found it; each
-//! with a control. That what is open one way is not used the other is `launcher/src/own.rs`'s.
+//! with a control.
 
 use std::{
     ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    process::Command,
+    fs::File,
+    io::{Read, Write},
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use nix::sys::signal::{Signal, kill};
+use nix::{
+    fcntl::OFlag,
+    sys::{
+        signal::{Signal, kill},
+        stat::Mode,
+    },
+    unistd::mkfifo,
+};
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, eventually, test},
+    harness::{Test, directory, eventually, test},
     patience::{patient, patient_limit},
     sessions::Session,
     stockade::{Done, exec, feed, program_path, scratch, stockade, text, under},
@@ -25,6 +34,7 @@ pub const TESTS: &[Test] = &[
     test!(alone Both, cpu_time_of_what_is_killed_is_measured),
     test!(Both, no_core_is_dumped_whatever_code_sets),
     test!(RootOnly, code_takes_no_turns_before_others, needs[Program("chrt")]),
+    test!(Both, a_stream_is_used_only_as_it_is_open),
     test!(Both, a_signal_ends_a_session_that_nobody_reads),
     test!(RootOnly, the_proc_of_another_pid_namespace_is_refused),
     test!(Both, a_small_stack_is_raised_or_refused_in_words),
@@ -133,10 +143,10 @@ def by_number(which):
     limits = (ctypes.c_ulong * 2)(0, before[1])
     answer = ctypes.CDLL(None).syscall(160, which, limits)
     return answer, getrlimit(which) == before
-print(tried(RLIMIT_CORE, (0, 0)), by_number(RLIMIT_CORE), tried(RLIMIT_NOFILE, (200, 1000)), by_number(RLIMIT_NOFILE)[0])";
+print(tried(RLIMIT_CORE, (0, 0)), tried(RLIMIT_CORE, (4096, 4096)), by_number(RLIMIT_CORE), tried(RLIMIT_NOFILE, (200, 1000)), by_number(RLIMIT_NOFILE)[0])";
     // The control is another limit, which goes down.
     let done = exec(json!({"code": code}));
-    done.succeeded().expect(json!({"output": "True (0, True) False 0\n", "denials": []}));
+    done.succeeded().expect(json!({"output": "True True (0, True) False 0\n", "denials": []}));
 }
 
 fn code_takes_no_turns_before_others() {
@@ -154,6 +164,32 @@ fn code_takes_no_turns_before_others() {
     // The control: what comes after others stays there.
     assert_eq!(under(&["nice", "-n", "5"]), format!("{other} 5 True\n"));
     assert_eq!(under(&["chrt", "-b", "0"]), format!("{} 0 True\n", nix::libc::SCHED_BATCH));
+}
+
+fn a_stream_is_used_only_as_it_is_open() {
+    let path = directory().join("fifo");
+    mkfifo(&path, Mode::from_bits_truncate(0o666)).unwrap();
+    let open = |flags: OFlag| -> OwnedFd { nix::fcntl::open(&path, flags | OFlag::O_NONBLOCK, Mode::empty()).unwrap() };
+    // Kept open both ways, so that what is in it stays.
+    let mut fifo = File::from(open(OFlag::O_RDWR));
+    fifo.write_all(b"another's").unwrap();
+    let run = |words: &[&str], stdin: Stdio, stdout: Stdio| {
+        let mut command = stockade(["run", "--"].iter().chain(words));
+        command.stdin(stdin).stdout(stdout).output().unwrap()
+    };
+    // One that may only be written to is nobody's input, and the other way round.
+    let output = run(&["cat"], open(OFlag::O_WRONLY).into(), Stdio::piped());
+    assert_eq!(output.stdout, b"", "{output:?}");
+    run(&["echo", "forged"], Stdio::null(), open(OFlag::O_RDONLY).into());
+    let mut bytes = [0; 64];
+    let length = fifo.read(&mut bytes).unwrap();
+    assert_eq!(bytes.get(..length), Some(b"another's".as_slice()));
+    // The control: open as it should be, both pass.
+    fifo.write_all(b"for cat").unwrap();
+    assert_eq!(run(&["head", "-c", "7"], open(OFlag::O_RDONLY).into(), Stdio::piped()).stdout, b"for cat");
+    run(&["echo", "written"], Stdio::null(), open(OFlag::O_WRONLY).into());
+    let length = fifo.read(&mut bytes).unwrap();
+    assert_eq!(bytes.get(..length), Some(b"written\n".as_slice()));
 }
 
 fn a_signal_ends_a_session_that_nobody_reads() {

@@ -72,16 +72,23 @@ impl Bed {
     }
 
     fn run(&self, act: Option<(&Point, Act<'_>)>) -> Run {
+        // A launcher that was killed may have been outlived by its code for a moment.
+        self.clear();
         let paths = ["stdout", "stderr"].map(|name| directory().join(name));
         let [stdout, stderr] = paths.each_ref().map(|path| File::create(path).unwrap());
         let traced = trace(&["exec"], [File::open(&self.request).unwrap(), stdout, stderr], act);
         let [stdout, stderr] = paths.map(|path| String::from_utf8(fs::read(path).unwrap()).unwrap());
         let ran = self.scratch.join("ran").exists();
+        self.clear();
+        Run { traced, stdout, stderr, ran }
+    }
+
+    /// Removes what the code of one run has left.
+    fn clear(&self) {
         for name in ["ran", "given/file", "given"] {
             let path = self.scratch.join(name);
             let _not_there = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
         }
-        Run { traced, stdout, stderr, ran }
     }
 }
 

@@ -106,14 +106,22 @@ impl OwnStream {
         })
     }
 
+    /// Whether it is open for what it is for: a stream may be there, and go the other way.
+    ///
+    /// # Errors
+    /// EBADF: there is none.
+    pub(crate) fn is_open(&self) -> Result<bool, Errno> {
+        let mode = fcntl_getfl(self.fd)? & OFlags::RWMODE;
+        Ok(mode == self.access || mode == OFlags::RDWR)
+    }
+
     /// The same file, opened once more.
     ///
     /// # Errors
     /// EBADF: it is not open for this. Opened with root's rights it would be, whoever gave root
     /// the descriptor: one that writes to a terminal would read what somebody else types there.
     fn anew(&self) -> Result<OwnedFd, Errno> {
-        let mode = fcntl_getfl(self.fd)? & OFlags::RWMODE;
-        if mode != self.access && mode != OFlags::RDWR {
+        if !self.is_open()? {
             return Err(Errno::BADF);
         }
         let flags = self.access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -138,7 +146,8 @@ mod tests {
 
     /// Kept open for as long as the tests run.
     fn stream(fd: OwnedFd, access: OFlags) -> OwnStream {
-        OwnStream { fd: Box::leak(Box::new(fd)).as_fd(), access, way: OnceCell::new() }
+        let fd: &'static OwnedFd = Box::leak(Box::new(fd));
+        OwnStream { fd: fd.as_fd(), access, way: OnceCell::new() }
     }
 
     #[test]

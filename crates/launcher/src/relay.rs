@@ -78,6 +78,8 @@ impl Outlet {
         let room = match self {
             Outlet::Capture(_) => buffer.len(),
             Outlet::Relay(passage) => match passage.pass_on()? {
+                // It would never become writable.
+                Turn::More if !passage.to.is_open()? => return Err(Errno::BADF),
                 Turn::More if !is_writable(passage.to.fd()) => return Ok(Turn::Blocked),
                 Turn::More if passage.text.is_some() => PIECE_OF_TEXT,
                 Turn::More => PIECE,
@@ -224,6 +226,11 @@ impl<'a> Feed<'a> {
     pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
         match &mut self.source {
             Source::Bytes { .. } => self.on_room(epoll, tokens),
+            // Nothing would ever be there to read.
+            Source::Stdin { stream, .. } if !stream.is_open().unwrap_or(false) => {
+                self.ended = true;
+                self.push(epoll, tokens)
+            }
             Source::Stdin { pollable, .. } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
                 Ok(()) => {
                     *pollable = true;

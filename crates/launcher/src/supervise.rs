@@ -152,6 +152,8 @@ struct Supervision<'a> {
     stderr: Option<OwnedFd>,
     out: Outlet,
     err: Outlet,
+    /// Nobody inside can print any more.
+    has_closed: bool,
     feed: Option<Feed<'a>>,
     handover: OwnedFd,
     listener: Option<OwnedFd>,
@@ -271,6 +273,7 @@ pub(crate) fn supervise(
         // A terminal carries both.
         out: outlet(OwnStream::stdout(), plan.terminal),
         err: outlet(OwnStream::stderr(), !plan.terminal),
+        has_closed: false,
         feed: feed.transpose().map_err(failed("feed stdin"))?,
         handover,
         listener: None,
@@ -359,8 +362,9 @@ impl<'a> Supervision<'a> {
     fn watch(&mut self) -> Result<(), LaunchError> {
         let mut events = Vec::with_capacity(16);
         loop {
-            let says_no_more = self.stdout.is_none() && self.stderr.is_none();
-            if says_no_more || matches!(self.phase, Phase::SettingUp | Phase::Ended) {
+            // Once: code that goes on without them could have us look all the time.
+            let has_just_closed = self.stdout.is_none() && self.stderr.is_none() && !std::mem::replace(&mut self.has_closed, true);
+            if has_just_closed || matches!(self.phase, Phase::SettingUp | Phase::Ended) {
                 // What comes next comes soon, if nothing is the matter.
                 let is_next = || is_readable(&self.epoll).ok().filter(|readable| *readable);
                 let _or_later = stockade_sys::process::soon(is_next);

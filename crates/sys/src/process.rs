@@ -450,3 +450,39 @@ pub fn says_secure_exec(auxv: &[u8]) -> bool {
         matches!((key.try_into().map(u64::from_ne_bytes), value.try_into().map(u64::from_ne_bytes)), (Ok(AT_SECURE), Ok(secure)) if secure != 0)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_those_of_others_for_a_while() {
+        const SCHED_BATCH: usize = 3;
+        // SAFETY: integers only.
+        let policy = || unsafe { syscall(SCHED_GETSCHEDULER, [0; 6]) };
+        let cpus = || {
+            let mut cpus = [0u64; 8];
+            // SAFETY: the length is the array's.
+            unsafe { syscall(SCHED_GETAFFINITY, [0, size_of_val(&cpus), cpus.as_mut_ptr() as usize, 0, 0, 0]) }.map(|_| cpus)
+        };
+        let all = cpus();
+        let first = all.map(|all| core::array::from_fn(|at| if at == 0 { all[0] & all[0].wrapping_neg() } else { 0 }));
+        let (Ok(all), Ok(first)) = (all, first) else { panic!("no affinity") };
+        // Of this thread alone.
+        Turns { policy: SCHED_BATCH, weight: 15, cpus: first }.take();
+        assert_eq!((policy(), cpus()), (Ok(SCHED_BATCH), Ok(first)));
+        let before = take_turns_like_others();
+        assert_eq!((policy(), cpus()), (Ok(0), Ok(all)));
+        before.iter().for_each(Turns::take);
+        assert_eq!((policy(), cpus()), (Ok(SCHED_BATCH), Ok(first)));
+    }
+
+    #[test]
+    fn precedence_is_given_up_and_what_comes_after_others_stays_there() {
+        // SAFETY: integers only.
+        let nice = || unsafe { syscall(GETPRIORITY, [0; 6]) };
+        let before = nice();
+        assert_eq!(give_up_precedence(), Ok(()));
+        assert_eq!(nice(), before.map(|weight| weight.min(20)));
+    }
+}

@@ -216,7 +216,7 @@ pub const EVENT: Target = Target {
     seeds: || {
         let ready = Event::Ready(Evidence { descriptors: 6, taken_us: Some(3), ..Evidence::default() });
         let failed = Event::Failed { step: 15, errno: 1, index: 4, detail: b"/usr".to_vec() };
-        let ended = Event::Ended { status: 9, user_us: 1, system_us: 2 };
+        let ended = Event::Ended { status: 9, user_us: 1, system_us: 2, last: Some((3, 4)) };
         let all = [ready, Event::Started, ended, failed];
         all.iter().map(Event::encode).chain([all.iter().flat_map(Event::encode).collect()]).collect()
     },

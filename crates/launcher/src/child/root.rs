@@ -7,7 +7,9 @@ use std::ffi::CStr;
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, accessat, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat},
+    fs::{
+        Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, accessat, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat,
+    },
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,

@@ -248,15 +248,26 @@ fn rlimits(world: &World) -> Vec<Attack> {
         run(grow, sizes(1), "SIGXFSZ", |done, _| Seen { held: done.answer() == Some(Answer::Signal(SIGXFSZ)), what: done.words() }),
         RunControl::Limits(sizes(4)),
     ));
-    let core = |value: u64| set(4, value);
+    const RLIMIT_CORE: i64 = 4;
+    const RLIMIT_LOCKS: i64 = 10;
+    // The code is told that it has been done, so that only what the limit then is says anything.
+    let lowered = |resource: i64| {
+        script(|b| {
+            let none = b.bytes(&[0; 16]);
+            b.may("prlimit64", &[n(0), n(resource), none, n(0)]);
+            let to = b.space(16);
+            b.need("prlimit64", &[n(0), n(resource), n(0), to]);
+            b.find(to, n(16), &[0; 16]);
+        })
+    };
     all.push(Attack::new(
         CLASS,
         "a core dump",
-        "raise the limit of core dumps to 4096 bytes",
-        &["rlimits", "capabilities"],
-        core(4096),
-        Expected::Errno(&[EPERM]),
-        Control::Instead(core(0), Wanted::Succeeds),
+        "lower the limit of core dumps to 0, at which the host's handler is started for it",
+        &["rlimits", "seccomp"],
+        lowered(RLIMIT_CORE),
+        Expected::Value(0),
+        Control::Instead(lowered(RLIMIT_LOCKS), Wanted::Finds),
     ));
     all
 }
