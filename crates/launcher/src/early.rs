@@ -45,6 +45,7 @@ extern "C" fn begin(start: Start<'_>) {
         unsafe {
             EARLY.begin(flags::NEWUSER | flags::NEWPID, first);
         }
+        start.settle_stack();
     }
 }
 

@@ -155,14 +155,18 @@ impl Record {
         self.slot
     }
 
-    fn note(&mut self, kind: &str, path: &Path) -> Result<(), LaunchError> {
-        let attempt = failed(format!("note {} in the registry", path.display()));
-        // A newline in a path would make two lines of one.
-        if path.as_os_str().as_bytes().contains(&b'\n') {
-            return Err(LaunchError::other(What::Registry, format!("the path {path:?} holds a line break")));
+    /// By one write, so that none of them is missing where another stands.
+    fn note(&mut self, kind: &str, paths: &[PathBuf]) -> Result<(), LaunchError> {
+        let mut lines = Vec::new();
+        for path in paths {
+            // A newline in a path would make two lines of one.
+            if path.as_os_str().as_bytes().contains(&b'\n') {
+                return Err(LaunchError::other(What::Registry, format!("the path {path:?} holds a line break")));
+            }
+            lines.extend_from_slice(&[kind.as_bytes(), b" ", path.as_os_str().as_bytes(), b"\n"].concat());
         }
-        let line = [kind.as_bytes(), b" ", path.as_os_str().as_bytes(), b"\n"].concat();
-        self.file.write_all(&line).map_err(attempt)
+        let named = || paths.first().map_or_else(String::new, |path| path.display().to_string());
+        self.file.write_all(&lines).map_err(|error| failed(format!("note {} in the registry", named()))(error))
     }
 
     /// Notes cgroup directories that are about to be made.
@@ -170,7 +174,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_cgroups(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Result<(), LaunchError> {
-        paths.into_iter().try_for_each(|path| self.note("cgroup", &path))
+        self.note("cgroup", &paths.into_iter().collect::<Vec<_>>())
     }
 
     /// Notes the program's file in a host scratch.
@@ -178,7 +182,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_program(&mut self, path: &Path) -> Result<(), LaunchError> {
-        self.note("program", path)
+        self.note("program", &[path.to_path_buf()])
     }
 
     /// Notes the directory of a proof, which goes with everything in it.
@@ -186,7 +190,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_proof(&mut self, path: &Path) -> Result<(), LaunchError> {
-        self.note("proof", path)
+        self.note("proof", &[path.to_path_buf()])
     }
 
     /// Forgets what was noted: all of it is gone.

@@ -13,9 +13,14 @@ use core::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use crate::process::populate;
+
 /// Larger blocks come from the allocator behind, which has them of the kernel: empty, and
 /// untouched.
 const LARGE: usize = 16 << 10;
+
+/// Bytes that are made ready at once.
+const USUAL: usize = 112 << 10;
 
 /// What blocks begin and end at. What must begin elsewhere comes from the allocator behind.
 const GRAIN: usize = 8;
@@ -59,6 +64,10 @@ impl<A, const N: usize> Arena<A, N> {
         // Written before it is ever read: a page that is read first is mapped twice, and the
         // second time interrupts the CPU of a child that shares this memory.
         let start = self.taken.fetch_add(size, Ordering::Relaxed);
+        if start == 0 {
+            // A run takes about so much, and would take a fault for each page of it.
+            populate(self.memory.get() as usize, N.min(USUAL));
+        }
         if start + size <= N {
             return Some(start);
         }

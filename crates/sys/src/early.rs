@@ -107,9 +107,6 @@ impl<'a> Start<'a> {
         const PT_LOAD: u32 = 1;
         const PT_PHDR: u32 = 6;
         const WRITABLE: u32 = 2;
-        const MADVISE: usize = 28;
-        /// From Linux 5.14 on; an older kernel refuses, and nothing is lost but time.
-        const MADV_POPULATE_WRITE: usize = 23;
         const PAGE: usize = 4096;
         let (Some(table), Some(count)) = (self.auxiliary(AT_PHDR), self.auxiliary(AT_PHNUM)) else { return };
         // SAFETY: the kernel has mapped the executable's program headers there, so many.
@@ -118,9 +115,17 @@ impl<'a> Start<'a> {
         for segment in (0..count).map(header).filter(|header| header.kind == PT_LOAD && header.flags & WRITABLE != 0) {
             let from = moved_by.wrapping_add(segment.address);
             let page = from & !(PAGE - 1);
-            // SAFETY: it writes nothing, and a range that is not ours is refused.
-            let _settled = unsafe { syscall(MADVISE, [page, from + segment.in_file - page, MADV_POPULATE_WRITE, 0, 0, 0]) };
+            process::populate(page, from + segment.in_file - page);
         }
+    }
+
+    /// Makes the part of the stack ready that a run uses, below where it is now.
+    #[inline]
+    pub fn settle_stack(&self) {
+        const USUAL: usize = 64 << 10;
+        const PAGE: usize = 4096;
+        let here = core::ptr::from_ref(self) as usize & !(PAGE - 1);
+        process::populate(here - USUAL, USUAL);
     }
 }
 
