@@ -163,7 +163,7 @@ fn uncounted() -> Denial {
         rule: String::from("the limits of a host scratch"),
         allow: None,
         help: Some(String::from(
-            "a program closed it to its owner, nested directories more than 200 deep, or made the count of it take ten times too long, and what it holds could be anything; no larger limit helps: keep u+rx on directories, make such ones in /tmp, or leave `scratch` out, since a private one needs no counting",
+            "a program closed it to its owner, nested directories more than 200 deep, or made the count of it take far too long, and what it holds could be anything; no larger limit helps: keep u+rx on directories, make such ones in /tmp, or leave `scratch` out, since a private one needs no counting",
         )),
         hint: false,
         limit: None,

@@ -92,6 +92,7 @@ impl Supervision<'_> {
             (Event::Started, Phase::Ready) => self.phase = Phase::Started,
             (Event::Ended { status, user_us, system_us, last }, Phase::Started) => {
                 self.phase = Phase::Ended;
+                self.ended_at = Some(Instant::now());
                 self.used_by_all = last;
                 if last.is_none() {
                     // It waits for this.
@@ -99,7 +100,6 @@ impl Supervision<'_> {
                     self.cgroup.kill();
                     self.sandbox.kill();
                 }
-                self.ended_at = Some(Instant::now());
                 self.wait_status = Some(status);
                 self.rusage_us = Some((user_us, system_us));
             }
