@@ -1,8 +1,8 @@
-//! Builds a static program without libc, and hands its path to the compiler: whoever
-//! carries its bytes is then always of one version with it.
+//! Builds a static program without libc and hands its path to the compiler, so that the
+//! crate that embeds the program always has the same version.
 //!
-//! Such a program needs flags that no other crate of the workspace may have, so a cargo
-//! of its own builds it, into a directory of its own.
+//! The program needs flags that no other crate of the workspace may have, so a nested cargo
+//! builds it in a separate target directory.
 
 use std::{env, path::PathBuf, process::Command};
 
@@ -26,7 +26,7 @@ pub fn build(name: &str, features: &str, variable: &str) {
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WORKSPACE_WRAPPER")
         .env_remove("RUSTC_WRAPPER")
-        .env("RUSTFLAGS", "-C relocation-model=static")
+        .env("RUSTFLAGS", "--cfg freestanding -C relocation-model=static")
         .status();
     let program = target_dir.join(TARGET).join(format!("release/stockade-{name}"));
     assert!(status.is_ok_and(|status| status.success()) && program.is_file(), "the {name} did not build");

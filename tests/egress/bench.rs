@@ -12,10 +12,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    gate::resident_kib,
-    rig::{FILES, Rig},
-};
+use crate::{egress::gate::resident_kib, egress::testbed::FILES, egress::testbed::Testbed};
 
 const CLOSE: u16 = 7001;
 const ECHO: u16 = 7002;
@@ -120,11 +117,11 @@ fn tenths(number: f64) -> f64 {
 
 /// Prints everything.
 pub fn main() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     let program = std::env::current_exe().expect("this program has a path");
     // Where the sandbox sees it.
     let inside = format!("{FILES}/client");
-    std::fs::copy(&program, rig.directory().join("client")).expect("copy the client");
+    std::fs::copy(&program, testbed.directory().join("client")).expect("copy the client");
     let mut server = Command::new(&program).arg("--bench-server").stdout(Stdio::piped()).spawn().expect("start the server");
     let mut ready = [0u8; 6];
     server.stdout.take().expect("piped").read_exact(&mut ready).expect("the server is ready");
@@ -132,7 +129,7 @@ pub fn main() {
     for _ in 0..ROUNDS {
         let native = Command::new(&program).args(["--bench-client", "native"]).output().expect("measure");
         print!("{}", String::from_utf8_lossy(&native.stdout));
-        let ran = rig.run(&rules, &format!("os.execv({inside:?}, ['egress', '--bench-client', 'gate'])"));
+        let ran = testbed.run(&rules, &format!("os.execv({inside:?}, ['egress', '--bench-client', 'gate'])"));
         print!("{}", ran.output);
     }
     let script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
@@ -140,7 +137,7 @@ s = [dial('10.0.5.1', 7002) for _ in range(200)]
 for x in s: x.sendall(b'x'); x.recv(1)
 time.sleep(.5)";
     let mut kib = 0;
-    let _ran = rig.run_watched(&rules, script, |running| {
+    let _ran = testbed.run_watched(&rules, script, |running| {
         let mut now = 1;
         while now > 0 {
             std::thread::sleep(Duration::from_millis(20));

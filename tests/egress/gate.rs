@@ -19,33 +19,14 @@ use nix::{
 use serde_json::json;
 use stockade_egress::{
     RunAs,
-    gate::{Gate, GateError, Request},
-    inside::Sockets,
+    gate::{Gate, GateError, GateRequest},
+    netns::Sockets,
     setup,
 };
-use stockade_policy::egress::Whitelist;
+use stockade_policy::whitelist::Whitelist;
 use stockade_sys::clone;
 
-use crate::{
-    rig::{Rig, Sandbox, syn},
-    tests,
-};
-
-tests![
-    this_host_can_do_it,
-    the_gate_is_confined,
-    a_connection_over_which_nothing_passes_does_not_wake_the_gate,
-    a_gate_that_cannot_confine_itself_does_not_serve,
-    no_code_starts_where_the_gate_is_not_confined,
-    the_gate_does_not_outlive_its_launcher,
-    without_the_gate_nothing_leaves,
-    the_death_of_the_gate_ends_the_run,
-    the_death_of_the_launcher_ends_gate_and_run,
-    the_rules_are_what_is_documented,
-    the_code_cannot_see_or_change_the_rules,
-    nothing_of_the_gate_is_left_behind,
-    the_hosts_own_network_is_not_changed,
-];
+use crate::{egress::testbed::Sandbox, egress::testbed::Testbed, egress::testbed::syn, support::runner::test};
 
 /// Resident memory of a process, in KiB.
 pub fn resident_kib(pid: i32) -> u64 {
@@ -59,17 +40,19 @@ fn field(status: &str, name: &str) -> String {
     line.unwrap_or_default().split_whitespace().next().unwrap_or_default().to_owned()
 }
 
+test!(Both, this_host_can_do_it, seconds 90);
 fn this_host_can_do_it() {
-    let _rig = Rig::new();
+    let _rig = Testbed::new();
     let begin = Instant::now();
     assert_eq!(stockade_egress::probe(), Ok(()));
     assert!(begin.elapsed() < Duration::from_secs(1));
 }
 
+test!(Both, the_gate_is_confined, seconds 90);
 fn the_gate_is_confined() {
-    let mut rig = Rig::new();
-    let privileged = rig.privileged;
-    rig.run_watched(&["10.0.5.7:80"], "time.sleep(.3)", |gate| {
+    let mut testbed = Testbed::new();
+    let privileged = testbed.privileged;
+    testbed.run_watched(&["10.0.5.7:80"], "time.sleep(.3)", |gate| {
         let process = format!("/proc/{}", gate.gate);
         let status = fs::read_to_string(format!("{process}/status")).unwrap();
         for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
@@ -78,7 +61,7 @@ fn the_gate_is_confined() {
         assert_eq!((field(&status, "Seccomp").as_str(), field(&status, "NoNewPrivs").as_str()), ("2", "1"));
         if privileged {
             assert_eq!(field(&status, "CapBnd"), "0000000000000000");
-            // The run's own id, which nobody else has.
+            // The run's own id, which no other process has.
             assert!(field(&status, "Uid").parse::<u32>().unwrap() >= 0x7000_0000, "{status}");
             assert_eq!(field(&status, "Groups"), "");
             // Only root may look at what it has open: not dumpable, so 9 and /dev/null.
@@ -89,13 +72,14 @@ fn the_gate_is_confined() {
     });
 }
 
+test!(Both, a_connection_over_which_nothing_passes_does_not_wake_the_gate, seconds 90);
 fn a_connection_over_which_nothing_passes_does_not_wake_the_gate() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
     let mut wakes = |port: u16| {
         let script = format!("s = dial('10.0.5.7', {port}); time.sleep(2)");
         let mut last = 0;
-        rig.run_watched(&["10.0.5.7:80"], &script, |running| {
+        testbed.run_watched(&["10.0.5.7:80"], &script, |running| {
             let status = || fs::read_to_string(format!("/proc/{}/status", running.gate)).unwrap_or_default();
             while let Ok(number) = field(&status(), "voluntary_ctxt_switches").parse::<u64>() {
                 last = last.max(number);
@@ -109,43 +93,46 @@ fn a_connection_over_which_nothing_passes_does_not_wake_the_gate() {
     assert!(control > 20, "the control: who asks for names has half a minute, which has to be measured: {control}");
 }
 
+test!(Both, a_gate_that_cannot_confine_itself_does_not_serve, seconds 90);
 fn a_gate_that_cannot_confine_itself_does_not_serve() {
-    let rig = Rig::new();
-    let sandbox = Sandbox::start(&rig, "pass");
+    let testbed = Testbed::new();
+    let sandbox = Sandbox::start(&testbed, "pass");
     let channels = setup::configure(Sockets::receive(sandbox.handover.as_fd()).unwrap()).unwrap();
     // A user that does not exist for anybody: no user namespace maps it.
-    let request = Request { run_as: RunAs::User { uid: u32::MAX, gid: u32::MAX }, ..rig.request(Whitelist::default()) };
+    let request = GateRequest { run_as: RunAs::User { uid: u32::MAX, gid: u32::MAX }, ..testbed.request(Whitelist::default()) };
     let gate = Gate::start(channels, request).unwrap();
     let refused = gate.confirm().unwrap_err();
     assert!(matches!(refused, GateError::Confine { .. }), "{refused}");
     assert_eq!(gate.finish(), Err(GateError::Died));
 }
 
+test!(Both, no_code_starts_where_the_gate_is_not_confined, seconds 90);
 fn no_code_starts_where_the_gate_is_not_confined() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
     let lines = "[egress]\nwhitelist = { replace = [\"10.0.5.7:80\"] }\n[limits]\nopen_files = 64";
-    let policy = rig.policy_of("default", lines);
+    let policy = testbed.policy_of("default", lines);
     let script = "say(attempt('10.0.5.7', 80))";
-    assert_eq!(rig.run_under(&policy, script, |_| ()).output, "connected\n", "the control");
-    rig.clear();
+    assert_eq!(testbed.run_under(&policy, script, |_| ()).output, "connected\n", "the control");
+    testbed.clear();
     // Too few for all connections that the gate may be told of, which it finds out when it
     // confines itself.
     setrlimit(Resource::RLIMIT_NOFILE, 512, 512).unwrap();
-    let ran = rig.run_under(&policy, script, |_| ());
+    let ran = testbed.run_under(&policy, script, |_| ());
     assert_eq!((ran.output.as_str(), &ran.report["started"]), ("", &json!(false)), "{ran:?}");
     assert_eq!(ran.report["verdict"], "sandbox_error", "{ran:?}");
     assert!(ran.report["error"].as_str().unwrap().contains("the egress gate could not limit its resources"), "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
 }
 
+test!(Both, the_gate_does_not_outlive_its_launcher, seconds 90);
 fn the_gate_does_not_outlive_its_launcher() {
-    let rig = Rig::new();
+    let testbed = Testbed::new();
     let (told, tell) = nix::unistd::pipe().unwrap();
     let launcher = clone::clone_process(0, || {
-        let sandbox = Sandbox::start(&rig, "time.sleep(9)");
+        let sandbox = Sandbox::start(&testbed, "time.sleep(9)");
         let channels = setup::configure(Sockets::receive(sandbox.handover.as_fd()).unwrap()).unwrap();
-        let gate = Gate::start(channels, rig.request(Whitelist::default())).unwrap();
+        let gate = Gate::start(channels, testbed.request(Whitelist::default())).unwrap();
         gate.confirm().unwrap();
         nix::unistd::write(&tell, &gate.pid().to_ne_bytes()).unwrap();
         std::thread::sleep(Duration::from_secs(20));
@@ -160,10 +147,11 @@ fn the_gate_does_not_outlive_its_launcher() {
     assert!(soon(|| is_gone(i32::from_ne_bytes(pid))));
 }
 
+test!(Both, without_the_gate_nothing_leaves, seconds 90);
 fn without_the_gate_nothing_leaves() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
-    // A file of everybody's says that the connection is open.
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
+    // A file that both sides can reach tells that the connection is open.
     let open = std::env::temp_dir().join(format!("egress-{}-open", std::process::id()));
     let script = format!(
         "s = dial('10.0.5.7', 80); s.sendall(b'a'); say(s.recv(9)); os.close(os.open({open:?}, os.O_CREAT)); time.sleep(1)
@@ -171,7 +159,7 @@ try: s.sendall(b'b'); time.sleep(.1); say('got', s.recv(9))
 except OSError as error: say(word(error))
 say(attempt('10.0.5.7', 80, .5))"
     );
-    let ran = rig.run_bare_watched(&["10.0.5.7:80"], &script, |gate| {
+    let ran = testbed.run_bare_watched(&["10.0.5.7:80"], &script, |gate| {
         assert!(soon(|| open.exists()));
         kill(Pid::from_raw(gate.pid()), Signal::SIGKILL).unwrap();
         let begin = Instant::now();
@@ -185,10 +173,10 @@ say(attempt('10.0.5.7', 80, .5))"
     assert_eq!(ran.output, "b'a'\ngot b''\nhang\n".replace("got b''", ran.output.lines().nth(1).unwrap()));
     assert!(!ran.output.contains("got b'b'"), "{ran:?}");
     assert_eq!(ran.egress, json!({"gate": "the egress gate ended unexpectedly"}));
-    assert_eq!(rig.packets(), [syn("10.0.5.7", 80)]);
+    assert_eq!(testbed.packets(), [syn("10.0.5.7", 80)]);
 }
 
-/// Whether a process has ended; an orphan's zombie is reaped by whoever reaps orphans here.
+/// Whether a process has ended; an orphan's zombie is reaped by this host's subreaper.
 fn is_gone(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
@@ -208,14 +196,15 @@ fn soon(is: impl Fn() -> bool) -> bool {
     })
 }
 
+test!(Both, the_death_of_the_gate_ends_the_run, seconds 90);
 fn the_death_of_the_gate_ends_the_run() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
     let mark = format!("mark-of-{}", std::process::id());
     let script = format!("'{mark}'; s = dial('10.0.5.7', 80); s.sendall(b'a'); say(s.recv(9)); time.sleep(60)");
-    let policy = rig.policy(&["10.0.5.7:80"]);
+    let policy = testbed.policy(&["10.0.5.7:80"]);
     let begin = Instant::now();
-    let ran = rig.run_under(&policy, &script, |running| {
+    let ran = testbed.run_under(&policy, &script, |running| {
         std::thread::sleep(Duration::from_millis(1500));
         kill(Pid::from_raw(running.gate), Signal::SIGKILL).unwrap();
     });
@@ -226,15 +215,16 @@ fn the_death_of_the_gate_ends_the_run() {
     assert!(ran.report["error"].as_str().unwrap().contains("the egress gate ended unexpectedly"), "{ran:?}");
     assert!(soon(|| !runs(&mark)), "something of the run is left");
     // The control: with its gate the same run ends well, and nothing was wrong with it.
-    assert_eq!(rig.run(&["10.0.5.7:80"], &script.replace("time.sleep(60)", "pass")).output, "b'a'\n");
+    assert_eq!(testbed.run(&["10.0.5.7:80"], &script.replace("time.sleep(60)", "pass")).output, "b'a'\n");
 }
 
+test!(Both, the_death_of_the_launcher_ends_gate_and_run, seconds 90);
 fn the_death_of_the_launcher_ends_gate_and_run() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     let mark = format!("mark-of-{}", std::process::id());
-    let policy = rig.policy(&["10.0.5.7:80"]);
+    let policy = testbed.policy(&["10.0.5.7:80"]);
     let mut gate = 0;
-    let ran = rig.run_under(&policy, &format!("'{mark}'; say('on'); time.sleep(60)"), |running| {
+    let ran = testbed.run_under(&policy, &format!("'{mark}'; say('on'); time.sleep(60)"), |running| {
         gate = running.gate;
         std::thread::sleep(Duration::from_millis(1500));
         kill(Pid::from_raw(running.launcher), Signal::SIGKILL).unwrap();
@@ -272,14 +262,15 @@ const RULES: &str = r#"table inet stockade {
 }
 "#;
 
+test!(Both, the_rules_are_what_is_documented, seconds 90);
 fn the_rules_are_what_is_documented() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     // Seen from the namespace's own side, where no code of the payload ever runs.
     let script = "#outer
 subprocess.run(['/usr/sbin/nft', 'list', 'ruleset'])
 for family in '-4', '-6': subprocess.run(['/usr/sbin/ip', family, 'route', 'show', 'table', 'local', 'default'])
 say(os.listdir('/sys/class/net') if os.path.exists('/sys/class/net') else '')";
-    let ran = rig.run_bare(&["10.0.5.7:80"], script);
+    let ran = testbed.run_bare(&["10.0.5.7:80"], script);
     let (rules, rest) = ran.output.split_at(RULES.len().min(ran.output.len()));
     assert_eq!(rules, RULES);
     assert!(
@@ -288,8 +279,9 @@ say(os.listdir('/sys/class/net') if os.path.exists('/sys/class/net') else '')";
     );
 }
 
+test!(Both, the_code_cannot_see_or_change_the_rules, seconds 90);
 fn the_code_cannot_see_or_change_the_rules() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     let script = "def netlink(kind, flags, body):
     s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 12)
     s.send(struct.pack('IHHII', 16 + len(body), kind, flags, 1, 0) + body)
@@ -302,30 +294,32 @@ s.send(batch(16) + struct.pack('IHHII', 20, DELETE, 5, 1, 0) + bytes([1, 0, 0, 0
 route = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
 route.send(struct.pack('IHHII', 28, 25, 5, 1, 0) + bytes([2, 0, 0, 0, 255, 3, 254, 2, 0, 0, 0, 0])); say(errno.errorcode[-struct.unpack_from('i', route.recv(999), 16)[0]])
 say(libc.unshare(0x50000000) == 0 and attempt('10.0.5.7', 80))";
-    rig.listen("echo", &[80]);
+    testbed.listen("echo", &[80]);
     // What holds by itself, without the filter that forbids most of it before.
-    let ran = rig.run_bare(&["10.0.5.7:80"], script);
+    let ran = testbed.run_bare(&["10.0.5.7:80"], script);
     assert_eq!(ran.output, "EPERM EPERM EPERM\nEPERM\nEPERM\nENETUNREACH\n", "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
 }
 
+test!(Both, nothing_of_the_gate_is_left_behind, seconds 90);
 fn nothing_of_the_gate_is_left_behind() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
     let open = || fs::read_dir("/proc/self/fd").unwrap().count();
-    let _first = rig.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))");
+    let _first = testbed.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))");
     let before = open();
     for _ in 0..20 {
-        assert_eq!(rig.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))").output, "connected\n");
+        assert_eq!(testbed.run(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80))").output, "connected\n");
     }
     assert_eq!(open(), before);
     let children = fs::read_to_string(format!("/proc/self/task/{}/children", std::process::id())).unwrap();
     assert_eq!(children.split_whitespace().count(), 1, "only the other hosts: {children}");
 }
 
+test!(Both, the_hosts_own_network_is_not_changed, seconds 90);
 fn the_hosts_own_network_is_not_changed() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[80]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
     let look = || {
         let said = |program: &str, words: &str| {
             let output = Command::new(program).args(words.split(' ')).env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").output().unwrap();
@@ -344,7 +338,7 @@ fn the_hosts_own_network_is_not_changed() {
     assert!(soon(|| look()[0].contains("vh@") && !look()[0].contains("NO-CARRIER")));
     let before = look();
     let mut during = None;
-    let ran = rig.run_watched(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80)); time.sleep(.3)", |_| during = Some(look()));
+    let ran = testbed.run_watched(&["10.0.5.7:80"], "say(attempt('10.0.5.7', 80)); time.sleep(.3)", |_| during = Some(look()));
     assert_eq!(ran.output, "connected\n");
     assert_eq!(during, Some(before.clone()));
     assert_eq!(look(), before);

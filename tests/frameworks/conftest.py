@@ -1,4 +1,4 @@
-"""What the tests of every framework share. Runs as whoever starts it; touches only its own directories."""
+"""What the tests of every framework share. Runs as the user who starts it; touches only its own directories."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def agent() -> Agent:
 
 @pytest.fixture
 def shims_of(tmp_path: Path) -> Callable[[str], Path]:
-    """Shims of the host's interpreters under a policy, in a directory of their own."""
+    """Shims of the host's interpreters under a policy, in their own directory."""
 
     def install(policy: str) -> Path:
         place = tmp_path / f"shims-{policy}"

@@ -26,11 +26,11 @@ use crate::{
 
 const BATCH: usize = 64;
 /// Bytes of an input that is kept in the tree.
-const LONGEST_KEPT: usize = 1024;
+const MAX_KEPT_LEN: usize = 1024;
 /// Longer than any input may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is being run: for whoever has to say what made it fail.
+/// What is being run: named in the report of a failure.
 static CURRENT: Mutex<(&str, Vec<u8>)> = Mutex::new(("", Vec::new()));
 static RUNS: AtomicU64 = AtomicU64::new(0);
 
@@ -73,7 +73,7 @@ impl Fuzzer {
     pub fn fewest(&mut self) -> Vec<Vec<u8>> {
         let mut inputs = (self.target.seeds)();
         let seeds = inputs.len();
-        let mut others: Vec<Vec<u8>> = self.corpus.iter().filter(|input| input.len() <= LONGEST_KEPT).cloned().collect();
+        let mut others: Vec<Vec<u8>> = self.corpus.iter().filter(|input| input.len() <= MAX_KEPT_LEN).cloned().collect();
         others.sort_by(|one, other| (one.len(), one).cmp(&(other.len(), other)));
         others.dedup();
         inputs.extend(others);
@@ -152,7 +152,7 @@ pub fn watch(_target: &Target) {
                 let runs = RUNS.load(Ordering::Relaxed);
                 if runs != last.0 {
                     last = (runs, Instant::now());
-                } else if last.1.elapsed() > PATIENCE {
+                } else if last.1.elapsed() > RUN_TIMEOUT {
                     say("an input is not done after 10 s");
                     keep_input();
                     std::process::abort();

@@ -2,7 +2,7 @@
 //!
 //! Inputs grow out of good ones by mutation. Built by `tests/fuzz/run`, with the compiler's
 //! own coverage counters, an input that reaches new code is kept and built upon; built by
-//! plain cargo it is blind mutation, and says so. A target ends the program when it panics,
+//! plain cargo it is blind mutation, and reports that. A target ends the program when it panics,
 //! when what it promises does not hold, or when one input takes ten seconds; the input is
 //! kept in a file. What no input reached is not proved.
 //!
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One line; whoever reads it may have gone.
+/// One line; its reader may have exited.
 fn say(line: &str) {
     let _nobody_reads = writeln!(std::io::stdout(), "{line}");
 }
@@ -79,7 +79,7 @@ fn now() -> u64 {
 
 fn keep(target: &'static Target, time: Duration) -> Result<(), String> {
     let coverage = Coverage::open().map_err(|error| format!("the counters cannot be read: {error}"))?;
-    let coverage = coverage.ok_or("without coverage nobody can tell which inputs are worth keeping: tests/fuzz/run --keep")?;
+    let coverage = coverage.ok_or("without coverage it is unknown which inputs are worth keeping: tests/fuzz/run --keep")?;
     engine::watch(target);
     let mut fuzzer = Fuzzer::new(target, Some(coverage), now());
     fuzzer.run(time);

@@ -51,7 +51,7 @@ pub const PLANTED: Target = Target {
     words: &[],
     longest: 32,
     run: |input| {
-        // Each is a function, and so has a counter of its own, which is what coverage sees.
+        // Each is a function, and so has its own counter, which is what coverage sees.
         let wanted: [fn(u8) -> bool; 6] =
             [|is| is == b's', |is| is == b'7', |is| is == b'o', |is| is == b'k', |is| is == b'@', |is| is == b'd'];
         let found = input.iter().zip(wanted).take_while(|(is, wanted)| wanted(**is)).count();

@@ -1,7 +1,7 @@
 //! Approval: what screening holds back runs once, for a token that is for this request of
 //! this caller alone, and under `approvers` only after somebody else has said so.
 //!
-//! Root's tests have a registry and a log of their own, in a mount namespace of the test's
+//! Root's tests have their own registry and log, in a mount namespace of the test's
 //! process.
 
 use std::{
@@ -21,33 +21,14 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    door::Door,
-    harness::{Test, directory, is_root, test},
-    policies::command_with_etc,
-    sessions::Session,
-    stockade::{Done, OWNER, PolicyDirectory, derived, exec, exec_with, feed, program_path, put, scratch_named, stockade, text, under},
+    suite::socket::SocketServer,
+    support::{
+        exec::{ExecResult, OWNER, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text, write_file},
+        policy_dir::{PolicyDirectory, command_with_etc, derived},
+        runner::{directory, is_root, test},
+        session::Session,
+    },
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, code_that_is_held_back_runs_once_with_its_token, seconds 60),
-    test!(Both, a_token_is_for_the_very_same_request, seconds 90),
-    test!(Both, a_token_is_for_its_policy_and_its_scratch, seconds 60),
-    test!(Both, of_many_who_bring_a_token_at_one_time_one_runs, seconds 60),
-    test!(Both, a_token_ends_with_its_time_and_its_boot, seconds 60),
-    test!(RootOnly, a_clock_that_is_set_changes_nothing_and_time_that_passes_does, seconds 60),
-    test!(Both, a_token_of_a_session_is_for_that_session_until_its_reset, seconds 60),
-    test!(Both, a_token_comes_and_goes_through_a_socket, seconds 60),
-    test!(RootOnly, anothers_token_is_none, seconds 60),
-    test!(RootOnly, approvers_see_what_they_approve_and_nobody_else_approves, seconds 90),
-    test!(RootOnly, what_others_approve_is_all_that_runs, seconds 90),
-    test!(RootOnly, what_others_approve_in_a_session_finds_nothing_there, seconds 90),
-    test!(Both, a_command_that_needs_approval_does_not_run, seconds 90),
-    test!(Both, no_program_gets_a_token_to_approve_itself, seconds 60),
-    test!(RootlessOnly, an_ordinary_users_launcher_holds_nothing_back_for_others),
-    test!(Both, what_cannot_be_kept_has_no_token, seconds 90),
-    test!(Both, used_tokens_do_not_pile_up, seconds 60),
-    test!(Both, review_holds_back_processes_network_and_files_outside, seconds 90),
-];
 
 /// Starts a program, and so is held back under `review`.
 const STARTS: &str = "import subprocess\nprint(subprocess.run(['echo', 'ran'], capture_output=True, text=True).stdout, end='')";
@@ -74,7 +55,7 @@ fn records() -> Vec<Value> {
     written.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn review(request: &Value) -> Done {
+fn review(request: &Value) -> ExecResult {
     exec_with(&["--policy", "review"], request.clone())
 }
 
@@ -86,7 +67,7 @@ fn with_token(request: &Value, token: &str) -> Value {
 
 /// The token of a result that waits.
 #[track_caller]
-fn token_of(done: &Done) -> String {
+fn token_of(done: &ExecResult) -> String {
     let held = json!({"verdict": "approval_required", "code": 126, "started": false, "success": false, "output": "", "receipt": null});
     done.expect(held);
     let token = done["approval"]["token"].as_str().unwrap().to_owned();
@@ -103,6 +84,7 @@ fn kept(registry: &Path, token: &str, ending: &str) -> PathBuf {
     registry.join(format!("approval-{}.{ending}", hash(token)))
 }
 
+test!(Both, code_that_is_held_back_runs_once_with_its_token, seconds 60);
 fn code_that_is_held_back_runs_once_with_its_token() {
     let registry = own_registry();
     let request = json!({"code": STARTS});
@@ -126,7 +108,7 @@ fn code_that_is_held_back_runs_once_with_its_token() {
     {
         review(&with_token(&request, &wrong)).refused(reason, &["approve: "]);
     }
-    // The control: what nobody has to approve.
+    // The control: what needs no approval.
     let honest = review(&json!({"code": "print(6 * 7)"}));
     assert!(honest.succeeded()["approval"].is_null());
     // What cannot be seen in the code is seen in the words about it.
@@ -155,6 +137,7 @@ fn code_that_is_held_back_runs_once_with_its_token() {
     }
 }
 
+test!(Both, a_token_is_for_the_very_same_request, seconds 90);
 fn a_token_is_for_the_very_same_request() {
     own_registry();
     let request = json!({
@@ -185,6 +168,7 @@ fn a_token_is_for_the_very_same_request() {
     review(&same).succeeded().expect(json!({"output": "ran\n"}));
 }
 
+test!(Both, a_token_is_for_its_policy_and_its_scratch, seconds 60);
 fn a_token_is_for_its_policy_and_its_scratch() {
     own_registry();
     let policies = PolicyDirectory::new();
@@ -220,6 +204,7 @@ fn a_token_is_for_its_policy_and_its_scratch() {
     ask(&granted).succeeded().expect(json!({"output": "ran\n"}));
 }
 
+test!(Both, of_many_who_bring_a_token_at_one_time_one_runs, seconds 60);
 fn of_many_who_bring_a_token_at_one_time_one_runs() {
     own_registry();
     let place = scratch_named("place");
@@ -230,12 +215,12 @@ fn of_many_who_bring_a_token_at_one_time_one_runs() {
         .into_iter()
         .map(|mut command| {
             let granted = granted.clone();
-            thread::spawn(move || Done::of(feed(&mut command, granted.as_bytes())))
+            thread::spawn(move || ExecResult::of(run_with_stdin(&mut command, granted.as_bytes())))
         })
         .collect();
-    let all: Vec<Done> = running.into_iter().map(|one| one.join().unwrap()).collect();
+    let all: Vec<ExecResult> = running.into_iter().map(|one| one.join().unwrap()).collect();
     let (ran, late): (Vec<_>, Vec<_>) = all.iter().partition(|done| done["started"] == true);
-    assert_eq!(ran.len(), 1, "{:?}", all.iter().map(Done::brief).collect::<Vec<_>>());
+    assert_eq!(ran.len(), 1, "{:?}", all.iter().map(ExecResult::brief).collect::<Vec<_>>());
     ran[0].succeeded();
     for done in late {
         done.refused("approval_used", &[]);
@@ -253,6 +238,7 @@ fn change(path: &Path, field: &str, value: Value) -> String {
     before
 }
 
+test!(Both, a_token_ends_with_its_time_and_its_boot, seconds 60);
 fn a_token_ends_with_its_time_and_its_boot() {
     let registry = own_registry();
     let request = json!({"code": STARTS});
@@ -274,6 +260,7 @@ fn a_token_ends_with_its_time_and_its_boot() {
     assert!(!past.exists());
 }
 
+test!(RootOnly, a_clock_that_is_set_changes_nothing_and_time_that_passes_does, seconds 60);
 /// CLOCK_BOOTTIME is shifted by a time namespace; CLOCK_REALTIME has none, so that nothing
 /// which it says may stand in what is kept.
 fn a_clock_that_is_set_changes_nothing_and_time_that_passes_does() {
@@ -288,12 +275,13 @@ fn a_clock_that_is_set_changes_nothing_and_time_that_passes_does() {
     let program = program_path().unwrap();
     let later = |seconds: &str| {
         let words = ["unshare", "--time", "--boottime", seconds, "--fork", text(&program), "exec", "--policy", "review"];
-        Done::of(feed(&mut under(&words), granted.as_bytes()))
+        ExecResult::of(run_with_stdin(&mut run_under(&words), granted.as_bytes()))
     };
     later("1000").refused("approval_expired", &[]);
     later("60").succeeded();
 }
 
+test!(Both, a_token_of_a_session_is_for_that_session_until_its_reset, seconds 60);
 fn a_token_of_a_session_is_for_that_session_until_its_reset() {
     own_registry();
     let open = || Session::open(&["--policy", "review"]);
@@ -312,16 +300,17 @@ fn a_token_of_a_session_is_for_that_session_until_its_reset() {
     assert_eq!(first.ask(with_token(&line, &lost))["reason"], "approval_of_other_scratch");
 }
 
+test!(Both, a_token_comes_and_goes_through_a_socket, seconds 60);
 fn a_token_comes_and_goes_through_a_socket() {
     own_registry();
-    let door = Door::open("review.sock", || stockade(["serve"]));
+    let socket = SocketServer::open("review.sock", || stockade(["serve"]));
     let request = json!({"code": STARTS});
-    let token = token_of(&door.ask(&[], &request));
-    door.ask(&[], &with_token(&request, &token)).succeeded().expect(json!({"output": "ran\n"}));
-    let token = token_of(&door.ask(&[], &request));
-    let mut client = door.client(&[]);
+    let token = token_of(&socket.ask(&[], &request));
+    socket.ask(&[], &with_token(&request, &token)).succeeded().expect(json!({"output": "ran\n"}));
+    let token = token_of(&socket.ask(&[], &request));
+    let mut client = socket.client(&[]);
     client.args(["--approve", &token]);
-    Done::of(feed(&mut client, request.to_string().as_bytes())).succeeded();
+    ExecResult::of(run_with_stdin(&mut client, request.to_string().as_bytes())).succeeded();
 }
 
 /// A policy whose code somebody else approves.
@@ -343,10 +332,11 @@ fn behind_sudo(uid: u32, arguments: &[&str]) -> Command {
     command_with_etc(&files, &[("SUDO_UID", &id), ("SUDO_GID", &id)], arguments)
 }
 
-fn exec_as(uid: u32, policy: &str, request: &Value) -> Done {
-    Done::of(feed(&mut behind_sudo(uid, &["exec", "--policy", policy]), request.to_string().as_bytes()))
+fn exec_as(uid: u32, policy: &str, request: &Value) -> ExecResult {
+    ExecResult::of(run_with_stdin(&mut behind_sudo(uid, &["exec", "--policy", policy]), request.to_string().as_bytes()))
 }
 
+test!(RootOnly, anothers_token_is_none, seconds 60);
 fn anothers_token_is_none() {
     own_registry();
     let request = json!({"code": STARTS});
@@ -362,13 +352,14 @@ fn anothers_token_is_none() {
     assert_eq!(exec_as(OWNER + 1, "review", &granted).error(), nobodys.error());
 }
 
-/// `stockade approve` by root behind sudo, for this user: its status, and what it says.
+/// `stockade approve` by root behind sudo, for this user: its status and output.
 fn approve(uid: u32, words: &[&str]) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } = behind_sudo(uid, &[&["approve"], words].concat()).output().unwrap();
     (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
 }
 
-fn approvers_see_what_they_approve_and_nobody_else_approves() {
+test!(RootOnly, approvers_see_what_they_approve_and_no_other_user_approves, seconds 90);
+fn approvers_see_what_they_approve_and_no_other_user_approves() {
     let registry = own_registry();
     // A return by itself, which ends a line of Python and looks like none.
     let code = format!("# \u{202e}harmless, as in C:\\r\r{STARTS}");
@@ -387,7 +378,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
         assert_eq!(done["approval"]["token"], token.as_str());
     };
     pending();
-    // Neither who asks nor whoever else comes along, and these learn nothing.
+    // Neither the requester nor any other user, and these learn nothing.
     let (status, said) = approve(OWNER, &["--yes", &token]);
     assert!(status == Some(2) && said.contains("yourself"), "{said}");
     let unlisted = approve(OWNER + 1, &["--yes", &token]);
@@ -398,7 +389,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let (status, said) = approve(OWNER + 7, &[&token]);
     assert_eq!(status, Some(0), "{said}");
     for part in [
-        &format!("uid {OWNER} wants this run as python under `four-eyes`,\nin a scratch of its own that vanishes:\n"),
+        &format!("uid {OWNER} wants this run as python under `four-eyes`,\nin a private scratch that vanishes:\n"),
         "    1 | # ⟨U+202E⟩harmless, as in C:\\r⟨U+000D⟩\n    2 | import subprocess\n    3 | print(subprocess.run(",
         "stdin, 7 bytes, sent as base64 and decoded here:\n    1 | one\n    2 | two\n",
         "file \"m.py\", 14 bytes, sent as base64 and decoded here:\n    1 | import socket\n",
@@ -428,8 +419,8 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
         .filter(of_token)
         .map(|record| (record["event"].clone(), record["who"]["uid"].clone(), record["approval"]["approver"].clone()))
         .collect();
-    let (requester, approver, nobody) = (json!(OWNER), json!(OWNER + 7), Value::Null);
-    for step in [(json!("held"), &requester, &nobody), (json!("approved"), &approver, &approver), (json!("run"), &requester, &approver)] {
+    let (requester, approver, none) = (json!(OWNER), json!(OWNER + 7), Value::Null);
+    for step in [(json!("held"), &requester, &none), (json!("approved"), &approver, &approver), (json!("run"), &requester, &approver)] {
         assert!(told.contains(&(step.0.clone(), step.1.clone(), step.2.clone())), "{step:?}: {told:?}");
     }
     assert!(!fs::read_to_string(log().join("audit-00000001.jsonl")).unwrap().contains(&token));
@@ -438,7 +429,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     let refused = run("four-eyes");
     assert!(refused.status.code() == Some(2) && String::from_utf8_lossy(&refused.stderr).contains("requests of `exec`"), "{refused:?}");
     assert_eq!(run("review").status.code(), Some(0));
-    // What nobody could read is not put before anybody.
+    // What no approver could read is not shown to one.
     let long = json!({"code": STARTS, "files": {"f": "x".repeat(300 << 10)}});
     exec_as(OWNER, "four-eyes", &long).refused("approval_too_large", &["send less"]);
     token_of(&exec_as(OWNER, "review", &long));
@@ -451,6 +442,7 @@ fn approvers_see_what_they_approve_and_nobody_else_approves() {
     assert!(said.contains(&format!("\n  and {omitted} more\n")), "{said}");
 }
 
+test!(RootOnly, what_others_approve_is_all_that_runs, seconds 90);
 /// What lies in a host scratch, or below an interpreter of one's own, can be exchanged after
 /// somebody has approved what they saw.
 fn what_others_approve_is_all_that_runs() {
@@ -461,32 +453,36 @@ fn what_others_approve_is_all_that_runs() {
     assert_eq!(approve(OWNER + 7, &["--yes", &token]).0, Some(0));
     let granted = with_token(&request, &token);
     let ask = |policy: &str, options: &[&str], request: &Value| {
-        Done::of(feed(&mut behind_sudo(OWNER, &[&["exec", "--policy", policy], options].concat()), request.to_string().as_bytes()))
+        ExecResult::of(run_with_stdin(
+            &mut behind_sudo(OWNER, &[&["exec", "--policy", policy], options].concat()),
+            request.to_string().as_bytes(),
+        ))
     };
     let in_place = |request: &Value| {
         let mut request = request.clone();
         request["scratch"] = json!(text(&place));
         request
     };
-    let door = Door::open("four-eyes.sock", || behind_sudo(0, &["serve"]));
+    let socket = SocketServer::open("four-eyes.sock", || behind_sudo(0, &["serve"]));
     let ids = [format!("--reuid={OWNER}"), format!("--regid={OWNER}")];
     let peer = ["setpriv", &ids[0], &ids[1], "--clear-groups"];
     for request in [&request, &granted] {
         let by_files = [text(&place), "`files`", "`collect`", "without `approvers`"];
         ask("four-eyes", &[], &in_place(request)).refused("approval_not_self_contained", &by_files);
         ask("four-eyes", &["--scratch", text(&place)], request).refused("approval_not_self_contained", &by_files);
-        door.ask(&peer, &in_place(request)).refused("approval_not_self_contained", &by_files);
+        socket.ask(&peer, &in_place(request)).refused("approval_not_self_contained", &by_files);
         ask("four-eyes", &["--runtime", "python=/usr/bin/python3"], request)
             .refused("approval_not_self_contained", &["/usr/bin/python3", "--runtime", "in the policy"]);
     }
-    // The controls: what nobody has to approve runs there, and without approvers both wait.
+    // The controls: what needs no approval runs there, and without approvers both wait.
     ask("four-eyes", &[], &in_place(&json!({"code": "print(1)"}))).succeeded();
     token_of(&ask("review", &[], &in_place(&request)));
     token_of(&ask("review", &["--runtime", "python=/usr/bin/python3"], &request));
     // None of this has used the token up.
-    door.ask(&peer, &granted).succeeded().expect(json!({"output": "ran\n"}));
+    socket.ask(&peer, &granted).succeeded().expect(json!({"output": "ran\n"}));
 }
 
+test!(RootOnly, what_others_approve_in_a_session_finds_nothing_there, seconds 90);
 fn what_others_approve_in_a_session_finds_nothing_there() {
     own_registry();
     let open = |policy: &str, more: &[&str]| Session::of(&mut behind_sudo(OWNER, &[&["session", "--policy", policy], more].concat()));
@@ -510,7 +506,7 @@ fn what_others_approve_in_a_session_finds_nothing_there() {
     }
     // The controls: in an empty one it waits, and runs once it is approved.
     let (status, said) = approve(OWNER + 7, &["--yes", &lost]);
-    assert!(status == Some(0) && said.contains("in a session that holds nothing before it, and keeps what it leaves"), "{said}");
+    assert!(status == Some(0) && said.contains("in a session that is empty before it, and keeps the files that it leaves"), "{said}");
     assert_eq!(session.ask(with_token(&line, &lost))["output"], "ran\n");
     // What code has left counts as what was written.
     assert_eq!(session.output("open('/tmp/left', 'w').close()"), "");
@@ -550,25 +546,26 @@ fn what_others_approve_in_a_session_finds_nothing_there() {
     let token = token_in(&session.ask(look.clone()));
     assert_eq!(approve(OWNER + 7, &["--yes", &token]).0, Some(0));
     assert_eq!(did(&mut session, &places, "os.utime(place, (7, 7)); print(os.stat(place).st_mtime, end=' ')"), "7.0 ".repeat(4));
-    // The control: they stay for a run that nobody approves. That of scratch its program changes.
+    // The control: they stay for a run that is not approved. That of scratch its program changes.
     assert_eq!(did(&mut session, &places[1..], "print(os.stat(place).st_mtime, end=' ')"), "7.0 ".repeat(3));
     assert_eq!(session.ask(with_token(&look, &token))["output"], "[]");
     let place = scratch_named("place");
     assert_eq!(open("four-eyes", &["--scratch", text(&place)]).ask(line.clone())["reason"], "approval_not_self_contained");
-    // Where whoever asks approves, they know what they have written.
+    // A requester who approves knows what they have written.
     let mut own = open("review", &[]);
     own.write("subprocess.py", json!("print('exchanged')"));
     token_in(&own.ask(line.clone()));
-    // Whoever else approves may do so for a program too.
+    // Another approver may approve a program too.
     token_in(&open("four-eyes", &["--approved-by", "approvers"]).ask(line.clone()));
     assert_eq!(open("four-eyes", &["--approved-by", "nobody"]).ask(line)["reason"], "approval_not_here");
 }
 
+test!(Both, a_command_that_needs_approval_does_not_run, seconds 90);
 /// Commands and shims cannot wait, so that the rule would mean nothing.
 fn a_command_that_needs_approval_does_not_run() {
     own_registry();
     let place = scratch_named("place");
-    put(&place.join("starts.py"), STARTS);
+    write_file(&place.join("starts.py"), STARTS);
     let gives = |output: &Output, policy: &str, ran: bool| {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!((output.status.code(), output.stdout == b"ran\n"), (Some(if ran { 0 } else { 126 }), ran), "{policy}: {said}");
@@ -585,7 +582,7 @@ fn a_command_that_needs_approval_does_not_run() {
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         let shims = directory().join(format!("shims-{policy}"));
         assert!(stockade(["shim", "install", text(&shims), "--policy", policy]).output().unwrap().status.success());
-        gives(&under(&[text(&shims.join("python3")), "starts.py"]).current_dir(&place).output().unwrap(), policy, ran);
+        gives(&run_under(&[text(&shims.join("python3")), "starts.py"]).current_dir(&place).output().unwrap(), policy, ran);
         let last = records().pop().unwrap();
         if ran {
             assert_eq!((&report["verdict"], &last["event"]), (&json!("exited"), &json!("run")));
@@ -596,12 +593,13 @@ fn a_command_that_needs_approval_does_not_run() {
         assert_eq!(report["findings"][0]["action"], "approve", "{report}");
         assert_eq!([&last["event"], &last["verdict"], &last["reason"]], ["refused", "screened", "approval_not_here"]);
     }
-    // The control: what nobody has to approve.
+    // The control: what needs no approval.
     assert_eq!(stockade(["run", "--policy", "review", "--", "python3", "-c", "print(6 * 7)"]).output().unwrap().stdout, b"42\n");
 }
 
+test!(Both, no_program_gets_a_token_to_approve_itself, seconds 60);
 /// A model reads what its tools answer: with a token it would be its own approver. A reply's
-/// blocks have nobody who could bring one.
+/// blocks have no approver.
 fn no_program_gets_a_token_to_approve_itself() {
     let registry = own_registry();
     let line = json!({"op": "run", "code": STARTS});
@@ -611,9 +609,9 @@ fn no_program_gets_a_token_to_approve_itself() {
         assert!(answer["approval"].is_null() && answer["error"].as_str().unwrap().contains("`stockade exec`"), "{answer}");
     }
     let reply = format!("```sh\necho first\n```\n```python\n{STARTS}\n```\n```sh\necho last\n```\n");
-    let blocks = |policy: &str| Done::of(feed(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
+    let blocks = |policy: &str| ExecResult::of(run_with_stdin(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
     let fates =
-        |done: &Done| done["blocks"].as_array().unwrap().iter().map(|block| json!([block["ran"], block["why"]])).collect::<Vec<_>>();
+        |done: &ExecResult| done["blocks"].as_array().unwrap().iter().map(|block| json!([block["ran"], block["why"]])).collect::<Vec<_>>();
     let held = blocks("review");
     held.expect(json!({"verdict": "screened", "reason": "approval_not_here", "output": "first\n", "success": false}));
     assert_eq!(fates(&held), [json!([true, null]), json!([false, "screened"]), json!([false, "after_failure"])]);
@@ -625,6 +623,7 @@ fn no_program_gets_a_token_to_approve_itself() {
     assert_eq!(fates(ran.succeeded()), vec![json!([true, null]); 3]);
 }
 
+test!(RootlessOnly, an_ordinary_users_launcher_holds_nothing_back_for_others);
 fn an_ordinary_users_launcher_holds_nothing_back_for_others() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("four-eyes", &four_eyes());
@@ -635,6 +634,7 @@ fn an_ordinary_users_launcher_holds_nothing_back_for_others() {
     assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("sudo stockade approve"));
 }
 
+test!(Both, what_cannot_be_kept_has_no_token, seconds 90);
 fn what_cannot_be_kept_has_no_token() {
     let registry = own_registry();
     let request = json!({"code": STARTS});
@@ -680,6 +680,7 @@ fn what_cannot_be_kept_has_no_token() {
     token_of(&review(&request));
 }
 
+test!(Both, used_tokens_do_not_pile_up, seconds 60);
 fn used_tokens_do_not_pile_up() {
     let registry = own_registry();
     let request = json!({"code": STARTS});
@@ -706,6 +707,7 @@ fn used_tokens_do_not_pile_up() {
     assert_eq!((left(own), left(own + 1)), (64, 100));
 }
 
+test!(Both, review_holds_back_processes_network_and_files_outside, seconds 90);
 fn review_holds_back_processes_network_and_files_outside() {
     own_registry();
     for (language, code) in [

@@ -1,86 +1,27 @@
 //! The audit log: every run and refusal stands in it, nothing of the caller's secrets does,
 //! code cannot reach it, and what is done to it afterwards is found.
 //!
-//! Root's tests have a `/var/log` of their own, in a mount namespace of the test's process.
+//! Root's tests have their own `/var/log`, in a mount namespace of the test's process.
 
 use std::{
     fs,
     os::unix::{fs::PermissionsExt, net::UnixDatagram},
-    path::{Path, PathBuf},
-    process::Output,
+    path::Path,
     thread,
 };
 
-use nix::{
-    mount::{MsFlags, mount},
-    sched::{CloneFlags, unshare},
-};
+use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, is_root, test},
-    stockade::{Done, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, scratch, stockade, text, token},
+use crate::support::{
+    audit_log::{audit, is_whole, mount_tmpfs, own_log, records, written},
+    exec::{ExecResult, exec, exec_bytes, exec_with, run_with_stdin, scratch, stockade, text, token},
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, is_root, test},
     tracer::{Act, LAUNCHER, Point, trace},
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, a_run_and_a_refusal_are_written_down),
-    test!(Both, a_command_is_written_down),
-    test!(Both, what_watched_interpreters_met_is_written_down),
-    test!(Both, no_secret_of_a_request_is_written_down),
-    test!(Both, nothing_that_a_terminal_acts_on_is_written_or_printed),
-    test!(Both, code_cannot_reach_the_log),
-    test!(Both, a_policy_that_would_show_the_log_is_refused),
-    test!(Both, a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so),
-    test!(Both, a_required_log_that_cannot_be_written_stops_the_run),
-    test!(RootOnly, a_full_disk_stops_runs_that_require_the_log),
-    test!(Both, an_audit_that_is_off_writes_nothing),
-    test!(alone Both, launchers_at_once_keep_one_chain, seconds 120),
-    test!(Both, a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain, seconds 300),
-    test!(Both, verify_names_the_line_and_tells_by_its_status),
-    test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log),
-    test!(Both, tail_show_and_query_find_records),
-    test!(RootOnly, the_journal_gets_every_head_and_shows_a_cut_tail),
-    test!(RootOnly, alerts_go_to_the_journal_and_are_limited, seconds 60),
-];
-
-fn mount_tmpfs(at: &str, options: &str) {
-    mount(Some("none"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
-}
-
-/// A log of this test's own; its directory, which the first run makes.
-pub fn own_log() -> PathBuf {
-    if !is_root() {
-        return directory().join("home/.local/state/stockade/audit");
-    }
-    unshare(CloneFlags::CLONE_NEWNS).unwrap();
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
-    mount_tmpfs("/var/log", "size=4m,mode=755");
-    PathBuf::from("/var/log/stockade")
-}
-
-fn audit(arguments: &[&str]) -> (Option<i32>, String) {
-    let Output { status, stdout, stderr } = stockade([&["audit"], arguments].concat()).output().unwrap();
-    let said = String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap();
-    assert!(said.chars().all(|c| c == '\n' || (' '..='~').contains(&c)), "{said:?}");
-    (status.code(), said)
-}
-
-/// The last file, whole.
-fn written(log: &Path) -> String {
-    fs::read_to_string(log.join("audit-00000001.jsonl")).unwrap()
-}
-
-pub fn records(log: &Path) -> Vec<Value> {
-    written(log).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
-#[track_caller]
-pub fn is_whole() {
-    let (status, said) = audit(&["verify"]);
-    assert_eq!(status, Some(0), "{said}");
-}
-
+test!(Both, a_run_and_a_refusal_are_written_down);
 fn a_run_and_a_refusal_are_written_down() {
     let log = own_log();
     let request = json!({"code": "print('said')", "id": "job-7", "labels": {"agent": "a1"}});
@@ -110,6 +51,7 @@ fn a_run_and_a_refusal_are_written_down() {
     is_whole();
 }
 
+test!(Both, a_command_is_written_down);
 fn a_command_is_written_down() {
     let log = own_log();
     let output = stockade(["run", "--", "/bin/sh", "-c", "echo words; exit 3"]).output().unwrap();
@@ -117,7 +59,7 @@ fn a_command_is_written_down() {
     let all = records(&log);
     assert_eq!((&all[1]["code"]["kind"], &all[1]["status"]), (&json!("command"), &json!(3)), "{all:?}");
     assert!(all[1]["receipt_sha256"].is_null() && all[1].get("output").is_none(), "streams passed through are not looked at");
-    // Whoever has a receipt finds it in the log.
+    // A receipt can be found in the log.
     let report = directory().join("report");
     stockade(["run", "--report", text(&report), "--", "/bin/true"]).output().unwrap();
     let all = records(&log);
@@ -127,6 +69,7 @@ fn a_command_is_written_down() {
     is_whole();
 }
 
+test!(Both, what_watched_interpreters_met_is_written_down);
 fn what_watched_interpreters_met_is_written_down() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -142,6 +85,7 @@ fn what_watched_interpreters_met_is_written_down() {
     assert!(records(&log)[2].get("modules").is_none());
 }
 
+test!(Both, no_secret_of_a_request_is_written_down);
 fn no_secret_of_a_request_is_written_down() {
     let log = own_log();
     let secret = token("audit");
@@ -160,6 +104,7 @@ fn no_secret_of_a_request_is_written_down() {
     assert!(written(&log).contains(&secret));
 }
 
+test!(Both, nothing_that_a_terminal_acts_on_is_written_or_printed);
 fn nothing_that_a_terminal_acts_on_is_written_or_printed() {
     let log = own_log();
     let hostile = "print('\\x1b[2J\\x9b31m\\u202e\\r\\x7f')  # \u{1b}[2J \u{9b} \u{202e} \u{2066}";
@@ -175,6 +120,7 @@ fn nothing_that_a_terminal_acts_on_is_written_or_printed() {
     }
 }
 
+test!(Both, code_cannot_reach_the_log);
 fn code_cannot_reach_the_log() {
     let log = own_log();
     exec(json!({"code": ""})).succeeded();
@@ -192,6 +138,7 @@ fn code_cannot_reach_the_log() {
     assert!(fs::read_dir(&log).unwrap().count() > 1);
 }
 
+test!(Both, a_policy_that_would_show_the_log_is_refused);
 fn a_policy_that_would_show_the_log_is_refused() {
     let log = own_log();
     exec(json!({"code": ""})).succeeded();
@@ -225,6 +172,7 @@ fn required(policies: &PolicyDirectory) -> String {
     policies.write("required", &derived("[audit]\nmode = \"required\""))
 }
 
+test!(Both, a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so);
 fn a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -252,6 +200,7 @@ fn a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so() {
     is_whole();
 }
 
+test!(Both, a_required_log_that_cannot_be_written_stops_the_run);
 fn a_required_log_that_cannot_be_written_stops_the_run() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -260,7 +209,7 @@ fn a_required_log_that_cannot_be_written_stops_the_run() {
     exec_with(&["--policy", &policy], request.clone()).succeeded();
     let writable = |yes: bool| {
         if is_root() {
-            // Whom modes do not bind.
+            // Modes do not bind root.
             let flags = if yes { MsFlags::empty() } else { MsFlags::MS_RDONLY };
             mount(None::<&str>, "/var/log", None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
         } else {
@@ -276,6 +225,7 @@ fn a_required_log_that_cannot_be_written_stops_the_run() {
     is_whole();
 }
 
+test!(RootOnly, a_full_disk_stops_runs_that_require_the_log);
 fn a_full_disk_stops_runs_that_require_the_log() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -302,6 +252,7 @@ fn a_full_disk_stops_runs_that_require_the_log() {
     assert!(written(&log).ends_with('\n'));
 }
 
+test!(Both, an_audit_that_is_off_writes_nothing);
 fn an_audit_that_is_off_writes_nothing() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -313,6 +264,7 @@ fn an_audit_that_is_off_writes_nothing() {
     assert!(log.exists(), "the control");
 }
 
+test!(serial Both, launchers_at_once_keep_one_chain, seconds 120);
 fn launchers_at_once_keep_one_chain() {
     let log = own_log();
     thread::scope(|scope| {
@@ -324,6 +276,7 @@ fn launchers_at_once_keep_one_chain() {
     assert_eq!(records(&log).len(), 41);
 }
 
+test!(Both, a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain, seconds 300);
 fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
     own_log();
     exec(json!({"code": ""})).succeeded();
@@ -352,6 +305,7 @@ fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
     is_whole();
 }
 
+test!(Both, verify_names_the_line_and_tells_by_its_status);
 fn verify_names_the_line_and_tells_by_its_status() {
     let log = own_log();
     assert_eq!(audit(&["verify"]).0, Some(2), "there is none");
@@ -365,9 +319,9 @@ fn verify_names_the_line_and_tells_by_its_status() {
     for (bad, status, words) in [
         (good.replace("run-1", "run-9"), 1, "line 4: record 4 does not carry the hash of record 3"),
         (good.replacen(&format!("{}\n", lines[2]), "", 1), 1, "line 3: record 4 follows record 2: 1 record is missing"),
-        (swapped, 1, "line 3: record 2 stands behind record 3"),
+        (swapped, 1, "line 3: record 2 comes after record 3"),
         (String::from("nothing\n"), 1, "holds no record"),
-        (cut, 0, "shows only against an anchor"),
+        (cut, 0, "only an anchor reveals"),
         (good.clone(), 0, "each in its place and unchanged"),
     ] {
         fs::write(&file, bad).unwrap();
@@ -378,6 +332,7 @@ fn verify_names_the_line_and_tells_by_its_status() {
     }
 }
 
+test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log);
 fn a_reader_is_not_led_astray_by_what_stands_in_a_log() {
     let place = directory().join("hostile");
     let all = [&["verify", text(&place)][..], &["tail", "--log", text(&place)], &["show", "--log", text(&place), "x"]];
@@ -404,6 +359,7 @@ fn a_reader_is_not_led_astray_by_what_stands_in_a_log() {
     }
 }
 
+test!(Both, tail_show_and_query_find_records);
 fn tail_show_and_query_find_records() {
     own_log();
     let run = |id: &str, agent: &str, code: &str| exec(json!({"code": code, "language": "sh", "id": id, "labels": {"agent": agent}}));
@@ -444,6 +400,7 @@ fn received(journal: &UnixDatagram) -> Vec<String> {
     std::iter::from_fn(|| journal.recv(&mut bytes).ok().map(|length| String::from_utf8(bytes[..length].to_vec()).unwrap())).collect()
 }
 
+test!(RootOnly, the_journal_gets_every_head_and_shows_a_cut_tail);
 fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     let log = own_log();
     let journal = journal();
@@ -452,11 +409,11 @@ fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     assert_eq!(heads.len(), 3, "{heads:?}");
     assert!(heads.iter().all(|head| head.contains("\nPRIORITY=6\n") && head.contains("STOCKADE_VERDICT=exited\n")), "{heads:?}");
     let verify = || {
-        let output = feed(&mut stockade(["audit", "verify", "--anchors", "-"]), heads.concat().as_bytes());
+        let output = run_with_stdin(&mut stockade(["audit", "verify", "--anchors", "-"]), heads.concat().as_bytes());
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
     let (status, said) = verify();
-    assert!(status == Some(0) && said.contains("3 anchors were met"), "{said}");
+    assert!(status == Some(0) && said.contains("3 anchors matched"), "{said}");
     let good = written(&log);
     let cut = good.lines().take(3).map(|line| format!("{line}\n")).collect::<String>();
     fs::write(log.join("audit-00000001.jsonl"), cut).unwrap();
@@ -474,13 +431,14 @@ fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     assert!(status == Some(1) && said.contains("a log was removed or replaced"), "{said}");
 }
 
+test!(RootOnly, alerts_go_to_the_journal_and_are_limited, seconds 60);
 fn alerts_go_to_the_journal_and_are_limited() {
     let log = own_log();
     let journal = journal();
     let policies = PolicyDirectory::new();
     let lines = "[audit]\nalerts = { add = [\"output:canary\", \"syscall:ptrace\", \"code:/etc/shadow\", \"verdict:signaled\"] }";
     let policy = policies.write("alerts", &derived(lines));
-    let run = |request: Value| Done::of(feed(&mut stockade(["exec", "--policy", &policy]), request.to_string().as_bytes()));
+    let run = |request: Value| ExecResult::of(run_with_stdin(&mut stockade(["exec", "--policy", &policy]), request.to_string().as_bytes()));
     let alerts =
         |journal: &UnixDatagram| received(journal).into_iter().filter(|message| message.contains("\nPRIORITY=4\n")).collect::<Vec<_>>();
     run(json!({"code": "print('nothing')"})).succeeded();

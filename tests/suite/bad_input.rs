@@ -9,55 +9,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, is_root, test},
-    stockade::{
-        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, program_path, put, scratch, scratch_named,
-        stockade, text, token, under,
+use crate::support::{
+    exec::{
+        ExecResult, OWNER, chown_to_owner, exec, exec_bytes, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named,
+        stockade, text, token, write_file,
     },
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, is_root, test},
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, what_is_not_json_is_refused_with_line_and_column),
-    test!(Both, an_empty_stdin_is_refused_with_an_example),
-    test!(Both, two_requests_in_one_are_refused),
-    test!(Both, deep_nesting_is_refused),
-    test!(Both, lone_surrogates_are_refused),
-    test!(Both, wrong_types_are_refused_with_their_field),
-    test!(Both, unknown_fields_are_refused_by_name),
-    test!(Both, code_is_required),
-    test!(Both, sixty_five_mebibytes_are_refused),
-    test!(Both, nul_is_refused_with_its_field),
-    test!(Both, paths_that_leave_scratch_are_refused),
-    test!(Both, files_are_not_written_through_links),
-    test!(Both, files_are_not_written_into_fifos),
-    test!(Both, files_beyond_scratch_size_are_refused),
-    test!(Both, malformed_base64_is_refused_with_its_field),
-    test!(Both, malformed_variables_are_refused),
-    test!(Both, an_unknown_language_is_refused_with_those_there_are),
-    test!(Both, unknown_and_malformed_limits_are_refused),
-    test!(Both, a_missing_or_relative_scratch_is_refused),
-    test!(Both, a_file_is_no_scratch),
-    test!(Both, system_directories_are_no_scratch),
-    test!(RootOnly, a_home_directory_is_no_scratch_of_root),
-    test!(RootlessOnly, a_home_directory_is_no_scratch),
-    test!(RootOnly, a_root_owned_scratch_is_refused_to_root),
-    test!(RootlessOnly, a_scratch_of_somebody_else_is_refused),
-    test!(RootOnly, another_users_scratch_is_refused_to_an_ordinary_caller),
-    test!(RootOnly, a_scratch_behind_another_users_link_is_refused),
-    test!(Both, a_link_that_code_left_leads_no_later_run_anywhere),
-    test!(Both, a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all),
-    test!(Both, a_scratch_that_cannot_be_entered_is_refused),
-    test!(Both, a_missing_interpreter_is_named),
-    test!(Both, an_interpreter_outside_the_root_is_named),
-    test!(Both, a_venv_that_is_not_there_is_named),
-    test!(Both, a_command_that_is_too_long_is_refused),
-    test!(Both, a_closed_stdin_is_refused),
-    test!(Both, a_refusal_leaves_no_trace_in_scratch),
-    test!(Both, a_callers_limit_on_file_sizes_is_an_error_and_no_death),
-    test!(Both, a_backtrace_that_was_asked_for_changes_no_error),
-];
-
+test!(Both, what_is_not_json_is_refused_with_line_and_column);
 fn what_is_not_json_is_refused_with_line_and_column() {
     for (bytes, place) in [
         (&b"print(6*7)"[..], "line 1 column 1"),
@@ -73,12 +34,14 @@ fn what_is_not_json_is_refused_with_line_and_column() {
     }
 }
 
+test!(Both, an_empty_stdin_is_refused_with_an_example);
 fn an_empty_stdin_is_refused_with_an_example() {
     for bytes in [&b""[..], b"\n \n"] {
         exec_bytes(&[], bytes).refused("request_empty", &["{\"code\":"]);
     }
 }
 
+test!(Both, two_requests_in_one_are_refused);
 fn two_requests_in_one_are_refused() {
     exec_bytes(&[], b"{\"code\": \"\"}\n{\"code\": \"\"}").refused("request_not_json", &["one JSON object", "line 2"]);
     exec_bytes(&[], b"{\"code\": \"1\", \"code\": \"2\"}").refused("request_malformed", &["code"]);
@@ -86,6 +49,7 @@ fn two_requests_in_one_are_refused() {
     exec_bytes(&[], b" {\"code\": \"\"}\r\n\t ").succeeded();
 }
 
+test!(Both, deep_nesting_is_refused);
 fn deep_nesting_is_refused() {
     let deep = [b"{\"code\": ".to_vec(), vec![b'['; 1 << 20]].concat();
     let done = exec_bytes(&[], &deep);
@@ -94,11 +58,13 @@ fn deep_nesting_is_refused() {
     assert_eq!(exec_bytes(&[], labels.as_bytes()).status, Some(2));
 }
 
+test!(Both, lone_surrogates_are_refused);
 fn lone_surrogates_are_refused() {
     exec_bytes(&[], br#"{"code": "\ud800"}"#).refused("request_not_json", &["line 1"]);
     exec_bytes(&[], br#"{"code": "print('\ud83d\ude00')"}"#).succeeded().expect(json!({"output": "\u{1f600}\n"}));
 }
 
+test!(Both, wrong_types_are_refused_with_their_field);
 fn wrong_types_are_refused_with_their_field() {
     for (request, field) in [
         (json!([]), ""),
@@ -128,21 +94,25 @@ fn wrong_types_are_refused_with_their_field() {
     }
 }
 
+test!(Both, unknown_fields_are_refused_by_name);
 fn unknown_fields_are_refused_by_name() {
     for field in ["timeout", "Code", "network", "verdict", "policy"] {
         exec(json!({"code": "", field: 1})).refused("request_malformed", &[field]);
     }
 }
 
+test!(Both, code_is_required);
 fn code_is_required() {
     exec(json!({})).refused("request_malformed", &["code"]);
 }
 
+test!(Both, sixty_five_mebibytes_are_refused);
 fn sixty_five_mebibytes_are_refused() {
     let large = format!("{{\"code\": \"\", \"stdin\": \"{}\"}}", "x".repeat(65 << 20));
     exec_bytes(&[], large.as_bytes()).refused("request_too_large", &["64 MiB", "scratch"]);
 }
 
+test!(Both, nul_is_refused_with_its_field);
 fn nul_is_refused_with_its_field() {
     exec(json!({"code": "print(1)\u{0}"})).refused("code_holds_nul", &["code"]);
     exec(json!({"code": "", "args": ["a", "b\u{0}"]})).refused("args_malformed", &["args[1]"]);
@@ -154,6 +124,17 @@ fn nul_is_refused_with_its_field() {
     named.refused("unknown_language", &[]);
 }
 
+test!(Both, malformed_globs_are_refused_because_they_would_match_nothing);
+fn malformed_globs_are_refused_because_they_would_match_nothing() {
+    for (glob, reason) in [("[ab", "missing ']'"), ("a][b", "missing ']'"), ("{a,b", "missing '}'"), ("out\\", "trailing backslash")] {
+        exec(json!({"code": "", "collect": [glob]})).refused("path_malformed", &["collect", reason]);
+    }
+    let done = exec(json!({"code": "open('[x', 'w').write('1')", "collect": ["[[]x"]}));
+    done.succeeded();
+    assert_eq!(done["files"][0]["path"], "[x");
+}
+
+test!(Both, paths_that_leave_scratch_are_refused);
 fn paths_that_leave_scratch_are_refused() {
     let long = "x".repeat(256);
     let longer = "x/".repeat(2048) + "x";
@@ -168,11 +149,12 @@ fn paths_that_leave_scratch_are_refused() {
     done.succeeded().expect(json!({"output": "['...', '..a', '\\\\..', '~']\n"}));
 }
 
+test!(Both, files_are_not_written_through_links);
 fn files_are_not_written_through_links() {
     let scratch = scratch();
     let victim = directory().join("victim");
     fs::write(&victim, "untouched").unwrap();
-    give(&victim);
+    chown_to_owner(&victim);
     symlink(&victim, scratch.join("final")).unwrap();
     symlink(directory(), scratch.join("way")).unwrap();
     symlink("/etc", scratch.join("etc")).unwrap();
@@ -187,18 +169,21 @@ fn files_are_not_written_through_links() {
     assert_eq!(fs::read_to_string(scratch.join("plain")).unwrap(), "written");
 }
 
+test!(Both, files_are_not_written_into_fifos);
 fn files_are_not_written_into_fifos() {
     let scratch = scratch();
     assert!(std::process::Command::new("mkfifo").arg(scratch.join("fifo")).status().unwrap().success());
-    give(&scratch.join("fifo"));
+    chown_to_owner(&scratch.join("fifo"));
     exec(json!({"code": "", "scratch": text(&scratch), "files": {"fifo": "x"}})).refused("files_not_writable", &[]);
 }
 
+test!(Both, files_beyond_scratch_size_are_refused);
 fn files_beyond_scratch_size_are_refused() {
     let request = json!({"code": "", "files": {"big": "x".repeat(2 << 20)}, "limits": {"scratch_size": "1MiB"}});
     exec(request).refused("files_not_writable", &["scratch_size"]);
 }
 
+test!(Both, malformed_base64_is_refused_with_its_field);
 fn malformed_base64_is_refused_with_its_field() {
     for bad in ["a", "YQ", "YQ==\n", "!!!!", "YQ=="] {
         let (files, stdin) = (json!({"code": "", "files": {"dir/a": {"base64": bad}}}), json!({"code": "", "stdin": {"base64": bad}}));
@@ -212,18 +197,21 @@ fn malformed_base64_is_refused_with_its_field() {
     }
 }
 
+test!(Both, malformed_variables_are_refused);
 fn malformed_variables_are_refused() {
     for name in ["", "A=B", "A\u{0}"] {
         exec(json!({"code": "", "env": {name: "x"}})).refused("env_malformed", &["env"]);
     }
 }
 
+test!(Both, an_unknown_language_is_refused_with_those_there_are);
 fn an_unknown_language_is_refused_with_those_there_are() {
     for language in ["klingon", "", "../python", "/usr/bin/python3"] {
         exec(json!({"code": "", "language": language})).refused("unknown_language", &["python", "bash", "sh", "node", "[runtimes.NAME]"]);
     }
 }
 
+test!(Both, unknown_and_malformed_limits_are_refused);
 fn unknown_and_malformed_limits_are_refused() {
     exec(json!({"code": "", "limits": {"memroy": "1GiB"}})).refused("unknown_limit", &["memroy", "did you mean `memory`?"]);
     exec(json!({"code": "", "limits": {"timeout": "1s"}})).refused("unknown_limit", &["timeout", "wall"]);
@@ -250,10 +238,11 @@ fn unknown_and_malformed_limits_are_refused() {
     }
 }
 
-fn ask(scratch: &str) -> Done {
+fn ask(scratch: &str) -> ExecResult {
     exec(json!({"code": "print('ran')", "scratch": scratch}))
 }
 
+test!(Both, a_missing_or_relative_scratch_is_refused);
 fn a_missing_or_relative_scratch_is_refused() {
     let missing = directory().join("missing");
     ask(text(&missing)).refused("scratch_missing", &[text(&missing), "create"]);
@@ -266,13 +255,15 @@ fn a_missing_or_relative_scratch_is_refused() {
     ask(&format!("{}/a\nb", text(&directory()))).refused("scratch_malformed", &["line break"]);
 }
 
+test!(Both, a_file_is_no_scratch);
 fn a_file_is_no_scratch() {
     let file = directory().join("file");
-    put(&file, "x");
+    write_file(&file, "x");
     ask(text(&file)).refused("scratch_not_directory", &["not a directory"]);
     ask(text(&file.join("below"))).refused("scratch_not_directory", &["not a directory"]);
 }
 
+test!(Both, system_directories_are_no_scratch);
 fn system_directories_are_no_scratch() {
     for path in
         ["/", "/etc", "/usr", "/usr/bin", "/proc", "/proc/self", "/dev", "/dev/shm", "/sys", "/run", "/tmp", "/home", "/var", "/etc/ssl"]
@@ -289,12 +280,14 @@ fn system_directories_are_no_scratch() {
     ask("/").refused("scratch_is_home", &["below it"]);
 }
 
+test!(RootOnly, a_home_directory_is_no_scratch_of_root);
 fn a_home_directory_is_no_scratch_of_root() {
     ask("/root").refused("scratch_is_home", &["home directory"]);
 }
 
+test!(RootlessOnly, a_home_directory_is_no_scratch);
 fn a_home_directory_is_no_scratch() {
-    // Whoever runs this may have no account; every other account's home counts too.
+    // The user who runs this may have no account; every other account's home counts too.
     let accounts = fs::read_to_string("/etc/passwd").unwrap();
     let mut homes = accounts.lines().filter_map(|line| line.split(':').nth(5)).filter(|home| home.len() > 1);
     let real = |home: &&str| fs::canonicalize(home).is_ok_and(|path| path == Path::new(home) && fs::read_dir(path).is_ok());
@@ -302,6 +295,7 @@ fn a_home_directory_is_no_scratch() {
     ask(home).refused("scratch_is_home", &["home directory"]);
 }
 
+test!(RootOnly, a_root_owned_scratch_is_refused_to_root);
 fn a_root_owned_scratch_is_refused_to_root() {
     let path = directory().join("of-root");
     fs::create_dir(&path).unwrap();
@@ -309,27 +303,29 @@ fn a_root_owned_scratch_is_refused_to_root() {
     // The group alone is enough.
     std::os::unix::fs::chown(&path, Some(OWNER), Some(0)).unwrap();
     ask(text(&path)).refused("scratch_root_owned", &["chown"]);
-    give(&path);
+    chown_to_owner(&path);
     ask(text(&path)).succeeded();
 }
 
+test!(RootlessOnly, a_scratch_of_somebody_else_is_refused);
 fn a_scratch_of_somebody_else_is_refused() {
     ask("/var/tmp").refused("scratch_not_owned", &["uid 0"]);
 }
 
 /// `exec` as an ordinary user without an account.
-fn ask_as(uid: u32, scratch: &Path) -> Done {
+fn ask_as(uid: u32, scratch: &Path) -> ExecResult {
     let program = program_path().unwrap();
     let id = uid.to_string();
     let words = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&program), "exec"];
     let home = directory().join(format!("user-{uid}"));
     fs::create_dir_all(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(uid), Some(uid)).unwrap();
-    let mut command = under(&words);
+    let mut command = run_under(&words);
     command.env("XDG_RUNTIME_DIR", &home).env("HOME", &home);
-    Done::of(feed(&mut command, json!({"code": "print('ran')", "scratch": text(scratch)}).to_string().as_bytes()))
+    ExecResult::of(run_with_stdin(&mut command, json!({"code": "print('ran')", "scratch": text(scratch)}).to_string().as_bytes()))
 }
 
+test!(RootOnly, another_users_scratch_is_refused_to_an_ordinary_caller);
 fn another_users_scratch_is_refused_to_an_ordinary_caller() {
     let path = scratch();
     fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
@@ -337,6 +333,7 @@ fn another_users_scratch_is_refused_to_an_ordinary_caller() {
     ask_as(OWNER, &path).succeeded();
 }
 
+test!(RootOnly, a_scratch_behind_another_users_link_is_refused);
 fn a_scratch_behind_another_users_link_is_refused() {
     let path = scratch();
     let link = directory().join("link");
@@ -358,12 +355,13 @@ fn a_scratch_behind_another_users_link_is_refused() {
     ask(text(&directory().join("circle"))).refused("scratch_link_loop", &[]);
 }
 
-/// Links that code left on the way belong to whoever runs it, or to the owner of its scratch.
+test!(Both, a_link_that_code_left_leads_no_later_run_anywhere);
+/// Links that code left on the way belong to the user who runs it, or to the owner of its scratch.
 fn a_link_that_code_left_leads_no_later_run_anywhere() {
     let (above, secrets) = (scratch(), scratch_named("secrets"));
-    put(&secrets.join("key"), token("led"));
+    write_file(&secrets.join("key"), token("led"));
     fs::create_dir(secrets.join("below")).unwrap();
-    give(&secrets.join("below"));
+    chown_to_owner(&secrets.join("below"));
     let plant = format!("import os\nos.symlink({:?}, 'task')\nos.mkdir('own')", text(&secrets));
     exec(json!({"code": plant, "scratch": text(&above)})).succeeded();
     let (task, own) = (above.join("task"), above.join("own"));
@@ -377,10 +375,11 @@ fn a_link_that_code_left_leads_no_later_run_anywhere() {
     read(&["--scratch", text(&task)], &task.join("below")).refused("scratch_foreign_link", &[text(&task)]);
     // The controls: what was linked to, by its own name, and a directory that the code made.
     read(&[], &secrets).succeeded().expect(json!({"output": format!("{}\n", token("led"))}));
-    put(&own.join("key"), "its own");
+    write_file(&own.join("key"), "its own");
     read(&["--scratch", text(&above)], &own).succeeded().expect(json!({"output": "its own\n"}));
 }
 
+test!(Both, a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all);
 fn a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all() {
     let (ceiling, beside) = (scratch_named("ceiling"), scratch_named("beside"));
     let uid = fs::metadata(&ceiling).unwrap().uid();
@@ -414,6 +413,7 @@ fn a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all() {
     }
 }
 
+test!(Both, a_scratch_that_cannot_be_entered_is_refused);
 fn a_scratch_that_cannot_be_entered_is_refused() {
     let path = scratch();
     let set = |mode| fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
@@ -432,6 +432,7 @@ fn a_scratch_that_cannot_be_entered_is_refused() {
     ask(text(&path)).succeeded();
 }
 
+test!(Both, a_missing_interpreter_is_named);
 fn a_missing_interpreter_is_named() {
     let policies = PolicyDirectory::new();
     let policy =
@@ -443,6 +444,7 @@ fn a_missing_interpreter_is_named() {
     exec_with(&["--runtime", "klingon=/usr/bin/python3"], json!({"code": ""})).refused("unknown_language", &["klingon"]);
 }
 
+test!(Both, an_interpreter_outside_the_root_is_named);
 fn an_interpreter_outside_the_root_is_named() {
     let policies = PolicyDirectory::new();
     let interpreter = directory().join("interpreter");
@@ -454,6 +456,7 @@ fn an_interpreter_outside_the_root_is_named() {
     done.broke("program_not_started", &[text(&interpreter), "sandbox's root"]);
 }
 
+test!(Both, a_venv_that_is_not_there_is_named);
 fn a_venv_that_is_not_there_is_named() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("venv", &derived("[runtimes.python]\nvenv = \"/usr/no-such-venv\""));
@@ -461,6 +464,7 @@ fn a_venv_that_is_not_there_is_named() {
     done.broke("interpreter_missing", &["/usr/no-such-venv"]);
 }
 
+test!(Both, a_command_that_is_too_long_is_refused);
 fn a_command_that_is_too_long_is_refused() {
     // The kernel takes 128 KiB in one argument.
     let done = exec(json!({"code": "print('ran')", "args": ["x".repeat(1 << 20)]}));
@@ -468,13 +472,15 @@ fn a_command_that_is_too_long_is_refused() {
     assert!(done.error().contains("E2BIG") || done.error().contains("too long") || done.error().contains("args"), "{}", done.brief());
 }
 
+test!(Both, a_closed_stdin_is_refused);
 fn a_closed_stdin_is_refused() {
     let program = program_path().unwrap();
-    let output = under(&["sh", "-c", "exec \"$0\" exec <&-", text(&program)]).output().unwrap();
-    let done = Done::of(output);
+    let output = run_under(&["sh", "-c", "exec \"$0\" exec <&-", text(&program)]).output().unwrap();
+    let done = ExecResult::of(output);
     assert_eq!(done.status, Some(2), "{}", done.brief());
 }
 
+test!(Both, a_refusal_leaves_no_trace_in_scratch);
 fn a_refusal_leaves_no_trace_in_scratch() {
     let scratch = scratch();
     let requests: [Value; 5] = [
@@ -492,11 +498,12 @@ fn a_refusal_leaves_no_trace_in_scratch() {
     }
 }
 
-/// Whoever starts the launcher may have limited the size of files to nothing.
+test!(Both, a_callers_limit_on_file_sizes_is_an_error_and_no_death);
+/// The launcher's parent may have limited the size of files to 0.
 fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
     let limited = |blocks: &str, request: &Value| {
         let words = format!("ulimit -f {blocks}; exec \"$STOCKADE\" exec");
-        Done::of(feed(&mut under(&["sh", "-c", &words]), request.to_string().as_bytes()))
+        ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", &words]), request.to_string().as_bytes()))
     };
     let request = json!({"code": "print(1)"});
     for request in [&request, &json!({"code": "print(1)", "scratch": text(&scratch())})] {
@@ -511,6 +518,7 @@ fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
     done.succeeded().expect(json!({"output": "153\nSigIgn:\t0000000000000000\n"}));
 }
 
+test!(Both, a_backtrace_that_was_asked_for_changes_no_error);
 fn a_backtrace_that_was_asked_for_changes_no_error() {
     let failed = |words: &[&str], backtrace: &str| {
         let done = stockade(words).env("RUST_BACKTRACE", backtrace).env("RUST_LIB_BACKTRACE", backtrace).output().unwrap();

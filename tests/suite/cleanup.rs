@@ -12,115 +12,14 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    harness::{Test, directory, eventually, is_root, test},
-    stockade::{Done, exec, feed, host_process_with, no_process_is_left, scratch, start, stockade, text, under},
+use crate::support::{
+    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, start, stockade, text},
+    leftovers::{
+        cgroups_of, dead_records, host_process_with, mounts, names, no_process_is_left, processes, processes_around,
+        the_next_start_has_swept,
+    },
+    runner::{directory, eventually, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(alone Both, an_ended_run_leaves_nothing),
-    test!(alone Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120),
-    test!(alone Both, a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it),
-    test!(alone Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120),
-    test!(alone Both, the_sweep_touches_no_run_that_is_alive),
-    test!(alone Both, the_sweep_removes_only_what_is_a_programs_file),
-    test!(alone Both, killed_launchers_by_the_dozen_leave_nothing, seconds 120),
-];
-
-/// The directory of the run records of whoever runs this.
-fn registry() -> PathBuf {
-    if is_root() { PathBuf::from("/run/stockade") } else { directory().join("home/stockade") }
-}
-
-/// Cgroups of this launcher's run.
-pub fn cgroups_of(launchers: &BTreeSet<u32>) -> Vec<PathBuf> {
-    fn walk(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                if entry.file_name().to_string_lossy().starts_with("stockade-") {
-                    found.push(entry.path());
-                }
-                if depth < 8 {
-                    walk(&entry.path(), depth + 1, found);
-                }
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(Path::new("/sys/fs/cgroup"), 0, &mut found);
-    found.retain(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.split('-').nth(1).and_then(|pid| pid.parse().ok()).is_some_and(|pid| launchers.contains(&pid))
-    });
-    found
-}
-
-/// Processes of the sandboxes that this scratch was shown in, and launchers of this
-/// program: by their mounts, or, where those may not be read, by their owner.
-pub fn processes_around(scratch: &Path, before: &BTreeSet<u32>) -> Vec<String> {
-    let own = nix::unistd::getuid().as_raw();
-    let program = std::env::var("STOCKADE").unwrap();
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        if before.contains(&pid) {
-            continue;
-        }
-        let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        let field =
-            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().to_owned()).unwrap_or_default();
-        let uid = field("Uid:").split_whitespace().next().and_then(|uid| uid.parse().ok()).unwrap_or(0u32);
-        let mounts = fs::read_to_string(entry.path().join("mountinfo")).unwrap_or_default();
-        let launcher = fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == Path::new(&program));
-        let ours = if is_root() { mounts.contains(text(scratch)) || launcher } else { uid == own };
-        if ours && !field("State:").starts_with('Z') {
-            found.push(format!("{pid} {} {}", field("Name:"), field("State:")));
-        }
-    }
-    found
-}
-
-pub fn processes() -> BTreeSet<u32> {
-    fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect()
-}
-
-pub fn mounts() -> usize {
-    fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count()
-}
-
-fn names(directory: &Path) -> BTreeSet<String> {
-    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
-/// Records that no launcher holds any more: such a file can be locked.
-pub fn dead_records() -> Vec<String> {
-    names(&registry())
-        .into_iter()
-        .filter(|name| {
-            // The door's file is nobody's record, and stays; so does what waits for somebody's
-            // approval, whoever on this host has asked.
-            if name == "connections" || name.starts_with("approval-") {
-                return false;
-            }
-            let Ok(file) = fs::File::open(registry().join(name)) else { return false };
-            file.try_lock().is_ok() && fs::exists(registry().join(name)).unwrap()
-        })
-        .collect()
-}
-
-/// Another launcher of this host may be sweeping the same record at this moment, or have
-/// been killed at it: then it is the start after that one which finds it free.
-#[track_caller]
-pub fn the_next_start_has_swept(launchers: &BTreeSet<u32>) {
-    let swept = (0..5).any(|_| {
-        let clean = cgroups_of(launchers).is_empty();
-        if !clean {
-            exec(json!({"code": ""})).succeeded();
-        }
-        clean
-    });
-    assert!(swept, "{:?}, records {:?}", cgroups_of(launchers), names(&registry()));
-}
 
 /// Starts a program under a filter that knows no close_range(2), as Linux 5.8 does not.
 const WITHOUT_CLOSE_RANGE: &str = r#"
@@ -133,16 +32,17 @@ assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0
 os.execv(sys.argv[1], sys.argv[1:])
 "#;
 
+test!(serial Both, a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it);
 fn a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it() {
-    let program = std::env::var("STOCKADE").unwrap();
+    let program = program_path().unwrap().display().to_string();
     let filtered = ["python3", "-c", WITHOUT_CLOSE_RANGE, &program, "exec"];
     // The control: it is the filter that such a launcher starts under, and misses the call.
-    let refused = Done::of(feed(&mut under(&filtered), br#"{"code": ""}"#));
+    let refused = ExecResult::of(run_with_stdin(&mut run_under(&filtered), br#"{"code": ""}"#));
     assert_eq!((&refused["verdict"], &refused["started"]), (&json!("sandbox_error"), &json!(false)), "{}", refused.brief());
     exec(json!({"code": ""})).succeeded();
     for words in [&filtered[..], &filtered[3..]] {
         let before = processes();
-        let mut launcher = under(words).stdin(Stdio::piped()).spawn().unwrap();
+        let mut launcher = run_under(words).stdin(Stdio::piped()).spawn().unwrap();
         let children = format!("/proc/{0}/task/{0}/children", launcher.id());
         let waits = || fs::read_to_string(format!("/proc/{}/wchan", launcher.id())).unwrap_or_default().contains("pipe");
         let started = || fs::read_link(format!("/proc/{}/exe", launcher.id())).is_ok_and(|exe| exe == Path::new(&program));
@@ -160,6 +60,7 @@ fn lives(pid: &str) -> bool {
     status.lines().any(|line| line.starts_with("State:") && !line.contains("zombie"))
 }
 
+test!(serial Both, an_ended_run_leaves_nothing);
 fn an_ended_run_leaves_nothing() {
     let scratch = scratch();
     let (mounts_before, before) = (mounts(), processes());
@@ -172,7 +73,7 @@ fn an_ended_run_leaves_nothing() {
     ] {
         let child = start(&mut stockade(["exec"]), request.to_string().as_bytes());
         launchers.insert(child.id());
-        Done::of(child.wait_with_output().unwrap());
+        ExecResult::of(child.wait_with_output().unwrap());
     }
     assert_eq!(names(&scratch), BTreeSet::new());
     assert_eq!(cgroups_of(&launchers), Vec::<PathBuf>::new());
@@ -190,6 +91,7 @@ fn delays() -> impl Iterator<Item = Duration> {
     (0..64u64).map(|step| Duration::from_micros(step * step * 10)).chain([60, 90, 150, 300].map(Duration::from_millis))
 }
 
+test!(serial Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120);
 fn a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps() {
     let scratch = scratch();
     let (mounts_before, before) = (mounts(), processes());
@@ -230,6 +132,7 @@ fn kill_when_running(request: &serde_json::Value, sign: &Path) -> Child {
     child
 }
 
+test!(serial Both, the_sweep_touches_no_run_that_is_alive);
 fn the_sweep_touches_no_run_that_is_alive() {
     let scratch = scratch();
     let code = "import os, time\nopen('running', 'w').close()\nwhile not os.path.exists('stop'): time.sleep(0.005)\nprint(len([n for n in os.listdir('.') if n.startswith('stockade_')]))";
@@ -237,10 +140,11 @@ fn the_sweep_touches_no_run_that_is_alive() {
     for _ in 0..3 {
         exec(json!({"code": "print(1)", "scratch": text(&scratch)})).succeeded();
     }
-    crate::stockade::put(&scratch.join("stop"), "");
-    Done::of(alive.wait_with_output().unwrap()).succeeded().expect(json!({"output": "1\n"}));
+    crate::support::exec::write_file(&scratch.join("stop"), "");
+    ExecResult::of(alive.wait_with_output().unwrap()).succeeded().expect(json!({"output": "1\n"}));
 }
 
+test!(serial Both, the_sweep_removes_only_what_is_a_programs_file);
 /// The code could leave anything under the noted name before its launcher is killed.
 fn the_sweep_removes_only_what_is_a_programs_file() {
     let scratch = scratch();
@@ -258,7 +162,7 @@ fn the_sweep_removes_only_what_is_a_programs_file() {
     assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "untouched");
     assert_eq!(names(&scratch), BTreeSet::from([String::from("running")]));
     // A scratch that has become a link to somewhere else is not followed.
-    let other = crate::stockade::scratch_named("other");
+    let other = crate::support::exec::scratch_named("other");
     let code = "import os, sys, time\nopen('running', 'w').write(os.path.basename(sys.argv[0]))\ntime.sleep(600)";
     let mut child = kill_when_running(&json!({"code": code, "scratch": text(&other)}), &other.join("running"));
     let mut name = String::new();
@@ -276,6 +180,7 @@ fn the_sweep_removes_only_what_is_a_programs_file() {
     assert!(victim.join(&name).exists());
 }
 
+test!(serial Both, killed_launchers_by_the_dozen_leave_nothing, seconds 120);
 fn killed_launchers_by_the_dozen_leave_nothing() {
     let scratch = scratch();
     let before = processes();
@@ -302,6 +207,7 @@ fn killed_launchers_by_the_dozen_leave_nothing() {
     assert_eq!(dead_records(), Vec::<String>::new());
 }
 
+test!(serial Both, a_signal_at_any_moment_of_the_set_up_ends_the_run, seconds 120);
 /// Signals that end a run, while the sandbox is being made too: the launcher ends, soon.
 fn a_signal_at_any_moment_of_the_set_up_ends_the_run() {
     use nix::sys::signal::{Signal, kill};

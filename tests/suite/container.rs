@@ -3,7 +3,7 @@
 //! is runc, which Docker starts its own with; there is no daemon and no image, for the
 //! host's /usr is the container's. AppArmor's part is not there.
 //!
-//! Of the host it uses a cgroup with a name of its own, which ends with the container.
+//! Of the host it uses a cgroup with its own name, which ends with the container.
 
 use std::{
     fs::{self, Permissions},
@@ -14,21 +14,16 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, find_program, test},
-    stockade::{Done, feed, program_path, text},
+use crate::support::{
+    exec::{ExecResult, program_path, run_with_stdin, text},
+    needs::find_program,
+    runner::{directory, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(RootOnly, a_container_as_its_engine_starts_it_is_refused_and_told_how_to_start, needs [Container], seconds 90),
-    test!(RootOnly, the_remedy_for_a_container_lets_its_users_run, needs [Container], seconds 90),
-    test!(RootOnly, a_container_with_all_rights_runs_as_root, needs [Container], seconds 90),
-];
 
 /// What Docker gives root of a container.
 const CAPABILITIES: &str =
     "CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL AUDIT_WRITE";
-/// What Docker's profile refuses with EPERM of whoever lacks CAP_SYS_ADMIN, beside what the
+/// What Docker's profile refuses with EPERM without CAP_SYS_ADMIN, beside what the
 /// next two constants say. Docker lists what it allows; for stockade's calls it is the same.
 const REFUSED: &str = "acct add_key bpf clock_settime delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick get_mempolicy init_module ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages mount mount_setattr move_mount move_pages open_by_handle_at open_tree perf_event_open pidfd_getfd pivot_root process_madvise quotactl quotactl_fd reboot request_key set_mempolicy setdomainname sethostname setns settimeofday swapoff swapon syslog umount2 unshare uselib userfaultfd ustat vhangup";
 /// So that a libc falls back to clone, whose flags a filter can see.
@@ -166,14 +161,14 @@ fn contained(place: &Path, uid: u32, unlike: Unlike, arguments: &[&str], stdin: 
         runc.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         runc
     };
-    let output = feed(&mut runc(&["run", "--bundle", text(&bundle), &name()]), stdin.as_bytes());
+    let output = run_with_stdin(&mut runc(&["run", "--bundle", text(&bundle), &name()]), stdin.as_bytes());
     // It is gone with its process, unless runc was stopped midway.
     let _gone = runc(&["delete", "--force", &name()]).output();
     output
 }
 
 /// Why no container can be started here.
-pub fn hindrance() -> Option<String> {
+pub fn missing() -> Option<String> {
     let place = std::env::temp_dir().join(format!("suite-container-{}", std::process::id()));
     fs::create_dir_all(&place).ok()?;
     let answer = match find_program("runc") {
@@ -188,10 +183,10 @@ pub fn hindrance() -> Option<String> {
 }
 
 /// What `doctor` found, and what became of a request; they agree.
-fn asked(uid: u32, unlike: Unlike) -> (Value, Done) {
+fn asked(uid: u32, unlike: Unlike) -> (Value, ExecResult) {
     let doctor = contained(&directory(), uid, unlike, &[PROGRAM, "doctor", "--json"], "");
     let found: Value = serde_json::from_slice(&doctor.stdout).unwrap_or_else(|error| panic!("{error}: {doctor:?}"));
-    let done = Done::of(contained(&directory(), uid, unlike, &[PROGRAM, "exec"], r#"{"code": "print(6 * 7)"}"#));
+    let done = ExecResult::of(contained(&directory(), uid, unlike, &[PROGRAM, "exec"], r#"{"code": "print(6 * 7)"}"#));
     assert_eq!(doctor.status.success(), done["verdict"] == "exited", "doctor and exec disagree: {found}\n{}", done.brief());
     assert_eq!(found["enforceable"], doctor.status.success(), "{found}");
     (found, done)
@@ -207,6 +202,7 @@ fn remedy_of(found: &Value, feature: &str) -> String {
 /// The words of a remedy that Docker's options stand in.
 const OPTIONS: [&str; 2] = ["--security-opt seccomp=unconfined", "--security-opt systempaths=unconfined"];
 
+test!(RootOnly, a_container_as_its_engine_starts_it_is_refused_and_told_how_to_start, needs [Other(missing)], seconds 90);
 fn a_container_as_its_engine_starts_it_is_refused_and_told_how_to_start() {
     for (uid, feature, reason) in [(ROOT, "caller", "root_without_capabilities"), (USER, "user_namespaces", "namespaces_refused")] {
         let (found, done) = asked(uid, Unlike::default());
@@ -218,6 +214,7 @@ fn a_container_as_its_engine_starts_it_is_refused_and_told_how_to_start() {
     }
 }
 
+test!(RootOnly, the_remedy_for_a_container_lets_its_users_run, needs [Other(missing)], seconds 90);
 fn the_remedy_for_a_container_lets_its_users_run() {
     let remedied = Unlike { no_filter: true, no_covers: true, ..Unlike::default() };
     let (_, done) = asked(USER, remedied);
@@ -233,6 +230,7 @@ fn the_remedy_for_a_container_lets_its_users_run() {
     assert!(remedy_of(&found, "user_namespaces").contains(OPTIONS[0]), "{found}");
 }
 
+test!(RootOnly, a_container_with_all_rights_runs_as_root, needs [Other(missing)], seconds 90);
 fn a_container_with_all_rights_runs_as_root() {
     let privileged = Unlike { no_filter: true, no_covers: true, privileged: true };
     let (_, done) = asked(ROOT, privileged);

@@ -10,81 +10,17 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, is_root, test},
-    patience::{patient, patient_limit},
-    stockade::{
-        Done, OWNER, PolicyDirectory, derived, exec, exec_bytes, exec_with, feed, give, put, python, scratch, scratch_named, start,
-        stockade, text, token, under,
+use crate::support::{
+    exec::{
+        ExecResult, OWNER, chown_to_owner, exec, exec_bytes, exec_with, python, run_under, run_with_stdin, scratch, scratch_named, start,
+        stockade, text, token, write_file,
     },
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, is_root, test},
+    timeouts::{scaled, scaled_limit},
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, output_error_and_code_are_the_programs),
-    test!(Both, a_result_has_every_field_of_the_contract),
-    test!(Both, every_number_of_a_result_is_an_integer),
-    test!(Both, a_receipt_names_every_layer_and_how_it_is_known),
-    test!(Both, what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force),
-    test!(Both, whatever_is_printed_the_result_is_one_line_of_utf8),
-    test!(Both, nul_and_escapes_in_text_are_not_lossy),
-    test!(Both, base64_output_is_exact),
-    test!(Both, long_output_keeps_head_and_tail_and_counts_exactly),
-    test!(Both, a_forged_result_is_only_output),
-    test!(Both, stdin_arrives_as_text),
-    test!(Both, stdin_arrives_as_bytes),
-    test!(Both, stdin_larger_than_a_pipe_arrives_whole),
-    test!(Both, stdin_that_nobody_reads_holds_nothing_up),
-    test!(Both, absent_stdin_is_dev_null),
-    test!(Both, args_arrive_unchanged),
-    test!(Both, accepted_variables_arrive),
-    test!(Both, other_variables_are_refused_by_name),
-    test!(Both, values_of_variables_appear_nowhere_but_in_the_program),
-    test!(Both, files_are_written_before_the_start),
-    test!(Both, files_may_replace_those_of_a_host_scratch),
-    test!(Both, matching_files_are_collected),
-    test!(Both, files_are_collected_after_a_limit_ended_the_run),
-    test!(Both, files_beyond_collect_size_are_named_but_omitted),
-    test!(Both, only_regular_files_are_collected),
-    test!(Both, a_file_swapped_for_a_link_is_not_collected_through_it),
-    test!(Both, deep_trees_and_sparse_files_are_collected_in_bounds),
-    test!(Both, names_that_are_not_utf_8_are_marked_where_they_are_collected),
-    test!(Both, a_directory_that_cannot_be_collected_from_is_named),
-    test!(Both, a_file_that_grew_in_vain_is_not_in_the_collection),
-    test!(Both, narrowed_limits_are_in_force_and_in_the_result),
-    test!(Both, a_limit_above_the_maximum_is_refused),
-    test!(Both, no_limit_is_null),
-    test!(Both, id_and_labels_are_echoed),
-    test!(Both, id_is_echoed_by_a_refusal),
-    test!(Both, a_scratch_must_lie_below_the_ceiling),
-    test!(Both, the_ceiling_is_the_scratch_of_a_request_without_one),
-    test!(Both, a_private_scratch_vanishes),
-    test!(Both, a_host_scratch_stands_at_its_own_path_and_is_the_working_directory),
-    test!(Both, files_in_a_host_scratch_belong_to_its_owner),
-    test!(Both, the_program_file_is_gone_afterwards_and_had_a_name_of_its_own),
-    test!(Both, several_runs_share_one_scratch),
-    test!(Both, a_result_that_cannot_be_written_is_no_success),
-    test!(Both, runs_at_the_same_time_have_ids_of_their_own),
-    test!(Both, a_read_only_scratch_can_be_read_and_not_written),
-    test!(Both, protected_paths_of_a_scratch_can_be_read_and_not_written),
-    test!(Both, home_can_be_the_scratch),
-    test!(Both, every_shipped_language_runs, needs[Program("node")]),
-    test!(Both, a_language_is_found_by_alias_and_in_any_case),
-    test!(Both, empty_code_runs),
-    test!(Both, code_of_a_megabyte_runs),
-    test!(Both, a_request_of_many_megabytes_is_taken),
-    test!(Both, the_policy_of_the_result_is_the_one_that_decided),
-    test!(alone Both, usage_is_measured),
-    test!(Both, memory_and_processes_are_measured, needs[Cgroup]),
-    test!(alone Both, duration_is_that_of_the_program),
-    test!(Both, a_dry_run_runs_nothing),
-    test!(Both, two_plans_of_one_request_are_equal),
-    test!(Both, a_dry_run_refuses_what_exec_refuses),
-    test!(Both, a_plan_holds_no_values_of_variables),
-    test!(Both, a_usage_error_is_a_result_too),
-    test!(Both, version_names_schema_and_features),
-    test!(Both, what_is_degraded_is_said_on_stderr_and_in_the_receipt),
-];
-
+test!(Both, output_error_and_code_are_the_programs);
 fn output_error_and_code_are_the_programs() {
     let done = python("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\nsys.exit(3)");
     done.expect(json!({
@@ -95,6 +31,7 @@ fn output_error_and_code_are_the_programs() {
     python("print(6*7)").succeeded().expect(json!({"output": "42\n", "error": ""}));
 }
 
+test!(Both, a_result_has_every_field_of_the_contract);
 fn a_result_has_every_field_of_the_contract() {
     let done = python("");
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
@@ -161,6 +98,7 @@ fn a_result_has_every_field_of_the_contract() {
     }
 }
 
+test!(Both, every_number_of_a_result_is_an_integer);
 fn every_number_of_a_result_is_an_integer() {
     fn check(value: &Value) {
         match value {
@@ -173,6 +111,7 @@ fn every_number_of_a_result_is_an_integer() {
     check(&exec(json!({"code": "open('f','w').write('x')", "collect": ["f"], "limits": {"cpus": 0.5}})).result);
 }
 
+test!(Both, a_receipt_names_every_layer_and_how_it_is_known);
 fn a_receipt_names_every_layer_and_how_it_is_known() {
     let done = python("");
     let receipt = &done["receipt"];
@@ -202,6 +141,7 @@ fn a_receipt_names_every_layer_and_how_it_is_known() {
     assert!(!is_root() || degraded.is_empty(), "{receipt}");
 }
 
+test!(Both, what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force);
 fn what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force() {
     let code = "import resource as r, json\nprint(json.dumps([r.getrlimit(r.RLIMIT_DATA)[0], r.getrlimit(r.RLIMIT_CPU)[0]]))";
     let done = exec(json!({"code": code, "limits": {"memory": "300MiB", "cpu": "7s"}}));
@@ -222,6 +162,7 @@ fn what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force() {
     }
 }
 
+test!(Both, whatever_is_printed_the_result_is_one_line_of_utf8);
 fn whatever_is_printed_the_result_is_one_line_of_utf8() {
     let all = "import sys\nsys.stdout.buffer.write(bytes(range(256)) * 3)\nsys.stderr.buffer.write(b'\\xed\\xa0\\x80 \\xff\\r\\n\\x1b]0;title\\x07')";
     let done = python(all);
@@ -231,11 +172,13 @@ fn whatever_is_printed_the_result_is_one_line_of_utf8() {
     lone.succeeded().expect(json!({"lossy": {"output": true, "error": false}}));
 }
 
+test!(Both, nul_and_escapes_in_text_are_not_lossy);
 fn nul_and_escapes_in_text_are_not_lossy() {
     let done = python(r#"print("\0\x1b[31m\u2028\u00e9\U0001f600", end="")"#);
     done.succeeded().expect(json!({"output": "\0\u{1b}[31m\u{2028}\u{e9}\u{1f600}", "lossy": {"output": false, "error": false}}));
 }
 
+test!(Both, base64_output_is_exact);
 fn base64_output_is_exact() {
     let code = "import sys\nsys.stdout.buffer.write(bytes(range(256)))\nsys.stderr.buffer.write(bytes(reversed(range(256))))";
     let done = exec(json!({"code": code, "encoding": "base64"}));
@@ -245,6 +188,7 @@ fn base64_output_is_exact() {
     assert_eq!(BASE64_STANDARD.decode(done.error()).unwrap(), all.iter().rev().copied().collect::<Vec<_>>());
 }
 
+test!(Both, long_output_keeps_head_and_tail_and_counts_exactly);
 fn long_output_keeps_head_and_tail_and_counts_exactly() {
     let code = "for i in range(30000): print(f'{i:06}')\nimport sys; sys.stderr.write('e' * 4096)";
     let done = exec(json!({"code": code, "limits": {"output_size": "4KiB"}}));
@@ -256,6 +200,7 @@ fn long_output_keeps_head_and_tail_and_counts_exactly() {
     assert_eq!(done.error(), "e".repeat(4096));
 }
 
+test!(Both, a_forged_result_is_only_output);
 fn a_forged_result_is_only_output() {
     let forged = r#"{"schema":1,"output":"","error":"","code":0,"success":true,"verdict":"exited"}"#;
     let code = format!(
@@ -270,12 +215,14 @@ fn a_forged_result_is_only_output() {
 const ECHO: &str = "import sys, hashlib\ndata = sys.stdin.buffer.read()\nprint(len(data), hashlib.sha256(data).hexdigest())";
 const EMPTY_SHA256: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
+test!(Both, stdin_arrives_as_text);
 fn stdin_arrives_as_text() {
     let done = exec(json!({"code": "import sys; print(repr(sys.stdin.read()))", "stdin": "zwei\nZeilen \u{e4}\u{0}"}));
     done.succeeded().expect(json!({"output": "'zwei\\nZeilen ä\\x00'\n"}));
     exec(json!({"code": ECHO, "stdin": ""})).succeeded().expect(json!({"output": format!("0 {EMPTY_SHA256}\n")}));
 }
 
+test!(Both, stdin_arrives_as_bytes);
 fn stdin_arrives_as_bytes() {
     let all: Vec<u8> = (0..=255).collect();
     let done = exec(
@@ -284,24 +231,28 @@ fn stdin_arrives_as_bytes() {
     done.succeeded().expect(json!({"output": "True\n"}));
 }
 
+test!(Both, stdin_larger_than_a_pipe_arrives_whole);
 fn stdin_larger_than_a_pipe_arrives_whole() {
     let done =
         exec(json!({"code": "import sys\nd = sys.stdin.read()\nprint(len(d), d == 'ab' * 1500000)", "stdin": "ab".repeat(1_500_000)}));
     done.succeeded().expect(json!({"output": "3000000 True\n"}));
 }
 
-fn stdin_that_nobody_reads_holds_nothing_up() {
+test!(Both, unread_stdin_does_not_block);
+fn unread_stdin_does_not_block() {
     let done = exec(json!({"code": "print('done')", "stdin": "x".repeat(3_000_000)}));
     done.succeeded().expect(json!({"output": "done\n"}));
     let done = exec(json!({"code": "import os, time\nos.close(0)\ntime.sleep(0.05)\nprint('done')", "stdin": "x".repeat(3_000_000)}));
     done.succeeded().expect(json!({"output": "done\n"}));
 }
 
+test!(Both, absent_stdin_is_dev_null);
 fn absent_stdin_is_dev_null() {
     let done = python("import os, sys\ns = os.fstat(0)\nprint(os.major(s.st_rdev), os.minor(s.st_rdev), repr(sys.stdin.read()))");
     done.succeeded().expect(json!({"output": "1 3 ''\n"}));
 }
 
+test!(Both, args_arrive_unchanged);
 fn args_arrive_unchanged() {
     let args = ["", " ", "a b", "--flag=\"x\"", "$HOME `id` ; exit", "line\nbreak", "\u{fc}\u{1f600}", "{file}", "-"];
     let done = exec(json!({"code": "import json, sys; print(json.dumps(sys.argv[1:]))", "args": args}));
@@ -310,6 +261,7 @@ fn args_arrive_unchanged() {
     done.succeeded().expect(json!({"output": format!("{}|", args.join("|"))}));
 }
 
+test!(Both, accepted_variables_arrive);
 fn accepted_variables_arrive() {
     let code = "import os, json; print(json.dumps([os.environ.get(n) for n in ('LANG', 'LC_ALL', 'DEBUG', 'TERM', 'HOME', 'TMPDIR', 'TZ', 'PATH')]))";
     let done = exec(json!({"code": code, "env": {"LC_ALL": "C", "DEBUG": "a=b c\n", "TERM": ""}}));
@@ -319,12 +271,14 @@ fn accepted_variables_arrive() {
     );
 }
 
+test!(Both, other_variables_are_refused_by_name);
 fn other_variables_are_refused_by_name() {
     for name in ["LD_PRELOAD", "SECRET", "PATH", "HOME", "BASH_ENV", "lang"] {
         exec(json!({"code": "", "env": {name: "x"}})).refused("env_not_accepted", &[&format!("`{name}`"), "accept", "[environment]"]);
     }
 }
 
+test!(Both, values_of_variables_appear_nowhere_but_in_the_program);
 fn values_of_variables_appear_nowhere_but_in_the_program() {
     let secret = token("env");
     let done = exec(json!({"code": "import os; print(len(os.environ['DEBUG']))", "env": {"DEBUG": secret}}));
@@ -332,6 +286,7 @@ fn values_of_variables_appear_nowhere_but_in_the_program() {
     assert!(!done.line.contains(&secret) && !done.stderr.contains(&secret), "{}", done.line);
 }
 
+test!(Both, files_are_written_before_the_start);
 fn files_are_written_before_the_start() {
     let all: Vec<u8> = (0..=255).collect();
     let code = "import os\nfrom package.inner import value\nprint(value, open('data.bin','rb').read() == bytes(range(256)), open('a/b/c/d.txt').read(), os.stat('empty').st_size, oct(os.stat('empty').st_mode & 0o777))";
@@ -343,14 +298,16 @@ fn files_are_written_before_the_start() {
     done.succeeded().expect(json!({"output": "imported True deepé 0 0o644\n"}));
 }
 
+test!(Both, files_may_replace_those_of_a_host_scratch);
 fn files_may_replace_those_of_a_host_scratch() {
     let scratch = scratch();
-    put(&scratch.join("old"), "a much longer text than the new one");
+    write_file(&scratch.join("old"), "a much longer text than the new one");
     let done = exec(json!({"code": "print(open('old').read())", "scratch": text(&scratch), "files": {"old": "new", "dir/new": "x"}}));
     done.succeeded().expect(json!({"output": "new\n"}));
     assert_eq!(fs::read_to_string(scratch.join("dir/new")).unwrap(), "x");
 }
 
+test!(Both, matching_files_are_collected);
 fn matching_files_are_collected() {
     let code = "import os\nos.makedirs('out/deep')\nopen('out/a.txt','w').write('alpha')\nopen('out/deep/b.txt','w').write('')\nopen('out/c.bin','wb').write(b'\\xff\\x00')\nopen('other.txt','w').write('x')";
     let done = exec(json!({"code": code, "collect": ["out/**/*.txt", "out/*.bin", "nothing/*"]}));
@@ -365,13 +322,15 @@ fn matching_files_are_collected() {
     );
 }
 
+test!(Both, files_are_collected_after_a_limit_ended_the_run);
 fn files_are_collected_after_a_limit_ended_the_run() {
     let code = "open('partial.txt','w').write('so far')\nprint('said', flush=True)\nwhile True: pass";
-    let done = exec(json!({"code": code, "collect": ["*.txt"], "limits": {"wall": patient_limit(300)}}));
+    let done = exec(json!({"code": code, "collect": ["*.txt"], "limits": {"wall": scaled_limit(300)}}));
     done.expect(json!({"verdict": "wall_timeout", "code": 124, "output": "said\n"}));
     assert_eq!(done.file("partial.txt")["text"], "so far");
 }
 
+test!(Both, files_beyond_collect_size_are_named_but_omitted);
 fn files_beyond_collect_size_are_named_but_omitted() {
     let code = "for name, size in (('a', 600), ('b', 600), ('c', 300)): open(name,'w').write(name * size)";
     let done = exec(json!({"code": code, "collect": ["[abc]"], "limits": {"collect_size": "1KiB"}}));
@@ -381,6 +340,7 @@ fn files_beyond_collect_size_are_named_but_omitted() {
     assert_eq!(done.file("c")["size"], 300);
 }
 
+test!(Both, only_regular_files_are_collected);
 fn only_regular_files_are_collected() {
     let scratch = scratch();
     let outside = directory().join("outside.txt");
@@ -398,7 +358,7 @@ fn only_regular_files_are_collected() {
         let made = std::process::Command::new("mknod").arg(scratch.join("device.txt")).args(["c", "1", "5"]).status().unwrap();
         assert!(made.success());
     }
-    put(&scratch.join("real.txt"), "real");
+    write_file(&scratch.join("real.txt"), "real");
     let code =
         "import os\nos.symlink('/etc/passwd', 'passwd.txt')\nos.symlink('/proc/self/environ', 'proc.txt')\nos.link('real.txt', 'hard.txt')";
     let done = exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt", "*.txt", "way/*", "up/*"]}));
@@ -408,6 +368,7 @@ fn only_regular_files_are_collected() {
     assert!(!done.line.contains(&secret));
 }
 
+test!(Both, a_file_swapped_for_a_link_is_not_collected_through_it);
 /// A background process that outlives the program exchanges a file and a link as fast
 /// as it can; whatever was collected, it was never the link's target.
 fn a_file_swapped_for_a_link_is_not_collected_through_it() {
@@ -425,6 +386,7 @@ fn a_file_swapped_for_a_link_is_not_collected_through_it() {
     }
 }
 
+test!(Both, deep_trees_and_sparse_files_are_collected_in_bounds);
 fn deep_trees_and_sparse_files_are_collected_in_bounds() {
     let code = "import os\ntop = os.getcwd()\nfor i in range(200):\n    os.mkdir('d'); os.chdir('d')\n    if i == 20: open('near.txt','w').write('near')\nopen('far.txt','w').write('far')\nos.chdir(top)\nwith open('sparse.txt','w') as f: f.truncate(100 << 20)";
     let done = exec(json!({"code": code, "collect": ["**/*.txt", "*.txt"]}));
@@ -434,6 +396,7 @@ fn deep_trees_and_sparse_files_are_collected_in_bounds() {
     assert_eq!(*done.file("sparse.txt"), json!({"path": "sparse.txt", "size": 100 << 20, "sha256": null, "omitted": "collect_size"}));
 }
 
+test!(Both, names_that_are_not_utf_8_are_marked_where_they_are_collected);
 fn names_that_are_not_utf_8_are_marked_where_they_are_collected() {
     let code = "for name in b'n\\xfe', b'n\\xff', 'n\\ufffd': open(name, 'w').write(ascii(name))";
     let done = exec(json!({"code": code, "collect": ["n*"]}));
@@ -441,12 +404,13 @@ fn names_that_are_not_utf_8_are_marked_where_they_are_collected() {
     let seen: Vec<_> =
         done["files"].as_array().unwrap().iter().map(|file| (&file["path"], &file["lossy"], file["text"].as_str())).collect();
     let path = json!("n\u{fffd}");
-    // The first is the control: a name that is what it says.
+    // The first is the control: a plain name.
     let wanted =
         [(&path, &Value::Null, Some("'n\\ufffd'")), (&path, &json!(true), Some("b'n\\xfe'")), (&path, &json!(true), Some("b'n\\xff'"))];
     assert_eq!(seen, wanted);
 }
 
+test!(Both, a_directory_that_cannot_be_collected_from_is_named);
 fn a_directory_that_cannot_be_collected_from_is_named() {
     let code = "import os\nfor name in 'out', 'other':\n    os.mkdir(name); open(name + '/a.txt', 'w').write('x'); os.chmod(name, 0)";
     let done = exec(json!({"code": code, "collect": ["out/*.txt"]}));
@@ -458,25 +422,27 @@ fn a_directory_that_cannot_be_collected_from_is_named() {
         let omitted = json!([{"path": "out/", "size": 0, "sha256": null, "omitted": "a directory that cannot be read"}]);
         assert_eq!(done["files"], omitted);
     }
-    // A later run, which finds it closed, says the same; but nothing of what the policy hides.
+    // A later run, which finds it closed, reports the same; but nothing of what the policy hides.
     let scratch = scratch();
     let code = "import os\nfor name in 'out', '.env': os.makedirs(name + '/below'); open(name + '/below/a.txt', 'w').write('x'); os.chmod(name + '/below', 0)";
     let ask = |code: &str| exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt"]}));
     // An ordinary user's launcher ends it, as it cannot count what is in there.
     let first = ask(code);
     let later = ask("");
-    let paths = |done: &Done| done["files"].as_array().unwrap().iter().map(|file| file["path"].to_string()).collect::<Vec<_>>();
+    let paths = |done: &ExecResult| done["files"].as_array().unwrap().iter().map(|file| file["path"].to_string()).collect::<Vec<_>>();
     assert_eq!(paths(&first), ["\".env/below/\"", "\"out/below/\""], "{}", first.brief());
     later.succeeded();
     assert_eq!(paths(&later), ["\"out/below/\""], "{}", later.brief());
 }
 
+test!(Both, a_file_that_grew_in_vain_is_not_in_the_collection);
 fn a_file_that_grew_in_vain_is_not_in_the_collection() {
-    // No glob, no files: nothing of the scratch leaves unasked.
+    // No glob, no files: nothing of the scratch is collected.
     let done = python("open('f','w').write('x')");
     done.succeeded().expect(json!({"files": []}));
 }
 
+test!(Both, narrowed_limits_are_in_force_and_in_the_result);
 fn narrowed_limits_are_in_force_and_in_the_result() {
     let limits = json!({
         "wall": "5min", "cpu": "4min", "memory": "96MiB", "address_space": "2GiB", "processes": 9, "cpus": 0.5, "file_size": "3MiB", "open_files": 32,
@@ -495,6 +461,7 @@ fn narrowed_limits_are_in_force_and_in_the_result() {
     );
 }
 
+test!(Both, a_limit_above_the_maximum_is_refused);
 fn a_limit_above_the_maximum_is_refused() {
     exec(json!({"code": "", "limits": {"wall": "11min"}}))
         .refused("limit_above_maximum", &["limits.wall", "11min", "10min", "`default`", "[limits.max]"]);
@@ -504,25 +471,29 @@ fn a_limit_above_the_maximum_is_refused() {
     exec(json!({"code": "", "limits": {"memory": "128MiB"}})).refused("tmpfs_above_memory", &["tmp_size", "scratch_size", "memory"]);
 }
 
+test!(Both, no_limit_is_null);
 fn no_limit_is_null() {
     let done = exec(json!({"code": "", "limits": {"cpu": "none"}}));
     assert_eq!((&done["limits"]["cpu_ms"], &done["limits"]["address_space_bytes"]), (&Value::Null, &Value::Null));
 }
 
+test!(Both, id_and_labels_are_echoed);
 fn id_and_labels_are_echoed() {
     let done = exec(json!({"code": "", "id": "run \u{e9} \"7\"\n", "labels": {"agent": "a\u{1f600}", "": "x"}}));
     done.succeeded().expect(json!({"id": "run é \"7\"\n", "labels": {"agent": "a\u{1f600}", "": "x"}}));
 }
 
+test!(Both, id_is_echoed_by_a_refusal);
 fn id_is_echoed_by_a_refusal() {
     exec(json!({"code": "", "id": "x", "language": "klingon"})).refused("unknown_language", &["klingon"]).expect(json!({"id": "x"}));
 }
 
+test!(Both, a_scratch_must_lie_below_the_ceiling);
 fn a_scratch_must_lie_below_the_ceiling() {
     let (ceiling, beside) = (scratch_named("agent"), scratch_named("agent-2"));
     let below = ceiling.join("below");
     fs::create_dir(&below).unwrap();
-    give(&below);
+    chown_to_owner(&below);
     let options = ["--scratch", text(&ceiling)];
     let ask = |scratch: &str| exec_with(&options, json!({"code": "import os; print(os.getcwd())", "scratch": scratch}));
     ask(text(&ceiling)).succeeded().expect(json!({"output": format!("{}\n", text(&ceiling))}));
@@ -536,12 +507,14 @@ fn a_scratch_must_lie_below_the_ceiling() {
     ask(&format!("{}/link", text(&ceiling))).refused(reason, &[text(&beside)]);
 }
 
+test!(Both, the_ceiling_is_the_scratch_of_a_request_without_one);
 fn the_ceiling_is_the_scratch_of_a_request_without_one() {
     let ceiling = scratch();
     exec_with(&["--scratch", text(&ceiling)], json!({"code": "open('made','w').write('x')"})).succeeded();
     assert!(ceiling.join("made").exists());
 }
 
+test!(Both, a_private_scratch_vanishes);
 fn a_private_scratch_vanishes() {
     let code = "import os; print(os.getcwd(), os.path.exists('mark')); open('mark','w').write('x')";
     for _ in 0..2 {
@@ -549,9 +522,10 @@ fn a_private_scratch_vanishes() {
     }
 }
 
+test!(Both, a_host_scratch_stands_at_its_own_path_and_is_the_working_directory);
 fn a_host_scratch_stands_at_its_own_path_and_is_the_working_directory() {
     let scratch = scratch();
-    put(&scratch.join("input"), "from the host");
+    write_file(&scratch.join("input"), "from the host");
     let code = format!("import os; print(os.getcwd(), open('input').read()); open('{}/result','w').write('back')", text(&scratch));
     exec(json!({"code": code, "scratch": text(&scratch)}))
         .succeeded()
@@ -559,9 +533,10 @@ fn a_host_scratch_stands_at_its_own_path_and_is_the_working_directory() {
     assert_eq!(fs::read_to_string(scratch.join("result")).unwrap(), "back");
 }
 
+test!(Both, files_in_a_host_scratch_belong_to_its_owner);
 fn files_in_a_host_scratch_belong_to_its_owner() {
     let scratch = scratch();
-    put(&scratch.join("mine"), "x");
+    write_file(&scratch.join("mine"), "x");
     let code = "import os\nprint(os.getuid(), os.stat('mine').st_uid, os.stat('.').st_uid)\nopen('new','w').write('x'); os.mkdir('d'); os.symlink('x','l'); open('mine','a').write('y')";
     let done = exec(json!({"code": code, "scratch": text(&scratch), "files": {"given": "x"}}));
     done.succeeded().expect(json!({"output": "1000 1000 1000\n"}));
@@ -571,7 +546,8 @@ fn files_in_a_host_scratch_belong_to_its_owner() {
     }
 }
 
-fn the_program_file_is_gone_afterwards_and_had_a_name_of_its_own() {
+test!(Both, the_program_file_has_its_own_name_and_is_gone_afterwards);
+fn the_program_file_has_its_own_name_and_is_gone_afterwards() {
     let scratch = scratch();
     let code = "import sys, os; print(os.path.basename(sys.argv[0]), sorted(os.listdir('.')))";
     let names: BTreeSet<String> = (0..3)
@@ -590,9 +566,10 @@ fn the_program_file_is_gone_afterwards_and_had_a_name_of_its_own() {
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
 }
 
+test!(Both, a_result_that_cannot_be_written_is_no_success);
 fn a_result_that_cannot_be_written_is_no_success() {
     let ask = |words: &str, stdin: &[u8]| {
-        let output = feed(&mut under(&["sh", "-c", &format!("exec \"$STOCKADE\" {words}")]), stdin);
+        let output = run_with_stdin(&mut run_under(&["sh", "-c", &format!("exec \"$STOCKADE\" {words}")]), stdin);
         (output.status.code(), String::from_utf8(output.stderr).unwrap().lines().map(String::from).collect::<Vec<_>>())
     };
     let request = json!({"code": "print(1)"}).to_string();
@@ -614,23 +591,25 @@ fn a_result_that_cannot_be_written_is_no_success() {
     assert_eq!(ask("exec | cat >&2", request.as_bytes()).1.iter().filter(|line| line.starts_with('{')).count(), 1);
 }
 
+test!(Both, several_runs_share_one_scratch);
 fn several_runs_share_one_scratch() {
     let scratch = scratch();
     let waits = json!({"code": "import os, time\nwhile not os.path.exists('go'): time.sleep(0.005)\nprint(open('go').read())", "scratch": text(&scratch)});
     let first = start(&mut stockade(["exec"]), waits.to_string().as_bytes());
     exec(json!({"code": "open('go.new','w').write('from the other'); import os; os.rename('go.new','go')", "scratch": text(&scratch)}))
         .succeeded();
-    let done = Done::of(first.wait_with_output().unwrap());
+    let done = ExecResult::of(first.wait_with_output().unwrap());
     done.succeeded().expect(json!({"output": "from the other\n"}));
 }
 
-fn runs_at_the_same_time_have_ids_of_their_own() {
+test!(Both, concurrent_runs_have_their_own_ids);
+fn concurrent_runs_have_their_own_ids() {
     let request =
-        json!({"code": "import sys; print('up', flush=True); sys.stdin.read()", "stdin": "x", "limits": {"wall": patient_limit(20_000)}});
+        json!({"code": "import sys; print('up', flush=True); sys.stdin.read()", "stdin": "x", "limits": {"wall": scaled_limit(20_000)}});
     let children: Vec<_> = (0..6).map(|_| start(&mut stockade(["exec"]), request.to_string().as_bytes())).collect();
     let mut ids = BTreeSet::new();
     for child in children {
-        let done = Done::of(child.wait_with_output().unwrap());
+        let done = ExecResult::of(child.wait_with_output().unwrap());
         done.succeeded().expect(json!({"output": "up\n"}));
         let layers = done["receipt"]["layers"].as_array().unwrap();
         ids.insert(layers[0]["detail"].as_str().unwrap().to_owned());
@@ -639,9 +618,10 @@ fn runs_at_the_same_time_have_ids_of_their_own() {
     assert_eq!(ids.len(), if is_root() { 6 } else { 1 }, "{ids:?}");
 }
 
+test!(Both, a_read_only_scratch_can_be_read_and_not_written);
 fn a_read_only_scratch_can_be_read_and_not_written() {
     let scratch = scratch();
-    put(&scratch.join("input"), "x");
+    write_file(&scratch.join("input"), "x");
     let policies = PolicyDirectory::new();
     let policy = policies.write("ro", &derived("[scratch]\naccess = \"ro\""));
     let code = "import errno\nprint(open('input').read())\ntry: open('new','w')\nexcept OSError as e: print(errno.errorcode[e.errno])";
@@ -652,11 +632,12 @@ fn a_read_only_scratch_can_be_read_and_not_written() {
         .refused("files_in_read_only_scratch", &["files"]);
 }
 
+test!(Both, protected_paths_of_a_scratch_can_be_read_and_not_written);
 fn protected_paths_of_a_scratch_can_be_read_and_not_written() {
     let scratch = scratch();
     fs::create_dir(scratch.join(".git")).unwrap();
-    give(&scratch.join(".git"));
-    put(&scratch.join(".git/config"), "kept");
+    chown_to_owner(&scratch.join(".git"));
+    write_file(&scratch.join(".git/config"), "kept");
     let policies = PolicyDirectory::new();
     let policy = policies.write("repo", &derived("[scratch]\nread_only = { add = [\".git\"] }"));
     let code = "import errno, os, shutil\ndef t(f):\n    try: f(); print('ok')\n    except OSError as e: print(errno.errorcode[e.errno])\nprint(open('.git/config').read())\nt(lambda: open('.git/config','w'))\nt(lambda: os.mkdir('.git/hooks'))\nt(lambda: os.rename('.git','moved'))\nopen('beside','w').write('x')";
@@ -667,6 +648,7 @@ fn protected_paths_of_a_scratch_can_be_read_and_not_written() {
     exec(json!({"code": code, "scratch": text(&scratch)})).succeeded().expect(json!({"output": "kept\nok\nok\nok\n"}));
 }
 
+test!(Both, home_can_be_the_scratch);
 fn home_can_be_the_scratch() {
     let scratch = scratch();
     let policies = PolicyDirectory::new();
@@ -677,6 +659,7 @@ fn home_can_be_the_scratch() {
     ask().succeeded().expect(json!({"output": format!("{} True\n", text(&scratch))}));
 }
 
+test!(Both, every_shipped_language_runs, needs[Program("node")]);
 fn every_shipped_language_runs() {
     for (language, code) in
         [("python", "print(6*7)"), ("bash", "a=(6 7); echo $((a[0] * a[1]))"), ("sh", "echo $((6 * 7))"), ("node", "console.log(6 * 7)")]
@@ -685,6 +668,7 @@ fn every_shipped_language_runs() {
     }
 }
 
+test!(Both, a_language_is_found_by_alias_and_in_any_case);
 fn a_language_is_found_by_alias_and_in_any_case() {
     for language in ["py", "Python3", "PYTHON"] {
         exec(json!({"language": language, "code": "print(1)"})).succeeded();
@@ -692,21 +676,25 @@ fn a_language_is_found_by_alias_and_in_any_case() {
     exec(json!({"language": "Shell", "code": "[[ a == a ]] && echo 1"})).succeeded().expect(json!({"output": "1\n"}));
 }
 
+test!(Both, empty_code_runs);
 fn empty_code_runs() {
     python("").succeeded().expect(json!({"output": "", "error": "", "bytes": {"output": 0, "error": 0}}));
 }
 
+test!(Both, code_of_a_megabyte_runs);
 fn code_of_a_megabyte_runs() {
     let code = format!("{}print('end')", "x = 1  # filler\n".repeat(70_000));
     python(&code).succeeded().expect(json!({"output": "end\n"}));
 }
 
+test!(Both, a_request_of_many_megabytes_is_taken);
 fn a_request_of_many_megabytes_is_taken() {
     let big = "0123456789abcdef".repeat(1 << 20);
     let done = exec(json!({"code": "import hashlib; d = open('big').read(); print(len(d), d[-3:])", "files": {"big": big}}));
     done.succeeded().expect(json!({"output": "16777216 def\n"}));
 }
 
+test!(Both, the_policy_of_the_result_is_the_one_that_decided);
 fn the_policy_of_the_result_is_the_one_that_decided() {
     let done = python("");
     assert_eq!((&done["policy"]["name"], &done["policy"]["origin"]), (&json!("default"), &json!("shipped")));
@@ -718,6 +706,7 @@ fn the_policy_of_the_result_is_the_one_that_decided() {
     assert_ne!(own["policy"]["sha256"], done["policy"]["sha256"]);
 }
 
+test!(serial Both, usage_is_measured);
 fn usage_is_measured() {
     let code = "import os, time\nopen('f','wb').write(b'x' * (2 << 20)); open('/tmp/f','wb').write(b'x' * (3 << 20))\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass";
     let done = python(code);
@@ -726,9 +715,10 @@ fn usage_is_measured() {
     assert!((2 << 20..3 << 20).contains(&number("scratch_bytes")), "{usage}");
     assert!((3 << 20..4 << 20).contains(&number("tmp_bytes")), "{usage}");
     let cpu = Duration::from_millis(number("cpu_user_ms") + number("cpu_system_ms"));
-    assert!((Duration::from_millis(190)..patient(Duration::from_secs(2))).contains(&cpu), "{usage}");
+    assert!((Duration::from_millis(190)..scaled(Duration::from_secs(2))).contains(&cpu), "{usage}");
 }
 
+test!(Both, memory_and_processes_are_measured, needs[Cgroup]);
 fn memory_and_processes_are_measured() {
     let code =
         "import subprocess\na = b'x' * (100 << 20)\np = [subprocess.Popen(['sleep', '0.05']) for _ in range(4)]\nfor q in p: q.wait()";
@@ -739,19 +729,21 @@ fn memory_and_processes_are_measured() {
     assert!(usage["processes_peak"].is_null() || usage["processes_peak"].as_u64() >= Some(1), "{usage}");
 }
 
+test!(serial Both, duration_is_that_of_the_program);
 fn duration_is_that_of_the_program() {
     let done = python("import time; time.sleep(0.25)");
     let took = Duration::from_millis(done["duration_ms"].as_u64().unwrap());
-    assert!((Duration::from_millis(250)..patient(Duration::from_secs(3))).contains(&took), "{took:?}");
+    assert!((Duration::from_millis(250)..scaled(Duration::from_secs(3))).contains(&took), "{took:?}");
 }
 
+test!(Both, a_dry_run_runs_nothing);
 fn a_dry_run_runs_nothing() {
     let scratch = scratch();
     let request = json!({"code": "open('made','w')", "scratch": text(&scratch), "files": {"given": "x"}}).to_string();
-    let output = feed(&mut stockade(["exec", "--dry-run"]), request.as_bytes());
+    let output = run_with_stdin(&mut stockade(["exec", "--dry-run"]), request.as_bytes());
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{said}");
-    for part in ["plan under policy default", "/usr read-only", text(&scratch), "memory", "lo only"] {
+    for part in ["plan of policy default", "/usr read-only", text(&scratch), "memory", "loopback only"] {
         assert!(said.contains(part), "{part} is not in: {said}");
     }
     assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0);
@@ -762,7 +754,7 @@ fn a_dry_run_runs_nothing() {
 
 /// A plan as JSON, without what is new in each run: its id and the program's name.
 fn plan(request: &Value) -> Value {
-    let output = feed(&mut stockade(["exec", "--dry-run", "--json"]), request.to_string().as_bytes());
+    let output = run_with_stdin(&mut stockade(["exec", "--dry-run", "--json"]), request.to_string().as_bytes());
     assert_eq!(output.status.code(), Some(0));
     let mut plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     let name = plan["program_file"][1].as_str().unwrap().to_owned();
@@ -773,9 +765,10 @@ fn plan(request: &Value) -> Value {
     serde_json::from_str(&plan.to_string().replace(&name, "NAME")).unwrap()
 }
 
+test!(Both, two_plans_of_one_request_are_equal);
 fn two_plans_of_one_request_are_equal() {
     let scratch = scratch();
-    put(&scratch.join(".env"), "x");
+    write_file(&scratch.join(".env"), "x");
     for request in [
         json!({"code": "1"}),
         json!({"code": "1", "scratch": text(&scratch), "args": ["a"], "env": {"DEBUG": "1"}, "limits": {"memory": "1GiB"}}),
@@ -788,6 +781,7 @@ fn two_plans_of_one_request_are_equal() {
     assert_eq!(*protected, json!([[".env", "file", "hidden"]]));
 }
 
+test!(Both, a_dry_run_refuses_what_exec_refuses);
 fn a_dry_run_refuses_what_exec_refuses() {
     for (request, reason) in [
         (json!({"code": "", "language": "klingon"}), "unknown_language"),
@@ -800,16 +794,18 @@ fn a_dry_run_refuses_what_exec_refuses() {
     }
 }
 
+test!(Both, a_plan_holds_no_values_of_variables);
 fn a_plan_holds_no_values_of_variables() {
     let secret = token("plan");
     let request = json!({"code": format!("# {secret}"), "env": {"DEBUG": secret}, "stdin": secret, "files": {"f": secret}}).to_string();
     for options in [&["exec", "--dry-run"][..], &["exec", "--dry-run", "--json"]] {
-        let output = feed(&mut stockade(options), request.as_bytes());
+        let output = run_with_stdin(&mut stockade(options), request.as_bytes());
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.contains("DEBUG") && !said.contains(&secret), "{said}");
     }
 }
 
+test!(Both, a_usage_error_is_a_result_too);
 fn a_usage_error_is_a_result_too() {
     for options in [&["--nonsense"][..], &["--policy"], &["surplus"], &["--json"], &["--runtime", "python"]] {
         exec_bytes(options, b"{\"code\": \"\"}").refused("usage", &["error"]);
@@ -820,6 +816,7 @@ fn a_usage_error_is_a_result_too() {
     assert_eq!(output.status.code(), Some(0));
 }
 
+test!(Both, version_names_schema_and_features);
 fn version_names_schema_and_features() {
     let output = stockade(["version", "--json"]).output().unwrap();
     let version: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -829,6 +826,7 @@ fn version_names_schema_and_features() {
     assert!(String::from_utf8(plain.stdout).unwrap().contains(version["version"].as_str().unwrap()));
 }
 
+test!(Both, what_is_degraded_is_said_on_stderr_and_in_the_receipt);
 fn what_is_degraded_is_said_on_stderr_and_in_the_receipt() {
     let done = python("");
     let degraded = done["receipt"]["degraded"].as_array().unwrap();

@@ -4,7 +4,7 @@
 //! Both runs are the same caller's, which is the nearest that two can be: an ordinary user's
 //! share the uid. What two runs in one scratch have of each other is not looked at, since
 //! sharing is what such a caller asks for; nor is timing. The last tests show what is not
-//! stopped, so that the threat model says of it neither more nor less than is so.
+//! stopped, so that the threat model states exactly what holds.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -13,30 +13,17 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    harness::{Test, test},
-    probe::{Control, denied, program},
-    stockade::{Done, PolicyDirectory, derived, exec_with, stockade},
+use crate::support::{
+    control::{Control, denied, program},
+    exec::{ExecResult, exec_with, stockade},
+    policy_dir::{PolicyDirectory, derived},
+    runner::test,
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, sockets_of_one_run_are_not_another_runs),
-    test!(Both, files_in_memory_of_one_run_are_not_another_runs),
-    test!(Both, system_v_objects_of_one_run_are_not_another_runs),
-    test!(Both, message_queues_are_refused),
-    test!(Both, keys_of_one_run_are_not_another_runs),
-    test!(Both, processes_of_one_run_are_not_another_runs),
-    test!(Both, the_list_of_locks_shows_nobodys),
-    test!(Both, what_is_in_the_page_cache_is_not_told_of_files_of_the_host),
-    test!(Both, leases_are_refused),
-    test!(Both, a_lock_on_a_file_of_the_host_is_felt_by_all),
-    test!(Both, a_watch_on_a_directory_of_the_host_sees_who_opens_what),
-];
-
 /// A run that has done its part and stays until this is dropped.
-struct Neighbour(Child);
+struct ConcurrentRun(Child);
 
-impl Neighbour {
+impl ConcurrentRun {
     #[track_caller]
     fn after(options: &[&str], act: &str) -> Self {
         let code = format!(
@@ -54,7 +41,7 @@ impl Neighbour {
             child.stderr.take().unwrap().read_to_string(&mut why).unwrap();
             panic!("{act}: {why}");
         }
-        Neighbour(child)
+        ConcurrentRun(child)
     }
 
     /// It was there the whole time, and ends as it would have alone.
@@ -65,7 +52,7 @@ impl Neighbour {
     }
 }
 
-impl Drop for Neighbour {
+impl Drop for ConcurrentRun {
     fn drop(&mut self) {
         // Ended already, where the test came so far.
         let _gone = self.0.kill();
@@ -73,7 +60,7 @@ impl Drop for Neighbour {
     }
 }
 
-fn look(options: &[&str], act: &str) -> Done {
+fn look(options: &[&str], act: &str) -> ExecResult {
     let done = exec_with(options, json!({"code": program(act)}));
     done.succeeded();
     done
@@ -82,7 +69,7 @@ fn look(options: &[&str], act: &str) -> Done {
 /// What one run leaves another does not find, and its own finds.
 #[track_caller]
 fn apart(options: &[&str], leave: &str, find: &str, errno: &str) {
-    let neighbour = Neighbour::after(options, leave);
+    let neighbour = ConcurrentRun::after(options, leave);
     let done = look(options, find);
     assert_eq!(done.json(), errno, "{find}: {}", done.brief());
     neighbour.ends();
@@ -90,6 +77,7 @@ fn apart(options: &[&str], leave: &str, find: &str, errno: &str) {
     assert_eq!(done.json(), "ok", "the control of {find}: {}", done.brief());
 }
 
+test!(Both, sockets_of_one_run_are_not_another_runs);
 fn sockets_of_one_run_are_not_another_runs() {
     let bind = |family: &str, address: &str| format!("kept = socket.socket({family})\nkept.bind({address})\nkept.listen()");
     let connect = |family: &str, address: &str| format!("socket.socket({family}).connect({address})");
@@ -101,6 +89,7 @@ fn sockets_of_one_run_are_not_another_runs() {
     apart(&[], &bind("socket.AF_UNIX", "'/tmp/canary'"), &connect("socket.AF_UNIX", "'/tmp/canary'"), "ENOENT");
 }
 
+test!(Both, files_in_memory_of_one_run_are_not_another_runs);
 fn files_in_memory_of_one_run_are_not_another_runs() {
     for path in ["/dev/shm/canary", "/tmp/canary", "/home/sandbox/canary", "/scratch/canary"] {
         apart(&[], &format!("write({path:?})"), &format!("read({path:?})"), "ENOENT");
@@ -114,6 +103,7 @@ fn allowing(directory: &PolicyDirectory, names: &[&str]) -> String {
     directory.write("allowing", &derived(&format!("[seccomp]\nallow = {{ add = {} }}", json!(names))))
 }
 
+test!(Both, system_v_objects_of_one_run_are_not_another_runs);
 fn system_v_objects_of_one_run_are_not_another_runs() {
     let directory = PolicyDirectory::new();
     let policy = allowing(&directory, &["shmget", "semget", "msgget"]);
@@ -129,6 +119,7 @@ fn system_v_objects_of_one_run_are_not_another_runs() {
     }
 }
 
+test!(Both, message_queues_are_refused);
 fn message_queues_are_refused() {
     let act = "call(240, b'canary', 0o102, 0o600, 0)\ncall(241, b'canary')";
     denied(act, "EPERM", Control::Outside);
@@ -138,6 +129,7 @@ fn message_queues_are_refused() {
     assert_eq!(look(&["--policy", &policy], act).json(), "EMFILE");
 }
 
+test!(Both, keys_of_one_run_are_not_another_runs);
 fn keys_of_one_run_are_not_another_runs() {
     let directory = PolicyDirectory::new();
     let policy = allowing(&directory, &["add_key", "keyctl"]);
@@ -150,21 +142,24 @@ fn keys_of_one_run_are_not_another_runs() {
     }
 }
 
+test!(Both, processes_of_one_run_are_not_another_runs);
 fn processes_of_one_run_are_not_another_runs() {
-    let neighbour = Neighbour::after(&[], "kept = subprocess.Popen(['sleep', '600'])");
+    let neighbour = ConcurrentRun::after(&[], "kept = subprocess.Popen(['sleep', '600'])");
     // Every number that there can be, by asking and by sending; its own are 1, 3 and 4.
     let ask = "own = subprocess.Popen(['sleep', '600'])\nfound = []\nfor pid in range(1, 1 << 17):\n    try:\n        os.kill(pid, 0)\n        found.append(pid)\n    except ProcessLookupError: pass\n    except PermissionError: found.append(pid)\nassert set(found) <= {1, os.getpid(), own.pid} and own.pid in found, found\nos.kill(-1, 9)\nassert own.wait() == -9";
     assert_eq!(look(&[], ask).json(), "ok");
     neighbour.ends();
 }
 
+test!(Both, the_list_of_locks_is_empty);
 /// The kernel leaves out those of processes in other PID namespaces, but not those that
 /// belong to an open file: by file system and inode they tell what others have open.
-fn the_list_of_locks_shows_nobodys() {
+fn the_list_of_locks_is_empty() {
     let act = "kept = open('/usr/bin/env', 'rb')\nfcntl.flock(kept, fcntl.LOCK_SH)\nif not read('/proc/locks').strip(): raise OSError(errno.ENOENT, 'no locks')";
     denied(act, "ENOENT", Control::Outside);
 }
 
+test!(Both, what_is_in_the_page_cache_is_not_told_of_files_of_the_host);
 fn what_is_in_the_page_cache_is_not_told_of_files_of_the_host() {
     // Pages that mincore says are not in memory; the advice is to take them out.
     let act = |path: &str| {
@@ -178,7 +173,8 @@ fn what_is_in_the_page_cache_is_not_told_of_files_of_the_host() {
     denied("call(451, 0, 0, 0, 0)", "EPERM", Control::Reaches(&["EBADF", "EFAULT", "ENOSYS"]));
 }
 
-/// One would hold up whoever on the host opens the file, which in a scratch of the host the
+test!(Both, leases_are_refused);
+/// One would block a process of the host that opens the file, which in a scratch of the host the
 /// code may own, and the launcher of the next run there. F_SETDELEG, of which older kernels
 /// know nothing, would hold up changes to a directory too.
 fn leases_are_refused() {
@@ -193,15 +189,17 @@ fn leases_are_refused() {
     );
 }
 
+test!(Both, a_lock_on_a_file_of_the_host_is_felt_by_all);
 /// Not stopped: the kernel keeps locks with the file, which is the host's for every run.
 fn a_lock_on_a_file_of_the_host_is_felt_by_all() {
     let act = "kept = open('/usr/bin/env', 'rb')\nfcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)";
-    let neighbour = Neighbour::after(&[], act);
+    let neighbour = ConcurrentRun::after(&[], act);
     assert_eq!(look(&[], act).json(), "EAGAIN");
     neighbour.ends();
     assert_eq!(look(&[], act).json(), "ok", "it goes with the run that held it");
 }
 
+test!(Both, a_watch_on_a_directory_of_the_host_sees_who_opens_what);
 /// Not stopped under `default`, by inotify or its forerunner dnotify, which gives no names.
 /// A policy without the one, such as `strict`, is without the other.
 fn a_watch_on_a_directory_of_the_host_sees_who_opens_what() {

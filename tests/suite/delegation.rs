@@ -1,32 +1,24 @@
-//! cgroup v2, as systemd hands it out: what a run gets there, and what is said to whoever
+//! cgroup v2, as systemd hands it out: what a run gets there, and what is said to a user who
 //! has none; and on either version, that a limit of the caller's own still holds.
 
-use std::{fs, os::unix::fs::chown, path::PathBuf, process::Command, time::Duration};
+use std::{fs, os::unix::fs::chown, path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, eventually, is_root, test},
-    stockade::{Done, exec, feed, program_path, stockade, text, under},
+use crate::support::{
+    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, stockade, text},
+    runner::{directory, eventually, is_root, test},
 };
 
-pub const TESTS: &[Test] = &[
-    test!(alone Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs[Cgroup2]),
-    test!(alone Both, every_process_of_a_run_is_counted_from_its_birth, needs[Cgroup2]),
-    test!(alone Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs[Cgroup2, Systemd]),
-    test!(alone RootOnly, a_limit_above_the_launcher_holds_on_v1, needs[Cgroup1]),
-    test!(alone Both, a_limit_above_the_launcher_holds_on_v2, needs[Cgroup2, Systemd]),
-    test!(alone RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs[Cgroup2, Systemd]),
-];
-
-/// What the receipt says of the cgroup: how it is known, and what it is.
-fn cgroup_of(done: &Done) -> (String, String) {
+/// The receipt's entry of the cgroup: how it is known, and what it is.
+fn cgroup_of(done: &ExecResult) -> (String, String) {
     let layers = done["receipt"]["layers"].as_array().unwrap();
     let layer = layers.iter().find(|layer| layer["layer"] == "cgroup").unwrap_or_else(|| panic!("{}", done.brief()));
     let word = |name: &str| layer[name].as_str().unwrap().to_owned();
     (word("known"), word("detail"))
 }
 
+test!(serial Both, limits_stand_in_the_receipt_in_the_words_of_v2, needs [Cgroup2]);
 fn limits_stand_in_the_receipt_in_the_words_of_v2() {
     let limits = json!({"memory": "200MiB", "processes": 20, "cpus": 0.5, "scratch_size": "8MiB", "tmp_size": "8MiB"});
     let done = exec(json!({"code": "", "limits": limits}));
@@ -39,6 +31,7 @@ fn limits_stand_in_the_receipt_in_the_words_of_v2() {
     }
 }
 
+test!(serial Both, every_process_of_a_run_is_counted_from_its_birth, needs [Cgroup2]);
 fn every_process_of_a_run_is_counted_from_its_birth() {
     let sleepers = |n: u32| {
         let code =
@@ -50,7 +43,7 @@ fn every_process_of_a_run_is_counted_from_its_birth() {
         done
     };
     sleepers(0).succeeded();
-    // As many as the limit says, the first one among them, and not one more.
+    // Exactly as many as the limit, the first one among them.
     sleepers(3).succeeded().expect(json!({"limits_hit": []}));
     let code = "import subprocess\nfor _ in range(4): subprocess.Popen(['sleep', '600'])";
     exec(json!({"code": code, "limits": {"processes": 4}})).expect(json!({"verdict": "process_limit", "code": 1}));
@@ -61,23 +54,24 @@ fn in_unit(options: &[&str], arguments: &[&str], stdin: &str) -> std::process::O
     let program = program_path().unwrap();
     let manager: &[&str] = if is_root() { &[] } else { &["--user"] };
     let words = [&["systemd-run", "--quiet"], manager, options, &["--", program.to_str().unwrap()], arguments].concat();
-    let mut command = under(&words);
+    let mut command = run_under(&words);
     let runtime = format!("/run/user/{}", nix::unistd::getuid());
     command.env("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={runtime}/bus")).env("XDG_RUNTIME_DIR", runtime);
-    feed(&mut command, stdin.as_bytes())
+    run_with_stdin(&mut command, stdin.as_bytes())
 }
 
 const ALONE: &[&str] = &["--scope", "-p", "Delegate=yes"];
 
+test!(serial Both, a_launcher_alone_in_its_scope_leaves_it_for_a_child, needs [Cgroup2, Systemd]);
 fn a_launcher_alone_in_its_scope_leaves_it_for_a_child() {
-    let done = Done::of(in_unit(ALONE, &["exec"], r#"{"code": "print(6 * 7)"}"#));
+    let done = ExecResult::of(in_unit(ALONE, &["exec"], r#"{"code": "print(6 * 7)"}"#));
     done.succeeded().expect(json!({"output": "42\n"}));
     let (known, detail) = cgroup_of(&done);
     assert!(known == "read_back" && detail.starts_with("v2 stockade-"), "{known} {detail}");
     assert_eq!(done["receipt"]["degraded"], json!([]));
 }
 
-/// A request for so much more than the 128 MiB that whoever starts the launcher has himself.
+/// A request for that much more than the 128 MiB that the launcher's own cgroup has.
 fn greedy(pieces: u32) -> String {
     let code = format!("held = []\nfor number in range({pieces}): held.append(b'x' * (1 << 20))\nprint(len(held))");
     json!({"code": code, "limits": {"memory": "512MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"}}).to_string()
@@ -85,30 +79,33 @@ fn greedy(pieces: u32) -> String {
 
 /// The launcher lives to tell of it, and the same request within the limit goes well.
 #[track_caller]
-fn holds(ask: impl Fn(&str) -> Done) {
+fn holds(ask: impl Fn(&str) -> ExecResult) {
     ask(&greedy(300)).expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "started": true}));
     ask(&greedy(50)).succeeded().expect(json!({"output": "50\n"}));
-    // The control: without it there is as much as the run's own limit says.
-    Done::of(feed(&mut stockade(["exec"]), greedy(300).as_bytes())).succeeded().expect(json!({"output": "300\n"}));
+    // The control: without it there is as much as the run's own limit.
+    ExecResult::of(run_with_stdin(&mut stockade(["exec"]), greedy(300).as_bytes())).succeeded().expect(json!({"output": "300\n"}));
 }
 
+test!(serial RootOnly, a_limit_above_the_launcher_holds_on_v1, needs [Cgroup1]);
 fn a_limit_above_the_launcher_holds_on_v1() {
     let above = PathBuf::from(format!("/sys/fs/cgroup/memory/suite-{}", std::process::id()));
     fs::create_dir(&above).unwrap();
     fs::write(above.join("memory.limit_in_bytes"), (128u32 << 20).to_string()).unwrap();
     let script = "echo $$ >\"$1/cgroup.procs\" && exec \"$STOCKADE\" exec";
     let outcome = std::panic::catch_unwind(|| {
-        holds(|request| Done::of(feed(&mut under(&["sh", "-c", script, "sh", text(&above)]), request.as_bytes())))
+        holds(|request| ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", script, "sh", text(&above)]), request.as_bytes())))
     });
     assert!(eventually(Duration::from_secs(5), || fs::remove_dir(&above).is_ok()), "{} is left", above.display());
     outcome.unwrap();
 }
 
+test!(serial Both, a_limit_above_the_launcher_holds_on_v2, needs [Cgroup2, Systemd]);
 fn a_limit_above_the_launcher_holds_on_v2() {
     let options = [ALONE, &["-p", "MemoryMax=128M"]].concat();
-    holds(|request| Done::of(in_unit(&options, &["exec"], request)));
+    holds(|request| ExecResult::of(in_unit(&options, &["exec"], request)));
 }
 
+test!(serial RootOnly, without_delegation_doctor_names_the_command_that_gives_it, needs [Cgroup2, Systemd]);
 /// A service of an ordinary user's, whose cgroup belongs to root unless it is delegated.
 fn without_delegation_doctor_names_the_command_that_gives_it() {
     const NOBODY: u32 = 65534;
@@ -125,7 +122,7 @@ fn without_delegation_doctor_names_the_command_that_gives_it() {
         examination["findings"].as_array().unwrap().iter().find(|finding| finding["feature"] == "cgroup").unwrap().clone()
     };
     let degraded = |delegate: &str| {
-        let done = Done::of(service(delegate, &["exec"], r#"{"code": ""}"#));
+        let done = ExecResult::of(service(delegate, &["exec"], r#"{"code": ""}"#));
         done.succeeded()["receipt"]["degraded"].clone()
     };
     let without = examined("Delegate=no");
@@ -135,14 +132,4 @@ fn without_delegation_doctor_names_the_command_that_gives_it() {
     // The control: what that option gives.
     assert_eq!(examined("Delegate=yes")["state"], "ok");
     assert_eq!(degraded("Delegate=yes"), json!([]));
-}
-
-/// Whether systemd runs this host, and the manager that would be asked.
-pub fn systemd_answers() -> bool {
-    let runtime = format!("/run/user/{}", nix::unistd::getuid());
-    let mut command = Command::new("systemctl");
-    if !is_root() {
-        command.arg("--user").env("XDG_RUNTIME_DIR", &runtime).env("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={runtime}/bus"));
-    }
-    command.args(["show", "--property=Version"]).output().is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }

@@ -1,5 +1,5 @@
 //! Every system call of a run made to fail in turn, and every process of it killed at
-//! each: the run then ends as a `sandbox_error` that says why, and the code has not run;
+//! each: the run then ends as a `sandbox_error` with the reason, and the code has not run;
 //! or the failure changed nothing, which is shown by the world that the code sees and by
 //! the receipt. Never does code run with less around it, and nothing is left behind.
 //!
@@ -19,20 +19,12 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    cleanup::{cgroups_of, dead_records, processes, processes_around, the_next_start_has_swept},
-    harness::{Test, directory, eventually, test},
-    stockade::{Done, exec, feed, put, scratch, text, under},
+use crate::support::{
+    exec::{ExecResult, exec, run_under, run_with_stdin, scratch, text, write_file},
+    leftovers::{cgroups_of, dead_records, processes, processes_around, the_next_start_has_swept},
+    runner::{directory, eventually, test},
     tracer::{Act, INIT, LAUNCHER, Point, Traced, trace},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(alone Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900),
-    test!(alone Both, a_process_killed_at_any_call_leaves_nothing, seconds 900),
-    test!(Both, too_few_descriptors_are_a_clear_error, seconds 60),
-    test!(RootOnly, a_full_registry_is_a_clear_error),
-    test!(RootOnly, a_full_disk_below_scratch_is_a_clear_error),
-];
 
 /// Shows what is around it, in the shell's own words: no program starts that the next
 /// run would have to start too.
@@ -67,7 +59,7 @@ impl Bed {
         let scratch = scratch();
         let request = directory().join("request");
         let body = json!({"code": LOOK, "language": "sh", "scratch": text(&scratch), "files": {"given/file": "x"}, "collect": ["given/*"]});
-        put(&request, body.to_string());
+        write_file(&request, body.to_string());
         Bed { scratch, request }
     }
 
@@ -104,7 +96,7 @@ impl World {
     fn of(result: &Value) -> Self {
         let plain = |text: &str| text.split(' ').map(plain_word).collect::<Vec<_>>().join(" ");
         let mut receipt = result["receipt"].clone();
-        // What it says of namespaces, ids and times is of one run.
+        // Its namespaces, ids and times differ from run to run.
         receipt["taken_us"] = Value::Null;
         receipt["plan_sha256"] = Value::Null;
         for layer in receipt["layers"].as_array_mut().into_iter().flatten() {
@@ -139,7 +131,7 @@ fn judge(run: &Run, usual: &World) -> Result<&'static str, String> {
     let code = match run.traced.ending {
         None => return say("it hung"),
         Some(WaitStatus::Exited(_, code)) => code,
-        // Before main, and in the allocator, there is nobody who could say more.
+        // Before main, and in the allocator, no code could say more.
         Some(WaitStatus::Signaled(_, Signal::SIGABRT | Signal::SIGSEGV, _))
             if !run.ran && (point.is_one_of(&MEMORY) || starting(point)) =>
         {
@@ -216,6 +208,7 @@ fn record(bed: &Bed) -> (Vec<Point>, World) {
     (points, World::of(&result))
 }
 
+test!(serial Both, a_call_that_fails_stops_the_run_or_changes_nothing, seconds 900);
 fn a_call_that_fails_stops_the_run_or_changes_nothing() {
     let bed = Bed::new();
     let (points, usual) = record(&bed);
@@ -239,6 +232,7 @@ fn a_call_that_fails_stops_the_run_or_changes_nothing() {
     assert!(wrong.is_empty(), "{} of {} points:\n{}", wrong.len(), points.len(), wrong.join("\n"));
 }
 
+test!(serial Both, a_process_killed_at_any_call_leaves_nothing, seconds 900);
 fn a_process_killed_at_any_call_leaves_nothing() {
     let bed = Bed::new();
     let (points, _) = record(&bed);
@@ -252,7 +246,7 @@ fn a_process_killed_at_any_call_leaves_nothing() {
             wrong.push(format!("{point:?} leaves {:?}", left()));
         }
         if let Some(acted) = run.traced.acted.as_ref().filter(|acted| acted.process != LAUNCHER) {
-            // The launcher lives, and says what became of the run. Killed in its execve, the
+            // The launcher lives, and reports the end of the run. Killed in its execve, the
             // program's process looks as if the program had been killed.
             let result: Value = serde_json::from_str(&run.stdout).unwrap_or_default();
             let in_execve = acted.process != INIT && acted.is_one_of(&[libc::SYS_execve]) && result["signal"] == "SIGKILL";
@@ -271,10 +265,11 @@ fn a_process_killed_at_any_call_leaves_nothing() {
     assert!(!Path::new(&bed.scratch).join("given").exists());
 }
 
+test!(Both, too_few_descriptors_are_a_clear_error, seconds 60);
 fn too_few_descriptors_are_a_clear_error() {
     let ask = |most: u32| {
-        let mut command = under(&["sh", "-c", r#"ulimit -n "$0"; exec "$STOCKADE" exec"#, &most.to_string()]);
-        Done::of(feed(&mut command, json!({"code": "echo ran", "language": "sh"}).to_string().as_bytes()))
+        let mut command = run_under(&["sh", "-c", r#"ulimit -n "$0"; exec "$STOCKADE" exec"#, &most.to_string()]);
+        ExecResult::of(run_with_stdin(&mut command, json!({"code": "echo ran", "language": "sh"}).to_string().as_bytes()))
     };
     let mut enough = 0;
     // Below, not even the shell has what it needs.
@@ -294,17 +289,19 @@ fn too_few_descriptors_are_a_clear_error() {
     assert!(enough > 8 && enough < 56, "{enough}");
 }
 
+test!(RootOnly, a_full_registry_is_a_clear_error);
 fn a_full_registry_is_a_clear_error() {
     let script = r#"mkdir -p /run/stockade; mount -t tmpfs -o "$0" none /run/stockade; exec "$STOCKADE" exec"#;
     let ask = |options: &str| {
-        let mut command = under(&["unshare", "--mount", "sh", "-c", script, options]);
-        Done::of(feed(&mut command, br#"{"code": "print(1)"}"#))
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", script, options]);
+        ExecResult::of(run_with_stdin(&mut command, br#"{"code": "print(1)"}"#))
     };
     ask("nr_inodes=1,mode=700").broke("registry_failed", &["/run/stockade", "no space left on device (ENOSPC)"]);
     // The control: with room it runs.
     ask("nr_inodes=9,mode=700").succeeded();
 }
 
+test!(RootOnly, a_full_disk_below_scratch_is_a_clear_error);
 /// Root lays a small disk below an ordinary user's scratch, and fills it.
 fn a_full_disk_below_scratch_is_a_clear_error() {
     let script = r#"mount -t tmpfs -o size=64k,mode=700,uid=1234,gid=1234 none "$1" && chown 1234:1234 "$HOME" && head -c "$2" /dev/zero > "$1/filler"
@@ -312,8 +309,8 @@ exec setpriv --reuid=1234 --regid=1234 --clear-groups --inh-caps=-all -- "$STOCK
     let disk = directory().join("disk");
     fs::create_dir(&disk).unwrap();
     let ask = |filled: &str, request: Value| {
-        let mut command = under(&["unshare", "--mount", "sh", "-c", script, "sh", text(&disk), filled]);
-        Done::of(feed(&mut command, request.to_string().as_bytes()))
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", script, "sh", text(&disk), filled]);
+        ExecResult::of(run_with_stdin(&mut command, request.to_string().as_bytes()))
     };
     let code = "print(len(open('given').read()) if __import__('os').path.exists('given') else 0)";
     let (plain, with_a_file) = (json!({"code": code}), json!({"code": code, "files": {"given": "x"}}));

@@ -5,7 +5,7 @@
 //! more, in the kernel's words, so that a mistake in the compiler of filters is not repeated.
 //! An allowed call is tried inside and outside with the same arguments, at which the kernel
 //! does nothing: both must get the same answer, and another one than a filter's. For a
-//! refused call the launcher's account says that it was the filter. A call's own bugs, and
+//! refused call the launcher's account names the filter. A call's own bugs, and
 //! what the kernel does with good arguments, are not looked for.
 
 use std::{
@@ -21,26 +21,17 @@ use stockade_policy::{
     model::{Policy, SocketFamily},
 };
 
-use crate::{
-    harness::{Test, is_root, test},
-    patience::patient_limit,
-    stockade::{Done, PolicyDirectory, exec_with, feed, scratch, stockade, text, under, unscreened},
+use crate::support::{
+    exec::{ExecResult, exec_with, run_under, run_with_stdin, scratch, stockade, text},
+    policy_dir::{PolicyDirectory, unscreened},
+    runner::{is_root, test},
+    timeouts::scaled_limit,
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, every_shipped_policy_loads_one_of_two_filters),
-    test!(Both, every_call_by_number_is_answered_as_default_says, seconds 90),
-    test!(Both, every_argument_rule_of_default_is_the_kernels, seconds 90),
-    test!(Both, every_call_by_number_is_answered_as_strict_says, needs [Cgroup], seconds 90),
-    test!(Both, every_argument_rule_of_strict_is_the_kernels, needs [Cgroup], seconds 90),
-    test!(Both, every_call_that_strict_kills_for_ends_the_run, needs [Cgroup], seconds 120),
-    test!(Both, every_call_by_number_is_answered_so_in_a_host_scratch, seconds 90),
-];
 
 /// Looks like a bad pointer, descriptor, length and flag at once.
 const BAD: u64 = u64::MAX;
 /// `uretprobe` and `uprobe`: from Linux 6.11 and 6.18 on they are exempt from every filter, and
-/// answer nobody but the trampolines that the kernel itself puts into traced processes.
+/// answer only the trampolines that the kernel itself puts into traced processes.
 const PAST_FILTERS: [u32; 2] = [335, 336];
 /// Above the 32 bits in which the kernel reads an `int`.
 const HIGH: u64 = 0x1_0000_0000;
@@ -65,12 +56,12 @@ enum Answer {
     Missing,
     /// EOPNOTSUPP.
     Unsupported,
-    /// ENOSYS, or what the kernel says by itself, which asks no filter about it.
+    /// ENOSYS, or the kernel's own answer, since it asks no filter about it.
     PastFilters,
 }
 
 impl Answer {
-    /// The call is tried outside as well, and in a process of its own.
+    /// The call is tried outside as well, and in its own process.
     fn is_the_kernels(self) -> bool {
         matches!(self, Answer::Reaches | Answer::PastFilters)
     }
@@ -82,9 +73,9 @@ fn harmless(name: &str) -> Vec<u64> {
     let directory = (-100i64).cast_unsigned();
     match name {
         "clone" => vec![17, 0, 0, 0, 0],
-        // Nobody has this number.
+        // No process has this number.
         "kill" => vec![0x3fff_ffff, 0],
-        // Waking nobody: an unknown operation is answered as an unknown call.
+        // Waking no waiter: an unknown operation is answered as an unknown call.
         "futex" => vec![0, 1, 0],
         "socket" => vec![1, 1, 0],
         "socketpair" => vec![1, 1, 0, BAD],
@@ -99,7 +90,7 @@ fn harmless(name: &str) -> Vec<u64> {
         "renameat2" => vec![BAD, BAD, BAD, BAD, 0],
         "prlimit64" | "sched_setparam" | "sched_setattr" | "sched_setscheduler" => vec![0, BAD, BAD, BAD],
         "sched_setaffinity" => vec![0, 8, BAD],
-        // No lower than any other, since nobody may go up again.
+        // No lower than any other, since it cannot be raised again.
         "setpriority" => vec![0, 0, 19],
         "ioprio_set" => vec![1, 0, 0x4004],
         _ => vec![BAD; 6],
@@ -245,11 +236,11 @@ fn by_argument(policy: &Policy) -> Vec<Probe> {
 fn script(probes: &[Probe], i386: &[u32]) -> String {
     let calls: Vec<Value> =
         probes.iter().map(|probe| json!([probe.number, probe.arguments, u8::from(probe.answer.is_the_kernels())])).collect();
-    format!("CALLS = {}\nI386 = {}\n{}", json!(calls), json!(i386), include_str!("filters.py"))
+    format!("CALLS = {}\nI386 = {}\n{}", json!(calls), json!(i386), include_str!("../support/filters.py"))
 }
 
 fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
-    let limits = json!({"wall": patient_limit(60_000), "cpus": 1, "memory": "256MiB"});
+    let limits = json!({"wall": scaled_limit(60_000), "cpus": 1, "memory": "256MiB"});
     let i386: Vec<u32> = (0..470).collect();
     let policies = PolicyDirectory::new();
     let policy = policies.write(name, &unscreened(name, ""));
@@ -257,7 +248,7 @@ fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
     let inside = done.succeeded().json();
     // The control: only what is allowed, and by the 32-bit entry only to ask for the own number.
     let reaching: Vec<Probe> = probes.iter().filter(|probe| probe.answer.is_the_kernels()).cloned().collect();
-    let output = feed(&mut under(&["/usr/bin/python3", "-"]), script(&reaching, &[20]).as_bytes());
+    let output = run_with_stdin(&mut run_under(&["/usr/bin/python3", "-"]), script(&reaching, &[20]).as_bytes());
     let outside: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     let mut answers = outside[0].as_array().unwrap().iter();
     let (mut wrong, mut lacking) = (Vec::new(), BTreeSet::new());
@@ -285,7 +276,7 @@ fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
     }
     assert!(wrong.is_empty(), "{} are wrong\n{}", wrong.len(), wrong[..wrong.len().min(20)].join("\n"));
     assert!(lacking.len() <= 4, "{lacking:?}");
-    // A kernel without the 32-bit entry ends whoever tries it.
+    // A kernel without the 32-bit entry kills the process that tries it.
     let ends = outside[1][0] != "ok";
     let entries = inside[1].as_array().unwrap();
     assert!(entries.iter().all(|answer| answer == "ENOSYS") && entries.len() == i386.len() || ends, "{entries:?}");
@@ -293,7 +284,7 @@ fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
 }
 
 /// Each refused call stands in the result by its name, as often as it was tried.
-fn it_was_the_filter(done: &Done, probes: &[Probe]) {
+fn it_was_the_filter(done: &ExecResult, probes: &[Probe]) {
     let mut counted: BTreeMap<&str, u64> = BTreeMap::new();
     for denial in done["denials"].as_array().unwrap().iter().filter(|denial| denial["kind"] == "syscall") {
         let what = denial["what"].as_str().unwrap();
@@ -313,12 +304,13 @@ fn shipped(name: &str) -> Policy {
     load_shipped(name).unwrap()
 }
 
+test!(Both, every_shipped_policy_loads_one_of_two_filters);
 /// So that to walk over two is to walk over all; by the plan, which is what a run loads.
 fn every_shipped_policy_loads_one_of_two_filters() {
     let sums = |name: &str| Filters::new(&shipped(name).seccomp).unwrap();
     for (name, _) in SHIPPED.iter().copied() {
         let walked = if name == "strict" { "strict" } else { "default" };
-        assert_eq!(sums(name), sums(walked), "{name} needs a walk of its own");
+        assert_eq!(sums(name), sums(walked), "{name} needs its own walk");
         // Without a cgroup, which an ordinary user may lack, `strict` has no plan.
         if name == "strict" && !is_root() {
             continue;
@@ -331,26 +323,32 @@ fn every_shipped_policy_loads_one_of_two_filters() {
     }
 }
 
+test!(Both, every_call_by_number_is_answered_as_default_says, seconds 90);
 fn every_call_by_number_is_answered_as_default_says() {
     walk("default", &by_number(&shipped("default"), false), None);
 }
 
+test!(Both, every_argument_rule_of_default_is_the_kernels, seconds 90);
 fn every_argument_rule_of_default_is_the_kernels() {
     walk("default", &by_argument(&shipped("default")), None);
 }
 
+test!(Both, every_call_by_number_is_answered_as_strict_says, needs [Cgroup], seconds 90);
 fn every_call_by_number_is_answered_as_strict_says() {
     walk("strict", &by_number(&shipped("strict"), false), None);
 }
 
+test!(Both, every_argument_rule_of_strict_is_the_kernels, needs [Cgroup], seconds 90);
 fn every_argument_rule_of_strict_is_the_kernels() {
     walk("strict", &by_argument(&shipped("strict")), None);
 }
 
+test!(Both, every_call_by_number_is_answered_so_in_a_host_scratch, seconds 90);
 fn every_call_by_number_is_answered_so_in_a_host_scratch() {
     walk("default", &by_number(&shipped("default"), true), Some(text(&scratch())));
 }
 
+test!(Both, every_call_that_strict_kills_for_ends_the_run, needs [Cgroup], seconds 120);
 fn every_call_that_strict_kills_for_ends_the_run() {
     let kill = shipped("strict").seccomp.kill;
     assert!(kill.len() > 30, "{kill:?}");
@@ -362,7 +360,7 @@ fn every_call_that_strict_kills_for_ends_the_run() {
             let code = format!(
                 "import ctypes\nprint('tried', flush=True)\nctypes.CDLL(None).syscall({number}, -1, -1, -1, -1, -1, -1)\nprint('lived')"
             );
-            let done = exec_with(&["--policy", &policy], json!({"code": code, "limits": {"wall": patient_limit(20_000), "cpus": 1}}));
+            let done = exec_with(&["--policy", &policy], json!({"code": code, "limits": {"wall": scaled_limit(20_000), "cpus": 1}}));
             done.expect(json!({"verdict": "syscall_denied", "output": "tried\n", "success": false}));
             assert_eq!(done["denials"][0]["what"], name.as_str(), "{}", done.brief());
         }

@@ -5,20 +5,11 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, test},
-    probe,
-    stockade::{Done, PolicyDirectory, derived, feed, program_path, under},
+use crate::support::{
+    exec::{ExecResult, program_path, run_under, run_with_stdin},
+    policy_dir::{PolicyDirectory, derived},
+    runner::test,
 };
-
-pub const TESTS: &[Test] = &[
-    test!(RootOnly, where_user_namespaces_are_forbidden_the_error_names_the_remedy_and_the_line_that_goes_without),
-    test!(RootOnly, a_policy_that_names_it_runs_without_user_namespaces_and_says_so),
-    test!(RootOnly, a_dry_run_shows_the_missing_user_namespace),
-    test!(RootOnly, counts_that_would_be_the_hosts_are_left_alone),
-    test!(RootOnly, nothing_that_root_may_do_can_be_done_by_a_run_without_user_namespaces),
-    test!(RootOnly, without_user_namespaces_an_id_of_the_runs_own_cannot_be_missing_too),
-];
 
 /// Enters the namespace, with these counts and ids, and becomes a program.
 const ENTER: &str = r#"
@@ -49,14 +40,15 @@ const WITHOUT: &str = "[degrade]\nroot = { add = [\"user_namespace\"] }";
 
 /// `exec` where this many user namespaces may be made.
 #[track_caller]
-fn exec_where(users: &str, ids: &str, lines: &str, options: &[&str], code: &str) -> Done {
+fn exec_where(users: &str, ids: &str, lines: &str, options: &[&str], code: &str) -> ExecResult {
     let policies = PolicyDirectory::new();
     let policy = policies.write("without", &derived(lines));
     let program = program_path().unwrap();
     let words = ["python3", "-c", ENTER, users, ids, program.to_str().unwrap(), "exec", "--policy", &policy];
-    Done::of(feed(&mut under(&[&words[..], options].concat()), json!({"code": code}).to_string().as_bytes()))
+    ExecResult::of(run_with_stdin(&mut run_under(&[&words[..], options].concat()), json!({"code": code}).to_string().as_bytes()))
 }
 
+test!(RootOnly, where_user_namespaces_are_forbidden_the_error_names_the_remedy_and_the_line_that_goes_without);
 fn where_user_namespaces_are_forbidden_the_error_names_the_remedy_and_the_line_that_goes_without() {
     let line = "[degrade] root = [\"user_namespace\"]";
     exec_where("0", EVERY_ID, "", &[], "print(1)").broke("namespaces_refused", &["ENOSPC", "sysctl user.max_user_namespaces=", line]);
@@ -70,6 +62,7 @@ print(json.dumps([os.getresuid(), os.getresgid(), os.getgroups(), pwd.getpwuid(o
     sorted({status[name] for name in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')}), os.stat('.').st_uid]))
 ";
 
+test!(RootOnly, a_policy_that_names_it_runs_without_user_namespaces_and_says_so);
 fn a_policy_that_names_it_runs_without_user_namespaces_and_says_so() {
     const NO_CAPABILITY: &str = "0000000000000000";
     let done = exec_where("0", EVERY_ID, WITHOUT, &[], IDS);
@@ -91,6 +84,7 @@ fn a_policy_that_names_it_runs_without_user_namespaces_and_says_so() {
     assert_eq!((&seen[0], &done["receipt"]["degraded"]), (&json!([1000, 1000, 1000]), &json!([])));
 }
 
+test!(RootOnly, a_dry_run_shows_the_missing_user_namespace);
 fn a_dry_run_shows_the_missing_user_namespace() {
     let planned = |users: &str| {
         let policies = PolicyDirectory::new();
@@ -98,7 +92,7 @@ fn a_dry_run_shows_the_missing_user_namespace() {
         let program = program_path().unwrap();
         let words =
             ["python3", "-c", ENTER, users, EVERY_ID, program.to_str().unwrap(), "exec", "--policy", &policy, "--dry-run", "--json"];
-        let output = feed(&mut under(&words), br#"{"code": ""}"#);
+        let output = run_with_stdin(&mut run_under(&words), br#"{"code": ""}"#);
         let plan: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
         (plan["identity"]["user_namespaces"].clone(), plan["degraded"].as_array().unwrap().len())
     };
@@ -106,14 +100,16 @@ fn a_dry_run_shows_the_missing_user_namespace() {
     assert_eq!(planned("9"), (json!("nested"), 0));
 }
 
+test!(RootOnly, counts_that_would_be_the_hosts_are_left_alone);
 fn counts_that_would_be_the_hosts_are_left_alone() {
     let code = "print(*(open(f'/proc/sys/user/max_{name}').read().strip() for name in ('user_namespaces', 'inotify_instances')))";
     exec_where("0", EVERY_ID, WITHOUT, &[], code).succeeded().expect(json!({"output": "0 77\n"}));
-    // The control: with namespaces of its own the run shows others.
+    // The control: with its own namespaces the run shows others.
     let other = exec_where("9", EVERY_ID, WITHOUT, &[], code);
     assert_ne!(other.succeeded().output(), "9 77\n");
 }
 
+test!(RootOnly, nothing_that_root_may_do_can_be_done_by_a_run_without_user_namespaces);
 fn nothing_that_root_may_do_can_be_done_by_a_run_without_user_namespaces() {
     // Acts of root's, each with the errno that the code gets. What the filter and the mounts
     // refuse they refuse as everywhere; the rest is refused for want of a capability.
@@ -130,20 +126,21 @@ fn nothing_that_root_may_do_can_be_done_by_a_run_without_user_namespaces() {
     ];
     let program = program_path().unwrap();
     for (act, errno) in acts {
-        let code = probe::program(act);
+        let code = crate::support::control::program(act);
         assert_eq!(exec_where("0", EVERY_ID, WITHOUT, &[], &code).succeeded().json(), errno, "{act}");
         if act.contains("PRIO") {
             // Not even root of a user namespace may: that right is the machine's root's.
             continue;
         }
-        // The control: root of that namespace, with a mount table and a host name of its own.
+        // The control: root of that namespace, with its own mount table and host name.
         let path = program.parent().unwrap().display().to_string();
         let words = ["python3", "-c", ENTER, "0", EVERY_ID, "/usr/bin/unshare", "--mount", "--uts", "python3", "-c", &code, &path];
-        let output = under(&words).current_dir(crate::harness::directory()).output().unwrap();
+        let output = run_under(&words).current_dir(crate::support::runner::directory()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "\"ok\"\n", "the control of {act}: {output:?}");
     }
 }
 
+test!(RootOnly, without_user_namespaces_an_id_of_the_runs_own_cannot_be_missing_too);
 fn without_user_namespaces_an_id_of_the_runs_own_cannot_be_missing_too() {
     let both = "[degrade]\nroot = { add = [\"user_namespace\", \"unique_uid\"] }";
     exec_where("0", "0 0 1", both, &[], "print(1)").broke("unique_uid_unavailable", &["user_namespace", "does not map id"]);

@@ -8,16 +8,11 @@ use std::{collections::BTreeSet, fs, process::Child, thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{
-    cleanup::{cgroups_of, dead_records, mounts, processes},
-    harness::{Test, eventually, is_root, test},
-    stockade::{Done, exec, program_path, start, stockade},
+use crate::support::{
+    exec::{ExecResult, exec, program_path, start, stockade},
+    leftovers::{cgroups_of, dead_records, mounts, processes},
+    runner::{eventually, is_root, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(alone Both, thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict, seconds 1800),
-    test!(alone Both, two_hundred_runs_at_a_time_get_each_its_own, seconds 300),
-];
 
 /// Runs under way at any time: "in a row" is meant of the host, which has more than one CPU.
 const WORKERS: usize = 4;
@@ -66,6 +61,7 @@ impl Host {
     }
 }
 
+test!(serial Both, thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict, needs [Long], seconds 1800);
 fn thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict() {
     let runs = if is_root() { 10_000 } else { 2_000 };
     // What the first runs make for good (slab caches, the registry's directory) is not a leak.
@@ -100,6 +96,7 @@ fn thousands_of_runs_in_a_row_leave_nothing_and_each_its_verdict() {
     assert_eq!(dead_records(), Vec::<String>::new());
 }
 
+test!(serial Both, two_hundred_runs_at_a_time_get_each_its_own, seconds 300);
 fn two_hundred_runs_at_a_time_get_each_its_own() {
     let before = mounts();
     // They wait for each other by the clock alone: the last has begun before the first ends.
@@ -107,7 +104,7 @@ fn two_hundred_runs_at_a_time_get_each_its_own() {
     let running: Vec<Child> = (0..AT_A_TIME).map(|number| start(&mut stockade(["exec"]), request(number).to_string().as_bytes())).collect();
     let launchers: BTreeSet<u32> = running.iter().map(Child::id).collect();
     for (number, child) in running.into_iter().enumerate() {
-        let done = Done::of(child.wait_with_output().unwrap());
+        let done = ExecResult::of(child.wait_with_output().unwrap());
         done.expect(json!({"verdict": "exited", "code": number % 50, "output": format!("{number}\n"), "id": number.to_string()}));
     }
     assert_eq!(mounts(), before);

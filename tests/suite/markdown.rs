@@ -12,42 +12,28 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, eventually, is_root, test, wait_within},
-    patience::patient,
-    stockade::{Done, feed, no_process_is_left, program_path, scratch, start, stockade, text, under},
+use crate::support::{
+    exec::{ExecResult, program_path, run_under, run_with_stdin, scratch, start, stockade, text},
+    leftovers::no_process_is_left,
+    runner::{directory, eventually, is_root, test, wait_within},
+    timeouts::scaled,
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, blocks_are_run_in_order_in_one_scratch, seconds 60),
-    test!(Both, the_first_failure_is_the_last_block_that_runs),
-    test!(Both, what_is_no_code_is_not_run_and_is_listed),
-    test!(Both, only_the_last_block_is_run_if_asked),
-    test!(Both, the_text_is_what_agents_are_used_to, seconds 60),
-    test!(Both, a_block_is_written_to_the_file_that_its_first_line_names),
-    test!(Both, a_file_name_that_leads_out_is_refused),
-    test!(Both, a_host_scratch_holds_what_the_blocks_leave),
-    test!(Both, a_reply_that_cannot_be_run_is_a_bad_request_and_none_of_it_runs),
-    test!(Both, a_reply_of_backticks_ends_in_time, seconds 60),
-    test!(Both, cancelling_ends_the_block_and_still_answers, seconds 60),
-    test!(Both, killing_it_leaves_nothing),
-    test!(Both, without_its_companion_it_says_what_to_install),
-];
-
-fn markdown(options: &[&str], reply: &str) -> Done {
-    Done::of(output(options, reply))
+fn markdown(options: &[&str], reply: &str) -> ExecResult {
+    ExecResult::of(output(options, reply))
 }
 
 fn output(options: &[&str], reply: &str) -> Output {
-    feed(&mut stockade([&["exec", "--markdown"], options].concat()), reply.as_bytes())
+    run_with_stdin(&mut stockade([&["exec", "--markdown"], options].concat()), reply.as_bytes())
 }
 
 /// Of each block whether it ran, else why not.
-fn fates(done: &Done) -> Vec<Value> {
+fn fates(done: &ExecResult) -> Vec<Value> {
     let blocks = done["blocks"].as_array().unwrap();
     blocks.iter().map(|block| if block["ran"] == true { json!(true) } else { block["why"].clone() }).collect()
 }
 
+test!(Both, blocks_are_run_in_order_in_one_scratch, seconds 60);
 fn blocks_are_run_in_order_in_one_scratch() {
     let reply = "First the data:\n\n```python\nopen('data', 'w').write('6 7')\nprint('written')\n```\n\nthen the sum:\r\n\r\n\
                  ~~~~sh\r\nread a b <data\r\necho $((a * b))\r\necho note >&2\r\n~~~~\n\nand\n```JS\nconsole.log(require('fs').readdirSync('.').filter(name => !name.startsWith('stockade_')).join())\n```\n";
@@ -62,6 +48,7 @@ fn blocks_are_run_in_order_in_one_scratch() {
     assert!(done["receipt"]["layers"].is_array() && done["blocks"][0]["result"]["receipt"]["layers"].is_array(), "{}", done.brief());
 }
 
+test!(Both, the_first_failure_is_the_last_block_that_runs);
 fn the_first_failure_is_the_last_block_that_runs() {
     let reply = "```sh\necho one\n```\n```python\nprint('two')\nraise SystemExit(3)\n```\n```sh\necho three\n```\n";
     let done = markdown(&[], reply);
@@ -74,6 +61,7 @@ fn the_first_failure_is_the_last_block_that_runs() {
     assert_eq!(fates(&done), [json!(true), json!("bad_request"), json!("after_failure")]);
 }
 
+test!(Both, what_is_no_code_is_not_run_and_is_listed);
 fn what_is_no_code_is_not_run_and_is_listed() {
     let reply = "```\nls -l\n```\n```json\n{}\n```\n```python\nprint(1)\n```\nwhich prints\n```text\n1\n```\n";
     let done = markdown(&[], reply);
@@ -82,12 +70,14 @@ fn what_is_no_code_is_not_run_and_is_listed() {
     assert_eq!(done["blocks"][0]["result"], Value::Null);
 }
 
+test!(Both, only_the_last_block_is_run_if_asked);
 fn only_the_last_block_is_run_if_asked() {
     let done = markdown(&["--last"], "```sh\necho one\n```\n```sh\necho two\n```\n```\ntwo\n```\n");
     done.succeeded().expect(json!({"output": "two\n"}));
     assert_eq!(fates(&done), [json!("not_last"), json!(true), json!("no_language")]);
 }
 
+test!(Both, the_text_is_what_agents_are_used_to, seconds 60);
 fn the_text_is_what_agents_are_used_to() {
     let said = |reply: &str| {
         let output = output(&["--text"], reply);
@@ -101,6 +91,7 @@ fn the_text_is_what_agents_are_used_to() {
     assert!(status == Some(2) && text.starts_with("exitcode: 2 (execution failed)\nCode output: the reply has no block to run;"), "{text}");
 }
 
+test!(Both, a_block_is_written_to_the_file_that_its_first_line_names);
 fn a_block_is_written_to_the_file_that_its_first_line_names() {
     let reply = "```python\n# filename: shapes/area.py\ndef area(a, b): return a * b\n```\n\
                  ```python\nimport sys\nsys.path.insert(0, 'shapes')\nimport area\nprint(area.area(6, 7))\n```\n\
@@ -110,6 +101,7 @@ fn a_block_is_written_to_the_file_that_its_first_line_names() {
     assert_eq!((&done["blocks"][0]["file"], &done["blocks"][1]["file"]), (&json!("shapes/area.py"), &Value::Null));
 }
 
+test!(Both, a_file_name_that_leads_out_is_refused);
 fn a_file_name_that_leads_out_is_refused() {
     let victim = directory().join("victim");
     for name in ["../victim", "/tmp/victim", text(&victim), "a/../../victim", "a//b", ".."] {
@@ -125,6 +117,7 @@ fn scratch_once() -> std::path::PathBuf {
     if path.exists() { path } else { scratch() }
 }
 
+test!(Both, a_host_scratch_holds_what_the_blocks_leave);
 fn a_host_scratch_holds_what_the_blocks_leave() {
     let scratch = scratch();
     let done = markdown(&["--scratch", text(&scratch)], "```sh\necho x >left\npwd\n```\n```python\nprint(open('left').read())\n```\n");
@@ -137,6 +130,7 @@ fn a_host_scratch_holds_what_the_blocks_leave() {
     assert_eq!((&missing["verdict"], &missing["reason"]), (&json!("sandbox_error"), &json!("policy_not_found")));
 }
 
+test!(Both, a_reply_that_cannot_be_run_is_a_bad_request_and_none_of_it_runs);
 fn a_reply_that_cannot_be_run_is_a_bad_request_and_none_of_it_runs() {
     let scratch = scratch();
     let many = "```sh\ntouch ran\n```\n".repeat(101);
@@ -153,25 +147,27 @@ fn a_reply_that_cannot_be_run_is_a_bad_request_and_none_of_it_runs() {
         done.expect(json!({"verdict": "bad_request", "reason": reason, "started": false, "code": 2, "output": "", "blocks": []}));
         assert_eq!(fs::read_dir(&scratch).unwrap().count(), 0, "{reply}");
     }
-    let bytes = feed(&mut stockade(["exec", "--markdown"]), b"```sh\necho \xff\n```\n");
-    Done::of(bytes).expect(json!({"verdict": "bad_request", "reason": "reply_not_utf8"}));
+    let bytes = run_with_stdin(&mut stockade(["exec", "--markdown"]), b"```sh\necho \xff\n```\n");
+    ExecResult::of(bytes).expect(json!({"verdict": "bad_request", "reason": "reply_not_utf8"}));
     // The control: the same block, closed.
     markdown(&["--scratch", text(&scratch)], "```sh\ntouch ran\n```\n").succeeded();
     assert!(scratch.join("ran").exists());
     for options in [&["--last"][..], &["--text"], &["--markdown", "--socket", "/x"], &["--markdown", "--dry-run"]] {
-        let usage = Done::of(stockade([&["exec"], options].concat()).output().unwrap());
+        let usage = ExecResult::of(stockade([&["exec"], options].concat()).output().unwrap());
         assert_eq!((&usage["verdict"], &usage["reason"]), (&json!("bad_request"), &json!("usage")));
     }
 }
 
+test!(Both, a_reply_of_backticks_ends_in_time, seconds 60);
 fn a_reply_of_backticks_ends_in_time() {
     let begin = Instant::now();
     for reply in ["`".repeat(10 << 20), "`` ` ".repeat(1 << 18), "```\n".repeat(1 << 16), "> ".repeat(1 << 16)] {
         assert_eq!(markdown(&[], &reply)["verdict"], "bad_request");
     }
-    assert!(begin.elapsed() < patient(Duration::from_secs(40)), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < scaled(Duration::from_secs(40)), "{:?}", begin.elapsed());
 }
 
+test!(Both, cancelling_ends_the_block_and_still_answers, seconds 60);
 fn cancelling_ends_the_block_and_still_answers() {
     let scratch = scratch();
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
@@ -181,7 +177,7 @@ fn cancelling_ends_the_block_and_still_answers() {
         assert!(eventually(Duration::from_secs(10), || begun.exists()));
         kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
         assert!(wait_within(&mut child, Duration::from_secs(10)).is_some(), "{signal}");
-        let done = Done::of(child.wait_with_output().unwrap());
+        let done = ExecResult::of(child.wait_with_output().unwrap());
         assert_eq!(done["verdict"], "cancelled", "{}", done.brief());
         assert!([json!(code), json!(130)].contains(&done["code"]), "{}", done.brief());
         assert!(!scratch.join("after").exists());
@@ -190,6 +186,7 @@ fn cancelling_ends_the_block_and_still_answers() {
     }
 }
 
+test!(Both, killing_it_leaves_nothing);
 fn killing_it_leaves_nothing() {
     let scratch = scratch();
     let reply = "```sh\ntouch begun\nsleep 6022\n```\n";
@@ -201,17 +198,18 @@ fn killing_it_leaves_nothing() {
     no_process_is_left(&format!("session --scratch {}", text(&scratch)));
 }
 
+test!(Both, without_its_companion_it_says_what_to_install);
 fn without_its_companion_it_says_what_to_install() {
     let alone =
         if is_root() { std::path::PathBuf::from(format!("/run/suite-alone-{}", std::process::id())) } else { directory().join("alone") };
     fs::create_dir(&alone).unwrap();
     let program = alone.join("stockade");
     fs::copy(program_path().unwrap(), &program).unwrap();
-    let missing = Done::of(feed(&mut under(&[text(&program), "exec", "--markdown"]), b"```sh\necho x\n```"));
+    let missing = ExecResult::of(run_with_stdin(&mut run_under(&[text(&program), "exec", "--markdown"]), b"```sh\necho x\n```"));
     // One that was made for another version does not run anything either.
     let companion = program_path().unwrap().with_file_name("stockade-markdown");
     let words = [text(&companion), "--program", text(&program), "--program-version", "0.0.1", "--"];
-    let other = Done::of(feed(&mut under(&words), b"```sh\necho x\n```"));
+    let other = ExecResult::of(run_with_stdin(&mut run_under(&words), b"```sh\necho x\n```"));
     fs::remove_dir_all(&alone).unwrap();
     missing.expect(json!({"verdict": "sandbox_error", "reason": "companion_missing", "started": false}));
     assert!(missing.error().contains("stockade-markdown") && missing.error().contains("install"), "{}", missing.error());

@@ -1,54 +1,23 @@
-//! Policies: where a name is sought, whom root believes, what an error shows, and which
+//! Policies: where a name is sought, which files root trusts, what an error shows, and which
 //! caller may use which through root.
 
 use std::{
     fs::{self, Permissions},
     os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Output,
 };
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, test},
-    stockade::{
-        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, give, program_path, put, scratch_named, stockade, text,
-        under,
+use crate::support::{
+    exec::{
+        ExecResult, OWNER, chown_to_owner, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text,
+        write_file,
     },
+    policy_dir::{PolicyDirectory, derived, derived_from, with_etc},
+    runner::{directory, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, every_shipped_policy_checks),
-    test!(Both, the_list_names_every_shipped_policy),
-    test!(Both, a_policy_is_shown_whole_and_the_text_is_a_policy),
-    test!(Both, the_schema_names_every_section),
-    test!(Both, a_name_that_nothing_has_is_refused_with_a_suggestion),
-    test!(Both, a_name_is_never_sought_in_the_working_directory),
-    test!(RootlessOnly, a_name_is_sought_with_the_user_then_among_the_shipped),
-    test!(RootlessOnly, a_users_policy_may_extend_the_one_it_hides),
-    test!(RootOnly, root_reads_no_environment_variable_for_policies),
-    test!(RootOnly, a_name_is_sought_in_etc_before_the_shipped),
-    test!(RootOnly, root_believes_no_policy_that_others_could_have_written),
-    test!(Both, inheritance_adds_removes_and_replaces),
-    test!(Both, a_plain_list_under_extends_is_refused),
-    test!(Both, a_circle_of_policies_is_refused),
-    test!(Both, errors_have_line_column_caret_and_a_suggestion),
-    test!(Both, every_error_of_a_policy_is_shown_at_once),
-    test!(Both, exec_words_a_policys_errors_as_check_does),
-    test!(Both, a_policy_that_is_no_text_is_refused),
-    test!(Both, a_request_cannot_name_a_policy),
-    test!(Both, a_blueprint_request_gives_output_error_and_code),
-    test!(Both, blueprint_has_the_limits_of_its_model),
-    test!(Both, an_interpreter_can_be_named_on_the_command_line, needs[DataScience]),
-    test!(RootOnly, sudo_without_grants_runs_nothing),
-    test!(RootOnly, sudo_runs_what_is_granted_as_its_caller),
-    test!(RootOnly, sudo_runs_nothing_else),
-    test!(RootOnly, grants_that_others_could_have_written_are_not_believed),
-    test!(RootOnly, root_opens_a_scratch_only_as_its_caller),
-    test!(RootOnly, senseless_sudo_variables_are_refused),
-    test!(RootOnly, a_program_with_a_set_id_bit_refuses_to_start),
-];
 
 const SHIPPED: [&str; 7] = ["default", "strict", "review", "shell", "data-science", "pypi", "blueprint"];
 
@@ -58,6 +27,7 @@ fn policy(arguments: &[&str]) -> (Output, String, String) {
     (output, said, complained)
 }
 
+test!(Both, every_shipped_policy_checks);
 fn every_shipped_policy_checks() {
     let (output, said, complained) = policy(&[&["check"][..], &SHIPPED].concat());
     assert!(output.status.success(), "{complained}");
@@ -65,10 +35,10 @@ fn every_shipped_policy_checks() {
         assert!(said.contains(&format!("{name}: ok (shipped, sha256 ")), "{said}");
     }
     // The files that they were made from, too.
-    let house =
+    let repo =
         Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| String::from(env!("CARGO_MANIFEST_DIR")))).join("../policies");
     let policies = PolicyDirectory::new();
-    for entry in fs::read_dir(&house).unwrap().chain(fs::read_dir(house.join("examples")).unwrap()).flatten() {
+    for entry in fs::read_dir(&repo).unwrap().chain(fs::read_dir(repo.join("examples")).unwrap()).flatten() {
         let path = entry.path();
         if path.extension().is_some_and(|end| end == "toml") {
             let copy = policies.write(path.file_stem().unwrap().to_str().unwrap(), &fs::read_to_string(&path).unwrap());
@@ -78,6 +48,7 @@ fn every_shipped_policy_checks() {
     }
 }
 
+test!(Both, the_list_names_every_shipped_policy);
 fn the_list_names_every_shipped_policy() {
     let (output, said, _) = policy(&["list"]);
     assert!(output.status.success());
@@ -86,6 +57,7 @@ fn the_list_names_every_shipped_policy() {
     }
 }
 
+test!(Both, a_policy_is_shown_whole_and_the_text_is_a_policy);
 fn a_policy_is_shown_whole_and_the_text_is_a_policy() {
     let policies = PolicyDirectory::new();
     for name in SHIPPED {
@@ -102,6 +74,7 @@ fn a_policy_is_shown_whole_and_the_text_is_a_policy() {
     }
 }
 
+test!(Both, the_schema_names_every_section);
 fn the_schema_names_every_section() {
     let (output, said, _) = policy(&["schema"]);
     assert!(output.status.success());
@@ -113,6 +86,7 @@ fn the_schema_names_every_section() {
     }
 }
 
+test!(Both, a_name_that_nothing_has_is_refused_with_a_suggestion);
 fn a_name_that_nothing_has_is_refused_with_a_suggestion() {
     exec_with(&["--policy", "defualt"], json!({"code": ""}))
         .broke("policy_not_found", &["`defualt`", "did you mean `default`?", "shipped"]);
@@ -126,12 +100,13 @@ fn a_name_that_nothing_has_is_refused_with_a_suggestion() {
 }
 
 /// Which policy `exec` runs under, with this environment, from this directory.
-fn origin_of(name: &str, from: &Path, environment: &[(&str, &Path)]) -> Done {
+fn origin_of(name: &str, from: &Path, environment: &[(&str, &Path)]) -> ExecResult {
     let mut command = stockade(["exec", "--policy", name]);
     command.current_dir(from).envs(environment.iter().copied());
-    Done::of(feed(&mut command, b"{\"code\": \"\"}"))
+    ExecResult::of(run_with_stdin(&mut command, b"{\"code\": \"\"}"))
 }
 
+test!(Both, a_name_is_never_sought_in_the_working_directory);
 fn a_name_is_never_sought_in_the_working_directory() {
     let here = directory().join("here");
     for below in ["", "policies", "stockade/policies", ".config/stockade/policies"] {
@@ -154,6 +129,7 @@ fn users_directory(name: &str) -> (PathBuf, PathBuf) {
     (config, policies)
 }
 
+test!(RootlessOnly, a_name_is_sought_with_the_user_then_among_the_shipped);
 fn a_name_is_sought_with_the_user_then_among_the_shipped() {
     let (config, policies) = users_directory("config");
     fs::write(policies.join("mine.toml"), derived("")).unwrap();
@@ -168,17 +144,21 @@ fn a_name_is_sought_with_the_user_then_among_the_shipped() {
     origin_of("athome", Path::new("/"), &[("HOME", &home)]).succeeded();
 }
 
+test!(RootlessOnly, a_users_policy_may_extend_the_one_it_hides);
 fn a_users_policy_may_extend_the_one_it_hides() {
     let (config, policies) = users_directory("config");
     fs::write(policies.join("default.toml"), derived("[environment.set]\nOWN = \"yes\"")).unwrap();
     let mut command = stockade(["exec"]);
     command.env("XDG_CONFIG_HOME", &config);
-    let done =
-        Done::of(feed(&mut command, json!({"code": "import os; print(os.environ['OWN'], os.environ['TZ'])"}).to_string().as_bytes()));
+    let done = ExecResult::of(run_with_stdin(
+        &mut command,
+        json!({"code": "import os; print(os.environ['OWN'], os.environ['TZ'])"}).to_string().as_bytes(),
+    ));
     done.succeeded().expect(json!({"output": "yes UTC\n"}));
     assert_eq!(done["policy"]["origin"], json!(policies.join("default.toml")));
 }
 
+test!(RootOnly, root_reads_no_environment_variable_for_policies);
 fn root_reads_no_environment_variable_for_policies() {
     let (config, policies) = users_directory("config");
     for name in ["mine", "default"] {
@@ -196,38 +176,14 @@ fn root_reads_no_environment_variable_for_policies() {
     }
 }
 
-/// Runs a command line of the program where `/etc` is a copy that holds these files, in a
-/// mount namespace of its own: the host's stays as it is.
-pub fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str], stdin: &str) -> Output {
-    feed(&mut command_with_etc(files, environment, arguments), stdin.as_bytes())
-}
-
-/// That command, not yet started.
-pub fn command_with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str]) -> Command {
-    let place = directory().join("etc");
-    let _first = fs::create_dir(&place);
-    let staged = directory().join("staged");
-    let _before = fs::remove_dir_all(&staged);
-    for (name, contents) in files {
-        let path = staged.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, contents).unwrap();
-    }
-    fs::create_dir_all(&staged).unwrap();
-    let script = "set -e; mount -t tmpfs -o mode=755 none \"$1\"; cp -a /etc/. \"$1\"; cp -r \"$2\"/. \"$1\"; chmod -R go-w \"$1\"/stockade 2>/dev/null || true; [ -z \"$SPOIL\" ] || chmod o+w \"$1\"/$SPOIL; mount --bind \"$1\" /etc; shift 2; exec \"$@\"";
-    let program = program_path().unwrap();
-    let mut command =
-        under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&staged), text(&program)]);
-    command.args(arguments).envs(environment.iter().copied());
-    command
-}
-
+test!(RootOnly, a_name_is_sought_in_etc_before_the_shipped);
 fn a_name_is_sought_in_etc_before_the_shipped() {
     let files =
         [("stockade/policies/mine.toml", derived("")), ("stockade/policies/default.toml", derived("[environment.set]\nOWN = \"yes\""))];
     let files: Vec<(&str, &str)> = files.iter().map(|(name, contents)| (*name, contents.as_str())).collect();
-    let ask =
-        |options: &[&str], code: &str| Done::of(with_etc(&files, &[], &[&["exec"], options].concat(), &json!({"code": code}).to_string()));
+    let ask = |options: &[&str], code: &str| {
+        ExecResult::of(with_etc(&files, &[], &[&["exec"], options].concat(), &json!({"code": code}).to_string()))
+    };
     let done = ask(&["--policy", "mine"], "");
     assert_eq!(done.succeeded()["policy"]["origin"], "/etc/stockade/policies/mine.toml");
     let done = ask(&[], "import os; print(os.environ['OWN'])");
@@ -236,6 +192,7 @@ fn a_name_is_sought_in_etc_before_the_shipped() {
     assert_eq!(ask(&["--policy", "shell"], "").result["policy"]["origin"], "shipped");
 }
 
+test!(RootOnly, root_believes_no_policy_that_others_could_have_written);
 fn root_believes_no_policy_that_others_could_have_written() {
     let ask = |path: &str| exec_with(&["--policy", path], json!({"code": ""}));
     // Below /tmp, where anybody may write.
@@ -261,7 +218,7 @@ fn root_believes_no_policy_that_others_could_have_written() {
     chown(&policies.0, Some(0), None).unwrap();
     let link = policies.0.join("link.toml");
     symlink(&path, &link).unwrap();
-    ask(text(&link)).broke("policy_unreadable", &["symbolic link"]);
+    ask(text(&link)).broke("policy_unreadable", &["is a symlink"]);
     ask(&path).succeeded();
     ask("./good.toml").expect(json!({"verdict": "sandbox_error"}));
     // What is found so is also what it extends: a name, sought where only root writes.
@@ -283,6 +240,7 @@ fn wrong(lines: &str, said: &[&str]) -> String {
     complained
 }
 
+test!(Both, inheritance_adds_removes_and_replaces);
 fn inheritance_adds_removes_and_replaces() {
     let policies = PolicyDirectory::new();
     let show = |lines: &str| -> Value {
@@ -306,24 +264,27 @@ fn inheritance_adds_removes_and_replaces() {
     assert_eq!((&done["limits"]["wall_ms"], &done["limits"]["memory_bytes"]), (&json!(700), &json!(256 << 20)));
 }
 
+test!(Both, a_plain_list_under_extends_is_refused);
 fn a_plain_list_under_extends_is_refused() {
     wrong("[environment]\naccept = [\"LANG\"]", &["accept", "wrong.toml:5:10", "replace"]);
 }
 
+test!(Both, a_circle_of_policies_is_refused);
 fn a_circle_of_policies_is_refused() {
     let (config, policies) = users_directory("circle");
     fs::write(policies.join("one.toml"), derived_from("two", "")).unwrap();
     fs::write(policies.join("two.toml"), derived_from("one", "")).unwrap();
-    if crate::harness::is_root() {
+    if crate::support::runner::is_root() {
         let files = [("stockade/policies/one.toml", derived_from("two", "")), ("stockade/policies/two.toml", derived_from("one", ""))];
         let files: Vec<(&str, &str)> = files.iter().map(|(name, contents)| (*name, contents.as_str())).collect();
-        Done::of(with_etc(&files, &[], &["exec", "--policy", "one"], "{\"code\": \"\"}"))
+        ExecResult::of(with_etc(&files, &[], &["exec", "--policy", "one"], "{\"code\": \"\"}"))
             .broke("policy_invalid", &["circle", "one -> two -> one"]);
     } else {
         origin_of("one", Path::new("/"), &[("XDG_CONFIG_HOME", &config)]).broke("policy_invalid", &["circle", "one -> two -> one"]);
     }
 }
 
+test!(Both, errors_have_line_column_caret_and_a_suggestion);
 fn errors_have_line_column_caret_and_a_suggestion() {
     wrong("[limits]\nmemroy = \"1GiB\"", &["memroy", "wrong.toml:5:1", "did you mean `memory`?"]);
     wrong("[limts]\nwall = \"1s\"", &["limts", "wrong.toml:4:2", "did you mean `limits`?"]);
@@ -346,6 +307,7 @@ fn errors_have_line_column_caret_and_a_suggestion() {
     wrong("[limits]\nwall = \"1s", &["wrong.toml:5:"]);
 }
 
+test!(Both, every_error_of_a_policy_is_shown_at_once);
 fn every_error_of_a_policy_is_shown_at_once() {
     let said = wrong("[limits]\nmemroy = \"1GiB\"\nwall = 3\n[scratch]\nacess = \"ro\"", &["memroy", "wall", "acess"]);
     assert!(said.matches('^').count() >= 3, "{said}");
@@ -354,6 +316,7 @@ fn every_error_of_a_policy_is_shown_at_once() {
     assert!(!said.contains('\u{1b}'), "{said:?}");
 }
 
+test!(Both, exec_words_a_policys_errors_as_check_does);
 fn exec_words_a_policys_errors_as_check_does() {
     let policies = PolicyDirectory::new();
     let path = policies.write("wrong", &derived("[limits]\nmemroy = \"1GiB\""));
@@ -364,6 +327,7 @@ fn exec_words_a_policys_errors_as_check_does() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("did you mean `memory`?"));
 }
 
+test!(Both, a_policy_that_is_no_text_is_refused);
 fn a_policy_that_is_no_text_is_refused() {
     let policies = PolicyDirectory::new();
     let ask = |path: &Path| exec_with(&["--policy", text(path)], json!({"code": ""}));
@@ -382,14 +346,16 @@ fn a_policy_that_is_no_text_is_refused() {
     ask(&fifo).broke("policy_unreadable", &["regular file"]);
 }
 
+test!(Both, a_request_cannot_name_a_policy);
 fn a_request_cannot_name_a_policy() {
     exec(json!({"code": "", "policy": "shell"})).refused("request_malformed", &["policy"]);
 }
 
+test!(Both, a_blueprint_request_gives_output_error_and_code);
 fn a_blueprint_request_gives_output_error_and_code() {
     let home = directory().join("agents");
     fs::create_dir(&home).unwrap();
-    give(&home);
+    chown_to_owner(&home);
     let scratch = home.join("agent_scratch");
     let code = "import sys, os\nprint('hello from', os.getcwd())\nprint('careful', file=sys.stderr)\nopen('result.txt','w').write('kept')\nsys.exit(4)";
     let done = exec_with(&["--policy", "blueprint"], json!({"code": code, "scratch": text(&scratch)}));
@@ -402,6 +368,7 @@ fn a_blueprint_request_gives_output_error_and_code() {
         .expect(json!({"output": "kept\n"}));
 }
 
+test!(Both, blueprint_has_the_limits_of_its_model);
 fn blueprint_has_the_limits_of_its_model() {
     let ask = |code: &str| exec_with(&["--policy", "blueprint"], json!({"code": code}));
     let done = ask("import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0])");
@@ -413,6 +380,7 @@ fn blueprint_has_the_limits_of_its_model() {
     ask("while True: pass").expect(json!({"verdict": "wall_timeout", "code": 124}));
 }
 
+test!(Both, an_interpreter_can_be_named_on_the_command_line, needs[DataScience]);
 fn an_interpreter_can_be_named_on_the_command_line() {
     let python = "python=/opt/stockade/data-science/bin/python3";
     let code = "import sys\nprint(sys.prefix)\nimport numpy; print(numpy.arange(4).sum())";
@@ -424,13 +392,14 @@ fn an_interpreter_can_be_named_on_the_command_line() {
 }
 
 /// `exec` by root behind sudo, for a caller with these grants.
-fn behind_sudo(grants: Option<&str>, options: &[&str], request: &Value) -> Done {
+fn behind_sudo(grants: Option<&str>, options: &[&str], request: &Value) -> ExecResult {
     let files: Vec<(&str, &str)> = grants.map(|grants| ("stockade/grants.toml", grants)).into_iter().collect();
     let id = OWNER.to_string();
     let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
-    Done::of(with_etc(&files, &variables, &[&["exec"], options].concat(), &request.to_string()))
+    ExecResult::of(with_etc(&files, &variables, &[&["exec"], options].concat(), &request.to_string()))
 }
 
+test!(RootOnly, sudo_without_grants_runs_nothing);
 fn sudo_without_grants_runs_nothing() {
     behind_sudo(None, &[], &json!({"code": "print(1)"})).broke("not_granted", &["/etc/stockade/grants.toml", &format!("uid {OWNER}")]);
     let other = "[[grant]]\nuid = 4242\npolicies = [\"default\"]\n";
@@ -439,10 +408,11 @@ fn sudo_without_grants_runs_nothing() {
     exec(json!({"code": "print(1)"})).succeeded();
 }
 
+test!(RootOnly, sudo_runs_what_is_granted_as_its_caller);
 fn sudo_runs_what_is_granted_as_its_caller() {
     let home = directory().join("agents");
     fs::create_dir(&home).unwrap();
-    give(&home);
+    chown_to_owner(&home);
     let scratch = home.join("agent_scratch");
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"blueprint\"]\nscratch = [{:?}]\n", text(&home));
     let code = "import sys\nprint('out'); print('err', file=sys.stderr); open('result','w').write('x'); sys.exit(3)";
@@ -459,12 +429,13 @@ fn sudo_runs_what_is_granted_as_its_caller() {
     assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "made, and refused");
 }
 
+test!(RootOnly, sudo_runs_nothing_else);
 fn sudo_runs_nothing_else() {
     let granted = directory().join("granted");
     let other = directory().join("other");
     for path in [&granted, &other] {
         fs::create_dir(path).unwrap();
-        give(path);
+        chown_to_owner(path);
     }
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\nscratch = [{:?}]\n", text(&granted));
     let ask = |options: &[&str], scratch: Option<&Path>| {
@@ -479,7 +450,7 @@ fn sudo_runs_nothing_else() {
     ask(&[], Some(&other)).broke("not_granted", &[text(&other), "grants.toml:1"]);
     ask(&["--policy", "shell"], None).broke("not_granted", &["`shell`", "policies = [\"default\", \"shell\"]"]);
     let own = directory().join("own.toml");
-    put(&own, derived(""));
+    write_file(&own, derived(""));
     let done = ask(&["--policy", text(&own)], None);
     assert_eq!(done["verdict"], "sandbox_error", "{}", done.brief());
     ask(&["--runtime", "python=/usr/bin/python3"], None).broke("not_granted", &["/usr/bin/python3"]);
@@ -488,24 +459,26 @@ fn sudo_runs_nothing_else() {
     ask(&[], Some(&granted.join("link"))).broke("not_granted", &[text(&other)]);
 }
 
+test!(RootOnly, grants_that_others_could_have_written_are_not_believed);
 fn grants_that_others_could_have_written_are_not_believed() {
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n");
     let ask = |spoil: &str| {
         let id = OWNER.to_string();
         let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SPOIL", spoil)];
-        Done::of(with_etc(&[("stockade/grants.toml", &grants)], &variables, &["exec"], "{\"code\": \"\"}"))
+        ExecResult::of(with_etc(&[("stockade/grants.toml", &grants)], &variables, &["exec"], "{\"code\": \"\"}"))
     };
     ask("").succeeded();
     ask("stockade/grants.toml").broke("grants_unreadable", &["may be written by others"]);
     ask("stockade").broke("grants_unreadable", &["may be written by others"]);
 }
 
+test!(RootOnly, root_opens_a_scratch_only_as_its_caller);
 fn root_opens_a_scratch_only_as_its_caller() {
     let place = directory().join("place");
     let (closed, below) = (place.join("closed"), place.join("closed/below"));
     fs::create_dir_all(&below).unwrap();
-    give(&below);
-    give(&place);
+    chown_to_owner(&below);
+    chown_to_owner(&place);
     // A directory of the caller behind one that only another may enter.
     chown(&closed, Some(OWNER + 1), Some(OWNER + 1)).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
@@ -518,23 +491,25 @@ fn root_opens_a_scratch_only_as_its_caller() {
     // It makes none where the caller may not.
     ask("blueprint", &closed.join("new")).expect(json!({"verdict": "bad_request"}));
     assert!(!closed.join("new").exists());
-    // The control: behind an open door.
+    // The control: in a directory that all may enter.
     fs::set_permissions(&closed, Permissions::from_mode(0o755)).unwrap();
     ask("default", &below).succeeded();
 }
 
+test!(RootOnly, senseless_sudo_variables_are_refused);
 fn senseless_sudo_variables_are_refused() {
     for (uid, gid) in [("agent", "1000"), ("1000", ""), ("-1", "1000"), ("99999999999", "0")] {
         let mut command = stockade(["exec"]);
         command.env("SUDO_UID", uid).env("SUDO_GID", gid);
-        Done::of(feed(&mut command, b"{\"code\": \"\"}")).broke("sudo_variables", &["SUDO_"]);
+        ExecResult::of(run_with_stdin(&mut command, b"{\"code\": \"\"}")).broke("sudo_variables", &["SUDO_"]);
     }
     // sudo by root is root.
     let mut command = stockade(["exec"]);
     command.env("SUDO_UID", "0").env("SUDO_GID", "0");
-    Done::of(feed(&mut command, b"{\"code\": \"\"}")).succeeded();
+    ExecResult::of(run_with_stdin(&mut command, b"{\"code\": \"\"}")).succeeded();
 }
 
+test!(RootOnly, a_program_with_a_set_id_bit_refuses_to_start);
 fn a_program_with_a_set_id_bit_refuses_to_start() {
     let policies = PolicyDirectory::new();
     let copy = policies.0.join("stockade");
@@ -542,9 +517,9 @@ fn a_program_with_a_set_id_bit_refuses_to_start() {
     let id = OWNER.to_string();
     let ask = |mode: u32| {
         fs::set_permissions(&copy, Permissions::from_mode(mode)).unwrap();
-        let mut command = under(&["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&copy), "exec"]);
+        let mut command = run_under(&["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&copy), "exec"]);
         command.env("XDG_RUNTIME_DIR", "/nonexistent").env("HOME", "/nonexistent");
-        Done::of(feed(&mut command, b"{\"code\": \"\"}"))
+        ExecResult::of(run_with_stdin(&mut command, b"{\"code\": \"\"}"))
     };
     ask(0o755).succeeded();
     ask(0o4755).broke("set_id_program", &["set-ID"]);

@@ -1,4 +1,4 @@
-//! What a proof makes on the host: where its attacks lie, and its page. Nobody else gets
+//! What a proof makes on the host: where its attacks lie, and its page. No other user gets
 //! in its way, and nothing of it is left, however it ends.
 
 use std::{
@@ -19,18 +19,10 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, eventually, is_root, test},
-    stockade::{OWNER, exec, scratch, stockade, text, under},
+use crate::support::{
+    exec::{OWNER, exec, program_path, run_under, scratch, stockade, text},
+    runner::{directory, eventually, is_root, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(alone RootOnly, nobody_else_enters_where_the_attacks_lie, seconds 60),
-    test!(alone Both, a_killed_proof_is_swept_and_its_page_proves_nothing, seconds 60),
-    test!(alone RootOnly, what_cannot_be_removed_is_said_and_removed_later, seconds 180),
-    test!(alone Both, a_page_takes_the_place_of_a_file_of_ones_own_only),
-    test!(alone Both, a_proof_that_cannot_begin_leaves_no_older_page),
-];
 
 /// Directories of this user's proofs that are there now.
 pub fn proofs() -> BTreeSet<PathBuf> {
@@ -96,12 +88,13 @@ fn next_start() {
     exec(json!({"code": "", "scratch": text(&place)})).succeeded();
 }
 
-fn nobody_else_enters_where_the_attacks_lie() {
+test!(serial RootOnly, no_other_user_enters_the_directory_of_the_attacks, seconds 60);
+fn no_other_user_enters_the_directory_of_the_attacks() {
     let proof = Held::start(&mut stockade(["prove"]));
     let place = text(&proof.place);
     let as_somebody = |act: &str| {
         let id = format!("--reuid={OWNER}");
-        under(&["setpriv", &id, "--clear-groups", "--inh-caps=-all", "--", "sh", "-c", act]).output().unwrap()
+        run_under(&["setpriv", &id, "--clear-groups", "--inh-caps=-all", "--", "sh", "-c", act]).output().unwrap()
     };
     let another = format!("--reuid={}", OWNER + 1);
     for act in [
@@ -117,7 +110,7 @@ fn nobody_else_enters_where_the_attacks_lie() {
     ] {
         for refused in [
             as_somebody(&act),
-            under(&["setpriv", &another, "--clear-groups", "--inh-caps=-all", "--", "sh", "-c", &act]).output().unwrap(),
+            run_under(&["setpriv", &another, "--clear-groups", "--inh-caps=-all", "--", "sh", "-c", &act]).output().unwrap(),
         ] {
             let said = String::from_utf8_lossy(&refused.stderr).into_owned();
             assert!(!refused.status.success() && (said.contains("ermission") || said.contains("not permitted")), "{act}: {said}");
@@ -125,7 +118,7 @@ fn nobody_else_enters_where_the_attacks_lie() {
     }
     // The same acts by the same programs, where the proof's owner makes them.
     for act in [format!("cat {place}/host/secret && ls {place}"), format!("ln -s /etc/shadow {place}/callers/scratch/planted")] {
-        assert!(under(&["sh", "-c", &act]).status().unwrap().success(), "{act}");
+        assert!(run_under(&["sh", "-c", &act]).status().unwrap().success(), "{act}");
     }
     // And by the other user, where one may.
     assert!(as_somebody("ln -s /etc/shadow /tmp/planted-by-a-test && rm /tmp/planted-by-a-test").status.success());
@@ -133,6 +126,7 @@ fn nobody_else_enters_where_the_attacks_lie() {
     next_start();
 }
 
+test!(serial Both, a_killed_proof_is_swept_and_its_page_proves_nothing, seconds 60);
 fn a_killed_proof_is_swept_and_its_page_proves_nothing() {
     let page = directory().join("page.html");
     fs::write(&page, "everything held, long ago").unwrap();
@@ -146,7 +140,7 @@ fn a_killed_proof_is_swept_and_its_page_proves_nothing() {
     fs::write(beside.join("kept"), "").unwrap();
     symlink(&beside, closed.join("link")).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o000)).unwrap();
-    // Nobody sweeps what belongs to the living.
+    // What a live launcher owns is not swept.
     next_start();
     assert!(place.join("host/secret").exists());
     drop(proof);
@@ -160,15 +154,16 @@ fn a_killed_proof_is_swept_and_its_page_proves_nothing() {
     assert!(!names.iter().any(|name| name.starts_with(".page")), "{names:?}");
 }
 
+test!(serial RootOnly, what_cannot_be_removed_is_said_and_removed_later, seconds 180);
 fn what_cannot_be_removed_is_said_and_removed_later() {
-    let program = std::env::var("STOCKADE").unwrap();
-    let proof = Held::start(&mut under(&["unshare", "--mount", "--propagation", "slave", "--", &program, "prove", "--json"]));
+    let program = program_path().unwrap().display().to_string();
+    let proof = Held::start(&mut run_under(&["unshare", "--mount", "--propagation", "slave", "--", &program, "prove", "--json"]));
     let place = proof.place.clone();
     let kept = place.join("host/kept");
     fs::create_dir(&kept).unwrap();
     // A mount in the proof's own view of the host, which ends with it.
     let pid = proof.pid().to_string();
-    let mounted = under(&["nsenter", "--target", &pid, "--mount", "mount", "-t", "tmpfs", "kept", text(&kept)]).status().unwrap();
+    let mounted = run_under(&["nsenter", "--target", &pid, "--mount", "mount", "-t", "tmpfs", "kept", text(&kept)]).status().unwrap();
     assert!(mounted.success());
     let output = proof.finish();
     let (said, value) =
@@ -188,9 +183,10 @@ fn refused(page: &Path, why: &str) {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(125) && output.stdout.is_empty() && said.contains(why), "{}: {said}", page.display());
     // Before anything was tried: a proof takes longer on any machine.
-    assert!(begun.elapsed() < Duration::from_secs(5) || crate::patience::is_slow(), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(5) || crate::support::timeouts::is_slow(), "{:?}", begun.elapsed());
 }
 
+test!(serial Both, a_page_takes_the_place_of_a_file_of_ones_own_only);
 fn a_page_takes_the_place_of_a_file_of_ones_own_only() {
     let of = |name: &str| directory().join(name);
     let (target, link, fifo) = (of("target"), of("link"), of("fifo"));
@@ -207,12 +203,13 @@ fn a_page_takes_the_place_of_a_file_of_ones_own_only() {
         chown(&foreign, Some(OWNER), Some(OWNER)).unwrap();
     }
     let before = fs::read(&foreign).unwrap();
-    refused(&foreign, "no file of another user's");
+    refused(&foreign, "does not replace another user's file");
     assert_eq!(fs::read(&foreign).unwrap(), before);
     refused(Path::new("/no/such/directory/page.html"), "/no/such/directory/page.html");
     refused(Path::new("/"), "names no file");
 }
 
+test!(serial Both, a_proof_that_cannot_begin_leaves_no_older_page);
 fn a_proof_that_cannot_begin_leaves_no_older_page() {
     let page = directory().join("page.html");
     fs::write(&page, "everything held, long ago").unwrap();

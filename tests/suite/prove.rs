@@ -7,19 +7,11 @@ use std::{fs, process::Output};
 
 use serde_json::Value;
 
-use crate::{
-    harness::{Test, directory, is_root, test},
-    stockade::{PolicyDirectory, derived, program_path, stockade, text, under},
+use crate::support::{
+    exec::{program_path, run_under, stockade, text},
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, is_root, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(alone Both, default_holds_against_every_attack, seconds 180),
-    test!(RootOnly, every_other_shipped_policy_holds_or_is_refused_for_its_cgroup, seconds 900),
-    test!(Both, what_a_policy_allows_is_no_attack, seconds 180),
-    test!(Both, a_control_that_cannot_succeed_proves_nothing, seconds 180),
-    test!(Both, the_page_is_well_formed_and_needs_nothing_else, seconds 180),
-    test!(Both, mistakes_are_refused_before_anything_is_tried),
-];
 
 struct Proof {
     status: Option<i32>,
@@ -70,19 +62,20 @@ fn prove(options: &[&str]) -> Proof {
 fn prove_among_few_processes() -> Proof {
     let program = program_path().unwrap();
     let words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--", text(&program), "prove", "--json"];
-    Proof::of(&under(&words).output().unwrap())
+    Proof::of(&run_under(&words).output().unwrap())
 }
 
+test!(serial Both, default_holds_against_every_attack, seconds 180);
 fn default_holds_against_every_attack() {
-    // An ordinary user's PID namespace would come with a user namespace, in which nobody is
+    // An ordinary user's PID namespace would come with a user namespace, in which no user is
     // the root that owns /tmp.
-    let (proof, whom) = match is_root() {
-        true => (prove_among_few_processes(), "signal a process beside the launcher, by its pid"),
+    let (proof, target) = match is_root() {
+        true => (prove_among_few_processes(), "signal a child of the launcher, by its pid"),
         false => (prove(&[]), "signal "),
     };
     proof.held();
     let signal = proof.finding("processes", "signal the launcher").unwrap();
-    assert!(signal["state"] == "held" && signal["tried"].as_str().unwrap().starts_with(whom), "{signal}");
+    assert!(signal["state"] == "held" && signal["tried"].as_str().unwrap().starts_with(target), "{signal}");
     assert_eq!(proof.value["schema"], 1);
     // Hundreds, and not because there are hundreds of system calls.
     assert!(proof.value["distinct"]["tried"].as_u64().unwrap() > 400, "{}", proof.value["distinct"]);
@@ -113,12 +106,13 @@ fn default_holds_against_every_attack() {
     }
     assert!(
         proof.value["receipt"]["layers"].as_array().unwrap().iter().any(|layer| layer["layer"] == "image"),
-        "the door is not in the receipt"
+        "the image is not in the receipt"
     );
-    let left = crate::proof_files::proofs();
+    let left = crate::suite::proof_files::proofs();
     assert!(left.is_empty(), "a directory is left: {left:?}");
 }
 
+test!(RootOnly, every_other_shipped_policy_holds_or_is_refused_for_its_cgroup, seconds 900);
 fn every_other_shipped_policy_holds_or_is_refused_for_its_cgroup() {
     // Of the sandbox `review` is `default`: what it screens for is no layer.
     for (name, _) in stockade_policy::SHIPPED.iter().filter(|(name, _)| !matches!(*name, "default" | "review")) {
@@ -132,6 +126,7 @@ fn every_other_shipped_policy_holds_or_is_refused_for_its_cgroup() {
     }
 }
 
+test!(Both, what_a_policy_allows_is_no_attack, seconds 180);
 fn what_a_policy_allows_is_no_attack() {
     let tight = prove(&[]);
     assert!(tight.finding("processes", "signal the launcher").is_some());
@@ -151,6 +146,7 @@ fn what_a_policy_allows_is_no_attack() {
     assert_eq!(number(&proof), number(&tight) + 1);
 }
 
+test!(Both, a_control_that_cannot_succeed_proves_nothing, seconds 180);
 fn a_control_that_cannot_succeed_proves_nothing() {
     let policies = PolicyDirectory::new();
     // Whatever a run asks for, it never gets what the attack on memory would need.
@@ -163,6 +159,7 @@ fn a_control_that_cannot_succeed_proves_nothing() {
     assert_eq!((proof.value["proven"] == false, proof.count("breaches")), (true, 0));
 }
 
+test!(Both, the_page_is_well_formed_and_needs_nothing_else, seconds 180);
 fn the_page_is_well_formed_and_needs_nothing_else() {
     let path = directory().join("proof.html");
     let policies = PolicyDirectory::new();
@@ -197,6 +194,7 @@ fn the_page_is_well_formed_and_needs_nothing_else() {
     assert_eq!(refused.status.code(), Some(125), "{}", String::from_utf8_lossy(&refused.stderr));
 }
 
+test!(Both, mistakes_are_refused_before_anything_is_tried);
 fn mistakes_are_refused_before_anything_is_tried() {
     let code = |options: &[&str]| stockade([&["prove"], options].concat()).output().unwrap().status.code();
     assert_eq!(code(&["--no-such-option"]), Some(2));

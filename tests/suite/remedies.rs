@@ -5,29 +5,11 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, test},
-    stockade::{Done, PolicyDirectory, derived, derived_from, exec, exec_with, put, python, scratch, stockade, text, unscreened},
+use crate::support::{
+    exec::{ExecResult, exec, exec_with, python, scratch, stockade, text, write_file},
+    policy_dir::{PolicyDirectory, derived, derived_from, unscreened},
+    runner::{directory, test},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, a_line_for_a_system_call_makes_it_work, seconds 90),
-    test!(Both, a_line_for_a_call_that_strict_takes_away_makes_it_work, needs[Cgroup], seconds 90),
-    test!(Both, a_refusal_that_no_line_lifts_says_why),
-    test!(Both, a_limit_says_its_values_and_how_to_get_more, seconds 120),
-    test!(Both, a_limit_of_a_cgroup_says_its_values_and_how_to_get_more, needs[Cgroup], seconds 90),
-    test!(Both, a_limit_at_its_maximum_is_for_the_policy_to_raise),
-    test!(Both, a_limit_that_was_survived_is_told_too),
-    test!(Both, a_path_outside_gets_the_line_that_shows_it),
-    test!(Both, a_hint_does_not_say_whether_the_host_has_the_path),
-    test!(Both, hidden_and_read_only_parts_of_a_scratch_get_their_lines),
-    test!(Both, hints_come_only_of_runs_that_failed),
-    test!(Both, forged_words_make_hints_and_no_verdict),
-    test!(Both, no_line_is_offered_for_what_guards_the_host),
-    test!(Both, what_hides_or_turns_text_is_escaped_in_hints),
-    test!(Both, a_missing_module_or_command_says_where_it_could_come_from),
-    test!(Both, run_puts_hints_into_its_report_alone),
-];
 
 /// A line as a denial names it, in the lines of a policy.
 fn lines(line: &str) -> String {
@@ -42,7 +24,7 @@ fn pasted(policies: &PolicyDirectory, base: &str, line: &str) -> String {
 
 /// The one denial of a run.
 #[track_caller]
-fn denial(done: &Done) -> &Value {
+fn denial(done: &ExecResult) -> &Value {
     let all = done["denials"].as_array().unwrap();
     assert_eq!(all.len(), 1, "{}", done.brief());
     &all[0]
@@ -64,6 +46,7 @@ fn lifted_by_its_line(base: &str, what: &str, act: &str) {
     done.succeeded().expect(json!({"output": "ok\n", "denials": []}));
 }
 
+test!(Both, a_line_for_a_system_call_makes_it_work, seconds 90);
 fn a_line_for_a_system_call_makes_it_work() {
     for (what, act) in [
         ("ptrace", "call(101, 0, 0, 0, 0)"),
@@ -79,6 +62,7 @@ fn a_line_for_a_system_call_makes_it_work() {
     }
 }
 
+test!(Both, a_line_for_a_call_that_strict_takes_away_makes_it_work, needs [Cgroup], seconds 90);
 fn a_line_for_a_call_that_strict_takes_away_makes_it_work() {
     for (what, act) in [
         ("ptrace", "call(101, 0, 0, 0, 0)"),
@@ -96,6 +80,7 @@ fn a_line_for_a_call_that_strict_takes_away_makes_it_work() {
     }
 }
 
+test!(Both, a_refusal_that_no_line_lifts_says_why);
 fn a_refusal_that_no_line_lifts_says_why() {
     for (act, why) in [
         ("call(272, 0x10000000)", "namespaces"),
@@ -132,6 +117,7 @@ fn raised_as_told(key: &str, value: &str, maximum: &str, peak: bool, hint: bool,
     exec_with(&["--policy", &more], json!({"code": ""})).succeeded();
 }
 
+test!(Both, a_limit_says_its_values_and_how_to_get_more, seconds 120);
 fn a_limit_says_its_values_and_how_to_get_more() {
     raised_as_told("tmp_size", "64MiB", "1GiB", true, false, "open('/tmp/x', 'wb').write(bytes(80 << 20))");
     raised_as_told("scratch_size", "128MiB", "2GiB", true, false, "for n in range(2): open(str(n), 'wb').write(bytes(90 << 20))");
@@ -147,6 +133,7 @@ fn a_limit_says_its_values_and_how_to_get_more() {
     assert_eq!(refused["limit"]["request"], "\"limits\": {\"wall\": \"600ms\"}");
 }
 
+test!(Both, a_limit_of_a_cgroup_says_its_values_and_how_to_get_more, needs [Cgroup], seconds 90);
 fn a_limit_of_a_cgroup_says_its_values_and_how_to_get_more() {
     raised_as_told("memory", "512MiB", "4GiB", true, false, "x = bytearray(600 << 20)");
     let threads =
@@ -154,6 +141,7 @@ fn a_limit_of_a_cgroup_says_its_values_and_how_to_get_more() {
     raised_as_told("processes", "64", "512", true, false, threads);
 }
 
+test!(Both, a_limit_at_its_maximum_is_for_the_policy_to_raise);
 fn a_limit_at_its_maximum_is_for_the_policy_to_raise() {
     let policies = PolicyDirectory::new();
     let narrow = policies.write("narrow", &derived("[limits]\nwall = \"300ms\"\nmax.wall = \"300ms\""));
@@ -163,6 +151,7 @@ fn a_limit_at_its_maximum_is_for_the_policy_to_raise() {
     assert_eq!(refused["allow"], "[limits] wall = \"600ms\"\nmax.wall = \"600ms\"");
 }
 
+test!(Both, a_limit_that_was_survived_is_told_too);
 fn a_limit_that_was_survived_is_told_too() {
     let done = python("try: open('/tmp/x', 'wb').write(bytes(80 << 20))\nexcept OSError: print('full')");
     done.succeeded().expect(json!({"output": "full\n", "limits_hit": ["tmp_size"]}));
@@ -175,6 +164,7 @@ fn reads(path: &Path) -> Value {
     json!({"code": format!("print(open({:?}).read())", text(path))})
 }
 
+test!(Both, a_path_outside_gets_the_line_that_shows_it);
 fn a_path_outside_gets_the_line_that_shows_it() {
     let policies = PolicyDirectory::new();
     let known = Path::new("/etc/os-release");
@@ -191,6 +181,7 @@ fn a_path_outside_gets_the_line_that_shows_it() {
     assert_eq!(done.output().trim_end(), fs::read_to_string(known).unwrap().trim_end());
 }
 
+test!(Both, a_hint_does_not_say_whether_the_host_has_the_path);
 fn a_hint_does_not_say_whether_the_host_has_the_path() {
     let of = |path: &str| {
         let done = exec(reads(Path::new(path)));
@@ -201,10 +192,11 @@ fn a_hint_does_not_say_whether_the_host_has_the_path() {
     assert_eq!(of("/root/.bashrc"), of("/root/.bashno"));
 }
 
+test!(Both, hidden_and_read_only_parts_of_a_scratch_get_their_lines);
 fn hidden_and_read_only_parts_of_a_scratch_get_their_lines() {
     let place = scratch();
-    put(&place.join(".env"), "SECRET=1");
-    put(&place.join("keep"), "as it is");
+    write_file(&place.join(".env"), "SECRET=1");
+    write_file(&place.join("keep"), "as it is");
     let policies = PolicyDirectory::new();
     let keeping = policies.write("keeping", &derived("[scratch]\nread_only = { add = [\"keep\"] }"));
     let run = |policy: &str, code: &str| exec_with(&["--policy", policy], json!({"code": code, "scratch": text(&place)}));
@@ -222,6 +214,7 @@ fn hidden_and_read_only_parts_of_a_scratch_get_their_lines() {
 
 const WORDS: &str = "import sys\nprint('cat: /data/x: No such file or directory', file=sys.stderr)\n";
 
+test!(Both, hints_come_only_of_runs_that_failed);
 fn hints_come_only_of_runs_that_failed() {
     python(WORDS).succeeded().expect(json!({"denials": []}));
     let done = python(&format!("{WORDS}sys.exit(3)"));
@@ -231,6 +224,7 @@ fn hints_come_only_of_runs_that_failed() {
     done.expect(json!({"denials": [], "code": 3}));
 }
 
+test!(Both, forged_words_make_hints_and_no_verdict);
 fn forged_words_make_hints_and_no_verdict() {
     let forged = "import sys\nsys.stderr.buffer.write(b\"MemoryError\\nstockade: out_of_memory\\nptrace: Operation not permitted\\n'\\xff\\x00/etc/x': Permission denied\\n\" + b''.join(b'cat: /data/%d: No such file or directory\\n' % n for n in range(1000)))\nsys.exit(137)";
     let done = python(forged);
@@ -239,11 +233,12 @@ fn forged_words_make_hints_and_no_verdict() {
     assert!((1..=8).contains(&all.len()) && all.iter().all(|denial| denial["hint"] == true), "{}", done.brief());
 }
 
-/// Fails, and says this on stderr.
-fn says(stderr: &str) -> Done {
+/// Fails, and prints this on stderr.
+fn says(stderr: &str) -> ExecResult {
     python(&format!("import sys\nsys.stderr.write({stderr:?})\nsys.exit(1)"))
 }
 
+test!(Both, no_line_is_offered_for_what_guards_the_host);
 fn no_line_is_offered_for_what_guards_the_host() {
     let guarded =
         ["/etc/shadow", "/run/docker.sock", "/home/alice/.ssh/id_rsa", "/home/alice", "/root/x", "/dev/mem", "/proc/1/mem", "/srv/key.pem"];
@@ -259,6 +254,7 @@ fn no_line_is_offered_for_what_guards_the_host() {
     assert!(denial(&says("cat: /data/x: No such file or directory\n"))["allow"].is_string());
 }
 
+test!(Both, what_hides_or_turns_text_is_escaped_in_hints);
 fn what_hides_or_turns_text_is_escaped_in_hints() {
     let hidden = |text: &str| {
         text.chars().any(|letter| matches!(u32::from(letter), 0x80..=0x9f | 0x200b..=0x200f | 0x2028..=0x202e | 0x2066..=0x2069))
@@ -276,6 +272,7 @@ fn what_hides_or_turns_text_is_escaped_in_hints() {
     assert!(explained.to_string().contains("/data/\u{202e}vsc\u{2028}x\u{200b}"), "the line does not mean the path");
 }
 
+test!(Both, a_missing_module_or_command_says_where_it_could_come_from);
 fn a_missing_module_or_command_says_where_it_could_come_from() {
     let done = python("import no_such_module_anywhere");
     let hint = denial(&done);
@@ -287,6 +284,7 @@ fn a_missing_module_or_command_says_where_it_could_come_from() {
     assert!(hint["help"].as_str().unwrap().contains("/usr/local/bin:/usr/bin:/bin"), "{hint}");
 }
 
+test!(Both, run_puts_hints_into_its_report_alone);
 fn run_puts_hints_into_its_report_alone() {
     let path = directory().join("report.json");
     let output = stockade(["run", "--report", text(&path), "--", "cat", "/data/x"]).output().unwrap();

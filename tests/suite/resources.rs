@@ -7,20 +7,11 @@
 
 use serde_json::json;
 
-use crate::{
-    harness::{Test, test},
-    patience::patient_limit,
-    stockade::{Done, exec},
+use crate::support::{
+    exec::{ExecResult, exec},
+    runner::test,
+    timeouts::scaled_limit,
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, processes_made_by_raw_calls_are_held_at_the_limit),
-    test!(Both, ten_thousand_short_children_use_up_no_place, seconds 60),
-    test!(Both, room_cannot_be_reserved_beyond_the_limit),
-    test!(Both, a_million_files_are_not_made, seconds 60),
-    test!(Both, files_without_a_name_count_as_memory, needs[Cgroup]),
-    test!(Both, memory_beyond_the_limit_is_not_swapped, needs[Cgroup]),
-];
 
 /// Machine code as a function that takes nothing, and raw calls.
 const RAW: &str = "import ctypes, mmap, os, signal
@@ -39,10 +30,11 @@ const VFORK_ONCE: &str = "machine('b83a0000000f0585c0750931ffb83c0000000f05c3')"
 /// vfork, whose child does the same, until it is refused; then all end, the last first.
 const VFORK_NESTED: &str = "machine('5331dbb83a0000000f0585c07504ffc3ebf185db740931ffb83c0000000f055bc3')";
 
-fn raw(code: &str, processes: u32) -> Done {
-    exec(json!({"code": format!("{RAW}{code}"), "limits": {"processes": processes, "wall": patient_limit(25_000)}}))
+fn raw(code: &str, processes: u32) -> ExecResult {
+    exec(json!({"code": format!("{RAW}{code}"), "limits": {"processes": processes, "wall": scaled_limit(25_000)}}))
 }
 
+test!(Both, processes_made_by_raw_calls_are_held_at_the_limit);
 fn processes_made_by_raw_calls_are_held_at_the_limit() {
     // fork, and clone with nothing but a signal; each child stays.
     for call in ["57", "56, 17, 0, 0, 0, 0"] {
@@ -61,7 +53,7 @@ fn processes_made_by_raw_calls_are_held_at_the_limit() {
     for processes in [20, 60] {
         let done = raw(&format!("print({VFORK_NESTED}() > 0)"), processes);
         done.succeeded().expect(json!({"output": "True\n"}));
-        // Where there is no cgroup nobody counts.
+        // Without a cgroup nothing is counted.
         let peak = done["usage"]["processes_peak"].as_u64().unwrap_or(u64::from(processes));
         assert_eq!(peak, u64::from(processes), "{}", done.brief());
     }
@@ -69,6 +61,7 @@ fn processes_made_by_raw_calls_are_held_at_the_limit() {
     raw("print(library.syscall(435, 0, 0), ctypes.get_errno())", 20).succeeded().expect(json!({"output": "-1 38\n"}));
 }
 
+test!(Both, ten_thousand_short_children_use_up_no_place, seconds 60);
 fn ten_thousand_short_children_use_up_no_place() {
     let children = |reap: &str| {
         format!(
@@ -82,6 +75,7 @@ fn ten_thousand_short_children_use_up_no_place() {
     assert!((5..=8).contains(&number), "{}", done.brief());
 }
 
+test!(Both, room_cannot_be_reserved_beyond_the_limit);
 fn room_cannot_be_reserved_beyond_the_limit() {
     // Ten gigabytes in a hundred files, each within what one file may hold.
     let code = "import os\nfor where in ('.', '/tmp', '/dev/shm', '/home/sandbox'):\n    try:\n        for number in range(100):\n            fd = os.open(f'{where}/reserved-{number}', os.O_CREAT | os.O_WRONLY)\n            os.posix_fallocate(fd, 0, SIZE)\n            os.close(fd)\n        print(where, number + 1)\n    except OSError as error: print(where, error.errno)\n    for name in os.listdir(where):\n        if 'reserved' in name: os.unlink(f'{where}/{name}')";
@@ -90,10 +84,11 @@ fn room_cannot_be_reserved_beyond_the_limit() {
     ask("4096").succeeded().expect(json!({"output": ". 100\n/tmp 100\n/dev/shm 100\n/home/sandbox 100\n"}));
 }
 
+test!(Both, a_million_files_are_not_made, seconds 60);
 fn a_million_files_are_not_made() {
     let code = "import os\nfor where in ('.', '/tmp', '/dev/shm', '/home/sandbox'):\n    try:\n        for number in range(COUNT): os.mknod(f'{where}/file-{number}')\n        print(where, 'all')\n    except OSError as error: print(where, error.errno)";
     let ask = |count: &str| {
-        let request = json!({"code": code.replace("COUNT", count), "limits": {"scratch_files": 1024, "tmp_size": "16MiB", "wall": patient_limit(25_000)}});
+        let request = json!({"code": code.replace("COUNT", count), "limits": {"scratch_files": 1024, "tmp_size": "16MiB", "wall": scaled_limit(25_000)}});
         let done = exec(request);
         done.succeeded();
         done.output().to_owned()
@@ -109,6 +104,7 @@ fn shared_memory_kib() -> u64 {
     line.trim_end_matches(" kB").trim().parse().unwrap()
 }
 
+test!(Both, files_without_a_name_count_as_memory, needs[Cgroup]);
 fn files_without_a_name_count_as_memory() {
     let before = shared_memory_kib();
     let code = "import os\nheld = []\nfor number in range(COUNT):\n    fd = os.memfd_create('held')\n    os.posix_fallocate(fd, 0, 32 << 20)\n    held.append(fd)\nprint(len(held))";
@@ -120,6 +116,7 @@ fn files_without_a_name_count_as_memory() {
     assert!(after < before + (128 << 10), "{before} KiB before and {after} KiB after");
 }
 
+test!(Both, memory_beyond_the_limit_is_not_swapped, needs[Cgroup]);
 /// Where the host has no swap, the first half would be so anyway: hence the second.
 fn memory_beyond_the_limit_is_not_swapped() {
     let code = "import os\nheld = []\nfor number in range(192): held.append(os.urandom(1 << 20))\nprint(len(held))";

@@ -15,47 +15,13 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, eventually, test, wait_within},
-    patience::{patient, patient_limit},
-    stockade::{PolicyDirectory, derived, feed, give, no_process_is_left, program_path, put, scratch, stockade, text, token, under},
+use crate::support::{
+    exec::{chown_to_owner, program_path, run_under, run_with_stdin, scratch, stockade, text, token, write_file},
+    leftovers::no_process_is_left,
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, eventually, test, wait_within},
+    timeouts::{scaled, scaled_limit},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, output_that_cannot_be_passed_on_ends_the_run),
-    test!(Both, streams_pass_through_byte_for_byte),
-    test!(Both, stdin_may_be_a_pipe_a_file_or_nothing),
-    test!(Both, a_large_stdin_passes_whole_and_ends),
-    test!(Both, an_open_stdin_does_not_keep_a_finished_command),
-    test!(Both, a_slow_reader_loses_nothing),
-    test!(Both, a_reader_that_goes_away_ends_the_command),
-    test!(alone Both, no_stream_of_the_callers_stops_the_wall_clock, seconds 120),
-    test!(Both, the_commands_status_is_passed_on, seconds 60),
-    test!(Both, a_signal_is_128_and_its_number),
-    test!(Both, the_wall_clock_is_124),
-    test!(Both, a_sandbox_that_cannot_be_made_is_125),
-    test!(Both, what_cannot_be_executed_is_126_and_what_is_not_there_127),
-    test!(Both, a_mistake_on_the_command_line_is_2),
-    test!(Both, other_limits_are_said_on_stderr),
-    test!(Both, the_report_holds_the_result_without_the_streams),
-    test!(Both, a_report_is_written_for_a_run_that_never_began),
-    test!(Both, a_report_cannot_be_reached_from_inside),
-    test!(Both, a_report_that_cannot_be_written_is_no_success),
-    test!(Both, a_report_that_code_replaces_is_no_success),
-    test!(Both, signals_reach_the_command),
-    test!(Both, a_signal_that_is_not_caught_ends_the_command),
-    test!(Both, no_descriptor_of_the_caller_enters),
-    test!(Both, nothing_of_the_callers_environment_enters),
-    test!(Both, the_scratch_is_the_working_directory),
-    test!(Both, commands_are_found_by_path_inside_only),
-    test!(Both, an_argument_that_looks_like_an_option_is_the_commands),
-    test!(alone Both, a_terminal_passes_through, seconds 60),
-    test!(alone Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60),
-    test!(alone Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60),
-    test!(alone Both, a_command_does_not_outlive_its_terminal, seconds 60),
-    test!(Both, killing_the_launcher_kills_the_sandbox),
-    test!(alone Both, output_of_a_killed_run_is_not_lost),
-];
 
 fn run(arguments: &[&str]) -> Command {
     stockade([&["run", "--"], arguments].concat())
@@ -72,9 +38,10 @@ fn every_byte() -> Vec<u8> {
     (0..=255).cycle().take(70_000).collect()
 }
 
+test!(Both, streams_pass_through_byte_for_byte);
 fn streams_pass_through_byte_for_byte() {
     let code = "import sys\nd = sys.stdin.buffer.read()\nfor s in (sys.stdout, sys.stderr): s.buffer.write(d)";
-    let output = feed(&mut run(&["/usr/bin/python3", "-c", code]), &every_byte());
+    let output = run_with_stdin(&mut run(&["/usr/bin/python3", "-c", code]), &every_byte());
     assert!(output.stdout == every_byte() && output.status.success(), "{} bytes", output.stdout.len());
     // What is said of the sandbox stands before it or behind it.
     let start = output.stderr.windows(70_000).position(|window| window == every_byte()).expect("stderr passes through");
@@ -82,9 +49,10 @@ fn streams_pass_through_byte_for_byte() {
     assert!(String::from_utf8(said).unwrap().lines().all(|line| line.starts_with("stockade: ")));
 }
 
+test!(Both, stdin_may_be_a_pipe_a_file_or_nothing);
 fn stdin_may_be_a_pipe_a_file_or_nothing() {
     let count = ["wc", "-c"];
-    says(&feed(&mut run(&count), b"12345"), b"5\n", 0);
+    says(&run_with_stdin(&mut run(&count), b"12345"), b"5\n", 0);
     let file = directory().join("input");
     fs::write(&file, every_byte()).unwrap();
     says(&run(&count).stdin(File::open(&file).unwrap()).output().unwrap(), b"70000\n", 0);
@@ -92,7 +60,7 @@ fn stdin_may_be_a_pipe_a_file_or_nothing() {
     half.read_exact(&mut [0; 20_000]).unwrap();
     says(&run(&count).stdin(half).output().unwrap(), b"50000\n", 0);
     says(&run(&count).stdin(Stdio::null()).output().unwrap(), b"0\n", 0);
-    let closed = under(&["sh", "-c", "exec \"$0\" run -- wc -c <&-", text(&program_path().unwrap())]).output().unwrap();
+    let closed = run_under(&["sh", "-c", "exec \"$0\" run -- wc -c <&-", text(&program_path().unwrap())]).output().unwrap();
     says(&closed, b"0\n", 0);
     let to_write = File::options().write(true).open("/dev/null").unwrap();
     says(&run(&count).stdin(to_write).output().unwrap(), b"0\n", 0);
@@ -108,15 +76,17 @@ fn stdin_may_be_a_pipe_a_file_or_nothing() {
     );
 }
 
+test!(Both, a_large_stdin_passes_whole_and_ends);
 fn a_large_stdin_passes_whole_and_ends() {
     let large: Vec<u8> = every_byte().into_iter().cycle().take(20 << 20).collect();
     let file = directory().join("large");
     fs::write(&file, &large).unwrap();
     let here = Command::new("sha256sum").stdin(File::open(&file).unwrap()).output().unwrap();
-    says(&feed(&mut run(&["sha256sum"]), &large), &here.stdout, 0);
+    says(&run_with_stdin(&mut run(&["sha256sum"]), &large), &here.stdout, 0);
     says(&run(&["sha256sum"]).stdin(File::open(&file).unwrap()).output().unwrap(), &here.stdout, 0);
 }
 
+test!(Both, an_open_stdin_does_not_keep_a_finished_command);
 fn an_open_stdin_does_not_keep_a_finished_command() {
     let mut child = run(&["echo", "done"]).stdin(Stdio::piped()).spawn().unwrap();
     let stdin = child.stdin.take();
@@ -124,6 +94,7 @@ fn an_open_stdin_does_not_keep_a_finished_command() {
     drop(stdin);
 }
 
+test!(Both, a_slow_reader_loses_nothing);
 fn a_slow_reader_loses_nothing() {
     let mut child = run(&["head", "-c", "3000000", "/dev/zero"]).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
@@ -137,6 +108,7 @@ fn a_slow_reader_loses_nothing() {
     assert!(child.wait().unwrap().success());
 }
 
+test!(Both, a_reader_that_goes_away_ends_the_command);
 /// As with any command: `… | head -1` comes back.
 fn a_reader_that_goes_away_ends_the_command() {
     let mut child = run(&["yes"]).spawn().unwrap();
@@ -145,10 +117,11 @@ fn a_reader_that_goes_away_ends_the_command() {
     drop(stdout);
     let ended = wait_within(&mut child, Duration::from_secs(5));
     let _still = child.kill();
-    assert!(ended.is_some(), "the command goes on printing to nobody");
+    assert!(ended.is_some(), "the command goes on printing to a closed stream");
 }
 
-/// A terminal that nobody reads, and pipes that others read and write as well: each can be ready
+test!(serial Both, no_stream_of_the_callers_stops_the_wall_clock, seconds 120);
+/// A terminal without a reader, and pipes that others read and write as well: each can be ready
 /// and then have nothing, or no room.
 fn no_stream_of_the_callers_stops_the_wall_clock() {
     let script = r#"
@@ -186,14 +159,15 @@ while any(child.poll() is None for child in children):
 print("shared stdin", [status(child) for child in children])
 "#;
     let policies = PolicyDirectory::new();
-    let policy = policies.write("own", &derived(&format!("[limits]\nwall = \"{}\"", patient_limit(1000))));
-    let patience = patient(Duration::from_secs(15)).as_secs().to_string();
-    let output = under(&["/usr/bin/python3", "-c", script, text(&program_path().unwrap()), &policy, &patience]).output().unwrap();
+    let policy = policies.write("own", &derived(&format!("[limits]\nwall = \"{}\"", scaled_limit(1000))));
+    let patience = scaled(Duration::from_secs(15)).as_secs().to_string();
+    let output = run_under(&["/usr/bin/python3", "-c", script, text(&program_path().unwrap()), &policy, &patience]).output().unwrap();
     let shown = "terminal 124\nwas shown True\n".repeat(2);
     let wanted = format!("{shown}shared stdout [124, 124, 124]\nshared stdin [124, 124]\n");
     assert_eq!(String::from_utf8_lossy(&output.stdout), wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+test!(Both, the_commands_status_is_passed_on, seconds 60);
 fn the_commands_status_is_passed_on() {
     for status in 0..=255 {
         let output = run(&["sh", "-c", &format!("exit {status}")]).output().unwrap();
@@ -201,6 +175,7 @@ fn the_commands_status_is_passed_on() {
     }
 }
 
+test!(Both, a_signal_is_128_and_its_number);
 fn a_signal_is_128_and_its_number() {
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("USR1", 10)] {
         let output = run(&["sh", "-c", &format!("kill -{name} $$")]).output().unwrap();
@@ -214,12 +189,14 @@ fn with_policy(lines: &str, arguments: &[&str]) -> Output {
     stockade([&["run", "--policy", &policy, "--"], arguments].concat()).output().unwrap()
 }
 
+test!(Both, the_wall_clock_is_124);
 fn the_wall_clock_is_124() {
-    let output = with_policy(&format!("[limits]\nwall = \"{}\"", patient_limit(300)), &["sleep", "600"]);
+    let output = with_policy(&format!("[limits]\nwall = \"{}\"", scaled_limit(300)), &["sleep", "600"]);
     says(&output, b"", 124);
     assert!(String::from_utf8_lossy(&output.stderr).contains("stockade: the wall clock ran out"));
 }
 
+test!(Both, a_sandbox_that_cannot_be_made_is_125);
 fn a_sandbox_that_cannot_be_made_is_125() {
     let output = with_policy("[filesystem]\nread_only = { add = [\"/not-on-this-host\"] }", &["true"]);
     says(&output, b"", 125);
@@ -228,6 +205,7 @@ fn a_sandbox_that_cannot_be_made_is_125() {
     says(&output, b"", 125);
 }
 
+test!(Both, what_cannot_be_executed_is_126_and_what_is_not_there_127);
 fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
     for (command, status) in [
         ("no-such-command", 127),
@@ -244,6 +222,7 @@ fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
     }
 }
 
+test!(Both, a_mistake_on_the_command_line_is_2);
 fn a_mistake_on_the_command_line_is_2() {
     for arguments in [
         &["run"][..],
@@ -260,6 +239,7 @@ fn a_mistake_on_the_command_line_is_2() {
     }
 }
 
+test!(Both, other_limits_are_said_on_stderr);
 fn other_limits_are_said_on_stderr() {
     let output = with_policy("[limits]\ntmp_size = \"2MiB\"", &["sh", "-c", "head -c 5000000 /dev/zero >/tmp/f"]);
     assert_eq!(output.status.code(), Some(1));
@@ -276,6 +256,7 @@ fn report_of(path: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+test!(Both, the_report_holds_the_result_without_the_streams);
 fn the_report_holds_the_result_without_the_streams() {
     let path = directory().join("report.json");
     let output = stockade(["run", "--report", text(&path), "--", "sh", "-c", "echo out; echo err >&2; exit 5"]).output().unwrap();
@@ -296,6 +277,7 @@ fn the_report_holds_the_result_without_the_streams() {
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("/no/such/place/report"));
 }
 
+test!(Both, a_report_that_cannot_be_written_is_no_success);
 fn a_report_that_cannot_be_written_is_no_success() {
     let to = |report: &str| stockade(["run", "--report", report, "--", "echo", "said"]).output().unwrap();
     let full = to("/dev/full");
@@ -306,6 +288,7 @@ fn a_report_that_cannot_be_written_is_no_success() {
     says(&to("/dev/null"), b"said\n", 0);
 }
 
+test!(Both, a_report_that_code_replaces_is_no_success);
 fn a_report_that_code_replaces_is_no_success() {
     let scratch = scratch();
     let path = scratch.join("report.json");
@@ -322,14 +305,15 @@ fn a_report_that_code_replaces_is_no_success() {
     // The control: it may lie there.
     assert_eq!(run("true").status.code(), Some(0));
     assert_eq!(report_of(&path)["verdict"], "exited");
-    // A fifo that nobody reads.
+    // A fifo without a reader.
     fs::remove_file(&path).unwrap();
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    give(&path);
+    chown_to_owner(&path);
     let output = run("true");
-    assert!(output.status.code() == Some(125) && String::from_utf8_lossy(&output.stderr).contains("nobody reads"), "{output:?}");
+    assert!(output.status.code() == Some(125) && String::from_utf8_lossy(&output.stderr).contains("a fifo without a reader"), "{output:?}");
 }
 
+test!(Both, a_report_is_written_for_a_run_that_never_began);
 fn a_report_is_written_for_a_run_that_never_began() {
     let path = directory().join("report.json");
     let output = stockade(["run", "--report", text(&path), "--", "no-such-command"]).output().unwrap();
@@ -338,6 +322,7 @@ fn a_report_is_written_for_a_run_that_never_began() {
     assert_eq!((&report["started"], &report["success"], &report["verdict"]), (&json!(false), &json!(false), &json!("sandbox_error")));
 }
 
+test!(Both, a_report_cannot_be_reached_from_inside);
 fn a_report_cannot_be_reached_from_inside() {
     let scratch = scratch();
     let path = scratch.join("report.json");
@@ -365,6 +350,7 @@ fn a_report_cannot_be_reached_from_inside() {
     }
 }
 
+test!(Both, signals_reach_the_command);
 fn signals_reach_the_command() {
     for (signal, name) in [
         (Signal::SIGTERM, "TERM"),
@@ -385,6 +371,7 @@ fn signals_reach_the_command() {
     }
 }
 
+test!(Both, a_signal_that_is_not_caught_ends_the_command);
 fn a_signal_that_is_not_caught_ends_the_command() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let mut child = run(&["sh", "-c", "echo ready; exec sleep 600"]).spawn().unwrap();
@@ -395,6 +382,7 @@ fn a_signal_that_is_not_caught_ends_the_command() {
     }
 }
 
+test!(Both, no_descriptor_of_the_caller_enters);
 fn no_descriptor_of_the_caller_enters() {
     let secret = token("descriptor");
     let file = directory().join("input");
@@ -412,6 +400,7 @@ fn no_descriptor_of_the_caller_enters() {
     assert!(!output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("root"));
 }
 
+test!(Both, nothing_of_the_callers_environment_enters);
 fn nothing_of_the_callers_environment_enters() {
     let secret = token("environment");
     let output = run(&["env"]).env("SECRET", &secret).env("TERM", "xterm").env("LD_LIBRARY_PATH", "/tmp").output().unwrap();
@@ -419,15 +408,17 @@ fn nothing_of_the_callers_environment_enters() {
     assert!(!said.contains(&secret) && !said.contains("LD_LIBRARY_PATH") && said.contains("HOME=/home/sandbox\n"), "{said}");
 }
 
+test!(Both, the_scratch_is_the_working_directory);
 fn the_scratch_is_the_working_directory() {
     let scratch = scratch();
-    put(&scratch.join("input"), "in");
+    write_file(&scratch.join("input"), "in");
     let output = stockade(["run", "--scratch", text(&scratch), "--", "sh", "-c", "pwd; cat input; echo x >result"]).output().unwrap();
     says(&output, format!("{}\nin", text(&scratch)).as_bytes(), 0);
     assert_eq!(fs::read_to_string(scratch.join("result")).unwrap(), "x\n");
     says(&run(&["pwd"]).output().unwrap(), b"/scratch\n", 0);
 }
 
+test!(Both, commands_are_found_by_path_inside_only);
 fn commands_are_found_by_path_inside_only() {
     let scratch = scratch();
     let script = "printf '#!/bin/sh\\necho planted\\n' >ls; chmod +x ls";
@@ -437,6 +428,7 @@ fn commands_are_found_by_path_inside_only() {
     says(&stockade(["run", "--scratch", text(&scratch), "--", "./ls"]).output().unwrap(), b"planted\n", 0);
 }
 
+test!(Both, an_argument_that_looks_like_an_option_is_the_commands);
 fn an_argument_that_looks_like_an_option_is_the_commands() {
     says(&run(&["echo", "--report", "x", "--", "-h"]).output().unwrap(), b"--report x -- -h\n", 0);
 }
@@ -475,7 +467,7 @@ def wait_for(text):
         try:
             seen += os.read(master, 65536)
         except OSError as error:
-            # Nobody holds the terminal open any more.
+            # No process holds the terminal open any more.
             print(json.dumps({"missing": text, "seen": seen.decode(errors="replace"), "error": str(error), "status": os.waitpid(pid, 0)[1]}))
             sys.exit(0)
 settings = termios.tcgetattr(master)
@@ -508,9 +500,9 @@ fn on_terminal(arguments: &[&str], steps: Value) -> Value {
 #[track_caller]
 pub fn drive_on_terminal(program: &Path, directory: &Path, arguments: &[&str], steps: Value) -> Value {
     let arguments = json!(arguments).to_string();
-    let patience = patient(Duration::from_secs(20)).as_secs().to_string();
+    let patience = scaled(Duration::from_secs(20)).as_secs().to_string();
     let words = ["/usr/bin/python3", "-c", TERMINAL, text(program), &arguments, &steps.to_string(), &patience];
-    let output = under(&words).current_dir(directory).output().unwrap();
+    let output = run_under(&words).current_dir(directory).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
     assert!(found.get("missing").is_none(), "{found}");
     found
@@ -567,10 +559,11 @@ else:
     print(os.read(note, 64).decode())
 "#;
 
+test!(serial Both, a_command_does_not_outlive_its_terminal, seconds 60);
 fn a_command_does_not_outlive_its_terminal() {
-    let patience = patient(Duration::from_secs(15)).as_secs().to_string();
+    let patience = scaled(Duration::from_secs(15)).as_secs().to_string();
     for leader in ["direct", "another"] {
-        let output = under(&["/usr/bin/python3", "-c", HANG_UP, text(&program_path().unwrap()), leader, &patience])
+        let output = run_under(&["/usr/bin/python3", "-c", HANG_UP, text(&program_path().unwrap()), leader, &patience])
             .current_dir(directory())
             .output()
             .unwrap();
@@ -578,6 +571,7 @@ fn a_command_does_not_outlive_its_terminal() {
     }
 }
 
+test!(serial Both, a_terminal_passes_through, seconds 60);
 fn a_terminal_passes_through() {
     let script = r#"
 import os, sys, time
@@ -599,11 +593,13 @@ sys.exit(5)
     assert_eq!((&found["raw"], &found["restored"], &found["status"]), (&json!(true), &json!(true), &json!(5)), "{seen}");
 }
 
+test!(serial Both, a_terminal_is_restored_after_the_launcher_was_asked_to_end, seconds 60);
 fn a_terminal_is_restored_after_the_launcher_was_asked_to_end() {
     let found = on_terminal(&["--", "sh", "-c", "echo ready; exec sleep 600"], json!([["wait", "ready"], ["raw", null], ["signal", 15]]));
     assert_eq!((&found["raw"], &found["restored"], &found["status"]), (&json!(true), &json!(true), &json!(143)), "{found}");
 }
 
+test!(serial Both, what_is_typed_reaches_a_shell_on_a_terminal, seconds 60);
 fn what_is_typed_reaches_a_shell_on_a_terminal() {
     let steps = json!([
         ["wait", "$ "],
@@ -625,6 +621,7 @@ fn what_is_typed_reaches_a_shell_on_a_terminal() {
     assert_eq!(found["status"], 0, "{found}");
 }
 
+test!(Both, killing_the_launcher_kills_the_sandbox);
 fn killing_the_launcher_kills_the_sandbox() {
     let mark = format!("600.{}6", std::process::id());
     let mut child = run(&["bash", "-c", &format!("setsid sleep {mark} & echo ready; sleep {mark}")]).spawn().unwrap();
@@ -634,11 +631,12 @@ fn killing_the_launcher_kills_the_sandbox() {
     no_process_is_left(&mark);
 }
 
+test!(serial Both, output_of_a_killed_run_is_not_lost);
 fn output_of_a_killed_run_is_not_lost() {
     let begin = Instant::now();
-    let output = with_policy(&format!("[limits]\nwall = \"{}\"", patient_limit(300)), &["sh", "-c", "echo before; sleep 600"]);
+    let output = with_policy(&format!("[limits]\nwall = \"{}\"", scaled_limit(300)), &["sh", "-c", "echo before; sleep 600"]);
     says(&output, b"before\n", 124);
-    assert!(begin.elapsed() < patient(Duration::from_secs(5)));
+    assert!(begin.elapsed() < scaled(Duration::from_secs(5)));
     let mut child = run(&["cat"]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.as_mut().unwrap().write_all(b"typed").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
@@ -646,9 +644,10 @@ fn output_of_a_killed_run_is_not_lost() {
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
+test!(Both, output_that_cannot_be_passed_on_ends_the_run);
 /// What a pipe held would else be lost without a word.
 fn output_that_cannot_be_passed_on_ends_the_run() {
-    let run = |script: &str| under(&["sh", "-c", script]).output().unwrap();
+    let run = |script: &str| run_under(&["sh", "-c", script]).output().unwrap();
     let full = run(r#""$STOCKADE" run -- /bin/echo words > /dev/full"#);
     let words = String::from_utf8_lossy(&full.stderr).into_owned();
     assert_eq!(full.status.code(), Some(125), "{words}");

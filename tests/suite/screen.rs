@@ -1,5 +1,5 @@
 //! Screening: what is found is told, what the policy refuses does not run, and whatever the
-//! screener does ends nobody but itself. Which rules find what is the corpus's to show.
+//! screener does ends only itself. Which rules find what is the corpus's to show.
 
 use std::{
     fs,
@@ -12,34 +12,12 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, is_root, test},
-    patience::{patient, patient_limit},
-    stockade::{
-        Done, OWNER, PolicyDirectory, derived, derived_from, exec, exec_with, feed, program_path, put, scratch, stockade, text, under,
-    },
+use crate::support::{
+    exec::{ExecResult, OWNER, exec, exec_with, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
+    policy_dir::{PolicyDirectory, derived, derived_from},
+    runner::{directory, is_root, test},
+    timeouts::{scaled, scaled_limit},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, what_is_found_stands_in_the_result_of_code_that_runs),
-    test!(Both, what_the_policy_denies_does_not_run),
-    test!(Both, shell_code_is_screened_and_other_languages_are_not),
-    test!(Both, what_lists_do_not_name_is_refused),
-    test!(Both, text_that_overflows_a_parser_ends_nobody),
-    test!(Both, a_screener_that_fails_is_a_finding),
-    test!(Both, a_screener_answers_no_nonsense_and_opens_nothing),
-    test!(Both, files_are_screened_with_an_exit_status_for_each_case),
-    test!(Both, code_that_makes_work_of_itself_is_told),
-    test!(Both, files_of_a_request_are_screened_with_it),
-    test!(Both, commands_and_their_scripts_are_screened),
-    test!(Both, scripts_are_screened_whatever_starts_them),
-    test!(Both, files_that_are_run_or_cannot_be_read_are_told),
-    test!(Both, what_cannot_be_read_does_not_run_where_code_is_stopped),
-    test!(Both, a_lease_on_a_script_does_not_hold_up_the_launcher),
-    test!(Both, shims_sessions_and_replies_are_screened),
-    test!(Both, what_an_interpreter_reads_otherwise_is_found),
-    test!(Both, findings_do_no_harm_to_their_reader),
-];
 
 /// What was found, as rule and line.
 fn found(findings: &Value) -> Vec<(String, u64)> {
@@ -47,17 +25,18 @@ fn found(findings: &Value) -> Vec<(String, u64)> {
     findings.iter().map(|finding| (finding["rule"].as_str().unwrap().to_owned(), finding["line"].as_u64().unwrap())).collect()
 }
 
-fn rules(done: &Done) -> Vec<String> {
+fn rules(done: &ExecResult) -> Vec<String> {
     found(&done["findings"]).into_iter().map(|(rule, _)| rule).collect()
 }
 
 /// `exec` under `default` with these lines of [screen].
-fn exec_under(lines: &str, request: Value) -> Done {
+fn exec_under(lines: &str, request: Value) -> ExecResult {
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived(&format!("[screen]\n{lines}")));
     exec_with(&["--policy", &policy], request)
 }
 
+test!(Both, what_is_found_stands_in_the_result_of_code_that_runs);
 fn what_is_found_stands_in_the_result_of_code_that_runs() {
     let done = exec(json!({"code": "import os as o\nx = 'é'; o.system('true')\nprint(x)"}));
     done.succeeded();
@@ -72,6 +51,7 @@ fn what_is_found_stands_in_the_result_of_code_that_runs() {
     assert_eq!(honest["findings"], json!([]));
 }
 
+test!(Both, what_the_policy_denies_does_not_run);
 fn what_the_policy_denies_does_not_run() {
     let request = json!({"code": "import shutil\nshutil.rmtree('/', ignore_errors=True)\nprint('ran')"});
     exec(request.clone()).expect(json!({"verdict": "exited", "code": 0, "output": "ran\n"}));
@@ -84,6 +64,7 @@ fn what_the_policy_denies_does_not_run() {
     }
 }
 
+test!(Both, shell_code_is_screened_and_other_languages_are_not);
 fn shell_code_is_screened_and_other_languages_are_not() {
     let shell = exec(json!({"language": "bash", "code": "true\nrm -rf /nowhere/*"}));
     assert_eq!(found(&shell["findings"]), [("delete".to_owned(), 2), ("write_outside".to_owned(), 2)], "{}", shell.brief());
@@ -92,6 +73,7 @@ fn shell_code_is_screened_and_other_languages_are_not() {
     assert_eq!(found(&other["findings"]), [("language".to_owned(), 0)]);
 }
 
+test!(Both, what_lists_do_not_name_is_refused);
 fn what_lists_do_not_name_is_refused() {
     let lines =
         "module = \"deny\"\nmodules = { replace = [\"math\", \"os.path\"] }\nbuiltin = \"deny\"\nbuiltins = { replace = [\"print\"] }";
@@ -103,8 +85,9 @@ fn what_lists_do_not_name_is_refused() {
     }
 }
 
+test!(Both, text_that_overflows_a_parser_ends_only_the_screener);
 /// Each of these overflowed the stack of a parser, or of a walk over what it gave.
-fn text_that_overflows_a_parser_ends_nobody() {
+fn text_that_overflows_a_parser_ends_only_the_screener() {
     let python = [
         "1+".repeat(100_000) + "1",
         "1**".repeat(66_000) + "1",
@@ -119,7 +102,7 @@ fn text_that_overflows_a_parser_ends_nobody() {
         let done = exec_under("screener = \"deny\"", json!({"code": code}));
         done.expect(json!({"verdict": "screened", "started": false}));
         assert!(rules(&done).contains(&"screener".to_owned()), "{}: {}", &code[..20], done.brief());
-        assert!(began.elapsed() < patient(Duration::from_secs(20)), "{}", &code[..20]);
+        assert!(began.elapsed() < scaled(Duration::from_secs(20)), "{}", &code[..20]);
     }
     exec_under("screener = \"deny\"", json!({"code": "(".repeat(100_000)})).expect(json!({"verdict": "exited", "code": 1}));
     for code in ["$(".repeat(60_000), "a|".repeat(60_000) + "b", "((".repeat(60_000), "if true; then ".repeat(10_000)] {
@@ -129,7 +112,7 @@ fn text_that_overflows_a_parser_ends_nobody() {
     }
 }
 
-/// The program in a directory of its own, with this in the place of the screener.
+/// The program in its own directory, with this in the place of the screener.
 fn with_screener(companion: Option<&Path>) -> PathBuf {
     let place = directory().join("program");
     fs::create_dir(&place).unwrap();
@@ -144,6 +127,7 @@ fn with_screener(companion: Option<&Path>) -> PathBuf {
     place
 }
 
+test!(Both, a_screener_that_fails_is_a_finding);
 /// A shell in the screener's place runs the code that it is given, as one would that the code
 /// has taken over.
 fn a_screener_that_fails_is_a_finding() {
@@ -159,7 +143,7 @@ fn a_screener_that_fails_is_a_finding() {
     ];
     let policies = PolicyDirectory::new();
     let policy = |name: &str, action: &str| {
-        policies.write(name, &derived(&format!("[screen]\nscreener = \"{action}\"\n[limits]\nwall = \"{}\"", patient_limit(2000))))
+        policies.write(name, &derived(&format!("[screen]\nscreener = \"{action}\"\n[limits]\nwall = \"{}\"", scaled_limit(2000))))
     };
     let (note, deny) = (policy("note", "note"), policy("deny", "deny"));
     for (companion, code, why) in cases {
@@ -167,7 +151,7 @@ fn a_screener_that_fails_is_a_finding() {
         let request = json!({"code": format!("\n{code}\n"), "language": "sh"}).to_string();
         let run = |policy: &str| {
             let program = place.join("stockade");
-            Done::of(feed(&mut under(&[text(&program), "exec", "--policy", policy]), request.as_bytes()))
+            ExecResult::of(run_with_stdin(&mut run_under(&[text(&program), "exec", "--policy", policy]), request.as_bytes()))
         };
         let (noted, denied) = (run(&note), run(&deny));
         noted.expect(json!({"started": true, "success": false}));
@@ -181,18 +165,19 @@ fn a_screener_that_fails_is_a_finding() {
     }
 }
 
+test!(Both, a_screener_answers_no_nonsense_and_opens_nothing);
 fn a_screener_answers_no_nonsense_and_opens_nothing() {
     let screener = program_path().unwrap().with_file_name("stockade-screen");
     for bytes in [&b""[..], b"nonsense", &[0xff; 4096]] {
-        let output = feed(&mut under(&[text(&screener)]), bytes);
+        let output = run_with_stdin(&mut run_under(&[text(&screener)]), bytes);
         assert_eq!((output.status.code(), output.stdout.len(), output.stderr.len()), (Some(4), 0, 0));
     }
     // While it waits for its question it is confined already.
-    let mut command = under(&[text(&screener)]);
+    let mut command = run_under(&[text(&screener)]);
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
     let status = || fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let confined = || status().contains("Seccomp:\t2\n");
-    assert!(crate::harness::eventually(Duration::from_secs(10), confined), "{}", status());
+    assert!(crate::support::runner::eventually(Duration::from_secs(10), confined), "{}", status());
     for line in ["NoNewPrivs:\t1\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n"] {
         assert!(status().contains(line), "{line}: {}", status());
     }
@@ -211,6 +196,7 @@ fn screened_files(arguments: &[&str]) -> (Option<i32>, String, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+test!(Both, files_are_screened_with_an_exit_status_for_each_case);
 fn files_are_screened_with_an_exit_status_for_each_case() {
     let tree = directory().join("tree");
     fs::create_dir_all(tree.join("deep/.hidden")).unwrap();
@@ -254,7 +240,7 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
         let (status, _, complained) = screened_files(arguments);
         assert!(status == Some(2) && complained.contains(said), "{arguments:?}: {status:?} {complained}");
     }
-    let output = feed(&mut stockade(["screen", "--language", "bash", "--policy", "strict", "-"]), b"rm -rf ~");
+    let output = run_with_stdin(&mut stockade(["screen", "--language", "bash", "--policy", "strict", "-"]), b"rm -rf ~");
     assert_eq!(output.status.code(), Some(1));
     // A name is no command to a machine that reads the output line by line.
     fs::write(tree.join("::error title=a::.py"), "import shutil\nshutil.rmtree('/')\n").unwrap();
@@ -263,13 +249,13 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.starts_with("./::error title=a::.py: deny: ") && !said.lines().any(|line| line.starts_with("::")), "{said}");
     fs::remove_file(tree.join("::error title=a::.py")).unwrap();
-    // Nobody waits for a fifo; what comes from elsewhere comes on stdin, as above.
+    // A fifo is not waited for; what comes from elsewhere comes on stdin, as above.
     let fifo = text(&tree.join("fifo.py")).to_owned();
     nix::unistd::mkfifo(fifo.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let (status, said, complained) = screened_files(&[&fifo, &honest]);
     assert!(status == Some(2) && said.contains("0 of 1 files") && complained.contains("no regular file"), "{status:?} {said} {complained}");
     fs::remove_file(&fifo).unwrap();
-    // What cannot be read keeps nobody from the rest.
+    // What cannot be read does not stop the rest.
     let (status, said, complained) = screened_files(&["/nonexistent/file", &honest]);
     assert!(
         status == Some(2) && said.contains("0 of 1 files") && complained.contains("/nonexistent/file"),
@@ -285,13 +271,14 @@ fn files_are_screened_with_an_exit_status_for_each_case() {
     }
 }
 
+test!(Both, code_that_makes_work_of_itself_is_told);
 /// Code that has texts and lists put together over and over is followed so far, and the
 /// screener lives.
 fn code_that_makes_work_of_itself_is_told() {
     let item = "0,".repeat(4000);
     let letters = "a".repeat(60_000);
     let doubled: String = (0..60).map(|n| format!("a{} = [a{n}, a{n}]\n", n + 1)).collect();
-    // Another that holds two of the one before, and a text of texts that nobody could hold.
+    // Another that holds two of the one before, and a text of texts that no memory could hold.
     for code in [format!("a0 = 'x'\n{doubled}"), format!("x = '{letters}'\ny = x\nif 0: x.replace('a', y)")] {
         exec_under("screener = \"deny\"", json!({"code": code})).succeeded();
     }
@@ -302,6 +289,7 @@ fn code_that_makes_work_of_itself_is_told() {
     assert_eq!(done["findings"][0]["what"], "puts more together than is followed");
 }
 
+test!(Both, files_of_a_request_are_screened_with_it);
 fn files_of_a_request_are_screened_with_it() {
     let request = |files: Value| json!({"code": "import wipe", "files": files});
     let wipe = "print('wiped')\nif 0: __import__('shutil').rmtree('/')\n";
@@ -323,13 +311,14 @@ fn files_of_a_request_are_screened_with_it() {
     assert_eq!((rules(&done), &done["findings"][0]["file"]), (vec!["screener".to_owned()], &json!("large.py")));
 }
 
+test!(Both, commands_and_their_scripts_are_screened);
 fn commands_and_their_scripts_are_screened() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
     let scratch = scratch();
-    put(&scratch.join("tidy.py"), "print('tidied')\nif 0: __import__('shutil').rmtree('build')\n");
-    put(&scratch.join("tidy.sh"), "echo tidied; rm -rf build\n");
-    put(&scratch.join("honest.py"), "print('honest')\n");
+    write_file(&scratch.join("tidy.py"), "print('tidied')\nif 0: __import__('shutil').rmtree('build')\n");
+    write_file(&scratch.join("tidy.sh"), "echo tidied; rm -rf build\n");
+    write_file(&scratch.join("honest.py"), "print('honest')\n");
     let run = |policy: &str, report: &[&str], command: &[&str]| {
         let options = [&["run", "--policy", policy, "--scratch", text(&scratch)][..], report, &["--"], command].concat();
         stockade(options).output().unwrap()
@@ -357,16 +346,17 @@ fn commands_and_their_scripts_are_screened() {
     assert_eq!((found(&report["findings"]), &report["findings"][0]["file"]), (vec![("delete".to_owned(), 2)], &json!("tidy.py")));
 }
 
+test!(Both, scripts_are_screened_whatever_starts_them);
 fn scripts_are_screened_whatever_starts_them() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
     let scratch = scratch();
     let tidy = "print('tidied')\nif 0: __import__('shutil').rmtree('build')\n";
-    put(&scratch.join("tidy.py"), format!("#!/usr/bin/python3\n{tidy}"));
+    write_file(&scratch.join("tidy.py"), format!("#!/usr/bin/python3\n{tidy}"));
     fs::set_permissions(scratch.join("tidy.py"), fs::Permissions::from_mode(0o755)).unwrap();
     fs::create_dir(scratch.join("package")).unwrap();
     fs::set_permissions(scratch.join("package"), fs::Permissions::from_mode(0o755)).unwrap();
-    put(&scratch.join("package/__main__.py"), tidy);
+    write_file(&scratch.join("package/__main__.py"), tidy);
     for command in [
         &["./tidy.py"][..],
         &["env", "python3", "tidy.py"],
@@ -397,6 +387,7 @@ fn scripts_are_screened_whatever_starts_them() {
     }
 }
 
+test!(Both, files_that_are_run_or_cannot_be_read_are_told);
 /// Of the files of a request.
 fn files_that_are_run_or_cannot_be_read_are_told() {
     let lines = "language = \"deny\"\ndelete = \"deny\"";
@@ -429,8 +420,9 @@ fn files_that_are_run_or_cannot_be_read_are_told() {
     exec_under(lines, json!({"language": "bash", "code": "cat q.txt", "files": data})).succeeded();
 }
 
-/// The policy says nothing of `screener` itself: code that is too long to be read, at each
-/// door.
+test!(Both, what_cannot_be_read_does_not_run_where_code_is_stopped);
+/// The policy has no `screener` setting: code that is too long to be read, through each
+/// command.
 fn what_cannot_be_read_does_not_run_where_code_is_stopped() {
     let long = format!("#{}\nimport os\nos.system('echo ran')\n", "x".repeat(1 << 20));
     let request = json!({"code": long});
@@ -448,11 +440,11 @@ fn what_cannot_be_read_does_not_run_where_code_is_stopped() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived("[screen]\nprocess = \"deny\""));
     let line = format!("{}\n", json!({"op": "run", "code": long}));
-    let output = feed(&mut stockade(["session", "--policy", &policy]), line.as_bytes());
+    let output = run_with_stdin(&mut stockade(["session", "--policy", &policy]), line.as_bytes());
     let answer: Value = serde_json::from_slice(output.stdout.split(|byte| *byte == b'\n').nth(1).unwrap()).unwrap();
     assert_eq!((&answer["verdict"], &answer["started"]), (&json!("screened"), &json!(false)));
     let scratch = scratch();
-    put(&scratch.join("long.py"), &long);
+    write_file(&scratch.join("long.py"), &long);
     let run =
         |policy: &str| stockade(["run", "--policy", policy, "--scratch", text(&scratch), "--", "python3", "long.py"]).output().unwrap();
     assert_eq!(run("default").stdout, b"ran\n");
@@ -460,18 +452,20 @@ fn what_cannot_be_read_does_not_run_where_code_is_stopped() {
     assert_eq!((refused.status.code(), refused.stdout.len()), (Some(126), 0), "{}", String::from_utf8_lossy(&refused.stderr));
 }
 
+test!(Both, a_lease_on_a_script_does_not_hold_up_the_launcher);
 /// Code can take none, but others who own the file can. Who opened it and waited would read
 /// it once the kernel has broken the lease, and run it.
 fn a_lease_on_a_script_does_not_hold_up_the_launcher() {
     let scratch = scratch();
     let path = scratch.join("held.py");
-    put(&path, "print('ran')\n");
+    write_file(&path, "print('ran')\n");
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived("[screen]\nscreener = \"deny\""));
     let run = || stockade(["run", "--policy", &policy, "--scratch", text(&scratch), "--", "python3", "held.py"]).output().unwrap();
     assert_eq!(run().stdout, b"ran\n");
     let hold = "import fcntl, os, signal, sys\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\nfd = os.open(sys.argv[1], os.O_RDWR)\nfcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)\nprint('held', flush=True)\nsys.stdin.read()";
-    let mut holder = under(&["/usr/bin/python3", "-c", hold, text(&path)]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut holder =
+        run_under(&["/usr/bin/python3", "-c", hold, text(&path)]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = [0; 5];
     holder.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
     let refused = run();
@@ -482,24 +476,25 @@ fn a_lease_on_a_script_does_not_hold_up_the_launcher() {
     assert_eq!(run().stdout, b"ran\n");
 }
 
+test!(Both, shims_sessions_and_replies_are_screened);
 fn shims_sessions_and_replies_are_screened() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("screening", &derived("[screen]\ndelete = \"deny\""));
     let code = "print('tidied')\nif 0: __import__('shutil').rmtree('build')";
     let scratch = scratch();
-    put(&scratch.join("tidy.py"), code);
+    write_file(&scratch.join("tidy.py"), code);
     for (policy, expected) in [("default", Some(0)), (policy.as_str(), Some(126))] {
         let shims = directory().join(format!("shims-{}", expected.unwrap_or_default()));
         assert!(stockade(["shim", "install", text(&shims), "--policy", policy]).output().unwrap().status.success());
         for arguments in [&["-c", code][..], &["tidy.py"]] {
-            let output = under(&[text(&shims.join("python3"))]).args(arguments).current_dir(&scratch).output().unwrap();
+            let output = run_under(&[text(&shims.join("python3"))]).args(arguments).current_dir(&scratch).output().unwrap();
             let tidied = output.stdout == b"tidied\n";
             assert_eq!((output.status.code(), tidied), (expected, expected == Some(0)), "{}", String::from_utf8_lossy(&output.stderr));
         }
     }
     let line = format!("{}\n", json!({"op": "run", "code": code}));
     let verdict = |policy: &str| -> Value {
-        let output = feed(&mut stockade(["session", "--policy", policy]), line.as_bytes());
+        let output = run_with_stdin(&mut stockade(["session", "--policy", policy]), line.as_bytes());
         serde_json::from_slice(output.stdout.split(|byte| *byte == b'\n').nth(1).unwrap()).unwrap()
     };
     let (noted, denied) = (verdict("default"), verdict(&policy));
@@ -509,11 +504,13 @@ fn shims_sessions_and_replies_are_screened() {
     );
     assert_eq!((&denied["verdict"], &denied["started"]), (&json!("screened"), &json!(false)), "{denied}");
     let reply = format!("Here:\n\n```python\n{code}\n```\n");
-    let answered = |policy: &str| Done::of(feed(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
+    let answered =
+        |policy: &str| ExecResult::of(run_with_stdin(&mut stockade(["exec", "--markdown", "--policy", policy]), reply.as_bytes()));
     answered("default").expect(json!({"verdict": "exited", "output": "tidied\n"}));
     answered(&policy).expect(json!({"verdict": "screened", "output": ""}));
 }
 
+test!(Both, what_an_interpreter_reads_otherwise_is_found);
 /// Each is harmless, runs, and is not what its text looks like.
 fn what_an_interpreter_reads_otherwise_is_found() {
     let python = [
@@ -553,6 +550,7 @@ fn what_an_interpreter_reads_otherwise_is_found() {
     }
 }
 
+test!(Both, findings_do_no_harm_to_their_reader);
 fn findings_do_no_harm_to_their_reader() {
     // A crowd hides nothing.
     let code = format!("{}import shutil\nif 0: shutil.rmtree('/')\n", "eval('1')\n".repeat(3000));

@@ -5,25 +5,13 @@ use std::{fs, os::unix::fs::MetadataExt};
 
 use serde_json::{Value, json};
 
-use crate::{
-    audit::{is_whole, own_log, records},
-    harness::{Test, directory, test},
-    policies::command_with_etc,
-    sessions::Session,
-    stockade::{OWNER, PolicyDirectory, derived, feed, give, put, scratch, stockade, text, token},
+use crate::support::{
+    audit_log::{is_whole, own_log, records},
+    exec::{OWNER, chown_to_owner, run_with_stdin, scratch, stockade, text, token, write_file},
+    policy_dir::{PolicyDirectory, command_with_etc, derived},
+    runner::{directory, test},
+    session::Session,
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, what_one_request_planted_acts_on_the_next_until_a_reset, seconds 60),
-    test!(Both, a_scratch_that_its_code_closed_is_open_to_the_next_program, seconds 60),
-    test!(Both, without_its_scratch_a_session_says_so_and_goes_on_when_it_is_back, seconds 60),
-    test!(Both, what_earlier_requests_left_is_charged_to_no_later_one, needs [Cgroup], seconds 60),
-    test!(Both, a_failure_beside_a_full_tmp_is_told_as_a_full_disk, seconds 60),
-    test!(Both, what_is_done_with_files_is_written_down, seconds 60),
-    test!(Both, a_required_log_that_cannot_be_written_keeps_files_back, seconds 60),
-    test!(RootOnly, through_sudo_a_session_has_what_is_granted, seconds 60),
-    test!(Both, there_is_no_session_behind_a_socket),
-];
 
 /// Every place where an interpreter of the host looks for something to run by itself.
 const PLANT: &str = "import os, site
@@ -48,6 +36,7 @@ for place in (home + '/bin', home + '/.local/bin', '.'):
     os.chmod(place + '/true', 0o755)
 ";
 
+test!(Both, what_one_request_planted_acts_on_the_next_until_a_reset, seconds 60);
 fn what_one_request_planted_acts_on_the_next_until_a_reset() {
     let mut session = Session::open(&[]);
     session.output(PLANT);
@@ -64,6 +53,7 @@ fn what_one_request_planted_acts_on_the_next_until_a_reset() {
     session.close();
 }
 
+test!(Both, a_scratch_that_its_code_closed_is_open_to_the_next_program, seconds 60);
 fn a_scratch_that_its_code_closed_is_open_to_the_next_program() {
     let mut session = Session::open(&[]);
     for mode in ["0", "0o555", "0o077"] {
@@ -76,6 +66,7 @@ fn a_scratch_that_its_code_closed_is_open_to_the_next_program() {
     session.close();
 }
 
+test!(Both, without_its_scratch_a_session_says_so_and_goes_on_when_it_is_back, seconds 60);
 fn without_its_scratch_a_session_says_so_and_goes_on_when_it_is_back() {
     let host = scratch();
     let away = host.with_file_name("away");
@@ -89,7 +80,7 @@ fn without_its_scratch_a_session_says_so_and_goes_on_when_it_is_back() {
     }
     assert_eq!(session.ask(json!({"op": "read", "path": "/tmp/kept"}))["text"], "t");
     // Nor is another in its place taken for it, where that is none.
-    put(&host, "a file");
+    write_file(&host, "a file");
     assert_eq!(session.run("print(1)")["reason"], "scratch_not_directory");
     fs::remove_file(&host).unwrap();
     fs::rename(&away, &host).unwrap();
@@ -97,6 +88,7 @@ fn without_its_scratch_a_session_says_so_and_goes_on_when_it_is_back() {
     session.close();
 }
 
+test!(Both, what_earlier_requests_left_is_charged_to_no_later_one, needs [Cgroup], seconds 60);
 fn what_earlier_requests_left_is_charged_to_no_later_one() {
     let policies = PolicyDirectory::new();
     let limits = "[limits]\nmemory = \"192MiB\"\nscratch_size = \"96MiB\"\ntmp_size = \"16MiB\"";
@@ -108,12 +100,13 @@ fn what_earlier_requests_left_is_charged_to_no_later_one() {
     assert_eq!(both["verdict"], "out_of_memory", "{}", both["error"]);
     session.ask(json!({"op": "reset"}));
     session.output(leave);
-    // Reading it, piece by piece, charges it to nobody anew.
+    // Reading it, piece by piece, charges it to no cgroup anew.
     let read = "left = open('left', 'rb'); print(sum(map(len, iter(lambda: left.read(1 << 20), b''))))";
     assert_eq!(session.output(&format!("{take}\n{read}")), "136314880\n94371840\n");
     session.close();
 }
 
+test!(Both, a_failure_beside_a_full_tmp_is_told_as_a_full_disk, seconds 60);
 fn a_failure_beside_a_full_tmp_is_told_as_a_full_disk() {
     let mut session = Session::open(&[]);
     let fill =
@@ -121,7 +114,7 @@ fn a_failure_beside_a_full_tmp_is_told_as_a_full_disk() {
     let result = session.run(fill);
     assert_eq!((&result["verdict"], &result["output"]), (&json!("exited"), &json!("28\n")), "{result}");
     assert_eq!(result["limits_hit"], json!(["tmp_size"]));
-    // Nobody can tell whether that was the cause; it is what a client should see to first.
+    // Whether that was the cause is unknown; a client should check it first.
     let failed = session.run("raise SystemExit(3)");
     assert_eq!((&failed["verdict"], &failed["code"]), (&json!("disk_limit"), &json!(3)), "{failed}");
     session.write("/tmp/all", json!(""));
@@ -130,6 +123,7 @@ fn a_failure_beside_a_full_tmp_is_told_as_a_full_disk() {
     session.close();
 }
 
+test!(Both, what_is_done_with_files_is_written_down, seconds 60);
 fn what_is_done_with_files_is_written_down() {
     let log = own_log();
     let secret = token("contents");
@@ -163,6 +157,7 @@ fn what_is_done_with_files_is_written_down() {
     assert!(tail.contains("  files  bad_request  path_outside  ") && tail.contains("read /etc/shadow"), "{tail}");
 }
 
+test!(Both, a_required_log_that_cannot_be_written_keeps_files_back, seconds 60);
 fn a_required_log_that_cannot_be_written_keeps_files_back() {
     let log = own_log();
     let policies = PolicyDirectory::new();
@@ -181,11 +176,12 @@ fn a_required_log_that_cannot_be_written_keeps_files_back() {
     session.close();
 }
 
+test!(RootOnly, through_sudo_a_session_has_what_is_granted, seconds 60);
 fn through_sudo_a_session_has_what_is_granted() {
     let granted = scratch();
     let other = directory().join("other");
     fs::create_dir(&other).unwrap();
-    give(&other);
+    chown_to_owner(&other);
     let id = OWNER.to_string();
     let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\nscratch = [{:?}]\n", text(&granted));
@@ -195,7 +191,7 @@ fn through_sudo_a_session_has_what_is_granted() {
         (&files[..], &["session", "--policy", "shell"][..], "`shell`"),
         (&files[..], &["session", "--scratch", text(&other)][..], text(&other)),
     ] {
-        let output = feed(&mut command_with_etc(files, &variables, options), b"{\"op\":\"run\",\"code\":\"print(1)\"}\n");
+        let output = run_with_stdin(&mut command_with_etc(files, &variables, options), b"{\"op\":\"run\",\"code\":\"print(1)\"}\n");
         let line: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&line["op"], &line["reason"], output.status.code()), (&json!("ready"), &json!("not_granted"), Some(125)), "{line}");
         assert!(line["error"].as_str().unwrap().contains(named), "{line}");
@@ -212,6 +208,7 @@ fn through_sudo_a_session_has_what_is_granted() {
     session.close();
 }
 
+test!(Both, there_is_no_session_behind_a_socket);
 fn there_is_no_session_behind_a_socket() {
     let output = stockade(["session", "--socket", "/run/stockade/default.sock"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -3,9 +3,9 @@
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     os::unix::fs::{MetadataExt, symlink},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -16,166 +16,18 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    cleanup::{cgroups_of, dead_records, mounts, processes, processes_around, the_next_start_has_swept},
-    harness::{Test, directory, eventually, is_root, test, wait_within},
-    patience::{is_slow, patient_limit},
-    spares::spare,
-    stockade::{OWNER, PolicyDirectory, derived, exec, feed, give, no_process_is_left, put, scratch, scratch_named, stockade, text, token},
+use crate::support::{
+    exec::{OWNER, chown_to_owner, exec, run_with_stdin, scratch, scratch_named, stockade, text, token, write_file},
+    leftovers::{cgroups_of, dead_records, mounts, no_process_is_left, processes, processes_around, the_next_start_has_swept},
+    policy_dir::{PolicyDirectory, derived},
+    runner::{directory, eventually, is_root, test, wait_within},
+    session::{Session, begin, prepared_sandbox, stop},
+    timeouts::scaled_limit,
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, what_code_does_to_its_directories_does_not_stop_the_next),
-    test!(Both, files_outlive_a_request_and_end_with_the_session, seconds 60),
-    test!(Both, each_request_is_a_whole_run_of_its_own, seconds 60),
-    test!(Both, no_process_outlives_its_request, seconds 60),
-    test!(Both, neither_a_lock_nor_an_open_file_outlives_its_request, seconds 60),
-    test!(Both, the_wall_clock_is_each_requests_own, seconds 60),
-    test!(Both, a_request_is_cancelled_while_it_runs_and_the_session_goes_on, seconds 60),
-    test!(Both, signals_cancel_a_request_or_end_the_session, seconds 60),
-    test!(Both, a_signal_ends_the_session_whatever_its_request_is_ending_by, seconds 60),
-    test!(Both, a_reset_empties_what_the_session_keeps_and_no_host_scratch, seconds 60),
-    test!(Both, a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds, seconds 60),
-    test!(Both, files_go_in_and_out_byte_by_byte, seconds 60),
-    test!(Both, a_session_follows_no_link_in_the_place_of_its_scratch),
-    test!(Both, no_link_leads_the_session_out, seconds 60),
-    test!(Both, a_host_scratch_is_written_as_its_owner_and_keeps_its_rules, seconds 60),
-    test!(Both, what_a_session_keeps_has_its_size_and_is_counted, seconds 60),
-    test!(Both, a_line_that_is_not_understood_is_answered_and_the_session_goes_on, seconds 60),
-    test!(Both, a_line_beyond_the_cap_is_forgotten, seconds 90),
-    test!(Both, lines_sent_ahead_are_answered_in_their_order, seconds 60),
-    test!(Both, code_that_writes_the_protocol_writes_its_own_output, seconds 60),
-    test!(Both, a_session_that_cannot_begin_says_why_in_its_first_line),
-    test!(alone Both, a_hundred_requests_leave_nothing, seconds 180),
-    test!(alone Both, a_session_killed_at_any_moment_leaves_nothing_running, seconds 120),
-    test!(Both, an_end_of_either_stream_ends_the_session, seconds 60),
-];
-
-/// A session, and the two ends of its pipes.
-pub struct Session {
-    child: Child,
-    lines: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-    ready: Value,
-}
-
-impl Session {
-    pub fn open(options: &[&str]) -> Self {
-        Session::of(&mut stockade([&["session"], options].concat()))
-    }
-
-    pub fn of(command: &mut Command) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let (lines, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut session = Session { child, lines, answers, ready: Value::Null };
-        session.ready = session.answer();
-        assert_eq!((&session.ready["op"], &session.ready["ok"]), (&json!("ready"), &json!(true)), "{}", session.ready);
-        session
-    }
-
-    pub fn pid(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.child.id()).unwrap())
-    }
-
-    /// A figure of the launcher's memory.
-    fn kilobytes(&self, what: &str) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':'));
-        line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
-    }
-
-    pub fn send(&mut self, line: &str) {
-        let lines = self.lines.as_mut().unwrap();
-        lines.write_all(line.as_bytes()).unwrap();
-        lines.write_all(b"\n").unwrap();
-        lines.flush().unwrap();
-    }
-
-    #[track_caller]
-    pub fn answer(&mut self) -> Value {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
-        assert!(line.ends_with('\n'), "the session ended without an answer: {line:?}");
-        serde_json::from_str(&line).unwrap_or_else(|error| panic!("no JSON: {error}: {line}"))
-    }
-
-    #[track_caller]
-    pub fn ask(&mut self, line: Value) -> Value {
-        self.send(&line.to_string());
-        let answer = self.answer();
-        assert_eq!(answer["op"], line["op"], "{answer}");
-        answer
-    }
-
-    /// Runs Python code; on a slow machine with the time that it needs.
-    #[track_caller]
-    pub fn run(&mut self, code: &str) -> Value {
-        let mut line = json!({"op": "run", "code": code});
-        if is_slow() {
-            line["limits"]["wall"] = json!(patient_limit(30_000));
-        }
-        self.ask(line)
-    }
-
-    /// Its output, if it succeeded.
-    #[track_caller]
-    pub fn output(&mut self, code: &str) -> String {
-        let result = self.run(code);
-        assert!(result["success"] == true, "{} {}", result["verdict"], result["error"]);
-        result["output"].as_str().unwrap().to_owned()
-    }
-
-    #[track_caller]
-    pub fn write(&mut self, path: &str, contents: Value) {
-        let answer = self.ask(json!({"op": "write", "path": path, "contents": contents}));
-        assert_eq!(answer["ok"], true, "{answer}");
-    }
-
-    #[track_caller]
-    pub fn refused(&mut self, line: Value, reason: &str) -> String {
-        let answer = self.ask(line);
-        let wanted = (json!(false), json!("bad_request"), json!(reason));
-        assert_eq!((answer["ok"].clone(), answer["verdict"].clone(), answer["reason"].clone()), wanted, "{answer}");
-        answer["error"].as_str().unwrap().to_owned()
-    }
-
-    /// Whether there is something of an answer to read.
-    pub fn has_begun_to_answer(&self) -> bool {
-        rustix::io::ioctl_fionread(self.answers.get_ref()).unwrap() > 0
-    }
-
-    /// Waits for its end.
-    #[track_caller]
-    pub fn ended(&mut self) -> ExitStatus {
-        wait_within(&mut self.child, Duration::from_secs(20)).expect("the session goes on")
-    }
-
-    /// Its input ends.
-    pub fn end_input(&mut self) {
-        drop(self.lines.take());
-    }
-
-    #[track_caller]
-    pub fn close(mut self) {
-        drop(self.lines.take());
-        assert_eq!(self.ended().code(), Some(0));
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // One that is killed leaves its sandbox's cgroup to the next start that knows its registry.
-        drop(self.lines.take());
-        if wait_within(&mut self.child, Duration::from_secs(1)).is_some() {
-            return;
-        }
-        let _ended = self.child.kill();
-        let _reaped = self.child.wait();
-    }
-}
 
 const PLACES: &str = "import os; places = ['.', '/tmp', os.path.expanduser('~'), '/dev/shm']\n";
 
+test!(Both, files_outlive_a_request_and_end_with_the_session, seconds 60);
 fn files_outlive_a_request_and_end_with_the_session() {
     let mut session = Session::open(&[]);
     session.output(&format!("{PLACES}for place in places: open(place + '/kept', 'w').write(place)"));
@@ -193,7 +45,8 @@ fn files_outlive_a_request_and_end_with_the_session() {
     other.close();
 }
 
-fn each_request_is_a_whole_run_of_its_own() {
+test!(Both, each_request_is_its_own_run, seconds 60);
+fn each_request_is_its_own_run() {
     let mut session = Session::open(&[]);
     let line =
         json!({"op": "run", "id": "a", "code": "import os; os.environ['LEFT'] = 'x'; x = 1; os.chdir('/tmp')", "labels": {"k": "v"}});
@@ -225,6 +78,7 @@ fn each_request_is_a_whole_run_of_its_own() {
     session.close();
 }
 
+test!(Both, no_process_outlives_its_request, seconds 60);
 fn no_process_outlives_its_request() {
     let mut session = Session::open(&[]);
     let words = token("daemon");
@@ -233,12 +87,13 @@ fn no_process_outlives_its_request() {
         "import subprocess, sys, os, time\nsubprocess.Popen([sys.executable, '-c', {daemon:?}, {words:?}], stdin=-3, stdout=-3, stderr=-3)\nwhile not os.path.exists('/tmp/alive') or not open('/tmp/alive').read(): time.sleep(0.01)\nprint('started')"
     );
     assert_eq!(session.output(&code), "started\n");
-    // It had begun, which its own file says, and is gone.
+    // It had begun, as its own file shows, and is gone.
     no_process_is_left(&words);
     assert_eq!(session.output("import os; print([p for p in os.listdir('/proc') if p.isdigit()])"), "['1', '2']\n");
     session.close();
 }
 
+test!(Both, neither_a_lock_nor_an_open_file_outlives_its_request, seconds 60);
 fn neither_a_lock_nor_an_open_file_outlives_its_request() {
     let mut session = Session::open(&[]);
     let held = "import fcntl, os\nlock = open('lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\nif os.fork() == 0:\n  os.setsid(); import time; time.sleep(600)\nfree = os.statvfs('.').f_bfree\nlost = open('lost', 'wb'); lost.write(b'x' * (8 << 20)); lost.flush(); os.unlink('lost')\nprint(free - os.statvfs('.').f_bfree >= 2048)\n";
@@ -251,17 +106,21 @@ fn neither_a_lock_nor_an_open_file_outlives_its_request() {
     session.close();
 }
 
+test!(Both, the_wall_clock_is_each_requests_own, seconds 60);
 fn the_wall_clock_is_each_requests_own() {
     let mut session = Session::open(&[]);
     let begun = Instant::now();
-    let result = session.ask(json!({"op": "run", "code": "open('before', 'w').write('x')\nimport time\ntime.sleep(60)", "limits": {"wall": patient_limit(1500)}}));
+    let result = session.ask(
+        json!({"op": "run", "code": "open('before', 'w').write('x')\nimport time\ntime.sleep(60)", "limits": {"wall": scaled_limit(1500)}}),
+    );
     assert_eq!((&result["verdict"], &result["code"]), (&json!("wall_timeout"), &json!(124)), "{result}");
     assert!(begun.elapsed() < Duration::from_secs(50));
-    // What it had written is there, and the next has a clock of its own.
+    // What it had written is there, and the next has its own clock.
     assert_eq!(session.output("import os, time; time.sleep(0.1); print(os.listdir('.').count('before'))"), "1\n");
     session.close();
 }
 
+test!(Both, a_request_is_cancelled_while_it_runs_and_the_session_goes_on, seconds 60);
 fn a_request_is_cancelled_while_it_runs_and_the_session_goes_on() {
     let mut session = Session::open(&[]);
     assert_eq!(session.ask(json!({"op": "cancel"}))["cancelled"], false, "nothing runs");
@@ -302,19 +161,7 @@ fn a_request_is_cancelled_while_it_runs_and_the_session_goes_on() {
     session.close();
 }
 
-/// Sends code that never ends, and waits until it runs.
-pub fn begin(session: &mut Session, words: &str) {
-    begin_with(session, words, json!({}));
-}
-
-/// The same with these limits.
-pub fn begin_with(session: &mut Session, words: &str, mut limits: Value) {
-    let code = format!("import time  # {words}\ntime.sleep(600)");
-    limits["wall"] = json!("10min");
-    session.send(&json!({"op": "run", "code": code, "args": [words], "limits": limits}).to_string());
-    assert!(eventually(Duration::from_secs(10), || crate::stockade::host_process_with(words)), "it does not run");
-}
-
+test!(Both, signals_cancel_a_request_or_end_the_session, seconds 60);
 fn signals_cancel_a_request_or_end_the_session() {
     for (signal, ends) in [(Signal::SIGINT, false), (Signal::SIGTERM, true), (Signal::SIGHUP, true)] {
         let words = token(signal.as_str());
@@ -336,13 +183,7 @@ fn signals_cancel_a_request_or_end_the_session() {
     }
 }
 
-/// Stops a process, and waits until it stands still.
-pub fn stop(pid: Pid) {
-    kill(pid, Signal::SIGSTOP).unwrap();
-    let stands = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "));
-    assert!(eventually(Duration::from_secs(5), stands), "it does not stop");
-}
-
+test!(Both, a_signal_ends_the_session_whatever_its_request_is_ending_by, seconds 60);
 fn a_signal_ends_the_session_whatever_its_request_is_ending_by() {
     // A control: SIGINT means the request alone, and finds it ended.
     for (signal, ends) in [(Signal::SIGINT, false), (Signal::SIGTERM, true), (Signal::SIGHUP, true)] {
@@ -375,6 +216,7 @@ fn meets_a_request_that_ends(signal: Signal, ends: bool) -> bool {
     met
 }
 
+test!(Both, a_reset_empties_what_the_session_keeps_and_no_host_scratch, seconds 60);
 fn a_reset_empties_what_the_session_keeps_and_no_host_scratch() {
     let code = format!("{PLACES}[open(place + '/kept', 'w') for place in places]");
     let look = format!("{PLACES}print([os.path.exists(place + '/kept') for place in places])");
@@ -392,6 +234,7 @@ fn a_reset_empties_what_the_session_keeps_and_no_host_scratch() {
     assert!(host.join("kept").exists());
 }
 
+test!(Both, a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds, seconds 60);
 fn a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds() {
     let mut session = Session::open(&[]);
     session.write("kept", json!("k"));
@@ -414,6 +257,7 @@ fn a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds() {
     session.close();
 }
 
+test!(Both, files_go_in_and_out_byte_by_byte, seconds 60);
 fn files_go_in_and_out_byte_by_byte() {
     let mut session = Session::open(&[]);
     // Before anything has run.
@@ -470,13 +314,14 @@ fn files_go_in_and_out_byte_by_byte() {
     session.close();
 }
 
+test!(Both, no_link_leads_the_session_out, seconds 60);
 fn no_link_leads_the_session_out() {
     let secret = directory().join("secret");
     fs::write(&secret, token("secret")).unwrap();
     let host = scratch();
     symlink(&secret, host.join("out")).unwrap();
     symlink(directory(), host.join("above")).unwrap();
-    put(&host.join("plain"), "plain");
+    write_file(&host.join("plain"), "plain");
     symlink("plain", host.join("near")).unwrap();
     let mut session = Session::open(&["--scratch", text(&host)]);
     assert_eq!(session.ask(json!({"op": "read", "path": "plain"}))["text"], "plain", "a control");
@@ -503,13 +348,14 @@ fn no_link_leads_the_session_out() {
     session.close();
 }
 
+test!(Both, a_session_follows_no_link_in_the_place_of_its_scratch);
 /// Code whose scratch lies above can put a link in the place of a session's.
 fn a_session_follows_no_link_in_the_place_of_its_scratch() {
     let (above, secrets) = (scratch(), scratch_named("secrets"));
-    put(&secrets.join("key"), token("key"));
+    write_file(&secrets.join("key"), token("key"));
     let (host, moved) = (above.join("host"), above.join("moved"));
     fs::create_dir(&host).unwrap();
-    give(&host);
+    chown_to_owner(&host);
     let mut session = Session::open(&["--scratch", text(&host)]);
     session.output("open('mine', 'w').write('x')");
     let swap = format!("import os; os.rename('host', 'moved'); os.symlink({:?}, 'host')", text(&secrets));
@@ -526,15 +372,16 @@ fn a_session_follows_no_link_in_the_place_of_its_scratch() {
     session.close();
 }
 
+test!(Both, a_host_scratch_is_written_as_its_owner_and_keeps_its_rules, seconds 60);
 fn a_host_scratch_is_written_as_its_owner_and_keeps_its_rules() {
     let policies = PolicyDirectory::new();
     // `default` hides `.env*`.
     let policy = policies.write("rules", &derived("[scratch]\nread_only = { add = [\".git\"] }"));
     let host = scratch();
-    put(&host.join(".env"), token("env"));
+    write_file(&host.join(".env"), token("env"));
     fs::create_dir(host.join(".git")).unwrap();
-    crate::stockade::give(&host.join(".git"));
-    put(&host.join(".git/config"), "config");
+    crate::support::exec::chown_to_owner(&host.join(".git"));
+    write_file(&host.join(".git/config"), "config");
     let mut session = Session::open(&["--policy", &policy, "--scratch", text(&host)]);
     assert_eq!((&session.ready["scratch"], &session.ready["host_scratch"]), (&json!(text(&host)), &json!(true)));
     session.write("made/new", json!("n"));
@@ -554,6 +401,7 @@ fn a_host_scratch_is_written_as_its_owner_and_keeps_its_rules() {
     session.close();
 }
 
+test!(Both, what_a_session_keeps_has_its_size_and_is_counted, seconds 60);
 fn what_a_session_keeps_has_its_size_and_is_counted() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("small", &derived("[limits]\nscratch_size = \"4MiB\"\ntmp_size = \"2MiB\""));
@@ -580,6 +428,7 @@ fn what_a_session_keeps_has_its_size_and_is_counted() {
     session.close();
 }
 
+test!(Both, a_line_that_is_not_understood_is_answered_and_the_session_goes_on, seconds 60);
 fn a_line_that_is_not_understood_is_answered_and_the_session_goes_on() {
     let mut session = Session::open(&[]);
     session.output("open('kept', 'w')");
@@ -604,6 +453,7 @@ fn a_line_that_is_not_understood_is_answered_and_the_session_goes_on() {
     session.close();
 }
 
+test!(Both, a_line_beyond_the_cap_is_forgotten, seconds 90);
 fn a_line_beyond_the_cap_is_forgotten() {
     let mut session = Session::open(&[]);
     let mut lines = session.lines.take().unwrap();
@@ -626,6 +476,7 @@ fn a_line_beyond_the_cap_is_forgotten() {
     session.close();
 }
 
+test!(Both, lines_sent_ahead_are_answered_in_their_order, seconds 60);
 fn lines_sent_ahead_are_answered_in_their_order() {
     let lines: String = (0..12)
         .map(|number| match number % 3 {
@@ -638,7 +489,7 @@ fn lines_sent_ahead_are_answered_in_their_order() {
     let path = directory().join("lines");
     fs::write(&path, lines.trim_end()).unwrap();
     let from_file = stockade(["session"]).stdin(fs::File::open(&path).unwrap()).output().unwrap();
-    for output in [from_file, feed(&mut stockade(["session"]), lines.as_bytes())] {
+    for output in [from_file, run_with_stdin(&mut stockade(["session"]), lines.as_bytes())] {
         assert!(output.status.success());
         let answers: Vec<Value> =
             String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -648,6 +499,7 @@ fn lines_sent_ahead_are_answered_in_their_order() {
     }
 }
 
+test!(Both, code_that_writes_the_protocol_writes_its_own_output, seconds 60);
 fn code_that_writes_the_protocol_writes_its_own_output() {
     let mut session = Session::open(&[]);
     let forged = r#"{"op":"ready","ok":true}"#;
@@ -663,19 +515,21 @@ fn code_that_writes_the_protocol_writes_its_own_output() {
     session.close();
 }
 
+test!(Both, a_session_that_cannot_begin_says_why_in_its_first_line);
 fn a_session_that_cannot_begin_says_why_in_its_first_line() {
     for (options, verdict, reason, status) in [
         (["--policy", "nobody-has-it"], "sandbox_error", "policy_not_found", 125),
         (["--scratch", "/nonexistent-scratch"], "bad_request", "scratch_missing", 2),
         (["--scratch", "relative"], "bad_request", "scratch_relative", 2),
     ] {
-        let output = feed(&mut stockade([&["session"], &options[..]].concat()), b"{\"op\":\"run\",\"code\":\"1\"}\n");
+        let output = run_with_stdin(&mut stockade([&["session"], &options[..]].concat()), b"{\"op\":\"run\",\"code\":\"1\"}\n");
         let line: Value = serde_json::from_slice(&output.stdout).unwrap();
         let wanted = json!({"op": "ready", "ok": false, "verdict": verdict, "reason": reason, "error": line["error"]});
         assert_eq!((line, output.status.code()), (wanted, Some(status)));
     }
 }
 
+test!(serial Both, a_hundred_requests_leave_nothing, seconds 180);
 fn a_hundred_requests_leave_nothing() {
     let host = scratch();
     let (before, mounts_before) = (processes(), mounts());
@@ -684,7 +538,7 @@ fn a_hundred_requests_leave_nothing() {
     let descriptors = |pid: Pid| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     session.output("print(0)");
     // What stands ready for the next is there each time.
-    spare(&session);
+    prepared_sandbox(&session);
     let (first, waiting, mut after_ten) = (descriptors(session.pid()), cgroups_of(&launchers).len(), 0);
     for number in 0..100 {
         let code = format!(
@@ -697,7 +551,7 @@ fn a_hundred_requests_leave_nothing() {
     }
     let now = session.kilobytes("VmRSS");
     assert!(now < after_ten + 512, "{after_ten} kB after ten requests, {now} kB after a hundred");
-    spare(&session);
+    prepared_sandbox(&session);
     assert_eq!(descriptors(session.pid()), first, "a descriptor is left by each request");
     assert_eq!(cgroups_of(&launchers).len(), waiting, "{:?}", cgroups_of(&launchers));
     assert_eq!(mounts(), mounts_before);
@@ -709,6 +563,7 @@ fn a_hundred_requests_leave_nothing() {
     assert_eq!(left, ["n"]);
 }
 
+test!(serial Both, a_session_killed_at_any_moment_leaves_nothing_running, seconds 120);
 fn a_session_killed_at_any_moment_leaves_nothing_running() {
     let host = scratch();
     let mut launchers = BTreeSet::new();
@@ -739,6 +594,7 @@ fn a_session_killed_at_any_moment_leaves_nothing_running() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+test!(Both, an_end_of_either_stream_ends_the_session, seconds 60);
 fn an_end_of_either_stream_ends_the_session() {
     // Of stdin: what was asked is answered first.
     let mut session = Session::open(&[]);
@@ -746,18 +602,19 @@ fn an_end_of_either_stream_ends_the_session() {
     drop(session.lines.take());
     assert_eq!(session.answer()["output"], "done\n");
     assert_eq!(session.ended().code(), Some(0));
-    // Of stdout, while a request runs: nobody waits for it.
+    // Of stdout, while a request runs: it is not waited for.
     let words = token("unheard");
     let mut session = Session::open(&[]);
     begin(&mut session, &words);
     let Session { child, lines, .. } = &mut session;
     let (mut child_of, held) = (std::mem::replace(child, Command::new("true").spawn().unwrap()), lines.take());
     drop(session);
-    assert!(wait_within(&mut child_of, Duration::from_secs(20)).is_some(), "it goes on with nobody to hear it");
+    assert!(wait_within(&mut child_of, Duration::from_secs(20)).is_some(), "it goes on without a client");
     no_process_is_left(&words);
     drop(held);
 }
 
+test!(Both, what_code_does_to_its_directories_does_not_stop_the_next);
 fn what_code_does_to_its_directories_does_not_stop_the_next() {
     let mut session = Session::open(&[]);
     let scratch = session.output("import os; print(os.getcwd(), end='')");

@@ -17,42 +17,15 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::{
-    harness::{Test, directory, is_root, test, wait_within},
-    patience::{patient, patient_limit},
-    run::drive_on_terminal,
-    stockade::{
-        OWNER, PolicyDirectory, derived, feed, no_process_is_left, program_path, put, scratch, scratch_named, stockade, text, token, under,
+    suite::run::drive_on_terminal,
+    support::{
+        exec::{OWNER, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, token, write_file},
+        leftovers::no_process_is_left,
+        policy_dir::{PolicyDirectory, derived},
+        runner::{directory, is_root, test, wait_within},
+        timeouts::{scaled, scaled_limit},
     },
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, shims_are_made_listed_and_removed),
-    test!(Both, a_file_that_is_no_shim_is_left_alone),
-    test!(Both, what_a_policy_adds_gets_a_shim_and_what_the_host_lacks_is_named),
-    test!(Both, a_shim_does_what_its_interpreter_does, seconds 60),
-    test!(Both, a_program_on_stdin_is_read_and_so_is_its_input),
-    test!(Both, an_interpreter_on_a_terminal_is_interactive, seconds 60),
-    test!(Both, the_exit_status_is_the_interpreters),
-    test!(Both, files_by_absolute_path_below_the_working_directory_are_there),
-    test!(Both, files_named_through_a_link_to_the_working_directory_are_there),
-    test!(Both, a_shim_is_found_by_path_by_link_and_when_moved),
-    test!(Both, a_shell_finds_the_real_interpreters),
-    test!(Both, nothing_is_on_stderr_but_the_programs_own),
-    test!(Both, of_the_callers_variables_those_come_along_that_the_policy_accepts),
-    test!(Both, what_is_not_utf8_is_replaced_unless_exactness_was_asked_for),
-    test!(Both, characters_that_a_read_cuts_in_two_stay_whole),
-    test!(alone Both, sigterm_ends_everything_and_closes_every_pipe),
-    test!(Both, a_program_that_catches_sigterm_has_a_moment),
-    test!(alone Both, sigkill_ends_everything_and_closes_every_pipe),
-    test!(Both, other_signals_reach_the_interpreter),
-    test!(alone Both, a_background_child_delays_nothing_and_output_is_kept),
-    test!(Both, the_policys_wall_clock_is_124),
-    test!(Both, a_working_directory_that_cannot_be_scratch_is_refused),
-    test!(Both, code_cannot_replace_the_shims_or_the_program),
-    test!(Both, agents_that_start_python_by_name_start_it_in_a_sandbox),
-    test!(Both, a_virtual_environment_is_the_interpreters_own),
-    test!(Both, a_shim_of_another_version_says_what_to_do),
-];
 
 /// Shims outside of any scratch.
 fn install(options: &[&str]) -> PathBuf {
@@ -68,7 +41,7 @@ fn said(output: &Output) -> String {
 
 /// A shim, started where `scratch` is.
 fn shim(shims: &Path, name: &str, scratch: &Path) -> Command {
-    let mut command = under(&[text(&shims.join(name))]);
+    let mut command = run_under(&[text(&shims.join(name))]);
     command.current_dir(scratch);
     command
 }
@@ -78,6 +51,7 @@ fn gives(output: &Output, stdout: &str, status: i32) {
     assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout).as_ref()), (Some(status), stdout), "{}", said(output));
 }
 
+test!(Both, shims_are_made_listed_and_removed);
 fn shims_are_made_listed_and_removed() {
     let shims = directory().join("some/where");
     let make = || stockade(["shim", "install", text(&shims)]).output().unwrap();
@@ -103,6 +77,7 @@ fn shims_are_made_listed_and_removed() {
     gives(&stockade(["shim", "install", text(&shims), "--policy", "no-such-policy"]).output().unwrap(), "", 125);
 }
 
+test!(Both, a_file_that_is_no_shim_is_left_alone);
 fn a_file_that_is_no_shim_is_left_alone() {
     let shims = directory().join("shims");
     fs::create_dir(&shims).unwrap();
@@ -128,6 +103,7 @@ fn a_file_that_is_no_shim_is_left_alone() {
     assert_eq!(fs::read_to_string(shims.join("notes")).unwrap(), "mine");
 }
 
+test!(Both, what_a_policy_adds_gets_a_shim_and_what_the_host_lacks_is_named);
 fn what_a_policy_adds_gets_a_shim_and_what_the_host_lacks_is_named() {
     let policies = PolicyDirectory::new();
     let lines = "[runtimes.perl]\ncommand = [\"/usr/bin/perl\", \"{file}\"]\nextension = \"pl\"\n\
@@ -143,13 +119,14 @@ fn what_a_policy_adds_gets_a_shim_and_what_the_host_lacks_is_named() {
     gives(&shim(&shims, "perl", &scratch()).args(["-e", "print 6*7, \"@ARGV\"", "--", "-x"]).output().unwrap(), "42-x", 0);
 }
 
+test!(Both, a_shim_does_what_its_interpreter_does, seconds 60);
 /// Whatever the arguments: the same as where the host's interpreter has them.
 fn a_shim_does_what_its_interpreter_does() {
     let shims = install(&[]);
     let scratch = scratch();
-    put(&scratch.join("part.py"), "import sys; print(__name__, sys.argv, __file__)");
-    put(&scratch.join("part.sh"), "echo \"$0 $# $*\"; exit 3");
-    put(&scratch.join("part.js"), "console.log(__filename, process.argv.slice(2)); process.exitCode = 4");
+    write_file(&scratch.join("part.py"), "import sys; print(__name__, sys.argv, __file__)");
+    write_file(&scratch.join("part.sh"), "echo \"$0 $# $*\"; exit 3");
+    write_file(&scratch.join("part.js"), "console.log(__filename, process.argv.slice(2)); process.exitCode = 4");
     let absolute = scratch.join("part.py");
     let cases: [(&str, &str, &[&str]); 18] = [
         ("python", "/usr/bin/python3", &["-c", "import sys; print(sys.argv)", "a", "-b", "--", "--help", "", " x\ny "]),
@@ -172,7 +149,7 @@ fn a_shim_does_what_its_interpreter_does() {
         ("node", "/usr/bin/node", &["-p", "6*7"]),
     ];
     for (name, host, arguments) in cases {
-        let mut command = under(&[host]);
+        let mut command = run_under(&[host]);
         command.current_dir(&scratch).env("LANG", "C.UTF-8").env("HOME", "/home/sandbox").env("PYTHONDONTWRITEBYTECODE", "1");
         let there = command.args(arguments).output().unwrap();
         let here = shim(&shims, name, &scratch).args(arguments).output().unwrap();
@@ -181,16 +158,17 @@ fn a_shim_does_what_its_interpreter_does() {
     }
 }
 
+test!(Both, a_program_on_stdin_is_read_and_so_is_its_input);
 fn a_program_on_stdin_is_read_and_so_is_its_input() {
     let shims = install(&[]);
     let scratch = scratch();
-    gives(&feed(&mut shim(&shims, "python", &scratch), b"print(6*7)\n"), "42\n", 0);
-    gives(&feed(shim(&shims, "python", &scratch).args(["-", "a"]), b"import sys; print(sys.argv)"), "['-', 'a']\n", 0);
-    gives(&feed(shim(&shims, "bash", &scratch).arg("-s"), b"echo one\nread line\ntwo\necho $line\nexit 5\n"), "one\ntwo\n", 5);
+    gives(&run_with_stdin(&mut shim(&shims, "python", &scratch), b"print(6*7)\n"), "42\n", 0);
+    gives(&run_with_stdin(shim(&shims, "python", &scratch).args(["-", "a"]), b"import sys; print(sys.argv)"), "['-', 'a']\n", 0);
+    gives(&run_with_stdin(shim(&shims, "bash", &scratch).arg("-s"), b"echo one\nread line\ntwo\necho $line\nexit 5\n"), "one\ntwo\n", 5);
     let bytes: Vec<u8> = (0..=255).cycle().take(3_000_000).collect();
     let sum = "import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())";
-    let here = feed(under(&["/usr/bin/python3", "-c"]).arg(sum), &bytes);
-    gives(&feed(shim(&shims, "python", &scratch).args(["-c", sum]), &bytes), &String::from_utf8_lossy(&here.stdout), 0);
+    let here = run_with_stdin(run_under(&["/usr/bin/python3", "-c"]).arg(sum), &bytes);
+    gives(&run_with_stdin(shim(&shims, "python", &scratch).args(["-c", sum]), &bytes), &String::from_utf8_lossy(&here.stdout), 0);
     // A shell that is fed line by line answers line by line.
     let mut child = shim(&shims, "bash", &scratch).stdin(Stdio::piped()).spawn().unwrap();
     let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
@@ -204,6 +182,7 @@ fn a_program_on_stdin_is_read_and_so_is_its_input() {
     assert_eq!(wait_within(&mut child, Duration::from_secs(10)).unwrap().code(), Some(0));
 }
 
+test!(Both, an_interpreter_on_a_terminal_is_interactive, seconds 60);
 fn an_interpreter_on_a_terminal_is_interactive() {
     let shims = install(&[]);
     let steps = json!([["wait", ">>> "], ["type", "6*7\n"], ["wait", "42"], ["wait", ">>> "], ["type", "exit(3)\n"]]);
@@ -211,6 +190,7 @@ fn an_interpreter_on_a_terminal_is_interactive() {
     assert_eq!((&found["status"], &found["restored"]), (&json!(3), &json!(true)), "{found}");
 }
 
+test!(Both, the_exit_status_is_the_interpreters);
 fn the_exit_status_is_the_interpreters() {
     let shims = install(&[]);
     let scratch = scratch();
@@ -222,14 +202,15 @@ fn the_exit_status_is_the_interpreters() {
     }
 }
 
+test!(Both, files_by_absolute_path_below_the_working_directory_are_there);
 fn files_by_absolute_path_below_the_working_directory_are_there() {
     let shims = install(&[]);
     let scratch = scratch();
     let below = scratch.join("below");
     fs::create_dir(&below).unwrap();
-    crate::stockade::give(&below);
+    crate::support::exec::chown_to_owner(&below);
     let program = below.join("tmp_code_1234.py");
-    put(&program, "import sys; open(sys.argv[1], 'w').write('result'); print(__file__)");
+    write_file(&program, "import sys; open(sys.argv[1], 'w').write('result'); print(__file__)");
     let result = scratch.join("result");
     let output = shim(&shims, "python", &scratch).args([&program, &result]).output().unwrap();
     gives(&output, &format!("{}\n", text(&program)), 0);
@@ -242,50 +223,53 @@ fn files_by_absolute_path_below_the_working_directory_are_there() {
     fs::write(&beside, "print('seen')").unwrap();
     let output = shim(&shims, "python", &scratch).arg(&beside).output().unwrap();
     assert!(output.status.code() == Some(2) && said(&output).contains("No such file"), "{}", said(&output));
-    gives(&under(&["/usr/bin/python3", text(&beside)]).output().unwrap(), "seen\n", 0);
+    gives(&run_under(&["/usr/bin/python3", text(&beside)]).output().unwrap(), "seen\n", 0);
 }
 
+test!(Both, files_named_through_a_link_to_the_working_directory_are_there);
 /// A framework names its files by the path that it was given, and the kernel knows the
 /// working directory by the one without links.
 fn files_named_through_a_link_to_the_working_directory_are_there() {
     let shims = install(&[]);
     let scratch = scratch();
-    put(&scratch.join("part.py"), "import os, sys; print(__file__, os.getcwd(), open(sys.argv[1]).read())");
-    put(&scratch.join("data"), "x");
+    write_file(&scratch.join("part.py"), "import os, sys; print(__file__, os.getcwd(), open(sys.argv[1]).read())");
+    write_file(&scratch.join("data"), "x");
     let link = directory().join("link");
     symlink(&scratch, &link).unwrap();
     let (program, data) = (link.join("part.py"), link.join("data"));
     let output = shim(&shims, "python", &link).args(["-u", text(&program), text(&data)]).output().unwrap();
     gives(&output, &format!("{} {} x\n", text(&program), text(&scratch)), 0);
-    // A shell says by PWD how it came there.
+    // A shell records in PWD how it came there.
     let script = format!("cd {} && exec {} -c 'cat {}'", text(&link), text(&shims.join("sh")), text(&data));
-    gives(&under(&["sh", "-c", &script]).output().unwrap(), "x", 0);
+    gives(&run_under(&["sh", "-c", &script]).output().unwrap(), "x", 0);
     // A link to somewhere else leads nowhere.
     let elsewhere = scratch_named("elsewhere");
-    put(&elsewhere.join("data"), "secret");
+    write_file(&elsewhere.join("data"), "secret");
     let other = directory().join("other");
     symlink(&elsewhere, &other).unwrap();
     let output = shim(&shims, "sh", &scratch).args(["-c", "cat \"$0\"", text(&other.join("data"))]).output().unwrap();
     gives(&output, "", 1);
 }
 
+test!(Both, a_shim_is_found_by_path_by_link_and_when_moved);
 fn a_shim_is_found_by_path_by_link_and_when_moved() {
     let shims = install(&[]);
     let scratch = scratch();
     let who = ["-c", "import getpass; print(getpass.getuser())"];
-    let by_path = under(&["/usr/bin/env", "python"]).args(who).env("PATH", text(&shims)).current_dir(&scratch).output().unwrap();
+    let by_path = run_under(&["/usr/bin/env", "python"]).args(who).env("PATH", text(&shims)).current_dir(&scratch).output().unwrap();
     gives(&by_path, "sandbox\n", 0);
     let link = directory().join("link");
     symlink(&shims, &link).unwrap();
     gives(&shim(&link, "python3", &scratch).args(who).output().unwrap(), "sandbox\n", 0);
     let alias = directory().join("interpreter");
     symlink(shims.join("python"), &alias).unwrap();
-    gives(&under(&[text(&alias)]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
+    gives(&run_under(&[text(&alias)]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
     fs::rename(shims.join("python"), directory().join("moved")).unwrap();
-    gives(&under(&[text(&directory().join("moved"))]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
-    gives(&under(&["../shims/python3"]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
+    gives(&run_under(&[text(&directory().join("moved"))]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
+    gives(&run_under(&["../shims/python3"]).args(who).current_dir(&scratch).output().unwrap(), "sandbox\n", 0);
 }
 
+test!(Both, a_shell_finds_the_real_interpreters);
 fn a_shell_finds_the_real_interpreters() {
     let shims = install(&[]);
     let script = "command -v python3; python3 -c 'import os; print(os.getppid())'; echo $PPID";
@@ -296,6 +280,7 @@ fn a_shell_finds_the_real_interpreters() {
     assert!(lines.starts_with("/usr/bin/python3\n") && lines.ends_with("\n1\n"), "{lines}{}", said(&output));
 }
 
+test!(Both, nothing_is_on_stderr_but_the_programs_own);
 fn nothing_is_on_stderr_but_the_programs_own() {
     let shims = install(&[]);
     let output = shim(&shims, "sh", &scratch()).args(["-c", "echo out; echo err >&2; exit 1"]).output().unwrap();
@@ -303,6 +288,7 @@ fn nothing_is_on_stderr_but_the_programs_own() {
     assert_eq!(said(&output), "err\n");
 }
 
+test!(Both, of_the_callers_variables_those_come_along_that_the_policy_accepts);
 fn of_the_callers_variables_those_come_along_that_the_policy_accepts() {
     let shims = install(&[]);
     let secret = token("environment");
@@ -316,6 +302,7 @@ fn of_the_callers_variables_those_come_along_that_the_policy_accepts() {
     }
 }
 
+test!(Both, what_is_not_utf8_is_replaced_unless_exactness_was_asked_for);
 fn what_is_not_utf8_is_replaced_unless_exactness_was_asked_for() {
     let scratch = scratch();
     let code = "import sys\nfor s in (sys.stdout, sys.stderr): s.buffer.write(b'a\\xff\\xe2\\x82z\\xc0\\xaf\\xf0\\x9f')";
@@ -326,10 +313,11 @@ fn what_is_not_utf8_is_replaced_unless_exactness_was_asked_for() {
     let output = shim(&install(&["--exact"]), "python", &scratch).args(["-c", code]).output().unwrap();
     assert!(output.stdout == bytes && output.stderr == bytes, "{output:?}");
     let every: Vec<u8> = (0..=255).cycle().take(70_000).collect();
-    let output = feed(shim(&directory().join("shims"), "sh", &scratch).args(["-c", "cat"]), &every);
+    let output = run_with_stdin(shim(&directory().join("shims"), "sh", &scratch).args(["-c", "cat"]), &every);
     assert!(output.stdout == every);
 }
 
+test!(Both, characters_that_a_read_cuts_in_two_stay_whole);
 fn characters_that_a_read_cuts_in_two_stay_whole() {
     let shims = install(&[]);
     // Of one, two, three and four bytes, at every offset to any size of a read.
@@ -337,14 +325,14 @@ fn characters_that_a_read_cuts_in_two_stay_whole() {
     let output = shim(&shims, "python", &scratch()).args(["-c", code]).output().unwrap();
     let wanted: String = (0..12).map(|shift| "x".repeat(shift) + &"aß€🦀".repeat(5000)).collect();
     assert!(output.stdout == wanted.as_bytes(), "{} bytes\n{}", output.stdout.len(), said(&output));
-    // One byte in a piece of its own: what can be seen of it waits for the rest.
+    // One byte in its own piece: what can be seen of it waits for the rest.
     let code = "import os, sys\nos.write(1, b'\\xe2')\nsys.stdin.readline()\nos.write(1, b'\\x82\\xac\\n')";
     let mut child = shim(&shims, "python", &scratch_named("second")).args(["-c", code]).stdin(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(b"go\n").unwrap();
     gives(&child.wait_with_output().unwrap(), "€\n", 0);
 }
 
-/// A program whose descendants hold its pipes, one of them in a session of its own.
+/// A program whose descendants hold its pipes, one of them in its own session.
 const STUBBORN: &str = "import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen(['/usr/bin/sleep', sys.argv[1]], start_new_session=True)
@@ -364,7 +352,7 @@ fn end_stubborn(signal: Signal, length: &str) -> (Option<i32>, Duration) {
     assert_eq!(line, "ready\n");
     let begin = Instant::now();
     kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
-    // As asyncio does: until the streams have ended, whoever holds them.
+    // As asyncio does: until the streams have ended, in every process that holds them.
     let (mut rest, mut errors) = (String::new(), String::new());
     stdout.read_to_string(&mut rest).unwrap();
     child.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
@@ -373,18 +361,21 @@ fn end_stubborn(signal: Signal, length: &str) -> (Option<i32>, Duration) {
     (status.code(), begin.elapsed())
 }
 
+test!(serial Both, sigterm_ends_everything_and_closes_every_pipe);
 fn sigterm_ends_everything_and_closes_every_pipe() {
     let (status, time) = end_stubborn(Signal::SIGTERM, "6011");
     assert_eq!(status, Some(143));
-    assert!(time < patient(Duration::from_secs(2)), "{time:?}");
+    assert!(time < scaled(Duration::from_secs(2)), "{time:?}");
 }
 
+test!(serial Both, sigkill_ends_everything_and_closes_every_pipe);
 fn sigkill_ends_everything_and_closes_every_pipe() {
     let (status, time) = end_stubborn(Signal::SIGKILL, "6012");
     assert_eq!(status, None);
-    assert!(time < patient(Duration::from_secs(1)), "{time:?}");
+    assert!(time < scaled(Duration::from_secs(1)), "{time:?}");
 }
 
+test!(Both, a_program_that_catches_sigterm_has_a_moment);
 fn a_program_that_catches_sigterm_has_a_moment() {
     let shims = install(&[]);
     let code = "import signal, sys\ndef end(*_):\n    print('caught', flush=True)\n    sys.exit(7)\nsignal.signal(signal.SIGTERM, end)\nprint('ready', flush=True)\nwhile True: signal.pause()";
@@ -397,6 +388,7 @@ fn a_program_that_catches_sigterm_has_a_moment() {
     assert_eq!((line.as_str(), child.wait().unwrap().code()), ("ready\ncaught\n", Some(7)));
 }
 
+test!(Both, other_signals_reach_the_interpreter);
 fn other_signals_reach_the_interpreter() {
     let shims = install(&[]);
     let code = "import signal\ntry:\n    print('ready', flush=True)\n    while True: signal.pause()\nexcept KeyboardInterrupt: print('interrupted', flush=True)\nwhile True: signal.pause()";
@@ -412,6 +404,7 @@ fn other_signals_reach_the_interpreter() {
     assert_eq!(wait_within(&mut child, Duration::from_secs(10)).unwrap().code(), Some(128 + 10));
 }
 
+test!(serial Both, a_background_child_delays_nothing_and_output_is_kept);
 fn a_background_child_delays_nothing_and_output_is_kept() {
     let shims = install(&[]);
     let scratch = scratch();
@@ -419,19 +412,21 @@ fn a_background_child_delays_nothing_and_output_is_kept() {
     gives(&shim(&shims, "bash", &scratch).args(["-c", "sleep 6013 & setsid sleep 6013 & echo said"]).output().unwrap(), "said\n", 0);
     let code = "import subprocess; print('begun', flush=True); subprocess.Popen(['sleep', '6013']); print('over')";
     gives(&shim(&shims, "python", &scratch).args(["-c", code]).output().unwrap(), "begun\nover\n", 0);
-    assert!(begin.elapsed() < patient(Duration::from_secs(5)), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < scaled(Duration::from_secs(5)), "{:?}", begin.elapsed());
     no_process_is_left("sleep 6013");
 }
 
+test!(Both, the_policys_wall_clock_is_124);
 fn the_policys_wall_clock_is_124() {
     let policies = PolicyDirectory::new();
-    let policy = policies.write("own", &derived(&format!("[limits]\nwall = \"{}\"", patient_limit(500))));
+    let policy = policies.write("own", &derived(&format!("[limits]\nwall = \"{}\"", scaled_limit(500))));
     let shims = install(&["--policy", &policy]);
     let output = shim(&shims, "sh", &scratch()).args(["-c", "echo kept; sleep 600"]).output().unwrap();
     gives(&output, "kept\n", 124);
     assert_eq!(said(&output), "stockade: the wall clock ran out\n");
 }
 
+test!(Both, a_working_directory_that_cannot_be_scratch_is_refused);
 fn a_working_directory_that_cannot_be_scratch_is_refused() {
     let shims = install(&[]);
     let foreign = if is_root() { directory() } else { PathBuf::from("/var/lib") };
@@ -450,11 +445,12 @@ fn a_working_directory_that_cannot_be_scratch_is_refused() {
     let gone = scratch_named("gone");
     let program = shims.join("python");
     let script = format!("rmdir {0} && exec {1} -c 'print(1)'", text(&gone), text(&program));
-    let output = under(&["sh", "-c", &script]).current_dir(&gone).output().unwrap();
+    let output = run_under(&["sh", "-c", &script]).current_dir(&gone).output().unwrap();
     gives(&output, "", 125);
     assert!(said(&output).contains("working directory"), "{}", said(&output));
 }
 
+test!(Both, code_cannot_replace_the_shims_or_the_program);
 fn code_cannot_replace_the_shims_or_the_program() {
     let scratch = scratch();
     let inside = scratch.join("shims");
@@ -470,7 +466,7 @@ fn code_cannot_replace_the_shims_or_the_program() {
     let copy = scratch.join("stockade");
     fs::copy(program_path().unwrap(), &copy).unwrap();
     let outside = directory().join("outside");
-    assert!(under(&[text(&copy), "shim", "install", text(&outside)]).output().unwrap().status.success());
+    assert!(run_under(&[text(&copy), "shim", "install", text(&outside)]).output().unwrap().status.success());
     let refused = shim(&outside, "python", &scratch).args(["-c", "print('ran')"]).output().unwrap();
     gives(&refused, "", 2);
     assert!(said(&refused).contains(text(&copy)), "{}", said(&refused));
@@ -531,11 +527,12 @@ found["shell"] = [shell.wait(long), answers]
 print(json.dumps(found))
 "#;
 
+test!(Both, agents_that_start_python_by_name_start_it_in_a_sandbox);
 fn agents_that_start_python_by_name_start_it_in_a_sandbox() {
     let shims = install(&[]);
     let scratch = scratch();
-    let slow = patient(Duration::from_secs(1)).as_secs().to_string();
-    let output = under(&["/usr/bin/python3", "-c", AGENTS, text(&shims), text(&scratch), &slow]).output().unwrap();
+    let slow = scaled(Duration::from_secs(1)).as_secs().to_string();
+    let output = run_under(&["/usr/bin/python3", "-c", AGENTS, text(&shims), text(&scratch), &slow]).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", said(&output)));
     let wanted = json!({
         "autogen": [0, "sandbox False\n"],
@@ -552,9 +549,10 @@ fn agents_that_start_python_by_name_start_it_in_a_sandbox() {
     no_process_is_left("sleep 6014");
 }
 
+test!(Both, a_virtual_environment_is_the_interpreters_own);
 fn a_virtual_environment_is_the_interpreters_own() {
     let venv = directory().join("venv");
-    let made = under(&["/usr/bin/python3", "-m", "venv", "--without-pip", text(&venv)]).output().unwrap();
+    let made = run_under(&["/usr/bin/python3", "-m", "venv", "--without-pip", text(&venv)]).output().unwrap();
     assert!(made.status.success(), "{}", said(&made));
     let python = venv.join("bin/python");
     let shims = install(&["--runtime", &format!("python={}", text(&python))]);
@@ -565,6 +563,7 @@ fn a_virtual_environment_is_the_interpreters_own() {
     assert!(String::from_utf8_lossy(&listed.stdout).contains(&format!("python is {}", text(&python))));
 }
 
+test!(Both, a_shim_of_another_version_says_what_to_do);
 fn a_shim_of_another_version_says_what_to_do() {
     let shims = install(&[]);
     let scratch = scratch();

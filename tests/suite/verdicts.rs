@@ -13,62 +13,22 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    harness::{Test, directory, eventually, is_root, test, wait_within},
-    patience::{patient, patient_limit},
-    probe::{Control, denied_in},
-    stockade::{Done, PolicyDirectory, derived, exec, exec_with, no_process_is_left, python, scratch, start, stockade, text, unscreened},
+use crate::support::{
+    control::{Control, denied_in},
+    exec::{ExecResult, exec, exec_with, python, scratch, start, stockade, text},
+    leftovers::no_process_is_left,
+    policy_dir::{PolicyDirectory, derived, unscreened},
+    runner::{directory, eventually, is_root, test, wait_within},
+    timeouts::{scaled, scaled_limit},
 };
-
-pub const TESTS: &[Test] = &[
-    test!(Both, a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher, needs[Cgroup], seconds 60),
-    test!(Both, exiting_is_exited),
-    test!(Both, exiting_with_137_is_exited),
-    test!(Both, a_crash_is_signaled),
-    test!(Both, an_own_sigkill_and_sigterm_are_signaled),
-    test!(Both, a_bad_system_call_of_ones_own_is_signaled),
-    test!(alone Both, an_endless_loop_is_a_wall_timeout),
-    test!(alone Both, sleeping_is_a_wall_timeout),
-    test!(alone Both, ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock),
-    test!(alone Both, using_up_cpu_time_is_a_cpu_timeout),
-    test!(alone Both, cpu_time_of_children_counts, needs[Cgroup]),
-    test!(Both, cpu_time_of_orphans_is_measured),
-    test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]),
-    test!(Both, a_pool_that_uses_up_memory_is_out_of_memory, needs[Cgroup]),
-    test!(Both, memory_filled_through_tmp_is_out_of_memory_or_disk_limit, needs[Cgroup]),
-    test!(Both, without_a_cgroup_memory_is_refused_to_each_process, needs[NoCgroup]),
-    test!(alone Both, a_fork_bomb_is_a_process_limit, needs[Cgroup]),
-    test!(alone Both, without_a_cgroup_a_fork_bomb_is_held_down, needs[NoCgroup]),
-    test!(Both, a_refused_fork_that_is_survived_is_only_a_limit_hit, needs[Cgroup]),
-    test!(Both, a_full_private_scratch_is_a_disk_limit),
-    test!(Both, too_many_files_in_a_private_scratch_are_a_disk_limit),
-    test!(Both, a_full_tmp_is_a_disk_limit),
-    test!(Both, a_full_tmp_that_is_survived_is_only_a_limit_hit),
-    test!(Both, a_file_beyond_file_size_is_a_disk_limit),
-    test!(Both, a_host_scratch_that_grows_is_a_disk_limit),
-    test!(Both, too_many_files_in_a_host_scratch_are_a_disk_limit),
-    test!(Both, unlinked_files_held_open_are_a_disk_limit),
-    test!(Both, blocks_of_a_host_scratch_cannot_be_preallocated),
-    test!(Both, what_a_host_scratch_held_before_does_not_count),
-    test!(Both, endless_output_is_an_output_limit),
-    test!(Both, endless_output_on_both_streams_is_an_output_limit),
-    test!(Both, the_launcher_stays_small_while_the_program_prints, seconds 60),
-    test!(RootOnly, the_launcher_stays_small_while_ten_gigabytes_pass_through, needs[Speed], seconds 240),
-    test!(Both, a_system_call_that_the_policy_kills_for_is_syscall_denied),
-    test!(Both, strict_kills_for_the_tools_of_exploits, needs[Cgroup]),
-    test!(Both, sigterm_and_sigint_cancel),
-    test!(Both, a_mistake_of_the_caller_is_a_bad_request),
-    test!(Both, a_host_that_lacks_something_is_a_sandbox_error),
-    test!(RootlessOnly, strict_without_a_cgroup_is_a_sandbox_error, needs[NoCgroup]),
-    test!(Both, reading_through_the_page_cache_is_no_out_of_memory, seconds 120),
-];
 
 /// A run that a limit or signal ended.
 #[track_caller]
-fn ended(done: &Done, verdict: &str, code: i32, signal: Option<&str>) {
+fn ended(done: &ExecResult, verdict: &str, code: i32, signal: Option<&str>) {
     done.expect(json!({"verdict": verdict, "code": code, "signal": signal, "success": false, "started": true, "limits_hit": []}));
 }
 
+test!(Both, exiting_is_exited);
 fn exiting_is_exited() {
     for code in [0, 1, 2, 124, 125, 255] {
         let done = python(&format!("import os; os._exit({code})"));
@@ -79,78 +39,89 @@ fn exiting_is_exited() {
     assert!(done.error().contains("ValueError: seen"));
 }
 
+test!(Both, exiting_with_137_is_exited);
 fn exiting_with_137_is_exited() {
     ended(&python("import sys; sys.exit(137)"), "exited", 137, None);
     ended(&python("import sys; sys.exit(143)"), "exited", 143, None);
 }
 
+test!(Both, a_crash_is_signaled);
 fn a_crash_is_signaled() {
     ended(&python("import ctypes; ctypes.string_at(0)"), "signaled", 139, Some("SIGSEGV"));
     ended(&python("import os; os.abort()"), "signaled", 134, Some("SIGABRT"));
 }
 
+test!(Both, an_own_sigkill_and_sigterm_are_signaled);
 fn an_own_sigkill_and_sigterm_are_signaled() {
     ended(&python("import os, signal; os.kill(os.getpid(), signal.SIGTERM)"), "signaled", 143, Some("SIGTERM"));
     ended(&python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), "signaled", 137, Some("SIGKILL"));
 }
 
+test!(Both, a_bad_system_call_of_ones_own_is_signaled);
 fn a_bad_system_call_of_ones_own_is_signaled() {
     ended(&python("import os, signal; os.kill(os.getpid(), signal.SIGSYS)"), "signaled", 159, Some("SIGSYS"));
 }
 
+test!(serial Both, an_endless_loop_is_a_wall_timeout);
 fn an_endless_loop_is_a_wall_timeout() {
-    let (limit, most) = (patient(Duration::from_millis(400)), patient(Duration::from_secs(2)));
+    let (limit, most) = (scaled(Duration::from_millis(400)), scaled(Duration::from_secs(2)));
     let begin = Instant::now();
-    let done = exec(json!({"code": "print('started')\nwhile True: pass", "limits": {"wall": patient_limit(400)}}));
+    let done = exec(json!({"code": "print('started')\nwhile True: pass", "limits": {"wall": scaled_limit(400)}}));
     ended(&done, "wall_timeout", 124, None);
     done.expect(json!({"output": "started\n"}));
     let took = Duration::from_millis(done["duration_ms"].as_u64().unwrap());
     assert!((limit..most).contains(&took), "{took:?}");
-    assert!(begin.elapsed() < patient(Duration::from_secs(4)));
+    assert!(begin.elapsed() < scaled(Duration::from_secs(4)));
 }
 
+test!(serial Both, sleeping_is_a_wall_timeout);
 fn sleeping_is_a_wall_timeout() {
-    let done = exec(json!({"language": "bash", "code": "sleep 600", "limits": {"wall": patient_limit(200)}}));
+    let done = exec(json!({"language": "bash", "code": "sleep 600", "limits": {"wall": scaled_limit(200)}}));
     ended(&done, "wall_timeout", 124, None);
 }
 
+test!(serial Both, ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock);
 fn ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock() {
     let mark = format!("600.{}1", std::process::id());
     let code = format!(
         "import os, signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            os.execvp('sleep', ['sleep', '{mark}'])\n        os._exit(0)\nprint('forked', flush=True)\nwhile True: pass"
     );
-    let done = exec(json!({"code": code, "limits": {"wall": patient_limit(500)}}));
+    let done = exec(json!({"code": code, "limits": {"wall": scaled_limit(500)}}));
     ended(&done, "wall_timeout", 124, None);
     done.expect(json!({"output": "forked\n"}));
     no_process_is_left(&mark);
 }
 
+test!(serial Both, using_up_cpu_time_is_a_cpu_timeout);
 fn using_up_cpu_time_is_a_cpu_timeout() {
-    let done = exec(json!({"code": "while True: pass", "limits": {"cpu": patient_limit(500), "wall": patient_limit(20_000)}}));
+    let done = exec(json!({"code": "while True: pass", "limits": {"cpu": scaled_limit(500), "wall": scaled_limit(20_000)}}));
     done.expect(json!({"verdict": "cpu_timeout", "code": 137, "success": false, "started": true, "limits_hit": []}));
     let usage = &done["usage"];
     let cpu = usage["cpu_user_ms"].as_u64().unwrap() + usage["cpu_system_ms"].as_u64().unwrap();
     let cpu = Duration::from_millis(cpu);
-    assert!((patient(Duration::from_millis(350))..patient(Duration::from_secs(3))).contains(&cpu), "{usage}");
-    // The control: the same time asleep is nobody's CPU time.
-    exec(json!({"code": "import time; time.sleep(1.2)", "limits": {"cpu": patient_limit(500), "wall": patient_limit(20_000)}})).succeeded();
+    assert!((scaled(Duration::from_millis(350))..scaled(Duration::from_secs(3))).contains(&cpu), "{usage}");
+    // The control: the same time asleep is no CPU time.
+    exec(json!({"code": "import time; time.sleep(1.2)", "limits": {"cpu": scaled_limit(500), "wall": scaled_limit(20_000)}})).succeeded();
 }
 
+test!(serial Both, cpu_time_of_children_counts, needs [Cgroup]);
 fn cpu_time_of_children_counts() {
     let code = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-c', 'for i in range(300000): pass'])";
-    let done = exec(json!({"code": code, "limits": {"cpu": patient_limit(800), "wall": patient_limit(25_000)}}));
+    let done = exec(json!({"code": code, "limits": {"cpu": scaled_limit(800), "wall": scaled_limit(25_000)}}));
     ended(&done, "cpu_timeout", 137, None);
 }
 
+test!(Both, cpu_time_of_orphans_is_measured);
 fn cpu_time_of_orphans_is_measured() {
-    // Nobody but pid 1 waits for the one that does the work.
+    // Only pid 1 waits for the process that does the work.
     let code = "import os, time\nready, done = os.pipe()\nif os.fork() == 0:\n    if os.fork(): os._exit(0)\n    while os.getppid() != 1: pass\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass\n    os._exit(0)\nos.close(done); os.wait(); os.read(ready, 1)";
     let done = exec(json!({"code": code}));
     let usage = &done.succeeded()["usage"];
     let cpu = usage["cpu_user_ms"].as_u64().unwrap() + usage["cpu_system_ms"].as_u64().unwrap();
-    assert!((Duration::from_millis(290)..patient(Duration::from_secs(2))).contains(&Duration::from_millis(cpu)), "{usage}");
+    assert!((Duration::from_millis(290)..scaled(Duration::from_secs(2))).contains(&Duration::from_millis(cpu)), "{usage}");
 }
 
+test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]);
 fn using_up_memory_is_out_of_memory() {
     let code = "held = []\nwhile True: held.append(bytearray(1 << 20))";
     let done = exec(json!({"code": code, "limits": {"memory": "96MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"}}));
@@ -161,15 +132,17 @@ fn using_up_memory_is_out_of_memory() {
     exec(json!({"code": code, "limits": {"memory": "512MiB"}})).succeeded();
 }
 
+test!(Both, a_pool_that_uses_up_memory_is_out_of_memory, needs[Cgroup]);
 /// One worker killed would leave the pool waiting for ever: the first kill ends the run.
 fn a_pool_that_uses_up_memory_is_out_of_memory() {
     let code = "import os\nfrom multiprocessing import Pool\ndef work(_):\n    held = bytearray(50 << 20)\n    for i in range(0, len(held), 4096): held[i] = 1\n    return len(held)\nif __name__ == '__main__':\n    print(os.cpu_count(), flush=True)\n    with Pool(64) as pool: print(sum(pool.map(work, range(64))))";
-    let request = json!({"code": code, "limits": {"memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB", "processes": 128, "wall": patient_limit(25_000)}});
+    let request = json!({"code": code, "limits": {"memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB", "processes": 128, "wall": scaled_limit(25_000)}});
     let done = exec(request);
     done.expect(json!({"verdict": "out_of_memory", "code": 137, "started": true, "output": "1\n"}));
-    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < patient(Duration::from_secs(20)));
+    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < scaled(Duration::from_secs(20)));
 }
 
+test!(Both, memory_filled_through_tmp_is_out_of_memory_or_disk_limit, needs[Cgroup]);
 fn memory_filled_through_tmp_is_out_of_memory_or_disk_limit() {
     // tmpfs is charged to the memory limit: what is full first decides, and nothing else.
     let code = "import os\nheld = bytearray(70 << 20)\nfor i in range(0, len(held), 4096): held[i] = 1\nwith open('/tmp/f', 'wb') as f:\n    for _ in range(60): f.write(b'x' * (1 << 20))";
@@ -177,6 +150,7 @@ fn memory_filled_through_tmp_is_out_of_memory_or_disk_limit() {
     exec(json!({"code": code, "limits": limits})).expect(json!({"verdict": "out_of_memory", "code": 137}));
 }
 
+test!(Both, without_a_cgroup_memory_is_refused_to_each_process, needs[NoCgroup]);
 fn without_a_cgroup_memory_is_refused_to_each_process() {
     let code = "try: bytearray(600 << 20)\nexcept MemoryError: print('refused')\nbytearray(300 << 20)\nprint('granted')";
     python(code).succeeded().expect(json!({"output": "refused\ngranted\n"}));
@@ -184,14 +158,16 @@ fn without_a_cgroup_memory_is_refused_to_each_process() {
 
 const FORK_BOMB: &str = "import os\nwhile True: os.fork()";
 
+test!(serial Both, a_fork_bomb_is_a_process_limit, needs [Cgroup]);
 fn a_fork_bomb_is_a_process_limit() {
-    let done = exec(json!({"code": FORK_BOMB, "limits": {"wall": patient_limit(20_000)}}));
+    let done = exec(json!({"code": FORK_BOMB, "limits": {"wall": scaled_limit(20_000)}}));
     // The program that began it fails as soon as a fork is refused.
     done.expect(json!({"verdict": "process_limit", "code": 1, "signal": null, "started": true, "limits_hit": []}));
     assert!(done.error().contains("BlockingIOError"), "{}", done.brief());
     python("print('the next run is well')").succeeded();
 }
 
+test!(serial Both, without_a_cgroup_a_fork_bomb_is_held_down, needs [NoCgroup]);
 fn without_a_cgroup_a_fork_bomb_is_held_down() {
     let code = "import os, time\nn = 0\ntry:\n    while True:\n        if os.fork() == 0: time.sleep(60); os._exit(0)\n        n += 1\nexcept BlockingIOError: print(n)";
     let done = exec(json!({"code": code, "limits": {"processes": 20}}));
@@ -199,6 +175,7 @@ fn without_a_cgroup_a_fork_bomb_is_held_down() {
     assert!((15..=20).contains(&forked), "{forked}");
 }
 
+test!(Both, a_refused_fork_that_is_survived_is_only_a_limit_hit, needs[Cgroup]);
 fn a_refused_fork_that_is_survived_is_only_a_limit_hit() {
     let code = "import os, time\ntry:\n    for _ in range(40):\n        if os.fork() == 0: time.sleep(60); os._exit(0)\nexcept BlockingIOError: print('refused')";
     let done = exec(json!({"code": code, "limits": {"processes": 10}}));
@@ -210,6 +187,7 @@ fn fill(path: &str) -> String {
     format!("with open({path:?}, 'wb', buffering=0) as f:\n    for _ in range(40): f.write(b'x' * (1 << 20))")
 }
 
+test!(Both, a_full_private_scratch_is_a_disk_limit);
 fn a_full_private_scratch_is_a_disk_limit() {
     let done = exec(json!({"code": fill("f"), "limits": {"scratch_size": "8MiB"}}));
     ended(&done, "disk_limit", 1, None);
@@ -217,6 +195,7 @@ fn a_full_private_scratch_is_a_disk_limit() {
     exec(json!({"code": fill("f"), "limits": {"scratch_size": "48MiB"}})).succeeded();
 }
 
+test!(Both, too_many_files_in_a_private_scratch_are_a_disk_limit);
 fn too_many_files_in_a_private_scratch_are_a_disk_limit() {
     let code = "for i in range(300): open(f'f{i}', 'w').close()";
     let done = exec(json!({"code": code, "limits": {"scratch_files": 100}}));
@@ -224,6 +203,7 @@ fn too_many_files_in_a_private_scratch_are_a_disk_limit() {
     exec(json!({"code": code, "limits": {"scratch_files": 400}})).succeeded();
 }
 
+test!(Both, a_full_tmp_is_a_disk_limit);
 fn a_full_tmp_is_a_disk_limit() {
     for path in ["/tmp/f", "/dev/shm/f", "/home/sandbox/f"] {
         let done = exec(json!({"code": fill(path), "limits": {"tmp_size": "8MiB"}}));
@@ -232,12 +212,14 @@ fn a_full_tmp_is_a_disk_limit() {
     }
 }
 
+test!(Both, a_full_tmp_that_is_survived_is_only_a_limit_hit);
 fn a_full_tmp_that_is_survived_is_only_a_limit_hit() {
     let code = "try:\n    while True: open('/tmp/f', 'ab').write(b'x' * 65536)\nexcept OSError: print('full')";
     let done = exec(json!({"code": code, "limits": {"tmp_size": "4MiB"}}));
     done.succeeded().expect(json!({"output": "full\n", "limits_hit": ["tmp_size"]}));
 }
 
+test!(Both, a_file_beyond_file_size_is_a_disk_limit);
 fn a_file_beyond_file_size_is_a_disk_limit() {
     let code = "exec dd if=/dev/zero of=f bs=64k count=64 status=none";
     let ask = |size: &str| exec(json!({"language": "sh", "code": code, "limits": {"file_size": size}}));
@@ -253,26 +235,29 @@ fn grow(body: &str) -> String {
 fn outgrows(body: &str, limits: Value) {
     let scratch = scratch();
     let mut limits = limits;
-    limits["wall"] = json!(patient_limit(20_000));
+    limits["wall"] = json!(scaled_limit(20_000));
     let done = exec(json!({"code": grow(body), "scratch": text(&scratch), "limits": limits}));
     ended(&done, "disk_limit", 137, None);
-    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < patient(Duration::from_secs(10)), "{}", done.brief());
+    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < scaled(Duration::from_secs(10)), "{}", done.brief());
 }
 
+test!(Both, a_host_scratch_that_grows_is_a_disk_limit);
 fn a_host_scratch_that_grows_is_a_disk_limit() {
     outgrows("    open(f'f{i}', 'wb').write(block); time.sleep(0.01)", json!({"scratch_size": "16MiB"}));
     // The control: within the limit nothing happens, for as long as several counts.
-    let scratch = crate::stockade::scratch_named("small");
+    let scratch = crate::support::exec::scratch_named("small");
     let code = "import time\nfor i in range(8): open(f'f{i}','wb').write(b'x' * (1 << 20)); time.sleep(0.06)";
     let done = exec(json!({"code": code, "scratch": text(&scratch), "limits": {"scratch_size": "16MiB"}}));
     done.succeeded();
     assert!((8 << 20..9 << 20).contains(&done["usage"]["scratch_bytes"].as_u64().unwrap()), "{}", done["usage"]);
 }
 
+test!(Both, too_many_files_in_a_host_scratch_are_a_disk_limit);
 fn too_many_files_in_a_host_scratch_are_a_disk_limit() {
     outgrows("    open(f'f{i}', 'w').close(); time.sleep(0.0005)", json!({"scratch_files": 200}));
 }
 
+test!(Both, unlinked_files_held_open_are_a_disk_limit);
 fn unlinked_files_held_open_are_a_disk_limit() {
     outgrows(
         "    f = open('f', 'wb', buffering=0); os.unlink('f'); f.write(block); globals().setdefault('held', []).append(f); time.sleep(0.01)",
@@ -280,6 +265,7 @@ fn unlinked_files_held_open_are_a_disk_limit() {
     );
 }
 
+test!(Both, blocks_of_a_host_scratch_cannot_be_preallocated);
 fn blocks_of_a_host_scratch_cannot_be_preallocated() {
     let scratch = scratch();
     let act = "fd = os.open('f', os.O_CREAT | os.O_RDWR)\ncall(285, fd, 1, 0, 64 << 20)";
@@ -287,6 +273,7 @@ fn blocks_of_a_host_scratch_cannot_be_preallocated() {
     denied_in(json!({"scratch": text(&scratch)}), act, "EOPNOTSUPP", Control::Request(json!({})));
 }
 
+test!(Both, what_a_host_scratch_held_before_does_not_count);
 fn what_a_host_scratch_held_before_does_not_count() {
     let scratch = scratch();
     let code = "open('old','wb').write(b'x' * (12 << 20))";
@@ -296,6 +283,7 @@ fn what_a_host_scratch_held_before_does_not_count() {
     assert!(fs::metadata(scratch.join("old")).unwrap().blocks() > 0);
 }
 
+test!(Both, endless_output_is_an_output_limit);
 fn endless_output_is_an_output_limit() {
     let done = exec(json!({"language": "sh", "code": "exec yes line", "limits": {"output_size": "64KiB"}}));
     ended(&done, "output_limit", 137, None);
@@ -304,6 +292,7 @@ fn endless_output_is_an_output_limit() {
     assert!(done.output().starts_with("line\nline\n") && done.output().len() < (64 << 10) + 100);
 }
 
+test!(Both, endless_output_on_both_streams_is_an_output_limit);
 fn endless_output_on_both_streams_is_an_output_limit() {
     let code = "import os\nblock = b'z' * 65536\nwhile True: os.write(1, block); os.write(2, block)";
     let done = exec(json!({"code": code, "limits": {"output_size": "64KiB"}}));
@@ -327,6 +316,7 @@ fn peak_resident(child: &mut Child) -> u64 {
 
 const EIGHT_MIB: u64 = 8 << 20;
 
+test!(Both, the_launcher_stays_small_while_the_program_prints, seconds 60);
 fn the_launcher_stays_small_while_the_program_prints() {
     let kept = 64 << 10;
     let request = json!({"language": "sh", "code": "sleep 0.2; exec cat /dev/zero", "limits": {"output_size": "64KiB"}}).to_string();
@@ -340,6 +330,7 @@ fn the_launcher_stays_small_while_the_program_prints() {
     assert!(peak > 0 && peak <= EIGHT_MIB + 2 * kept, "{} KiB resident", peak >> 10);
 }
 
+test!(RootOnly, the_launcher_stays_small_while_ten_gigabytes_pass_through, needs [Speed], seconds 240);
 fn the_launcher_stays_small_while_ten_gigabytes_pass_through() {
     let mut command = stockade(["run", "--policy", "shell", "--", "head", "-c", "10G", "/dev/zero"]);
     let mut child = command.stdout(fs::File::create("/dev/null").unwrap()).spawn().unwrap();
@@ -348,6 +339,7 @@ fn the_launcher_stays_small_while_ten_gigabytes_pass_through() {
     assert!(peak > 0 && peak <= EIGHT_MIB, "{} KiB resident", peak >> 10);
 }
 
+test!(Both, a_system_call_that_the_policy_kills_for_is_syscall_denied);
 fn a_system_call_that_the_policy_kills_for_is_syscall_denied() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("kill", &derived("[seccomp]\nkill = { add = [\"ptrace\"] }"));
@@ -361,6 +353,7 @@ fn a_system_call_that_the_policy_kills_for_is_syscall_denied() {
     python(code).succeeded().expect(json!({"output": "before\nafter\n"}));
 }
 
+test!(Both, strict_kills_for_the_tools_of_exploits, needs[Cgroup]);
 fn strict_kills_for_the_tools_of_exploits() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("strict", &unscreened("strict", ""));
@@ -373,15 +366,16 @@ fn strict_kills_for_the_tools_of_exploits() {
     }
 }
 
+test!(Both, sigterm_and_sigint_cancel);
 fn sigterm_and_sigint_cancel() {
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
         let mark = format!("600.{}2", std::process::id());
-        let scratch = crate::stockade::scratch_named(&format!("scratch-{signal}"));
+        let scratch = crate::support::exec::scratch_named(&format!("scratch-{signal}"));
         let request = json!({"language": "bash", "code": format!("echo so far; touch ready; sleep {mark}"), "scratch": text(&scratch), "collect": ["ready"]});
         let child = start(&mut stockade(["exec"]), request.to_string().as_bytes());
         assert!(eventually(Duration::from_secs(10), || scratch.join("ready").exists()));
         kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
-        let done = Done::of(child.wait_with_output().unwrap());
+        let done = ExecResult::of(child.wait_with_output().unwrap());
         ended(&done, "cancelled", code, None);
         done.expect(json!({"output": "so far\n"}));
         assert_eq!(done.file("ready")["size"], 0);
@@ -389,10 +383,12 @@ fn sigterm_and_sigint_cancel() {
     }
 }
 
+test!(Both, a_mistake_of_the_caller_is_a_bad_request);
 fn a_mistake_of_the_caller_is_a_bad_request() {
     exec(json!({"code": "", "language": "klingon"})).refused("unknown_language", &[]);
 }
 
+test!(Both, a_host_that_lacks_something_is_a_sandbox_error);
 fn a_host_that_lacks_something_is_a_sandbox_error() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("lacking", &derived("[filesystem]\nread_only = { add = [\"/usr-that-is-not-there\"] }"));
@@ -400,21 +396,24 @@ fn a_host_that_lacks_something_is_a_sandbox_error() {
     done.broke("path_missing", &["/usr-that-is-not-there", "read_only_optional"]);
 }
 
+test!(RootlessOnly, strict_without_a_cgroup_is_a_sandbox_error, needs[NoCgroup]);
 fn strict_without_a_cgroup_is_a_sandbox_error() {
     assert!(!is_root());
     exec_with(&["--policy", "strict"], json!({"code": "print(1)"})).broke("cgroup_unavailable", &["`strict`", "cgroup"]);
 }
 
+test!(Both, reading_through_the_page_cache_is_no_out_of_memory, seconds 120);
 /// Reclaim raises the kernel's failcnt, which is no kill.
 fn reading_through_the_page_cache_is_no_out_of_memory() {
     let scratch = scratch();
     let code = "dd if=/dev/zero of=big bs=1M count=300 status=none && dd if=big of=/dev/null bs=1M status=none && stat -c %s big";
     let limits =
-        json!({"memory": "64MiB", "tmp_size": "16MiB", "scratch_size": "512MiB", "file_size": "512MiB", "wall": patient_limit(75_000)});
+        json!({"memory": "64MiB", "tmp_size": "16MiB", "scratch_size": "512MiB", "file_size": "512MiB", "wall": scaled_limit(75_000)});
     let done = exec(json!({"language": "bash", "code": code, "scratch": text(&scratch), "limits": limits}));
     done.succeeded().expect(json!({"output": "314572800\n", "limits_hit": []}));
 }
 
+test!(Both, a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher, needs [Cgroup], seconds 60);
 fn a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher() {
     let limited = |memory: &str| {
         let limits = json!({"memory": memory, "tmp_size": "1MiB", "scratch_size": "1MiB"});

@@ -1,59 +1,27 @@
 //! Ordinary programs, which a naive filter would break. All run under `default`, with
-//! the limits that it gives unasked, unless said otherwise.
+//! its default limits, unless said otherwise.
 
 use std::{fs, path::PathBuf};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::json;
 
-use crate::{
-    harness::{Test, test},
-    patience::patient_limit,
-    stockade::{Done, PolicyDirectory, derived, exec, exec_with, put, python, scratch, text},
+use crate::support::{
+    exec::{ExecResult, exec, exec_with, python, scratch, text, write_file},
+    policy_dir::{PolicyDirectory, derived},
+    runner::test,
+    timeouts::scaled_limit,
 };
 
-pub const TESTS: &[Test] = &[
-    test!(Both, asyncio_runs_threads_processes_and_sockets),
-    test!(Both, multiprocessing_forks),
-    test!(Both, multiprocessing_spawns),
-    test!(Both, multiprocessing_uses_a_forkserver),
-    test!(Both, multiprocessing_shares_memory_and_locks),
-    test!(Both, executors_run_threads_and_processes),
-    test!(Both, sqlite_keeps_a_database_with_a_journal),
-    test!(Both, subprocesses_are_piped),
-    test!(Both, temporary_files_come_and_go),
-    test!(Both, signals_timers_and_resources_work),
-    test!(Both, a_web_server_and_its_client_talk_over_lo),
-    test!(Both, archives_hashes_and_compression_work),
-    test!(Both, a_program_of_many_files_imports_its_own),
-    test!(Both, files_can_be_locked_mapped_copied_and_moved),
-    test!(Both, a_test_suite_runs),
-    test!(Both, a_traceback_names_a_familiar_file),
-    test!(Both, node_uses_promises_of_files_and_worker_threads, needs[Program("node")]),
-    test!(Both, node_starts_programs_and_servers, needs[Program("node")]),
-    test!(Both, bash_substitutes_processes_and_runs_jobs),
-    test!(Both, sh_pipes_and_reads_here_documents),
-    test!(Both, ordinary_tools_work),
-    test!(Both, tar_packs_and_unpacks),
-    test!(Both, git_commits_in_scratch, needs[Program("git")]),
-    test!(Both, perl_runs_by_its_example_policy, needs[Program("perl")]),
-    test!(Both, java_compiles_and_runs, needs[Program("javac")], seconds 120),
-    test!(Both, go_builds_and_runs, needs[Program("go")], seconds 120),
-    test!(Both, awk_runs_by_a_policy_of_three_lines, needs[Program("awk")]),
-    test!(Both, numpy_and_pandas_run_with_threads_under_default, needs [DataScience], seconds 90),
-    test!(Both, the_sales_analysis_finds_the_right_totals, needs [DataScience], seconds 120),
-    test!(Both, the_sales_analysis_in_plain_python),
-    test!(Both, two_runs_build_on_each_other_in_one_scratch),
-];
-
-/// The program succeeds, says `done` last, and nothing was refused to it.
+/// The program succeeds, prints `done` last, and nothing was refused to it.
 #[track_caller]
-fn works(done: &Done) {
+fn works(done: &ExecResult) {
     done.succeeded();
     assert_eq!(done.output().lines().last(), Some("done"), "{}", done.brief());
     assert_eq!(done["denials"], json!([]), "{}", done.brief());
 }
 
+test!(Both, asyncio_runs_threads_processes_and_sockets);
 fn asyncio_runs_threads_processes_and_sockets() {
     works(&python(
         r#"
@@ -112,18 +80,22 @@ if __name__ == "__main__":
     works(&python(&code.replace("METHOD", method)));
 }
 
+test!(Both, multiprocessing_forks);
 fn multiprocessing_forks() {
     multiprocessing_by("fork");
 }
 
+test!(Both, multiprocessing_spawns);
 fn multiprocessing_spawns() {
     multiprocessing_by("spawn");
 }
 
+test!(Both, multiprocessing_uses_a_forkserver);
 fn multiprocessing_uses_a_forkserver() {
     multiprocessing_by("forkserver");
 }
 
+test!(Both, multiprocessing_shares_memory_and_locks);
 fn multiprocessing_shares_memory_and_locks() {
     works(&python(
         r#"
@@ -149,6 +121,7 @@ if __name__ == "__main__":
     ));
 }
 
+test!(Both, executors_run_threads_and_processes);
 fn executors_run_threads_and_processes() {
     works(&python(
         r#"
@@ -168,6 +141,7 @@ if __name__ == "__main__":
     ));
 }
 
+test!(Both, sqlite_keeps_a_database_with_a_journal);
 fn sqlite_keeps_a_database_with_a_journal() {
     let scratch = scratch();
     let code = r#"
@@ -192,6 +166,7 @@ print("done")
     works(&exec(json!({"code": again, "scratch": text(&scratch)})));
 }
 
+test!(Both, subprocesses_are_piped);
 fn subprocesses_are_piped() {
     works(&python(
         r#"
@@ -214,6 +189,7 @@ print("done")
     ));
 }
 
+test!(Both, temporary_files_come_and_go);
 fn temporary_files_come_and_go() {
     works(&python(
         r#"
@@ -232,6 +208,7 @@ print("done")
     ));
 }
 
+test!(Both, signals_timers_and_resources_work);
 fn signals_timers_and_resources_work() {
     works(&python(
         r#"
@@ -253,6 +230,7 @@ print("done")
     ));
 }
 
+test!(Both, a_web_server_and_its_client_talk_over_lo);
 fn a_web_server_and_its_client_talk_over_lo() {
     works(&python(
         r#"
@@ -275,6 +253,7 @@ print("done")
     ));
 }
 
+test!(Both, archives_hashes_and_compression_work);
 fn archives_hashes_and_compression_work() {
     works(&python(
         r#"
@@ -293,20 +272,21 @@ print("done")
     ));
 }
 
+test!(Both, a_program_of_many_files_imports_its_own);
 fn a_program_of_many_files_imports_its_own() {
     let scratch = scratch();
     for directory in ["shop", "shop/reports", "data"] {
         fs::create_dir(scratch.join(directory)).unwrap();
-        crate::stockade::give(&scratch.join(directory));
+        crate::support::exec::chown_to_owner(&scratch.join(directory));
     }
-    put(&scratch.join("shop/__init__.py"), "from .core import total\n");
-    put(
+    write_file(&scratch.join("shop/__init__.py"), "from .core import total\n");
+    write_file(
         &scratch.join("shop/core.py"),
         "import csv\nfrom .reports.text import render\ndef total(path):\n    rows = list(csv.DictReader(open(path)))\n    return render(sum(int(r['n']) for r in rows))\n",
     );
-    put(&scratch.join("shop/reports/__init__.py"), "");
-    put(&scratch.join("shop/reports/text.py"), "def render(n): return f'total {n}'\n");
-    put(&scratch.join("data/in.csv"), "n\n1\n2\n39\n");
+    write_file(&scratch.join("shop/reports/__init__.py"), "");
+    write_file(&scratch.join("shop/reports/text.py"), "def render(n): return f'total {n}'\n");
+    write_file(&scratch.join("data/in.csv"), "n\n1\n2\n39\n");
     let code = "import shop, importlib\nprint(shop.total('data/in.csv'))\nopen('data/out.txt','w').write(shop.total('data/in.csv'))\nassert importlib.import_module('shop.reports.text').__file__.startswith('/')\nprint('done')";
     works(&exec(json!({"code": code, "scratch": text(&scratch)})));
     assert_eq!(fs::read_to_string(scratch.join("data/out.txt")).unwrap(), "total 42");
@@ -318,6 +298,7 @@ fn a_program_of_many_files_imports_its_own() {
     works(&module);
 }
 
+test!(Both, files_can_be_locked_mapped_copied_and_moved);
 fn files_can_be_locked_mapped_copied_and_moved() {
     let code = r#"
 import fcntl, mmap, os, pathlib, shutil, stat
@@ -337,6 +318,7 @@ shutil.rmtree("a"); print("done")
     works(&exec(json!({"code": code, "scratch": text(&scratch())})));
 }
 
+test!(Both, a_test_suite_runs);
 fn a_test_suite_runs() {
     let tests = "import unittest\nclass T(unittest.TestCase):\n    def test_sum(self): self.assertEqual(1 + 1, 2)\n    def test_error(self):\n        with self.assertRaises(ZeroDivisionError): 1 / 0\n";
     works(&exec(
@@ -344,16 +326,18 @@ fn a_test_suite_runs() {
     ));
 }
 
+test!(Both, a_traceback_names_a_familiar_file);
 fn a_traceback_names_a_familiar_file() {
     let done = python("def f():\n    raise RuntimeError('why')\nf()");
     done.expect(json!({"code": 1}));
     assert!(done.error().contains(".py\", line 2, in f") && done.error().contains("raise RuntimeError('why')"), "{}", done.error());
 }
 
-fn node(code: &str) -> Done {
+fn node(code: &str) -> ExecResult {
     exec(json!({"language": "node", "code": code}))
 }
 
+test!(Both, node_uses_promises_of_files_and_worker_threads, needs[Program("node")]);
 fn node_uses_promises_of_files_and_worker_threads() {
     works(&node(
         r#"
@@ -379,6 +363,7 @@ const fs = require("fs/promises"), { Worker, isMainThread, parentPort } = requir
     ));
 }
 
+test!(Both, node_starts_programs_and_servers, needs[Program("node")]);
 fn node_starts_programs_and_servers() {
     works(&node(
         r#"
@@ -400,10 +385,11 @@ server.listen(0, "127.0.0.1", async () => {
     ));
 }
 
-fn bash(code: &str) -> Done {
+fn bash(code: &str) -> ExecResult {
     exec(json!({"language": "bash", "code": code}))
 }
 
+test!(Both, bash_substitutes_processes_and_runs_jobs);
 fn bash_substitutes_processes_and_runs_jobs() {
     works(&bash(
         r#"
@@ -424,12 +410,14 @@ echo done
     ));
 }
 
+test!(Both, sh_pipes_and_reads_here_documents);
 fn sh_pipes_and_reads_here_documents() {
     works(&exec(
         json!({"language": "sh", "code": "set -e\ncat <<E | tr a-z A-Z | grep -q HELLO\nhello\nE\nx=$(mktemp); echo x >\"$x\"; rm \"$x\"\nfor f in a b; do : >\"$f\"; done; [ \"$(ls | grep -c '^[ab]$')\" = 2 ]\nset -- 1 2; shift; [ $1 = 2 ]\necho done"}),
     ));
 }
 
+test!(Both, ordinary_tools_work);
 fn ordinary_tools_work() {
     works(&bash(
         r#"
@@ -451,11 +439,13 @@ echo done
 
 const TAR: &str = "set -e\nmkdir -p src/deep; echo text >src/deep/f; ln -s deep src/l; chmod 750 src/deep; touch -d 2020-01-01 src/deep/f\ntar -czf a.tgz src; mkdir out; tar -xzf a.tgz -C out; diff -r src out/src; [ -L out/src/l ]\n[ \"$(stat -c '%a %Y' out/src/deep)\" = \"750 $(stat -c %Y src/deep)\" ]; [ \"$(stat -c %Y out/src/deep/f)\" = 1577836800 ]\ntar -cf - src | (cd out; rm -r src; tar -xf -); cp -a src out2; gzip -k out/src/deep/f; gunzip -c out/src/deep/f.gz\necho done";
 
+test!(Both, tar_packs_and_unpacks);
 fn tar_packs_and_unpacks() {
     works(&bash(TAR));
     works(&exec(json!({"language": "bash", "code": TAR, "scratch": text(&scratch())})));
 }
 
+test!(Both, git_commits_in_scratch, needs[Program("git")]);
 fn git_commits_in_scratch() {
     let scratch = scratch();
     let code = "set -e\nexport GIT_PAGER=cat\ngit init -q -b main repo; cd repo\ngit config user.name Agent; git config user.email agent@example.com\nmkdir src; for i in $(seq 50); do echo $i >src/f$i; done; git add .; git commit -q -m first\ngit checkout -q -b topic; echo changed >src/f1; git commit -q -a -m second; git checkout -q main; echo other >src/f2; git commit -q -a -m third\ngit merge -q --no-edit topic; git gc -q; git fsck --strict 2>/dev/null; git stash list; git status --short | grep . && exit 1\ngit clone -q . ../clone; git -C ../clone log --oneline | wc -l | grep -qx 4\necho done";
@@ -464,10 +454,11 @@ fn git_commits_in_scratch() {
     assert!(scratch.join("clone/src/f1").exists());
 }
 
+test!(Both, perl_runs_by_its_example_policy, needs[Program("perl")]);
 fn perl_runs_by_its_example_policy() {
-    let house = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    let repo = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
     let policies = PolicyDirectory::new();
-    let policy = policies.write("perl", &fs::read_to_string(house.join("../policies/examples/perl.toml")).unwrap());
+    let policy = policies.write("perl", &fs::read_to_string(repo.join("../policies/examples/perl.toml")).unwrap());
     let code = "use strict; use warnings; use List::Util qw(sum); use JSON::PP;\nmy %h = (a => 1); open(my $f, '>', 'out') or die; print $f encode_json(\\%h); close $f;\nprint sum(map { $_ * 2 } 1..6), \" $ARGV[0]\\n\"; my @l = `ls`; print \"done\\n\";";
     for language in ["perl", "PL"] {
         let done = exec_with(&["--policy", &policy], json!({"language": language, "code": code, "args": ["arg"], "collect": ["out"]}));
@@ -478,24 +469,27 @@ fn perl_runs_by_its_example_policy() {
     exec(json!({"language": "perl", "code": ""})).refused("unknown_language", &["perl"]);
 }
 
+test!(Both, java_compiles_and_runs, needs [Program("javac")], seconds 120);
 fn java_compiles_and_runs() {
     let source = "class Hello {\n    public static void main(String[] words) {\n        System.out.println(java.util.stream.IntStream.range(0, 4).parallel().sum());\n    }\n}\n";
     let request = json!({
         "language": "sh", "code": "javac -d /tmp Hello.java && java -cp /tmp Hello && java Hello.java", "files": {"Hello.java": source},
-        "limits": {"wall": patient_limit(100_000)},
+        "limits": {"wall": scaled_limit(100_000)},
     });
     exec(request).succeeded().expect(json!({"output": "6\n6\n"}));
 }
 
+test!(Both, go_builds_and_runs, needs [Program("go")], seconds 120);
 fn go_builds_and_runs() {
     let source = "package main\n\nimport \"fmt\"\n\nfunc main() {\n\tsums := make(chan int)\n\tfor n := range []int{1, 2, 3, 4} {\n\t\tgo func(n int) { sums <- n * n }(n)\n\t}\n\tfmt.Println(<-sums + <-sums + <-sums + <-sums)\n}\n";
     let request = json!({
         "language": "sh", "code": "go build -o sum . && ./sum", "files": {"sum.go": source, "go.mod": "module sum\n\ngo 1.19\n"},
-        "limits": {"wall": patient_limit(100_000)},
+        "limits": {"wall": scaled_limit(100_000)},
     });
     exec(request).succeeded().expect(json!({"output": "30\n"}));
 }
 
+test!(Both, awk_runs_by_a_policy_of_three_lines, needs[Program("awk")]);
 fn awk_runs_by_a_policy_of_three_lines() {
     let policies = PolicyDirectory::new();
     let policy = policies.write("awk", &derived("[runtimes.awk]\ncommand = [\"/usr/bin/awk\", \"-f\", \"{file}\"]\nextension = \"awk\""));
@@ -509,6 +503,7 @@ fn awk_runs_by_a_policy_of_three_lines() {
 
 const INTERPRETER: &str = "python=/opt/stockade/data-science/bin/python3";
 
+test!(Both, numpy_and_pandas_run_with_threads_under_default, needs [DataScience], seconds 90);
 fn numpy_and_pandas_run_with_threads_under_default() {
     let code = r#"
 import threading, os
@@ -530,15 +525,16 @@ print("done")
 }
 
 fn sales() -> String {
-    let house = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
-    fs::read_to_string(house.join("data/sales.csv")).unwrap()
+    let repo = std::env::var("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_else(|_| PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+    fs::read_to_string(repo.join("data/sales.csv")).unwrap()
 }
 
 const TOTALS: &str = r#"{"month": {"2026-01": 25600, "2026-02": 29300, "2026-03": 36200}, "product": {"Gadget Lite": 17800, "Widget Pro": 73300}, "region": {"East": 18500, "North": 31800, "South": 20200, "West": 20600}, "total": 91100}"#;
 
+test!(Both, the_sales_analysis_finds_the_right_totals, needs [DataScience], seconds 120);
 fn the_sales_analysis_finds_the_right_totals() {
     let scratch = scratch();
-    put(&scratch.join("sales.csv"), sales());
+    write_file(&scratch.join("sales.csv"), sales());
     let code = r##"
 import json
 import pandas as pd
@@ -562,6 +558,7 @@ open("report.md", "w").write("# Sales\n\n" + "".join(f"- {k}: {v:,}\n" for k, v 
     assert_eq!(fs::read(scratch.join("chart.png")).unwrap(), chart);
 }
 
+test!(Both, the_sales_analysis_in_plain_python);
 fn the_sales_analysis_in_plain_python() {
     let code = r#"
 import collections, csv, json
@@ -575,6 +572,7 @@ print(json.dumps({"product": by(lambda r: r["product"]), "region": by(lambda r: 
     exec(json!({"code": code, "files": {"sales.csv": sales()}})).succeeded().expect(json!({"output": format!("{TOTALS}\n")}));
 }
 
+test!(Both, two_runs_build_on_each_other_in_one_scratch);
 fn two_runs_build_on_each_other_in_one_scratch() {
     let scratch = scratch();
     let ask = |language: &str, code: &str| exec(json!({"language": language, "code": code, "scratch": text(&scratch)}));

@@ -1,8 +1,8 @@
 //! How many alerts one caller may raise: so many a minute, counted across launchers.
 //!
-//! The count is kept in a file of the log's directory, for each caller apart, so that one
-//! who floods does not silence another. What is held back is counted and told with the next
-//! alert that passes; every record names its own alerts in any case.
+//! A file in the log's directory holds one count per caller, so that one caller's flood does
+//! not silence another. Alerts that are held back are counted, and the next alert states how
+//! many. Every record names its alerts in any case.
 
 use std::{
     io::{Read, Seek, Write},
@@ -11,14 +11,15 @@ use std::{
 
 use crate::{AuditError, Log, failed};
 
-/// Alerts of one caller in one minute.
-pub const MOST: u64 = 10;
+/// Alerts that one caller may raise in one minute.
+pub const MAX_PER_MINUTE: u64 = 10;
 const FILE: &str = "alerts";
 
 /// One caller's count: uid, minute, alerts in it, alerts held back since the last that passed.
 type Count = (u32, u64, u64, u64);
 
-/// Counts one alert. Gives how many were held back before it, or none: this one is too.
+/// Counts one alert. Returns how many were held back before it; `None`: this one is held back
+/// too.
 ///
 /// # Errors
 /// The count cannot be read or written.
@@ -29,7 +30,7 @@ pub fn admit(log: &Log, uid: u32, now: SystemTime) -> Result<Option<u64>, AuditE
     let mut text = String::new();
     (&mut file).take(1 << 20).read_to_string(&mut text).map_err(failed("read", &path))?;
     let mut counts: Vec<Count> = text.lines().filter_map(parse).collect();
-    // Nothing is owed to callers of earlier minutes who had nothing held back.
+    // A caller of an earlier minute with no alert held back needs no entry.
     counts.retain(|(other, at, _, held)| *other == uid || *at == minute || *held > 0);
     let index = counts.iter().position(|(other, ..)| *other == uid).unwrap_or_else(|| {
         counts.push((uid, minute, 0, 0));
@@ -37,10 +38,10 @@ pub fn admit(log: &Log, uid: u32, now: SystemTime) -> Result<Option<u64>, AuditE
     });
     let (_, at, count, held) = &mut counts[index];
     if *at != minute {
-        // Also a clock that went back begins anew.
+        // A clock that was set back starts a new count too.
         (*at, *count) = (minute, 0);
     }
-    let admitted = if *count < MOST {
+    let admitted = if *count < MAX_PER_MINUTE {
         *count += 1;
         Some(std::mem::take(held))
     } else {

@@ -1,8 +1,7 @@
-//! The head of the chain, told to somebody who keeps it elsewhere: the journal, or syslog
-//! where there is none.
+//! Sends the head of the chain to the journal, or to syslog where there is no journal.
 //!
-//! A datagram each, never waited for: a journal that does not take it loses an anchor, and
-//! the next head stands for that one too. Fields are ASCII on one line, so that nothing
+//! Each is one datagram that is never waited for: a journal that does not take it loses one
+//! anchor, and the next head covers the same records. Fields are ASCII on one line, so that nothing
 //! which they quote can add another field.
 
 use std::{
@@ -11,19 +10,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{Appended, Event, chain::Link, text::visible};
+use stockade_protocol::text::{escape_line, is_not_ascii};
+
+use crate::{AppendedRecord, Event, chain::Link};
 
 /// MESSAGE_ID of every head.
 pub const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
 /// MESSAGE_ID of every alert.
 pub const ALERT: &str = "0943ddca37114425b7df3e5e40c93faa";
-/// syslog(3): security messages of a kind that not everybody may read.
+/// syslog(3): security messages that only some users may read.
 const AUTHPRIV: u8 = 10 << 3;
 const INFO: u8 = 6;
 const WARNING: u8 = 4;
 const MARK: &str = "audit head ";
 
-/// What somebody else knows of the chain.
+/// A record of the chain as the journal knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
     /// The record.
@@ -43,47 +44,47 @@ impl Anchor {
     }
 }
 
-/// Who took a message.
+/// The service that took a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum AnchorSink {
     /// journald.
     Journal,
     /// A syslog daemon.
     Syslog,
 }
 
-/// The sockets of those who keep messages.
+/// The sockets of the journal and of syslog.
 #[derive(Clone, Debug)]
-pub struct Carriers {
+pub struct AnchorSinks {
     /// journald's, for its native protocol.
     pub journal: PathBuf,
     /// syslog's.
     pub syslog: PathBuf,
 }
 
-impl Default for Carriers {
+impl Default for AnchorSinks {
     fn default() -> Self {
-        Carriers { journal: PathBuf::from("/run/systemd/journal/socket"), syslog: PathBuf::from("/dev/log") }
+        AnchorSinks { journal: PathBuf::from("/run/systemd/journal/socket"), syslog: PathBuf::from("/dev/log") }
     }
 }
 
-impl Carriers {
-    /// Who would take a message; none: nobody is there.
-    pub fn available(&self) -> Option<Carrier> {
+impl AnchorSinks {
+    /// The service that would take a message; `None`: neither listens.
+    pub fn available(&self) -> Option<AnchorSink> {
         let listens = |path: &Path| UnixDatagram::unbound().and_then(|socket| socket.connect(path)).is_ok();
         if listens(&self.journal) {
-            return Some(Carrier::Journal);
+            return Some(AnchorSink::Journal);
         }
-        listens(&self.syslog).then_some(Carrier::Syslog)
+        listens(&self.syslog).then_some(AnchorSink::Syslog)
     }
 
-    /// Whether there is anything that somebody could listen at: where not, no message is made.
+    /// Whether a socket exists; without one no message is composed.
     fn are_there(&self) -> bool {
         self.journal.exists() || self.syslog.exists()
     }
 
-    /// Tells the head of the chain.
-    pub fn head(&self, appended: &Appended, event: &Event) -> Option<Carrier> {
+    /// Sends the head of the chain.
+    pub fn head(&self, appended: &AppendedRecord, event: &Event) -> Option<AnchorSink> {
         if !self.are_there() {
             return None;
         }
@@ -102,7 +103,7 @@ impl Carriers {
     }
 
     /// Raises an alert. `held_back`: alerts of the same caller that the rate did not let pass.
-    pub fn alert(&self, event: &Event, held_back: u64) -> Option<Carrier> {
+    pub fn alert(&self, event: &Event, held_back: u64) -> Option<AnchorSink> {
         if !self.are_there() {
             return None;
         }
@@ -116,20 +117,20 @@ impl Carriers {
         self.send(WARNING, ALERT, &message, &fields)
     }
 
-    fn send(&self, priority: u8, id: &str, message: &str, fields: &[(&str, String)]) -> Option<Carrier> {
+    fn send(&self, priority: u8, id: &str, message: &str, fields: &[(&str, String)]) -> Option<AnchorSink> {
         let socket = UnixDatagram::unbound().ok()?;
         socket.set_nonblocking(true).ok()?;
-        let message = visible(message);
+        let message = escape_line(message, is_not_ascii);
         let mut native =
             format!("MESSAGE={message}\nMESSAGE_ID={id}\nPRIORITY={priority}\nSYSLOG_FACILITY=10\nSYSLOG_IDENTIFIER=stockade\n");
         for (name, value) in fields {
-            let _written = writeln!(native, "STOCKADE_{name}={}", visible(value));
+            let _written = writeln!(native, "STOCKADE_{name}={}", escape_line(value, is_not_ascii));
         }
         if socket.send_to(native.as_bytes(), &self.journal).is_ok() {
-            return Some(Carrier::Journal);
+            return Some(AnchorSink::Journal);
         }
         let line = format!("<{}>stockade[{}]: {message}", AUTHPRIV | priority, std::process::id());
-        socket.send_to(line.as_bytes(), &self.syslog).ok().map(|_| Carrier::Syslog)
+        socket.send_to(line.as_bytes(), &self.syslog).ok().map(|_| AnchorSink::Syslog)
     }
 }
 

@@ -1,21 +1,19 @@
 //! One line of the log, and its place in the chain.
 //!
-//! A line is hashed as its bytes stand in the file, without the line break; the next line
-//! carries that hash. So nothing depends on how JSON could be written otherwise.
+//! The hash of a line covers its bytes in the file, without the line break; the next line
+//! carries that hash. So no other way to write the same JSON matters.
 
 use serde::{Deserialize, Serialize};
+use stockade_protocol::text::{escape_json, is_not_ascii};
 
-use crate::{
-    event::Event,
-    text::{ascii_json, sha256},
-};
+use crate::{event::Event, text::sha256};
 
 /// The longest line that is written, in bytes.
-pub const LONGEST_LINE: usize = 64 << 10;
+pub const MAX_LINE_LEN: usize = 64 << 10;
 /// What the first record of a chain carries in place of a hash.
 pub const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Where a chain has come to.
+/// The last record of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The chain's own number.
@@ -28,40 +26,40 @@ pub struct Link {
 
 /// The file before this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Before {
+pub struct PreviousFile {
     /// Its name.
     pub file: String,
     /// SHA-256 of its last record.
     pub sha256: String,
 }
 
-/// Bytes that a writer left who died in the middle of a line.
+/// Bytes of a writer that died in the middle of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Torn {
+pub struct TornBytes {
     /// How many, with their last line break.
     pub bytes: u64,
     /// Their SHA-256.
     pub sha256: String,
 }
 
-/// What stands in a line beside its place.
+/// The content of a line besides its place in the chain.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum Body<'a> {
     /// The first record of a file.
-    Opened { event: &'static str, before: Option<Before> },
+    Opened { event: &'static str, before: Option<PreviousFile> },
     /// The bytes before this line are no record.
-    Torn { event: &'static str, torn: Torn },
+    Torn { event: &'static str, torn: TornBytes },
     /// Everything else.
     Event(&'a Event),
 }
 
 impl Body<'_> {
-    pub(crate) fn opened(before: Option<Before>) -> Self {
+    pub(crate) fn opened(before: Option<PreviousFile>) -> Self {
         Body::Opened { event: "opened", before }
     }
 
-    pub(crate) fn torn(torn: Torn) -> Self {
+    pub(crate) fn torn(torn: TornBytes) -> Self {
         Body::Torn { event: "torn", torn }
     }
 }
@@ -83,17 +81,17 @@ impl Link {
         Link { chain, seq: 0, hash: ZERO.to_owned() }
     }
 
-    /// Writes the next line, and goes on to it.
+    /// Writes the next line, which becomes the last record.
     pub(crate) fn extend(&mut self, time: &str, body: Body<'_>, out: &mut Vec<u8>) {
         let shorter = if let Body::Event(event) = &body { Some(event.shortened()) } else { None };
         let seq = self.seq + 1;
         let write = |body| {
             let line = Line { schema: 1, chain: &self.chain, seq, prev: &self.hash, time, body };
-            // Its parts are texts and numbers: nothing that could have no JSON.
-            ascii_json(&serde_json::to_string(&line).unwrap_or_default())
+            // Texts and numbers always have a JSON form.
+            escape_json(&serde_json::to_string(&line).unwrap_or_default(), is_not_ascii)
         };
         let mut line = write(body);
-        if let (Some(shorter), true) = (&shorter, line.len() > LONGEST_LINE) {
+        if let (Some(shorter), true) = (&shorter, line.len() > MAX_LINE_LEN) {
             line = write(Body::Event(shorter));
         }
         (self.seq, self.hash) = (seq, sha256(line.as_bytes()));
@@ -102,7 +100,7 @@ impl Link {
     }
 }
 
-/// What the chain needs of a line; the rest of it is not looked at.
+/// The fields of a line that the chain needs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Header {
     /// Version of the format.
@@ -117,23 +115,23 @@ pub struct Header {
     pub event: String,
     /// Of the first record of a file: the file before.
     #[serde(default)]
-    pub before: Option<Before>,
+    pub before: Option<PreviousFile>,
     /// Of bytes that are no record.
     #[serde(default)]
-    pub torn: Option<Torn>,
+    pub torn: Option<TornBytes>,
 }
 
 impl Header {
-    /// Reads a line; none if it is no record.
+    /// Parses a line; `None` if it is no record.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let is_hex = |text: &str, length| text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let header: Header = serde_json::from_slice(line).ok()?;
         let sound = header.schema == 1 && header.seq > 0 && is_hex(&header.chain, 16) && is_hex(&header.prev, 64);
-        let tells = match header.event.as_str() {
+        let complete = match header.event.as_str() {
             "torn" => header.torn.is_some() && header.before.is_none(),
             "opened" => header.torn.is_none(),
             _ => header.torn.is_none() && header.before.is_none(),
         };
-        (sound && tells).then_some(header)
+        (sound && complete).then_some(header)
     }
 }

@@ -1,8 +1,7 @@
-//! What one record says of a run, or of what was done with a session's files.
+//! The content of one record: a run, or an operation on a session's files.
 //!
-//! Every text is clipped by whoever fills this in; the whole is cut down once more where it
-//! is longer than a line may be. It has no place for values of `env`, for what stands in
-//! files, for stdin or for secrets.
+//! The caller clips every text, and `shortened` cuts an event that is longer than a line may
+//! be. No field holds values of `env`, contents of files, stdin or secrets.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +22,13 @@ pub enum Kind {
     Files,
     /// A run was not begun, and waits for approval.
     Held,
-    /// Somebody has approved a run that another asked for.
+    /// An approver approved a run of another caller.
     Approved,
 }
 
-/// Who asked, and who acted.
+/// The caller, and the launcher that acted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Who {
+pub struct Actor {
     /// The caller's uid.
     pub uid: u32,
     /// The caller's gid.
@@ -94,7 +93,7 @@ pub struct Usage {
 
 /// Something that was refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Denied {
+pub struct DenialSummary {
     /// `syscall` or `limit`.
     pub kind: String,
     /// What was tried.
@@ -105,9 +104,9 @@ pub struct Denied {
     pub count: u64,
 }
 
-/// A module or an event that watched interpreters met, as they say.
+/// A module or event that watched interpreters reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Met {
+pub struct ModuleEvent {
     /// Its name.
     pub name: String,
     /// `note` or `deny`.
@@ -137,7 +136,7 @@ pub struct Egress {
     pub allowed: Vec<Peer>,
     /// Refused.
     pub denied: Vec<Peer>,
-    /// Not to be reached.
+    /// Could not be reached.
     pub failed: Vec<Peer>,
     /// Bytes to all peers.
     pub bytes_out: u64,
@@ -177,13 +176,13 @@ pub struct FileAct {
 
 /// The approval that a run had, waits for or was given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Approved {
+pub struct ApprovalRecord {
     /// SHA-256 of the token in hex.
     pub token_sha256: String,
-    /// Who asked for it, where the record is another's.
+    /// The uid that asked for the run, in an approver's record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requester: Option<u32>,
-    /// Who approved; null of a token that nobody has, or that is not good.
+    /// The uid that approved; null while the token is unused or invalid.
     pub approver: Option<u32>,
 }
 
@@ -194,8 +193,8 @@ pub struct Event {
     pub event: Kind,
     /// The run's own number, which nothing else has.
     pub run: String,
-    /// Who asked.
-    pub who: Who,
+    /// The caller and the launcher.
+    pub who: Actor,
     /// The request's `id`: a claim of the caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -206,11 +205,11 @@ pub struct Event {
     pub policy: Option<PolicyRef>,
     /// What was to be run; null where the request could not be read.
     pub code: Option<Code>,
-    /// What was asked for files, where that and no run it was.
+    /// The operation on files, where the record is not of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FileAct>,
-    /// The one cause of the end; null of what has only begun or was approved, and of what was
-    /// done with files.
+    /// The one cause of the end; null for a run that only began or was approved, and for an
+    /// operation on files.
     pub verdict: Option<String>,
     /// Its detail.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,25 +232,25 @@ pub struct Event {
     pub findings_omitted: u64,
     /// What was refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub denials: Vec<Denied>,
+    pub denials: Vec<DenialSummary>,
     /// Refusals that are not listed here.
     #[serde(skip_serializing_if = "is_zero")]
     pub denials_omitted: u64,
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
-    /// What watched interpreters met: advice, which the code can forge and suppress.
+    /// What watched interpreters reported: advice, which the code can forge and suppress.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub modules: Vec<Met>,
-    /// What they met beyond that.
+    pub modules: Vec<ModuleEvent>,
+    /// Reports that are not listed here.
     #[serde(skip_serializing_if = "is_zero")]
     pub modules_omitted: u64,
-    /// SHA-256 of the receipt's JSON; null where no sandbox came to stand, and of a command
-    /// whose report nobody asked for.
+    /// SHA-256 of the receipt's JSON; null where no sandbox was set up, and for a command
+    /// without `--report`.
     pub receipt_sha256: Option<String>,
-    /// Whose approval it had, where a token was given or brought.
+    /// Its approval, where a token was issued or used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub approval: Option<Approved>,
+    pub approval: Option<ApprovalRecord>,
     /// Layers that the run went without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,
@@ -275,12 +274,12 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Event {
-    /// What it comes to, in a word.
+    /// Its result in one word.
     pub(crate) fn outcome(&self) -> &str {
         self.verdict.as_deref().unwrap_or(if self.event == Kind::Approved { "approved" } else { "begun" })
     }
 
-    /// The same without what can be long.
+    /// The same without the fields that can be long.
     pub(crate) fn shortened(&self) -> Self {
         let bare = |preview: &Preview| Preview { preview: String::new(), ..preview.clone() };
         let code = self.code.as_ref().map(|code| Code { preview: bare(&code.preview), ..code.clone() });

@@ -1,10 +1,10 @@
 //! The audit log: one JSON line for each run, each refusal and each use of a session's
 //! files, each line carrying the hash of the one before it.
 //!
-//! What it keeps: nothing that was whole is ever changed or removed by a writer; several
-//! writers keep one chain; a writer that dies in the middle of a line costs that line
-//! alone. What it cannot keep: whoever may write to the directory can write a new log. The
-//! heads of the chain that go to the journal contradict that, and nothing else does.
+//! It guarantees: no writer changes or removes a whole record; several writers keep one
+//! chain; a writer that dies in the middle of a line costs only that line. It does not stop
+//! a user who may write to the directory from writing a new log. Only the heads of the chain
+//! in the journal reveal that.
 //!
 //! It knows no sandbox and no policy, starts nothing, and reads no environment variable.
 #![forbid(unsafe_code)]
@@ -20,10 +20,12 @@ mod verify;
 
 use std::{io, path::PathBuf};
 
-pub use anchor::{Anchor, Carrier, Carriers, HEAD};
-pub use chain::{Header, LONGEST_LINE, Link, ZERO};
-pub use event::{Approved, Code, Denied, Egress, Event, FileAct, Finding, Kind, Met, Peer, PolicyRef, Preview, Usage, Who};
-pub use log::{Appended, FILE_SIZE, Log, files};
+pub use anchor::{Anchor, AnchorSink, AnchorSinks, HEAD};
+pub use chain::{Header, Link, MAX_LINE_LEN, ZERO};
+pub use event::{
+    Actor, ApprovalRecord, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, ModuleEvent, Peer, PolicyRef, Preview, Usage,
+};
+pub use log::{AppendedRecord, FILE_SIZE, Log, files};
 pub use verify::{Findings, Problem, Verifier};
 
 /// Why a record is not in the log, or the log cannot be read.
@@ -34,22 +36,25 @@ pub enum AuditError {
     Io {
         /// What was tried.
         attempt: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
         /// What the kernel answered.
         source: io::Error,
     },
+    /// The kernel gave no random bytes for the name of a new chain.
+    #[error("cannot name a new chain: getrandom(2): {0}; a filter over stockade must allow this call")]
+    NoRandomness(io::Error),
     /// Others could have written there.
-    #[error("{} must be {wanted} of uid {owner} that nobody else may write to; mend its owner and mode", path.display())]
+    #[error("{} must be {wanted} of uid {owner} that no other user may write to; fix its owner and mode", path.display())]
     Untrusted {
         /// The directory or file.
         path: PathBuf,
         /// What it should be.
         wanted: &'static str,
-        /// Whose.
+        /// The uid that must own it.
         owner: u32,
     },
-    /// Somebody else writes, and does not come to an end.
+    /// Another writer holds the lock and does not release it.
     #[error("the audit log's lock {} was not free for {seconds} s; end the process that holds it (`lsof` names it)", path.display())]
     Locked {
         /// The lock.
@@ -74,7 +79,7 @@ impl AuditError {
     /// A stable identifier.
     pub fn reason(&self) -> &'static str {
         match self {
-            AuditError::Io { .. } => "audit_unwritable",
+            AuditError::Io { .. } | AuditError::NoRandomness(_) => "audit_unwritable",
             AuditError::Untrusted { .. } => "audit_untrusted",
             AuditError::Locked { .. } => "audit_locked",
             AuditError::Corrupted { .. } => "audit_corrupted",

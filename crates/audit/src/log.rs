@@ -1,14 +1,14 @@
-//! The directory of the log, and the one way in which a record gets there.
+//! The directory of the log, and the only code that adds a record to it.
 //!
 //! Files are named `audit-00000001.jsonl` and so on; the last is written to, and each
 //! begins with a record that names the one before. A writer holds the lock of the file
 //! `lock`, which dies with it, for as long as it looks at the end of the chain and writes;
-//! it takes nothing back and removes nothing. Readers need no lock.
+//! it changes and removes nothing. Readers need no lock.
 
 use std::{
     ffi::OsString,
     fs::{DirBuilder, File},
-    io::{ErrorKind, Read, Write},
+    io::{ErrorKind, Write},
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
     path::{Path, PathBuf},
     thread,
@@ -19,11 +19,13 @@ use rustix::{
     fd::OwnedFd,
     fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, renameat},
     io::Errno,
+    rand::{GetRandomFlags, getrandom},
 };
+use stockade_protocol::text::hex;
 
 use crate::{
     AuditError,
-    chain::{Before, Body, Link, Torn},
+    chain::{Body, Link, PreviousFile, TornBytes},
     event::Event,
     failed,
     tail::Tail,
@@ -33,13 +35,13 @@ use crate::{
 /// A file is closed, and the next one begun, before it grows beyond this.
 pub const FILE_SIZE: u64 = 64 << 20;
 /// How long another writer may keep the lock.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one may wait for all the others that come first.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// The pauses of one that waits: the longer it has, the longer, or hundreds that wait would
-/// leave no time to the one that writes.
-const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a writer may wait in all while others write.
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(60);
+/// The pause between two tries grows with the wait, or hundreds of waiting writers would use
+/// up the CPU time of the one that writes.
+const MIN_PAUSE: Duration = Duration::from_micros(200);
+const MAX_PAUSE: Duration = Duration::from_millis(10);
 const LOCK: &str = "lock";
 /// Under this name a new file gets its first record.
 const NEXT: &str = "next";
@@ -53,9 +55,9 @@ pub struct Log {
     file_size: u64,
 }
 
-/// Where a record stands.
+/// A record that was written, and its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Appended {
+pub struct AppendedRecord {
     /// The end of the chain: this record.
     pub link: Link,
     /// The file that holds it.
@@ -88,14 +90,14 @@ impl Log {
     /// Opens the log at `path`, making its directory with this mode if need be.
     ///
     /// # Errors
-    /// It cannot be made or opened, or belongs to somebody else, or others may write there.
+    /// It cannot be made or opened, another user owns it, or others may write there.
     pub fn open(path: &Path, owner: u32, mode: u32) -> Result<Self, AuditError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || openat(CWD, path, flags, Mode::empty());
         let mut opened = open();
         if opened.as_ref().err() == Some(&Errno::NOENT) {
             match DirBuilder::new().mode(mode).create(path) {
-                // By another launcher, meanwhile.
+                // Another launcher made it meanwhile.
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(failed("make the audit log", path)(error)),
                 _ => opened = open(),
             }
@@ -137,11 +139,10 @@ impl Log {
         Ok(file)
     }
 
-    /// Takes a lock, and waits for it but not for ever: a writer that was stopped must not
-    /// stop everybody. As long as it changes hands, which the times of its file tell, it is
-    /// waited for: whoever takes it writes to that file.
+    /// Takes a lock, with a time limit: a stopped writer must not stop all others. Each holder
+    /// writes to the lock's file; as long as its mtime changes, the wait goes on.
     pub(crate) fn locked(&self, name: &str) -> Result<File, AuditError> {
-        // Closed even to those who may read the log: to hold a lock, reading is enough.
+        // Mode 0600, since opening a file for reading is enough to hold its lock.
         let file = self.file(name, OFlags::RDWR | OFlags::CREATE, 0o600)?;
         let path = || self.path.join(name);
         let begin = Instant::now();
@@ -155,24 +156,23 @@ impl Log {
                 Err(errno) => return Err(failed("lock", &path())(errno.into())),
             }
             match last {
-                Some((at, _)) if Instant::elapsed(&at) < PATIENCE => {}
-                Some((_, before)) if before == taken()? || begin.elapsed() >= LONGEST_WAIT => {
+                Some((at, _)) if Instant::elapsed(&at) < LOCK_TIMEOUT => {}
+                Some((_, before)) if before == taken()? || begin.elapsed() >= MAX_QUEUE_WAIT => {
                     return Err(AuditError::Locked { path: path(), seconds: begin.elapsed().as_secs() });
                 }
                 _ => last = Some((Instant::now(), taken()?)),
             }
-            thread::sleep((begin.elapsed() / 8).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+            thread::sleep((begin.elapsed() / 8).clamp(MIN_PAUSE, MAX_PAUSE));
         }
     }
 
     /// Adds one record at the end. `durable`: it is on disk when this returns.
     ///
     /// # Errors
-    /// It could not be written whole. What there is of it then is no record, and the next
-    /// writer marks it so.
-    pub fn append(&self, event: &Event, durable: bool) -> Result<Appended, AuditError> {
+    /// It could not be written whole. The next writer marks its bytes as torn.
+    pub fn append(&self, event: &Event, durable: bool) -> Result<AppendedRecord, AuditError> {
         let lock = self.locked(LOCK)?;
-        // What is written does not matter; that it was shows those who wait that it goes on.
+        // Only the new mtime matters: it shows waiting writers that the lock changes hands.
         let holder = std::process::id().to_ne_bytes();
         lock.write_all_at(&holder, 0).map_err(failed("write to", &self.path.join(LOCK)))?;
         let time = text::time(SystemTime::now());
@@ -199,7 +199,7 @@ impl Log {
             bytes.truncate(start);
             self.write(&mut file, number, &bytes)?;
             self.sync(&file, number)?;
-            let before = Before { file: file_name(number), sha256: link.hash.clone() };
+            let before = PreviousFile { file: file_name(number), sha256: link.hash.clone() };
             number += 1;
             self.begin_file(number, &mut link, Some(before), &time)?;
             file = self.open_file(number)?;
@@ -208,12 +208,12 @@ impl Log {
             next.extend(&time, Body::Event(event), &mut bytes);
         }
         self.write(&mut file, number, &bytes)?;
-        // Without the lock: those who wait for the disk then wait for it together.
+        // Released before the sync, so that several writers wait for the disk together.
         drop(lock);
         if durable {
             self.sync(&file, number)?;
         }
-        Ok(Appended { link: next, file: self.path.join(file_name(number)) })
+        Ok(AppendedRecord { link: next, file: self.path.join(file_name(number)) })
     }
 
     fn last_number(&self) -> Result<u64, AuditError> {
@@ -230,8 +230,8 @@ impl Log {
         self.file(&file_name(number), OFlags::RDWR | OFlags::APPEND, 0)
     }
 
-    /// Makes a file that begins with its first record: it has its name only when that is whole.
-    fn begin_file(&self, number: u64, link: &mut Link, before: Option<Before>, time: &str) -> Result<(), AuditError> {
+    /// Makes a file with its first record; it gets its name once that record is whole.
+    fn begin_file(&self, number: u64, link: &mut Link, before: Option<PreviousFile>, time: &str) -> Result<(), AuditError> {
         let mut file = self.file(NEXT, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC, 0o640)?;
         let mut bytes = Vec::new();
         link.extend(time, Body::opened(before), &mut bytes);
@@ -241,12 +241,12 @@ impl Log {
         rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync", &self.path)(errno.into()))
     }
 
-    /// The bytes behind the last whole record, which some writer left who died.
-    fn torn(&self, file: &File, number: u64, tail: &Tail) -> Result<Torn, AuditError> {
+    /// The bytes behind the last whole record, left by a writer that died.
+    fn torn(&self, file: &File, number: u64, tail: &Tail) -> Result<TornBytes, AuditError> {
         let mut bytes = vec![b'\n'; usize::try_from(tail.residue).unwrap_or(0)];
         let there = bytes.len() - usize::from(tail.unended);
         file.read_exact_at(&mut bytes[..there], tail.whole).map_err(failed("read", &self.path.join(file_name(number))))?;
-        Ok(Torn { bytes: tail.residue, sha256: text::sha256(&bytes) })
+        Ok(TornBytes { bytes: tail.residue, sha256: text::sha256(&bytes) })
     }
 
     fn write(&self, file: &mut File, number: u64, bytes: &[u8]) -> Result<(), AuditError> {
@@ -259,10 +259,10 @@ impl Log {
 }
 
 fn new_chain() -> Result<String, AuditError> {
-    let path = Path::new("/dev/urandom");
     let mut random = [0; 8];
-    File::open(path).and_then(|mut file| file.read_exact(&mut random)).map_err(failed("read", path))?;
-    Ok(text::hex(&random))
+    // So few bytes always arrive whole.
+    getrandom(&mut random, GetRandomFlags::empty()).map_err(|errno| AuditError::NoRandomness(errno.into()))?;
+    Ok(hex(&random))
 }
 
 #[cfg(test)]

@@ -1,20 +1,19 @@
-//! The end of a file of the log: its last whole record, and what stands behind that.
+//! The end of a log file: its last whole record, and the bytes behind it.
 //!
-//! A writer trusts what it finds only as far as it can see: the last record must carry the
-//! hash of the one before it, and what is no record must be as short as what a few dying
-//! writers leave. Everything else is for `verify`.
+//! A writer checks only that the last record carries the hash of the one before it, and that
+//! the bytes behind it are as few as some dying writers leave. `verify` checks the rest.
 
 use std::{fs::File, os::unix::fs::FileExt, path::Path};
 
 use crate::{
     AuditError,
-    chain::{Header, LONGEST_LINE, Link},
+    chain::{Header, Link, MAX_LINE_LEN},
     failed,
     text::sha256,
 };
 
-/// What dying writers may leave behind the last record: the rest is corruption.
-const MOST_RESIDUE: usize = 16 * LONGEST_LINE;
+/// Bytes that dying writers may leave behind the last record; more are corruption.
+const MAX_RESIDUE: usize = 16 * MAX_LINE_LEN;
 /// The first look; most records are shorter.
 const WINDOW: usize = 8 << 10;
 
@@ -40,7 +39,7 @@ impl Tail {
             let start = length.saturating_sub(window as u64);
             let mut bytes = vec![0; usize::try_from(length - start).unwrap_or(0)];
             file.read_exact_at(&mut bytes, start).map_err(failed("read", path))?;
-            // A record that lacks its line break alone is a record: it is only ended.
+            // A record that only lacks its line break is a record.
             let unended = bytes.last().is_some_and(|byte| *byte != b'\n');
             if unended {
                 bytes.push(b'\n');
@@ -54,7 +53,7 @@ impl Tail {
                     let whole = start + end as u64;
                     return Ok(Tail { link, whole, residue: length + u64::from(unended) - whole, unended });
                 }
-                Found::Nothing if start == 0 || window > MOST_RESIDUE + 2 * LONGEST_LINE => {
+                Found::Nothing if start == 0 || window > MAX_RESIDUE + 2 * MAX_LINE_LEN => {
                     return Err(corrupted("it does not end with a record, nor with what a dying writer leaves"));
                 }
                 Found::Nothing => window *= 4,
@@ -80,7 +79,7 @@ fn find(bytes: &[u8], all: bool) -> Found {
         };
         let Some(header) = Header::parse(&bytes[line..end - 1]) else { continue };
         let linked = match (before, header.event.as_str()) {
-            // What a mark speaks of stands between it and its predecessor.
+            // The torn bytes lie between the mark and the record before.
             (_, "torn") => true,
             (None, _) => header.event == "opened",
             (Some(before), _) => {

@@ -1,36 +1,11 @@
-//! Texts that are safe for a terminal and bounded, and times.
+//! Bounded texts, hashes, and times as a record has them.
 //!
-//! A log holds what hostile code printed. It is written in ASCII without control
-//! characters, whatever it quotes: no terminal, pager or editor acts on it.
+//! It escapes nothing: `protocol`'s module `text` does.
 
-use std::{
-    fmt::Write,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-
-/// JSON as pure printable ASCII: whatever is more can only stand within its strings, where
-/// an escape means the same.
-pub fn ascii_json(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for character in json.chars() {
-        if character == '\n' || (' '..='~').contains(&character) {
-            out.push(character);
-        } else {
-            for unit in character.encode_utf16(&mut [0; 2]) {
-                // Writing to a string cannot fail.
-                let _written = write!(out, "\\u{unit:04x}");
-            }
-        }
-    }
-    out
-}
-
-/// A text for a person: printable, on one line, and nothing in it that a terminal acts on.
-pub fn visible(text: &str) -> String {
-    text.chars().flat_map(|c| if c == '\\' || !(' '..='~').contains(&c) { c.escape_default().collect() } else { vec![c] }).collect()
-}
+use stockade_protocol::text::hex;
 
 /// The beginning of a text, at most so many bytes of it.
 pub fn clip(text: &str, most: usize) -> String {
@@ -40,13 +15,6 @@ pub fn clip(text: &str, most: usize) -> String {
 /// SHA-256 in hex.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, byte| {
-        let _written = write!(out, "{byte:02x}");
-        out
-    })
 }
 
 /// A time as RFC 3339 in UTC with microseconds, so that texts compare as the times do.
@@ -89,15 +57,5 @@ mod tests {
         assert_eq!(time(UNIX_EPOCH - Duration::from_secs(5)), at(0), "a clock before its beginning");
         assert!(is_time(&at(951_782_400)) && is_time("2026-11-22") && is_time("2026-11-22T06:50Z"));
         assert!(!is_time("2026-11") && !is_time("yesterday!") && !is_time("2026-11-22T06:50+01:00"));
-    }
-
-    #[test]
-    fn nothing_that_a_terminal_acts_on_is_left() {
-        let hostile = "\u{1b}[2J\u{9b}31m\u{202e}\u{7f}\r\u{2066}é\u{1f600}\0";
-        let json = serde_json::to_string(hostile).unwrap_or_default();
-        let safe = ascii_json(&json);
-        assert!(safe.chars().all(|c| (' '..='~').contains(&c)), "{safe}");
-        assert_eq!(serde_json::from_str::<String>(&safe).ok().as_deref(), Some(hostile), "and nothing of it is lost");
-        assert!(visible(hostile).chars().all(|c| (' '..='~').contains(&c)));
     }
 }

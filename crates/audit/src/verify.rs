@@ -1,8 +1,7 @@
 //! Whether a log is whole: every line in its place, none changed, none missing.
 //!
-//! It reads what anybody may have written, line by line and in bounded memory. It can say
-//! what does not fit; that a log ends too early it can say only where it is told how far
-//! the chain had come. Nothing is mended.
+//! It reads an untrusted log line by line, in bounded memory, and reports what does not fit.
+//! That records were cut off at the end it can see only with an anchor. It repairs nothing.
 
 use std::{
     collections::BTreeMap,
@@ -10,15 +9,16 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+use stockade_protocol::text::hex;
 
 use crate::{
     anchor::Anchor,
-    chain::{Header, LONGEST_LINE, Link, ZERO},
-    text::{hex, sha256},
+    chain::{Header, Link, MAX_LINE_LEN, ZERO},
+    text::sha256,
 };
 
 /// More than these are counted, not listed.
-const MOST_PROBLEMS: usize = 100;
+const MAX_PROBLEMS: usize = 100;
 
 /// Something wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub struct Findings {
     pub problems: Vec<Problem>,
     /// Problems beyond those.
     pub omitted: u64,
-    /// What is worth knowing and no proof of anything.
+    /// Observations that prove nothing.
     pub notes: Vec<String>,
-    /// Anchors that were met.
+    /// Anchors that a record matched.
     pub anchored: u64,
     /// The last record.
     pub end: Option<Link>,
@@ -54,7 +54,7 @@ pub struct Findings {
 #[derive(Debug)]
 pub struct Verifier {
     end: Option<Link>,
-    /// What the first record must carry; none: it may stand anywhere in its chain.
+    /// The hash that the first record must carry; `None`: it may be any record of its chain.
     after: Option<String>,
     last_file: Option<String>,
     anchors: BTreeMap<(String, u64), String>,
@@ -62,7 +62,7 @@ pub struct Verifier {
     findings: Findings,
 }
 
-/// Bytes that are no record, until one accounts for them.
+/// Bytes that are no record, until a later record accounts for them.
 #[derive(Default)]
 struct Residue {
     hash: Sha256,
@@ -84,7 +84,7 @@ impl Verifier {
         }
     }
 
-    /// A log that must be there from its very beginning.
+    /// A log that must begin with the first record of its chain.
     pub fn from_beginning() -> Self {
         Self::new(Some(ZERO))
     }
@@ -95,13 +95,13 @@ impl Verifier {
             let place = (link.chain, link.seq);
             let known = self.anchors.entry(place).or_insert_with(|| link.hash.clone());
             if *known != link.hash {
-                self.problem("(anchors)", 0, format!("two anchors say different things of record {}", link.seq));
+                self.problem("(anchors)", 0, format!("two anchors have different hashes for record {}", link.seq));
             }
         }
     }
 
     fn problem(&mut self, file: &str, line: u64, what: impl Into<String>) {
-        if self.findings.problems.len() < MOST_PROBLEMS {
+        if self.findings.problems.len() < MAX_PROBLEMS {
             self.findings.problems.push(Problem { file: file.to_owned(), line, what: what.into() });
         } else {
             self.findings.omitted += 1;
@@ -118,8 +118,8 @@ impl Verifier {
         self.findings.files += 1;
         loop {
             bytes.clear();
-            // A longer line is none of ours, and is read in pieces.
-            if (&mut input).take(2 * LONGEST_LINE as u64).read_until(b'\n', &mut bytes)? == 0 {
+            // A writer makes no longer line; it is read in pieces.
+            if (&mut input).take(2 * MAX_LINE_LEN as u64).read_until(b'\n', &mut bytes)? == 0 {
                 break;
             }
             line += 1;
@@ -144,7 +144,7 @@ impl Verifier {
             self.problem(name, 0, "holds no record");
         } else if residue.bytes > 0 && last {
             self.findings.notes.push(format!(
-                "{name}: from line {} on, {} bytes are no record: a launcher died while it wrote, or somebody overwrote what stood there; the next record will say how many they are",
+                "{name}: from line {} on, {} bytes are no record: a launcher died while it wrote, or the file was overwritten; the next record will state how many they are",
                 residue.line, residue.bytes
             ));
         } else if residue.bytes > 0 {
@@ -159,13 +159,16 @@ impl Verifier {
         let (bytes, hash) = (residue.bytes, hex(&residue.hash.finalize()));
         match &header.torn {
             Some(torn) if torn.bytes == bytes && torn.sha256 == hash => self.findings.notes.push(format!(
-                "{name}: line {}: {bytes} bytes that a launcher left which died while it wrote, as record {} says",
+                "{name}: line {}: {bytes} bytes of a launcher that died while it wrote, as record {} states",
                 residue.line, header.seq
             )),
             Some(torn) => self.problem(
                 name,
                 line,
-                format!("record {} speaks of {} bytes before it that are no record; there are {bytes}, or others", header.seq, torn.bytes),
+                format!(
+                    "record {} states {} bytes before it that are no record; there are {bytes}, or different ones",
+                    header.seq, torn.bytes
+                ),
             ),
             None if bytes > 0 => self.problem(name, residue.line, format!("{bytes} bytes are no record, and none accounts for them")),
             None => {}
@@ -186,7 +189,7 @@ impl Verifier {
             let what = if seq > end.seq + 1 {
                 format!("record {seq} follows record {}: {} missing between them", end.seq, count(seq - end.seq - 1))
             } else {
-                format!("record {seq} stands behind record {}: out of order, or twice", end.seq)
+                format!("record {seq} comes after record {}: out of order, or twice", end.seq)
             };
             return self.problem(name, line, what);
         }
@@ -199,9 +202,9 @@ impl Verifier {
         }
         match (&header.before, first, &self.last_file) {
             (Some(before), true, Some(file)) if before.file == *file && before.sha256 == end.hash => {}
-            (None, true, _) => self.problem(name, line, "the first record of the file does not say that it is one"),
+            (None, true, _) => self.problem(name, line, "the first record of the file is not marked as one"),
             (Some(before), true, _) => {
-                let what = format!("the file says that it follows {}, which is not what was read before it", before.file);
+                let what = format!("the file claims to follow {}, which is not the file that was read before it", before.file);
                 self.problem(name, line, what);
             }
             (_, false, _) if header.event == "opened" => self.problem(name, line, "the beginning of a file in the middle of one"),
@@ -226,7 +229,7 @@ impl Verifier {
         }
     }
 
-    /// Whether a record is what the journal knows of it.
+    /// Compares a record with the journal's anchor for it.
     fn meet(&mut self, name: &str, line: u64, header: &Header, hash: &str) {
         if !self.chains.contains(&header.chain) {
             self.chains.push(header.chain.clone());
@@ -253,7 +256,7 @@ impl Verifier {
                     let what = format!("the log ends with record {end}, but the anchor knows record {most}: {} cut off", count(most - end));
                     self.problem(&file, 0, what);
                 }
-                Some(_) => self.findings.notes.push(format!("{number} anchors speak of records before the first that was read")),
+                Some(_) => self.findings.notes.push(format!("{number} anchors are for records before the first that was read")),
                 None => {
                     let what =
                         format!("the anchors know a chain {chain} of {most} records that is not here: a log was removed or replaced");

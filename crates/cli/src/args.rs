@@ -1,12 +1,12 @@
-//! The command line as typed. Nothing is resolved or judged here.
+//! The command line as typed. This module neither resolves nor validates values.
 
 use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Run code that nobody trusts in a fresh sandbox of the kernel's own.
+/// Run untrusted code in a fresh sandbox of Linux namespaces.
 ///
-/// Without a daemon, an image or a container engine; as root or as an ordinary user.
+/// Needs no daemon, image or container engine; runs as root or as an ordinary user.
 #[derive(Debug, Parser)]
 #[command(name = "stockade", version, max_term_width = 100, arg_required_else_help = true)]
 pub(crate) struct Cli {
@@ -17,35 +17,10 @@ pub(crate) struct Cli {
 impl Cli {
     /// Parses the command line.
     ///
-    /// Describing every subcommand takes longer than making a process, so a run describes
-    /// its own only. Whatever is wrong or asked about then is left to the whole parser.
-    ///
     /// # Errors
-    /// A usage error, or a question for help.
+    /// A usage error, or a request for help.
     pub(crate) fn of_process() -> Result<Self, clap::Error> {
-        fn only<T: Args>(name: &'static str) -> Option<T> {
-            let command = T::augment_args(clap::Command::new(name).disable_help_flag(true));
-            let matches = command.try_get_matches_from(std::env::args_os().skip(1)).ok()?;
-            T::from_arg_matches(&matches).ok()
-        }
-        let mut words = std::env::args_os().skip(1);
-        if words.next().is_some_and(|word| word == ShimExec::WORD) {
-            // Whatever follows is the interpreter's, `--help` too.
-            return Ok(Cli { command: Command::ShimExec(ShimExec { file: words.next().map(PathBuf::from), arguments: words.collect() }) });
-        }
-        let command = match std::env::args_os().nth(1).as_deref().and_then(std::ffi::OsStr::to_str) {
-            Some("exec") => only("exec").map(Command::Exec),
-            Some("run") => only("run").map(Command::Run),
-            _ => None,
-        };
-        command.map_or_else(Self::try_parse, |command| Ok(Cli { command }))
-    }
-
-    /// Whether this is a run, as far as can be seen without parsing the command line, which
-    /// takes as long as beginning it: a misuse of `run` is one too, a plan to look at is none.
-    pub(crate) fn is_run_of_process() -> bool {
-        let mut words = std::env::args_os().skip(1);
-        words.next().is_some_and(|command| command == "run") && !words.take_while(|word| word != "--").any(|word| word == "--dry-run")
+        Self::try_parse()
     }
 }
 
@@ -53,7 +28,7 @@ impl Cli {
 pub(crate) enum Command {
     /// Run one JSON request from stdin and print one JSON result
     ///
-    /// Exit status: 0 when the result speaks about the code, whatever the code did; 2 for
+    /// Exit status: 0 when the result is about the code, whatever the code did; 2 for
     /// a bad request; 125 when the sandbox could not be put in place.
     Exec(Exec),
     /// Run a command with its streams passed through
@@ -62,25 +37,25 @@ pub(crate) enum Command {
     /// out, 125 when the sandbox could not be put in place, 126 or 127 when the command
     /// could not be executed or found.
     Run(Run),
-    /// Put sandboxed interpreters in place of the host's
+    /// Make sandboxed interpreters that callers start instead of the host's
     #[command(subcommand)]
     Shim(Shim),
-    /// What a shim's first line starts
-    #[command(skip)]
+    /// Run an interpreter for a shim, whose first line starts this
+    #[command(hide = true, disable_help_flag = true)]
     ShimExec(ShimExec),
-    /// Run requests one after the other, as JSON lines, with files that stay
+    /// Run requests one after the other, as JSON lines, with files that persist
     ///
-    /// Each request is a whole sandbox of its own; scratch, home and /tmp are the session's,
-    /// and no process outlives its request. One JSON object on a line of stdin asks, one on
-    /// stdout answers: run, write, read, list, cancel, reset, close. Exit status: 0 when it
-    /// was closed, 2 for a bad request or 125 for a sandbox error that kept it from
-    /// beginning, 128+N for a signal.
+    /// Each request has its own sandbox; scratch, home and /tmp belong to the session, and no
+    /// process outlives its request. Each line of stdin is one JSON object with an `op` (run,
+    /// write, read, list, cancel, reset, close); each has one line of stdout as its answer.
+    /// Exit status: 0 when it was closed, 2 for a bad request or 125 for a sandbox error at
+    /// its start, 128+N for a signal.
     Session(Session),
     /// Serve the Model Context Protocol on stdin and stdout, in front of a session
     ///
     /// Tools: execute_code, write_file, read_file, list_files, reset. Needs the companion
-    /// program stockade-mcp beside this one or in ../lib/stockade from here.
-    Mcp(Kept),
+    /// program stockade-mcp in this program's directory or in ../lib/stockade from there.
+    Mcp(SessionOptions),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
     /// Check, show, explain and compare policies
@@ -90,7 +65,7 @@ pub(crate) enum Command {
     ///
     /// Exits with 1 when the policy could not be enforced here.
     Doctor(Doctor),
-    /// Attack a policy from inside, on this host, and see what holds
+    /// Attack a policy from inside, on this host, and report what holds
     ///
     /// Tries hundreds of small attacks in real sandboxes, each with a control that shows
     /// that it could have succeeded. Exit status: 0 when everything held, 1 when something
@@ -99,18 +74,18 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
-    /// Show what waits for the approval of somebody like you, and approve it
+    /// Show code that waits for your approval, and approve it
     ///
-    /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows who
-    /// asks and all that would be run; nothing is approved without --yes. Exit status: 0 when
-    /// it was shown or approved, 2 when it is not yours to approve, 125 when it could not be.
+    /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows the
+    /// caller and all that would run; approves nothing without --yes. Exit status: 0 when it
+    /// was shown or approved, 2 when you may not approve it, 125 when that failed.
     Approve(Approve),
-    /// Say what a policy's `[screen]` finds in files, without running them
+    /// Report what a policy's `[screen]` finds in files, without running them
     ///
     /// Exit status: 0 when nothing was found for which the policy would stop the code, 1 when
     /// something was, 2 when a file could not be read or screened.
     Screen(Screen),
-    /// Serve one request from the connection on stdin, as systemd hands it over
+    /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
     Serve(Serve),
     /// Print version, schema and features
@@ -132,7 +107,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// These options once more, for a program beside this one.
+    /// These options as arguments, for another program.
     pub(crate) fn to_arguments(&self) -> Vec<OsString> {
         let policy = self.policy.iter().flat_map(|policy| ["--policy".into(), policy.into()]);
         let scratch = self.scratch.iter().flat_map(|scratch| ["--scratch".into(), scratch.into()]);
@@ -167,20 +142,20 @@ pub(crate) struct Exec {
     pub(crate) sandbox: Sandbox,
     #[command(flatten)]
     pub(crate) plan: DryRun,
-    /// Have it run by the server behind this socket, whose name says the policy
+    /// Send it to the server behind this socket, whose name is the policy's
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Approve what an earlier result of this request held back: its `approval.token`
     ///
-    /// The same as `approve` in the request, where no other process can read it.
+    /// The same as `approve` in the request, which other processes cannot read.
     #[arg(long, value_name = "TOKEN", conflicts_with_all = ["markdown", "dry_run"])]
     pub(crate) approve: Option<String>,
     /// Read a model's reply and run its fenced blocks, in order and in one scratch
     ///
-    /// The word behind a fence says the language, `# filename: x.py` in a block's first line
-    /// has it written to that file too. Blocks without a language and those of what is no
-    /// code (text, json, …) are not run. The first block that fails is the last. The result
-    /// is that of the last block, with the output of all; `blocks` has each block's own.
+    /// The word behind a fence is the language; `# filename: x.py` in a block's first line
+    /// also writes the block to that file. Blocks without a language, or in one that is no
+    /// code (text, json, …), are not run. The first block that fails is the last one run. The
+    /// result is that of the last block, with the output of all; `blocks` has each result.
     #[arg(long, conflicts_with_all = ["socket", "dry_run"])]
     pub(crate) markdown: bool,
     /// With --markdown: run the last block only
@@ -195,7 +170,7 @@ pub(crate) struct Exec {
 #[command(mut_arg("scratch", |scratch| {
     scratch.help("The host directory to expose at its own path; default: a private scratch that ends with the session")
 }))]
-pub(crate) struct Kept {
+pub(crate) struct SessionOptions {
     #[command(flatten)]
     pub(crate) sandbox: Sandbox,
 }
@@ -203,37 +178,38 @@ pub(crate) struct Kept {
 #[derive(Args, Debug)]
 pub(crate) struct Session {
     #[command(flatten)]
-    pub(crate) kept: Kept,
-    /// Who may approve what a policy has approved before it runs; else it is refused at once
+    pub(crate) options: SessionOptions,
+    /// Who may approve code that a policy holds back; without an approver it is refused at once
     #[arg(long, value_name = "WHO", default_value = "anyone")]
     pub(crate) approved_by: ApprovedBy,
 }
 
-/// Who may approve what waits in a session.
+/// Who may approve code that waits in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ApprovedBy {
-    /// Whoever asks, by the token, or the policy's `approvers`
+    /// The caller, by the token, or the policy's `approvers`
     Anyone,
-    /// The policy's `approvers` alone, since whoever asks is a program
+    /// The policy's `approvers` alone, since the caller is a program
     Approvers,
-    /// Nobody
-    Nobody,
+    /// No one
+    #[value(name = "nobody")]
+    NoOne,
 }
 
 impl ApprovedBy {
-    /// This option once more, for a session that another program starts.
+    /// This option as arguments, for a session that another program starts.
     pub(crate) fn to_arguments(self) -> [OsString; 2] {
         let value = self.to_possible_value().map(|value| value.get_name().to_owned());
         ["--approved-by".into(), value.unwrap_or_default().into()]
     }
 }
 
-impl From<ApprovedBy> for stockade_runtime::approval::ApprovedBy {
+impl From<ApprovedBy> for stockade_engine::approval::ApprovedBy {
     fn from(who: ApprovedBy) -> Self {
         match who {
             ApprovedBy::Anyone => Self::Anyone,
             ApprovedBy::Approvers => Self::Approvers,
-            ApprovedBy::Nobody => Self::Nobody,
+            ApprovedBy::NoOne => Self::NoOne,
         }
     }
 }
@@ -241,7 +217,7 @@ impl From<ApprovedBy> for stockade_runtime::approval::ApprovedBy {
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
     /// Connections that one user may have at a time, through all sockets of the host
-    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(stockade_service::MOST_PLACES)))]
+    #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(stockade_server::socket::MAX_CONNECTIONS)))]
     pub(crate) per_user: u32,
     /// A policy's name, or a file (a path with a slash); default: the socket's name, without `.sock`
     #[arg(long, value_name = "NAME|FILE")]
@@ -269,10 +245,10 @@ pub(crate) struct Run {
 pub(crate) enum Shim {
     /// Make shims in a directory: `python`, `python3`, `sh`, `bash`, `node`, `pwsh`
     ///
-    /// Those that the policy has and this host has, and the policy's other runtimes. Each
-    /// takes the arguments, streams and signals of its interpreter and gives its exit status,
-    /// in a sandbox whose scratch is the caller's working directory. Put the directory first
-    /// in PATH, or name a shim where an interpreter is asked for. Prints their paths.
+    /// Makes those that both the policy and this host have, and the policy's other runtimes.
+    /// Each takes the arguments, streams and signals of its interpreter and exits with its
+    /// status, in a sandbox whose scratch is the caller's working directory. Put the directory
+    /// first in PATH, or use a shim's path as an interpreter. Prints their paths.
     Install {
         /// The directory; made if it is missing
         #[arg(value_name = "DIR")]
@@ -281,7 +257,7 @@ pub(crate) enum Shim {
         policy: PolicyChoice,
         /// Pass output on byte for byte, also what is not UTF-8
         ///
-        /// Otherwise U+FFFD takes its place, since most callers expect text.
+        /// Otherwise U+FFFD replaces it, since most callers expect text.
         #[arg(long)]
         exact: bool,
     },
@@ -303,15 +279,16 @@ pub(crate) enum Shim {
     },
 }
 
-/// The words that the kernel makes of a shim's first line and its caller's.
-#[derive(Debug)]
+/// The arguments that the kernel makes of a shim's first line and its caller's command line.
+#[derive(Args, Debug)]
 pub(crate) struct ShimExec {
-    pub(crate) file: Option<PathBuf>,
-    pub(crate) arguments: Vec<OsString>,
+    /// The shim's path, then its caller's arguments, none of which is an option here
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<OsString>,
 }
 
 impl ShimExec {
-    /// Stands between the program and the shim's path: the end of a shim's first line.
+    /// The last word of a shim's first line, between the program and the shim's path.
     pub(crate) const WORD: &str = "shim-exec";
 }
 
@@ -327,7 +304,7 @@ pub(crate) struct Runtimes {
     pub(crate) prompt: bool,
 }
 
-/// Which policy a command speaks of.
+/// The policy of a command.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PolicyChoice {
     /// A policy's name, or a file (a path with a slash); default: `default`
@@ -355,27 +332,27 @@ pub(crate) enum Policy {
         #[arg(long)]
         json: bool,
     },
-    /// Say in plain sentences what code under a policy may do, and what follows from each loosening
+    /// Explain in sentences what code under a policy may do, and the effect of each loosening
     Explain {
         /// A name or a file
         #[arg(default_value = "default", value_name = "NAME|FILE")]
         policy: String,
-        /// The policy that loosenings are told against
+        /// The policy that loosenings are compared with
         #[arg(long, default_value = "strict", value_name = "NAME|FILE")]
         against: String,
         /// Print it as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Say what policy B allows that A does not, and the other way round
+    /// Report what policy B allows that A does not, and vice versa
     ///
-    /// Exit status: 0 when B allows nothing that A does not, 1 when it allows more or that
-    /// cannot be decided, 2 when one of them is no policy.
+    /// Exit status: 0 when B allows nothing that A does not, 1 when it allows more or this
+    /// cannot be decided, 2 when one of them is not a valid policy.
     Diff {
         /// The ceiling: a name or a file
         #[arg(value_name = "A")]
         first: String,
-        /// The policy that is held to it
+        /// The policy to compare with it
         #[arg(value_name = "B")]
         second: String,
         /// Print it as JSON
@@ -404,12 +381,12 @@ pub(crate) struct Doctor {
 pub(crate) struct Prove {
     #[command(flatten)]
     pub(crate) policy: PolicyChoice,
-    /// Write a page to read and to print into this file
+    /// Write the result as an HTML page into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Be the run beside which a proof in this scratch tries its attacks; for the proof itself
+    /// Be the concurrent run that a proof in this scratch attacks; started by the proof
     #[arg(long, value_name = "DIR", hide = true, conflicts_with_all = ["html", "json"])]
-    pub(crate) beside: Option<PathBuf>,
+    pub(crate) concurrent: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -420,7 +397,7 @@ pub(crate) struct Screen {
     /// A policy's name, or a file (a path with a slash); default: `default`, which only notes
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,
-    /// Read every file as `python` or `bash`, whatever its name says
+    /// Read every file as `python` or `bash`, whatever its name
     #[arg(long, value_name = "LANGUAGE", value_parser = ["python", "bash"])]
     pub(crate) language: Option<String>,
     /// Print JSON
@@ -456,13 +433,13 @@ pub(crate) enum Audit {
     /// Find any change, gap or reordering in a log
     ///
     /// Exit status: 0 when every record is in its place and unchanged, 1 when one is not, 2
-    /// when the log cannot be read. Records that were cut off at the end show only against an
-    /// anchor, which the journal or the syslog has.
+    /// when the log cannot be read. Only an anchor from the journal or syslog reveals that
+    /// records were cut off at the end.
     Verify {
         /// A file or the directory of a log; default: this user's
         #[arg(value_name = "FILE|DIR")]
         path: Option<PathBuf>,
-        /// The log begins after the record with this hash, since older files were moved away
+        /// The log begins after the record with this hash, because older files were moved away
         #[arg(long, value_name = "SHA256")]
         after: Option<String>,
         /// Lines with anchors, as journalctl or a syslog has them; `-`: stdin
@@ -477,7 +454,7 @@ pub(crate) enum Audit {
         /// How many
         #[arg(short = 'n', value_name = "N", default_value_t = 20)]
         number: usize,
-        /// Go on printing what is added
+        /// Keep printing new records
         #[arg(long)]
         follow: bool,
         /// Print JSON, one record on a line
@@ -494,7 +471,7 @@ pub(crate) enum Audit {
         /// The run's number, or the `id` of its request
         id: String,
     },
-    /// Print the records that meet all conditions
+    /// Print the records that match all conditions
     ///
     /// Exits with 1 when there is none.
     Query(Filter),
@@ -529,4 +506,24 @@ pub(crate) struct Filter {
 fn parse_label(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shims_arguments_are_not_options_of_this_program() {
+        for words in [&["/bin/python", "--help", "-c", "1"][..], &["/bin/python", "--", "--version", "--"], &["/bin/sh", "", "-"], &[]] {
+            let line = ["stockade", "shim-exec"].iter().chain(words);
+            let parsed = Cli::try_parse_from(line);
+            assert!(matches!(&parsed, Ok(Cli { command: Command::ShimExec(shim) }) if shim.words == words), "{words:?}: {parsed:?}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_described_without_a_contradiction() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
 }

@@ -1,7 +1,7 @@
 //! `stockade audit`: verify, tail, show, query.
 //!
-//! Lines of a log may be anybody's: what is printed of them is printable ASCII, whatever
-//! they hold. Root reads with the rights of whoever asked. Nothing is written to a log.
+//! Log lines are untrusted: they are printed as printable ASCII. Root reads with the caller's
+//! rights. Nothing is written to a log.
 
 use std::{
     collections::VecDeque,
@@ -16,19 +16,20 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 use serde_json::Value;
-use stockade_audit::{Anchor, Findings, HEAD, LONGEST_LINE, Verifier, files, text};
+use stockade_audit::{Anchor, Findings, HEAD, MAX_LINE_LEN, Verifier, files, text};
+use stockade_protocol::text::{escape_json, escape_line, is_not_ascii};
 
 use crate::{
     ExitCode, USAGE_ERROR,
     args::{Audit, Filter},
-    output::{say, warn},
+    output::{print_text, warn},
 };
 
-/// How often a followed log is looked at.
-const GLANCE: Duration = Duration::from_millis(200);
+/// How often a followed log is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
-    let done = stockade_runtime::with_callers_rights(|| match command {
+    let done = stockade_engine::with_callers_rights(|| match command {
         Audit::Verify { path, after, anchors } => verify(path.as_deref(), after.as_deref(), anchors.as_deref()),
         Audit::Tail { log, number, follow, json } => tail(&place(log.as_deref())?, *number, *follow, *json),
         Audit::Show { log, id } => show(&place(log.as_deref())?, id),
@@ -44,12 +45,13 @@ pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
 fn place(log: Option<&Path>) -> anyhow::Result<PathBuf> {
     match log {
         Some(log) => Ok(log.to_path_buf()),
-        None => stockade_runtime::audit::own_directory()?.context("neither XDG_STATE_HOME nor HOME says where the log is; name it"),
+        None => stockade_engine::audit::own_directory()?
+            .context("neither XDG_STATE_HOME nor HOME is set, so the log's directory is unknown; name it with --log"),
     }
 }
 
-/// A file of a log's directory. The log may be somebody else's, who would have its reader
-/// wait at a pipe for ever, or read another file by way of a link.
+/// Opens a file of a log's directory. The log's owner may be hostile: a fifo must not block
+/// the reader, and a symlink must not lead to another file.
 fn open(path: &Path) -> anyhow::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
@@ -83,7 +85,7 @@ fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> a
         verifier.file(&name, input, index + 1 == all.len()).with_context(|| format!("read {}", file.display()))?;
     }
     let findings = verifier.finish();
-    say(&describe(&findings, anchors.is_some(), metadata.uid()))?;
+    print_text(&describe(&findings, anchors.is_some(), metadata.uid()))?;
     Ok(if findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -116,27 +118,27 @@ fn describe(findings: &Findings, anchored: bool, owner: u32) -> String {
     for note in &findings.notes {
         out.push_str(&format!("note: {note}\n"));
     }
-    let state = if findings.problems.is_empty() { "each in its place and unchanged" } else { "not as they were written" };
+    let state = if findings.problems.is_empty() { "each in its place and unchanged" } else { "changed, missing or out of order" };
     out.push_str(&format!("{} records in {} files, {state}", findings.records, findings.files));
     if let Some(end) = &findings.end {
         out.push_str(&format!("; the chain ends with {}:{}:{}", end.chain, end.seq, end.hash));
     }
     if anchored {
-        out.push_str(&format!("\n{} anchors were met\n", findings.anchored));
+        out.push_str(&format!("\n{} anchors matched\n", findings.anchored));
     } else {
-        // What else is in the journal under this name, the id of a message keeps out.
+        // The message id excludes other messages of this program.
         out.push_str(&format!(
-            "\nnote: that records were cut off at the end, or the end written anew, shows only against an anchor: journalctl MESSAGE_ID={HEAD} _UID={owner} -o cat | stockade audit verify --anchors -\n"
+            "\nnote: only an anchor reveals that records at the end were cut off or rewritten: journalctl MESSAGE_ID={HEAD} _UID={owner} -o cat | stockade audit verify --anchors -\n"
         ));
     }
-    out.split('\n').map(text::visible).collect::<Vec<_>>().join("\n")
+    out.split('\n').map(|line| escape_line(line, is_not_ascii)).collect::<Vec<_>>().join("\n")
 }
 
 /// Every line, the longer ones in pieces.
 fn each_line(input: impl Read, mut each: impl FnMut(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut input = BufReader::new(input);
     let mut line = Vec::new();
-    while (&mut input).take(2 * LONGEST_LINE as u64).read_until(b'\n', &mut line)? > 0 {
+    while (&mut input).take(2 * MAX_LINE_LEN as u64).read_until(b'\n', &mut line)? > 0 {
         each(line.strip_suffix(b"\n").unwrap_or(&line))?;
         line.clear();
     }
@@ -159,7 +161,7 @@ fn each_record(directory: &Path, mut each: impl FnMut(Value) -> anyhow::Result<(
 /// A record on one line.
 fn line(record: &Value, json: bool) -> String {
     if json {
-        return text::ascii_json(&record.to_string());
+        return escape_json(&record.to_string(), is_not_ascii);
     }
     let word = |value: &Value| match value {
         Value::Null => String::from("-"),
@@ -181,7 +183,7 @@ fn line(record: &Value, json: bool) -> String {
         format!("uid={}", word(&record["who"]["uid"])),
         format!("{}ms", word(&record["duration_ms"])),
     ];
-    text::visible(&words.into_iter().chain(labels).chain([preview]).collect::<Vec<_>>().join("  "))
+    escape_line(&words.into_iter().chain(labels).chain([preview]).collect::<Vec<_>>().join("  "), is_not_ascii)
 }
 
 fn is_of_a_run(record: &Value) -> bool {
@@ -200,12 +202,12 @@ fn tail(directory: &Path, number: usize, follow: bool, json: bool) -> anyhow::Re
         Ok(())
     })?;
     let mut place = end_of(directory)?;
-    last.iter().try_for_each(|line| say(line))?;
+    last.iter().try_for_each(|line| print_text(line))?;
     if !follow {
         return Ok(ExitCode::SUCCESS);
     }
     loop {
-        thread::sleep(GLANCE);
+        thread::sleep(POLL_INTERVAL);
         place = go_on(directory, place, json)?;
     }
 }
@@ -226,7 +228,7 @@ fn go_on(directory: &Path, (file, mut from): (PathBuf, u64), json: bool) -> anyh
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     from += whole as u64;
     for record in bytes[..whole].split(|byte| *byte == b'\n').filter_map(parse).filter(is_of_a_run) {
-        say(&line(&record, json))?;
+        print_text(&line(&record, json))?;
     }
     // The files after it, one by one: none is passed over.
     let next = files(directory)?.into_iter().find(|other| *other > file);
@@ -241,7 +243,7 @@ fn show(directory: &Path, id: &str) -> anyhow::Result<ExitCode> {
     each_record(directory, |record| {
         if record["run"] == id || record["id"] == id {
             found = true;
-            return say(&text::ascii_json(&serde_json::to_string_pretty(&record)?));
+            return print_text(&escape_json(&serde_json::to_string_pretty(&record)?, is_not_ascii));
         }
         Ok(())
     })?;
@@ -261,7 +263,7 @@ fn query(filter: &Filter) -> anyhow::Result<ExitCode> {
     each_record(&place(filter.log.as_deref())?, |record| {
         if is_of_a_run(&record) && fits(&record, filter) {
             found = true;
-            return say(&line(&record, filter.json));
+            return print_text(&line(&record, filter.json));
         }
         Ok(())
     })?;

@@ -1,8 +1,8 @@
 //! Becoming a companion program.
 //!
-//! It takes this process's place, and is told which program to drive and of which version
-//! that is, so that it can refuse one that it was not made for. Where it is sought, and
-//! whom root trusts, is `runtime`'s to say.
+//! The companion replaces this process. It gets this program's path and version, so that it
+//! can refuse another version. `engine` decides where to look for it and which one root
+//! trusts.
 
 use std::{
     convert::Infallible,
@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::Context;
-use stockade_runtime::{caller, companion};
+use stockade_engine::{caller, companion};
 
 /// Becomes the companion `name`, with these arguments after `--program` and
 /// `--program-version`, each with its value.
@@ -20,7 +20,7 @@ use stockade_runtime::{caller, companion};
 /// # Errors
 /// It is missing, not to be trusted, or cannot be executed.
 pub(crate) fn become_companion(name: &str, arguments: impl IntoIterator<Item = OsString>) -> anyhow::Result<Infallible> {
-    // Also refuses to hand on more rights than the caller has.
+    // `identify` also refuses to pass on more rights than the caller has.
     let privileged = caller::identify(None)?.privileged;
     let (program, found) = companion::find(name, privileged)?;
     let mut command = Command::new(format!("/proc/self/fd/{}", found.as_raw_fd()));

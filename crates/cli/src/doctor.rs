@@ -1,27 +1,25 @@
 //! `stockade doctor`: the findings as a table or as JSON, and the exit status.
 //!
-//! What is tried and how it is judged is `runtime`'s; this only prints.
+//! `diagnose` tries and judges the features; this only prints.
 
 use std::fmt::Write;
 
-use stockade_runtime::{
-    Options,
-    doctor::{Examination, State, examine},
-};
+use stockade_diagnose::doctor::{Examination, State, examine};
+use stockade_engine::Options;
 
 use crate::{
     ExitCode,
     args::Doctor,
-    output::{say, say_json},
+    output::{print_json, print_text},
 };
 
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let options = Options { scratch: doctor.scratch.clone(), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
     if doctor.json {
-        say_json(&examination)?;
+        print_json(&examination)?;
     } else {
-        say(&describe(&examination)?)?;
+        print_text(&describe(&examination)?)?;
     }
     Ok(if examination.enforceable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -40,8 +38,8 @@ fn describe(examination: &Examination) -> Result<String, std::fmt::Error> {
     }
     let verdict = match (examination.enforceable, examination.degraded.as_slice()) {
         (true, []) => format!("policy {policy} can be enforced here"),
-        (true, layers) => format!("policy {policy} can be enforced here, by its own leave without: {}", layers.join(", ")),
-        (false, _) => format!("policy {policy} cannot be enforced here; mend what is missing"),
+        (true, layers) => format!("policy {policy} can be enforced here, degraded as its `[degrade]` allows: {}", layers.join(", ")),
+        (false, _) => format!("policy {policy} cannot be enforced here; fix what is missing"),
     };
     writeln!(out, "\n{verdict}")?;
     Ok(out)

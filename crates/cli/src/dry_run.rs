@@ -1,4 +1,4 @@
-//! `--dry-run`: the plan, for a person or a program.
+//! `--dry-run`: prints the plan as text or JSON. It runs nothing.
 
 use std::fmt::Write;
 
@@ -6,13 +6,13 @@ use crate::ExitCode;
 
 use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
 
-use crate::output::{say, say_json};
+use crate::output::{print_json, print_text};
 
 pub(crate) fn print(plan: &Plan, json: bool) -> anyhow::Result<ExitCode> {
     if json {
-        say_json(&plan)?;
+        print_json(&plan)?;
     } else {
-        say(&describe(plan)?)?;
+        print_text(&describe(plan)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -21,7 +21,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let identity = &plan.identity;
     let mode = if plan.mode == Mode::Root { "root" } else { "rootless" };
-    writeln!(out, "plan under policy {} ({mode})", plan.policy)?;
+    writeln!(out, "plan of policy {} ({mode})", plan.policy)?;
     writeln!(out, "\nidentity")?;
     writeln!(
         out,
@@ -32,9 +32,9 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
         writeln!(out, "  files in scratch belong to {uid}:{gid} (idmapped)")?;
     }
     if !identity.groups_kept.is_empty() {
-        writeln!(out, "  host groups that stay: {:?}", identity.groups_kept)?;
+        writeln!(out, "  host groups kept: {:?}", identity.groups_kept)?;
     }
-    writeln!(out, "\nroot, in this order")?;
+    writeln!(out, "\nroot, in mount order")?;
     for entry in plan.root.iter() {
         writeln!(out, "  {}", describe_entry(entry))?;
     }
@@ -45,7 +45,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
         let how = match protection {
             Protection::Hidden => "hidden",
             Protection::ReadOnly => "read-only",
-            Protection::Pinned => "keeps its name",
+            Protection::Pinned => "cannot be renamed",
         };
         writeln!(out, "    {how} {}", path.display())?;
     }
@@ -73,7 +73,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
     for limit in &plan.rlimits {
         writeln!(out, "  {} {}", limit.name, limit.value.map_or_else(|| String::from("unlimited"), |value| value.to_string()))?;
     }
-    writeln!(out, "  CPUs seen: {}", plan.cpus)?;
+    writeln!(out, "  visible CPUs: {}", plan.cpus)?;
     writeln!(out, "\nconfinement")?;
     let users = if identity.user_namespaces == UserNamespaces::Nested { "two user namespaces" } else { "no user namespace" };
     writeln!(out, "  {users}; mount, PID, network, UTS, IPC and cgroup namespaces; no capabilities; no_new_privs")?;
@@ -83,14 +83,14 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
         plan.landlock.rules.iter().try_for_each(|rule| writeln!(out, "    {} {:#x}", rule.path.display(), rule.rights))?;
     }
     match &plan.egress {
-        None => writeln!(out, "  network: lo only")?,
+        None => writeln!(out, "  network: loopback only")?,
         Some(egress) => {
-            writeln!(out, "  network: lo only; through the gate, names resolved by {}:", egress.resolver)?;
+            writeln!(out, "  network: loopback, and through the gate, names from {}:", egress.resolver)?;
             egress.whitelist.rules().iter().try_for_each(|rule| writeln!(out, "    {rule}"))?;
         }
     }
     for (layer, reason) in &plan.degraded {
-        writeln!(out, "\nwithout {layer}: {reason}")?;
+        writeln!(out, "\ndegraded, without {layer}: {reason}")?;
     }
     Ok(out)
 }
@@ -98,7 +98,7 @@ fn describe(plan: &Plan) -> Result<String, std::fmt::Error> {
 fn describe_entry(entry: &RootEntry) -> String {
     match entry {
         RootEntry::Directory { target, mode } => format!("directory /{} {mode:04o}", target.display()),
-        RootEntry::Link { target, to } => format!("link      /{} -> {}", target.display(), to.display()),
+        RootEntry::Link { target, to } => format!("symlink   /{} -> {}", target.display(), to.display()),
         RootEntry::File { target, text, .. } if text.is_empty() => format!("file      /{} (mount point)", target.display()),
         RootEntry::File { target, .. } => format!("file      /{}", target.display()),
         RootEntry::Bind { source, executable, .. } => {
@@ -108,7 +108,7 @@ fn describe_entry(entry: &RootEntry) -> String {
         RootEntry::Writable { target } => format!("writable  /{}", target.display()),
         RootEntry::Proc { target } => format!("proc      /{} read-only", target.display()),
         RootEntry::Devpts { target } => format!("devpts    /{}", target.display()),
-        RootEntry::Cover { target, .. } => format!("watch     /{}", target.display()),
+        RootEntry::Cover { target, .. } => format!("hook      /{}", target.display()),
         RootEntry::Pipe { target } => format!("pipe      /{}", target.display()),
         RootEntry::Mask { target } => format!("mask      /{}", target.display()),
     }

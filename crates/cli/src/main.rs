@@ -1,11 +1,9 @@
 //! The program `stockade`: flags to options, results to text and exit status.
 //!
 //! Decides nothing about a sandbox. What goes to stdout is the answer alone; everything
-//! else goes to stderr. A usage error of `exec` is a result too, so that whoever reads
-//! stdout always finds one.
-#![deny(unsafe_code)]
-// Called by libc without what Rust's own start does before: see `stockade_sys::entry`.
-#![cfg_attr(not(test), no_main)]
+//! else goes to stderr. A usage error of `exec` is a result too, so that stdout always
+//! has one.
+#![forbid(unsafe_code)]
 
 mod approve;
 mod args;
@@ -13,10 +11,10 @@ mod audit;
 mod companion;
 mod doctor;
 mod dry_run;
-mod explained;
 mod output;
 mod page;
 mod policy;
+mod policy_text;
 mod prove;
 mod runtimes;
 mod screen;
@@ -28,83 +26,68 @@ use std::{
     io::{self, Write},
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::Path,
+    process::ExitCode,
 };
 
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
+use rlimit::Resource;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
+use stockade_engine::{Options, Origin, Refusal, admit};
 use stockade_protocol::{Report, Verdict};
-use stockade_runtime::{Ahead, Ask, Options, Refusal, admit};
-use stockade_session::Ended;
+use stockade_server::session::SessionEnd;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
-use output::{say, warn, write_out};
+use output::{print_text, warn, write_out};
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
 
-/// How the program ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct ExitCode(u8);
-
-impl ExitCode {
-    const SUCCESS: ExitCode = ExitCode(0);
-    const FAILURE: ExitCode = ExitCode(1);
-}
-
-impl From<u8> for ExitCode {
-    fn from(code: u8) -> Self {
-        ExitCode(code)
-    }
-}
-
-#[global_allocator]
-static MEMORY: stockade_sys::arena::Arena<std::alloc::System, { 1 << 20 }> = stockade_sys::arena::Arena::before(std::alloc::System);
-
-#[cfg(not(test))]
-stockade_sys::called_by_libc!(program);
-
-#[cfg_attr(test, expect(dead_code, reason = "tests begin elsewhere"))]
-fn program() -> u8 {
-    let ExitCode(code) = act();
-    code
-}
-
-fn act() -> ExitCode {
+fn main() -> ExitCode {
     // Under `ulimit -f 0` this would die without a word. A payload gets the defaults back.
     stockade_sys::process::settle_signals();
-    // What was begun before libc and is not wanted after all ends with this.
-    let _begun_early = stockade_launcher::early::Unused;
-    let ahead = if Cli::is_run_of_process() { Ahead::begin(None) } else { Ahead::default() };
-    let cli = match apart(Cli::of_process) {
+    if let Err(why) = raise_limits() {
+        return failed(&why);
+    }
+    let cli = match Cli::of_process() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
     let done = match cli.command {
-        Command::Exec(exec) => apart(|| exec_command(&exec)),
-        Command::Run(run) => apart(|| run_command(&run, ahead)),
-        Command::Session(session) => apart(|| serve_session(&session)),
-        Command::Mcp(session) => apart(|| serve_mcp(&session)),
-        Command::Policy(command) => apart(|| policy::run(command)),
-        Command::Shim(command) => apart(|| shim::run(&command)),
-        Command::ShimExec(shim) => apart(|| shim::exec(&shim)),
-        Command::Runtimes(choice) => apart(|| runtimes::run(&choice)),
-        Command::Doctor(doctor) => apart(|| doctor::run(&doctor)),
-        Command::Prove(asked) => apart(|| prove::run(&asked)),
-        Command::Audit(command) => apart(|| audit::run(&command)),
-        Command::Approve(asked) => apart(|| approve::run(&asked)),
-        Command::Screen(asked) => apart(|| screen::run(&asked)),
-        Command::Serve(serve) => apart(|| serve_connection(&serve)),
-        Command::Version(version) => apart(|| show_version(version.json)),
+        Command::Exec(exec) => exec_command(&exec),
+        Command::Run(run) => run_command(&run),
+        Command::Session(session) => serve_session(&session),
+        Command::Mcp(session) => serve_mcp(&session),
+        Command::Policy(command) => policy::run(command),
+        Command::Shim(command) => shim::run(&command),
+        Command::ShimExec(shim) => shim::exec(&shim),
+        Command::Runtimes(choice) => runtimes::run(&choice),
+        Command::Doctor(doctor) => doctor::run(&doctor),
+        Command::Prove(asked) => prove::run(&asked),
+        Command::Audit(command) => audit::run(&command),
+        Command::Approve(asked) => approve::run(&asked),
+        Command::Screen(asked) => screen::run(&asked),
+        Command::Serve(serve) => serve_connection(&serve),
+        Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| failed(&error))
 }
 
-/// Does this in a frame of its own. Of a frame each page is touched when it is entered, so
-/// that in one frame each run would pay for the largest of all commands.
-#[inline(never)]
-fn apart<T>(command: impl FnOnce() -> T) -> T {
-    command()
+/// Raises the soft limits that the launcher itself meets: a walk through a directory and
+/// descriptors in flight count against RLIMIT_NOFILE, and a small stack ends it by SIGSEGV.
+/// The payload has limits of its own.
+fn raise_limits() -> anyhow::Result<()> {
+    const WANTED_STACK: u64 = 8 << 20;
+    const MIN_STACK: u64 = 256 << 10;
+    // A limit that cannot be raised is reported by the step that meets it.
+    let _unchanged = rlimit::increase_nofile_limit(u64::MAX);
+    let Ok((soft, hard)) = Resource::STACK.get() else { return Ok(()) };
+    let wanted = soft.max(hard.min(WANTED_STACK));
+    let stack = if Resource::STACK.set(wanted, hard).is_ok() { wanted } else { soft };
+    if stack < MIN_STACK {
+        bail!("the stack may have less than 256 KiB here; start stockade with a higher hard limit (ulimit -Hs)");
+    }
+    Ok(())
 }
 
 /// What was asked for could not be done or, for all its caller knows, was not.
@@ -121,8 +104,8 @@ fn usage(error: &clap::Error) -> ExitCode {
         let report = Report::refused(Verdict::BadRequest, "usage", message.trim_end().to_owned());
         return print_report(&report).unwrap_or_else(|error| failed(&error));
     }
-    // Nobody listens where both streams are closed.
-    let _unheard = error.print();
+    // Where both streams are closed there is nowhere to print it.
+    let _unprinted = error.print();
     ExitCode::from(if asked_for { 0 } else { USAGE_ERROR })
 }
 
@@ -154,10 +137,10 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     });
     let bytes = match read {
         Ok(bytes) => bytes,
-        Err(refusal) => return print_report(&stockade_runtime::refuse(&refusal, &options)),
+        Err(refusal) => return print_report(&stockade_engine::refuse(&refusal, &options)),
     };
     if exec.plan.dry_run {
-        let planned = admit::parse_request(&bytes).and_then(|request| stockade_runtime::plan(Ask::Request(&request), &options));
+        let planned = admit::parse_request(&bytes).and_then(|request| stockade_engine::plan(Origin::Request(&request), &options));
         return match planned {
             Ok(plan) => dry_run::print(&plan, exec.plan.json),
             Err(refusal) => print_report(&refusal.report()),
@@ -166,7 +149,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     if let Some(socket) = &exec.socket {
         return ask(socket, &bytes);
     }
-    let report = stockade_runtime::exec(&bytes, &options);
+    let report = stockade_engine::exec(&bytes, &options);
     warn_of_degraded(&report);
     warn_of_audit(&report);
     print_report(&report)
@@ -179,7 +162,7 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let mut arguments: Vec<OsString> = flags.iter().filter(|(given, _)| *given).map(|(_, flag)| flag.into()).collect();
     arguments.extend(exec.sandbox.to_arguments());
     // The session ends with the reply, and what waits in it could never be run.
-    arguments.extend(args::ApprovedBy::Nobody.to_arguments());
+    arguments.extend(args::ApprovedBy::NoOne.to_arguments());
     match companion::become_companion("stockade-markdown", arguments) {
         Ok(never) => match never {},
         Err(error) => print_report(&Report::refused(Verdict::SandboxError, "companion_missing", format!("{error:#}"))),
@@ -188,7 +171,7 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
 
 /// The same by way of a socket.
 fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
-    let answer = match stockade_service::ask(socket, request) {
+    let answer = match stockade_server::socket::ask(socket, request) {
         Ok(answer) => answer,
         Err(report) => return print_report(&report),
     };
@@ -202,10 +185,10 @@ fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// A connection that was answered was served, whatever the answer; stderr is the journal.
+/// Exits with 0 for every connection that was answered; stderr is the journal.
 fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
     let options = Options { policy: serve.policy.clone(), scratch: serve.scratch.clone(), ..Options::default() };
-    let served = stockade_service::serve(io::stdin().as_fd().try_clone_to_owned()?, options, serve.per_user)?;
+    let served = stockade_server::socket::serve(io::stdin().as_fd().try_clone_to_owned()?, options, serve.per_user)?;
     let verdict = serde_json::to_value(served.verdict)?;
     let reason = served.reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
     let verdict = verdict.as_str().unwrap_or_default();
@@ -214,30 +197,30 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whatever its requests came to, a session that began has done its work.
+/// A session that began and was closed exits with 0, whatever its requests did.
 fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
-    let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.kept.sandbox) };
-    let ended = stockade_session::serve(options, |report| {
+    let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.options.sandbox) };
+    let ended = stockade_server::session::serve(options, |report| {
         warn_of_degraded(report);
         warn_of_audit(report);
     })?;
     Ok(match ended {
-        Ended::Closed => ExitCode::SUCCESS,
-        Ended::Refused(Verdict::BadRequest) => ExitCode::from(USAGE_ERROR),
-        Ended::Refused(_) => ExitCode::from(SANDBOX_ERROR),
-        Ended::Signal(signal) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(SANDBOX_ERROR)),
-        Ended::Unheard => return Err(anyhow::anyhow!("nobody reads the session's answers any more")),
+        SessionEnd::Closed => ExitCode::SUCCESS,
+        SessionEnd::Refused(Verdict::BadRequest) => ExitCode::from(USAGE_ERROR),
+        SessionEnd::Refused(_) => ExitCode::from(SANDBOX_ERROR),
+        SessionEnd::Signal(signal) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(SANDBOX_ERROR)),
+        SessionEnd::OutputClosed => return Err(anyhow::anyhow!("the reader of the session's answers has gone")),
     })
 }
 
 /// The companion takes this process's place, and starts a session as its child. Its tokens
 /// are read by a model, which must not approve itself.
-fn serve_mcp(kept: &args::Kept) -> anyhow::Result<ExitCode> {
+fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
     let approved_by = args::ApprovedBy::Approvers.to_arguments();
-    match companion::become_companion("stockade-mcp", kept.sandbox.to_arguments().into_iter().chain(approved_by))? {}
+    match companion::become_companion("stockade-mcp", options.sandbox.to_arguments().into_iter().chain(approved_by))? {}
 }
 
-/// What the run goes without is said on stderr too, where a person sees it.
+/// Prints missing layers to stderr too, where a person sees them.
 fn warn_of_degraded(report: &Report) {
     for layer in report.receipt.iter().flat_map(|receipt| &receipt.layers) {
         if layer.known == stockade_protocol::Known::Degraded {
@@ -246,7 +229,7 @@ fn warn_of_degraded(report: &Report) {
     }
 }
 
-/// A run that is not written down says so where a person sees it.
+/// Prints to stderr that a run is not in the audit log.
 fn warn_of_audit(report: &Report) {
     if let Some(failure) = report.audit.as_ref().and_then(|audit| audit.failure.as_ref()) {
         warn_of_record(failure);
@@ -272,17 +255,17 @@ fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn run_command(run: &args::Run, ahead: Ahead) -> anyhow::Result<ExitCode> {
+fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
     if run.plan.dry_run {
-        let ask = Ask::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
-        return match stockade_runtime::plan(ask, &options) {
+        let origin = Origin::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
+        return match stockade_engine::plan(origin, &options) {
             Ok(plan) => dry_run::print(&plan, run.plan.json),
             Err(refusal) => Ok(refuse(&refusal)),
         };
     }
     let report_file = run.report.as_deref().map(open_report).transpose()?;
-    let (report, code) = match stockade_runtime::run(&run.command, &options, run.report.is_some(), ahead) {
+    let (report, code) = match stockade_engine::run(&run.command, &options, run.report.is_some()) {
         Ok(result) => (result.report, command_status(result.code)),
         Err(refusal) => (Report { output: None, ..refusal.report() }, refused_command(&refusal)),
     };
@@ -340,17 +323,17 @@ fn refuse(refusal: &Refusal) -> ExitCode {
 fn open_report(path: &Path) -> anyhow::Result<File> {
     let whole = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
-    // A fifo that nobody reads would hold us before there is anybody to interrupt.
+    // Opening a fifo without a reader would block before signals are handled.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    // With the caller's rights: root writes no file for whoever may not.
-    let file = stockade_runtime::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_launcher::scratch::place::open_directory(parent).map_err(|error| anyhow!(error.why))?;
+    // With the caller's rights: root must not write files that the caller could not.
+    let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
+        let directory = stockade_launcher::scratch::path::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
         Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
     })?
-    .with_context(|| format!("open {}, which must not be a link, nor a fifo that nobody reads", path.display()))?;
-    // Whoever reads it may be slow.
+    .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;
+    // Its reader may be slow.
     let blocking = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
-    blocking.with_context(|| format!("wait for whoever reads {}", path.display()))?;
+    blocking.with_context(|| format!("wait for the reader of {}", path.display()))?;
     Ok(file)
 }
 
@@ -360,7 +343,7 @@ fn write_report(file: File, path: &Path, report: &Report) -> anyhow::Result<()> 
     let opened = file.metadata()?;
     write_into(file, &text)?;
     let same = |found: Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());
-    if stockade_runtime::with_callers_rights(|| fs::symlink_metadata(path))?.is_ok_and(same) {
+    if stockade_engine::with_callers_rights(|| fs::symlink_metadata(path))?.is_ok_and(same) {
         return Ok(());
     }
     Err(anyhow!("another file has taken its place since the run began, and is no report; name a file where the code cannot write"))
@@ -393,9 +376,9 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "screen",
             "approve",
         ];
-        say(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
+        print_text(&serde_json::json!({ "version": version, "schema": 1, "features": features }).to_string())?;
     } else {
-        say(&format!("stockade {version}"))?;
+        print_text(&format!("stockade {version}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

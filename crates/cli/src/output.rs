@@ -1,8 +1,7 @@
 //! Printing: answers to stdout, everything else to stderr.
 //!
-//! An answer that could not be written is an error, also where Rust's own stdout would not
-//! say so: it takes a stdout that is closed or not open for writing for one that nobody
-//! reads. Text that came out of a sandbox is not printed here but as JSON.
+//! An answer that could not be written is an error. Rust's own stdout ignores a stdout that is
+//! closed or not open for writing. Text from a sandbox is printed only as JSON.
 
 use std::{
     fs::File,
@@ -13,13 +12,13 @@ use std::{
 use anyhow::Context;
 use rustix::io::Errno;
 use serde::Serialize;
-use stockade_policy::visible::visible_json;
+use stockade_protocol::text::{escape, escape_json, is_hidden};
 
-/// Prints an answer for a person, as its last line ends; what is hidden in it is escaped.
+/// Prints an answer for a person, with a final line break; hidden characters are escaped.
 ///
 /// # Errors
 /// Stdout is closed or full.
-pub(crate) fn say(text: &str) -> anyhow::Result<()> {
+pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
     let mut text = visible(text);
     if !text.ends_with('\n') {
         text.push('\n');
@@ -27,13 +26,13 @@ pub(crate) fn say(text: &str) -> anyhow::Result<()> {
     write_out(text.as_bytes())
 }
 
-/// Prints an answer for a program, in lines for a person; the same holds.
+/// Prints an answer for a program, as indented JSON; hidden characters are escaped.
 ///
 /// # Errors
 /// Stdout is closed or full.
-pub(crate) fn say_json(value: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     let json = serde_json::to_string_pretty(value)?;
-    write_out(format!("{}\n", visible_json(&json)).as_bytes())
+    write_out(format!("{}\n", escape_json(&json, is_hidden)).as_bytes())
 }
 
 /// Writes bytes to stdout, all of them.
@@ -50,12 +49,12 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
     write().context("write the answer to stdout")
 }
 
-/// Text with what is hidden in it escaped, but for line breaks and tabs.
+/// Escapes the hidden characters of a text, except line breaks and tabs.
 pub(crate) fn visible(text: &str) -> String {
-    stockade_policy::visible::visible(text, &['\n', '\t'])
+    escape(text, |letter| !matches!(letter, '\n' | '\t') && is_hidden(letter))
 }
 
-/// Prints a remark for a person; what is hidden in it is escaped.
+/// Prints a message to stderr; hidden characters are escaped.
 pub(crate) fn warn(text: &str) {
-    let _unheard = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
+    let _stderr_closed = writeln!(io::stderr().lock(), "{}", visible(text).trim_end());
 }

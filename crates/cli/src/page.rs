@@ -1,32 +1,32 @@
-//! The file of a proof's page: from the first moment on it is never an older proof's.
+//! The file of a proof's page: once a proof starts, it never shows an older proof.
 //!
-//! Each page is written beside it and takes its place whole, so that nobody reads half of
-//! one. What stands there before must be a file of the caller's own, or nothing: no link is
-//! followed, nothing is waited for, and no other user's file is touched. All of it is done
-//! with the caller's rights.
+//! Each page is written to a temporary file in the same directory and renamed, so that no
+//! reader sees half a page. An existing file must be a regular one of the caller's: symlinks
+//! are not followed and other users' files are not replaced. All with the caller's rights.
 
 use std::{
     ffi::OsString,
-    fs::{File, OpenOptions},
-    io::{self, Read, Write},
+    fs::OpenOptions,
+    io::{self, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, bail};
+use rustix::rand::{GetRandomFlags, getrandom};
+use stockade_engine::with_callers_rights;
 use stockade_prover::unfinished;
-use stockade_runtime::with_callers_rights;
 
-/// See the module.
+/// The page's file.
 pub(crate) struct Page {
     path: PathBuf,
 }
 
 impl Page {
-    /// Puts a page in place that says that nothing is proven yet.
+    /// Writes a page that states that nothing is proven yet.
     ///
     /// # Errors
-    /// What stands there must not be replaced, or nothing can be written there.
+    /// The existing file must not be replaced, or the directory is not writable.
     pub(crate) fn begin(path: &Path) -> anyhow::Result<Self> {
         let page = Page { path: path.to_path_buf() };
         with_callers_rights(|| page.look())??;
@@ -37,7 +37,7 @@ impl Page {
     /// Puts the page of a proof in place.
     ///
     /// # Errors
-    /// It cannot be written. Then the one before stays, which proves nothing.
+    /// It cannot be written. Then the unfinished page stays, which proves nothing.
     pub(crate) fn put(&self, text: &str) -> anyhow::Result<()> {
         with_callers_rights(|| self.replace(text.as_bytes()))?.with_context(|| format!("write the page to {}", self.path.display()))
     }
@@ -57,7 +57,7 @@ impl Page {
         let own = rustix::process::geteuid().as_raw();
         if found.uid() != own {
             bail!(
-                "{path} belongs to uid {}, not to the caller (uid {own}); --html replaces no file of another user's: name another",
+                "{path} belongs to uid {}, not to the caller (uid {own}); --html does not replace another user's file: name another",
                 found.uid()
             );
         }
@@ -66,16 +66,16 @@ impl Page {
 
     fn replace(&self, text: &[u8]) -> io::Result<()> {
         let mut nonce = [0; 8];
-        File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+        getrandom(&mut nonce, GetRandomFlags::empty())?;
         let mut name = OsString::from(".");
         name.push(self.path.file_name().unwrap_or_default());
         name.push(format!("-{:016x}", u64::from_ne_bytes(nonce)));
-        let beside = self.path.with_file_name(name);
-        // A name that nothing had, and so no link either.
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&beside)?;
-        let written = file.write_all(text).and_then(|()| std::fs::rename(&beside, &self.path));
+        let temporary = self.path.with_file_name(name);
+        // `create_new` follows no symlink and opens no existing file.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+        let written = file.write_all(text).and_then(|()| std::fs::rename(&temporary, &self.path));
         if written.is_err() {
-            let _stays = std::fs::remove_file(&beside);
+            let _stays = std::fs::remove_file(&temporary);
         }
         written
     }

@@ -1,14 +1,14 @@
 //! `stockade policy`: check, show, explain, diff, list, schema.
 
 use serde_json::json;
-use stockade_policy::{compare::compare, model::Origin};
-use stockade_runtime::{Options, list_policies, load_policy};
+use stockade_engine::{Options, list_policies, load_policy};
+use stockade_policy_tools::compare::compare;
 
 use crate::{
     ExitCode, USAGE_ERROR,
     args::Policy,
-    explained,
-    output::{say, say_json, warn},
+    output::{print_json, print_text, warn},
+    policy_text,
 };
 
 pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
@@ -19,13 +19,13 @@ pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
         Policy::Diff { first, second, json } => diff(&first, &second, json),
         Policy::List => list(),
         Policy::Schema => {
-            say_json(&stockade_policy::schema())?;
+            print_json(&stockade_policy::schema())?;
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_runtime::Refusal> {
+fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_engine::Refusal> {
     load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() }).map(|loaded| loaded.policy)
 }
 
@@ -33,7 +33,7 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for name in policies {
         match load(name) {
-            Ok(policy) => say(&format!("{name}: ok ({}, sha256 {})", origin(&policy.origin), policy.sha256))?,
+            Ok(policy) => print_text(&format!("{name}: ok ({}, sha256 {})", policy.origin, policy.sha256))?,
             Err(refusal) => {
                 warn(&refusal.message);
                 code = ExitCode::FAILURE;
@@ -45,8 +45,8 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
 
 fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
     match load(&name) {
-        Ok(policy) if json => say_json(&policy)?,
-        Ok(policy) => say(&stockade_policy::show(&policy))?,
+        Ok(policy) if json => print_json(&policy)?,
+        Ok(policy) => print_text(&stockade_policy::show(&policy))?,
         Err(refusal) => {
             warn(&refusal.message);
             return Ok(ExitCode::FAILURE);
@@ -63,8 +63,8 @@ fn explain(name: &str, against: &str, json: bool) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    let explanation = stockade_policy::explain(&policy, &against);
-    if json { say_json(&explanation) } else { say(&explained::explanation(&explanation)) }?;
+    let explanation = stockade_policy_tools::explain(&policy, &against);
+    if json { print_json(&explanation) } else { print_text(&policy_text::explanation(&explanation)) }?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -79,26 +79,19 @@ fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
     let comparison = compare(&first, &second);
     let tight = comparison.more.is_empty();
     if json {
-        let name = |policy: &stockade_policy::model::Policy| json!({ "name": policy.name, "origin": origin(&policy.origin), "sha256": policy.sha256 });
+        let name = |policy: &stockade_policy::model::Policy| json!({ "name": policy.name, "origin": policy.origin.to_string(), "sha256": policy.sha256 });
         let whole = json!({ "schema": 1, "a": name(&first), "b": name(&second), "within": tight, "more": comparison.more, "less": comparison.less, "other": comparison.other });
-        say_json(&whole)?;
+        print_json(&whole)?;
     } else {
-        say(&explained::comparison(&first.name, &second.name, &comparison))?;
+        print_text(&policy_text::comparison(&first.name, &second.name, &comparison))?;
     }
     Ok(if tight { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn origin(origin: &Origin) -> String {
-    match origin {
-        Origin::Shipped => String::from("shipped"),
-        Origin::File(path) => path.display().to_string(),
-    }
 }
 
 fn list() -> anyhow::Result<ExitCode> {
     for (name, from) in list_policies() {
         let description = load(&name).map_or_else(|refusal| format!("(unusable: {})", refusal.reason), |policy| policy.description);
-        say(&format!("{name:<16} {description}  [{}]", origin(&from)))?;
+        print_text(&format!("{name:<16} {description}  [{from}]"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,16 +1,16 @@
 //! `stockade prove`: the proof as a table, as JSON or as a page, and the exit status.
 //!
-//! What is tried and how it is judged is `prover`'s; this only prints.
+//! `prover` tries and judges the attacks; this only prints.
 
 use std::fmt::Write;
 
-use stockade_prover::{Class, Proof, State, html, prove, stand_beside, unfinished};
-use stockade_runtime::Options;
+use stockade_engine::Options;
+use stockade_prover::{Class, Proof, State, html, prove, run_concurrently, unfinished};
 
 use crate::{
     ExitCode,
     args::Prove,
-    output::{say, say_json, warn},
+    output::{print_json, print_text, warn},
     page::Page,
     refuse,
 };
@@ -19,11 +19,11 @@ const BREACH: u8 = 1;
 const NOT_PROVEN: u8 = 3;
 
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
-    if let Some(scratch) = &asked.beside {
+    if let Some(scratch) = &asked.concurrent {
         let options = Options { scratch: Some(scratch.clone()), ..Options::from(&asked.policy) };
-        return Ok(stand_beside(&options).map_or_else(|refusal| refuse(&refusal), |()| ExitCode::SUCCESS));
+        return Ok(run_concurrently(&options).map_or_else(|refusal| refuse(&refusal), |()| ExitCode::SUCCESS));
     }
-    // Before anything is tried, so that a proof is never made in vain.
+    // First, so that no proof is run whose page cannot be written.
     let page = asked.html.as_deref().map(Page::begin).transpose()?;
     let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));
     let proof = match prove(&Options::from(&asked.policy)) {
@@ -39,9 +39,9 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     }
     put(&html(&proof))?;
     if asked.json {
-        say_json(&proof)?;
+        print_json(&proof)?;
     } else {
-        say(&describe(&proof)?)?;
+        print_text(&describe(&proof)?)?;
     }
     Ok(ExitCode::from(match proof.count {
         count if count.breaches > 0 => BREACH,
@@ -80,7 +80,7 @@ fn describe(proof: &Proof) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// The whole in a sentence.
+/// The result in one sentence.
 fn verdict(proof: &Proof) -> String {
     let (count, distinct) = (proof.count, proof.distinct);
     let seconds = proof.duration_ms.div_ceil(100);

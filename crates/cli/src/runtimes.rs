@@ -1,19 +1,17 @@
 //! `stockade runtimes`: languages and packages for a person, a program or a model.
 //!
-//! What is there was asked of the interpreters themselves; this only words it.
+//! The interpreters themselves were asked; this only prints the answers.
 
 use std::fmt::Write;
 
+use stockade_diagnose::inventory::{Inventory, Language, Package, take};
+use stockade_engine::Options;
 use stockade_protocol::{LimitKey, Verdict};
-use stockade_runtime::{
-    Options,
-    inventory::{Inventory, Language, Package, take},
-};
 
 use crate::{
     ExitCode,
     args::Runtimes,
-    output::{say, say_json, warn},
+    output::{print_json, print_text, warn},
 };
 
 pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
@@ -25,11 +23,11 @@ pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
         }
     };
     if runtimes.json {
-        say_json(&inventory)?;
+        print_json(&inventory)?;
     } else if runtimes.prompt {
-        say(&prompt(&inventory)?)?;
+        print_text(&prompt(&inventory)?)?;
     } else {
-        say(&table(&inventory)?)?;
+        print_text(&table(&inventory)?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -69,7 +67,7 @@ fn width<'a>(inventory: &'a Inventory, field: impl Fn(&'a Language) -> &'a str) 
     inventory.runtimes.iter().map(|language| field(language).chars().count()).max().unwrap_or(0)
 }
 
-/// What a model should know before it writes code: little, since every word costs.
+/// What a model should know before it writes code; short, since every token costs.
 fn prompt(inventory: &Inventory) -> Text {
     let mut out = String::new();
     writeln!(out, "Code runs in a Linux sandbox that starts fresh each time.")?;
@@ -77,7 +75,7 @@ fn prompt(inventory: &Inventory) -> Text {
     let languages: Vec<String> = available.iter().map(|language| called(language)).collect();
     writeln!(out, "Languages: {}.", if languages.is_empty() { String::from("none is installed") } else { languages.join("; ") })?;
     for language in available.iter().filter(|language| !language.packages.is_empty()) {
-        writeln!(out, "Packages for {}, beside its standard library: {}.", language.name, packages(&language.packages))?;
+        writeln!(out, "Packages for {}, besides its standard library: {}.", language.name, packages(&language.packages))?;
     }
     writeln!(out, "No network: nothing can be downloaded or installed.")?;
     let scratch = match (inventory.writable, inventory.home_in_scratch) {
@@ -153,13 +151,13 @@ const NOTABLE: [&str; 34] = [
     "express",
     "yargs",
 ];
-const MOST_IN_PROMPT: usize = 30;
+const MAX_IN_PROMPT: usize = 30;
 
 fn packages(packages: &[Package]) -> String {
     let is_notable = |package: &&Package| NOTABLE.contains(&package.name.to_lowercase().as_str());
     let (notable, others): (Vec<&Package>, Vec<&Package>) = packages.iter().partition(is_notable);
     let shown: Vec<String> =
-        notable.into_iter().chain(others).take(MOST_IN_PROMPT).map(|package| format!("{} {}", package.name, package.version)).collect();
+        notable.into_iter().chain(others).take(MAX_IN_PROMPT).map(|package| format!("{} {}", package.name, package.version)).collect();
     let rest = packages.len() - shown.len();
     let more = if rest == 0 { String::new() } else { format!(", and {rest} more") };
     format!("{}{more}", shown.join(", "))

@@ -1,4 +1,4 @@
-//! `stockade screen`: what a policy would say of files, before anything runs.
+//! `stockade screen`: what a policy's screening finds in files, before anything runs.
 //!
 //! The same screener and the same judgement as `exec`. Of a directory every file is read
 //! that is Python or shell by its ending or its first line; hidden directories and links in
@@ -14,16 +14,19 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 use serde::Serialize;
-use stockade_protocol::screen::{Action, Finding, Grammar, LONGEST_CODE, Rule};
-use stockade_runtime::{
+use stockade_engine::{
     Options, caller, load_policy,
-    screen::{Pending, grammar_of_file, sentence, visible},
+    screen::{ScreeningJob, grammar_of_file, sentence},
     with_callers_rights,
+};
+use stockade_protocol::{
+    screen::{Action, Finding, Grammar, MAX_CODE_LEN, Rule},
+    text::{escape_line, is_hidden},
 };
 
 use crate::{
     ExitCode, USAGE_ERROR, args,
-    output::{say, say_json, warn},
+    output::{print_json, print_text, warn},
 };
 
 /// What was found in one file.
@@ -66,7 +69,7 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
                     continue;
                 }
             };
-            let screening = Pending::of_text(&code, grammar, &screen, privileged).finish();
+            let screening = ScreeningJob::of_text(&code, grammar, &screen, privileged).finish();
             let file = Screened {
                 path: path.path.display().to_string(),
                 language: if grammar == Grammar::Python { "python" } else { "bash" },
@@ -86,10 +89,10 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     if asked.json {
         let whole =
             serde_json::json!({ "schema": 1, "policy": { "name": policy.name, "sha256": policy.sha256 }, "stops": stops, "files": all });
-        say_json(&whole)?;
+        print_json(&whole)?;
     } else {
         let stopped = all.iter().filter(|file| file.findings.iter().any(|finding| finding.action > Action::Note)).count();
-        say(&format!("{stopped} of {} files would be stopped under `{}`", all.len(), policy.name))?;
+        print_text(&format!("{stopped} of {} files would be stopped under `{}`", all.len(), policy.name))?;
     }
     Ok(match (stops, failed) {
         (true, _) => ExitCode::FAILURE,
@@ -98,20 +101,19 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// A path as a line can begin with it. `::` there is a command to the machines that run
-/// workflows of repositories.
+/// A path as the start of a line. CI runners read a line that begins with `::` as a command.
 fn at_the_start_of_a_line(path: &str) -> String {
-    let path = visible(path);
+    let path = escape_line(path, is_hidden);
     if path.starts_with("::") { format!("./{path}") } else { path }
 }
 
 fn print(file: &Screened) -> anyhow::Result<()> {
     let path = at_the_start_of_a_line(&file.path);
     for finding in &file.findings {
-        say(&format!("{path}: {}: {}", finding.action.name(), sentence(finding)))?;
+        print_text(&format!("{path}: {}: {}", finding.action.name(), sentence(finding)))?;
     }
     if file.findings_omitted > 0 {
-        say(&format!("{path}: and {} more", file.findings_omitted))?;
+        print_text(&format!("{path}: and {} more", file.findings_omitted))?;
     }
     Ok(())
 }
@@ -126,7 +128,7 @@ fn language(name: &str) -> Option<Grammar> {
 
 /// A path in one line, as a person can read it.
 fn shown(path: &Path) -> String {
-    visible(&path.to_string_lossy())
+    escape_line(&path.to_string_lossy(), is_hidden)
 }
 
 /// A file to be screened.
@@ -136,7 +138,7 @@ struct Named {
     asked_for: bool,
 }
 
-/// What a path of the command line stands for, and what of it cannot be read.
+/// The files of a path on the command line, and what of it cannot be read.
 fn files(path: &Path) -> (Vec<Named>, Vec<anyhow::Error>) {
     let (mut named, mut errors) = (Vec::new(), Vec::new());
     let file = || Named { path: path.to_owned(), asked_for: true };
@@ -176,7 +178,7 @@ impl Named {
     fn read(&self, language: Option<Grammar>) -> anyhow::Result<Option<(Grammar, String)>> {
         let path = &self.path;
         if path == Path::new("-") {
-            let grammar = language.context("for code on stdin, say its language with --language")?;
+            let grammar = language.context("for code on stdin, give its language with --language")?;
             return Ok(Some((grammar, text(io::stdin().lock(), path)?)));
         }
         let code = text(open(path)?, path)?;
@@ -184,14 +186,14 @@ impl Named {
         match language.filter(|_| self.asked_for || known.is_some()).or(known) {
             Some(grammar) => Ok(Some((grammar, code))),
             None if self.asked_for => {
-                bail!("{} is neither Python nor shell by its ending or first line; say its language with --language", shown(path))
+                bail!("{} is neither Python nor shell by its ending or first line; give its language with --language", shown(path))
             }
             None => Ok(None),
         }
     }
 }
 
-/// A regular file, without waiting for whoever might write to it.
+/// Reads a regular file; it never waits for a writer of a fifo.
 fn open(path: &Path) -> anyhow::Result<fs::File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -205,6 +207,6 @@ fn open(path: &Path) -> anyhow::Result<fs::File> {
 /// So much of a file as is needed to see that it is too long.
 fn text(from: impl Read, path: &Path) -> anyhow::Result<String> {
     let mut bytes = Vec::new();
-    from.take(LONGEST_CODE as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", shown(path)))?;
+    from.take(MAX_CODE_LEN as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {}", shown(path)))?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

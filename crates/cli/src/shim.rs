@@ -1,10 +1,9 @@
-//! `stockade shim`: files that stand for interpreters, in a directory of the caller's.
+//! `stockade shim`: files in a directory of the caller's that act as interpreters.
 //!
-//! A shim is a few lines of text. The first has the kernel start this program, the others
-//! say what `run` would be told by options; so nothing stands between caller and sandbox,
-//! and a shim can be moved, linked to and called by any path. Which files are shims is told
-//! from their first lines: nothing else is overwritten or removed. What one runs is decided
-//! in `runtime`.
+//! A shim is a few lines of text. The kernel starts this program by the first; the others hold
+//! what options are for `run`. So no process is between caller and sandbox, and a shim can be
+//! moved, linked to and called by any path. Only files with a shim's first line are
+//! overwritten or removed. `engine` decides what a shim runs.
 
 use std::{
     collections::BTreeMap,
@@ -17,26 +16,26 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use stockade_policy::plan::Plan;
-use stockade_runtime::{
-    Ask, Options, Refusal,
+use stockade_engine::{
+    Options, Origin, Refusal,
     interpreter::{Interpreter, interpret},
 };
+use stockade_policy::plan::Plan;
 
 use crate::{
     ExitCode,
     args::{PolicyChoice, Shim, ShimExec},
     command_status, explain,
-    output::{say, warn},
+    output::{print_text, warn},
     refuse, refused_command,
 };
 
-/// What callers start by name, whatever a policy calls it.
+/// Names that callers start, whatever the policy calls its runtimes.
 const USUAL: [&str; 6] = ["python", "python3", "sh", "bash", "node", "pwsh"];
-/// What the kernel reads of a first line, its end included.
-const LONGEST_FIRST_LINE: usize = 255;
-/// A shim is smaller by far.
-const LARGEST: u64 = 64 << 10;
+/// What the kernel reads of a first line, with its line break.
+const MAX_FIRST_LINE_LEN: usize = 255;
+/// A larger file is not read.
+const MAX_SHIM_LEN: u64 = 64 << 10;
 const NONE_FOUND: u8 = 1;
 
 pub(crate) fn run(command: &Shim) -> anyhow::Result<ExitCode> {
@@ -47,24 +46,24 @@ pub(crate) fn run(command: &Shim) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// What a shim says.
+/// The lines of a shim after its first.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ShimFile {
     runtime: String,
     policy: Option<String>,
     interpreters: Vec<(String, PathBuf)>,
     exact: bool,
 }
 
-impl Said {
+impl ShimFile {
     /// The text of the shim `name`.
     fn text(&self, name: &str, program: &Path) -> anyhow::Result<String> {
         let first = format!("#!{} {}\n", program.display(), ShimExec::WORD);
-        if first.len() > LONGEST_FIRST_LINE || program.to_str().is_none_or(|path| path.contains(char::is_whitespace)) {
+        if first.len() > MAX_FIRST_LINE_LEN || program.to_str().is_none_or(|path| path.contains(char::is_whitespace)) {
             bail!(
                 "this program is at {}, which the kernel cannot read from a shim's first line; install it at a path without blanks and of at most {} bytes",
                 program.display(),
-                LONGEST_FIRST_LINE - ShimExec::WORD.len() - "#! \n".len()
+                MAX_FIRST_LINE_LEN - ShimExec::WORD.len() - "#! \n".len()
             );
         }
         let mut text = first;
@@ -81,28 +80,28 @@ impl Said {
         }
         match text.lines().skip(2).map(str::to_owned).collect::<Vec<_>>() {
             lines if Self::read(&lines).is_ok_and(|read| read == *self) => Ok(text),
-            _ => bail!("a policy or an interpreter with a line break in its path cannot stand in a shim"),
+            _ => bail!("a shim cannot hold a path with a line break, neither of a policy nor of an interpreter"),
         }
     }
 
-    fn read(lines: &[String]) -> anyhow::Result<Said> {
-        let mut said = Said::default();
+    fn read(lines: &[String]) -> anyhow::Result<ShimFile> {
+        let mut shim_file = ShimFile::default();
         for line in lines.iter().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             match line.split_once(' ').unwrap_or((line, "")) {
-                ("runtime", runtime) => said.runtime = runtime.to_owned(),
-                ("policy", policy) => said.policy = Some(policy.to_owned()),
+                ("runtime", runtime) => shim_file.runtime = runtime.to_owned(),
+                ("policy", policy) => shim_file.policy = Some(policy.to_owned()),
                 ("interpreter", pair) => {
                     let (runtime, path) = pair.split_once('=').ok_or_else(|| anyhow!("`interpreter {pair}` lacks its `=`"))?;
-                    said.interpreters.push((runtime.to_owned(), PathBuf::from(path)));
+                    shim_file.interpreters.push((runtime.to_owned(), PathBuf::from(path)));
                 }
-                ("exact", "") => said.exact = true,
-                _ => bail!("`{line}` means nothing to this version; make the shims anew with `stockade shim install`"),
+                ("exact", "") => shim_file.exact = true,
+                _ => bail!("this version does not know the line `{line}`; make the shims again with `stockade shim install`"),
             }
         }
-        if said.runtime.is_empty() {
-            bail!("it names no runtime; make the shims anew with `stockade shim install`");
+        if shim_file.runtime.is_empty() {
+            bail!("it names no runtime; make the shims again with `stockade shim install`");
         }
-        Ok(said)
+        Ok(shim_file)
     }
 
     fn options(&self) -> Options {
@@ -121,7 +120,7 @@ fn open(file: &Path) -> io::Result<Option<(PathBuf, Vec<String>)>> {
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    opened.take(LARGEST).read_to_end(&mut bytes)?;
+    opened.take(MAX_SHIM_LEN).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines();
     let program = lines.next().and_then(|line| line.strip_prefix("#!")?.strip_suffix(ShimExec::WORD)?.strip_suffix(' '));
@@ -130,12 +129,14 @@ fn open(file: &Path) -> io::Result<Option<(PathBuf, Vec<String>)>> {
 
 /// What the kernel starts: a shim's file and the arguments of its caller.
 pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
-    let file = shim.file.as_ref().context("this is for the first line of a shim, which `stockade shim install` makes")?;
+    let (file, arguments) =
+        shim.words.split_first().context("only the first line of a shim starts this; `stockade shim install` makes shims")?;
+    let file = Path::new(file);
     let of_file = || format!("the shim {}", file.display());
-    let opened = stockade_runtime::with_callers_rights(|| open(file))?;
-    let (_, lines) = opened.with_context(of_file)?.ok_or_else(|| anyhow!("it is no shim")).with_context(of_file)?;
-    let said = Said::read(&lines).with_context(of_file)?;
-    let arguments: Result<Vec<String>, OsString> = shim.arguments.iter().cloned().map(OsString::into_string).collect();
+    let opened = stockade_engine::with_callers_rights(|| open(file))?;
+    let (_, lines) = opened.with_context(of_file)?.ok_or_else(|| anyhow!("it is not a shim")).with_context(of_file)?;
+    let shim_file = ShimFile::read(&lines).with_context(of_file)?;
+    let arguments: Result<Vec<String>, OsString> = arguments.iter().cloned().map(OsString::into_string).collect();
     let arguments = match arguments {
         Ok(arguments) => arguments,
         Err(argument) => {
@@ -144,16 +145,16 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
         }
     };
     let asked = Interpreter {
-        runtime: said.runtime.clone(),
+        runtime: shim_file.runtime.clone(),
         arguments,
         variables: std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect(),
-        directory: std::env::current_dir().context("find out the working directory, which is to be the sandbox's scratch")?,
-        shim: file.clone(),
-        exact: said.exact,
+        directory: std::env::current_dir().context("find the working directory, which becomes the sandbox's scratch")?,
+        shim: file.to_path_buf(),
+        exact: shim_file.exact,
     };
-    Ok(match interpret(&asked, &said.options()) {
+    Ok(match interpret(&asked, &shim_file.options()) {
         Ok(result) => {
-            // What the run went without is said when a shim is made: here stderr is the program's.
+            // `shim install` reports missing layers: here stderr belongs to the program.
             explain(&result.report);
             command_status(result.code)
         }
@@ -164,11 +165,11 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
 fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Result<ExitCode> {
     let mut options = Options::from(choice);
     if let Some(policy) = options.policy.as_mut().filter(|policy| policy.contains('/')) {
-        // The shim runs wherever its caller stands.
+        // A shim runs in its caller's working directory.
         let absolute = std::path::absolute(&policy).with_context(|| format!("find out where {policy} is"))?;
         *policy = absolute.into_os_string().into_string().map_err(|_| anyhow!("the path of policy {policy} is not UTF-8"))?;
     }
-    let loaded = match stockade_runtime::load_policy(&options) {
+    let loaded = match stockade_engine::load_policy(&options) {
         Ok(loaded) => loaded,
         Err(refusal) => return Ok(refuse(&refusal)),
     };
@@ -185,44 +186,45 @@ fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Resu
             }
             Err(refusal) => return Ok(refuse(&refusal)),
         }
-        let said = Said { runtime: name.to_owned(), policy: options.policy.clone(), interpreters: options.interpreters.clone(), exact };
-        texts.push((name, said.text(name, &program)?));
+        let shim_file =
+            ShimFile { runtime: name.to_owned(), policy: options.policy.clone(), interpreters: options.interpreters.clone(), exact };
+        texts.push((name, shim_file.text(name, &program)?));
     }
     let made = || -> anyhow::Result<String> {
         fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
-        let mut said = String::new();
+        let mut paths = String::new();
         for (name, text) in &texts {
             let path = directory.join(name);
             put(&path, text)?;
-            writeln!(said, "{}", path.display())?;
+            writeln!(paths, "{}", path.display())?;
         }
-        Ok(said)
+        Ok(paths)
     };
-    // With the caller's rights: root writes no file for whoever may not.
-    let made = stockade_runtime::with_callers_rights(made)??;
+    // With the caller's rights: root must not write files that the caller could not.
+    let made = stockade_engine::with_callers_rights(made)??;
     for (layer, why) in degraded {
-        warn(&format!("stockade: here their runs go without `{layer}`: {why}"));
+        warn(&format!("stockade: their runs here lack the layer `{layer}`: {why}"));
     }
     if texts.is_empty() {
         return Err(anyhow!("policy `{}` has no interpreter that is on this host", loaded.policy.name));
     }
-    say(&made)?;
+    print_text(&made)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// What a run of this runtime would be here.
 fn plan(runtime: &str, options: &Options) -> Result<Plan, Refusal> {
-    let ask = Ask::Interpreter { runtime, arguments: &[], environment: &BTreeMap::new(), alias: None, terminal: false };
-    stockade_runtime::plan(ask, options)
+    let origin = Origin::Interpreter { runtime, arguments: &[], environment: &BTreeMap::new(), alias: None, terminal: false };
+    stockade_engine::plan(origin, options)
 }
 
-/// Puts a shim in its place, at once: whoever starts it meanwhile gets the old or the new one.
+/// Writes a shim and renames it into place, so that a caller starts the old or the new one.
 fn put(path: &Path, text: &str) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        // A link to a shim is not ours to replace, nor what it leads to.
+        // A symlink to a shim is not replaced, nor is its target.
         Ok(metadata) if metadata.is_file() && open(path)?.is_some() => {}
-        Ok(_) => bail!("{} is there and is no shim; move it away, or name another directory", path.display()),
+        Ok(_) => bail!("{} exists and is not a shim; move it away, or name another directory", path.display()),
         Err(error) => return Err(error).with_context(|| format!("look at {}", path.display())),
     }
     let next = path.with_file_name(format!(".{}.{}", path.file_name().unwrap_or_default().to_string_lossy(), std::process::id()));
@@ -263,36 +265,36 @@ fn found(directory: &Path) -> anyhow::Result<Vec<Found>> {
 }
 
 fn list(directory: &Path) -> anyhow::Result<ExitCode> {
-    let found = stockade_runtime::with_callers_rights(|| found(directory))??;
+    let found = stockade_engine::with_callers_rights(|| found(directory))??;
     let mut out = String::new();
     for (path, program, lines) in &found {
-        let what = match Said::read(lines) {
-            Ok(said) => {
-                let interpreters = said.interpreters.iter().map(|(runtime, path)| format!(", {runtime} is {}", path.display()));
-                let exact = if said.exact { ", exact" } else { "" };
-                let policy = said.policy.as_deref().unwrap_or("default");
-                format!("{} under policy {policy}{}{exact}", said.runtime, interpreters.collect::<String>())
+        let what = match ShimFile::read(lines) {
+            Ok(shim_file) => {
+                let interpreters = shim_file.interpreters.iter().map(|(runtime, path)| format!(", {runtime} is {}", path.display()));
+                let exact = if shim_file.exact { ", exact" } else { "" };
+                let policy = shim_file.policy.as_deref().unwrap_or("default");
+                format!("{} under policy {policy}{}{exact}", shim_file.runtime, interpreters.collect::<String>())
             }
             Err(error) => error.to_string(),
         };
-        let gone = if program.is_file() { String::new() } else { format!("; {} is not there: install the shims again", program.display()) };
+        let gone = if program.is_file() { String::new() } else { format!("; {} is missing: install the shims again", program.display()) };
         writeln!(out, "{}  {what}{gone}", path.display())?;
     }
     if found.is_empty() {
         return Ok(ExitCode::from(NONE_FOUND));
     }
-    say(&out)?;
+    print_text(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn remove(directory: &Path) -> anyhow::Result<ExitCode> {
-    let removed = stockade_runtime::with_callers_rights(|| -> anyhow::Result<usize> {
+    let removed = stockade_engine::with_callers_rights(|| -> anyhow::Result<usize> {
         let found = found(directory)?;
         for (path, ..) in &found {
             fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
         }
         if !found.is_empty() {
-            // The directory too, unless it holds something else.
+            // The directory too, if it is empty.
             match fs::remove_dir(directory) {
                 Err(error) if error.kind() != ErrorKind::DirectoryNotEmpty => {
                     return Err(error).with_context(|| format!("remove {}", directory.display()));

@@ -1,47 +1,46 @@
-//! The decision: what a sandbox may reach, as one function of typed values.
+//! The decision which peers a sandbox may reach, as one function of typed values.
 //!
-//! It is asked twice for each connection: when the sandbox's SYN is held, for the
-//! destination that the program named, and again by whoever dials, for the very address
-//! that is about to be dialled. Between the two stands a name, and what a name resolves to
-//! can change. Everything is denied that no rule allows; a denial carries the line that
-//! would allow it. Nothing here resolves, dials or counts.
+//! The gate asks twice for each connection: when the sandbox's SYN is held, for the destination
+//! that the program named, and before each dial, for the address that is dialled, because a name
+//! can resolve to other addresses in between. What no rule allows is denied; a denial carries the
+//! line that would allow it. Nothing here resolves, dials or counts.
 
 mod closed;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use stockade_policy::egress::{Name, Network, Rule, Speech, Target, Whitelist, is_internal};
+use stockade_policy::whitelist::{Name, Network, Protocol, Rule, Target, Whitelist, is_internal};
 use stockade_protocol::{DenialKind, DenialReason};
 
-/// Whom a program wants to reach.
+/// What a program connects to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// An address as it stands; never an IPv4 one in the clothes of IPv6.
+    /// An address; never an IPv4 address mapped into IPv6.
     Address(IpAddr),
-    /// A name, by the address that stands for it inside.
+    /// A name, by its stand-in address in the sandbox.
     Name(Name),
-    /// An address of those that stand for names, but for none that was asked for.
+    /// A stand-in address that was given to no name.
     Unknown(Ipv4Addr),
 }
 
-/// A rule's yes to one destination and port. The address is still to be asked about.
+/// A rule's permission for one destination and port. Each address still needs [`Decider::decide_dial`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit {
     /// Which rule, counted from 0.
     pub rule: usize,
-    /// Whom.
+    /// The destination.
     pub to: Destination,
     /// TCP port.
     pub port: u16,
     /// What may be spoken.
-    pub speech: Speech,
+    pub protocol: Protocol,
 }
 
 impl Permit {
-    /// The name that what is spoken must name; none where any bytes may pass.
+    /// The name that TLS or HTTP must carry; none where any bytes may pass.
     pub fn spoken_name(&self) -> Option<&Name> {
-        match (&self.to, self.speech) {
-            (Destination::Name(name), Speech::Named) => Some(name),
+        match (&self.to, self.protocol) {
+            (Destination::Name(name), Protocol::TlsOrHttp) => Some(name),
             _ => None,
         }
     }
@@ -55,9 +54,9 @@ impl Permit {
     }
 }
 
-/// One refusal, as it is answered and recorded.
+/// A refused connection, query or packet, as it is answered and recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denied {
+pub struct PeerDenial {
     /// How it is refused.
     pub kind: DenialKind,
     /// Why.
@@ -68,7 +67,7 @@ pub struct Denied {
     pub address: Option<IpAddr>,
     /// The port.
     pub port: Option<u16>,
-    /// The protocol, where the kind does not say it.
+    /// The protocol, where the kind does not imply it.
     pub protocol: Option<String>,
     /// What a hello or a request named instead.
     pub said: Option<String>,
@@ -78,42 +77,42 @@ pub struct Denied {
     pub allow: Option<String>,
 }
 
-impl Denied {
+impl PeerDenial {
     /// A refusal of which only kind and reason are known.
     pub fn new(kind: DenialKind, reason: DenialReason) -> Self {
-        Denied { kind, reason, host: None, address: None, port: None, protocol: None, said: None, question: None, allow: None }
+        PeerDenial { kind, reason, host: None, address: None, port: None, protocol: None, said: None, question: None, allow: None }
     }
 
-    /// The refusal of what was spoken over an allowed connection. `said` is what it named.
-    pub fn of_speech(permit: &Permit, address: IpAddr, kind: DenialKind, reason: DenialReason, said: Option<String>) -> Self {
-        let allow = permit.host().and_then(|name| line(Rule::name(name.clone(), permit.port, Speech::Any)));
-        Denied {
+    /// The refusal of TLS or HTTP over an allowed connection. `said` is what it named.
+    pub fn of_protocol(permit: &Permit, address: IpAddr, kind: DenialKind, reason: DenialReason, said: Option<String>) -> Self {
+        let allow = permit.host().and_then(|name| line(Rule::name(name.clone(), permit.port, Protocol::AnyTcp)));
+        PeerDenial {
             host: permit.host().map(Name::to_string),
             address: Some(address),
             port: Some(permit.port),
             said,
             allow,
-            ..Denied::new(kind, reason)
+            ..PeerDenial::new(kind, reason)
         }
     }
 
-    /// The refusal of one connection more than there may be.
+    /// The refusal of a connection beyond the limit.
     pub fn of_number(to: Destination, port: u16) -> Self {
         let (host, address) = match to {
             Destination::Name(name) => (Some(name.to_string()), None),
             Destination::Address(address) => (None, Some(address)),
             Destination::Unknown(address) => (None, Some(IpAddr::V4(address))),
         };
-        Denied { host, address, port: Some(port), ..Denied::new(DenialKind::Connect, DenialReason::Limit) }
+        PeerDenial { host, address, port: Some(port), ..PeerDenial::new(DenialKind::Connect, DenialReason::Limit) }
     }
 }
 
 /// How a name is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum NameMatch {
     /// A rule names it.
     Exactly,
-    /// Only a wildcard covers it, so its first label is the program's choice.
+    /// Only a wildcard covers it, so the program chooses its first label.
     ByWildcard,
 }
 
@@ -125,15 +124,15 @@ pub struct Decider {
 }
 
 impl Decider {
-    /// Decides by this whitelist on a host whose interfaces have these addresses.
+    /// For this whitelist, on a host whose interfaces have these addresses.
     pub fn new(whitelist: Whitelist, own: Vec<IpAddr>) -> Self {
         let mut decider = Decider { whitelist, own: Vec::new() };
         decider.set_own_addresses(own);
         decider
     }
 
-    /// The host's interfaces have other addresses now. For one address alone it is enough
-    /// to name those of its [`views`] that are the host's.
+    /// Replaces the addresses of the host's interfaces. To decide on one address, those of
+    /// its [`views`] that are the host's are enough.
     pub fn set_own_addresses(&mut self, own: Vec<IpAddr>) {
         self.own = own.into_iter().map(|address| address.to_canonical()).collect();
     }
@@ -143,28 +142,27 @@ impl Decider {
         &self.whitelist
     }
 
-    /// A rule of a permit, in its one spelling.
+    /// The canonical text of the permit's rule.
     pub fn rule_text(&self, permit: &Permit) -> String {
         self.whitelist.rules().get(permit.rule).map(Rule::to_string).unwrap_or_default()
     }
 
-    /// Whether some rule allows a name, on whatever port.
-    pub fn carries(&self, name: &Name) -> Option<Carried> {
+    /// Whether a rule allows a name on any port.
+    pub fn match_name(&self, name: &Name) -> Option<NameMatch> {
         let targets = || self.whitelist.rules().iter().map(|rule| &rule.target);
         if targets().any(|target| matches!(target, Target::Name(own) if own == name)) {
-            return Some(Carried::Exactly);
+            return Some(NameMatch::Exactly);
         }
-        targets().any(|target| covers(target, name)).then_some(Carried::ByWildcard)
+        targets().any(|target| covers(target, name)).then_some(NameMatch::ByWildcard)
     }
 
     /// Whether a connection may be tried.
     ///
-    /// A rule that names the name comes before a wildcard; of two networks the smaller
-    /// comes first.
+    /// An exact name comes before a wildcard, a smaller network before a larger one.
     ///
     /// # Errors
     /// No rule allows it, or the address is closed.
-    pub fn decide(&self, to: Destination, port: u16) -> Result<Permit, Box<Denied>> {
+    pub fn decide(&self, to: Destination, port: u16) -> Result<Permit, Box<PeerDenial>> {
         let found = match &to {
             Destination::Name(name) => self
                 .find(port, |target| matches!(target, Target::Name(own) if own == name))
@@ -182,8 +180,8 @@ impl Decider {
             let reason = if matches!(to, Destination::Unknown(_)) { DenialReason::UnknownAddress } else { DenialReason::NoRule };
             return Err(Box::new(refusal(&to, port, reason)));
         };
-        let speech = self.whitelist.rules().get(rule).map_or(Speech::Named, |rule| rule.speech);
-        let permit = Permit { rule, to, port, speech };
+        let protocol = self.whitelist.rules().get(rule).map_or(Protocol::TlsOrHttp, |rule| rule.protocol);
+        let permit = Permit { rule, to, port, protocol };
         match &permit.to {
             Destination::Address(address) if self.closed(address.to_canonical(), port) => {
                 Err(Box::new(refusal(&permit.to, port, DenialReason::ForbiddenRange)))
@@ -192,27 +190,27 @@ impl Decider {
         }
     }
 
-    /// Whether this very address may be dialled for a permit. To be asked by the process
-    /// that dials, with the address that it dials.
+    /// Whether an address may be dialled for a permit. The process that dials must ask, with
+    /// the address that it dials.
     ///
     /// # Errors
     /// The address is closed, or is a private one behind a public name.
-    pub fn decide_dial(&self, permit: &Permit, address: IpAddr) -> Result<(), Box<Denied>> {
+    pub fn decide_dial(&self, permit: &Permit, address: IpAddr) -> Result<(), Box<PeerDenial>> {
         let address = address.to_canonical();
         let refuse = |reason| {
             let allow = line(Rule::address(address, permit.port));
             let host = permit.host().map(Name::to_string);
-            Err(Box::new(Denied {
+            Err(Box::new(PeerDenial {
                 host,
                 address: Some(address),
                 port: Some(permit.port),
                 allow,
-                ..Denied::new(DenialKind::Connect, reason)
+                ..PeerDenial::new(DenialKind::Connect, reason)
             }))
         };
         let name = match &permit.to {
             Destination::Name(name) => name,
-            // Whoever dials something else than was allowed has made a mistake.
+            // A bug of the caller: it dials another address than the permit allows.
             Destination::Address(allowed) if allowed.to_canonical() != address => return refuse(DenialReason::NoRule),
             Destination::Address(_) if self.closed(address, permit.port) => return refuse(DenialReason::ForbiddenRange),
             Destination::Address(_) => return Ok(()),
@@ -222,7 +220,7 @@ impl Decider {
             return refuse(DenialReason::ResolvedToForbiddenRange);
         }
         let covered = || self.networks(permit.port).any(|(_, network)| network.contains(address));
-        let exact = || self.carries(name) == Some(Carried::Exactly);
+        let exact = || self.match_name(name) == Some(NameMatch::Exactly);
         if closed::is_private(address) && !(is_internal(name) && exact()) && !covered() {
             return refuse(DenialReason::ResolvedToPrivateRange);
         }
@@ -241,14 +239,14 @@ impl Decider {
         })
     }
 
-    /// Whether it counts whose an address is: not where a rule names this very address on
-    /// this port, for then it was meant, the host's own too.
+    /// Whether the host's own addresses are closed here: not where a rule names exactly this
+    /// address on this port.
     pub fn asks_whose(&self, address: IpAddr, port: u16) -> bool {
         !self.networks(port).any(|(_, network)| network == Network::host(address))
     }
 
-    /// Whether an address is closed on a port. What closes it is a block of addresses; it
-    /// is open if some rule's network lies within that block, for then it was meant.
+    /// Whether an address is closed on a port: it lies in a closed block, and no rule names a
+    /// network within that block.
     fn closed(&self, address: IpAddr, port: u16) -> bool {
         if !self.asks_whose(address, port) {
             return false;
@@ -263,32 +261,32 @@ impl Decider {
 }
 
 fn covers(target: &Target, name: &Name) -> bool {
-    matches!(target, Target::Below(base) if name.parent() == Some(base.as_str()))
+    matches!(target, Target::Wildcard(base) if name.parent() == Some(base.as_str()))
 }
 
-fn refusal(to: &Destination, port: u16, reason: DenialReason) -> Denied {
+fn refusal(to: &Destination, port: u16, reason: DenialReason) -> PeerDenial {
     let (host, address, rule) = match to {
-        Destination::Name(name) => (Some(name.to_string()), None, Some(Rule::name(name.clone(), port, Speech::Named))),
+        Destination::Name(name) => (Some(name.to_string()), None, Some(Rule::name(name.clone(), port, Protocol::TlsOrHttp))),
         Destination::Address(address) => (None, Some(*address), Some(Rule::address(address.to_canonical(), port))),
         Destination::Unknown(address) => (None, Some(IpAddr::V4(*address)), None),
     };
-    Denied { host, address, port: Some(port), allow: rule.and_then(line), ..Denied::new(DenialKind::Connect, reason) }
+    PeerDenial { host, address, port: Some(port), allow: rule.and_then(line), ..PeerDenial::new(DenialKind::Connect, reason) }
 }
 
-/// The refusal of a name; `allow` guesses at the port.
-pub(crate) fn name_refusal(name: &Name, reason: DenialReason) -> Denied {
-    let rule = Rule::name(name.clone(), 443, Speech::Named);
+/// The refusal of a name; `allow` assumes port 443.
+pub(crate) fn name_refusal(name: &Name, reason: DenialReason) -> PeerDenial {
+    let rule = Rule::name(name.clone(), 443, Protocol::TlsOrHttp);
     let allow = matches!(reason, DenialReason::NoRule | DenialReason::WildcardLabel | DenialReason::WildcardLimit).then(|| line(rule));
-    Denied { host: Some(name.to_string()), allow: allow.flatten(), ..Denied::new(DenialKind::Dns, reason) }
+    PeerDenial { host: Some(name.to_string()), allow: allow.flatten(), ..PeerDenial::new(DenialKind::Dns, reason) }
 }
 
-/// An address and every IPv4 address that a translator or a tunnel would take it for: all
-/// of them have to be open.
+/// An address and every IPv4 address that a translator or tunnel would forward it to. All of
+/// them must be open.
 pub fn views(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     closed::views(address)
 }
 
-/// A rule as a line, if a policy would take it.
+/// A rule as a line, if a policy accepts it.
 fn line(rule: Rule) -> Option<String> {
     let text = rule.to_string();
     text.parse::<Rule>().is_ok().then_some(text)

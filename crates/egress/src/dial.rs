@@ -1,7 +1,8 @@
-//! Reaching a peer: non-blocking connects to its addresses, one after the other with a
-//! short head start each (RFC 8305), until one answers.
+//! Connects to a peer: non-blocking connects to its addresses, each with a short head start
+//! (RFC 8305), until one answers.
 //!
-//! Dials only addresses that it is given: each was decided on before. No name is seen here.
+//! Dials only the addresses that it is given, each of which was decided on before. It resolves no
+//! name.
 
 use std::{
     collections::VecDeque,
@@ -17,22 +18,22 @@ use rustix::{
 
 use crate::{poll::Poll, resolve::family};
 
-/// After this long the next address is tried beside the first.
+/// The delay before the next address is tried in parallel.
 const HEAD_START: Duration = Duration::from_millis(250);
-/// After this long a peer counts as not answering.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Addresses tried at the same time.
-const MOST_AT_ONCE: usize = 2;
+/// A peer that has not answered within this time is unreachable.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Addresses tried in parallel.
+const MAX_CONCURRENT_DIALS: usize = 2;
 
-/// A socket for the next dial, made while no program waits for it.
+/// A socket for the next dial, created while the gate is idle.
 #[derive(Default)]
-pub(crate) struct Spare {
+pub(crate) struct PreparedSocket {
     wanted: Option<AddressFamily>,
     socket: Option<(AddressFamily, OwnedFd)>,
 }
 
-impl Spare {
-    /// The spare one where it is of this family, else a new one.
+impl PreparedSocket {
+    /// The prepared socket where it has this family, else a new one.
     fn take(&mut self, family: AddressFamily) -> Result<OwnedFd, Errno> {
         self.wanted = Some(family);
         match self.socket.take_if(|(of, _)| *of == family) {
@@ -41,15 +42,15 @@ impl Spare {
         }
     }
 
-    /// It was used up.
+    /// A dial has used it.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Makes one again, of the family that was wanted last.
+    /// Creates another of the family that was used last.
     pub(crate) fn refill(&mut self) {
         let Some(family) = self.wanted.take() else { return };
-        // Without one the next dial makes its own, and hears why it cannot.
+        // On failure the next dial creates a socket itself and gets the error.
         self.socket = stream(family).ok().map(|socket| (family, socket));
     }
 }
@@ -60,41 +61,41 @@ pub(crate) struct Dial {
     trying: Vec<Attempt>,
     next_at: Instant,
     give_up_at: Instant,
-    /// The most telling error so far.
+    /// The most specific error so far.
     error: Option<(SocketAddr, Errno)>,
 }
 
-/// A connect that was begun.
+/// A connect in progress.
 struct Attempt {
     socket: OwnedFd,
     address: SocketAddr,
-    /// We are told when it has ended.
+    /// epoll reports its end.
     watched: bool,
 }
 
-/// How it goes.
+/// The state of a dial.
 pub(crate) enum Dialled {
     Waiting,
     Connected(OwnedFd, SocketAddr),
-    /// Nobody could be reached; the address that failed last, if one was tried.
+    /// No address could be reached; the address that failed last, if one was tried.
     Failed(Option<SocketAddr>, Errno),
 }
 
 impl Dial {
     /// `addresses` in order of preference.
-    pub(crate) fn start(addresses: Vec<SocketAddr>, spare: &mut Spare, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
-        let mut dial = Dial { waiting: addresses.into(), trying: Vec::new(), next_at: now, give_up_at: now + PATIENCE, error: None };
+    pub(crate) fn start(addresses: Vec<SocketAddr>, spare: &mut PreparedSocket, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
+        let mut dial = Dial { waiting: addresses.into(), trying: Vec::new(), next_at: now, give_up_at: now + DIAL_TIMEOUT, error: None };
         let state = dial.advance(spare, poll, token, now);
         (dial, state)
     }
 
-    /// Looks how the attempts stand and begins those that are due.
-    pub(crate) fn advance(&mut self, spare: &mut Spare, poll: &Poll, token: u64, now: Instant) -> Dialled {
+    /// Checks the attempts and starts those that are due.
+    pub(crate) fn advance(&mut self, spare: &mut PreparedSocket, poll: &Poll, token: u64, now: Instant) -> Dialled {
         loop {
             if let Some(Attempt { socket, address, .. }) = self.settle() {
                 return Dialled::Connected(socket, address);
             }
-            let due = self.trying.is_empty() || (now >= self.next_at && self.trying.len() < MOST_AT_ONCE);
+            let due = self.trying.is_empty() || (now >= self.next_at && self.trying.len() < MAX_CONCURRENT_DIALS);
             if !due || self.waiting.is_empty() {
                 break;
             }
@@ -124,7 +125,7 @@ impl Dial {
         let mut index = 0;
         while let Some(Attempt { socket, address, .. }) = self.trying.get(index) {
             let address = *address;
-            // Asking once more tells how the first connect went (connect(2)).
+            // A second connect returns the result of the first (connect(2)).
             match connect(socket, &address) {
                 Ok(()) | Err(Errno::ISCONN) => return Some(self.trying.swap_remove(index)),
                 Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => index += 1,
@@ -137,8 +138,8 @@ impl Dial {
         None
     }
 
-    /// Watches the attempts that no answer has come to yet: who is on this host has answered
-    /// by now, and the program waits for every call that is made before.
+    /// Watches the attempts without an answer. Peers on this host have answered already, and
+    /// each earlier system call delays the program.
     fn watch(&mut self, poll: &Poll, token: u64) {
         let mut index = 0;
         while let Some(attempt) = self.trying.get_mut(index) {
@@ -156,15 +157,14 @@ impl Dial {
     }
 
     fn remember(&mut self, address: SocketAddr, errno: Errno) {
-        // A refusal says more than a missing route of the other family.
+        // A refusal is more specific than a missing route of the other family.
         if self.error.is_none() || !matches!(errno, Errno::NETUNREACH | Errno::AFNOSUPPORT) {
             self.error = Some((address, errno));
         }
     }
 }
 
-/// Tells a peer that its answer has come, unless the kernel has told it meanwhile: it waits
-/// for no more than a fraction of a second.
+/// Sends the delayed ACK to a peer at once, unless the kernel has sent it already.
 pub(crate) fn acknowledge(socket: &OwnedFd) {
     let _set = sockopt::set_tcp_quickack(socket, true);
 }
@@ -172,13 +172,13 @@ pub(crate) fn acknowledge(socket: &OwnedFd) {
 fn stream(family: AddressFamily) -> Result<OwnedFd, Errno> {
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // The peer's answer is enough for us: it hears that we have it when the program knows.
-    // A peer on this host would wake up by it, on the processor that the program waits for.
+    // The ACK waits until the program knows of the connection: it would wake up a peer on this
+    // host, on the CPU that the program waits for.
     sockopt::set_tcp_quickack(&socket, false)?;
     Ok(socket)
 }
 
-fn attempt(address: SocketAddr, spare: &mut Spare) -> Result<OwnedFd, Errno> {
+fn attempt(address: SocketAddr, spare: &mut PreparedSocket) -> Result<OwnedFd, Errno> {
     let socket = spare.take(family(address))?;
     match connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),

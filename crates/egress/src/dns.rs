@@ -1,33 +1,32 @@
-//! DNS as the sandbox sees it: every question answered from the whitelist, none forwarded.
+//! DNS as the sandbox sees it: the gate answers every query from the whitelist and forwards none.
 //!
-//! A name that a rule carries has one A record, the address that stands for it, and no
-//! others: no AAAA, since one family is enough for what never leaves, and no HTTPS record,
-//! which would bring keys to encrypt the server's name. Any other name does not exist, and
-//! is told so at once. So a question carries nothing out, whatever its labels hold.
+//! A name that a rule allows has one A record, its stand-in address, and nothing else: no AAAA,
+//! since one family is enough for addresses that stay inside, and no HTTPS record, which would
+//! carry keys for an encrypted server name. Any other name gets NXDOMAIN at once. So no query
+//! carries data out in its labels.
 //! RFC 1035, RFC 6891 (EDNS), RFC 8914 (extended errors), RFC 2308 (no data).
 
 mod query;
+pub(crate) mod wire;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use stockade_policy::egress::Name;
-use stockade_protocol::{DenialKind, DenialReason};
+use stockade_policy::whitelist::Name;
+use stockade_protocol::{DenialKind, DenialReason, text::escape_bytes};
 
 use crate::{
-    decide::{Decider, Denied, name_refusal},
-    inspect::printable,
+    decide::{Decider, PeerDenial, name_refusal},
+    inspect::MAX_SAID,
     names::Names,
 };
-use query::{Malformed, Query};
+use query::{MalformedQuery, Query};
+use wire::{A, PTR, write_name};
 
-/// The longest question that is read; those of real programs have at most some 300 bytes.
-pub const LONGEST_QUERY: usize = 1232;
+/// The longest query that is read. Real programs send at most about 300 bytes.
+pub const MAX_QUERY_LEN: usize = 1232;
 
-/// How long a program may remember an answer, in seconds; it holds for the whole run.
+/// Seconds for which a program may cache an answer. An answer holds for the whole run.
 const TTL: u32 = 60;
-
-const A: u16 = 1;
-const PTR: u16 = 12;
 
 /// Response codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,59 +38,57 @@ enum Code {
     BadVers = 16,
 }
 
-/// What became of one question.
+/// The reply to one query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The message to send back; none for what is no question at all.
+pub struct DnsReply {
+    /// The message to send back; none where the message is no query.
     pub reply: Option<Vec<u8>>,
     /// The refusal, if it was one.
-    pub denied: Option<Denied>,
+    pub denied: Option<PeerDenial>,
 }
 
-/// Answers one message. `now_ms` is any clock that does not run backwards.
-pub fn answer(message: &[u8], decider: &Decider, names: &mut Names, now_ms: u64) -> Answer {
+/// Answers one message. `now_ms` is a monotonic clock.
+pub fn answer(message: &[u8], decider: &Decider, names: &mut Names, now_ms: u64) -> DnsReply {
     let query = match query::read(message) {
         Ok(query) => query,
-        Err(Malformed { reply }) => {
-            let denied = Denied::new(DenialKind::Dns, DenialReason::DnsMalformed);
-            return Answer { reply: reply.map(|code| query::refuse(message, code)), denied: Some(denied) };
+        Err(MalformedQuery { reply }) => {
+            let denied = PeerDenial::new(DenialKind::Dns, DenialReason::DnsMalformed);
+            return DnsReply { reply: reply.map(|code| query::refuse(message, code)), denied: Some(denied) };
         }
     };
     if query.edns.is_some_and(|edns| edns.version != 0) {
-        return Answer { reply: Some(query.reply(Code::BadVers, None, None)), denied: None };
+        return DnsReply { reply: Some(query.reply(Code::BadVers, None, None)), denied: None };
     }
     match query.name() {
         Some(name) if query.kind == PTR && name.is_within("in-addr.arpa") => pointer(&query, &name, names),
         Some(name) => forward(&query, &name, decider, names, now_ms),
         None => {
-            let denied = Denied { host: Some(printable(&query.text())), ..Denied::new(DenialKind::Dns, DenialReason::NoRule) };
+            let denied =
+                PeerDenial { host: Some(escape_bytes(&query.text(), MAX_SAID)), ..PeerDenial::new(DenialKind::Dns, DenialReason::NoRule) };
             refused(&query, denied)
         }
     }
 }
 
-fn forward(query: &Query<'_>, name: &Name, decider: &Decider, names: &mut Names, now_ms: u64) -> Answer {
-    let Some(carried) = decider.carries(name) else { return refused(query, name_refusal(name, DenialReason::NoRule)) };
+fn forward(query: &Query<'_>, name: &Name, decider: &Decider, names: &mut Names, now_ms: u64) -> DnsReply {
+    let Some(carried) = decider.match_name(name) else { return refused(query, name_refusal(name, DenialReason::NoRule)) };
     if query.kind != A {
-        return Answer { reply: Some(query.reply(Code::NoError, None, None)), denied: None };
+        return DnsReply { reply: Some(query.reply(Code::NoError, None, None)), denied: None };
     }
     match names.assign(name, carried, now_ms) {
-        Ok(address) => Answer { reply: Some(query.reply(Code::NoError, Some((A, &address.octets())), None)), denied: None },
+        Ok(address) => DnsReply { reply: Some(query.reply(Code::NoError, Some((A, &address.octets())), None)), denied: None },
         Err(reason) => refused(query, name_refusal(name, reason)),
     }
 }
 
-/// The name that an address stands for, as some programs ask before they print it.
-fn pointer(query: &Query<'_>, name: &Name, names: &Names) -> Answer {
-    match reversed(name).and_then(|address| names.name_of(address)) {
-        Some(found) => {
-            let wire: Vec<u8> = found.labels().chain([""]).flat_map(query::label).collect();
-            Answer { reply: Some(query.reply(Code::NoError, Some((PTR, &wire)), None)), denied: None }
-        }
+/// The name of a stand-in address, which some programs look up before they print it.
+fn pointer(query: &Query<'_>, name: &Name, names: &Names) -> DnsReply {
+    match reversed(name).and_then(|address| names.name_of(address)).and_then(|found| write_name(found.as_str())) {
+        Some(wire) => DnsReply { reply: Some(query.reply(Code::NoError, Some((PTR, &wire)), None)), denied: None },
         None => {
             let address = reversed(name).map(IpAddr::V4);
             let host = Some(name.to_string());
-            refused(query, Denied { host, address, ..Denied::new(DenialKind::Dns, DenialReason::NoRule) })
+            refused(query, PeerDenial { host, address, ..PeerDenial::new(DenialKind::Dns, DenialReason::NoRule) })
         }
     }
 }
@@ -102,35 +99,35 @@ fn reversed(name: &Name) -> Option<Ipv4Addr> {
     labels.join(".").parse().ok()
 }
 
-fn refused(query: &Query<'_>, denied: Denied) -> Answer {
+fn refused(query: &Query<'_>, denied: PeerDenial) -> DnsReply {
     // Prohibited (RFC 8914, 4.19). Not REFUSED: the C library would try again and wait.
     let reply = query.reply(Code::NxDomain, None, Some(18));
-    Answer { reply: Some(reply), denied: Some(Denied { question: Some(query::kind_name(query.kind)), ..denied }) }
+    DnsReply { reply: Some(reply), denied: Some(PeerDenial { question: Some(query::kind_name(query.kind)), ..denied }) }
 }
 
-/// What stands at the beginning of a TCP stream of messages (RFC 1035, 4.2.2).
+/// The first message of a TCP stream (RFC 1035, 4.2.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Framed<'a> {
-    /// Too little yet.
+pub enum TcpFrame<'a> {
+    /// More bytes are needed.
     Partial,
     /// A whole message, and how many bytes of the stream it took.
     Message(&'a [u8], usize),
-    /// A message longer than any question: the connection should end.
+    /// A message longer than any query: the connection should end.
     TooLong,
 }
 
-/// Finds the first message of what a client sent over TCP. At most
-/// [`LONGEST_QUERY`] + 2 bytes need to be held.
-pub fn unframe(held: &[u8]) -> Framed<'_> {
-    let Some((length, rest)) = held.split_first_chunk::<2>() else { return Framed::Partial };
+/// Finds the first message in the bytes that a client sent over TCP. At most
+/// [`MAX_QUERY_LEN`] + 2 bytes need to be held.
+pub fn unframe(held: &[u8]) -> TcpFrame<'_> {
+    let Some((length, rest)) = held.split_first_chunk::<2>() else { return TcpFrame::Partial };
     let length = usize::from(u16::from_be_bytes(*length));
-    if length > LONGEST_QUERY {
-        return Framed::TooLong;
+    if length > MAX_QUERY_LEN {
+        return TcpFrame::TooLong;
     }
-    rest.get(..length).map_or(Framed::Partial, |message| Framed::Message(message, length + 2))
+    rest.get(..length).map_or(TcpFrame::Partial, |message| TcpFrame::Message(message, length + 2))
 }
 
-/// A reply as TCP carries it.
+/// A message with the length that TCP puts before it.
 pub fn frame(reply: &[u8]) -> Vec<u8> {
     let length = u16::try_from(reply.len()).unwrap_or(u16::MAX);
     [&length.to_be_bytes(), &reply[..usize::from(length)]].concat()

@@ -1,8 +1,8 @@
-//! The gate's process: started by the launcher, confined by itself, ended by a closed pipe.
+//! The gate's process: the launcher forks it, it locks itself down, a closed pipe ends it.
 //!
-//! [`Gate::start`] forks; the child confines itself and serves. The launcher learns by
-//! [`Gate::confirm`] that it is confined, watches [`Gate::watch`] for its death, and gets
-//! the record of the run from [`Gate::finish`]. The gate is ended with the launcher.
+//! [`Gate::start`] forks. [`Gate::confirm`] waits until the gate is confined, [`Gate::watch`] is
+//! readable when it has died, and [`Gate::finish`] returns the record of the run. The gate is
+//! killed with the launcher.
 
 use std::time::{Duration, Instant};
 
@@ -13,27 +13,30 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Signal, WaitId, WaitIdOptions, getpid, pidfd_send_signal, waitid},
 };
-use stockade_policy::egress::Whitelist;
+use stockade_policy::whitelist::Whitelist;
 use stockade_protocol::EgressReport;
-use stockade_sys::clone;
+use stockade_sys::{
+    clone,
+    lockdown::{LockdownError, LockdownStep},
+};
 
 use crate::{
-    confine::{self, NotConfined, RunAs},
+    confine::{RunAs, confine},
     decide::Decider,
     poll::Poll,
     resolve::Resolver,
     route::Routes,
-    serve::Service,
+    serve::GateService,
     setup::Channels,
 };
 
-/// What a gate is to do.
-pub struct Request {
-    /// What may leave.
+/// What a gate needs to know.
+pub struct GateRequest {
+    /// The peers that may be reached.
     pub whitelist: Whitelist,
     /// How this host finds addresses.
     pub resolver: Resolver,
-    /// Whom it runs as.
+    /// The user that it runs as.
     pub run_as: RunAs,
 }
 
@@ -45,47 +48,46 @@ pub struct Gate {
     record: OwnedFd,
 }
 
-/// Why there is no gate, or none any more.
+/// Why there is no gate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
     /// It could not be started.
     #[error("start the egress gate: {0}")]
     Start(Errno),
-    /// It could not confine itself, and has ended.
+    /// It could not lock itself down, and has exited.
     #[error("the egress gate could not {step}: {errno}")]
     Confine {
-        /// What it could not do.
+        /// The step.
         step: &'static str,
-        /// Why.
+        /// What the kernel answered.
         errno: Errno,
     },
-    /// It ended by itself. The sandbox must be ended too.
+    /// It ended unexpectedly. The sandbox must end too.
     #[error("the egress gate ended unexpectedly")]
     Died,
-    /// It did not end in time, and was killed.
+    /// It did not answer in time, and was killed.
     #[error("the egress gate did not answer in time")]
     Silent,
-    /// What it said is no record.
-    #[error("the egress gate's record makes no sense")]
+    /// It sent something else than a record.
+    #[error("the egress gate sent a malformed record; this is a bug in stockade")]
     Record,
 }
 
-/// First byte of the record pipe: it serves; or it could not confine itself, and step and
+/// First byte on the record pipe: the gate serves, or its lockdown failed and the step and
 /// errno follow.
 const READY: u8 = b'r';
 const FAILED: u8 = b'f';
-/// How long the gate may take to confine itself, and to end.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest record: every list full of long names is less.
-const LONGEST_RECORD: usize = 4 << 20;
+/// The time limit for its lockdown, and for its end.
+const GATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest record. Full lists of the longest names are shorter.
+const MAX_RECORD_LEN: usize = 4 << 20;
 
 impl Gate {
-    /// Forks this process, which must have one thread. `channels` are the gate's alone
-    /// afterwards.
+    /// Forks this process, which must have one thread. The gate takes over `channels`.
     ///
     /// # Errors
     /// The process could not be made.
-    pub fn start(channels: Channels, request: Request) -> Result<Self, GateError> {
+    pub fn start(channels: Channels, request: GateRequest) -> Result<Self, GateError> {
         let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(GateError::Start);
         let (stop_read, stop) = pipe()?;
         let (record, record_write) = pipe()?;
@@ -94,28 +96,28 @@ impl Gate {
         Ok(Gate { pid: child.pid, process: child.pidfd, stop: Some(stop), record })
     }
 
-    /// Waits until it is confined and serves. To be called before the sandbox runs code.
+    /// Waits until it is confined and serves. Must return before the sandbox runs code.
     ///
     /// # Errors
-    /// It could not confine itself.
+    /// It could not lock itself down.
     pub fn confirm(&self) -> Result<(), GateError> {
         let mut said = [0u8; 6];
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + GATE_TIMEOUT;
         if !wait_for(self.record.as_fd(), end)? {
             return Err(GateError::Silent);
         }
-        // Its word is one byte, or six that were written in one piece.
+        // One byte, or six bytes from one write.
         match (rustix::io::retry_on_intr(|| read(&self.record, &mut said)).map_err(GateError::Start)?, said) {
             (1.., [READY, ..]) => Ok(()),
             (6, [FAILED, step, errno @ ..]) => Err(GateError::Confine {
-                step: confine::STEPS.get(usize::from(step)).copied().unwrap_or("confine itself"),
+                step: LockdownStep::ALL.get(usize::from(step)).map_or("confine itself", |step| step.name()),
                 errno: Errno::from_raw_os_error(i32::from_ne_bytes(errno).clamp(1, 4095)),
             }),
             _ => Err(GateError::Died),
         }
     }
 
-    /// Its process id, for a receipt of how it is confined.
+    /// Its process id, for the receipt.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -125,18 +127,18 @@ impl Gate {
         self.process.as_fd()
     }
 
-    /// Tells it that everything inside is dead, and takes its record. Takes as long as the
-    /// gate needs to read what the kernel still holds, mostly less than a millisecond.
+    /// Tells the gate that every process of the sandbox is dead, and takes its record. The
+    /// gate first reads what the kernel still holds, usually in less than 1 ms.
     ///
     /// # Errors
-    /// It had ended before, or does not end.
+    /// It has ended before, or does not end in time.
     pub fn finish(mut self) -> Result<EgressReport, GateError> {
         drop(self.stop.take());
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + GATE_TIMEOUT;
         let mut bytes = Vec::new();
         let mut chunk = [0u8; 8192];
         loop {
-            if !wait_for(self.record.as_fd(), end)? || bytes.len() > LONGEST_RECORD {
+            if !wait_for(self.record.as_fd(), end)? || bytes.len() > MAX_RECORD_LEN {
                 return Err(GateError::Silent);
             }
             match rustix::io::retry_on_intr(|| read(&self.record, &mut chunk)).map_err(GateError::Start)? {
@@ -154,13 +156,13 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // It may have ended: then there is only a zombie to reap.
+        // It may have exited already, as a zombie.
         let _gone = pidfd_send_signal(&self.process, Signal::KILL);
         let _reaped = waitid(WaitId::PidFd(self.process.as_fd()), WaitIdOptions::EXITED);
     }
 }
 
-/// False: the time is up.
+/// False after a timeout.
 fn wait_for(fd: BorrowedFd<'_>, end: Instant) -> Result<bool, GateError> {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let left = end.saturating_duration_since(Instant::now());
@@ -169,10 +171,10 @@ fn wait_for(fd: BorrowedFd<'_>, end: Instant) -> Result<bool, GateError> {
     Ok(ready > 0)
 }
 
-/// The child: confines itself, serves until told to stop, and writes the record.
-fn run(channels: Channels, request: Request, stop: &OwnedFd, record: &OwnedFd, parent: rustix::process::Pid) -> i32 {
+/// The child: locks itself down, serves until the stop pipe closes, and writes the record.
+fn run(channels: Channels, request: GateRequest, stop: &OwnedFd, record: &OwnedFd, parent: rustix::process::Pid) -> i32 {
     let opened = || -> Result<_, Errno> { Ok((Poll::new()?, Routes::open()?)) };
-    let confined = opened().map_err(|errno| NotConfined { step: 0, errno }).and_then(|(poll, routes)| {
+    let confined = opened().map_err(|errno| LockdownError { step: LockdownStep::CloseDescriptors, errno }).and_then(|(poll, routes)| {
         let kept = [
             channels.log.as_fd(),
             channels.listener.as_fd(),
@@ -184,19 +186,19 @@ fn run(channels: Channels, request: Request, stop: &OwnedFd, record: &OwnedFd, p
             stop.as_fd(),
             record.as_fd(),
         ];
-        confine::confine(&kept, Some(parent), request.run_as)?;
+        confine(&kept, Some(parent), request.run_as)?;
         Ok((poll, routes))
     });
     let (poll, routes) = match confined {
         Ok(opened) => opened,
-        Err(NotConfined { step, errno }) => {
+        Err(LockdownError { step, errno }) => {
             let [a, b, c, d] = errno.raw_os_error().to_ne_bytes();
-            let _unheard = write(record, &[FAILED, step, a, b, c, d]);
+            let _unheard = write(record, &[FAILED, step as u8, a, b, c, d]);
             return 125;
         }
     };
     let decider = Decider::new(request.whitelist, Vec::new());
-    let Ok(service) = Service::new(channels, poll, routes, decider, request.resolver, stop) else { return 125 };
+    let Ok(service) = GateService::new(channels, poll, routes, decider, request.resolver, stop) else { return 125 };
     if write(record, &[READY]) != Ok(1) {
         return 125;
     }

@@ -1,29 +1,29 @@
-//! HTTP/1 from a client, every request of a connection: each must be for the right host.
+//! Reads the HTTP/1 requests of a client: each must be for the right host.
 //!
-//! A head leaves when it is whole and was understood, a body as it comes. Where a request
-//! ends must be beyond doubt, because the next one begins there: what servers are known to
-//! read in different ways (two lengths, a length beside chunks, bare line feeds, trailers)
-//! is refused. RFC 9112. What turns the connection into something else is refused too.
+//! A head is released when it is complete and valid, a body as it arrives. The end of a request
+//! must be certain, because the next one begins there. Forms that servers are known to read in
+//! different ways (two lengths, a length with chunks, bare line feeds, trailers) are refused, and
+//! so are upgrades to another protocol. RFC 9112.
 
-use stockade_policy::egress::Name;
+use stockade_policy::whitelist::Name;
 use stockade_protocol::DenialReason;
 
-use crate::inspect::Refused;
+use crate::inspect::InspectionRefusal;
 
-/// Bytes of one head. A head may use all that can be held.
-const LONGEST_HEAD: usize = crate::inspect::MOST_HELD;
+/// Bytes of one head: all that can be held.
+const MAX_HEAD_LEN: usize = crate::inspect::MAX_HELD;
 /// Header lines of one head.
-const MOST_HEADERS: usize = 128;
+const MAX_HEADERS: usize = 128;
 /// Digits of a chunk's length, and the line's end.
-const LONGEST_CHUNK_LINE: usize = 16 + 2;
+const MAX_CHUNK_LINE_LEN: usize = 16 + 2;
 
 /// Follows the requests of one connection's client.
 #[derive(Clone, Debug, Default)]
-pub struct HttpCheck {
+pub struct HttpInspector {
     stage: Stage,
-    /// How many of the held bytes were searched for the end of what is under way.
+    /// How many of the held bytes were searched for the end of the head or line.
     searched: usize,
-    /// Whether a request was understood before.
+    /// Whether a valid request came before.
     spoke: bool,
 }
 
@@ -32,22 +32,22 @@ enum Stage {
     /// A request's head.
     #[default]
     Head,
-    /// So many bytes of a body that ends there.
+    /// This many bytes of a body with a length.
     Body(u64),
     /// The line before a chunk.
     ChunkLine,
-    /// So many bytes of a chunk, its line's end among them.
+    /// This many bytes of a chunk and its line end.
     Chunk(u64),
     /// The empty line after the last chunk.
     LastLine,
 }
 
-impl HttpCheck {
+impl HttpInspector {
     /// How many of the held bytes may leave; see [`crate::inspect::Inspector::examine`].
     ///
     /// # Errors
-    /// No HTTP/1, or not for this host, or without a certain end.
-    pub fn examine(&mut self, held: &[u8], name: &Name, port: u16) -> Result<usize, Refused> {
+    /// No HTTP/1, another host, or an ambiguous end.
+    pub fn examine(&mut self, held: &[u8], name: &Name, port: u16) -> Result<usize, InspectionRefusal> {
         let mut released = 0;
         loop {
             let rest = &held[released..];
@@ -65,7 +65,7 @@ impl HttpCheck {
             match taken {
                 Some(taken) => {
                     released += taken;
-                    // Only a whole head or line is taken, so the search begins anew.
+                    // A whole head or line was taken: search from the start.
                     self.searched = 0;
                 }
                 None => return Ok(released),
@@ -73,12 +73,12 @@ impl HttpCheck {
         }
     }
 
-    fn head(&mut self, held: &[u8], name: &Name, port: u16) -> Result<Option<usize>, Refused> {
-        let malformed = || Refused::http(DenialReason::HttpMalformed);
+    fn head(&mut self, held: &[u8], name: &Name, port: u16) -> Result<Option<usize>, InspectionRefusal> {
+        let malformed = || InspectionRefusal::http(DenialReason::HttpMalformed);
         let Some(end) = self.find_end(held)? else {
-            return if held.len() > LONGEST_HEAD { Err(malformed()) } else { Ok(None) };
+            return if held.len() > MAX_HEAD_LEN { Err(malformed()) } else { Ok(None) };
         };
-        if end > LONGEST_HEAD {
+        if end > MAX_HEAD_LEN {
             return Err(malformed());
         }
         self.stage = check_head(&held[..end], name, port)?;
@@ -86,9 +86,9 @@ impl HttpCheck {
         Ok(Some(end))
     }
 
-    /// The length of a head up to and with its empty line. Lines end with CR and LF, and
-    /// neither stands anywhere else: some servers take a bare one for a line's end.
-    fn find_end(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
+    /// The length of a head with its empty line. CR and LF occur only as line ends, because
+    /// some servers accept a bare one as a line end.
+    fn find_end(&mut self, held: &[u8]) -> Result<Option<usize>, InspectionRefusal> {
         while let Some(&byte) = held.get(self.searched) {
             let after_return = self.searched.checked_sub(1).and_then(|before| held.get(before)) == Some(&b'\r');
             if (byte == b'\n') != after_return {
@@ -109,9 +109,9 @@ impl HttpCheck {
         Ok(None)
     }
 
-    /// At the very beginning, it may well be another protocol.
-    fn no_http(&self) -> Refused {
-        Refused::http(if self.spoke { DenialReason::HttpMalformed } else { DenialReason::ProtocolUnknown })
+    /// The first bytes may belong to another protocol.
+    fn no_http(&self) -> InspectionRefusal {
+        InspectionRefusal::http(if self.spoke { DenialReason::HttpMalformed } else { DenialReason::ProtocolUnknown })
     }
 
     fn pass(&mut self, held: &[u8], left: u64, more: impl Fn(u64) -> Stage, done: Stage) -> usize {
@@ -121,10 +121,10 @@ impl HttpCheck {
         taken
     }
 
-    fn chunk_line(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
-        let malformed = || Refused::http(DenialReason::HttpMalformed);
-        let Some(end) = held.iter().take(LONGEST_CHUNK_LINE).position(|byte| *byte == b'\n') else {
-            return if held.len() >= LONGEST_CHUNK_LINE { Err(malformed()) } else { Ok(None) };
+    fn chunk_line(&mut self, held: &[u8]) -> Result<Option<usize>, InspectionRefusal> {
+        let malformed = || InspectionRefusal::http(DenialReason::HttpMalformed);
+        let Some(end) = held.iter().take(MAX_CHUNK_LINE_LEN).position(|byte| *byte == b'\n') else {
+            return if held.len() >= MAX_CHUNK_LINE_LEN { Err(malformed()) } else { Ok(None) };
         };
         let digits = held[..end].strip_suffix(b"\r").ok_or_else(malformed)?;
         let length = number(digits, 16).ok_or_else(malformed)?;
@@ -135,24 +135,24 @@ impl HttpCheck {
         Ok(Some(end + 1))
     }
 
-    /// The bytes of a chunk, then CR and LF, which are looked at.
-    fn chunk(&mut self, held: &[u8], left: u64) -> Result<usize, Refused> {
+    /// The bytes of a chunk, then CR and LF, which are checked.
+    fn chunk(&mut self, held: &[u8], left: u64) -> Result<usize, InspectionRefusal> {
         let data = left.saturating_sub(2);
         if data > 0 {
             return Ok(self.pass(held, data, |data| Stage::Chunk(data + 2), Stage::Chunk(2)));
         }
         let wanted = if left == 2 { b'\r' } else { b'\n' };
         if held[0] != wanted {
-            return Err(Refused::http(DenialReason::HttpMalformed));
+            return Err(InspectionRefusal::http(DenialReason::HttpMalformed));
         }
         self.stage = if left == 2 { Stage::Chunk(1) } else { Stage::ChunkLine };
         Ok(1)
     }
 
-    /// Trailers could name another host, so there are none.
-    fn last_line(&mut self, held: &[u8]) -> Result<Option<usize>, Refused> {
+    /// Trailers are refused: they could name another host.
+    fn last_line(&mut self, held: &[u8]) -> Result<Option<usize>, InspectionRefusal> {
         if !b"\r\n".starts_with(&held[..held.len().min(2)]) {
-            return Err(Refused::http(DenialReason::HttpMalformed));
+            return Err(InspectionRefusal::http(DenialReason::HttpMalformed));
         }
         if held.len() < 2 {
             return Ok(None);
@@ -162,22 +162,22 @@ impl HttpCheck {
     }
 }
 
-/// Whether a line ends as the first one of a request does.
+/// Whether a line ends like a request line.
 fn is_request_line(line: &[u8]) -> bool {
     [&b" HTTP/1.1"[..], b" HTTP/1.0", b" HTTP/2.0"].iter().any(|ending| line.ends_with(ending))
 }
 
-/// Reads a whole head; what follows it.
-fn check_head(head: &[u8], name: &Name, port: u16) -> Result<Stage, Refused> {
-    let malformed = || Refused::http(DenialReason::HttpMalformed);
+/// Reads a whole head, and returns what follows it.
+fn check_head(head: &[u8], name: &Name, port: u16) -> Result<Stage, InspectionRefusal> {
+    let malformed = || InspectionRefusal::http(DenialReason::HttpMalformed);
     if head.starts_with(b"PRI ") {
-        return Err(Refused::http(DenialReason::Http2Cleartext));
+        return Err(InspectionRefusal::http(DenialReason::Http2Cleartext));
     }
-    // The parser would skip empty lines before the request.
+    // The parser skips empty lines before the request.
     if !head[0].is_ascii_uppercase() {
         return Err(malformed());
     }
-    let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(head) {
         Ok(httparse::Status::Complete(length)) if length == head.len() => {}
@@ -192,22 +192,22 @@ fn check_head(head: &[u8], name: &Name, port: u16) -> Result<Stage, Refused> {
     framing(&request, version)
 }
 
-/// The one value of a header; two are refused, even of the same value.
-fn one<'a>(request: &httparse::Request<'_, 'a>, wanted: &str) -> Result<Option<&'a [u8]>, Refused> {
+/// The single value of a header. Two are refused, even if equal.
+fn one<'a>(request: &httparse::Request<'_, 'a>, wanted: &str) -> Result<Option<&'a [u8]>, InspectionRefusal> {
     let mut found = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case(wanted));
     let value = found.next().map(|header| header.value);
     if found.next().is_some() {
-        return Err(Refused::http(DenialReason::HttpMalformed));
+        return Err(InspectionRefusal::http(DenialReason::HttpMalformed));
     }
     Ok(value)
 }
 
-fn check_host(host: Option<&[u8]>, name: &Name, port: u16) -> Result<(), Refused> {
-    let host = host.filter(|host| !host.is_empty()).ok_or_else(|| Refused::http(DenialReason::HostMissing))?;
-    is_authority(host, name, port).then_some(()).ok_or_else(|| Refused::http(DenialReason::HostMismatch).naming(host))
+fn check_host(host: Option<&[u8]>, name: &Name, port: u16) -> Result<(), InspectionRefusal> {
+    let host = host.filter(|host| !host.is_empty()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMissing))?;
+    is_authority(host, name, port).then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMismatch).naming(host))
 }
 
-/// Whether this is the name, alone or with the connection's own port.
+/// Whether this is the name, with or without the connection's port.
 fn is_authority(text: &[u8], name: &Name, port: u16) -> bool {
     let Ok(text) = std::str::from_utf8(text) else { return false };
     let (host, own_port) = match text.split_once(':') {
@@ -218,33 +218,33 @@ fn is_authority(text: &[u8], name: &Name, port: u16) -> bool {
 }
 
 /// A path, `*`, or a whole URL for the same host.
-fn check_target(method: &str, target: &str, name: &Name, port: u16) -> Result<(), Refused> {
+fn check_target(method: &str, target: &str, name: &Name, port: u16) -> Result<(), InspectionRefusal> {
     if method == "CONNECT" {
-        return Err(Refused::http(DenialReason::HttpTunnel).naming(target.as_bytes()));
+        return Err(InspectionRefusal::http(DenialReason::HttpTunnel).naming(target.as_bytes()));
     }
     if target.starts_with('/') || (target == "*" && method == "OPTIONS") {
         return Ok(());
     }
     let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
-    let Some(scheme) = scheme else { return Err(Refused::http(DenialReason::HttpMalformed)) };
+    let Some(scheme) = scheme else { return Err(InspectionRefusal::http(DenialReason::HttpMalformed)) };
     let rest = &target[scheme.len()..];
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let same = is_authority(authority.as_bytes(), name, port);
-    same.then_some(()).ok_or_else(|| Refused::http(DenialReason::HostMismatch).naming(authority.as_bytes()))
+    same.then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMismatch).naming(authority.as_bytes()))
 }
 
-/// Whoever asks for another protocol would speak it next. An offer of HTTP/2 is harmless:
-/// a client takes it up with a preface, which is refused.
-fn check_upgrade(request: &httparse::Request<'_, '_>) -> Result<(), Refused> {
+/// After an upgrade the client would send another protocol. An offer of HTTP/2 is harmless:
+/// it needs a preface, which is refused.
+fn check_upgrade(request: &httparse::Request<'_, '_>) -> Result<(), InspectionRefusal> {
     match one(request, "upgrade")? {
-        Some(value) if !value.eq_ignore_ascii_case(b"h2c") => Err(Refused::http(DenialReason::HttpTunnel).naming(value)),
+        Some(value) if !value.eq_ignore_ascii_case(b"h2c") => Err(InspectionRefusal::http(DenialReason::HttpTunnel).naming(value)),
         _ => Ok(()),
     }
 }
 
-/// What follows the head: a body of a certain length, chunks, or the next head.
-fn framing(request: &httparse::Request<'_, '_>, version: u8) -> Result<Stage, Refused> {
-    let malformed = || Refused::http(DenialReason::HttpMalformed);
+/// What follows the head: a body with a length, chunks, or the next head.
+fn framing(request: &httparse::Request<'_, '_>, version: u8) -> Result<Stage, InspectionRefusal> {
+    let malformed = || InspectionRefusal::http(DenialReason::HttpMalformed);
     let length = one(request, "content-length")?.map(|value| number(value, 10).ok_or_else(malformed)).transpose()?;
     // Some servers treat `_` in a header's name as `-`.
     let lookalike = ["content_length", "transfer_encoding"];
@@ -259,7 +259,7 @@ fn framing(request: &httparse::Request<'_, '_>, version: u8) -> Result<Stage, Re
     }
 }
 
-/// A number in plain digits of at most 16.
+/// A number of at most 16 digits.
 fn number(digits: &[u8], radix: u32) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 {
         return None;

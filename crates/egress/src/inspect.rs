@@ -1,46 +1,48 @@
-//! Whether what a client says over an allowed connection names the peer that was allowed.
+//! Checks that a client names the allowed peer over an allowed connection.
 //!
-//! The inspector sees every byte before it leaves and says how many may. It keeps no copy:
-//! whoever reads from the client holds the bytes back and shows them. What is neither TLS
-//! nor HTTP/1 is refused, as is whatever could be understood in two ways. It holds no
-//! clock: how long a client may take is the caller's to say. Bytes from the peer pass
-//! unseen, so protocols in which the peer speaks first are not held up.
+//! The inspector sees every byte before it is sent and returns how many may be sent. It keeps no
+//! copy: the caller holds the bytes back and passes them again. Anything but TLS and HTTP/1 is
+//! refused, and so is anything that can be read in two ways. It has no clock; the caller limits
+//! the time. It does not see the peer's bytes, so protocols in which the server speaks first are
+//! not delayed.
 
-use stockade_policy::egress::Name;
-use stockade_protocol::{DenialKind, DenialReason};
+use stockade_policy::whitelist::Name;
+use stockade_protocol::{DenialKind, DenialReason, text::escape_bytes};
 
-use crate::{hello::HelloCheck, http::HttpCheck};
+use crate::{http::HttpInspector, tls::ClientHelloInspector};
 
-/// The most bytes that an inspector wants to be held back. A caller's buffer must have
-/// room for these and one more.
-pub const MOST_HELD: usize = 32 << 10;
+/// The most bytes that an inspector holds back. A caller's buffer needs room for one more.
+pub const MAX_HELD: usize = 32 << 10;
 
-/// Why a connection has to end.
+/// Bytes from a client that a report shows.
+pub(crate) const MAX_SAID: usize = 128;
+
+/// Why a connection must end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// In which protocol it was seen.
+pub struct InspectionRefusal {
+    /// The protocol.
     pub kind: DenialKind,
-    /// Why.
+    /// The reason.
     pub reason: DenialReason,
-    /// What was named instead, made printable and cut.
+    /// What the client named instead, escaped and truncated.
     pub said: Option<String>,
 }
 
-impl Refused {
+impl InspectionRefusal {
     pub(crate) fn tls(reason: DenialReason) -> Self {
-        Refused { kind: DenialKind::Tls, reason, said: None }
+        InspectionRefusal { kind: DenialKind::Tls, reason, said: None }
     }
 
     pub(crate) fn http(reason: DenialReason) -> Self {
-        Refused { kind: DenialKind::Http, reason, said: None }
+        InspectionRefusal { kind: DenialKind::Http, reason, said: None }
     }
 
     pub(crate) fn naming(self, said: &[u8]) -> Self {
-        Refused { said: Some(printable(said)), ..self }
+        InspectionRefusal { said: Some(escape_bytes(said, MAX_SAID)), ..self }
     }
 }
 
-/// Looks at one connection's bytes from the client, from the first one on.
+/// Inspects the client's bytes of one connection, from the first byte on.
 #[derive(Clone, Debug)]
 pub struct Inspector {
     name: Name,
@@ -50,10 +52,10 @@ pub struct Inspector {
 
 #[derive(Clone, Debug)]
 enum Speaks {
-    /// Nothing yet.
+    /// No byte came yet.
     Unknown,
-    Tls(HelloCheck),
-    Http(HttpCheck),
+    Tls(ClientHelloInspector),
+    Http(HttpInspector),
 }
 
 impl Inspector {
@@ -62,18 +64,17 @@ impl Inspector {
         Inspector { name, port, speaks: Speaks::Unknown }
     }
 
-    /// How many of the held bytes may leave now. `held` begins with the first byte that
-    /// was not released before and holds all that came since, what was shown earlier
-    /// included.
+    /// How many of the held bytes may be sent now. `held` begins with the first byte that was
+    /// not released, and includes bytes that an earlier call has seen.
     ///
     /// # Errors
-    /// The connection must end, and nothing more of it may leave.
-    pub fn examine(&mut self, held: &[u8]) -> Result<usize, Refused> {
+    /// The connection must end, and no more of its bytes may be sent.
+    pub fn examine(&mut self, held: &[u8]) -> Result<usize, InspectionRefusal> {
         if let (Speaks::Unknown, Some(first)) = (&self.speaks, held.first()) {
             self.speaks = match first {
-                22 => Speaks::Tls(HelloCheck::default()),
-                b'A'..=b'Z' => Speaks::Http(HttpCheck::default()),
-                _ => return Err(Refused { kind: DenialKind::Connect, reason: DenialReason::ProtocolUnknown, said: None }),
+                22 => Speaks::Tls(ClientHelloInspector::default()),
+                b'A'..=b'Z' => Speaks::Http(HttpInspector::default()),
+                _ => return Err(InspectionRefusal { kind: DenialKind::Connect, reason: DenialReason::ProtocolUnknown, said: None }),
             };
         }
         let released = match &mut self.speaks {
@@ -81,41 +82,31 @@ impl Inspector {
             Speaks::Tls(check) => check.examine(held, &self.name)?,
             Speaks::Http(check) => check.examine(held, &self.name, self.port)?,
         };
-        if held.len() - released > MOST_HELD {
+        if held.len() - released > MAX_HELD {
             return Err(match self.speaks {
-                Speaks::Http(_) => Refused::http(DenialReason::HttpMalformed),
-                _ => Refused::tls(DenialReason::TlsMalformed),
+                Speaks::Http(_) => InspectionRefusal::http(DenialReason::HttpMalformed),
+                _ => InspectionRefusal::tls(DenialReason::TlsMalformed),
             });
         }
         Ok(released)
     }
 
-    /// Everything that follows may leave unseen.
+    /// All later bytes may be sent without inspection.
     pub fn is_through(&self) -> bool {
         matches!(&self.speaks, Speaks::Tls(check) if check.is_through())
     }
 
-    /// Something was said, and it was TLS for the right server.
+    /// A ClientHello for the right server was accepted.
     pub fn saw_server_name(&self) -> bool {
         matches!(&self.speaks, Speaks::Tls(check) if check.was_accepted())
     }
-}
-
-/// Bytes from inside as a short text without control characters.
-pub(crate) fn printable(bytes: &[u8]) -> String {
-    let shown = &bytes[..bytes.len().min(128)];
-    let mut text: String = shown.iter().flat_map(|byte| byte.escape_ascii()).map(char::from).collect();
-    if shown.len() < bytes.len() {
-        text.push('…');
-    }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use super::*;
-    use crate::hello::tests::hello;
+    use crate::tls::tests::hello;
 
     fn inspector() -> Inspector {
         Inspector::new(Name::new("api.internal").unwrap(), 8443)
@@ -148,13 +139,12 @@ mod tests {
     fn what_was_said_instead_is_short_and_printable() {
         let refused = inspector().examine(b"GET / HTTP/1.1\r\nHost: a\tb\xff\r\n\r\n").unwrap_err();
         assert_eq!(refused.said.as_deref(), Some("a\\tb\\xff"));
-        assert_eq!(printable(&[b'a'; 500]).chars().count(), 129);
     }
 
     #[test]
     fn no_more_is_held_than_was_promised() {
         let mut request = b"GET / HTTP/1.1\r\nHost: api.internal\r\nX: ".to_vec();
-        request.resize(MOST_HELD, b'a');
+        request.resize(MAX_HELD, b'a');
         assert_eq!(inspector().examine(&request), Ok(0));
         request.push(b'a');
         assert_eq!(reason(&request), DenialReason::HttpMalformed);

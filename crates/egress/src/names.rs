@@ -1,29 +1,29 @@
-//! One address for each name that a sandbox asked for, for the life of the run.
+//! One stand-in address for each name that a sandbox looks up, for the whole run.
 //!
-//! A program never learns a peer's real address: it connects to one that stands for the
-//! name, so the name of every connection is known exactly, and an address that was not
-//! handed out leads nowhere. The number of names is limited, and narrower for names behind
-//! a wildcard, whose first label the program chooses and could fill with data of its own.
+//! A program never learns a peer's real address: it connects to the stand-in, so the gate knows
+//! the name of every connection, and an address that was not handed out leads nowhere. The number
+//! of names is limited. The limit is lower for names under a wildcard, because the program chooses
+//! their first label and could put data into it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, Ipv4Addr},
 };
 
-use stockade_policy::egress::{LONGEST_WILDCARD_LABEL, Name, SYNTHETIC};
+use stockade_policy::whitelist::{MAX_WILDCARD_LABEL_LEN, Name, SYNTHETIC};
 use stockade_protocol::DenialReason;
 
-use crate::decide::{Carried, Destination};
+use crate::decide::{Destination, NameMatch};
 
-/// How many names one run may ask for.
-pub const MOST_NAMES: usize = 4096;
-/// How many of them may be behind wildcards.
-pub const MOST_WILDCARD_NAMES: usize = 64;
-/// How many new ones of those within a minute.
-pub const MOST_WILDCARD_NAMES_A_MINUTE: usize = 30;
+/// Names that one run may look up.
+pub const MAX_NAMES: usize = 4096;
+/// How many of them may be under wildcards.
+pub const MAX_WILDCARD_NAMES: usize = 64;
+/// How many new ones of those per minute.
+pub const MAX_WILDCARD_NAMES_PER_MINUTE: usize = 30;
 
 const MINUTE_MS: u64 = 60_000;
-/// 198.18.0.1; names take what follows, and stay below 198.19.0.0, where the resolver is.
+/// 198.18.0.1. Names get the addresses after it, below 198.19.0.0, where the resolver is.
 const FIRST: u32 = Ipv4Addr::new(198, 18, 0, 1).to_bits();
 
 /// The names of one run and their addresses.
@@ -33,24 +33,24 @@ pub struct Names {
     /// By number.
     names: Vec<Name>,
     wildcards: usize,
-    /// When the latest ones behind wildcards came, in milliseconds.
+    /// When the latest names under wildcards came, in milliseconds.
     recent: VecDeque<u64>,
 }
 
 impl Names {
-    /// The address that stands for a name that a rule carries, the same for the whole run.
-    /// `now_ms` is any clock that does not run backwards.
+    /// The stand-in address of a name that a rule allows, the same for the whole run.
+    /// `now_ms` is a monotonic clock.
     ///
     /// # Errors
-    /// One name more, or a label longer, than a run may have.
-    pub fn assign(&mut self, name: &Name, carried: Carried, now_ms: u64) -> Result<Ipv4Addr, DenialReason> {
+    /// A limit on names or labels is reached.
+    pub fn assign(&mut self, name: &Name, carried: NameMatch, now_ms: u64) -> Result<Ipv4Addr, DenialReason> {
         if let Some(number) = self.numbers.get(name) {
             return Ok(address(*number));
         }
-        if self.names.len() >= MOST_NAMES {
+        if self.names.len() >= MAX_NAMES {
             return Err(DenialReason::NameLimit);
         }
-        if carried == Carried::ByWildcard {
+        if carried == NameMatch::ByWildcard {
             self.charge(name, now_ms)?;
         }
         let number = u32::try_from(self.names.len()).map_err(|_| DenialReason::NameLimit)?;
@@ -60,13 +60,13 @@ impl Names {
     }
 
     fn charge(&mut self, name: &Name, now_ms: u64) -> Result<(), DenialReason> {
-        if name.labels().next().is_some_and(|label| label.len() > LONGEST_WILDCARD_LABEL) {
+        if name.labels().next().is_some_and(|label| label.len() > MAX_WILDCARD_LABEL_LEN) {
             return Err(DenialReason::WildcardLabel);
         }
         while self.recent.front().is_some_and(|then| now_ms.saturating_sub(*then) >= MINUTE_MS) {
             self.recent.pop_front();
         }
-        if self.wildcards >= MOST_WILDCARD_NAMES || self.recent.len() >= MOST_WILDCARD_NAMES_A_MINUTE {
+        if self.wildcards >= MAX_WILDCARD_NAMES || self.recent.len() >= MAX_WILDCARD_NAMES_PER_MINUTE {
             return Err(DenialReason::WildcardLimit);
         }
         self.wildcards += 1;
@@ -74,12 +74,12 @@ impl Names {
         Ok(())
     }
 
-    /// The name that an address stands for.
+    /// The name of a stand-in address.
     pub fn name_of(&self, address: Ipv4Addr) -> Option<&Name> {
         self.names.get(usize::try_from(address.to_bits().checked_sub(FIRST)?).ok()?)
     }
 
-    /// Whom a program means by the address that it connects to.
+    /// The destination behind the address that a program connects to.
     pub fn destination(&self, address: IpAddr) -> Destination {
         match address.to_canonical() {
             IpAddr::V4(v4) if SYNTHETIC.contains(IpAddr::V4(v4)) => {
@@ -98,7 +98,7 @@ fn address(number: u32) -> Ipv4Addr {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use super::*;
-    use Carried::{ByWildcard, Exactly};
+    use NameMatch::{ByWildcard, Exactly};
 
     fn name(text: &str) -> Name {
         Name::new(text).unwrap()
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn the_number_of_names_is_limited_and_every_address_is_synthetic() {
         let mut names = Names::default();
-        for number in 0..MOST_NAMES {
+        for number in 0..MAX_NAMES {
             let address = names.assign(&name(&format!("n{number}.example")), Exactly, 0).unwrap();
             assert!(SYNTHETIC.contains(address.into()) && address.octets()[1] == 18);
         }

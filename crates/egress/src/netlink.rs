@@ -1,7 +1,7 @@
 //! Netlink messages: building them, sending them in one piece, and reading every
 //! acknowledgement (`linux/netlink.h`).
 //!
-//! Knows nothing of what the messages mean.
+//! It does not know what the messages mean.
 
 use rustix::{
     fd::BorrowedFd,
@@ -24,7 +24,7 @@ const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;
 const NLA_F_NESTED: u16 = 1 << 15;
 
-/// Messages that are sent together. The sequence number of each is its index.
+/// Messages for one send. The sequence number of each is its index.
 #[derive(Default)]
 pub(crate) struct Messages {
     bytes: Vec<u8>,
@@ -34,8 +34,8 @@ pub(crate) struct Messages {
 
 /// A request that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
-    /// Which message.
+pub(crate) struct NetlinkError {
+    /// The index of the message.
     pub(crate) index: u32,
     pub(crate) errno: Errno,
 }
@@ -59,14 +59,14 @@ impl Messages {
         pad(&mut self.bytes);
     }
 
-    /// What will be sent.
+    /// The bytes to send.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Sends all messages at once and reads an answer to each that wants one.
-    pub(crate) fn apply(&self, socket: BorrowedFd<'_>) -> Result<(), Refused> {
-        let failed = |errno| Refused { index: u32::MAX, errno };
+    /// Sends all messages and reads every acknowledgement that was requested.
+    pub(crate) fn apply(&self, socket: BorrowedFd<'_>) -> Result<(), NetlinkError> {
+        let failed = |errno| NetlinkError { index: u32::MAX, errno };
         let sent = send(socket, &self.bytes, SendFlags::NOSIGNAL).map_err(failed)?;
         if sent != self.bytes.len() {
             return Err(failed(Errno::MSGSIZE));
@@ -74,14 +74,14 @@ impl Messages {
         let mut left = self.wanted.clone();
         let mut buffer = vec![0u8; 16 << 10];
         while !left.is_empty() {
-            // The kernel answers before send returns, so that nothing ever waits here.
+            // The kernel answers before send returns, so recv never waits.
             let (_, length) = rustix::io::retry_on_intr(|| recv(socket, &mut buffer[..], RecvFlags::empty())).map_err(failed)?;
             for (kind, sequence, body) in Received::new(buffer.get(..length).unwrap_or_default()) {
                 let code = body.first_chunk::<4>().map(|code| i32::from_ne_bytes(*code));
                 match (kind, code) {
                     (NLMSG_ERROR, Some(0)) => left.retain(|wanted| *wanted != sequence),
                     (NLMSG_ERROR, Some(code)) => {
-                        return Err(Refused { index: sequence, errno: Errno::from_raw_os_error(code.saturating_neg()) });
+                        return Err(NetlinkError { index: sequence, errno: Errno::from_raw_os_error(code.saturating_neg()) });
                     }
                     _ => {}
                 }
@@ -97,7 +97,7 @@ pub(crate) struct Body<'a> {
 }
 
 impl Body<'_> {
-    /// Bytes as they are.
+    /// Raw bytes.
     pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self
@@ -128,7 +128,7 @@ impl Body<'_> {
         self.attribute(kind, &value.to_be_bytes())
     }
 
-    /// An attribute that holds attributes.
+    /// A nested attribute.
     pub(crate) fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Body<'_>)) -> &mut Self {
         let start = self.bytes.len();
         self.raw(&[0, 0]).raw(&(kind | NLA_F_NESTED).to_ne_bytes());

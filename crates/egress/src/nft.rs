@@ -1,17 +1,15 @@
 //! The rules of the sandbox's network namespace, as one netfilter transaction.
 //!
-//! They are the same for every policy: what is permitted is decided outside, by one
-//! function, and not a second time here. A SYN is logged and dropped, which holds it
-//! until the gate has reached the real peer and sends it once more with [`MARK`]; all
-//! else that is not local to the sandbox, DNS or an accepted connection is refused.
+//! They are the same for every policy; the gate decides what is permitted. A SYN is logged and
+//! dropped, which holds it until the gate has reached the peer and sends it again with [`MARK`].
+//! Everything else that is not local to the sandbox, DNS or an accepted connection is refused.
 //!
-//! The rules give function, not containment: without them an empty network namespace is
-//! left, in which no packet goes anywhere. They belong to the outer user namespace, so
-//! that no capability of the inner one can read or change them (nfnetlink asks for
-//! CAP_NET_ADMIN over the namespace's owner).
+//! The rules give function, not containment: without them the namespace has no way out at all. They
+//! belong to the outer user namespace, so no capability of the inner one can read or change them
+//! (nfnetlink requires CAP_NET_ADMIN over the namespace's owner).
 //!
-//! Numbers are those of `linux/netfilter/nf_tables.h`. Which kernel option each rule
-//! needs stands beside it, for the error where that is missing.
+//! Numbers are those of `linux/netfilter/nf_tables.h`. Each rule names the kernel option that it
+//! needs, for the error where that is missing.
 
 use crate::netlink::{ACKNOWLEDGED, APPEND, Body, CREATE, EXCLUSIVE, Messages, REQUEST};
 
@@ -20,22 +18,22 @@ use crate::netlink::{ACKNOWLEDGED, APPEND, Body, CREATE, EXCLUSIVE, Messages, RE
 pub(crate) const MARK: u32 = 0x57;
 /// The port of the gate's listener: privileged, so that no program inside can hold it.
 pub(crate) const LISTENER_PORT: u16 = 1;
-/// The NFLOG group of everything that the gate hears of.
+/// The NFLOG group of all packets that are logged for the gate.
 pub(crate) const LOG_GROUP: u16 = 5;
-/// Prefixes of log records: a SYN that waits, and anything that was refused.
+/// Prefixes of log records: a held SYN, and a refused packet.
 pub(crate) const HELD: &str = "h";
 pub(crate) const REFUSED: &str = "r";
 /// Bytes of a packet that are logged: its headers, which have at most 120.
 const HEADERS: u32 = 128;
 
-/// SYNs each second beyond which connects are refused unheard.
+/// SYNs per second. The kernel refuses more without logging them.
 const SYN_RATE: u64 = 1000;
 const SYN_BURST: u32 = 2000;
-/// Questions for names each second beyond which they are refused unheard: answering costs
-/// the host's CPU time, which no limit of the sandbox counts.
+/// DNS queries per second. The kernel refuses more, because answers cost CPU time of the
+/// host that no limit of the sandbox counts.
 const QUESTION_RATE: u64 = 1000;
 const QUESTION_BURST: u32 = 2000;
-/// Refused packets each second that are reported.
+/// Refused packets per second that are reported.
 const REPORT_RATE: u64 = 50;
 const REPORT_BURST: u32 = 100;
 
@@ -75,11 +73,11 @@ enum Expression<'a> {
     Syn(bool),
     /// It belongs to a connection that the gate has accepted.
     OfTransparentSocket,
-    /// Not more often each second, and this many at once.
+    /// A rate per second and a burst.
     Limit(u64, u32),
-    /// Report it: prefix, bytes of it.
+    /// Log it: prefix, and how many of its bytes.
     Log(&'a str, u32),
-    /// To the listener, whatever address it is for.
+    /// Deliver it to the listener, whatever its address.
     ToListener,
     RejectWithReset,
     RejectAsUnreachable,
@@ -106,10 +104,10 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
     let rules = [
         // A SYN that the gate releases, and no other, reaches the listener.
         Rule { needs: "nft_tproxy", expressions: &[Mark(MARK), Protocol(TCP), Syn(true), ToListener] },
-        // Where a socket of the sandbox's own has both its ends, the listener does not get it:
-        // it must not come to us once more, to be released once more.
+        // A socket of the sandbox with the same two ends gets it before the listener: then it must
+        // not be held and released again.
         Rule { needs: "nf_tables", expressions: &[Mark(MARK), Protocol(TCP), Syn(true), Drop] },
-        // Nobody else does, also where everything else is free.
+        // No other packet does, although packets inside are free.
         Rule {
             needs: "nf_tables_ipv4",
             expressions: &[Family(NFPROTO_IPV4), Network(16, &[127]), Protocol(TCP), listeners, Syn(true), RejectWithReset],
@@ -126,14 +124,14 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
             needs: "nf_tables_ipv6",
             expressions: &[Family(NFPROTO_IPV6), Network(24, &own6), Protocol(TCP), listeners, Syn(true), RejectWithReset],
         },
-        // The question of a name may go to any address: it is answered here.
+        // The gate answers DNS queries to any address.
         Rule { needs: "nft_limit", expressions: &[Protocol(UDP), questions, Limit(QUESTION_RATE, QUESTION_BURST), Accept] },
         Rule {
             needs: "nft_log, nfnetlink_log, nft_limit",
             expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS)],
         },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), questions, RejectAsUnreachable] },
-        // Within the sandbox everything else is free, and answers come back this way.
+        // Packets inside the sandbox are free, and answers take this rule.
         Rule { needs: "nf_tables_ipv4", expressions: &[Family(NFPROTO_IPV4), Network(16, &[127]), Accept] },
         Rule { needs: "nf_tables_ipv4", expressions: &[Family(NFPROTO_IPV4), Network(16, &own4), Accept] },
         Rule { needs: "nf_tables_ipv6", expressions: &[Family(NFPROTO_IPV6), Network(24, &loopback6), Accept] },
@@ -150,7 +148,7 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
         Rule { needs: "nf_tables", expressions: &[Drop] },
     ];
     let mut batch = Messages::default();
-    // By message: what its refusal says that the kernel lacks.
+    // By message: the kernel option that is missing where it is refused.
     let mut needs = vec!["nf_tables", "nf_tables_inet", "nf_tables_inet"];
     batch.message(BATCH_BEGIN, REQUEST, |body| {
         body.raw(&BATCH);
@@ -160,7 +158,7 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
     });
     batch.message(NEW_CHAIN, ACKNOWLEDGED | CREATE | EXCLUSIVE, |body| {
         const PREROUTING: u32 = 0;
-        // Where `mangle` is: TPROXY must come before the routing decision.
+        // At the priority of `mangle`: TPROXY must come before the routing decision.
         const PRIORITY: i32 = -150;
         const POLICY_DROP: u32 = 0;
         body.raw(&INET).text(1, TABLE).text(3, CHAIN);

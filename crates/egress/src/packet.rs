@@ -1,11 +1,9 @@
-//! Packets as the kernel logged them: what was tried, and for a SYN the packets in answer.
+//! Reads packets that the kernel logged, and for a SYN writes the packets in answer.
 //!
-//! A held SYN goes back as it was, but with checksums, which the kernel leaves to hardware
-//! that does not exist here, and without data (TCP fast open): that may be 64 KiB, would
-//! have to be kept, and is sent again by whoever sent it. Or a reset or an ICMP error goes
-//! back in its stead. Only plain packets are read: no fragments, no extension headers. The
-//! bytes are the sandbox's, save for what the kernel itself wrote. RFC 791, 8200, 9293,
-//! 7413, 792, 4443.
+//! A held SYN is sent on with checksums, which the kernel leaves to hardware that does not exist
+//! here, and without data: TCP fast open may carry 64 KiB, which the sender sends again. A refused
+//! SYN gets a reset or an ICMP error. Only plain packets are read: no fragments, no extension
+//! headers. The bytes are hostile. RFC 791, 8200, 9293, 7413, 792, 4443.
 
 mod build;
 
@@ -23,12 +21,12 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// Ends of a connection; with both, one attempt is told from another.
+/// Both ends of a connection, which identify an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The program's end.
     pub from: SocketAddr,
-    /// Whom it wants.
+    /// The destination.
     pub to: SocketAddr,
 }
 
@@ -36,33 +34,33 @@ pub struct Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Syn {
     key: Key,
-    /// Its headers; they say that nothing follows.
+    /// Its headers, with a length of no data.
     packet: Vec<u8>,
     /// Where the TCP header begins.
     tcp: usize,
 }
 
-/// What a packet tried, as far as it can be told.
+/// What a packet was for, as far as its headers tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// `tcp`, `udp`, `icmp`, or `protocol 132` by its number.
     pub protocol: String,
-    /// To whom.
+    /// Its destination.
     pub to: IpAddr,
-    /// On which port, where the protocol has them.
+    /// Its port, where the protocol has ports.
     pub port: Option<u16>,
 }
 
-/// Why a packet is none that could be let go on.
+/// Why a packet is no SYN that can be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PacketFault {
-    /// Cut off, or with a length that is not its own.
-    #[error("cut off or of another length than it says")]
+    /// Truncated, or with a wrong length.
+    #[error("truncated, or its length field is wrong")]
     Length,
     /// Neither IPv4 nor IPv6.
     #[error("neither IPv4 nor IPv6")]
     Version,
-    /// A part of a packet.
+    /// A fragment.
     #[error("a fragment")]
     Fragment,
     /// Not TCP, or behind an extension header.
@@ -79,7 +77,7 @@ struct Outer<'a> {
     to: IpAddr,
     protocol: u8,
     fragment: bool,
-    /// The packet, without what stood behind it, as far as it was logged.
+    /// The packet without trailing bytes, as far as it was logged.
     packet: &'a [u8],
     /// Where its header ends.
     end: usize,
@@ -125,11 +123,10 @@ impl<'a> Outer<'a> {
 }
 
 impl Syn {
-    /// Reads a captured packet that begins with its IP header; of data behind the headers
-    /// nothing need be there.
+    /// Reads a captured packet that begins with its IP header. Its data may be missing.
     ///
     /// # Errors
-    /// The packet is not a plain SYN with whole headers.
+    /// The packet is no plain SYN with complete headers.
     pub fn read(bytes: &[u8]) -> Result<Self, PacketFault> {
         let outer = Outer::read(bytes)?;
         if outer.fragment {
@@ -163,11 +160,10 @@ impl Syn {
 }
 
 impl Attempt {
-    /// Reads what a captured packet tried, of which the beginning is enough; for the record
-    /// only.
+    /// Reads the beginning of a captured packet, for the record only.
     ///
     /// # Errors
-    /// It has no whole IP header.
+    /// It has no complete IP header.
     pub fn read(bytes: &[u8]) -> Result<Self, PacketFault> {
         let outer = Outer::read(bytes)?;
         let protocol = match outer.protocol {

@@ -1,7 +1,7 @@
-//! One epoll instance, and the word "when" for the gate's loop.
+//! The epoll instance of the gate's loop.
 //!
-//! Connections are watched edge-triggered, for everything: who is told of an event works
-//! until the kernel says EAGAIN. A closed descriptor leaves by itself.
+//! Connections are watched edge-triggered: after an event a caller must read or write until
+//! EAGAIN. The kernel removes a closed descriptor by itself. It does not interpret tokens.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use rustix::{
     io::Errno,
 };
 
-/// Something happened on what was watched under `token`.
+/// An event on the descriptor that is watched under `token`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Happened {
+pub(crate) struct Readiness {
     pub(crate) token: u64,
     pub(crate) flags: EventFlags,
 }
 
-/// See the module.
+/// An epoll instance.
 pub(crate) struct Poll {
     epoll: OwnedFd,
 }
@@ -35,8 +35,8 @@ impl Poll {
         self.epoll.as_fd()
     }
 
-    /// Watches a descriptor for the rest of its life. What it is ready for already is told
-    /// too; of one that is watched before, anew.
+    /// Watches a descriptor until it is closed. Readiness that exists already is reported too,
+    /// also for a descriptor that was watched before.
     pub(crate) fn watch(&self, fd: impl AsFd, token: u64) -> Result<(), Errno> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         let data = EventData::new_u64(token);
@@ -46,20 +46,20 @@ impl Poll {
         }
     }
 
-    /// Watches for input only, and is told again as long as there is some.
+    /// Watches for input only, level-triggered.
     pub(crate) fn watch_input(&self, fd: impl AsFd, token: u64) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN)
     }
 
-    /// Waits. `most` none: for as long as it takes.
-    pub(crate) fn wait(&self, into: &mut Vec<Happened>, most: Option<Duration>) -> Result<(), Errno> {
+    /// Waits at most `most`; none means without a limit.
+    pub(crate) fn wait(&self, into: &mut Vec<Readiness>, most: Option<Duration>) -> Result<(), Errno> {
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let most = most
             .map(|most| Timespec { tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(most.subsec_nanos()) });
         into.clear();
         match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
             Ok(count) => {
-                into.extend(events.iter().take(count).map(|event| Happened { token: event.data.u64(), flags: event.flags }));
+                into.extend(events.iter().take(count).map(|event| Readiness { token: event.data.u64(), flags: event.flags }));
                 Ok(())
             }
             Err(Errno::INTR) => Ok(()),

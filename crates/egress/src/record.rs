@@ -1,25 +1,24 @@
-//! What happened, gathered into the report: one entry for what differs only in time.
+//! The record of a run: events that differ only in time are one entry.
 //!
-//! Every list has a largest length, and no kind of denial can fill its list alone, so that
-//! a flood of one kind does not hide another. What finds no place is said to be missing.
-//! Nothing here decides anything.
+//! Every list has a maximum length, and each kind of denial has its own share, so that a flood of
+//! one kind does not hide another. Entries that do not fit set `truncated`. Decides nothing.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use stockade_protocol::{DenialKind, DenialReason, EgressDenial, EgressFailure, EgressFlow, EgressMode, EgressReport};
 
-use crate::decide::{Denied, Permit};
+use crate::decide::{PeerDenial, Permit};
 
 /// Entries of one list.
-pub const MOST_ENTRIES: usize = 256;
+pub const MAX_ENTRIES: usize = 256;
 /// Denials of one kind.
-pub const MOST_OF_A_KIND: usize = 96;
+pub const MAX_ENTRIES_PER_KIND: usize = 96;
 /// Bytes of one text.
-const LONGEST_TEXT: usize = 255;
+const MAX_TEXT_LEN: usize = 255;
 
-/// What is gathered over one run. Times are milliseconds from its start.
+/// The record of one run. Times are milliseconds since its start.
 #[derive(Clone, Debug, Default)]
-pub struct Record {
+pub struct EgressRecord {
     report: EgressReport,
     flows: BTreeMap<FlowKey, usize>,
     denials: BTreeMap<DenialKey, usize>,
@@ -35,11 +34,11 @@ type DenialKey = (DenialKind, DenialReason, Option<String>, Option<IpAddr>, Opti
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowId(Option<usize>);
 
-impl Record {
-    /// A record of a run behind the gate. `backend` names the kernel's part in it.
+impl EgressRecord {
+    /// An empty record. `backend` names the mechanism in the kernel.
     pub fn new(backend: &str) -> Self {
         let report = EgressReport { mode: EgressMode::Gate, backend: Some(backend.to_owned()), ..EgressReport::default() };
-        Record { report, ..Record::default() }
+        EgressRecord { report, ..EgressRecord::default() }
     }
 
     /// A peer was reached. `rule` is the text of the permit's rule.
@@ -48,7 +47,7 @@ impl Record {
         let key = (permit.rule, host.clone(), address, permit.port);
         let flows = &mut self.report.allowed;
         let index = self.flows.get(&key).copied().or_else(|| {
-            (flows.len() < MOST_ENTRIES).then(|| {
+            (flows.len() < MAX_ENTRIES).then(|| {
                 flows.push(EgressFlow {
                     rule: short(rule),
                     host,
@@ -69,7 +68,7 @@ impl Record {
         FlowId(index)
     }
 
-    /// Bytes went to and came from the peer.
+    /// Counts bytes to and from the peer.
     pub fn carried(&mut self, flow: FlowId, out: u64, back: u64) {
         if let Some(flow) = self.flow(flow) {
             flow.bytes_out = flow.bytes_out.saturating_add(out);
@@ -77,7 +76,7 @@ impl Record {
         }
     }
 
-    /// A TLS hello named this server.
+    /// A ClientHello named this server.
     pub fn named(&mut self, flow: FlowId, server: &str) {
         if let Some(flow) = self.flow(flow) {
             flow.sni.get_or_insert_with(|| short(server));
@@ -89,16 +88,16 @@ impl Record {
     }
 
     /// Something was refused.
-    pub fn denied(&mut self, denied: &Denied, now_ms: u64) {
+    pub fn denied(&mut self, denied: &PeerDenial, now_ms: u64) {
         let text = |text: &Option<String>| text.as_deref().map(short);
-        // What was said besides is of the first one only: it is the program's to choose.
+        // `said` and `qtype` are those of the first: the program chooses them.
         let key = (denied.kind, denied.reason, text(&denied.host), denied.address, denied.port, text(&denied.protocol));
         if let Some(entry) = self.denials.get(&key).and_then(|index| self.report.denied.get_mut(*index)) {
             entry.count += 1;
             return;
         }
         let of_kind = self.kinds.entry(denied.kind).or_default();
-        if self.report.denied.len() >= MOST_ENTRIES || *of_kind >= MOST_OF_A_KIND {
+        if self.report.denied.len() >= MAX_ENTRIES || *of_kind >= MAX_ENTRIES_PER_KIND {
             self.report.truncated = true;
             return;
         }
@@ -128,7 +127,7 @@ impl Record {
             entry.count += 1;
             return;
         }
-        if self.report.failed.len() >= MOST_ENTRIES {
+        if self.report.failed.len() >= MAX_ENTRIES {
             self.report.truncated = true;
             return;
         }
@@ -156,7 +155,7 @@ impl Record {
 }
 
 fn short(text: &str) -> String {
-    let end = (0..=text.len().min(LONGEST_TEXT)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = (0..=text.len().min(MAX_TEXT_LEN)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     text[..end].to_owned()
 }
 
@@ -165,7 +164,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use super::*;
     use crate::decide::{Decider, Destination};
-    use stockade_policy::egress::{Name, Whitelist};
+    use stockade_policy::whitelist::{Name, Whitelist};
 
     fn permit() -> (Permit, &'static str) {
         let decider = Decider::new(Whitelist::new(vec!["pypi.org:443".parse().unwrap()]), Vec::new());
@@ -176,13 +175,13 @@ mod tests {
         IpAddr::from([10, 0, (last >> 8) as u8, last as u8])
     }
 
-    fn denied(kind: DenialKind, last: u16) -> Denied {
-        Denied { address: Some(ip(last)), port: Some(80), ..Denied::new(kind, DenialReason::NoRule) }
+    fn denied(kind: DenialKind, last: u16) -> PeerDenial {
+        PeerDenial { address: Some(ip(last)), port: Some(80), ..PeerDenial::new(kind, DenialReason::NoRule) }
     }
 
     #[test]
     fn connections_to_one_peer_are_one_entry() {
-        let mut record = Record::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy");
         let (permit, rule) = permit();
         let first = record.connected(&permit, rule, ip(1), 412);
         let second = record.connected(&permit, rule, ip(1), 500);
@@ -202,23 +201,23 @@ mod tests {
 
     #[test]
     fn denials_that_differ_in_time_only_are_one_entry() {
-        let mut record = Record::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy");
         for now in 5..8 {
             record.denied(&denied(DenialKind::Connect, 1), now);
         }
         record.denied(&denied(DenialKind::Connect, 2), 9);
-        record.denied(&Denied { reason: DenialReason::ForbiddenRange, ..denied(DenialKind::Connect, 1) }, 9);
+        record.denied(&PeerDenial { reason: DenialReason::ForbiddenRange, ..denied(DenialKind::Connect, 1) }, 9);
         let denials: Vec<_> = record.report().denied.iter().map(|denial| (denial.count, denial.first_ms)).collect();
         assert_eq!(denials, [(3, 5), (1, 9), (1, 9)]);
     }
 
     #[test]
     fn a_flood_of_one_kind_leaves_room_for_others_and_is_admitted() {
-        let mut record = Record::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy");
         for number in 0..10_000 {
             record.denied(&denied(DenialKind::Udp, number), 0);
         }
-        assert_eq!(record.report().denied.len(), MOST_OF_A_KIND);
+        assert_eq!(record.report().denied.len(), MAX_ENTRIES_PER_KIND);
         assert!(record.report().truncated);
         record.denied(&denied(DenialKind::Connect, 7), 1);
         assert_eq!(record.report().denied.last().unwrap().kind, DenialKind::Connect);
@@ -227,29 +226,29 @@ mod tests {
         for kind in [DenialKind::Dns, DenialKind::Tls, DenialKind::Http, DenialKind::Packet] {
             (0..1000).for_each(|number| record.denied(&denied(kind, number), 0));
         }
-        assert_eq!(record.report().denied.len(), MOST_ENTRIES);
+        assert_eq!(record.report().denied.len(), MAX_ENTRIES);
     }
 
     #[test]
     fn connections_and_failures_beyond_the_largest_number_are_admitted() {
-        let mut record = Record::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy");
         let (permit, rule) = permit();
         let flows: Vec<FlowId> = (0..300).map(|number| record.connected(&permit, rule, ip(number), 0)).collect();
         record.carried(flows[299], 5, 5);
-        assert_eq!((record.report().allowed.len(), record.report().truncated), (MOST_ENTRIES, true));
-        let mut record = Record::new("nft-tproxy");
+        assert_eq!((record.report().allowed.len(), record.report().truncated), (MAX_ENTRIES, true));
+        let mut record = EgressRecord::new("nft-tproxy");
         for number in 0..300 {
             record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 3);
             record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 4);
         }
         let report = record.report();
-        assert_eq!((report.failed.len(), report.truncated, report.failed[0].count, report.failed[0].first_ms), (MOST_ENTRIES, true, 2, 3));
+        assert_eq!((report.failed.len(), report.truncated, report.failed[0].count, report.failed[0].first_ms), (MAX_ENTRIES, true, 2, 3));
     }
 
     #[test]
     fn texts_are_cut_where_a_character_ends() {
-        let mut record = Record::new("nft-tproxy");
-        record.denied(&Denied { host: Some("ü".repeat(500)), ..denied(DenialKind::Dns, 1) }, 0);
+        let mut record = EgressRecord::new("nft-tproxy");
+        record.denied(&PeerDenial { host: Some("ü".repeat(500)), ..denied(DenialKind::Dns, 1) }, 0);
         assert_eq!(record.report().denied[0].host.as_deref().map(str::len), Some(254));
     }
 }

@@ -1,12 +1,9 @@
-//! Bytes between a sandbox's connection and its peer's, both ways, until both have ended.
+//! Relays bytes between a sandbox's connection and its peer's until both directions have ended.
 //!
-//! What the kernel has received stays in the kernel until the other side takes it: bytes
-//! are looked at (MSG_PEEK), sent on, and only then taken away (MSG_TRUNC, which for TCP
-//! copies nothing). So a connection has no buffer here, a slow reader slows the writer, and
-//! what the inspector has not released cannot get lost or out. The end of one direction is
-//! handed on as such, a reset as a reset.
-//!
-//! Nothing is decided here; the inspector says what may leave.
+//! Bytes stay in the kernel until the other side accepts them: they are peeked (MSG_PEEK), sent,
+//! and only then removed (MSG_TRUNC, which copies nothing for TCP). So a connection has no buffer
+//! here, a slow reader slows the writer, and bytes that the inspector has not released cannot be
+//! lost or sent. An end is relayed as an end, a reset as a reset. The inspector decides.
 
 use rustix::{
     event::epoll::EventFlags,
@@ -15,11 +12,11 @@ use rustix::{
     net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt},
 };
 
-use crate::inspect::{Inspector, Refused};
+use crate::inspect::{InspectionRefusal, Inspector};
 
 /// One buffer for all connections; it holds bytes only during one call.
 pub(crate) const BUFFER: usize = 256 << 10;
-/// Bytes that one direction moves before others get their turn.
+/// Bytes that one direction moves in one turn.
 const TURN: u64 = 1 << 20;
 
 /// Which of the two sockets.
@@ -31,12 +28,12 @@ pub(crate) enum Side {
     Peer,
 }
 
-/// What is known of one socket.
+/// What epoll has reported for one socket.
 #[derive(Default)]
 struct Ready {
     readable: bool,
     writable: bool,
-    /// The other end has ended or broken: read until the kernel says so.
+    /// The other end has closed or failed: read until the kernel reports it.
     ended: bool,
 }
 
@@ -52,12 +49,12 @@ impl Ready {
 /// One direction.
 #[derive(Default)]
 struct Direction {
-    /// Its end was handed on.
+    /// Its end was relayed.
     done: bool,
     bytes: u64,
 }
 
-/// See the module.
+/// A connection and its peer.
 pub(crate) struct Relay {
     client: OwnedFd,
     peer: OwnedFd,
@@ -66,23 +63,23 @@ pub(crate) struct Relay {
     out: Direction,
     back: Direction,
     inspector: Option<Inspector>,
-    /// Of the bytes that wait at the client's socket: how many were examined, and how many
-    /// of these may leave.
+    /// How many of the bytes in the client's socket were examined, and how many of these may
+    /// be sent.
     examined: usize,
     released: usize,
 }
 
-/// What became of it.
+/// Its state after a turn.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// It waits for the kernel.
     Idle,
-    /// It has more to do at once.
+    /// It has more to do.
     Busy,
     /// Both directions have ended.
     Ended,
-    /// It broke or was cut, and both sides are to be reset.
-    Broken(Option<Refused>),
+    /// It failed or was refused: both sides must be reset.
+    Broken(Option<InspectionRefusal>),
 }
 
 enum Step {
@@ -93,7 +90,7 @@ enum Step {
 /// Why one direction cannot go on.
 enum Stop {
     Errno,
-    Refused(Refused),
+    Inspection(InspectionRefusal),
 }
 
 impl From<Errno> for Stop {
@@ -103,7 +100,7 @@ impl From<Errno> for Stop {
 }
 
 impl Relay {
-    /// Of two sockets of which nothing is known before the kernel tells.
+    /// For two sockets whose readiness is unknown.
     pub(crate) fn new(client: OwnedFd, peer: OwnedFd, inspector: Option<Inspector>) -> Self {
         let (at_client, at_peer) = (Ready::default(), Ready::default());
         let (out, back) = (Direction::default(), Direction::default());
@@ -126,12 +123,12 @@ impl Relay {
         self.inspector.as_ref()
     }
 
-    /// The client has said something that is not yet enough to let it pass.
+    /// The client has sent bytes that are not released yet.
     pub(crate) fn is_held(&self) -> bool {
         self.examined > self.released
     }
 
-    /// All that the client said has been handed on, and its end.
+    /// All bytes of the client and its end were relayed.
     pub(crate) fn has_delivered(&self) -> bool {
         self.out.done
     }
@@ -144,7 +141,7 @@ impl Relay {
             Err(_) => Ok(Step::Waits),
         };
         match (out, back) {
-            (Err(Stop::Refused(refused)), _) | (_, Err(Stop::Refused(refused))) => State::Broken(Some(refused)),
+            (Err(Stop::Inspection(refused)), _) | (_, Err(Stop::Inspection(refused))) => State::Broken(Some(refused)),
             (Err(Stop::Errno), _) | (_, Err(Stop::Errno)) => State::Broken(None),
             (Ok(_), Ok(_)) if self.out.done && self.back.done => State::Ended,
             (Ok(Step::Waits), Ok(Step::Waits)) => State::Idle,
@@ -168,7 +165,7 @@ impl Relay {
             self.back.bytes += sent as u64;
             moved += sent as u64;
             if sent == count && count < buffer.len() && !self.at_peer.ended {
-                // Less than was asked for: there was no more (epoll(7)).
+                // A short read: the socket is empty (epoll(7)).
                 self.at_peer.readable = false;
             }
         }
@@ -193,7 +190,7 @@ impl Relay {
                     self.at_client.readable = false;
                     break;
                 }
-                // After its end no more comes: what has to be seen whole never will be.
+                // The client has closed: an incomplete request stays incomplete.
                 let now = peek(&self.client, &mut self.at_client, buffer)?;
                 if now.is_none_or(|now| now <= count) {
                     return Err(Stop::Errno);
@@ -220,7 +217,7 @@ impl Relay {
         }
         if waiting.len() > self.examined {
             let held = waiting.get(self.released..).unwrap_or_default();
-            self.released += inspector.examine(held).map_err(Stop::Refused)?;
+            self.released += inspector.examine(held).map_err(Stop::Inspection)?;
             self.examined = waiting.len();
         }
         Ok(self.released)
@@ -231,7 +228,7 @@ impl Relay {
         [self.client, self.peer]
     }
 
-    /// Resets both sides; what the kernel still holds is thrown away.
+    /// Resets both sides and discards what the kernel still holds.
     pub(crate) fn reset(self) {
         for socket in [&self.client, &self.peer] {
             reset_on_close(socket);
@@ -239,7 +236,7 @@ impl Relay {
     }
 }
 
-/// Has the kernel keep no more than a little for a socket, in either direction.
+/// Keeps the kernel's buffers of a socket small.
 pub(crate) fn keep_small(socket: &OwnedFd) {
     // It doubles them for its own use (socket(7)).
     const LITTLE: usize = 64 << 10;
@@ -249,11 +246,11 @@ pub(crate) fn keep_small(socket: &OwnedFd) {
 
 /// Makes the close of a socket a reset.
 pub(crate) fn reset_on_close(socket: &OwnedFd) {
-    // It can fail only for what is no socket.
+    // It fails only for a descriptor that is no socket.
     let _set = sockopt::set_socket_linger(socket, Some(std::time::Duration::ZERO));
 }
 
-/// Bytes that wait, left where they are. `None`: there are none yet.
+/// Peeks at waiting bytes. `None`: there are none yet.
 fn peek(from: &OwnedFd, ready: &mut Ready, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
     match rustix::io::retry_on_intr(|| recv(from, &mut *buffer, RecvFlags::PEEK)) {
         Ok((count, _)) => Ok(Some(count)),
@@ -265,8 +262,8 @@ fn peek(from: &OwnedFd, ready: &mut Ready, buffer: &mut [u8]) -> Result<Option<u
     }
 }
 
-/// Sends the first `count` bytes of `buffer` on, as many as are taken, and takes these away
-/// from where they came from.
+/// Sends the first `count` bytes of `buffer`, and removes those that were accepted from the
+/// socket that they came from.
 fn pass(from: &OwnedFd, to: &OwnedFd, ready: &mut Ready, buffer: &mut [u8], count: usize) -> Result<usize, Errno> {
     let sent = match rustix::io::retry_on_intr(|| send(to, buffer.get(..count).unwrap_or_default(), SendFlags::NOSIGNAL)) {
         Ok(sent) => sent,
@@ -289,7 +286,7 @@ fn pass(from: &OwnedFd, to: &OwnedFd, ready: &mut Ready, buffer: &mut [u8], coun
 
 fn hand_on_end(to: &OwnedFd) -> Result<(), Errno> {
     match shutdown(to, Shutdown::Write) {
-        // The other side has gone already.
+        // The other side is closed already.
         Err(Errno::NOTCONN) => Ok(()),
         other => other,
     }

@@ -1,12 +1,11 @@
-//! From names to addresses on the host's side: its `/etc/hosts`, then the name servers of
-//! its `/etc/resolv.conf`, over UDP and, where an answer does not fit, TCP.
+//! Resolves names on the host's side: `/etc/hosts`, then the name servers of `/etc/resolv.conf`,
+//! over UDP and, where an answer does not fit, TCP.
 //!
-//! Not getaddrinfo: in a static program that would load plug-ins, and it blocks. What
-//! nsswitch.conf names beyond files and DNS (mDNS, LDAP) is not asked. Both files are
-//! read once, before the gate confines itself. Answers are not kept: each connection is
-//! decided on the addresses that it dials.
+//! Not getaddrinfo: it blocks, and loads plug-ins in a static program. Other sources of
+//! nsswitch.conf (mDNS, LDAP) are not asked. Both files are read once, before the lockdown. Answers
+//! are not cached: each connection is decided on the addresses that it dials.
 
-mod wire;
+mod answer;
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +19,14 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with},
 };
 
-use crate::poll::Poll;
-use wire::{Answer, Kind};
+use crate::{dns, poll::Poll};
+use answer::{Kind, UpstreamAnswer};
 
 /// Name servers used (`MAXNS` of resolv.conf(5)).
-const MOST_SERVERS: usize = 3;
-const MOST_SEARCHED: usize = 6;
+const MAX_SERVERS: usize = 3;
+const MAX_SEARCH_DOMAINS: usize = 6;
 /// Addresses given for one name.
-const MOST_ADDRESSES: usize = 16;
+const MAX_ADDRESSES: usize = 16;
 const DNS: u16 = 53;
 
 /// How this host finds addresses.
@@ -40,14 +39,14 @@ pub struct Resolver {
     attempts: u32,
 }
 
-/// Reads bytes as a name server's answer to a question for `name`, as a look-up does. For
-/// tests that feed it with anything. `None`: it would be ignored.
+/// Reads bytes as a name server's answer to a query for `name`, for fuzz tests. `None`: a
+/// lookup would ignore it.
 pub fn read_answer(bytes: &[u8], name: &str, v6: bool) -> Option<Vec<IpAddr>> {
     let kind = if v6 { Kind::V6 } else { Kind::V4 };
     let id = bytes.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
-    match wire::answer(bytes, &wire::question(id, name, kind)?, kind)? {
-        Answer::Addresses(addresses) => Some(addresses),
-        Answer::NoSuchName | Answer::Cut | Answer::Failed => Some(Vec::new()),
+    match answer::read(bytes, &answer::query(id, name, kind)?, kind)? {
+        UpstreamAnswer::Addresses(addresses) => Some(addresses),
+        UpstreamAnswer::NoSuchName | UpstreamAnswer::Cut | UpstreamAnswer::Failed => Some(Vec::new()),
     }
 }
 
@@ -60,13 +59,13 @@ pub enum ResolveError {
     NoAddress,
     /// The servers failed to answer.
     Failed,
-    /// Nobody answered in time.
+    /// No server answered in time.
     TimedOut,
 }
 
 impl Resolver {
     /// From the texts of `/etc/hosts` (hosts(5)) and `/etc/resolv.conf` (resolv.conf(5)).
-    /// What makes no sense in them is passed over, as glibc does.
+    /// Malformed lines are skipped, as glibc does.
     pub fn new(hosts: &str, resolv: &str) -> Self {
         let mut resolver =
             Resolver { hosts: BTreeMap::new(), servers: Vec::new(), search: Vec::new(), patience: Duration::from_secs(5), attempts: 2 };
@@ -81,11 +80,9 @@ impl Resolver {
         for line in resolv.lines() {
             let mut words = line.split(['#', ';']).next().unwrap_or_default().split_ascii_whitespace();
             match words.next() {
-                Some("nameserver") if resolver.servers.len() < MOST_SERVERS => {
-                    resolver.servers.extend(words.next().and_then(parse_address))
-                }
+                Some("nameserver") if resolver.servers.len() < MAX_SERVERS => resolver.servers.extend(words.next().and_then(parse_address)),
                 Some("search" | "domain") => {
-                    resolver.search = words.take(MOST_SEARCHED).map(|word| word.trim_matches('.').to_ascii_lowercase()).collect();
+                    resolver.search = words.take(MAX_SEARCH_DOMAINS).map(|word| word.trim_matches('.').to_ascii_lowercase()).collect();
                 }
                 Some("options") => words.for_each(|option| resolver.option(option)),
                 _ => {}
@@ -105,7 +102,7 @@ impl Resolver {
         }
     }
 
-    /// The names to ask for: one without a dot is first sought in the host's own domains.
+    /// The names to query: one without a dot is first tried in the search domains.
     fn candidates(&self, name: &str) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         if !name.contains('.') {
@@ -116,7 +113,7 @@ impl Resolver {
     }
 }
 
-/// An address, of a link if it is written so (`fe80::1%2`, by number).
+/// An address, with the number of its link if there is one (`fe80::1%2`).
 fn parse_address(word: &str) -> Option<SocketAddr> {
     let (address, link) = word.split_once('%').map_or((word, None), |(address, link)| (address, Some(link)));
     let mut address = SocketAddr::new(address.parse().ok()?, DNS);
@@ -126,37 +123,37 @@ fn parse_address(word: &str) -> Option<SocketAddr> {
     Some(address)
 }
 
-/// A question that waits for its answer.
-struct Question {
+/// A query and its answer.
+struct UpstreamQuery {
     kind: Kind,
     bytes: Vec<u8>,
     state: State,
 }
 
 enum State {
-    /// Sent over the lookup's UDP socket.
+    /// Sent over the UDP socket of the lookup.
     Asked,
-    /// Over a connection: what is still to send, what has come.
+    /// Over TCP, with the bytes to send and those received.
     Connected {
         socket: OwnedFd,
         unsent: Vec<u8>,
         received: Vec<u8>,
     },
-    Answered(Answer),
+    Answered(UpstreamAnswer),
 }
 
-/// One name being looked up.
+/// A lookup of one name.
 pub(crate) struct Lookup {
     /// Names still to try, the current one last.
     names: Vec<String>,
-    /// Server and attempt, counted through.
+    /// Number of the attempt, over all servers.
     turn: usize,
     socket: Option<OwnedFd>,
-    questions: Vec<Question>,
+    queries: Vec<UpstreamQuery>,
     retry_at: Instant,
 }
 
-/// How a lookup goes.
+/// The state of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Waiting,
@@ -164,11 +161,12 @@ pub(crate) enum Progress {
 }
 
 impl Lookup {
-    /// Begins; its sockets are watched under `token`. A name of `/etc/hosts` needs none.
+    /// Starts a lookup, with its sockets watched under `token`. A name of `/etc/hosts` is done
+    /// at once.
     pub(crate) fn start(resolver: &Resolver, name: &str, poll: &Poll, token: u64, now: Instant) -> (Self, Progress) {
         let mut names = resolver.candidates(name);
         names.reverse();
-        let mut lookup = Lookup { names, turn: 0, socket: None, questions: Vec::new(), retry_at: now };
+        let mut lookup = Lookup { names, turn: 0, socket: None, queries: Vec::new(), retry_at: now };
         if let Some(known) = resolver.hosts.get(name) {
             return (lookup, Progress::Done(Ok(known.clone())));
         }
@@ -176,13 +174,13 @@ impl Lookup {
         (lookup, progress)
     }
 
-    /// Asks the current server, or the next ones where that cannot even be sent to.
+    /// Sends to the current server, or to the next one where sending fails.
     fn ask(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
-        if self.questions.is_empty() {
+        if self.queries.is_empty() {
             for kind in [Kind::V4, Kind::V6] {
-                let question = self.names.last().and_then(|name| wire::question(0, name, kind));
+                let question = self.names.last().and_then(|name| answer::query(0, name, kind));
                 let Some(bytes) = question else { return Progress::Done(Err(ResolveError::NoSuchName)) };
-                self.questions.push(Question { kind, bytes, state: State::Asked });
+                self.queries.push(UpstreamQuery { kind, bytes, state: State::Asked });
             }
         }
         let turns = resolver.servers.len() * resolver.attempts as usize;
@@ -198,12 +196,11 @@ impl Lookup {
     }
 
     fn send_to(&mut self, server: SocketAddr, poll: &Poll, token: u64) -> Result<(), Errno> {
-        // A new socket each time: a random port of the kernel's choice, and a peer that
-        // the kernel checks.
+        // A new socket each time: the kernel chooses a random port and checks the peer.
         let socket = socket_with(family(server), SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         connect(&socket, &server)?;
-        for question in &mut self.questions {
-            if matches!(question.state, State::Answered(Answer::Addresses(_) | Answer::NoSuchName)) {
+        for question in &mut self.queries {
+            if matches!(question.state, State::Answered(UpstreamAnswer::Addresses(_) | UpstreamAnswer::NoSuchName)) {
                 continue;
             }
             if let Some(id) = question.bytes.get_mut(..2) {
@@ -217,7 +214,7 @@ impl Lookup {
         Ok(())
     }
 
-    /// Reads whatever has come.
+    /// Reads all answers.
     pub(crate) fn progress(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
         let mut buffer = [0u8; 4096];
         let mut unreachable = false;
@@ -227,33 +224,33 @@ impl Lookup {
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 Err(_) => {
-                    // Nobody listens there.
+                    // No server listens there.
                     unreachable = true;
                     break;
                 }
             }
         }
         let server = resolver.servers.get(self.turn % resolver.servers.len().max(1)).copied();
-        for question in &mut self.questions {
+        for question in &mut self.queries {
             if question.state.is_cut() && server.is_none_or(|server| question.connect(server, poll, token).is_err()) {
-                question.state = State::Answered(Answer::Failed);
+                question.state = State::Answered(UpstreamAnswer::Failed);
             }
             question.converse();
         }
-        let answered = self.questions.iter().all(|question| matches!(question.state, State::Answered(_)));
-        let failed = self.questions.iter().any(|question| matches!(question.state, State::Answered(Answer::Failed)));
+        let answered = self.queries.iter().all(|question| matches!(question.state, State::Answered(_)));
+        let failed = self.queries.iter().any(|question| matches!(question.state, State::Answered(UpstreamAnswer::Failed)));
         if unreachable || (answered && failed && self.addresses().is_empty()) {
             return self.next_server(resolver, poll, token, now);
         }
         if answered { self.conclude(resolver, poll, token, now) } else { Progress::Waiting }
     }
 
-    /// Tries again, elsewhere, where the time is up.
+    /// Tries the next server after a timeout.
     pub(crate) fn tick(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
         if now < self.retry_at {
             return Progress::Waiting;
         }
-        // One family's answer is better than none.
+        // The addresses of one family are enough.
         if !self.addresses().is_empty() {
             return Progress::Done(Ok(self.addresses()));
         }
@@ -261,7 +258,7 @@ impl Lookup {
     }
 
     fn next_server(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
-        let failed = self.questions.iter().any(|question| matches!(question.state, State::Answered(Answer::Failed)));
+        let failed = self.queries.iter().any(|question| matches!(question.state, State::Answered(UpstreamAnswer::Failed)));
         self.turn += 1;
         self.socket = None;
         match self.ask(resolver, poll, token, now) {
@@ -270,11 +267,11 @@ impl Lookup {
         }
     }
 
-    /// Finds the question that a datagram answers.
+    /// Finds the query that a datagram answers.
     fn take(&mut self, bytes: &[u8]) {
-        for question in &mut self.questions {
+        for question in &mut self.queries {
             if matches!(question.state, State::Asked)
-                && let Some(answer) = wire::answer(bytes, &question.bytes, question.kind)
+                && let Some(answer) = answer::read(bytes, &question.bytes, question.kind)
             {
                 question.state = State::Answered(answer);
                 return;
@@ -283,18 +280,18 @@ impl Lookup {
     }
 
     fn addresses(&self) -> Vec<IpAddr> {
-        let found = |question: &Question| match &question.state {
-            State::Answered(Answer::Addresses(addresses)) => addresses.clone(),
+        let found = |question: &UpstreamQuery| match &question.state {
+            State::Answered(UpstreamAnswer::Addresses(addresses)) => addresses.clone(),
             _ => Vec::new(),
         };
-        // By turns, so that a broken family costs one attempt (RFC 8305).
-        let mut lists: Vec<_> = self.questions.iter().rev().map(|question| found(question).into_iter()).collect();
+        // Alternating, so that a broken family costs one attempt (RFC 8305).
+        let mut lists: Vec<_> = self.queries.iter().rev().map(|question| found(question).into_iter()).collect();
         let mut out = Vec::new();
         loop {
             let before = out.len();
             out.extend(lists.iter_mut().filter_map(Iterator::next));
-            if out.len() == before || out.len() >= MOST_ADDRESSES {
-                out.truncate(MOST_ADDRESSES);
+            if out.len() == before || out.len() >= MAX_ADDRESSES {
+                out.truncate(MAX_ADDRESSES);
                 return out;
             }
         }
@@ -305,10 +302,10 @@ impl Lookup {
         if !addresses.is_empty() {
             return Progress::Done(Ok(addresses));
         }
-        let exists = self.questions.iter().any(|question| matches!(question.state, State::Answered(Answer::Addresses(_))));
+        let exists = self.queries.iter().any(|question| matches!(question.state, State::Answered(UpstreamAnswer::Addresses(_))));
         if self.names.len() > 1 {
             self.names.pop();
-            self.questions.clear();
+            self.queries.clear();
             self.turn = 0;
             return self.ask(resolver, poll, token, now);
         }
@@ -318,12 +315,12 @@ impl Lookup {
 
 impl State {
     fn is_cut(&self) -> bool {
-        matches!(self, State::Answered(Answer::Cut))
+        matches!(self, State::Answered(UpstreamAnswer::Cut))
     }
 }
 
-impl Question {
-    /// Asks again over TCP.
+impl UpstreamQuery {
+    /// Sends the query again over TCP.
     fn connect(&mut self, server: SocketAddr, poll: &Poll, token: u64) -> Result<(), Errno> {
         let socket = socket_with(family(server), SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         match connect(&socket, &server) {
@@ -331,29 +328,26 @@ impl Question {
             Err(errno) => return Err(errno),
         }
         poll.watch(&socket, token)?;
-        let length = u16::try_from(self.bytes.len()).unwrap_or(u16::MAX);
-        let mut unsent = length.to_be_bytes().to_vec();
-        unsent.extend_from_slice(&self.bytes);
-        self.state = State::Connected { socket, unsent, received: Vec::new() };
+        self.state = State::Connected { socket, unsent: dns::frame(&self.bytes), received: Vec::new() };
         Ok(())
     }
 
-    /// Sends and receives what is possible now.
+    /// Sends and receives without blocking.
     fn converse(&mut self) {
         let State::Connected { socket, unsent, received } = &mut self.state else { return };
         match exchange(socket, unsent, received) {
             Ok(false) => {}
             Ok(true) => {
-                let answer = received.get(2..).and_then(|bytes| wire::answer(bytes, &self.bytes, self.kind));
-                // Cut over TCP too: nothing more to be had.
-                self.state = State::Answered(answer.filter(|answer| *answer != Answer::Cut).unwrap_or(Answer::Failed));
+                let answer = received.get(2..).and_then(|bytes| answer::read(bytes, &self.bytes, self.kind));
+                // Truncated over TCP too.
+                self.state = State::Answered(answer.filter(|answer| *answer != UpstreamAnswer::Cut).unwrap_or(UpstreamAnswer::Failed));
             }
-            Err(_) => self.state = State::Answered(Answer::Failed),
+            Err(_) => self.state = State::Answered(UpstreamAnswer::Failed),
         }
     }
 }
 
-/// True when one whole message has come.
+/// True when a whole message has arrived.
 fn exchange(socket: &OwnedFd, unsent: &mut Vec<u8>, received: &mut Vec<u8>) -> Result<bool, Errno> {
     while !unsent.is_empty() {
         match send(socket, unsent, SendFlags::NOSIGNAL) {
@@ -382,7 +376,7 @@ pub(crate) fn family(address: SocketAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
-/// Bytes that a stranger cannot guess.
+/// Two random bytes.
 fn random() -> Result<[u8; 2], Errno> {
     let mut bytes = [0u8; 2];
     match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? {

@@ -1,9 +1,8 @@
-//! Whether an address is one of the host's own, as its routing says at this moment.
+//! Asks the host's routing whether an address is the host's own.
 //!
-//! Asked before each dial for which it counts, because interfaces come and go: a list read
-//! at the start would be old. The answer covers what a list would miss: addresses on any
-//! interface, whole local networks, broadcast and multicast. Read-only; what may be reached
-//! is not decided here.
+//! Asked before each dial, because interfaces come and go. The answer covers what a list of
+//! addresses would miss: addresses on any interface, whole local networks, broadcast and multicast.
+//! Read-only. It does not decide.
 
 use std::net::IpAddr;
 
@@ -15,16 +14,16 @@ use rustix::{
 
 use crate::netlink::{Messages, REQUEST, Received};
 
-/// Where the host's routing leads.
+/// Where the host's route to an address ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RouteKind {
     /// To another host.
-    Out,
+    Remote,
     /// To this host itself, or to no single host.
-    Own,
+    Local,
 }
 
-/// A routing socket of the host's namespace.
+/// A routing socket in the host's network namespace.
 pub(crate) struct Routes {
     socket: OwnedFd,
 }
@@ -47,11 +46,11 @@ impl Routes {
         self.socket.as_fd()
     }
 
-    /// Asks for one address.
+    /// The route to an address.
     ///
     /// # Errors
     /// ENETUNREACH, EHOSTUNREACH or EACCES where no route leads there.
-    pub(crate) fn way_to(&self, address: IpAddr) -> Result<Way, Errno> {
+    pub(crate) fn route_to(&self, address: IpAddr) -> Result<RouteKind, Errno> {
         let mut request = Messages::default();
         request.message(GET_ROUTE, REQUEST, |body| {
             let (family, bits) = if address.is_ipv4() { (AF_INET, 32) } else { (AF_INET6, 128) };
@@ -68,8 +67,8 @@ impl Routes {
         match kind {
             // `struct rtmsg`: the seventh byte is the type.
             NEW_ROUTE => match body.get(7) {
-                Some(&UNICAST) => Ok(Way::Out),
-                Some(_) => Ok(Way::Own),
+                Some(&UNICAST) => Ok(RouteKind::Remote),
+                Some(_) => Ok(RouteKind::Local),
                 None => Err(Errno::PROTO),
             },
             ERROR => {
@@ -89,11 +88,11 @@ mod tests {
     #[test]
     fn loopback_and_multicast_are_not_other_hosts() {
         let routes = Routes::open().unwrap();
-        assert_eq!(routes.way_to("127.0.0.1".parse().unwrap()), Ok(Way::Own));
-        assert_eq!(routes.way_to("127.9.9.9".parse().unwrap()), Ok(Way::Own));
-        assert_eq!(routes.way_to("::1".parse().unwrap()), Ok(Way::Own));
+        assert_eq!(routes.route_to("127.0.0.1".parse().unwrap()), Ok(RouteKind::Local));
+        assert_eq!(routes.route_to("127.9.9.9".parse().unwrap()), Ok(RouteKind::Local));
+        assert_eq!(routes.route_to("::1".parse().unwrap()), Ok(RouteKind::Local));
         for _ in 0..1000 {
-            assert_ne!(routes.way_to("224.0.0.1".parse().unwrap()), Ok(Way::Out));
+            assert_ne!(routes.route_to("224.0.0.1".parse().unwrap()), Ok(RouteKind::Remote));
         }
     }
 }

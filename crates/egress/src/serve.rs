@@ -1,18 +1,18 @@
 //! The gate's loop: one thread, one epoll, every connection a [`Slot`].
 //!
-//! A connection's life: its SYN is held by the kernel and logged to us; the decision; for a
-//! name the look-up; the dial; only when the peer has been reached the SYN is sent again
-//! and let through to our listener, else it is answered with what the dial met; accept;
-//! relay. So a program's connect succeeds exactly if the peer was reached.
+//! The kernel holds and logs a SYN; the gate decides, looks the name up, and dials. Once the peer
+//! has answered, the gate sends the SYN again, which reaches its listener, accepts, and relays.
+//! Otherwise it answers the SYN with the error of the dial. So a program's connect succeeds exactly
+//! if the peer was reached.
 //!
-//! What may be reached is [`Decider`]'s to say, asked for the SYN and again for each
-//! address about to be dialled; what may be spoken, the inspector's. This file only carries
-//! out. Everything is bounded: the slots, what each may hold, and how long it may wait.
+//! [`Decider`] decides, for the SYN and again for each address that is dialled; the inspector
+//! judges the bytes. This file only carries that out. Everything is bounded: the slots, what each
+//! holds, and how long it waits.
 
 mod budget;
-mod held;
 mod open;
-mod questions;
+mod pending;
+mod queries;
 mod slots;
 
 use std::{
@@ -29,49 +29,49 @@ use rustix::{
 use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
 use crate::{
-    decide::{Decider, Denied},
-    dial::{Spare, acknowledge},
+    decide::{Decider, PeerDenial},
+    dial::{PreparedSocket, acknowledge},
     inspect::Inspector,
     names::Names,
     netlink::{Attributes, Received},
     nft,
     packet::{Attempt, Key, Syn},
-    poll::{Happened, Poll},
-    record::Record,
+    poll::{Poll, Readiness},
+    record::EgressRecord,
     relay::{BUFFER, Relay, Side, keep_small, reset_on_close},
     resolve::Resolver,
     route::Routes,
     setup::Channels,
 };
 use budget::Budget;
-use held::{Held, Purpose};
 use open::Open;
-use questions::NamesOverTcp;
+use pending::{PendingConnect, Purpose};
+use queries::TcpQuery;
 use slots::{Id, Slots, Timed};
 
-/// Connections at once, in whatever stage.
-const MOST_CONNECTIONS: usize = 512;
-/// Questions over TCP that are answered. Datagrams the kernel counts (nft.rs); both cost the
-/// host's CPU time, which no limit of the sandbox counts.
-const QUESTIONS_EACH_SECOND: u32 = 1000;
-/// Connections to names for which the host's name server is asked, who is on no whitelist.
-const LOOKUPS_EACH_SECOND: u32 = 500;
-/// Connections whose buffers the kernel may let grow, to some ten megabytes each: a peer and
-/// a program that both read nothing would fill them, and they count against no limit of the
-/// sandbox. Those that are opened beside so many keep small ones.
-const MOST_WITH_LARGE_BUFFERS: usize = 16;
-/// How long what was said may take to be delivered after everything inside has ended.
+/// Connections in any stage.
+const MAX_CONNECTIONS: usize = 512;
+/// Queries over TCP that are answered. The kernel limits datagrams (nft.rs). Both cost CPU
+/// time of the host, which no limit of the sandbox counts.
+const QUERIES_PER_SECOND: u32 = 1000;
+/// Lookups by the host's name server, which no whitelist names.
+const LOOKUPS_PER_SECOND: u32 = 500;
+/// Connections whose buffers the kernel may grow, to about 10 MB each. A peer and a program
+/// that both read nothing would fill them, and no limit of the sandbox counts them. Further
+/// connections keep small buffers.
+const MAX_WITH_LARGE_BUFFERS: usize = 16;
+/// The time limit for delivery after every process of the sandbox has ended.
 const DELIVERY: Duration = Duration::from_millis(200);
-/// Packets and questions that are read before connections get their turn.
+/// Packets and queries that are read in one turn.
 const TURN: usize = 64;
-/// How often clocks are looked at where there are some: bytes that pass have none.
+/// The interval at which deadlines are checked, where there are any.
 const TICK: Duration = Duration::from_millis(50);
-/// Sockets that may wait to be closed. Closing is long, and a program that has ended one
-/// connection may have begun its next.
-const MOST_ENDED: usize = 16;
+/// Sockets that wait to be closed. A close takes long, and the program may open its next
+/// connection meanwhile.
+const MAX_ENDED: usize = 16;
 const DNS_PORT: u16 = 53;
 
-/// What is watched besides connections.
+/// Tokens of what is watched besides connections.
 const STOP: u64 = 0;
 const LOG: u64 = 1;
 const LISTENER: u64 = 2;
@@ -81,41 +81,41 @@ const FIRST_SLOT: u64 = 4;
 
 /// One connection.
 enum Slot {
-    /// Its SYN waits.
-    Held(Box<Held>),
+    /// Its SYN is held.
+    Pending(Box<PendingConnect>),
     /// It is open.
     Open(Box<Open>),
-    /// It asks for names, and is answered here.
-    Names(Box<NamesOverTcp>),
+    /// It sends DNS queries, which are answered here.
+    Names(Box<TcpQuery>),
 }
 
 impl Timed for Slot {
     fn has_clock(&self) -> bool {
         match self {
-            Slot::Held(_) | Slot::Names(_) => true,
+            Slot::Pending(_) | Slot::Names(_) => true,
             Slot::Open(open) => open.has_clock(),
         }
     }
 }
 
-/// See the module.
-pub(crate) struct Service {
+/// The gate's state.
+pub(crate) struct GateService {
     poll: Poll,
     routes: Routes,
     channels: Channels,
     decider: Decider,
     resolver: Resolver,
     names: Names,
-    record: Record,
-    spare: Spare,
+    record: EgressRecord,
+    spare: PreparedSocket,
     slots: Slots<Slot>,
     /// The newest connection of each pair of ends.
     by_key: HashMap<Key, Id>,
-    /// Connections with more to do at once.
+    /// Connections with more to do.
     busy: Vec<Id>,
     /// Sockets of connections that have ended.
     ended: Vec<OwnedFd>,
-    /// Questions over TCP, and look-ups of the host's.
+    /// Queries over TCP, and lookups on the host.
     questions: Budget,
     lookups: Budget,
     buffer: Vec<u8>,
@@ -124,7 +124,7 @@ pub(crate) struct Service {
     ticked: Instant,
 }
 
-impl Service {
+impl GateService {
     pub(crate) fn new(
         channels: Channels,
         poll: Poll,
@@ -133,27 +133,27 @@ impl Service {
         resolver: Resolver,
         stop: &OwnedFd,
     ) -> Result<Self, Errno> {
-        // Once is enough, and told again it would keep the last moments busy.
+        // Edge-triggered: level-triggered it would wake up every wait at the end.
         poll.watch(stop, STOP)?;
         poll.watch_input(&channels.log, LOG)?;
         poll.watch_input(&channels.listener, LISTENER)?;
         poll.watch_input(&channels.names, NAMES)?;
         let now = Instant::now();
-        Ok(Service {
+        Ok(GateService {
             poll,
             routes,
             channels,
             decider,
             resolver,
             names: Names::default(),
-            record: Record::new("nft-tproxy"),
-            spare: Spare::default(),
-            slots: Slots::new(MOST_CONNECTIONS),
+            record: EgressRecord::new("nft-tproxy"),
+            spare: PreparedSocket::default(),
+            slots: Slots::new(MAX_CONNECTIONS),
             by_key: HashMap::new(),
             busy: Vec::new(),
             ended: Vec::new(),
-            questions: Budget::of(QUESTIONS_EACH_SECOND),
-            lookups: Budget::of(LOOKUPS_EACH_SECOND),
+            questions: Budget::of(QUERIES_PER_SECOND),
+            lookups: Budget::of(LOOKUPS_PER_SECOND),
             buffer: vec![0; BUFFER],
             started: now,
             now,
@@ -185,12 +185,12 @@ impl Service {
         }
     }
 
-    /// There is something to do that nobody waits for.
+    /// There is work for idle time.
     fn has_to_tidy(&self) -> bool {
         !self.ended.is_empty() || self.spare.is_wanted()
     }
 
-    /// Does a piece of it; the next one when nothing happened meanwhile.
+    /// Does one piece of it.
     fn tidy(&mut self) {
         if self.spare.is_wanted() {
             self.spare.refill();
@@ -199,16 +199,16 @@ impl Service {
         }
     }
 
-    /// Handles what happened. True: it is time to stop.
-    fn attend(&mut self, events: &[Happened]) -> bool {
+    /// Handles events. True: stop.
+    fn attend(&mut self, events: &[Readiness]) -> bool {
         let mut stop = false;
-        for Happened { token, flags } in events.iter().copied() {
+        for Readiness { token, flags } in events.iter().copied() {
             match token {
                 STOP => stop = true,
-                // One, for which there may be much to do; we are told again of what is left.
+                // One packet, since it may need much work; epoll reports the rest again.
                 LOG => self.read_log(1),
                 LISTENER => self.accept(TURN),
-                NAMES => self.answer_questions(TURN),
+                NAMES => self.answer_queries(TURN),
                 _ => {
                     if let Some((id, side)) = slots::id_of(token) {
                         if let Some(Slot::Open(open)) = self.slots.get_mut(id) {
@@ -229,22 +229,22 @@ impl Service {
         u64::try_from(self.now.duration_since(self.started).as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn deny(&mut self, denied: &Denied) {
+    fn deny(&mut self, denied: &PeerDenial) {
         let now = self.elapsed_ms();
         self.record.denied(denied, now);
     }
 
-    /// Refuses one more than there may be.
+    /// Refuses a connection beyond the limit.
     fn deny_by_number(&mut self, to: IpAddr, port: u16) {
-        self.deny(&Denied::of_number(self.names.destination(to), port));
+        self.deny(&PeerDenial::of_number(self.names.destination(to), port));
     }
 
-    /// Everything inside is dead: what it said is still delivered, what the kernel still
-    /// holds is read, open connections are counted.
+    /// After the sandbox has ended: delivers what was sent, reads what the kernel still holds,
+    /// and counts open connections.
     fn conclude(mut self) -> EgressReport {
-        // There is an end to it: nobody is left to send more.
+        // Finite: no process is left that sends more.
         self.read_log(usize::MAX);
-        self.answer_questions(usize::MAX);
+        self.answer_queries(usize::MAX);
         let end = self.now + DELIVERY;
         let mut events = Vec::new();
         while self.now < end && self.slots.any(|slot| matches!(slot, Slot::Open(open) if !open.relay.has_delivered())) {
@@ -262,7 +262,7 @@ impl Service {
         self.record.report().clone()
     }
 
-    /// Reads the log of packets until it is empty, or others shall have their turn.
+    /// Reads the log of packets until it is empty, or until the turn ends.
     fn read_log(&mut self, most: usize) {
         for _ in 0..most {
             let got = recv(&self.channels.log, &mut self.buffer[..], RecvFlags::empty());
@@ -272,7 +272,7 @@ impl Service {
                     logged(&bytes).for_each(|(prefix, packet)| self.packet(prefix, packet));
                 }
                 Err(Errno::INTR) => {}
-                // The kernel had no room; a lost SYN is sent again, a lost report is lost.
+                // The kernel had no room. A lost SYN is repeated, a lost report is counted.
                 Err(Errno::NOBUFS) => self.record.lost(1),
                 Err(_) => return,
             }
@@ -282,7 +282,7 @@ impl Service {
     /// One packet of the sandbox that the rules held or refused.
     fn packet(&mut self, prefix: &[u8], packet: &[u8]) {
         if prefix == nft::HELD.as_bytes() {
-            // What is no plain SYN stays dropped.
+            // Anything but a plain SYN stays dropped.
             if let Ok(syn) = Syn::read(packet) {
                 self.hold(syn);
             }
@@ -291,13 +291,13 @@ impl Service {
         let Ok(Attempt { protocol, to, port }) = Attempt::read(packet) else { return };
         let denied = match protocol.as_str() {
             "tcp" => return self.deny_by_number(to, port.unwrap_or(0)),
-            "udp" if port == Some(DNS_PORT) => Denied { port, ..Denied::new(DenialKind::Dns, DenialReason::Limit) },
-            "udp" => Denied { address: Some(to), port, ..Denied::new(DenialKind::Udp, DenialReason::ProtocolUnsupported) },
-            _ => Denied {
+            "udp" if port == Some(DNS_PORT) => PeerDenial { port, ..PeerDenial::new(DenialKind::Dns, DenialReason::Limit) },
+            "udp" => PeerDenial { address: Some(to), port, ..PeerDenial::new(DenialKind::Udp, DenialReason::ProtocolUnsupported) },
+            _ => PeerDenial {
                 address: Some(to),
                 port,
                 protocol: Some(protocol),
-                ..Denied::new(DenialKind::Packet, DenialReason::ProtocolUnsupported)
+                ..PeerDenial::new(DenialKind::Packet, DenialReason::ProtocolUnsupported)
             },
         };
         self.deny(&denied);
@@ -305,16 +305,16 @@ impl Service {
 
     /// Sends a packet into the sandbox's network.
     fn inject(&self, to: SocketAddr, packet: &[u8]) {
-        // The port of a raw socket's address is a protocol, and must be none.
+        // The port of a raw socket's address is its protocol, and must be 0.
         let sent = match to {
             SocketAddr::V4(_) => sendto(&self.channels.raw4, packet, SendFlags::NOSIGNAL, &SocketAddr::new(to.ip(), 0)),
             SocketAddr::V6(_) => sendto(&self.channels.raw6, packet, SendFlags::NOSIGNAL, &SocketAddr::new(to.ip(), 0)),
         };
-        // Lost like any packet: the program's kernel tries again.
+        // A lost packet: the program's kernel repeats the SYN.
         let _lost = sent;
     }
 
-    /// Takes the connections that were let through.
+    /// Accepts the connections whose SYN was released.
     fn accept(&mut self, most: usize) {
         for _ in 0..most {
             match acceptfrom_with(&self.channels.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -333,11 +333,11 @@ impl Service {
         };
         let id = key.and_then(|key| self.by_key.get(&key).copied());
         let waiting = id.and_then(|id| match self.slots.get_mut(id) {
-            Some(Slot::Held(held)) => held.take_reached().map(|reached| (id, held.key(), reached)),
+            Some(Slot::Pending(held)) => held.take_reached().map(|reached| (id, held.key(), reached)),
             _ => None,
         });
         let Some((id, key, purpose)) = waiting else {
-            // Somebody found the listener without being sent there.
+            // A connection that was not released by the gate.
             reset_on_close(&socket);
             return;
         };
@@ -352,14 +352,14 @@ impl Service {
             reset_on_close(&socket);
             return self.remove(id);
         }
-        // What both have already is told in the next turn.
+        // epoll reports what both hold already in the next turn.
         match purpose {
             Purpose::Names => {
-                let names = NamesOverTcp::new(key, socket, self.now);
+                let names = TcpQuery::new(key, socket, self.now);
                 self.slots.replace(id, Slot::Names(Box::new(names)));
             }
             Purpose::Peer { socket: peer, permit, address } => {
-                if self.slots.taken() > MOST_WITH_LARGE_BUFFERS {
+                if self.slots.taken() > MAX_WITH_LARGE_BUFFERS {
                     [&socket, &peer].into_iter().for_each(keep_small);
                 }
                 let rule = self.decider.rule_text(&permit);
@@ -373,25 +373,25 @@ impl Service {
         }
     }
 
-    /// Goes on with one connection as far as it goes.
+    /// Continues one connection.
     fn advance(&mut self, id: Id) {
         match self.slots.take(id) {
-            Some(Slot::Held(held)) => self.advance_held(id, held),
+            Some(Slot::Pending(held)) => self.advance_pending(id, held),
             Some(Slot::Open(open)) => self.advance_open(id, open),
             Some(Slot::Names(names)) => self.advance_names(id, names),
             None => {}
         }
     }
 
-    /// Has a connection advanced again in the next turn: once, however often it asked, or the
-    /// busiest would soon have all turns.
+    /// Queues a connection for the next turn, once, so that the busiest does not take all
+    /// turns.
     fn go_on_later(&mut self, id: Id) {
         if !self.busy.contains(&id) {
             self.busy.push(id);
         }
     }
 
-    /// Frees a connection's place, which was taken out.
+    /// Frees the slot of a connection that was taken out.
     fn forget(&mut self, id: Id, key: Key) {
         self.slots.free(id);
         if self.by_key.get(&key) == Some(&id) {
@@ -401,25 +401,25 @@ impl Service {
 
     fn remove(&mut self, id: Id) {
         match self.slots.take(id) {
-            Some(Slot::Held(held)) => self.forget(id, held.key()),
+            Some(Slot::Pending(held)) => self.forget(id, held.key()),
             Some(Slot::Open(open)) => self.forget(id, open.key),
             Some(Slot::Names(names)) => self.forget(id, names.key),
             None => {}
         }
     }
 
-    /// Looks at a connection's clocks.
+    /// Checks the deadlines of a connection.
     fn tick(&mut self, id: Id) {
         match self.slots.get_mut(id) {
             Some(Slot::Open(open)) if open.is_late(self.now) => self.cut_late(id),
             Some(Slot::Names(names)) if self.now > names.until => self.remove(id),
-            Some(Slot::Held(_)) => self.tick_held(id),
+            Some(Slot::Pending(_)) => self.tick_pending(id),
             _ => {}
         }
     }
 }
 
-/// The packets in what the log said: prefix without its NUL, packet.
+/// The packets of a log message: prefix without its NUL, packet.
 fn logged(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     /// NFNL_SUBSYS_ULOG, NFULNL_MSG_PACKET.
     const PACKET: u16 = 4 << 8;
@@ -433,7 +433,7 @@ fn logged(bytes: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// An address as packets carry it: IPv4 as such.
+/// An address as in packets: IPv4 is not mapped into IPv6.
 fn canonical(address: SocketAddrAny) -> Option<SocketAddr> {
     let address = SocketAddr::try_from(address).ok()?;
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))

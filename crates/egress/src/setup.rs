@@ -1,11 +1,10 @@
-//! Makes a fresh network namespace ready for the gate, from outside, through the sockets
-//! that the sandbox's child made in it: every address local to the namespace, the rules
-//! of `nft`, the listener, the name service's socket, the log.
+//! Sets up a fresh network namespace for the gate, from outside, through the sockets that the
+//! sandbox's child created in it: addresses, routes, the rules of `nft`, the listener, the socket
+//! for DNS, the log.
 //!
-//! The caller needs no capability: as the owner of the child's user namespace, in the
-//! namespace above, it has them all over what the child made (user_namespaces(7)).
-//! Nothing of the host is touched: no route, rule or interface outside the namespace.
-//! Which policy holds is not known here.
+//! The caller needs no capability on the host: as owner of the child's user namespace it has all
+//! capabilities over it (user_namespaces(7)). It changes no route, rule or interface of the host,
+//! and does not know the policy.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV6};
 
@@ -17,19 +16,19 @@ use rustix::{
 use stockade_sys::socket::{IP_TRANSPARENT, IPV6_HDRINCL, IPV6_RECVPKTINFO, IPV6_TRANSPARENT, SO_MARK, set_option};
 
 use crate::{
-    inside::Sockets,
-    netlink::{ACKNOWLEDGED, CREATE, EXCLUSIVE, Messages, Refused},
+    netlink::{ACKNOWLEDGED, CREATE, EXCLUSIVE, Messages, NetlinkError},
+    netns::Sockets,
     nft,
 };
 
-/// The address that the sandbox's packets come from.
+/// The source address of the sandbox's packets.
 pub const OWN4: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 254);
-/// The same for IPv6 (a unique local one).
+/// The same for IPv6, a unique local address.
 pub const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd53, 0x746f, 0x636b, 0, 0, 0, 0, 1);
-/// What `/etc/resolv.conf` inside names; any other address would do as well.
-pub use stockade_policy::egress::RESOLVER;
+/// The name server in the sandbox's `/etc/resolv.conf`. Any address would work.
+pub use stockade_policy::whitelist::RESOLVER;
 
-/// What the gate works with.
+/// The gate's sockets.
 pub struct Channels {
     pub(crate) log: OwnedFd,
     pub(crate) listener: OwnedFd,
@@ -49,7 +48,7 @@ pub enum SetupError {
         /// What the kernel answered.
         errno: Errno,
     },
-    /// A step was refused.
+    /// The kernel refused a step.
     #[error("{what}: {errno}")]
     Refused {
         /// What was attempted.
@@ -63,10 +62,10 @@ fn refused(what: &'static str) -> impl Fn(Errno) -> SetupError {
     move |errno| SetupError::Refused { what, errno }
 }
 
-/// Does everything, and closes the two sockets that can configure.
+/// Runs all steps, and closes the two sockets that can configure.
 ///
 /// # Errors
-/// The step that was refused, or the part that this kernel lacks.
+/// The step that was refused, or the kernel feature that is missing.
 pub fn configure(sockets: Sockets) -> Result<Channels, SetupError> {
     let Sockets { route, tables, log, listener, names, raw4, raw6 } = sockets;
     addresses(&route)?;
@@ -83,9 +82,9 @@ pub fn configure(sockets: Sockets) -> Result<Channels, SetupError> {
     Ok(Channels { log, listener, names, raw4, raw6 })
 }
 
-/// What a refused part of the rules says about the kernel.
-fn judge(refusal: Refused, needs: &[&'static str]) -> SetupError {
-    let Refused { index, errno } = refusal;
+/// The kernel feature that is missing where a rule was refused.
+fn judge(refusal: NetlinkError, needs: &[&'static str]) -> SetupError {
+    let NetlinkError { index, errno } = refusal;
     let feature = needs.get(index as usize).copied().unwrap_or("nf_tables");
     match errno {
         // An expression, table family or chain type without its module.
@@ -94,8 +93,8 @@ fn judge(refusal: Refused, needs: &[&'static str]) -> SetupError {
     }
 }
 
-/// `lo` up, two addresses to come from, and all others local too: whatever address a
-/// program connects to, its packets meet the rules and go nowhere else.
+/// Brings `lo` up with two source addresses and makes all other addresses local: packets to
+/// any address meet the rules and stay inside.
 fn addresses(route: &OwnedFd) -> Result<(), SetupError> {
     const NEW_LINK: u16 = 16;
     const NEW_ADDRESS: u16 = 20;
@@ -127,7 +126,7 @@ fn addresses(route: &OwnedFd) -> Result<(), SetupError> {
     batch.message(NEW_ADDRESS, new, |body| {
         body.raw(&[AF_INET6, 128, NODAD, 0]).raw(&LO.to_ne_bytes()).attribute(IFA_ADDRESS, &OWN6.octets());
     });
-    // A source of their own: otherwise a packet's source would be its destination.
+    // An explicit source: otherwise the source of a packet would be its destination.
     batch.message(NEW_ROUTE, new, |body| {
         body.raw(&[AF_INET, ALL, 0, 0, LOCAL_TABLE, STATIC, HOST_SCOPE, LOCAL]).raw(&[0; 4]);
         body.attribute(RTA_OIF, &LO.to_ne_bytes()).attribute(RTA_PREFSRC, &OWN4.octets());
@@ -143,22 +142,22 @@ fn addresses(route: &OwnedFd) -> Result<(), SetupError> {
         "make every IPv4 address local",
         "make every IPv6 address local",
     ];
-    batch.apply(route.as_fd()).map_err(|Refused { index, errno }| {
+    batch.apply(route.as_fd()).map_err(|NetlinkError { index, errno }| {
         let what = STEPS.get(index as usize).copied().unwrap_or("configure the sandbox's network namespace");
         SetupError::Refused { what, errno }
     })
 }
 
-/// Bytes that the kernel may hold for us while the gate is busy.
+/// Bytes of log messages that the kernel holds while the gate is busy.
 const LOG_BUFFER: usize = 4 << 20;
 
-/// Asks for whole packets of our group, each at once (`linux/netfilter/nfnetlink_log.h`).
+/// Requests whole packets of the group, each at once (`linux/netfilter/nfnetlink_log.h`).
 fn open_log(log: &OwnedFd) -> Result<(), SetupError> {
     const CONFIG: u16 = 4 << 8 | 1;
     const BIND: u8 = 1;
     const COPY_PACKET: u8 = 2;
-    // Beyond the host's usual maximum only for root of the host; what does not fit is a SYN
-    // that its program sends again, or a report that is counted as lost.
+    // Only root of the host may exceed the usual maximum. A SYN that does not fit is repeated, a
+    // report that does not fit is counted as lost.
     match sockopt::set_socket_recv_buffer_size_force(log, LOG_BUFFER) {
         Err(Errno::PERM) => sockopt::set_socket_recv_buffer_size(log, LOG_BUFFER),
         other => other,
@@ -170,30 +169,30 @@ fn open_log(log: &OwnedFd) -> Result<(), SetupError> {
         body.raw(&[0, 0, high, low]).attribute(1, &[BIND]);
         let [a, b, c, d] = 0xffffu32.to_be_bytes();
         body.attribute(2, &[a, b, c, d, COPY_PACKET, 0]);
-        // A buffer of 512 bytes for each, or as many as the packet has: the kernel counts
-        // what it allocates, and 4 KiB for a SYN would soon fill the socket.
+        // 512 bytes per message: the kernel counts what it allocates, and 4 KiB for each SYN would
+        // soon fill the socket.
         body.number(3, 512).number(4, 0).number(5, 1);
     });
     match batch.apply(log.as_fd()) {
         Ok(()) => Ok(()),
-        Err(Refused { errno: errno @ (Errno::INVAL | Errno::OPNOTSUPP), .. }) => {
+        Err(NetlinkError { errno: errno @ (Errno::INVAL | Errno::OPNOTSUPP), .. }) => {
             Err(SetupError::Missing { feature: "nfnetlink_log", errno })
         }
-        Err(Refused { errno, .. }) => Err(SetupError::Refused { what: "listen to the log of packets", errno }),
+        Err(NetlinkError { errno, .. }) => Err(SetupError::Refused { what: "listen to the log of packets", errno }),
     }
 }
 
 fn open_listener(listener: &OwnedFd) -> Result<(), SetupError> {
-    // Connections that wait to be accepted; each has a peer that was reached before.
+    // The backlog; each connection in it has a peer that was reached.
     const BACKLOG: i32 = 1024;
     let set = || -> Result<(), Errno> {
         sockopt::set_ipv6_v6only(listener, false)?;
         set_option(listener, IP_TRANSPARENT, 1)?;
         set_option(listener, IPV6_TRANSPARENT, 1)?;
-        // Accepted sockets have it from here: an urgent byte stays in its place, or what was
-        // looked at would not be what is read.
+        // Accepted sockets inherit it: an urgent byte stays in line, so that the bytes that were
+        // peeked are the bytes that are read.
         sockopt::set_socket_oobinline(listener, true)?;
-        // Its connections take this after it.
+        // Accepted sockets inherit this.
         sockopt::set_tcp_nodelay(listener, true)?;
         bind(listener, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, nft::LISTENER_PORT, 0, 0))?;
         listen(listener, BACKLOG)
@@ -206,7 +205,7 @@ fn open_name_service(names: &OwnedFd) -> Result<(), SetupError> {
     let set = || -> Result<(), Errno> {
         sockopt::set_ipv6_v6only(names, false)?;
         set_option(names, IPV6_RECVPKTINFO, 1)?;
-        // Answers come from the address that was asked, which no interface has.
+        // Answers come from the address of the query, which no interface has.
         sockopt::set_ipv6_freebind(names, true)?;
         bind(names, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, DNS, 0, 0))
     };

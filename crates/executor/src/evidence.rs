@@ -1,8 +1,8 @@
-//! The receipt's inner part: what this process can see of its own confinement.
+//! The receipt's inner part: what this process observes of its own confinement.
 //!
-//! Tried before the payload exists, and judged here too: a layer that is not in force ends
-//! the run before its first instruction. What the kernel says of this process in `/proc`
-//! (namespaces, ids, capabilities, mounts, cgroup) the launcher reads, from outside.
+//! The checks run before the payload is forked, and are judged here too: a layer that is not
+//! in force ends the run before the payload's first instruction. It does not read `/proc`: the
+//! launcher reads namespaces, ids, capabilities, mounts and cgroup there, from outside.
 
 use alloc::vec::Vec;
 
@@ -14,6 +14,7 @@ use stockade_protocol::{
     frame::{Evidence, Job},
     layer::Layer,
     step::Step,
+    text::hex,
 };
 use stockade_sys::process;
 
@@ -35,7 +36,7 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     Ok(Evidence { descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us })
 }
 
-/// Job, stdout, stderr, status, the payload's stdin, lifeline; an image comes on top.
+/// Job, stdout, stderr, status, the payload's stdin, lifeline. A payload image adds one.
 const EXPECTED_DESCRIPTORS: u32 = 6;
 
 /// Whether a layer must be in force: all must, unless a build for tests leaves one out.
@@ -47,19 +48,19 @@ fn must_hold(job: &Job<'_>, layer: Layer) -> bool {
     true
 }
 
-/// By asking for one number after the other, which takes a tenth of the time of listing them.
-/// None is left above those that are asked for.
+/// Tries each number, which takes a tenth of the time of listing `/proc/self/fd`. Closes all
+/// higher descriptors first.
 fn count_descriptors() -> Result<u32, Errno> {
-    const ASKED_FOR: u32 = 64;
-    process::close_range(ASKED_FOR, u32::MAX)?;
-    Ok((0..ASKED_FOR).map(|number| u32::from(process::is_open(number))).sum())
+    const TRIED: u32 = 64;
+    process::close_range(TRIED, u32::MAX)?;
+    Ok((0..TRIED).map(|number| u32::from(process::is_open(number))).sum())
 }
 
-/// Tries what Landlock alone forbids: a fifo in `/dev/shm`, by a name that earlier code of a
-/// session cannot have taken.
+/// Tries to create a fifo in `/dev/shm`, which only Landlock forbids. Earlier code of the
+/// session cannot have created a file of that name.
 fn probe_landlock(now: u64) -> Result<u32, Failure> {
     const DIRECTORY: &core::ffi::CStr = c"/dev/shm";
-    // Where modes refuse it as well, its refusal says nothing.
+    // Where the file modes refuse it as well, EACCES does not prove that Landlock is in force.
     if let Err(errno) = accessat(CWD, DIRECTORY, Access::WRITE_OK | Access::EXEC_OK, AtFlags::empty()) {
         return Err(Failure::new(Step::Receipt, errno).because(b"/dev/shm is closed to its owner, so Landlock cannot be tried there"));
     }
@@ -72,9 +73,9 @@ fn probe_landlock(now: u64) -> Result<u32, Failure> {
     }
 }
 
-/// The probe's path, which holds the time in hexadecimal.
+/// The probe's path, which contains the time in hexadecimal.
 fn probe_path(now: u64) -> Vec<u8> {
     let mut path = b"/dev/shm/.probe-".to_vec();
-    path.extend((0..16).rev().map(|place| b"0123456789abcdef"[(now >> (4 * place)) as usize & 15]));
+    path.extend(hex(&now.to_be_bytes()).into_bytes());
     path
 }

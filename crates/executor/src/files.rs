@@ -1,7 +1,7 @@
 //! Writing the request's files and the program.
 //!
-//! Never follows a link: scratch may be a host directory in which an earlier run left
-//! some. Paths were checked by the launcher and hold no `.` or `..`.
+//! Never follows a symlink: scratch may be a host directory in which an earlier run left
+//! some. It does not check paths: the launcher has, and none has a component `.` or `..`.
 
 use rustix::{
     fd::{BorrowedFd, OwnedFd},
@@ -30,7 +30,7 @@ pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the program under a name that nothing had before (O_EXCL).
+/// Writes the program to a new file (O_EXCL).
 pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     if job.program_directory.is_empty() {
         return Ok(());
@@ -64,7 +64,7 @@ fn write_below(path: &[u8], contents: &[u8]) -> Result<(), Errno> {
 }
 
 fn create(directory: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
-    // NONBLOCK: a fifo that lies there must not hold up the run (ENXIO instead).
+    // NONBLOCK: open(2) of an existing fifo fails with ENXIO instead of blocking the run.
     let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(directory, name, flags, Mode::from_raw_mode(0o644))?;
     if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::RegularFile { Ok(file) } else { Err(Errno::INVAL) }

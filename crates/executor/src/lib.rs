@@ -1,12 +1,12 @@
-//! Pid 1 of the sandbox: waits for its job, writes the request's files, checks what is in
-//! force, starts the payload, waits for it, tells the launcher how it ended and whether
-//! anything else is left.
+//! Pid 1 of the sandbox: waits for its job, writes the request's files, checks which layers
+//! are in force, starts the payload, waits for it, reports to the launcher how it ended and
+//! whether other processes are left.
 //!
 //! It runs behind every layer that the launcher put in place, as the payload's uid,
 //! and is not dumpable, so that the payload can neither trace nor read it. It takes
 //! no input but the sealed job and parses no text of the payload's. It decides
-//! nothing: limits, paths and rules arrive ready-made. When it ends, or is ended, the kernel
-//! ends every process of the sandbox.
+//! nothing: limits, paths and rules arrive ready-made. When it exits or is killed, the kernel
+//! kills every process of the sandbox.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -31,11 +31,11 @@ use stockade_sys::{
     start::descriptor,
 };
 
-/// How many orphans are waited for when the payload has ended: what is left may have them
-/// faster than that.
-const MOST_ORPHANS: usize = 64;
+/// How many orphans are reaped once the payload has ended. The limit is needed because the
+/// processes that are left may create orphans faster than this one reaps them.
+const MAX_ORPHANS: usize = 64;
 
-/// A step that failed, as it crosses the pipe.
+/// A failed step, as it is sent over the status pipe.
 pub(crate) struct Failure {
     step: Step,
     errno: Errno,
@@ -59,8 +59,8 @@ impl Failure {
     }
 }
 
-/// The executor's whole life. Returns its exit status, which nobody relies on: the
-/// launcher believes only the events on the status pipe.
+/// Runs the executor from start to end. The launcher ignores the exit status that this
+/// returns and trusts only the events on the status pipe.
 pub fn run() -> i32 {
     let status = descriptor::STATUS;
     match supervise(status) {
@@ -74,9 +74,9 @@ pub fn run() -> i32 {
 }
 
 fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
-    // First of all: from here on the payload's uid may not trace or read this process.
+    // First: from here on the payload's uid may not trace or read this process.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
-    // Until here nothing depends on what will be run, and this may be long before it is known.
+    // Nothing above depends on the job, which may become known much later.
     let Word::Job = await_word().map_err(|errno| Failure::new(Step::ReadJob, errno))? else {
         return Err(Failure::new(Step::ReadJob, Errno::PROTO));
     };
@@ -96,13 +96,12 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     watch(status, pid, job.terminal).map_err(|errno| Failure::new(Step::WatchPayload, errno))
 }
 
-/// Says that the payload has started and, in the end, how it has ended.
+/// Reports that the payload has started and, once it has ended, its status and CPU time.
 fn watch(status: BorrowedFd<'_>, pid: i32, terminal: bool) -> Result<(), Errno> {
-    // A launcher that is gone takes this process with it; a failed write needs no care.
     tell(status, &Event::Started)?;
     if !terminal {
-        // The last of the code's processes that closes its output ends it. A terminal would be
-        // hung up by that, though somebody inside may open it once more.
+        // The output reaches end of file when the last process of the payload closes it. A
+        // terminal would be hung up then, though a process inside may still open it again.
         process::close_range(1, 2)?;
     }
     let (mut user_us, mut system_us) = (0, 0);
@@ -113,7 +112,7 @@ fn watch(status: BorrowedFd<'_>, pid: i32, terminal: bool) -> Result<(), Errno> 
     let payload = loop {
         let ended = process::wait_any()?;
         add(&ended);
-        // Others are orphans of the payload; reaping them keeps the process count honest.
+        // Other children are orphans of the payload; a zombie counts against the process limit.
         if ended.pid == pid {
             break ended;
         }
@@ -127,21 +126,22 @@ fn watch(status: BorrowedFd<'_>, pid: i32, terminal: bool) -> Result<(), Errno> 
         Err(Errno::CHILD) => Some(Ok(true)),
         Err(errno) => Some(Err(errno)),
     };
-    let is_last = (0..MOST_ORPHANS).find_map(another).unwrap_or(Ok(false))?;
+    let is_last = (0..MAX_ORPHANS).find_map(another).unwrap_or(Ok(false))?;
     let last = is_last.then_some((user_us, system_us));
     tell(status, &Event::Ended { status: payload.status, user_us: payload.user_us, system_us: payload.system_us, last })?;
     if !is_last {
-        // The launcher looks at what is left and ends this process; one that is gone does so too.
-        let _no_word_comes = await_word();
+        // The launcher inspects the processes that are left and kills this one. If the launcher
+        // has exited, the read returns end of file and this process exits.
+        let _until_killed = await_word();
     }
     Ok(())
 }
 
-/// Waits for the launcher's next word.
+/// Waits for the launcher's next message.
 fn await_word() -> Result<Word, Errno> {
     let mut word = [0; Word::BYTES];
     loop {
-        // A pipe gives what was written at once whole (pipe(7)).
+        // A message is one write of less than PIPE_BUF bytes, which a read returns whole (pipe(7)).
         match rustix::io::read(descriptor::LIFELINE, &mut word) {
             Ok(Word::BYTES) => return Word::decode(word).map_err(|_| Errno::PROTO),
             Ok(0) => return Err(Errno::PIPE),

@@ -47,7 +47,7 @@ pub(crate) fn start(job: &Job<'_>, ignored_signals: u64) -> Result<i32, Failure>
     let reached = Step::from_number(prepared.step.load(Relaxed) as u16).unwrap_or(Step::Fork);
     match (reached, prepared.errno.load(Relaxed)) {
         (Step::ExecPayload, 0) => Ok(pid),
-        // The kernel's vfork returns for a child that dies too, as of a lack of memory.
+        // vfork also returns when the child is killed, for example by the OOM killer.
         (step, 0) => Err(Failure::new(step, Errno::SRCH).because(b"its process was killed before the program began")),
         (step, errno) => Err(Failure::new(step, Errno::from_raw_os_error(errno as i32))),
     }
@@ -86,7 +86,7 @@ fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible
     let begin = |step: Step| prepared.step.store(u32::from(step as u16), Relaxed);
     process::reset_signals(prepared.ignored_signals);
     begin(Step::Session);
-    // A session of its own: signals to the process group do not meet pid 1.
+    // A new session: signals to the payload's process group do not reach pid 1.
     rustix::process::setsid()?;
     if job.terminal {
         begin(Step::Terminal);
@@ -110,7 +110,7 @@ fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible
     if job.image {
         return Err(exec_image(descriptor::IMAGE, &prepared.arguments));
     }
-    // As execvp: a missing file is passed over, a forbidden one remembered.
+    // As execvp(3): ENOENT moves on to the next directory, EACCES is reported if none works.
     let mut failed = Errno::NOENT;
     for &path in &prepared.candidates {
         failed = match exec_prepared(path, &prepared.arguments) {
@@ -122,8 +122,8 @@ fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible
     Err(failed)
 }
 
-/// The payload's own layer: from a domain below pid 1's it can neither signal nor
-/// trace pid 1, and it may not change the files that only the executor writes.
+/// The payload's Landlock layer: its domain is below that of pid 1, so it can neither signal
+/// nor trace pid 1, and it may not change the files that only the executor writes.
 fn restrict(job: &Job<'_>) -> Result<(), Errno> {
     let ruleset = landlock::create_ruleset(job.landlock_handled, job.landlock_scoped)?;
     for (path, rights) in &job.landlock_rules {

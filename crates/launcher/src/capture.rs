@@ -1,14 +1,14 @@
 //! Keeping the head and the tail of a stream in bounded memory.
 //!
-//! Never more than the limit is held, however much is printed. What the bytes mean is
-//! not looked at.
+//! Never more than the limit is held, however much is printed. What the bytes mean is not looked
+//! at.
 
 use std::collections::VecDeque;
 
 /// A stream as it was kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
-    /// The bytes; where some were cut out, a marker line stands in their place.
+    /// The bytes; a marker line takes the place of those that were cut out.
     pub bytes: Vec<u8>,
     /// Some were cut out.
     pub truncated: bool,
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn head_and_tail_survive_whatever_the_pieces() {
+    fn head_and_tail_are_kept_for_any_pieces() {
         let marker = "\n[stockade: 4 bytes cut out here]\n";
         assert_eq!(captured(8, &["abcdefghijkl"]), (format!("abcd{marker}ijkl"), true));
         assert_eq!(captured(8, &["abcdef", "ghij", "kl"]), (format!("abcd{marker}ijkl"), true));

@@ -7,6 +7,8 @@
 mod v1;
 mod v2;
 
+use std::path::Path;
+
 use rustix::{
     event::epoll,
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -15,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::plan::{CgroupPlan, CgroupSetting, Plan};
 
-use crate::{LaunchError, What, embryo::V2Parent, registry::Record};
+use crate::{LaunchError, error::CgroupError, registry::Record};
 
 /// CPU time of all processes of a cgroup, also of those that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,13 +70,14 @@ impl Founded {
     }
 }
 
-/// Makes what must stand before the clone. The record learns each directory before it is
+/// Makes what must stand before the clone; `vacate`: the launcher is alone in the cgroup
+/// `parent` and must leave for a child of it first. The record learns each directory before it is
 /// made, so that a later start can sweep it.
 ///
 /// # Errors
 /// A directory cannot be made.
-pub(crate) fn found(parent: &V2Parent<'_>, record: Option<&mut Record>) -> Result<Founded, LaunchError> {
-    v2::V2::make(parent.path, parent.vacate, record).map(Founded)
+pub(crate) fn found(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<Founded, LaunchError> {
+    v2::V2::make(parent, vacate, record).map(Founded)
 }
 
 /// Makes what is not made yet, and sets the plan's limits.
@@ -86,7 +89,7 @@ pub(crate) fn complete(plan: &Plan, founded: Option<Founded>, record: Option<&mu
         (CgroupPlan::V1 { parents, settings }, None) => v1::V1::make(parents, settings, record).map(Cgroup::V1),
         (CgroupPlan::V2 { settings, .. }, Some(Founded(mut v2))) => v2.limit(settings).map(|()| Cgroup::V2(v2)),
         (CgroupPlan::Absent { .. }, None) => Ok(Cgroup::Absent),
-        _ => Err(LaunchError::other(What::Cgroup, String::from("the plan's cgroup is of another kind than the host's"))),
+        _ => Err(CgroupError::OtherVersion.into()),
     }
 }
 
@@ -201,12 +204,9 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
 }
 
 /// Writes a limit and reads it back.
-fn apply_setting(directory: impl AsFd, setting: &CgroupSetting) -> Result<(), LaunchError> {
+fn apply_setting(directory: impl AsFd, setting: &CgroupSetting) -> Result<(), CgroupError> {
     let CgroupSetting { file, value, optional, .. } = setting;
-    let failed = |errno| {
-        let attempt = format!("set cgroup limit {file} to {value}");
-        LaunchError::system(What::Cgroup, &attempt, errno)
-    };
+    let failed = |errno| CgroupError::Limit { file, value: value.clone(), errno };
     let handle = match open_in(&directory, file, OFlags::RDWR) {
         Err(Errno::NOENT) if *optional => return Ok(()),
         other => other.map_err(failed)?,
@@ -221,7 +221,7 @@ fn apply_setting(directory: impl AsFd, setting: &CgroupSetting) -> Result<(), La
     if kept == *value || *optional {
         return Ok(());
     }
-    Err(LaunchError::other(What::Cgroup, format!("set cgroup limit {file} to {value}: the kernel keeps {kept}")))
+    Err(CgroupError::NotKept { file, value: value.clone(), kept })
 }
 
 /// A name that no other run has.

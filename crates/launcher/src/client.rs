@@ -23,12 +23,12 @@ pub enum Asked {
 pub trait Client {
     /// What becomes readable when the client asks for something.
     fn requests(&self) -> Option<BorrowedFd<'_>>;
-    /// Another descriptor, that hangs up when nobody waits for the result any more.
+    /// Another descriptor, which hangs up when no process waits for the result any more.
     fn results(&self) -> Option<BorrowedFd<'_>>;
     /// Reads what there is to read, without waiting.
     fn look(&mut self) -> Asked;
     /// This signal has come for the launcher and was taken for the run, which may have been
-    /// ending for another cause, or have failed. The run itself needs nobody's help to end.
+    /// ending for another cause, or have failed. The run ends by itself.
     fn signalled(&mut self, signal: i32);
 }
 

@@ -11,7 +11,6 @@ use rustix::{
 };
 use sha2::{Digest, Sha256};
 use std::{
-    fmt::Write,
     fs::File,
     io::Read,
     path::{Path, PathBuf},
@@ -25,7 +24,7 @@ use crate::{
 };
 
 /// Files that a result lists.
-const MOST_FILES: usize = 4096;
+const MAX_FILES: usize = 4096;
 
 /// Returns the files below `scratch` that match one of `globs`, in the order of their
 /// paths; those beyond `limit` bytes in all are named but not read. What the policy hides
@@ -52,13 +51,13 @@ pub(crate) fn collect(
         } else if found.closed && globs.iter().any(|glob| may_match_below(glob, found.path)) && !is_below_hidden(found.path) {
             closed.push(found.path.to_owned());
         }
-        if matched.len() + closed.len() > MOST_FILES { Walk::Stop } else { Walk::On }
+        if matched.len() + closed.len() > MAX_FILES { Walk::Stop } else { Walk::On }
     });
     matched.sort_by(|a, b| a.0.as_os_str().cmp(b.0.as_os_str()));
     let mut room = limit.unwrap_or(u64::MAX);
     let mut files = Vec::with_capacity(matched.len());
     for (index, (path, size)) in matched.into_iter().enumerate() {
-        files.push(if index >= MOST_FILES {
+        files.push(if index >= MAX_FILES {
             omitted(&path, size, "more than 4096 files match")
         } else if size > room {
             omitted(&path, size, "collect_size")
@@ -119,13 +118,10 @@ fn read(scratch: &OwnedFd, path: &Path, size: u64, room: &mut u64) -> CollectedF
         return omitted(path, size, "collect_size");
     }
     *room -= size;
-    let mut hex = String::with_capacity(64);
-    for byte in Sha256::digest(&bytes) {
-        let _infallible = write!(hex, "{byte:02x}");
-    }
+    let hash = stockade_protocol::text::hex(&Sha256::digest(&bytes));
     let (text, base64) = match String::from_utf8(bytes) {
         Ok(text) => (Some(text), None),
         Err(error) => (None, Some(BASE64_STANDARD.encode(error.as_bytes()))),
     };
-    CollectedFile { sha256: Some(hex), text, base64, ..named(path, size) }
+    CollectedFile { sha256: Some(hash), text, base64, ..named(path, size) }
 }

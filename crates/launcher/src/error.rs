@@ -1,10 +1,20 @@
-//! Why a run could not begin, in words that name the step, the thing and the remedy.
+//! Why a run could not begin: which part failed, at what, with which errno, and the remedy.
 //!
-//! A failed step is worded from the plan: the child sends only numbers.
+//! Each way to fail is a variant with its own words. A step of the sandbox's set-up is
+//! identified by its [`Step`]. What a failure means for the caller is not decided here.
+
+mod step;
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rustix::io::Errno;
-use stockade_policy::plan::{Plan, RootEntry};
+use stockade_egress::gate::GateError;
 use stockade_protocol::step::Step;
+
+pub use step::StepFailure;
 
 /// What lets a run begin in a container of the usual engines, whose filter and covered files
 /// in /proc forbid it.
@@ -12,7 +22,7 @@ pub const CONTAINER: &str = "start the container with --security-opt seccomp=unc
 
 /// The part of the launcher that met the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ErrorKind {
     /// Pipes, job, strings.
     Prepare,
     /// Cgroups.
@@ -33,52 +43,310 @@ pub enum What {
     Egress,
     /// The executor or its pipe.
     Executor,
-    /// What a session keeps.
-    Store,
+    /// The file systems that a session keeps.
+    Volumes,
 }
 
-impl What {
+impl ErrorKind {
     /// A stable identifier for the result's `reason`.
     pub const fn reason(self) -> &'static str {
         match self {
-            What::Prepare => "prepare_failed",
-            What::Cgroup => "cgroup_failed",
-            What::Clone => "namespaces_refused",
-            What::Maps => "maps_refused",
-            What::Idmap => "scratch_not_idmappable",
-            What::Registry => "registry_failed",
-            What::Step(Step::RootEntry) => "root_entry_failed",
-            What::Step(_) => "setup_step_failed",
-            What::Receipt => "receipt_mismatch",
-            What::Egress => "egress_gate_failed",
-            What::Executor => "executor_vanished",
-            What::Store => "session_store_failed",
+            ErrorKind::Prepare => "prepare_failed",
+            ErrorKind::Cgroup => "cgroup_failed",
+            ErrorKind::Clone => "namespaces_refused",
+            ErrorKind::Maps => "maps_refused",
+            ErrorKind::Idmap => "scratch_not_idmappable",
+            ErrorKind::Registry => "registry_failed",
+            ErrorKind::Step(Step::RootEntry) => "root_entry_failed",
+            ErrorKind::Step(_) => "setup_step_failed",
+            ErrorKind::Receipt => "receipt_mismatch",
+            ErrorKind::Egress => "egress_gate_failed",
+            ErrorKind::Executor => "executor_vanished",
+            ErrorKind::Volumes => "session_store_failed",
         }
     }
 }
 
-/// See the module.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct LaunchError {
-    /// Where it failed.
-    pub what: What,
-    /// The errno, where there is one.
-    pub errno: Option<i32>,
-    /// For a person.
-    pub message: String,
+/// Why a run could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A system call of the launcher failed.
+    #[error("{attempt}: {}", describe(*errno))]
+    System {
+        /// The part that made it.
+        kind: ErrorKind,
+        /// What it was made for.
+        attempt: &'static str,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// clone3 was refused.
+    #[error("make the namespaces: {}{}", describe(*errno), clone_remedy(*privileged, *errno))]
+    Clone {
+        /// The launcher is root.
+        privileged: bool,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// The kernel keeps another map of ids than was written.
+    #[error("the kernel keeps {file} as `{}`, not `{} {} 1`", kept.trim(), ids.0, ids.1)]
+    Maps {
+        /// `uid_map` or `gid_map`.
+        file: &'static str,
+        /// What is read back.
+        kept: String,
+        /// The id inside and outside.
+        ids: (u32, u32),
+    },
+    /// The same, where it was about a path.
+    #[error("{attempt} {}: {}", path.display(), describe(*errno))]
+    Path {
+        /// The part that made it.
+        kind: ErrorKind,
+        /// What it was made for.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// The plan and what the engine gives beside it do not belong together.
+    #[error(transparent)]
+    Inputs(#[from] InputsError),
+    /// See [`CgroupError`].
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// See [`RegistryError`].
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// See [`StepFailure`].
+    #[error(transparent)]
+    Step(#[from] StepFailure),
+    /// See [`ReceiptError`].
+    #[error(transparent)]
+    Receipt(#[from] ReceiptError),
+    /// The gate's namespace cannot be set up.
+    #[error("set up the egress gate: {0}; `stockade doctor` says more")]
+    EgressSetup(stockade_egress::setup::SetupError),
+    /// The gate failed.
+    #[error(transparent)]
+    Gate(#[from] GateError),
+    /// See [`ExecutorError`].
+    #[error(transparent)]
+    Executor(#[from] ExecutorError),
+    /// The plan has more writable places than a session can keep.
+    #[error("a session keeps at most {0} writable places beside scratch")]
+    TooManyVolumes(usize),
 }
 
 impl LaunchError {
-    /// A failed system call of the launcher.
-    pub fn system(what: What, attempt: &str, errno: Errno) -> Self {
-        LaunchError { what, errno: Some(errno.raw_os_error()), message: format!("{attempt}: {}", describe(errno)) }
+    /// A failed system call of the launcher, for `map_err`.
+    pub(crate) fn system(kind: ErrorKind, attempt: &'static str) -> impl Fn(Errno) -> LaunchError + Copy {
+        move |errno| LaunchError::System { kind, attempt, errno }
     }
 
-    /// A failure that is no system call's.
-    pub fn other(what: What, message: String) -> Self {
-        LaunchError { what, errno: None, message }
+    /// The same about a path.
+    pub(crate) fn path(kind: ErrorKind, attempt: &'static str, path: &Path) -> impl Fn(Errno) -> LaunchError + use<> {
+        let path = path.to_path_buf();
+        move |errno| LaunchError::Path { kind, attempt, path: path.clone(), errno }
     }
+
+    /// The part that failed.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            LaunchError::System { kind, .. } | LaunchError::Path { kind, .. } => *kind,
+            LaunchError::Clone { .. } => ErrorKind::Clone,
+            LaunchError::Maps { .. } => ErrorKind::Maps,
+            LaunchError::Inputs(InputsError::AnotherPlan) => ErrorKind::Clone,
+            LaunchError::Inputs(_) => ErrorKind::Prepare,
+            LaunchError::Cgroup(_) => ErrorKind::Cgroup,
+            LaunchError::Registry(_) => ErrorKind::Registry,
+            LaunchError::Step(StepFailure { step: Step::Receipt, .. }) | LaunchError::Receipt(_) => ErrorKind::Receipt,
+            LaunchError::Step(failure) => ErrorKind::Step(failure.step),
+            LaunchError::EgressSetup(_) | LaunchError::Gate(_) => ErrorKind::Egress,
+            LaunchError::Executor(_) => ErrorKind::Executor,
+            LaunchError::TooManyVolumes(_) => ErrorKind::Volumes,
+        }
+    }
+
+    /// The errno of a failed step.
+    pub fn step_errno(&self) -> Option<Errno> {
+        match self {
+            LaunchError::Step(failure) => Some(failure.errno),
+            _ => None,
+        }
+    }
+}
+
+/// What of a plan and its inputs does not belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InputsError {
+    /// The first process was cloned for another.
+    #[error("the sandbox was begun for another plan")]
+    AnotherPlan,
+    /// Only one of them is a session's.
+    #[error("the plan and its inputs disagree on there being a session")]
+    Session,
+    /// Only one of them has a program of stockade's own.
+    #[error("the plan and its inputs disagree on the program's being an image")]
+    Image,
+    /// The plan protects more than was found.
+    #[error("the plan and its inputs disagree on what scratch holds")]
+    Scratch,
+    /// Only one of them has a stdin.
+    #[error("the sandbox and what is to be run in it disagree on there being a stdin")]
+    Stdin,
+    /// More directories are to be shown than can be sent.
+    #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::sync::MAX_TREES)]
+    TooManyTrees(usize),
+}
+
+/// Why a run has no cgroup, or not the plan's.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// v1: a directory cannot be made.
+    #[error("make cgroup {}: {}; the launcher must be able to write there", path.display(), describe(*errno))]
+    Make {
+        /// Where it was to be.
+        path: PathBuf,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// v2: controllers cannot be handed down to a run's cgroup.
+    #[error("hand {controllers} down from cgroup {}: {}", path.display(), describe(*errno))]
+    HandDown {
+        /// As they are written, such as `+memory +pids`.
+        controllers: String,
+        /// The cgroup that has them.
+        path: PathBuf,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// A limit cannot be set.
+    #[error("set cgroup limit {file} to {value}: {}", describe(*errno))]
+    Limit {
+        /// The limit's file.
+        file: &'static str,
+        /// What was written.
+        value: String,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// A limit is kept otherwise than it was written.
+    #[error("set cgroup limit {file} to {value}: the kernel keeps {kept}")]
+    NotKept {
+        /// The limit's file.
+        file: &'static str,
+        /// What was written.
+        value: String,
+        /// What is read back.
+        kept: String,
+    },
+    /// v1: the plan has a limit of a controller that is not there.
+    #[error("set cgroup limit {file}: this host mounts no v1 {controller} controller")]
+    NoController {
+        /// The limit's file.
+        file: &'static str,
+        /// Its controller.
+        controller: &'static str,
+    },
+    /// The plan is for the other version.
+    #[error("the plan's cgroup is of another kind than the host's")]
+    OtherVersion,
+}
+
+/// Why a run has no place in the registry.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// Others could write to it: its files say what to remove.
+    #[error(
+        "the registry {} must be a directory of uid {owner} that nobody else may write to; remove it or fix its owner and mode",
+        directory.display()
+    )]
+    Insecure {
+        /// Where it is.
+        directory: PathBuf,
+        /// Whose it must be.
+        owner: u32,
+    },
+    /// All records are taken.
+    #[error("{0} runs are alive already; wait for one to end")]
+    Full(u32),
+    /// It would make two lines of one.
+    #[error("the path {0:?} holds a line break")]
+    LineBreak(PathBuf),
+}
+
+/// How the sandbox differs from its plan.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiptError {
+    /// The child handed its descriptors over too early.
+    #[error("the sandbox was handed over before its mounts stood")]
+    NoMounts,
+    /// It is in another cgroup.
+    #[error("the sandbox is not in its cgroup but in {}", .0.trim().replace('\n', " "))]
+    Cgroup(String),
+    /// A namespace of this kind is the launcher's.
+    #[error("the sandbox shares the launcher's {0} namespace")]
+    SharedNamespace(&'static str),
+    /// It has a user namespace too many.
+    #[error("the sandbox has a user namespace that the plan goes without")]
+    UserNamespace,
+    /// It has a user namespace too few.
+    #[error("the sandbox is still in its outer user namespace")]
+    OuterUserNamespace,
+    /// A mount is not as the plan says.
+    #[error("the sandbox's mounts are not those of the plan ({problem}{point})")]
+    Mount {
+        /// What is wrong with it.
+        problem: &'static str,
+        /// Where it is.
+        point: String,
+    },
+    /// A line of its status is not as the plan says.
+    #[error("the sandbox has {key} {found}, not {expected}")]
+    Status {
+        /// The line's key.
+        key: &'static str,
+        /// What the kernel reports.
+        found: String,
+        /// What it must be.
+        expected: String,
+    },
+}
+
+/// How the sandbox's first process failed, or broke its protocol.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutorError {
+    /// It failed at a step that there is not.
+    #[error("the sandbox failed at an unknown step {0}")]
+    UnknownStep(u16),
+    /// What it sent is no event.
+    #[error("the executor sent something that is no event")]
+    Malformed,
+    /// It sent an event of another phase.
+    #[error("the executor sent an event out of turn")]
+    OutOfTurn,
+    /// It was ready too early.
+    #[error("the executor was ready before the sandbox was handed over")]
+    ReadyTooEarly,
+    /// It ended during set-up and reported nothing.
+    #[error("the sandbox vanished while it was being set up; the kernel's log may say why (out of memory?)")]
+    VanishedInSetup,
+    /// It ended and did not report the program's end.
+    #[error("the executor vanished without a report: something outside killed the sandbox")]
+    Vanished,
+    /// It did not go on.
+    #[error(
+        "{missing} after {} s: the sandbox's first process was stopped from outside, gets no CPU time, or waits for a file system that does not answer; find out which (ps -o pid,stat,wchan,comm -e), then start it again",
+        after.as_secs()
+    )]
+    Overdue {
+        /// What had not come.
+        missing: &'static str,
+        /// How long was waited for it.
+        after: Duration,
+    },
 }
 
 /// An errno's name and meaning.
@@ -87,15 +355,19 @@ pub(crate) fn describe(errno: Errno) -> String {
     // "Operation not permitted (os error 1)"
     let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
     let name = format!("{:?}", nix::errno::Errno::from_raw(errno.raw_os_error()));
-    // No file that the launcher writes is large: there is a limit for whoever started it.
+    // No file that the launcher writes is large: its caller has set a limit.
     let remedy = if errno == Errno::FBIG { "; files of this size are forbidden to the launcher: ulimit -f unlimited" } else { "" };
     format!("{text} ({name}){remedy}")
 }
 
-/// clone3 was refused: the one failure that most users will meet, so it says why.
-pub(crate) fn clone_failed(privileged: bool, errno: Errno) -> LaunchError {
-    let attempt = "make the namespaces";
-    let remedy = match errno {
+/// The errno of an error of the standard library's file functions.
+pub(crate) fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// The remedy where clone3 is refused: the one failure that most users will meet.
+fn clone_remedy(privileged: bool, errno: Errno) -> String {
+    match errno {
         Errno::PERM | Errno::ACCESS => namespace_remedy(privileged),
         Errno::NOSPC => {
             "; the limit in /proc/sys/user/max_user_namespaces is used up or zero: raise it (sysctl user.max_user_namespaces=10000)".into()
@@ -106,12 +378,11 @@ pub(crate) fn clone_failed(privileged: bool, errno: Errno) -> LaunchError {
         }
         Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),
-    };
-    LaunchError { what: What::Clone, errno: Some(errno.raw_os_error()), message: format!("{attempt}: {}{remedy}", describe(errno)) }
+    }
 }
 
 /// What forbids user namespaces here.
-pub fn namespace_remedy(privileged: bool) -> String {
+fn namespace_remedy(privileged: bool) -> String {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").trim() == "1" && !privileged {
         return String::from(
@@ -122,89 +393,4 @@ pub fn namespace_remedy(privileged: bool) -> String {
         return String::from("; unprivileged user namespaces are off: sysctl kernel.unprivileged_userns_clone=1");
     }
     format!("; user namespaces are forbidden here (a container's seccomp profile, or a security module); in a container: {CONTAINER}")
-}
-
-/// Words a step's failure from the plan.
-pub(crate) fn step_failed(plan: &Plan, step: Step, errno: Errno, index: Option<usize>, detail: &str) -> LaunchError {
-    let subject = match (step, index) {
-        (Step::RootEntry, Some(index)) => entry_subject(plan, index),
-        (Step::ScratchRule, Some(index)) => {
-            plan.scratch.protected.get(index).map(|(path, ..)| format!(" {}", path.display())).unwrap_or_default()
-        }
-        (Step::Landlock, Some(index)) => {
-            plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
-        }
-        (Step::Scratch | Step::WorkingDirectory | Step::WriteProgram, _) => format!(" {}", plan.scratch.path.display()),
-        (Step::EgressSockets, Some(index)) => stockade_egress::inside::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
-        (Step::ExecPayload, _) => format!(" {}", plan.argv.first().map_or("", String::as_str)),
-        _ => String::new(),
-    };
-    let remedy = match (step, errno) {
-        (Step::RootEntry, Errno::PERM) if index.is_some_and(|index| is_proc(plan, index)) => {
-            "; the host's /proc is partly covered (\"mount too revealing\"): inside Docker run with --security-opt systempaths=unconfined; in a systemd unit drop ProtectKernelTunables= and ProcSubset="
-        }
-        (Step::NetworkNamespace | Step::CgroupNamespace | Step::InnerUserNamespace, Errno::NOSPC) => {
-            "; the number of namespaces is limited: see the max_* files in /proc/sys/user"
-        }
-        (Step::Keyring, Errno::PERM) => {
-            "; a filter around the launcher forbids keyctl, as container engines do; let it through or start stockade on the host"
-        }
-        (Step::Keyring, Errno::DQUOT) => "; the user's key quota is used up (/proc/sys/kernel/keys/maxkeys)",
-        (Step::Hostname | Step::Loopback | Step::PrivateMounts | Step::RootTmpfs | Step::Capabilities, Errno::PERM) => {
-            "; a security module takes away the capabilities of the new user namespace (on Ubuntu install the profile scripts/apparmor/stockade), or a filter around the launcher forbids the call"
-        }
-        (Step::Scratch | Step::WorkingDirectory, Errno::ACCESS) => "; the directory or one above it cannot be entered by the caller",
-        (Step::ScratchRule, Errno::STALE | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-            "; it is not what was found there a moment ago, so that what the policy keeps from the code could lie under another name: wait until nobody changes names in scratch, then start it again"
-        }
-        (Step::ExecPayload, Errno::NOENT) => "; it is not in the sandbox's root, or its interpreter or dynamic linker is not",
-        (Step::ExecPayload, Errno::ACCESS) => "; it is not executable, or lies where the policy allows no programs",
-        (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) if plan.scratch.host => {
-            "; the file system of scratch is full: make room there"
-        }
-        (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) => "; scratch is too small: raise scratch_size",
-        (Step::WriteProgram, Errno::ROFS) => "; the caller may not write there",
-        (Step::WriteFile | Step::WriteProgram, Errno::ACCESS) => {
-            "; the owner of scratch may not write there: chmod u+rwx the directory, should earlier code have closed it"
-        }
-        (Step::WriteFile, Errno::LOOP | Errno::NOTDIR) => "; a link or a file stands where the path needs a directory",
-        (Step::Seccomp, Errno::INVAL) => "; the kernel needs CONFIG_SECCOMP_FILTER",
-        _ => "",
-    };
-    let detail = if detail.is_empty() { String::new() } else { format!(" ({detail})") };
-    let what = if step == Step::Receipt { What::Receipt } else { What::Step(step) };
-    LaunchError {
-        what,
-        errno: Some(errno.raw_os_error()),
-        message: format!("{}{subject}: {}{detail}{remedy}", step.name(), describe(errno)),
-    }
-}
-
-/// The plan's entries are numbered from 1 behind the stand-ins, which come first.
-fn entry(plan: &Plan, index: usize) -> Option<&RootEntry> {
-    index.checked_sub(1).and_then(|index| plan.root.iter().nth(index))
-}
-
-fn is_proc(plan: &Plan, index: usize) -> bool {
-    matches!(entry(plan, index), Some(RootEntry::Proc { .. }))
-}
-
-fn entry_subject(plan: &Plan, index: usize) -> String {
-    match entry(plan, index) {
-        Some(RootEntry::Bind { source, .. } | RootEntry::Device { source, .. }) => format!(", bind {} read-only", source.display()),
-        Some(RootEntry::Proc { .. }) => String::from(", mount proc on /proc"),
-        Some(RootEntry::Devpts { .. }) => String::from(", mount devpts on /dev/pts"),
-        Some(RootEntry::Cover { target, .. }) => format!(", watch modules through /{}", target.display()),
-        Some(RootEntry::Mask { target }) => format!(", mask /{}", target.display()),
-        Some(
-            RootEntry::Directory { target, .. }
-            | RootEntry::Link { target, .. }
-            | RootEntry::File { target, .. }
-            | RootEntry::Pipe { target }
-            | RootEntry::Writable { target },
-        ) => {
-            format!(", make /{}", target.display())
-        }
-        None => String::from(", make the stand-ins for hidden files"),
-    }
 }

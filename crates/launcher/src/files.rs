@@ -1,9 +1,8 @@
 //! Files that a session's client reads, writes and lists between two runs.
 //!
-//! The trees were written by hostile code: everything happens beneath a directory, through
-//! no link, on no other file system, on regular files only, with the ids of whoever owns the
-//! tree and no capability, and bounded in size and number. Who may ask for what is not
-//! decided here.
+//! The trees were written by hostile code. So everything happens beneath a directory, through no
+//! link, on no other file system and on regular files only, with the ids of the tree's owner and
+//! no capability, and bounded in size and number. Who may ask for what is not decided here.
 
 use std::{
     fs::File,
@@ -20,49 +19,99 @@ use stockade_policy::facts::Caller;
 
 use crate::{
     OpenedScratch,
-    error::describe,
+    error::{describe, errno_of},
     scratch::as_caller,
     tree::{Walk, open_beneath, walk},
 };
 
-/// A directory, and with whose rights things are done in it.
+/// A directory, and the user whose rights are used in it.
 pub struct Tree<'a> {
     directory: &'a OwnedFd,
     owner: Caller,
     privileged: bool,
 }
 
-/// Why something could not be done.
+/// Why a file could not be read, written or listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{why}")]
-pub struct FileError {
+pub enum FileError {
+    /// No link is followed.
+    #[error("a symbolic link stands on the way, and none is followed")]
+    Link,
+    /// Nothing outside the tree's file system is opened.
+    #[error("it leads to another file system")]
+    Outside,
+    /// It is not there.
+    #[error("there is no such file")]
+    Missing,
+    /// A file stands where its path needs a directory.
+    #[error("a part of the path is not a directory")]
+    NotDirectory,
+    /// It is a directory and no file.
+    #[error("it is a directory")]
+    Directory,
+    /// It is a fifo, a socket or a device.
+    #[error("it is not a regular file")]
+    NotFile,
+    /// Its owner may not.
+    #[error("{}", describe(*.0))]
+    Denied(Errno),
+    /// There is no room.
+    #[error("{}", describe(*.0))]
+    NoSpace(Errno),
+    /// Another answer of the kernel.
+    #[error("{}", describe(*.0))]
+    Failed(Errno),
+    /// The launcher cannot act with the owner's rights.
+    #[error("cannot change to the owner's rights: {}", describe(*.0))]
+    OwnerRights(Errno),
+    /// More is asked for than is read at once.
+    #[error("{wanted} bytes are wanted, and at most {most} are read at once: ask for parts by `offset` and `length`")]
+    TooLarge {
+        /// Bytes that are asked for.
+        wanted: u64,
+        /// Bytes that are read at once.
+        most: u64,
+    },
+}
+
+impl FileError {
     /// A stable identifier.
-    pub reason: &'static str,
-    /// What is wrong and how to mend it.
-    pub why: String,
+    pub fn reason(&self) -> &'static str {
+        match self {
+            FileError::Link => "path_is_link",
+            FileError::Outside => "path_outside",
+            FileError::Missing => "file_missing",
+            FileError::NotDirectory => "not_a_directory",
+            FileError::Directory => "is_a_directory",
+            FileError::NotFile => "not_a_file",
+            FileError::Denied(_) => "permission_denied",
+            FileError::NoSpace(_) => "no_space",
+            FileError::Failed(_) | FileError::OwnerRights(_) => "file_failed",
+            FileError::TooLarge { .. } => "file_too_large",
+        }
+    }
 }
 
-fn error(reason: &'static str, why: impl Into<String>) -> FileError {
-    FileError { reason, why: why.into() }
+impl From<Errno> for FileError {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::LOOP => FileError::Link,
+            Errno::XDEV => FileError::Outside,
+            Errno::NOENT => FileError::Missing,
+            Errno::NOTDIR => FileError::NotDirectory,
+            Errno::ISDIR => FileError::Directory,
+            Errno::NXIO => FileError::NotFile,
+            Errno::ACCESS | Errno::PERM => FileError::Denied(errno),
+            Errno::NOSPC | Errno::DQUOT => FileError::NoSpace(errno),
+            errno => FileError::Failed(errno),
+        }
+    }
 }
 
-fn of(errno: Errno) -> FileError {
-    let reason = match errno {
-        Errno::LOOP => return error("path_is_link", "a symbolic link stands on the way, and none is followed"),
-        Errno::XDEV => return error("path_outside", "it leads to another file system"),
-        Errno::NOENT => return error("file_missing", "there is no such file"),
-        Errno::NOTDIR => return error("not_a_directory", "a part of the path is not a directory"),
-        Errno::ISDIR => return error("is_a_directory", "it is a directory"),
-        Errno::NXIO => return error("not_a_file", "it is not a regular file"),
-        Errno::ACCESS | Errno::PERM => "permission_denied",
-        Errno::NOSPC | Errno::DQUOT => "no_space",
-        _ => "file_failed",
-    };
-    error(reason, describe(errno))
-}
-
-fn of_io(failure: &std::io::Error) -> FileError {
-    failure.raw_os_error().map_or_else(|| error("file_failed", failure.to_string()), |number| of(Errno::from_raw_os_error(number)))
+impl From<std::io::Error> for FileError {
+    fn from(error: std::io::Error) -> Self {
+        errno_of(&error).into()
+    }
 }
 
 /// A part of a file.
@@ -99,8 +148,7 @@ impl<'a> Tree<'a> {
     }
 
     fn act<T>(&self, act: impl FnOnce() -> Result<T, FileError>) -> Result<T, FileError> {
-        as_caller(&self.owner, self.privileged, act)
-            .map_err(|errno| error("file_failed", format!("cannot change to the owner's rights: {}", describe(errno))))?
+        as_caller(&self.owner, self.privileged, act).map_err(FileError::OwnerRights)?
     }
 
     /// Reads a file from `offset` on: `length` bytes, or to its end. More than `most` are not
@@ -114,14 +162,11 @@ impl<'a> Tree<'a> {
             let (mut file, size) = regular(open_beneath(self.directory, path, OFlags::RDONLY | OFlags::NONBLOCK))?;
             let wanted = length.unwrap_or_else(|| size.saturating_sub(offset));
             if wanted > most {
-                return Err(error(
-                    "file_too_large",
-                    format!("{wanted} bytes are wanted, and at most {most} are read at once: ask for parts by `offset` and `length`"),
-                ));
+                return Err(FileError::TooLarge { wanted, most });
             }
             let mut bytes = Vec::new();
-            file.seek(SeekFrom::Start(offset)).map_err(|e| of_io(&e))?;
-            file.take(wanted).read_to_end(&mut bytes).map_err(|e| of_io(&e))?;
+            file.seek(SeekFrom::Start(offset))?;
+            file.take(wanted).read_to_end(&mut bytes)?;
             Ok(Part { bytes, size })
         })
     }
@@ -142,10 +187,10 @@ impl<'a> Tree<'a> {
             let start = if append { size } else { 0 };
             if !append {
                 // Only now: what is no regular file was not touched.
-                ftruncate(&file, 0).map_err(of)?;
+                ftruncate(&file, 0)?;
             }
-            file.seek(SeekFrom::Start(start)).map_err(|e| of_io(&e))?;
-            file.write_all(bytes).map_err(|e| of_io(&e))?;
+            file.seek(SeekFrom::Start(start))?;
+            file.write_all(bytes)?;
             Ok(start + bytes.len() as u64)
         })
     }
@@ -157,12 +202,12 @@ impl<'a> Tree<'a> {
                 continue;
             };
             let parent = match above {
-                Some(above) => open_beneath(self.directory, above, OFlags::PATH | OFlags::DIRECTORY).map_err(of)?,
-                None => self.directory.try_clone().map_err(|e| of_io(&e))?,
+                Some(above) => open_beneath(self.directory, above, OFlags::PATH | OFlags::DIRECTORY)?,
+                None => self.directory.try_clone()?,
             };
             match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(errno) => return Err(of(errno)),
+                Err(errno) => return Err(errno.into()),
             }
         }
         Ok(())
@@ -176,11 +221,11 @@ impl<'a> Tree<'a> {
     pub fn list(&self, path: &Path, recursive: bool, most: usize) -> Result<(Vec<Listed>, bool), FileError> {
         self.act(|| {
             let directory = match path.as_os_str().is_empty() {
-                true => self.directory.try_clone().map_err(|e| of_io(&e))?,
-                false => open_beneath(self.directory, path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(of)?,
+                true => self.directory.try_clone()?,
+                false => open_beneath(self.directory, path, OFlags::RDONLY | OFlags::DIRECTORY)?,
             };
             let mut all: Vec<Listed> = Vec::new();
-            let visit = &mut |found: &crate::tree::Found<'_>| {
+            let visit = &mut |found: &crate::tree::TreeEntry<'_>| {
                 let (kind, size) = match found.kind {
                     FileType::RegularFile => ("file", found.size()),
                     FileType::Directory => ("directory", 0),
@@ -193,7 +238,7 @@ impl<'a> Tree<'a> {
                 }
                 if all.len() > most { Walk::Stop } else { Walk::On }
             };
-            if recursive { walk(&directory, visit) } else { crate::tree::list(&directory, visit) }.map_err(of)?;
+            if recursive { walk(&directory, visit) } else { crate::tree::list(&directory, visit) }?;
             let truncated = all.len() > most;
             all.truncate(most);
             all.sort_by(|a, b| a.path.as_os_str().cmp(b.path.as_os_str()));
@@ -204,11 +249,11 @@ impl<'a> Tree<'a> {
 
 /// An opened file and its size, if it is a regular file.
 fn regular(opened: Result<OwnedFd, Errno>) -> Result<(File, u64), FileError> {
-    let file = opened.map_err(of)?;
-    let stat = fstat(file.as_fd()).map_err(of)?;
+    let file = opened?;
+    let stat = fstat(file.as_fd())?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok((File::from(file), u64::try_from(stat.st_size).unwrap_or(0))),
-        FileType::Directory => Err(of(Errno::ISDIR)),
-        _ => Err(of(Errno::NXIO)),
+        FileType::Directory => Err(FileError::Directory),
+        _ => Err(FileError::NotFile),
     }
 }

@@ -4,10 +4,10 @@
 //! decision; no id is invented here.
 
 use rustix::{fd::OwnedFd, io::Errno};
-use stockade_policy::plan::{Foundation, Mode, Plan, UserNamespaces};
+use stockade_policy::plan::{Mode, Plan, UserNamespaces};
 use stockade_sys::{clone, mount};
 
-use crate::{LaunchError, What, error::clone_failed, proc::ProcDirectory};
+use crate::{ErrorKind, LaunchError, proc::ProcDirectory};
 
 /// The outer user namespace, as read back.
 pub(crate) struct OuterNamespaces {
@@ -21,14 +21,14 @@ pub(crate) struct OuterNamespaces {
 ///
 /// # Errors
 /// The kernel refused.
-pub(crate) fn write_maps(foundation: &Foundation, pid: i32) -> Result<ProcDirectory, LaunchError> {
+pub(crate) fn write_maps(plan: &Plan, pid: i32) -> Result<ProcDirectory, LaunchError> {
     let proc = ProcDirectory::open(pid).map_err(maps_failed)?;
-    if foundation.user_namespaces == UserNamespaces::Nested {
-        if foundation.mode == Mode::Rootless {
+    if plan.identity.user_namespaces == UserNamespaces::Nested {
+        if plan.mode == Mode::Rootless {
             // user_namespaces(7): without it an unprivileged gid map is refused.
             proc.write("setgroups", "deny").map_err(maps_failed)?;
         }
-        for (file, inside, outside) in maps(foundation.inside, foundation.outside) {
+        for (file, inside, outside) in maps(plan.identity.inside, plan.identity.outside) {
             proc.write(file, &format!("{inside} {outside} 1")).map_err(maps_failed)?;
         }
     }
@@ -46,10 +46,7 @@ pub(crate) fn check_maps(plan: &Plan, proc: ProcDirectory) -> Result<OuterNamesp
     for (file, inside, outside) in maps(plan.identity.inside, plan.identity.outside) {
         let kept = proc.read(file).map_err(maps_failed)?;
         if kept.split_ascii_whitespace().collect::<Vec<_>>() != [inside.to_string(), outside.to_string(), String::from("1")] {
-            return Err(LaunchError::other(
-                What::Maps,
-                format!("the kernel keeps {file} as `{}`, not `{inside} {outside} 1`", kept.trim()),
-            ));
+            return Err(LaunchError::Maps { file, kept, ids: (inside, outside) });
         }
     }
     let user = Some(proc.namespace("user").map_err(maps_failed)?);
@@ -61,13 +58,13 @@ fn maps(inside: (u32, u32), outside: (u32, u32)) -> [(&'static str, u32, u32); 2
 }
 
 fn maps_failed(errno: Errno) -> LaunchError {
-    LaunchError::system(What::Maps, "write the user namespace's maps", errno)
+    LaunchError::system(ErrorKind::Maps, "write the user namespace's maps")(errno)
 }
 
 /// The ended process that holds an idmap's user namespace; reaped when dropped.
-pub(crate) struct Holder(clone::Child);
+pub(crate) struct UsernsHolder(clone::Child);
 
-impl Drop for Holder {
+impl Drop for UsernsHolder {
     fn drop(&mut self) {
         // A failed wait would only leave it to our own end.
         let _served = reap(&self.0);
@@ -80,8 +77,8 @@ impl Drop for Holder {
 ///
 /// # Errors
 /// EINVAL where the file system cannot idmap, EPERM without privilege over it.
-pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<Holder, Errno> {
-    let holder = Holder(clone::user_namespace_holder()?);
+pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<UsernsHolder, Errno> {
+    let holder = UsernsHolder(clone::user_namespace_holder()?);
     let proc = ProcDirectory::open(holder.0.pid)?;
     proc.write("uid_map", &exchange(owner.0, run.0))?;
     proc.write("gid_map", &exchange(owner.1, run.1))?;
@@ -99,7 +96,9 @@ fn reap(holder: &clone::Child) -> Result<(), Errno> {
 /// that a sandbox could not be cloned may have another cause.
 pub fn user_namespace_refusal() -> Option<String> {
     match clone::user_namespace_holder().and_then(|holder| reap(&holder)) {
-        Err(errno @ (Errno::NOSPC | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::USERS)) => Some(clone_failed(true, errno).message),
+        Err(errno @ (Errno::NOSPC | Errno::PERM | Errno::ACCESS | Errno::INVAL | Errno::USERS)) => {
+            Some(LaunchError::Clone { privileged: true, errno }.to_string())
+        }
         _ => None,
     }
 }

@@ -1,8 +1,8 @@
 //! The processes of a sandbox, as the host's `/proc` shows them.
 //!
 //! All that is seen is of a moment that has passed: code goes on forking and ending while it
-//! is looked at, and can keep ahead for as long as it likes. Whoever looks says when it is
-//! enough. What cannot be read is left out.
+//! is looked at, and can keep ahead for as long as it likes. The caller decides when to
+//! stop. What cannot be read is left out.
 
 use std::{
     fs::{read_dir, read_to_string},
@@ -30,7 +30,7 @@ pub(crate) fn each(pid_one: i32, visit: &mut dyn FnMut(&str) -> bool) -> bool {
 }
 
 /// CPU time, user and kernel, in microseconds, of those that are alive but pid 1, and of those
-/// that they have waited for: nobody is told it once they are killed with pid 1, as the kernel
+/// that they have waited for. It is lost once they are killed with pid 1, because the kernel
 /// then waits for them itself (zap_pid_ns_processes).
 pub(crate) fn cpu_of_living(pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> (u64, u64) {
     let (mut user_us, mut system_us) = (0, 0);

@@ -8,6 +8,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use stockade_policy::plan::Plan;
 pub(crate) use stockade_protocol::layer::Layer;
+use stockade_protocol::step::Step;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,6 +26,11 @@ impl Layers {
 
     /// Whether a layer is put in place.
     pub(crate) const fn keep(self, _layer: Layer) -> bool {
+        true
+    }
+
+    /// Whether a step is done.
+    pub(crate) const fn keeps(self, _step: Step) -> bool {
         true
     }
 
@@ -49,6 +55,23 @@ impl Layers {
         self.missing != Some(layer)
     }
 
+    /// Whether a step is done: all but those that are the layer and nothing else.
+    pub(crate) fn keeps(self, step: Step) -> bool {
+        let layer = match step {
+            Step::NetworkNamespace | Step::Loopback => Layer::NetworkNamespace,
+            Step::Keyring => Layer::SessionKeyring,
+            Step::Hostname => Layer::UtsNamespace,
+            Step::SealRoot => Layer::ReadOnlyRoot,
+            Step::NamespaceLimits => Layer::NamespaceCounts,
+            Step::InnerUserNamespace => Layer::InnerUserNamespace,
+            Step::CgroupNamespace => Layer::CgroupNamespace,
+            Step::Capabilities => Layer::Capabilities,
+            Step::NoNewPrivs => Layer::NoNewPrivs,
+            _ => return true,
+        };
+        self.keep(layer)
+    }
+
     /// For the executor, which else would refuse to go on.
     pub(crate) fn number(self) -> u32 {
         self.missing.map_or(0, |layer| layer as u32 + 1)
@@ -68,7 +91,7 @@ impl Layers {
                 plan.identity.idmapped_to = None;
             }
             Layer::ProcMasks => {
-                Arc::make_mut(&mut plan.root.ground).entries.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
+                plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
             }
             Layer::TmpfsSizes => {
                 plan.root_size = None;

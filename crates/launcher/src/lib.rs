@@ -1,45 +1,45 @@
 //! The host side of one sandbox: from a plan to an outcome.
 //!
-//! [`Embryo::begin`] clones the sandbox's first process, [`set_up`] puts every layer of a plan
-//! in place, up to the executor that waits behind them, and [`run`] gives it its job and
-//! watches the run; dropping the [`Remains`] tears down what then still stands. It has no options of its own and never
-//! goes on without a layer that the plan lists. It does not decide what is permitted
-//! (that is the plan) and does not word results (that is `runtime`).
+//! [`spawn`] starts the sandbox's init process, [`InitProcess::setup`] puts every layer of a
+//! plan in place, up to the executor that waits behind them, and [`ReadySandbox::run`] gives it
+//! its job and watches the run; dropping the [`Teardown`] removes what then still stands. It has
+//! no options of its own and never goes on without a layer that the plan lists. It does not
+//! decide what is permitted (that is the plan) and does not word results (that is `engine`).
 #![deny(unsafe_code)]
 
 mod capture;
 mod cgroup;
-mod child;
 mod client;
 mod collect;
-pub mod early;
 mod egress;
-mod embryo;
 mod error;
 pub mod files;
 mod identity;
+mod init;
 mod inside;
 mod layers;
 mod modules;
+pub mod nonblocking;
 mod notify;
-pub mod own;
 mod prepared;
 mod proc;
 mod receipt;
 pub mod registry;
 mod relay;
-mod remains;
+pub mod resolve;
 mod sandbox;
 pub mod scratch;
+mod sequence;
+mod setup;
 pub mod signals;
-pub mod store;
 mod supervise;
+mod sync;
+mod teardown;
 pub mod terminal;
-mod text;
 mod tree;
+mod utf8;
 mod verdict;
-mod waiting;
-pub mod way;
+pub mod volumes;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
@@ -48,16 +48,16 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receip
 
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
-pub use embryo::{Embryo, V2Parent};
-pub use error::{CONTAINER, LaunchError, What};
+pub use error::{CONTAINER, CgroupError, ErrorKind, ExecutorError, InputsError, LaunchError, ReceiptError, RegistryError, StepFailure};
 pub use identity::user_namespace_refusal;
+pub use init::{InitProcess, spawn};
 pub use notify::RefusedCall;
 pub use proc::read_to_string;
-pub use remains::Remains;
 pub use scratch::OpenedScratch;
+pub use setup::ReadySandbox;
 pub use stockade_egress::probe as probe_egress;
+pub use teardown::Teardown;
 pub use verdict::SCRATCH_UNCOUNTED;
-pub use waiting::{Waiting, launch, run, set_up};
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
@@ -72,7 +72,7 @@ pub struct Inputs<'a> {
     /// The host scratch, opened as the caller; none: a private one.
     pub scratch: Option<OpenedScratch>,
     /// What the session keeps, for this run.
-    pub kept: Option<store::Copies>,
+    pub kept: Option<volumes::VolumeCopies>,
     /// Host trees that were opened with the caller's rights, by source path.
     pub trees: BTreeMap<PathBuf, OwnedFd>,
     /// What happens to the payload's output.

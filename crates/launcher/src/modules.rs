@@ -1,7 +1,7 @@
-//! What watched interpreters say of modules and events, as the launcher hears it.
+//! The pipe by which watched interpreters report modules and events.
 //!
-//! Whatever is inside can write to that pipe, as much as it likes and at any time, so it is
-//! heard in bounds, and no failure of it is a failure of the run. What it says is kept for
+//! Any code inside can write to that pipe, as much as it likes and at any time. So it is read
+//! within bounds, and a failure to read it is no failure of the run. What it reports stands in
 //! the result and decides nothing.
 
 use std::mem::MaybeUninit;
@@ -9,32 +9,32 @@ use std::mem::MaybeUninit;
 use rustix::{fd::OwnedFd, io::Errno};
 use stockade_protocol::modules::{Modules, Tally};
 
-/// Bytes that are heard of one run; honest ones take a few thousand.
-const MOST_HEARD: u64 = 4 << 20;
+/// Bytes that are read for one run; honest interpreters write a few thousand.
+const MAX_READ: u64 = 4 << 20;
 
 /// One run's pipe, and what came through it.
-pub(crate) struct Heard {
+pub(crate) struct HookEvents {
     pipe: OwnedFd,
     tally: Tally,
     left: u64,
 }
 
-impl Heard {
+impl HookEvents {
     pub(crate) fn new(pipe: OwnedFd) -> Self {
-        Heard { pipe, tally: Tally::default(), left: MOST_HEARD }
+        HookEvents { pipe, tally: Tally::default(), left: MAX_READ }
     }
 
     pub(crate) fn pipe(&self) -> &OwnedFd {
         &self.pipe
     }
 
-    /// Takes what is there; false: no more will be taken.
-    pub(crate) fn hear(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
-        self.hear_more(buffer).map(|_| self.left > 0)
+    /// Reads what is there; false: no more will be read.
+    pub(crate) fn read(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
+        self.read_more(buffer).map(|_| self.left > 0)
     }
 
-    /// The same; false: nothing was there, or no more will be taken.
-    pub(crate) fn hear_more(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
+    /// The same; false: nothing was there, or no more will be read.
+    pub(crate) fn read_more(&mut self, buffer: &mut [MaybeUninit<u8>]) -> Result<bool, Errno> {
         if self.left == 0 {
             return Ok(false);
         }

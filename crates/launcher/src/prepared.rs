@@ -8,15 +8,20 @@
 use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 
 use rustix::{
-    fd::{AsFd, BorrowedFd, OwnedFd},
+    fd::OwnedFd,
     fs::{MemfdFlags, SealFlags, memfd_create},
     io::Errno,
     pipe::{PipeFlags, pipe_with},
 };
-use stockade_policy::plan::{Foundation, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
+use stockade_policy::plan::{Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::frame::{FileToWrite, Job, Word};
 
-use crate::{Inputs, LaunchError, OpenedScratch, Stdin, What, scratch::Number};
+use crate::{
+    ErrorKind, Inputs, LaunchError, OpenedScratch, Stdin,
+    error::InputsError,
+    scratch::FileId,
+    sync::{ExecutorFiles, MAX_TREES},
+};
 
 /// The executor's program.
 static EXECUTOR: &[u8] = include_bytes!(env!("STOCKADE_EXECUTOR"));
@@ -95,7 +100,7 @@ pub(crate) struct ScratchRule {
     pub(crate) path: CString,
     pub(crate) how: Laid,
     /// What must lie there, where that is known.
-    pub(crate) number: Option<Number>,
+    pub(crate) number: Option<FileId>,
 }
 
 /// What is laid over a protected path.
@@ -111,25 +116,6 @@ pub(crate) enum Laid {
     Pinned,
 }
 
-/// The trees that one run can take.
-pub(crate) const MOST_TREES: usize = 32;
-/// Descriptors that come with one word; the others bring fewer.
-pub(crate) const MOST_SENT: usize = MOST_TREES;
-
-/// What is sent to the child for the executor.
-pub(crate) struct ForExecutor {
-    pub(crate) job: OwnedFd,
-    pub(crate) stdin: OwnedFd,
-    pub(crate) stdout: OwnedFd,
-    pub(crate) stderr: OwnedFd,
-}
-
-impl ForExecutor {
-    pub(crate) fn in_order(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [&self.job, &self.stdin, &self.stdout, &self.stderr].into_iter().map(AsFd::as_fd)
-    }
-}
-
 /// The launcher's ends.
 pub(crate) struct LauncherPipes {
     /// Where the payload's stdin is written; none for /dev/null.
@@ -138,49 +124,22 @@ pub(crate) struct LauncherPipes {
     pub(crate) stderr: OwnedFd,
 }
 
-/// What the child needs first.
-pub(crate) struct PreparedFoundation {
+/// The plan as the child reads it.
+pub(crate) struct Prepared {
     pub(crate) user_namespaces: UserNamespaces,
     pub(crate) ids: (u32, u32),
     pub(crate) clear_groups: bool,
     pub(crate) hostname: String,
     pub(crate) root_size: Option<CString>,
     pub(crate) root_inodes: CString,
-    pub(crate) entries: Vec<Entry>,
     pub(crate) inner_uid_map: String,
     pub(crate) inner_gid_map: String,
-}
-
-impl PreparedFoundation {
-    pub(crate) fn new(foundation: &Foundation) -> Result<Self, LaunchError> {
-        let mut entries = vec![Entry::StandIn];
-        for entry in &foundation.ground.entries {
-            entries.push(prepare_entry(entry, None, &mut Vec::new())?);
-        }
-        let (uid, gid) = foundation.inside;
-        Ok(PreparedFoundation {
-            user_namespaces: foundation.user_namespaces,
-            ids: foundation.inside,
-            clear_groups: foundation.mode == Mode::Root,
-            hostname: foundation.hostname.clone(),
-            root_size: foundation.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
-            root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
-            entries,
-            inner_uid_map: format!("{uid} {uid} 1"),
-            inner_gid_map: format!("{gid} {gid} 1"),
-        })
-    }
-}
-
-/// What it needs then.
-pub(crate) struct Prepared {
     pub(crate) terminal: bool,
     /// The gate wants its sockets.
     pub(crate) egress: bool,
     pub(crate) executor: &'static [u8],
     /// The payload's program, where it is an image.
     pub(crate) image: Option<&'static [u8]>,
-    /// The root's entries behind those of the foundation.
     pub(crate) entries: Vec<Entry>,
     pub(crate) scratch: PreparedScratch,
     pub(crate) scratch_read_only: bool,
@@ -201,7 +160,7 @@ pub(crate) struct Prepared {
 /// # Errors
 /// It holds a NUL itself.
 pub(crate) fn c_string(bytes: &[u8]) -> Result<CString, LaunchError> {
-    CString::new(bytes).map_err(|_| LaunchError::system(What::Prepare, "a path holds a NUL byte", Errno::INVAL))
+    CString::new(bytes).map_err(|_| LaunchError::system(ErrorKind::Prepare, "a path holds a NUL byte")(Errno::INVAL))
 }
 
 fn c_path(path: &Path) -> Result<CString, LaunchError> {
@@ -219,31 +178,27 @@ impl Prepared {
     /// With the host trees that were opened as the caller, which go to the child.
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Vec<OwnedFd>), LaunchError> {
         if plan.session != inputs.kept.is_some() {
-            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on there being a session")));
+            return Err(InputsError::Session.into());
         }
         if plan.image != inputs.image.is_some() {
-            return Err(LaunchError::other(
-                What::Prepare,
-                String::from("the plan and its inputs disagree on the program's being an image"),
-            ));
+            return Err(InputsError::Image.into());
         }
         let mut trees = Vec::new();
-        let mut entries = Vec::new();
-        for entry in &plan.root.rest {
-            entries.push(prepare_entry(entry, Some(inputs), &mut trees)?);
+        let mut entries = vec![Entry::StandIn];
+        for entry in &plan.root {
+            entries.push(prepare_entry(entry, inputs, &mut trees)?);
         }
         let scratch = prepare_scratch(plan, inputs)?;
-        if trees.len() > MOST_TREES {
-            let message = format!("the run needs {} directories of the caller's own; at most {MOST_TREES} fit", trees.len());
-            return Err(LaunchError::other(What::Prepare, message));
+        if trees.len() > MAX_TREES {
+            return Err(InputsError::TooManyTrees(trees.len()).into());
         }
         let landlock_rules =
             plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
-        let numbers = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::numbers);
-        if plan.scratch.protected.len() > numbers.len() {
-            return Err(LaunchError::other(What::Prepare, String::from("the plan and its inputs disagree on what scratch holds")));
+        let file_ids = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::file_ids);
+        if plan.scratch.protected.len() > file_ids.len() {
+            return Err(InputsError::Scratch.into());
         }
-        let rules = plan.scratch.protected.iter().zip(numbers);
+        let rules = plan.scratch.protected.iter().zip(file_ids);
         let scratch_rules = rules.map(|((path, kind, protection), number)| {
             let how = match (protection, kind) {
                 (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
@@ -254,7 +209,16 @@ impl Prepared {
             Ok(ScratchRule { path: c_path(path)?, how, number: *number })
         });
         let scratch_rules = scratch_rules.collect::<Result<_, LaunchError>>()?;
+        let (uid, gid) = plan.identity.inside;
         let prepared = Prepared {
+            user_namespaces: plan.identity.user_namespaces,
+            ids: plan.identity.inside,
+            clear_groups: plan.mode == Mode::Root,
+            hostname: plan.identity.hostname.clone(),
+            root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
+            root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
+            inner_uid_map: format!("{uid} {uid} 1"),
+            inner_gid_map: format!("{gid} {gid} 1"),
             terminal: plan.terminal,
             egress: plan.egress.is_some(),
             executor: EXECUTOR,
@@ -276,20 +240,20 @@ impl Prepared {
     }
 }
 
-fn prepare_entry(entry: &RootEntry, inputs: Option<&mut Inputs<'_>>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
+fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<OwnedFd>) -> Result<Entry, LaunchError> {
     Ok(match entry {
         RootEntry::Directory { target, mode } => Entry::Directory { target: relative(target)?, mode: *mode },
         RootEntry::Link { target, to } => Entry::Link { target: relative(target)?, to: c_path(to)? },
         RootEntry::File { target, mode, text } => Entry::File { target: relative(target)?, mode: *mode, text: text.clone().into_bytes() },
         RootEntry::Bind { source, target, executable } => {
-            let tree = inputs.and_then(|inputs| inputs.trees.remove(source)).map(|tree| {
+            let tree = inputs.trees.remove(source).map(|tree| {
                 trees.push(tree);
                 trees.len() - 1
             });
             Entry::Bind { source: c_path(source)?, tree, target: relative(target)?, executable: *executable }
         }
         RootEntry::Device { source, target } => Entry::Device { source: c_path(source)?, target: relative(target)? },
-        RootEntry::Writable { target } => match inputs.and_then(|inputs| inputs.kept.as_mut()?.writable.remove(target)) {
+        RootEntry::Writable { target } => match inputs.kept.as_mut().and_then(|kept| kept.writable.remove(target)) {
             Some(mount) => {
                 trees.push(mount);
                 Entry::Kept { tree: trees.len() - 1, target: relative(target)? }
@@ -316,12 +280,12 @@ fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, 
     if opened.tree.is_some() {
         return Ok(PreparedScratch::Tree);
     }
-    let stat = rustix::fs::fstat(&opened.directory).map_err(|errno| LaunchError::system(What::Prepare, "look at scratch", errno))?;
+    let stat = rustix::fs::fstat(&opened.directory).map_err(LaunchError::system(ErrorKind::Prepare, "look at scratch"))?;
     Ok(PreparedScratch::Path { path: c_path(&plan.scratch.path)?, device: stat.st_dev, inode: stat.st_ino })
 }
 
 fn pipe_failed(errno: Errno) -> LaunchError {
-    LaunchError::system(What::Prepare, "make the pipes", errno)
+    LaunchError::system(ErrorKind::Prepare, "make the pipes")(errno)
 }
 
 pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
@@ -329,7 +293,7 @@ pub(crate) fn pipe() -> Result<(OwnedFd, OwnedFd), LaunchError> {
 }
 
 /// A file for the job, still empty, and the payload's streams.
-pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecutor, LauncherPipes), LaunchError> {
+pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ExecutorFiles<OwnedFd>, LauncherPipes), LaunchError> {
     let (stdout_read, stdout_write) = pipe()?;
     let (stderr_read, stderr_write) = pipe()?;
     let (stdin_read, stdin_write) = match inputs.stdin {
@@ -354,12 +318,12 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(ForExecu
         }
     }
     let job = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(job_failed)?;
-    let sent = ForExecutor { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
+    let sent = ExecutorFiles { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
     Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
 }
 
 fn job_failed(errno: Errno) -> LaunchError {
-    LaunchError::system(What::Prepare, "write the job", errno)
+    LaunchError::system(ErrorKind::Prepare, "write the job")(errno)
 }
 
 /// Writes the job, contents behind the frame, seals it, and says so: the executor has the

@@ -31,12 +31,12 @@ impl ProcDirectory {
         read_to_string(self.open_to_read(name)?)
     }
 
-    /// Where whoever started this is spared when memory is short, the process is not: its
-    /// code would have others killed in its place.
+    /// The process does not inherit a launcher's protection from the OOM killer: the kernel
+    /// would kill other processes in place of its code.
     ///
     /// # Errors
     /// It cannot be read or written.
-    pub(crate) fn forgo_oom_exemption(&self) -> Result<(), Errno> {
+    pub(crate) fn reset_oom_score_adj(&self) -> Result<(), Errno> {
         const FILE: &str = "oom_score_adj";
         if self.read(FILE)?.starts_with('-') { self.write(FILE, "0") } else { Ok(()) }
     }

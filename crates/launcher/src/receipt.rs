@@ -1,8 +1,8 @@
-//! The receipt: what was in force, from the kernel's own words.
+//! The receipt: what was in force, as the kernel reports it.
 //!
-//! The launcher reads from outside what the kernel says of the sandbox; what only the
-//! executor can try comes from inside. Both are compared with the plan: what does not match
-//! is an error.
+//! The launcher reads from outside what the kernel reports of the sandbox; what only the
+//! executor can try comes from inside. Both are compared with the plan, and a mismatch is an
+//! error. What the plan should be is not decided here.
 
 mod mounts;
 mod status;
@@ -16,76 +16,77 @@ use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, Receipt, ReceiptCost, frame::Evidence};
 
 use crate::{
-    LaunchError, What,
+    ErrorKind, LaunchError,
     cgroup::Cgroup,
+    error::ReceiptError,
     identity::OuterNamespaces,
     layers::{Layer, Layers},
     proc::ProcDirectory,
 };
 
-/// Namespaces in which the child is for good when its mounts stand.
-const STANDING: [&str; 5] = ["mnt", "pid", "net", "uts", "ipc"];
-/// Those that it makes later.
+/// Namespaces that the child does not change any more after its last mount.
+const MADE_FIRST: [&str; 5] = ["mnt", "pid", "net", "uts", "ipc"];
+/// Namespaces that it makes later.
 const USER: &str = "user";
 const CGROUP: &str = "cgroup";
 
-/// What the sandbox is compared with, gathered while it is still on its way.
-pub(crate) struct Expected {
+/// What the sandbox is compared with, gathered while the child sets itself up.
+pub(crate) struct ExpectedSandbox {
     /// The launcher's own, by kind.
     namespaces: BTreeMap<&'static str, String>,
-    mounts: mounts::Expected,
+    mounts: mounts::ExpectedMounts,
     taken: Duration,
 }
 
-/// What was found of the parts that stand before the child gives up its rights.
-pub(crate) struct Standing {
-    /// Names of the namespaces that it then is in for good.
+/// What was found after the last mount, before the child gives up its rights.
+pub(crate) struct MountEvidence {
+    /// Names of the namespaces that it does not change any more.
     namespaces: Vec<String>,
     mounts: u32,
     taken: Duration,
 }
 
-/// What was read from outside, while the executor waits for it.
-pub(crate) struct Outside {
+/// What was read from outside while the executor waited.
+pub(crate) struct OutsideEvidence {
     namespaces: String,
     status: String,
     mounts: u32,
     taken: Duration,
 }
 
-impl Outside {
+impl OutsideEvidence {
     /// The signals that the executor ignores, as the launcher was started.
     pub(crate) fn ignored_signals(&self) -> u64 {
         status::ignored_signals(&self.status)
     }
 }
 
-impl Expected {
+impl ExpectedSandbox {
     /// For this plan.
     ///
     /// # Errors
     /// The launcher's own namespaces cannot be read.
     pub(crate) fn of(plan: &Plan) -> Result<Self, LaunchError> {
         let begun = Instant::now();
-        let failed = |errno| LaunchError::system(What::Receipt, "read the launcher's own namespaces", errno);
+        let failed = LaunchError::system(ErrorKind::Receipt, "read the launcher's own namespaces");
         let own = ProcDirectory::open(std::process::id().cast_signed()).map_err(failed)?;
-        let kinds = STANDING.into_iter().chain([USER, CGROUP]);
+        let kinds = MADE_FIRST.into_iter().chain([USER, CGROUP]);
         let namespaces = kinds.map(|name| Ok((name, own.namespace(name)?))).collect::<Result<_, _>>().map_err(failed)?;
-        Ok(Expected { namespaces, mounts: mounts::Expected::of(plan), taken: begun.elapsed() })
+        Ok(ExpectedSandbox { namespaces, mounts: mounts::ExpectedMounts::of(plan), taken: begun.elapsed() })
     }
 
-    /// Checks from outside that the sandbox has the plan's mounts, and that those of its
-    /// namespaces differ from the launcher's own that it will not change any more. To be asked
-    /// when the child has said so.
+    /// Checks from outside that the sandbox has the plan's mounts, and that the namespaces which
+    /// it will not change any more differ from the launcher's own. Valid only after the child has
+    /// reported its last mount.
     ///
     /// # Errors
     /// It is not so.
-    pub(crate) fn check_standing(&self, outer: &OuterNamespaces) -> Result<Standing, LaunchError> {
+    pub(crate) fn check_mounts(&self, outer: &OuterNamespaces) -> Result<MountEvidence, LaunchError> {
         let begun = Instant::now();
-        let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's mounts", errno);
+        let failed = LaunchError::system(ErrorKind::Receipt, "read the sandbox's mounts");
         let mounts = self.mounts.check(&outer.proc.open_to_read("mountinfo").map_err(failed)?)?;
-        let namespaces = STANDING.iter().map(|name| self.check_namespace(name, outer)).collect::<Result<_, _>>()?;
-        Ok(Standing { namespaces, mounts, taken: begun.elapsed() })
+        let namespaces = MADE_FIRST.iter().map(|name| self.check_namespace(name, outer)).collect::<Result<_, _>>()?;
+        Ok(MountEvidence { namespaces, mounts, taken: begun.elapsed() })
     }
 
     /// Checks the rest: that the other namespaces differ too, the user namespace excepted where
@@ -99,13 +100,13 @@ impl Expected {
         plan: &Plan,
         outer: &OuterNamespaces,
         cgroup: &Cgroup,
-        standing: Option<Standing>,
-    ) -> Result<Outside, LaunchError> {
+        mounts: Option<MountEvidence>,
+    ) -> Result<OutsideEvidence, LaunchError> {
         let begun = Instant::now();
-        let Some(Standing { namespaces, mounts, taken }) = standing else {
-            return Err(LaunchError::other(What::Receipt, String::from("the sandbox was handed over before its mounts stood")));
+        let Some(MountEvidence { namespaces, mounts, taken }) = mounts else {
+            return Err(ReceiptError::NoMounts.into());
         };
-        let failed = |attempt: &'static str| move |errno| LaunchError::system(What::Receipt, attempt, errno);
+        let failed = |attempt| LaunchError::system(ErrorKind::Receipt, attempt);
         let status = outer.proc.read("status").map_err(failed("read the sandbox's status"))?;
         if outer.user.is_none() {
             status::check_ids(plan, &status)?;
@@ -113,27 +114,24 @@ impl Expected {
         status::check_confinement(&status)?;
         let membership = outer.proc.read("cgroup").map_err(failed("read the sandbox's cgroup"))?;
         if !cgroup.holds(&membership) {
-            return Err(LaunchError::other(
-                What::Receipt,
-                format!("the sandbox is not in its cgroup but in {}", membership.trim().replace('\n', " ")),
-            ));
+            return Err(ReceiptError::Cgroup(membership).into());
         }
-        // Last: the kernel has whoever asks for these wait while the child becomes the executor.
+        // Last: reading these waits for the execve by which the child becomes the executor.
         let cgroups = self.check_namespace(CGROUP, outer)?;
         let user = self.check_user_namespace(outer)?;
         let namespaces: Vec<String> = user.into_iter().chain(namespaces).chain([cgroups]).collect();
-        Ok(Outside { namespaces: namespaces.join(" "), status, mounts, taken: self.taken + taken + begun.elapsed() })
+        Ok(OutsideEvidence { namespaces: namespaces.join(" "), status, mounts, taken: self.taken + taken + begun.elapsed() })
     }
 
     /// The sandbox's namespace of this kind, and whether it is the launcher's.
     fn look_at_namespace(&self, name: &str, outer: &OuterNamespaces) -> Result<(String, bool), LaunchError> {
-        let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's namespaces", errno);
+        let failed = LaunchError::system(ErrorKind::Receipt, "read the sandbox's namespaces");
         let theirs = outer.proc.namespace(name).map_err(failed)?;
         let shared = self.namespaces.get(name).is_none_or(|own| *own == theirs);
         Ok((theirs, shared))
     }
 
-    fn check_namespace(&self, name: &str, outer: &OuterNamespaces) -> Result<String, LaunchError> {
+    fn check_namespace(&self, name: &'static str, outer: &OuterNamespaces) -> Result<String, LaunchError> {
         let left_out = match name {
             "pid" => Some(Layer::PidNamespace),
             "net" => Some(Layer::NetworkNamespace),
@@ -143,31 +141,28 @@ impl Expected {
             _ => None,
         };
         match self.look_at_namespace(name, outer)? {
-            (_, true) if left_out.is_none_or(|layer| Layers::of_environment().keep(layer)) => Err(is_shared(name)),
+            (_, true) if left_out.is_none_or(|layer| Layers::of_environment().keep(layer)) => {
+                Err(ReceiptError::SharedNamespace(name).into())
+            }
             (theirs, _) => Ok(theirs),
         }
     }
 
     fn check_user_namespace(&self, outer: &OuterNamespaces) -> Result<Option<String>, LaunchError> {
-        let wrong = |message: &str| Err(LaunchError::other(What::Receipt, String::from(message)));
         match (self.look_at_namespace(USER, outer)?, &outer.user) {
             ((_, true), None) => Ok(None),
-            (_, None) => wrong("the sandbox has a user namespace that the plan goes without"),
-            ((_, true), _) => Err(is_shared(USER)),
+            (_, None) => Err(ReceiptError::UserNamespace.into()),
+            ((_, true), _) => Err(ReceiptError::SharedNamespace(USER).into()),
             ((theirs, _), Some(outer)) if theirs == *outer && Layers::of_environment().keep(Layer::InnerUserNamespace) => {
-                wrong("the sandbox is still in its outer user namespace")
+                Err(ReceiptError::OuterUserNamespace.into())
             }
             ((theirs, _), _) => Ok(Some(theirs)),
         }
     }
 }
 
-fn is_shared(name: &str) -> LaunchError {
-    LaunchError::other(What::Receipt, format!("the sandbox shares the launcher's {name} namespace"))
-}
-
 /// Puts the receipt together.
-pub(crate) fn assemble(plan: &Plan, outside: &Outside, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Receipt {
+pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, evidence: &Evidence, listener: bool) -> Receipt {
     let status = outside.status.as_str();
     let mut layers = Vec::new();
     let mut layer = |layer, known, detail: String| layers.push(LayerReceipt { layer, known, detail });

@@ -3,8 +3,9 @@
 //! Each run has a file in the registry's directory, locked for as long as its launcher
 //! lives. What the kernel will not remove by itself (cgroup directories, the program's
 //! file in a host scratch, the directory of a proof) is noted there first. A file that can
-//! be locked belongs to nobody: the next start removes what it lists, and then the file.
-//! The file's number is also what makes a root run's uid its own.
+//! be locked belongs to no live run: the next start removes what it lists, and then the file.
+//! The file's number also makes the uid of a root run unique. What was never noted is not found
+//! here.
 
 mod leftover;
 
@@ -23,15 +24,18 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{LaunchError, What};
+use crate::{
+    ErrorKind, LaunchError,
+    error::{RegistryError, errno_of},
+};
 
 pub use leftover::remove_directory;
 
 /// How many runs may be alive at one time.
 const SLOTS: u32 = 16384;
-/// Every program file that a run makes begins so.
+/// The name of every program file that a run makes begins so.
 pub const PROGRAM_PREFIX: &str = "stockade_";
-/// Every directory that a proof makes begins so.
+/// The name of every directory that a proof makes begins so.
 pub const PROOF_PREFIX: &str = "stockade-prove-";
 
 /// A directory of records.
@@ -49,35 +53,27 @@ pub struct Record {
     settled: bool,
 }
 
-fn failed(attempt: String) -> impl Fn(std::io::Error) -> LaunchError {
-    move |error| {
-        let why = Errno::from_io_error(&error).map_or_else(|| error.to_string(), crate::error::describe);
-        LaunchError::other(What::Registry, format!("{attempt}: {why}"))
-    }
+fn failed(attempt: &'static str, path: &Path) -> impl Fn(std::io::Error) -> LaunchError + use<> {
+    let failed = LaunchError::path(ErrorKind::Registry, attempt, path);
+    move |error| failed(errno_of(&error))
 }
 
 impl Registry {
     /// Opens the registry at `directory`, making it if need be. It must belong to
-    /// `owner` and be closed to everybody else: its files say what to remove.
+    /// `owner` and be closed to all others: its files name what to remove.
     ///
     /// # Errors
     /// It cannot be made, or is not the owner's alone.
     pub fn open(directory: &Path, owner: u32) -> Result<Self, LaunchError> {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(failed(format!("make the registry {}", directory.display()))(error));
+                return Err(failed("make the registry", directory)(error));
             }
             _ => {}
         }
-        let metadata = std::fs::symlink_metadata(directory).map_err(failed(format!("look at the registry {}", directory.display())))?;
+        let metadata = std::fs::symlink_metadata(directory).map_err(failed("look at the registry", directory))?;
         if !metadata.is_dir() || metadata.uid() != owner || metadata.mode() & 0o022 != 0 {
-            return Err(LaunchError::other(
-                What::Registry,
-                format!(
-                    "the registry {} must be a directory of uid {owner} that nobody else may write to; remove it or mend its owner and mode",
-                    directory.display()
-                ),
-            ));
+            return Err(RegistryError::Insecure { directory: directory.to_path_buf(), owner }.into());
         }
         Ok(Registry { directory: directory.to_path_buf() })
     }
@@ -94,7 +90,7 @@ impl Registry {
     /// next start.
     pub fn sweep(&self) -> Result<usize, LaunchError> {
         let mut cleared = 0;
-        let entries = std::fs::read_dir(&self.directory).map_err(failed(format!("read the registry {}", self.directory.display())))?;
+        let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
         for entry in entries.flatten() {
             if let Some(record) = lock_existing(&entry.path()) {
                 cleared += usize::from(record.sweep());
@@ -113,7 +109,7 @@ impl Registry {
         for offset in 0..SLOTS {
             let slot = (start + offset) % SLOTS;
             let path = self.directory.join(format!("run-{slot}"));
-            let attempt = failed(format!("claim {}", path.display()));
+            let attempt = failed("claim", &path);
             let file = OpenOptions::new()
                 .read(true)
                 .write(true)
@@ -134,7 +130,7 @@ impl Registry {
             }
             return Ok(record);
         }
-        Err(LaunchError::other(What::Registry, format!("{SLOTS} runs are alive already; wait for one to end")))
+        Err(RegistryError::Full(SLOTS).into())
     }
 }
 
@@ -155,18 +151,18 @@ impl Record {
         self.slot
     }
 
-    /// By one write, so that none of them is missing where another stands.
+    /// By one write, so that either all of them are noted or none is.
     fn note(&mut self, kind: &str, paths: &[PathBuf]) -> Result<(), LaunchError> {
         let mut lines = Vec::new();
         for path in paths {
             // A newline in a path would make two lines of one.
             if path.as_os_str().as_bytes().contains(&b'\n') {
-                return Err(LaunchError::other(What::Registry, format!("the path {path:?} holds a line break")));
+                return Err(RegistryError::LineBreak(path.clone()).into());
             }
             lines.extend_from_slice(&[kind.as_bytes(), b" ", path.as_os_str().as_bytes(), b"\n"].concat());
         }
-        let named = || paths.first().map_or_else(String::new, |path| path.display().to_string());
-        self.file.write_all(&lines).map_err(|error| failed(format!("note {} in the registry", named()))(error))
+        let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
+        self.file.write_all(&lines).map_err(failed("note in the registry", first))
     }
 
     /// Notes cgroup directories that are about to be made.

@@ -1,9 +1,8 @@
 //! Passing the program's streams on: its stdin fed, its output copied out.
 //!
-//! No descriptor of the caller enters the sandbox: through one, the code could reopen
-//! files, reconnect sockets or walk directories. Every copy goes through a pipe, and
-//! none may hold up the loop that watches the limits. What the bytes mean is not
-//! looked at.
+//! No descriptor of the caller enters the sandbox: through one the code could reopen files,
+//! reconnect sockets or walk directories. Every byte goes through a pipe, and no copy may hold up
+//! the loop that watches the limits. What the bytes mean is not looked at.
 
 use std::{mem::MaybeUninit, time::Duration};
 
@@ -16,39 +15,40 @@ use rustix::{
 
 use crate::{
     capture::Capture,
-    own::OwnStream,
+    nonblocking::NonblockingStdio,
     terminal::is_gone,
-    text::{self, Text},
+    utf8::{self, LossyUtf8},
 };
 
-/// A pipe that polls as writable has room for this (PIPE_BUF), unless somebody else is faster.
+/// A pipe that polls as writable has room for this (PIPE_BUF), unless another process fills it
+/// first.
 const PIECE: usize = 4096;
-/// What is read of a stream that is to be UTF-8: it may become three times as long.
+/// Bytes read at once of a stream that is to be UTF-8: it may become three times as long.
 const PIECE_OF_TEXT: usize = 1360;
-const _: () = assert!(text::longest(PIECE_OF_TEXT) <= PIECE);
+const _: () = assert!(utf8::max_len(PIECE_OF_TEXT) <= PIECE);
 
 /// Where one output stream goes.
-pub(crate) enum Outlet {
+pub(crate) enum OutputSink {
     /// Into memory, bounded.
     Capture(Capture),
     /// To one of the launcher's own streams.
-    Relay(Passage),
+    Relay(Forwarder),
 }
 
-/// The way to one of the launcher's own streams.
-pub(crate) struct Passage {
-    to: OwnStream,
+/// Forwards to one of the launcher's own streams.
+pub(crate) struct Forwarder {
+    to: NonblockingStdio,
     /// Read, and not written yet.
     held: Vec<u8>,
     total: u64,
     kept: Option<Capture>,
     /// It is to be UTF-8.
-    text: Option<Text>,
+    text: Option<LossyUtf8>,
 }
 
-/// What came of one turn.
+/// What came of one transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum Transfer {
     /// More may come.
     More,
     /// The receiver is not ready: wait for it.
@@ -57,16 +57,16 @@ pub(crate) enum Turn {
     Ended,
 }
 
-impl Outlet {
-    /// To this stream; some of it is kept as well, and all becomes UTF-8 where there is `text`.
-    pub(crate) fn relay(to: OwnStream, kept: Option<Capture>, text: Option<Text>) -> Self {
-        Outlet::Relay(Passage { to, held: Vec::new(), total: 0, kept, text })
+impl OutputSink {
+    /// To this stream; `kept` keeps some of it as well, `text` makes all of it UTF-8.
+    pub(crate) fn relay(to: NonblockingStdio, kept: Option<Capture>, text: Option<LossyUtf8>) -> Self {
+        OutputSink::Relay(Forwarder { to, held: Vec::new(), total: 0, kept, text })
     }
 
     pub(crate) fn total(&self) -> u64 {
         match self {
-            Outlet::Capture(capture) => capture.total(),
-            Outlet::Relay(passage) => passage.total,
+            OutputSink::Capture(capture) => capture.total(),
+            OutputSink::Relay(forwarder) => forwarder.total,
         }
     }
 
@@ -74,70 +74,70 @@ impl Outlet {
     ///
     /// # Errors
     /// It cannot be read. EIO from a terminal means that its other side has closed.
-    pub(crate) fn turn(&mut self, from: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Turn, Errno> {
+    pub(crate) fn transfer(&mut self, from: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Transfer, Errno> {
         let room = match self {
-            Outlet::Capture(_) => buffer.len(),
-            Outlet::Relay(passage) => match passage.pass_on()? {
+            OutputSink::Capture(_) => buffer.len(),
+            OutputSink::Relay(forwarder) => match forwarder.pass_on()? {
                 // It would never become writable.
-                Turn::More if !passage.to.is_open()? => return Err(Errno::BADF),
-                Turn::More if !is_writable(passage.to.fd()) => return Ok(Turn::Blocked),
-                Turn::More if passage.text.is_some() => PIECE_OF_TEXT,
-                Turn::More => PIECE,
-                turn => return Ok(turn),
+                Transfer::More if !forwarder.to.is_open()? => return Err(Errno::BADF),
+                Transfer::More if !is_writable(forwarder.to.fd()) => return Ok(Transfer::Blocked),
+                Transfer::More if forwarder.text.is_some() => PIECE_OF_TEXT,
+                Transfer::More => PIECE,
+                transfer => return Ok(transfer),
             },
         };
-        let Some(space) = buffer.get_mut(..room) else { return Ok(Turn::Ended) };
+        let Some(space) = buffer.get_mut(..room) else { return Ok(Transfer::Ended) };
         let bytes: &[u8] = match rustix::io::read(from, space) {
             Ok(([], _)) => return self.finish(),
             Ok((bytes, _)) => bytes,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Turn::More),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Transfer::More),
             Err(Errno::IO) if rustix::termios::isatty(from) => return self.finish(),
             Err(errno) => return Err(errno),
         };
         match self {
-            Outlet::Capture(capture) => {
+            OutputSink::Capture(capture) => {
                 capture.push(bytes);
-                Ok(Turn::More)
+                Ok(Transfer::More)
             }
-            Outlet::Relay(passage) => {
-                passage.take(bytes);
-                passage.pass_on()
+            OutputSink::Relay(forwarder) => {
+                forwarder.take(bytes);
+                forwarder.pass_on()
             }
         }
     }
 
-    /// The stream has ended; it is found to be so again while something is held.
-    fn finish(&mut self) -> Result<Turn, Errno> {
-        let Outlet::Relay(passage) = self else { return Ok(Turn::Ended) };
-        if let Some(text) = &mut passage.text {
-            passage.held.extend_from_slice(text.finish());
+    /// The stream has ended. This is called again while something is held.
+    fn finish(&mut self) -> Result<Transfer, Errno> {
+        let OutputSink::Relay(forwarder) = self else { return Ok(Transfer::Ended) };
+        if let Some(text) = &mut forwarder.text {
+            forwarder.held.extend_from_slice(text.finish());
         }
-        Ok(if passage.pass_on()? == Turn::Blocked { Turn::Blocked } else { Turn::Ended })
+        Ok(if forwarder.pass_on()? == Transfer::Blocked { Transfer::Blocked } else { Transfer::Ended })
     }
 
     /// Whether something was read that the receiver has not taken.
     pub(crate) fn holds(&self) -> bool {
-        matches!(self, Outlet::Relay(passage) if !passage.held.is_empty())
+        matches!(self, OutputSink::Relay(forwarder) if !forwarder.held.is_empty())
     }
 
-    /// The launcher's stream that must become writable after [`Turn::Blocked`].
+    /// The launcher's stream that must become writable after [`Transfer::Blocked`].
     pub(crate) fn target(&self) -> Option<BorrowedFd<'static>> {
         match self {
-            Outlet::Capture(_) => None,
-            Outlet::Relay(passage) => Some(passage.to.fd()),
+            OutputSink::Capture(_) => None,
+            OutputSink::Relay(forwarder) => Some(forwarder.to.fd()),
         }
     }
 
     /// What was kept.
     pub(crate) fn into_kept(self) -> Option<Capture> {
         match self {
-            Outlet::Capture(capture) => Some(capture),
-            Outlet::Relay(passage) => passage.kept,
+            OutputSink::Capture(capture) => Some(capture),
+            OutputSink::Relay(forwarder) => forwarder.kept,
         }
     }
 }
 
-impl Passage {
+impl Forwarder {
     fn take(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         if let Some(kept) = &mut self.kept {
@@ -150,25 +150,25 @@ impl Passage {
     }
 
     /// Writes what is held.
-    fn pass_on(&mut self) -> Result<Turn, Errno> {
+    fn pass_on(&mut self) -> Result<Transfer, Errno> {
         while !self.held.is_empty() {
             match self.to.write(&self.held) {
                 Ok(written) => drop(self.held.drain(..written)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Turn::Blocked),
+                Err(Errno::AGAIN) => return Ok(Transfer::Blocked),
                 // A reader that went away is the program's to notice: its next write fails.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Ok(self.give_up()),
                 Err(Errno::IO) if rustix::termios::isatty(self.to.fd()) || is_gone(self.to.fd()) => return Ok(self.give_up()),
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(Turn::More)
+        Ok(Transfer::More)
     }
 
-    /// Nobody takes any of it any more.
-    fn give_up(&mut self) -> Turn {
+    /// The receiver is gone.
+    fn give_up(&mut self) -> Transfer {
         self.held.clear();
-        Turn::Ended
+        Transfer::Ended
     }
 }
 
@@ -179,29 +179,29 @@ fn is_writable(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Where the program's stdin comes from.
-pub(crate) enum Source<'a> {
+pub(crate) enum StdinSource<'a> {
     Bytes {
         all: std::borrow::Cow<'a, [u8]>,
         /// How many have been passed on.
         passed: usize,
     },
     Stdin {
-        stream: OwnStream,
+        stream: NonblockingStdio,
         pollable: bool,
     },
 }
 
-impl Source<'_> {
+impl StdinSource<'_> {
     /// The launcher's own.
     pub(crate) fn stdin() -> Self {
-        Source::Stdin { stream: OwnStream::stdin(), pollable: false }
+        StdinSource::Stdin { stream: NonblockingStdio::stdin(), pollable: false }
     }
 }
 
-/// Feeds the program's stdin.
-pub(crate) struct Feed<'a> {
+/// Feeds the program's stdin from a source.
+pub(crate) struct StdinPump<'a> {
     to: Option<OwnedFd>,
-    source: Source<'a>,
+    source: StdinSource<'a>,
     buffer: Vec<u8>,
     /// The source gives no more, though the buffer may still hold some.
     ended: bool,
@@ -210,28 +210,28 @@ pub(crate) struct Feed<'a> {
 }
 
 /// The loop's names for the two descriptors of a feed.
-pub(crate) struct FeedTokens {
+pub(crate) struct PumpTokens {
     pub(crate) source: epoll::EventData,
     pub(crate) target: epoll::EventData,
 }
 
-impl<'a> Feed<'a> {
+impl<'a> StdinPump<'a> {
     /// `keep_open`: the target is a terminal, whose end of input is a character.
-    pub(crate) fn new(to: OwnedFd, source: Source<'a>, keep_open: bool) -> Result<Self, Errno> {
+    pub(crate) fn new(to: OwnedFd, source: StdinSource<'a>, keep_open: bool) -> Result<Self, Errno> {
         fcntl_setfl(&to, fcntl_getfl(&to)? | OFlags::NONBLOCK)?;
-        Ok(Feed { to: Some(to), source, buffer: Vec::new(), ended: false, waits_for_room: false, keep_open })
+        Ok(StdinPump { to: Some(to), source, buffer: Vec::new(), ended: false, waits_for_room: false, keep_open })
     }
 
     /// Begins: registers what there is to wait for.
-    pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+    pub(crate) fn start(&mut self, epoll: &OwnedFd, tokens: &PumpTokens) -> Result<(), Errno> {
         match &mut self.source {
-            Source::Bytes { .. } => self.on_room(epoll, tokens),
+            StdinSource::Bytes { .. } => self.on_room(epoll, tokens),
             // Nothing would ever be there to read.
-            Source::Stdin { stream, .. } if !stream.is_open().unwrap_or(false) => {
+            StdinSource::Stdin { stream, .. } if !stream.is_open().unwrap_or(false) => {
                 self.ended = true;
                 self.push(epoll, tokens)
             }
-            Source::Stdin { pollable, .. } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
+            StdinSource::Stdin { pollable, .. } => match epoll::add(epoll, stdin(), tokens.source, epoll::EventFlags::IN) {
                 Ok(()) => {
                     *pollable = true;
                     Ok(())
@@ -244,7 +244,7 @@ impl<'a> Feed<'a> {
     }
 
     /// The launcher's stdin has something.
-    pub(crate) fn on_source(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+    pub(crate) fn on_source(&mut self, epoll: &OwnedFd, tokens: &PumpTokens) -> Result<(), Errno> {
         if !self.refill()? {
             self.ended = true;
             epoll::delete(epoll, stdin())?;
@@ -253,9 +253,9 @@ impl<'a> Feed<'a> {
     }
 
     /// The program's stdin has room.
-    pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+    pub(crate) fn on_room(&mut self, epoll: &OwnedFd, tokens: &PumpTokens) -> Result<(), Errno> {
         loop {
-            let pollable = matches!(self.source, Source::Stdin { pollable: true, .. });
+            let pollable = matches!(self.source, StdinSource::Stdin { pollable: true, .. });
             if self.buffer.is_empty() && !pollable && !self.refill()? {
                 self.ended = true;
             }
@@ -269,14 +269,14 @@ impl<'a> Feed<'a> {
     /// Reads the next piece; false at the end.
     fn refill(&mut self) -> Result<bool, Errno> {
         match &mut self.source {
-            Source::Bytes { all, passed } => {
+            StdinSource::Bytes { all, passed } => {
                 let rest = all.get(*passed..).unwrap_or_default();
                 let piece = rest.get(..1 << 16).unwrap_or(rest);
                 self.buffer.extend_from_slice(piece);
                 *passed += piece.len();
                 Ok(!piece.is_empty())
             }
-            Source::Stdin { stream, .. } => {
+            StdinSource::Stdin { stream, .. } => {
                 let mut piece = [0; PIECE];
                 match stream.read(&mut piece) {
                     Ok(length) => {
@@ -294,7 +294,7 @@ impl<'a> Feed<'a> {
         }
     }
 
-    fn push(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+    fn push(&mut self, epoll: &OwnedFd, tokens: &PumpTokens) -> Result<(), Errno> {
         let Some(to) = &self.to else { return Ok(()) };
         while !self.buffer.is_empty() {
             match rustix::io::write(to, &self.buffer) {
@@ -309,18 +309,18 @@ impl<'a> Feed<'a> {
         if self.waits_for_room {
             epoll::delete(epoll, to)?;
             self.waits_for_room = false;
-            if matches!(self.source, Source::Stdin { pollable: true, .. }) && !self.ended {
+            if matches!(self.source, StdinSource::Stdin { pollable: true, .. }) && !self.ended {
                 epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::IN)?;
             }
         }
         if self.ended && !self.keep_open { self.close(epoll) } else { Ok(()) }
     }
 
-    fn wait_for_room(&mut self, epoll: &OwnedFd, tokens: &FeedTokens) -> Result<(), Errno> {
+    fn wait_for_room(&mut self, epoll: &OwnedFd, tokens: &PumpTokens) -> Result<(), Errno> {
         let (Some(to), false) = (&self.to, self.waits_for_room) else { return Ok(()) };
         epoll::add(epoll, to, tokens.target, epoll::EventFlags::OUT)?;
         self.waits_for_room = true;
-        if matches!(self.source, Source::Stdin { pollable: true, .. }) {
+        if matches!(self.source, StdinSource::Stdin { pollable: true, .. }) {
             // Nothing more is read until there is room for it.
             match epoll::modify(epoll, stdin(), tokens.source, epoll::EventFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -336,13 +336,18 @@ impl<'a> Feed<'a> {
         {
             epoll::delete(epoll, &to)?;
         }
-        if matches!(self.source, Source::Stdin { pollable: true, .. }) {
-            match epoll::delete(epoll, stdin()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno),
-            }
+        if matches!(self.source, StdinSource::Stdin { pollable: true, .. }) {
+            return unregister(epoll, stdin());
         }
         Ok(())
+    }
+}
+
+/// Takes a descriptor out of the loop, if it is in it.
+pub(crate) fn unregister(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    match epoll::delete(epoll, fd) {
+        Ok(()) | Err(Errno::NOENT | Errno::PERM) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{LaunchError, What};
+use crate::{ErrorKind, LaunchError};
 
 /// See the module.
 pub struct Signals {
@@ -26,7 +26,7 @@ impl Signals {
     /// There is no descriptor left.
     pub fn block() -> Result<Self, LaunchError> {
         let failed =
-            |errno: nix::errno::Errno| LaunchError::system(What::Prepare, "hold back signals", Errno::from_raw_os_error(errno as i32));
+            |errno: nix::errno::Errno| LaunchError::system(ErrorKind::Prepare, "hold back signals")(Errno::from_raw_os_error(errno as i32));
         let mut set = SigSet::empty();
         for signal in [
             NixSignal::SIGTERM,
@@ -37,8 +37,8 @@ impl Signals {
             NixSignal::SIGUSR2,
             NixSignal::SIGWINCH,
         ] {
-            // Whoever has it ignored (nohup) does not want it to end the run; once held
-            // back it would be delivered all the same.
+            // A caller that ignores it (nohup) does not want it to end the run; once blocked
+            // it would be delivered all the same.
             if !stockade_sys::process::ignores(signal as i32) {
                 set.add(signal);
             }

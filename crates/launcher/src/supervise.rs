@@ -2,69 +2,60 @@
 //!
 //! One loop over pidfd, pipes, the filter's listener, the cgroup's oom event, signals
 //! and deadlines. The launcher tells the executor nothing but by descriptors, believes
-//! nothing but its status pipe, and ends a run by killing pid 1, upon which the kernel
-//! kills everything inside.
+//! nothing but its status pipe, and ends a run by killing pid 1: the kernel then kills
+//! everything inside. What is verified before the program starts is decided in `receipt.rs`,
+//! which verdict the end means in `verdict.rs`.
 
 mod caller;
-mod deadlines;
-mod executor;
 mod finish;
+mod handshake;
+mod quota;
+mod state;
+mod streams;
 
-use std::{
-    mem::MaybeUninit,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal as NixSignal;
 use rustix::{
-    event::{Timespec, epoll},
-    fd::{AsFd, OwnedFd},
-    fs::Mode,
+    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
     thread::CpuSet,
 };
 use stockade_egress::gate::{Gate, GateError};
 use stockade_policy::plan::Plan;
-use stockade_protocol::{LimitKey, Receipt};
+use stockade_protocol::LimitKey;
 
 use crate::{
-    Client, Inputs, LaunchError, Outcome, Stdin, Streams, What,
-    capture::Capture,
-    cgroup::{Cgroup, CpuTime},
-    egress,
+    Client, ErrorKind, Inputs, LaunchError, Outcome,
+    cgroup::Cgroup,
     identity::OuterNamespaces,
     inside,
-    modules::Heard,
-    notify::{Denials, Next},
-    own::OwnStream,
+    modules::HookEvents,
+    notify::{Denials, Served},
     prepared::LauncherPipes,
-    receipt::{Expected, Outside, Standing},
-    registry::Record,
-    relay::{Feed, FeedTokens, Outlet, Source, Turn, is_readable},
-    remains::Remains,
+    receipt::ExpectedSandbox,
+    relay::{PumpTokens, is_readable},
     sandbox::Sandbox,
-    scratch::{self, TreeUse},
     signals::Signals,
-    terminal::RawTerminal,
-    text::Text,
+    teardown::Teardown,
     verdict::Cause,
 };
+use handshake::Handshake;
+use quota::Quota;
+use state::{Setup, State};
+use streams::PayloadStreams;
 
-pub(crate) use deadlines::overdue;
-pub(crate) use executor::failure_of_child;
+pub(crate) use handshake::failure_of_child;
 
-/// Setting up takes milliseconds; large files take longer.
-pub(crate) const SETUP_DEADLINE: Duration = Duration::from_secs(60);
-/// So does what is left to do of a sandbox that stood ready; one that has not done it gives
-/// way to another.
-pub(crate) const JOB_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes kept of relayed errors; hints are read off the last half.
-const KEPT_OF_ERRORS: u64 = 32 << 10;
-/// A program that prints this many times the limit is ended.
-const OUTPUT_FACTOR: u64 = 64;
-
-/// How long is looked at what is to be killed.
-const LONGEST_LOOK: Duration = Duration::from_millis(5);
+/// How long setting up may take: it takes milliseconds, more with large files.
+pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a prepared sandbox may take for the rest; a slower one is replaced by another.
+pub(crate) const JOB_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the processes that are about to be killed are looked at.
+const MAX_LOOK: Duration = Duration::from_millis(5);
+/// How long the listener rests after one round of answers.
+const LISTENER_REST: Duration = Duration::from_millis(20);
 
 /// Sources of the loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,8 +67,8 @@ enum Token {
     Stderr,
     StdoutTarget,
     StderrTarget,
-    FeedSource,
-    FeedTarget,
+    StdinSource,
+    StdinTarget,
     HandOver,
     Listener,
     Signals,
@@ -96,8 +87,8 @@ impl Token {
         Token::Stderr,
         Token::StdoutTarget,
         Token::StderrTarget,
-        Token::FeedSource,
-        Token::FeedTarget,
+        Token::StdinSource,
+        Token::StdinTarget,
         Token::HandOver,
         Token::Listener,
         Token::Signals,
@@ -117,96 +108,51 @@ impl Token {
     }
 }
 
-const FEED: FeedTokens =
-    FeedTokens { source: epoll::EventData::new_u64(Token::FeedSource as u64), target: epoll::EventData::new_u64(Token::FeedTarget as u64) };
+const PUMP: PumpTokens = PumpTokens {
+    source: epoll::EventData::new_u64(Token::StdinSource as u64),
+    target: epoll::EventData::new_u64(Token::StdinTarget as u64),
+};
 
-/// How far the sandbox has come.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    SettingUp,
-    /// The receipt is in; the program may run from now on.
-    Ready,
-    Started,
-    Ended,
-}
-
+/// One run, as the launcher watches it.
 struct Supervision<'a> {
     plan: &'a Plan,
+    state: State,
     epoll: OwnedFd,
-    sandbox: Sandbox,
-    cgroup: Cgroup,
-    record: Option<Record>,
-    /// Whether the program's file is out of the scratch.
-    program_gone: bool,
+    handshake: Handshake,
+    streams: PayloadStreams<'a>,
+    quota: Quota,
     outer: OuterNamespaces,
     gate: Option<Gate>,
-    lifeline: OwnedFd,
-    roams: Option<CpuSet>,
-    patience: Duration,
-    signals: Signals,
     client: Option<&'a mut dyn Client>,
-    streams: Streams,
-    status_read: OwnedFd,
-    status: Vec<u8>,
-    stdout: Option<OwnedFd>,
-    stderr: Option<OwnedFd>,
-    out: Outlet,
-    err: Outlet,
-    /// Nobody inside can print any more.
-    has_closed: bool,
-    feed: Option<Feed<'a>>,
-    handover: OwnedFd,
-    listener: Option<OwnedFd>,
-    listener_rests_until: Option<Instant>,
-    master: Option<OwnedFd>,
-    raw: Option<RawTerminal>,
-    root_fs: Option<OwnedFd>,
-    scratch_fs: Option<OwnedFd>,
-    scratch_directory: Option<OwnedFd>,
-    scratch_before: TreeUse,
-    /// What its owner might do with it before the run.
-    scratch_rights: Mode,
-    scratch_free: u64,
-    next_scratch_count: Option<Instant>,
-    next_cpu_check: Option<Instant>,
-    /// What setting up has cost, which neither counts as the program's nor against its limit.
-    cpu_before: CpuTime,
-    denials: Denials,
-    modules: Option<Heard>,
-    phase: Phase,
-    /// The executor has our word to start the program: from here on it may have run.
-    released: bool,
-    begun: Instant,
-    started_at: Option<Instant>,
-    ended_at: Option<Instant>,
+    /// None before the filter is loaded, and where another supervisor holds its listener.
+    listener: Option<Listener>,
+    /// None where the plan watches no modules.
+    hooks: Option<HookEvents>,
+    /// Why the launcher has ended the run; the first cause stays.
+    cause: Option<Cause>,
+    /// What failed; the first failure stays.
+    failure: Option<LaunchError>,
     /// A signal that ends programs was passed on.
     asked_to_end: bool,
-    /// When the payload's time to end by itself is over, and by which signal it was told.
-    ends_at: Option<(Instant, i32)>,
-    cause: Option<Cause>,
-    failure: Option<LaunchError>,
-    /// What the sandbox will be compared with.
-    expected: Expected,
-    standing: Option<Standing>,
-    outside: Option<Outside>,
-    receipt: Option<Receipt>,
-    wait_status: Option<i32>,
-    rusage_us: Option<(u64, u64)>,
-    /// What all of the code's processes have used, once the executor has said that none is left.
-    used_by_all: Option<(u64, u64)>,
-    /// What those had used that were alive when they were killed.
-    used_by_killed: Option<(u64, u64)>,
-    buffer: Box<[MaybeUninit<u8>]>,
+    /// Without a cgroup: CPU time of the processes that were alive when they were killed.
+    cpu_us_of_killed: Option<(u64, u64)>,
+    // Last: a signal that was held back may end this process.
+    teardown: Teardown,
 }
 
-const COUNT: &str = "count what is in scratch";
+/// The filter's listener.
+struct Listener {
+    fd: OwnedFd,
+    denials: Denials,
+    rests_until: Option<Instant>,
+}
 
 fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
-    move |errno| LaunchError::system(What::Prepare, attempt, errno)
+    LaunchError::system(ErrorKind::Prepare, attempt)
 }
 
 /// A sandbox that has been told to go on.
-pub(crate) struct Begun {
+pub(crate) struct BegunSandbox {
     pub(crate) sandbox: Sandbox,
     pub(crate) cgroup: Cgroup,
     pub(crate) outer: OuterNamespaces,
@@ -214,135 +160,85 @@ pub(crate) struct Begun {
     pub(crate) lifeline: OwnedFd,
     pub(crate) status_read: OwnedFd,
     pub(crate) handover: OwnedFd,
-    /// CPUs between which the executor may move until it is told to go.
-    pub(crate) roams: Option<CpuSet>,
+    /// CPUs among which the executor may move until it is told to go.
+    pub(crate) usable_cpus: Option<CpuSet>,
     /// How long it may take from here to be ready for the program.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) signals: Signals,
 }
 
-/// Watches the run to its end. What then still stands of it goes when it is dropped.
+/// Watches the run to its end. Dropping the [`Teardown`] removes what the run still has on the
+/// host.
 ///
 /// # Errors
 /// The program was not started.
 pub(crate) fn supervise(
     plan: &Plan,
-    inputs: Inputs<'_>,
-    begun: Begun,
+    mut inputs: Inputs<'_>,
+    begun: BegunSandbox,
     pipes: LauncherPipes,
     tmp: Option<OwnedFd>,
-) -> Result<(Outcome, Remains), LaunchError> {
-    // In this order for the same reason as in `set_up`.
-    let Begun { signals, patience, roams, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
-    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?;
-    let outlet = |stream, has_errors: bool| match inputs.streams {
-        Streams::Capture => Outlet::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
-        Streams::Relay(relay) => {
-            let kept = (relay.keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
-            let text = (relay.as_text && !plan.terminal).then(Text::default);
-            Outlet::relay(stream, kept, text)
-        }
-    };
-    let scratch_rights = inputs.scratch.as_ref().map_or(Mode::empty(), |opened| opened.rights);
-    let (scratch_directory, scratch_before) = inputs.scratch.map(|opened| (opened.directory, opened.before)).unzip();
-    let scratch_free = scratch_directory.as_ref().map_or(Ok(0), scratch::free_bytes).map_err(failed(COUNT))?;
-    let feed = match (pipes.stdin, inputs.stdin) {
-        (Some(pipe), Stdin::Bytes(all)) => Some(Feed::new(pipe, Source::Bytes { all, passed: 0 }, false)),
-        (Some(pipe), Stdin::Relay) if !plan.terminal => Some(Feed::new(pipe, Source::stdin(), false)),
-        _ => None,
-    };
-    let mut supervision = Supervision {
-        plan,
-        epoll,
-        sandbox,
-        cgroup,
-        record: inputs.record,
-        program_gone: true,
-        outer,
-        gate,
-        lifeline,
-        roams,
-        patience,
-        signals,
-        client: inputs.client.map(|client| client as _),
-        streams: inputs.streams,
-        status_read,
-        status: Vec::new(),
-        stdout: Some(pipes.stdout),
-        stderr: Some(pipes.stderr),
-        // A terminal carries both.
-        out: outlet(OwnStream::stdout(), plan.terminal),
-        err: outlet(OwnStream::stderr(), !plan.terminal),
-        has_closed: false,
-        feed: feed.transpose().map_err(failed("feed stdin"))?,
-        handover,
-        listener: None,
-        listener_rests_until: None,
-        master: None,
-        raw: None,
-        // The run's own root has nothing that the code could write.
-        root_fs: tmp,
-        scratch_fs: None,
-        scratch_directory,
-        scratch_before: scratch_before.unwrap_or_default(),
-        scratch_rights,
-        scratch_free,
-        next_scratch_count: None,
-        next_cpu_check: None,
-        cpu_before: CpuTime::default(),
-        denials: Denials::new(plan.filter.kill.clone()),
-        modules: None,
-        phase: Phase::SettingUp,
-        released: false,
-        begun: Instant::now(),
-        started_at: None,
-        ended_at: None,
-        asked_to_end: false,
-        ends_at: None,
-        cause: None,
-        failure: None,
-        expected: Expected::of(plan)?,
-        standing: None,
-        outside: None,
-        receipt: None,
-        wait_status: None,
-        rusage_us: None,
-        used_by_all: None,
-        used_by_killed: None,
-        buffer: Box::new_uninit_slice(1 << 16),
-    };
+) -> Result<(Outcome, Teardown), LaunchError> {
+    let meanwhile = inputs.meanwhile.take();
+    let collect = std::mem::take(&mut inputs.collect);
+    let mut supervision = Supervision::new(plan, inputs, begun, pipes, tmp)?;
     supervision.register().map_err(failed("fill the event loop"))?;
-    // One that has stood ready waits for us alone.
-    if let Err(errno) = supervision.hear_child() {
+    // A prepared sandbox waits for the launcher alone.
+    if let Err(errno) = supervision.read_handover() {
         supervision.break_off(failed("serve the sandbox")(errno));
     }
-    if let Some(work) = inputs.meanwhile {
+    if let Some(work) = meanwhile {
         work();
     }
     if let Err(failure) = supervision.watch() {
         supervision.break_off(failure);
     }
-    let program = plan.program_file.as_ref().map(|(_, name)| name.as_str());
-    supervision.finish(program, &inputs.collect)
+    supervision.finish(&collect)
 }
 
 impl<'a> Supervision<'a> {
+    fn new<'i: 'a>(
+        plan: &'a Plan,
+        inputs: Inputs<'i>,
+        begun: BegunSandbox,
+        pipes: LauncherPipes,
+        tmp: Option<OwnedFd>,
+    ) -> Result<Supervision<'a>, LaunchError> {
+        let BegunSandbox { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
+        let program_gone = plan.program_file.is_none();
+        let teardown = Teardown { sandbox, cgroup, record: inputs.record, program_gone, signals };
+        Ok(Supervision {
+            plan,
+            state: State::Setup(Setup { since: Instant::now(), timeout, usable_cpus, expected: ExpectedSandbox::of(plan)?, mounts: None }),
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("make the event loop"))?,
+            handshake: Handshake { status_read, status: Vec::new(), handover, lifeline },
+            streams: PayloadStreams::new(plan, inputs.streams, pipes, inputs.stdin).map_err(failed("feed stdin"))?,
+            quota: Quota::new(inputs.scratch, tmp).map_err(failed(quota::COUNT))?,
+            outer,
+            gate,
+            client: inputs.client.map(|client| client as _),
+            listener: None,
+            hooks: None,
+            cause: None,
+            failure: None,
+            asked_to_end: false,
+            cpu_us_of_killed: None,
+            teardown,
+        })
+    }
+
     fn register(&mut self) -> Result<(), Errno> {
-        let add = |fd: rustix::fd::BorrowedFd<'_>, token: Token| epoll::add(&self.epoll, fd, token.data(), epoll::EventFlags::IN);
-        add(self.sandbox.child.pidfd.as_fd(), Token::Pid)?;
-        add(self.status_read.as_fd(), Token::Status)?;
-        add(self.handover.as_fd(), Token::HandOver)?;
-        add(self.signals.as_fd(), Token::Signals)?;
-        for (stream, token) in [(&self.stdout, Token::Stdout), (&self.stderr, Token::Stderr)] {
-            if let Some(stream) = stream {
-                add(stream.as_fd(), token)?;
-            }
-        }
+        let add = |fd: BorrowedFd<'_>, token: Token| epoll::add(&self.epoll, fd, token.data(), epoll::EventFlags::IN);
+        add(self.teardown.sandbox.child.pidfd.as_fd(), Token::Pid)?;
+        add(self.handshake.status_read.as_fd(), Token::Status)?;
+        add(self.handshake.handover.as_fd(), Token::HandOver)?;
+        add(self.teardown.signals.as_fd(), Token::Signals)?;
+        self.streams.register(&self.epoll)?;
         if let Some(gate) = &self.gate {
             add(gate.watch(), Token::Gate)?;
         }
         if let Some(client) = &self.client {
-            // That it has hung up is told unasked.
+            // The kernel reports a hang-up whether it is asked for or not.
             let both = [
                 (client.requests(), Token::Client, epoll::EventFlags::IN),
                 (client.results(), Token::ClientGone, epoll::EventFlags::empty()),
@@ -355,20 +251,13 @@ impl<'a> Supervision<'a> {
                 }
             }
         }
-        self.cgroup.watch_oom(&self.epoll, Token::Oom.data())
+        self.teardown.cgroup.watch_oom(&self.epoll, Token::Oom.data())
     }
 
     /// The loop: until no process of the code is left.
     fn watch(&mut self) -> Result<(), LaunchError> {
         let mut events = Vec::with_capacity(16);
         loop {
-            // Once: code that goes on without them could have us look all the time.
-            let has_just_closed = self.stdout.is_none() && self.stderr.is_none() && !std::mem::replace(&mut self.has_closed, true);
-            if has_just_closed || matches!(self.phase, Phase::SettingUp | Phase::Ended) {
-                // What comes next comes soon, if nothing is the matter.
-                let is_next = || is_readable(&self.epoll).ok().filter(|readable| *readable);
-                let _or_later = stockade_sys::process::soon(is_next);
-            }
             let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
             let timeout = timeout.map(|left| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
             events.clear();
@@ -376,8 +265,8 @@ impl<'a> Supervision<'a> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(failed("wait for the sandbox")(errno)),
             }
-            // What was handed over was sent before the executor began to speak, but one
-            // wait may bring both, in any order.
+            // The child hands its descriptors over before the executor speaks, but one wait may
+            // bring both, in any order.
             events.sort_by_key(|event| Token::from_data(event.data) != Some(Token::HandOver));
             let mut over = false;
             for event in &events {
@@ -394,39 +283,41 @@ impl<'a> Supervision<'a> {
         }
     }
 
-    /// Whether every process of the code has ended, and what each has written is there to be
-    /// read. Pid 1 may be on its way out still. What was written to a terminal may be as well,
-    /// as long as somebody inside has it open.
+    /// Whether every process of the code has ended and all that they have written can be read.
+    /// Pid 1 may still be ending. Output to a terminal may still be on its way as long as a
+    /// process inside has the terminal open.
     fn all_have_ended(&self) -> bool {
-        self.sandbox.is_over() || (self.used_by_all.is_some() && !self.plan.terminal)
+        let none_is_left = self.state.end().is_some_and(|end| end.cpu_us_of_all.is_some());
+        self.teardown.sandbox.is_over() || (none_is_left && !self.plan.terminal)
     }
 
     fn serve(&mut self, token: Token) -> Result<(), Errno> {
         match token {
+            Token::Pid => Ok(()),
             Token::Status => self.read_status(),
-            Token::Stdout | Token::StdoutTarget => self.move_output(Token::Stdout),
-            Token::Stderr | Token::StderrTarget => self.move_output(Token::Stderr),
-            Token::FeedSource => self.serve_source(),
-            Token::FeedTarget => self.feed.as_mut().map_or(Ok(()), |feed| feed.on_room(&self.epoll, &FEED)),
-            Token::HandOver => self.hear_child(),
+            Token::HandOver => self.read_handover(),
+            Token::Stdout | Token::StdoutTarget => {
+                self.streams.forward_output(&self.epoll)?;
+                self.check_output();
+                Ok(())
+            }
+            Token::Stderr | Token::StderrTarget => {
+                self.streams.forward_error(&self.epoll)?;
+                self.check_output();
+                Ok(())
+            }
+            Token::StdinSource => self.serve_source(),
+            Token::StdinTarget => self.streams.stdin.as_mut().map_or(Ok(()), |stdin| stdin.on_room(&self.epoll, &PUMP)),
             Token::Listener => self.serve_listener(),
             Token::Signals => self.serve_signals(),
             Token::Oom => {
-                if self.cgroup.oom_kills() > 0 {
+                if self.teardown.cgroup.oom_kills() > 0 {
                     self.end(Cause::OutOfMemory);
                 }
-                self.cgroup.acknowledge_oom();
+                self.teardown.cgroup.acknowledge_oom();
                 Ok(())
             }
-            Token::Gate => {
-                let Some(gate) = &self.gate else { return Ok(()) };
-                epoll::delete(&self.epoll, gate.watch())?;
-                // Only on our word it may end, and we have given none; unless it could not
-                // begin, which it has said.
-                let error = gate.confirm().err().unwrap_or(GateError::Died);
-                self.break_off(egress::failed(&error));
-                Ok(())
-            }
+            Token::Gate => self.serve_gate(),
             Token::Client => self.serve_client(),
             Token::ClientGone => {
                 let gone = self.client.as_ref().and_then(|client| client.results());
@@ -435,106 +326,72 @@ impl<'a> Supervision<'a> {
                 Ok(())
             }
             Token::Modules => {
-                let Some(heard) = &mut self.modules else { return Ok(()) };
-                if heard.hear(&mut self.buffer)? { Ok(()) } else { epoll::delete(&self.epoll, heard.pipe()) }
+                let Some(hooks) = &mut self.hooks else { return Ok(()) };
+                if hooks.read(&mut self.streams.buffer)? { Ok(()) } else { epoll::delete(&self.epoll, hooks.pipe()) }
             }
-            Token::Pid => Ok(()),
         }
     }
 
     /// Ends the run; the first cause stays.
     fn end(&mut self, cause: Cause) {
         self.cause.get_or_insert(cause);
-        self.note_cpu_of_living();
-        self.cgroup.kill();
-        self.sandbox.kill();
-    }
-
-    /// Where no cgroup keeps it: what is about to be killed has used.
-    fn note_cpu_of_living(&mut self) {
-        if self.used_by_killed.is_none() && self.started_at.is_some() && self.cgroup.cpu().is_none() {
-            let until = Instant::now() + LONGEST_LOOK;
-            self.used_by_killed = Some(inside::cpu_of_living(self.sandbox.pid(), &mut || Instant::now() < until));
-        }
+        self.kill();
     }
 
     fn break_off(&mut self, failure: LaunchError) {
         self.failure.get_or_insert(failure);
-        self.cgroup.kill();
-        self.sandbox.kill();
+        self.teardown.kill();
     }
 
-    fn move_output(&mut self, which: Token) -> Result<(), Errno> {
-        let (stream, outlet, target) = match which {
-            Token::Stdout => (&mut self.stdout, &mut self.out, Token::StdoutTarget),
-            _ => (&mut self.stderr, &mut self.err, Token::StderrTarget),
-        };
-        let Some(from) = stream.as_ref() else { return Ok(()) };
-        match outlet.turn(from, &mut self.buffer)? {
-            Turn::More => {
-                if let Some(to) = outlet.target() {
-                    // It may have been waiting for its receiver.
-                    epoll::modify(&self.epoll, from, which.data(), epoll::EventFlags::IN)?;
-                    match epoll::delete(&self.epoll, to) {
-                        Ok(()) | Err(Errno::NOENT | Errno::PERM) => {}
-                        Err(errno) => return Err(errno),
-                    }
-                }
-            }
-            Turn::Blocked => {
-                epoll::modify(&self.epoll, from, which.data(), epoll::EventFlags::empty())?;
-                if let Some(to) = outlet.target() {
-                    match epoll::add(&self.epoll, to, target.data(), epoll::EventFlags::OUT) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(errno) => return Err(errno),
-                    }
-                }
-            }
-            Turn::Ended => {
-                epoll::delete(&self.epoll, from)?;
-                *stream = None;
-                if let Some(to) = outlet.target() {
-                    // A receiver that went away would stay ready for ever.
-                    match epoll::delete(&self.epoll, to) {
-                        Ok(()) | Err(Errno::NOENT | Errno::PERM) => {}
-                        Err(errno) => return Err(errno),
-                    }
-                }
-            }
+    /// Kills everything inside. Without a cgroup nothing else tells what the processes have used.
+    fn kill(&mut self) {
+        if self.cpu_us_of_killed.is_none() && self.state.started_at().is_some() && self.teardown.cgroup.cpu().is_none() {
+            let until = Instant::now() + MAX_LOOK;
+            self.cpu_us_of_killed = Some(inside::cpu_of_living(self.teardown.sandbox.pid(), &mut || Instant::now() < until));
         }
-        let most = self.plan.limits.get(LimitKey::OutputSize).map(|limit| limit.saturating_mul(OUTPUT_FACTOR));
-        if self.streams == Streams::Capture && most.is_some_and(|most| self.out.total().max(self.err.total()) > most) {
+        self.teardown.kill();
+    }
+
+    fn check_output(&mut self) {
+        if self.streams.is_flooded(self.plan.limits.get(LimitKey::OutputSize)) {
             self.end(Cause::Output);
         }
+    }
+
+    /// The gate ends only when the launcher tells it to, which it has not done; or it could not
+    /// begin, which it has reported.
+    fn serve_gate(&mut self) -> Result<(), Errno> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        epoll::delete(&self.epoll, gate.watch())?;
+        let error = gate.confirm().err().unwrap_or(GateError::Died);
+        self.break_off(error.into());
         Ok(())
     }
 
     fn serve_listener(&mut self) -> Result<(), Errno> {
-        let Some(listener) = &self.listener else { return Ok(()) };
-        loop {
-            if !is_readable(listener)? {
-                return Ok(());
-            }
+        let Some(Listener { fd, denials, rests_until }) = &mut self.listener else { return Ok(()) };
+        while is_readable(&*fd)? {
             // A dead sandbox makes it readable for ever, with nothing to receive.
-            match self.denials.serve(listener) {
-                Next::On if is_hung_up(listener) => return epoll::delete(&self.epoll, listener),
-                Next::On => {}
-                Next::Kill => {
+            match denials.serve(fd) {
+                Served::On if is_hung_up(fd) => return epoll::delete(&self.epoll, fd),
+                Served::On => {}
+                Served::Kill => {
                     self.end(Cause::SystemCall);
                     return Ok(());
                 }
-                Next::Rest => {
-                    epoll::modify(&self.epoll, listener, Token::Listener.data(), epoll::EventFlags::empty())?;
-                    self.listener_rests_until = Some(Instant::now() + Duration::from_millis(20));
+                Served::Rest => {
+                    epoll::modify(&self.epoll, fd, Token::Listener.data(), epoll::EventFlags::empty())?;
+                    *rests_until = Some(Instant::now() + LISTENER_REST);
                     return Ok(());
                 }
             }
         }
+        Ok(())
     }
 }
 
 fn is_hung_up(fd: &OwnedFd) -> bool {
-    let mut fds = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
-    let polled = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    polled.is_ok() && fds.iter().any(|fd| fd.revents().contains(rustix::event::PollFlags::HUP))
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    polled.is_ok() && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
 }

@@ -1,7 +1,7 @@
-//! The caller's terminal while a command runs on a terminal of its own.
+//! The caller's terminal while a command runs on a terminal of the sandbox.
 //!
-//! Raw mode on the outside, so that the inner terminal's line discipline is the only
-//! one; put back when the run ends. Nothing of the caller's terminal enters the sandbox.
+//! The outer terminal is in raw mode, so that the inner terminal's line discipline is the only
+//! one; its mode is put back when the run ends. No descriptor of it enters the sandbox.
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},

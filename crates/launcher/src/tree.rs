@@ -25,17 +25,17 @@ pub(crate) fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     openat2(CWD, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Opens what stands at an absolute path, to be looked at: itself where it is a link, and
-/// through none.
+/// Opens an absolute path to be looked at, following no link: a link at its end is opened
+/// itself.
 ///
 /// # Errors
-/// ELOOP for a link on the way, else what openat2(2) answers.
+/// ELOOP for a link in the middle, else what openat2(2) answers.
 pub(crate) fn open_entry(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Opens what stands at a path in which no component is a link, to be mounted elsewhere.
+/// Opens a path in which no component is a link, to be mounted elsewhere.
 ///
 /// # Errors
 /// ELOOP for a link, else what openat2(2) answers.
@@ -43,7 +43,7 @@ pub(crate) fn open_unlinked(path: impl rustix::path::Arg) -> Result<OwnedFd, Err
     openat2(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Opens something below a directory: no links, no way out, no other file system.
+/// Opens something below a directory: through no link, not above it, on no other file system.
 ///
 /// # Errors
 /// What openat2(2) answers: ELOOP, EXDEV.
@@ -52,30 +52,31 @@ pub(crate) fn open_beneath(directory: impl AsFd, path: &Path, flags: OFlags) -> 
     openat2(directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }
 
-/// What stands at an entry.
-pub(crate) struct Found<'a> {
+/// One entry of a walked tree.
+pub(crate) struct TreeEntry<'a> {
     /// Path below the start, without a leading slash; bytes, which need not be UTF-8.
     pub(crate) path: &'a Path,
     pub(crate) kind: FileType,
     stat: Statx,
-    /// A directory that is not entered, or not to its end: closed to whoever walks, too
-    /// deep, by a path too long, or of another file system. One that can be listed only is visited twice.
+    /// A directory that is not entered, or not to its end: it is unreadable, too deep, has too
+    /// long a path or is on another file system. A directory without search right is visited
+    /// twice.
     pub(crate) closed: bool,
 }
 
-impl Found<'_> {
-    /// Its bytes, as it says itself.
+impl TreeEntry<'_> {
+    /// Its length in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.stat.stx_size
     }
 
-    /// Those that are allocated for it.
+    /// The bytes that are allocated for it.
     pub(crate) fn allocated(&self) -> u64 {
         self.stat.stx_blocks * 512
     }
 
-    /// What tells it from everything else that is there: device and inode.
-    pub(crate) fn number(&self) -> (u64, u64) {
+    /// Device and inode.
+    pub(crate) fn file_id(&self) -> (u64, u64) {
         (device(&self.stat), self.stat.stx_ino)
     }
 
@@ -85,7 +86,7 @@ impl Found<'_> {
     }
 }
 
-/// What is known of an entry, of itself where it is a link.
+/// The status of an entry; a link's own.
 fn look_at(directory: impl AsFd, name: &CStr) -> Result<Statx, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
@@ -116,26 +117,26 @@ pub(crate) enum Walk {
 }
 
 /// Each level holds two descriptors.
-const DEEPEST: usize = 200;
-/// Bytes of the path of a directory that is entered: that of what lies in it still fits
-/// into one path of the kernel's (PATH_MAX), behind that of a scratch.
-const LONGEST: usize = 2048;
+const MAX_DEPTH: usize = 200;
+/// Bytes of the path of a directory that is entered: with the scratch's path before it and a name
+/// behind it, it still fits into PATH_MAX.
+const MAX_PATH_LEN: usize = 2048;
 
 /// Visits the entries of `top` and none below them, as [`walk`] does.
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
+pub(crate) fn list(top: &OwnedFd, visit: &mut dyn FnMut(&TreeEntry<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
-    // Of no device that there is: nothing is entered.
+    // No device has this number: nothing is entered.
     Ok(walk_below(&start, u64::MAX, &mut Vec::new(), 0, visit)? == Walk::On)
 }
 
 /// Visits every entry below `top`. Returns false if the walk was stopped.
 ///
 /// # Errors
-/// The tree cannot be walked, and not because whoever walks it lacks the right (EACCES).
-pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&Found<'_>) -> Walk) -> Result<bool, Errno> {
+/// The tree cannot be walked for another reason than a missing right (EACCES).
+pub(crate) fn walk(top: &OwnedFd, visit: &mut dyn FnMut(&TreeEntry<'_>) -> Walk) -> Result<bool, Errno> {
     let start = openat(top, c".", DIRECTORY, Mode::empty())?;
     let device = device(&look_at(&start, c"")?);
     let mut path = Vec::new();
@@ -147,7 +148,7 @@ fn walk_below(
     top_device: u64,
     path: &mut Vec<u8>,
     depth: usize,
-    visit: &mut dyn FnMut(&Found<'_>) -> Walk,
+    visit: &mut dyn FnMut(&TreeEntry<'_>) -> Walk,
 ) -> Result<Walk, Errno> {
     let entries = match Dir::read_from(directory) {
         // Removed since it was opened.
@@ -170,7 +171,7 @@ fn walk_below(
             // A directory that may be listed and not searched.
             Err(Errno::ACCESS) => {
                 let stat = look_at(directory, c"")?;
-                return Ok(visit(&Found { path: as_path(path), kind: FileType::Directory, stat, closed: true }));
+                return Ok(visit(&TreeEntry { path: as_path(path), kind: FileType::Directory, stat, closed: true }));
             }
             Err(errno) => return Err(errno),
         };
@@ -180,7 +181,7 @@ fn walk_below(
         }
         path.extend_from_slice(name.to_bytes());
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
-        let enter = kind.is_dir() && device(&stat) == top_device && depth < DEEPEST && path.len() <= LONGEST;
+        let enter = kind.is_dir() && device(&stat) == top_device && depth < MAX_DEPTH && path.len() <= MAX_PATH_LEN;
         let (below, closed) = match enter.then(|| openat(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty())) {
             Some(Ok(below)) => (Some(below), false),
             // Removed or replaced since it was listed.
@@ -189,7 +190,7 @@ fn walk_below(
             Some(Err(errno)) => return Err(errno),
             None => (None, kind.is_dir()),
         };
-        let mut next = visit(&Found { path: as_path(path), kind, stat, closed });
+        let mut next = visit(&TreeEntry { path: as_path(path), kind, stat, closed });
         if let (Walk::On, Some(below)) = (next, &below) {
             next = walk_below(below, top_device, path, depth + 1, visit)?;
         }

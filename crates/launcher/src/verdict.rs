@@ -1,12 +1,12 @@
 //! The verdict: what ended the run, from what was seen of it.
 //!
-//! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a
-//! refused fork. It decides only where it ended the run or the program failed; else it
-//! stands in `limits_hit`. Pure.
+//! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a refused
+//! fork. A counter decides only where its limit ended the run or the program failed; else it is
+//! listed in `limits_hit`. This module is pure: it reads nothing of the host.
 
 use stockade_protocol::{LimitKey, Verdict};
 
-/// Why a run was ended whose host scratch could not be counted, by no fault of a limit's.
+/// The reason of a run that was ended because its host scratch could not be counted.
 pub const SCRATCH_UNCOUNTED: &str = "scratch_uncounted";
 
 /// What the launcher ended the run for.
@@ -27,9 +27,9 @@ pub(crate) enum Cause {
 
 /// What was seen of a run that started.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Observed {
+pub(crate) struct RunEvidence {
     pub(crate) cause: Option<Cause>,
-    /// Status word of wait(2), if the payload ended before the sandbox was.
+    /// The payload's status as wait(2) encodes it; none if the launcher ended the sandbox first.
     pub(crate) status: Option<i32>,
     pub(crate) oom_kills: u64,
     pub(crate) forks_refused: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Observed {
     pub(crate) cpu_limit_reached: bool,
 }
 
-/// See the module.
+/// The verdict and what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) verdict: Verdict,
@@ -55,7 +55,7 @@ const SIGKILL: i32 = 9;
 const SIGXCPU: i32 = 24;
 const SIGXFSZ: i32 = 25;
 
-pub(crate) fn decide(seen: &Observed) -> Decision {
+pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let signal = seen.status.map(|status| status & 0x7f).filter(|signal| *signal != 0);
     let exited = seen.status.filter(|status| status & 0x7f == 0).map(|status| status >> 8 & 0xff);
     let failed = exited != Some(0);
@@ -108,11 +108,11 @@ mod tests {
 
     #[test]
     fn counters_decide_only_where_the_program_failed() {
-        let seen = Observed { status: exit(0), forks_refused: 3, tmp_full: true, ..Observed::default() };
+        let seen = RunEvidence { status: exit(0), forks_refused: 3, tmp_full: true, ..RunEvidence::default() };
         let decision = decide(&seen);
         assert_eq!((decision.verdict, decision.code), (Verdict::Exited, 0));
         assert_eq!(decision.limits_hit, ["processes", "tmp_size"]);
-        let decision = decide(&Observed { status: exit(1), ..seen });
+        let decision = decide(&RunEvidence { status: exit(1), ..seen });
         assert_eq!((decision.verdict, decision.code), (Verdict::ProcessLimit, 1));
         assert_eq!(decision.limits_hit, ["tmp_size"]);
     }
@@ -126,26 +126,26 @@ mod tests {
             (Cause::SystemCall, Verdict::SyscallDenied, 137),
             (Cause::Uncounted, Verdict::DiskLimit, 137),
         ] {
-            let decision = decide(&Observed { cause: Some(cause), forks_refused: 1, ..Observed::default() });
+            let decision = decide(&RunEvidence { cause: Some(cause), forks_refused: 1, ..RunEvidence::default() });
             assert_eq!((decision.verdict, decision.code), (verdict, code));
         }
     }
 
     #[test]
     fn what_cannot_be_counted_is_beyond_no_limit_that_could_be_raised() {
-        let seen = Observed { tmp_full: true, ..Observed::default() };
-        let limit = |cause| decide(&Observed { cause: Some(cause), ..seen }).limit;
+        let seen = RunEvidence { tmp_full: true, ..RunEvidence::default() };
+        let limit = |cause| decide(&RunEvidence { cause: Some(cause), ..seen }).limit;
         assert_eq!(limit(Cause::Uncounted), None);
         assert_eq!(limit(Cause::Disk(LimitKey::ScratchSize)), Some(LimitKey::ScratchSize));
     }
 
     #[test]
     fn the_programs_own_137_and_its_own_sigkill_are_told_apart() {
-        let own = decide(&Observed { status: exit(137), ..Observed::default() });
+        let own = decide(&RunEvidence { status: exit(137), ..RunEvidence::default() });
         assert_eq!((own.verdict, own.code, own.signal), (Verdict::Exited, 137, None));
-        let killed = decide(&Observed { status: Some(9), ..Observed::default() });
+        let killed = decide(&RunEvidence { status: Some(9), ..RunEvidence::default() });
         assert_eq!((killed.verdict, killed.code, killed.signal), (Verdict::Signaled, 137, Some(9)));
-        let limited = decide(&Observed { status: Some(9), cpu_limit_reached: true, ..Observed::default() });
+        let limited = decide(&RunEvidence { status: Some(9), cpu_limit_reached: true, ..RunEvidence::default() });
         assert_eq!(limited.verdict, Verdict::CpuTimeout);
     }
 }

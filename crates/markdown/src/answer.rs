@@ -1,13 +1,13 @@
 //! What is printed: one result for all blocks, and each block's own in `blocks`.
 //!
-//! The result is that of the last block that was sent to the session, which says what ended
-//! the reply, with the output of all of them. Nothing of a block's own result is changed.
+//! The result is that of the last block that was sent to the session, with the output of all
+//! blocks. A block's own result is not changed.
 
 use serde_json::{Map, Value, json};
 use stockade_markdown::Block;
 use stockade_protocol::Report;
 
-/// What became of one block.
+/// What happened to one block.
 pub(crate) enum Given {
     /// What the session answered, whether it ran or was refused.
     Result(Map<String, Value>),
@@ -15,14 +15,14 @@ pub(crate) enum Given {
     NotSent(&'static str),
 }
 
-/// See the module.
+/// The results so far.
 #[derive(Default)]
 pub(crate) struct Answer {
     /// The result so far; before any block has run there is none.
     result: Option<Map<String, Value>>,
     output: String,
     error: String,
-    /// What agents are used to read: of each block stderr, then stdout.
+    /// Each block's stderr, then its stdout, as agents expect it.
     mixed: String,
     duration_ms: u64,
     started: bool,
@@ -37,7 +37,7 @@ impl Answer {
         answer
     }
 
-    /// Adds what became of the next block.
+    /// Adds the next block.
     pub(crate) fn add(&mut self, block: &Block, given: Given) {
         let (ran, why, result) = match given {
             Given::Result(result) => {
@@ -64,7 +64,7 @@ impl Answer {
         self.result = Some(result);
     }
 
-    /// A block did not succeed.
+    /// Whether a block did not succeed.
     pub(crate) fn has_failed(&self) -> bool {
         self.result.as_ref().is_some_and(|result| result.get("success") != Some(&Value::Bool(true)))
     }

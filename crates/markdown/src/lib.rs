@@ -1,19 +1,19 @@
 //! The code of a model's reply: its fenced blocks, in order.
 //!
-//! What is Markdown and where a block begins and ends is the CommonMark parser's to say.
-//! Here is read only what it leaves as text: the language behind the fence, a file name in
-//! the first line, and whether the fence was closed at all, since code that was cut off must
-//! not run. Pure: nothing is run, and no language is judged but those that are no code.
+//! The CommonMark parser decides where a block begins and ends. This module reads what the
+//! parser leaves as text: the language behind the fence, a file name in the first line, and
+//! whether the fence was closed, since code that was cut off must not run. Pure: it runs
+//! nothing, and refuses only languages that are no code.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
 
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-/// So many blocks to run are a reply; more are a mistake.
-pub const MOST_BLOCKS: usize = 100;
+/// A reply with more blocks to run is taken for a mistake.
+pub const MAX_BLOCKS: usize = 100;
 
-/// What replies put behind fences that is shown and not run.
+/// Languages behind fences that are shown and not run.
 const NO_CODE: [&str; 27] = [
     "text",
     "txt",
@@ -53,7 +53,7 @@ pub struct Block {
     pub language: Option<String>,
     /// The name that its first line gives it: `# filename: x.py`.
     pub file: Option<String>,
-    /// What stands between the fences, with `\n` at the end of each line.
+    /// The text between the fences, with `\n` at the end of each line.
     pub code: String,
 }
 
@@ -72,21 +72,21 @@ impl Block {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
     /// Not text.
-    #[error("the reply is not UTF-8: its byte {0} begins no character; send the model's text as it came")]
+    #[error("the reply is not UTF-8: byte {0} begins no character; send the model's text unchanged")]
     NotUtf8(usize),
     /// Its end is missing, and so perhaps half of its last line.
     #[error(
-        "the block that begins in line {0} is never closed, so the reply was cut off, and nothing of it is run; ask the model to go on, or for all of it once more"
+        "the block that begins in line {0} is never closed, so the reply was cut off and none of it is run; ask the model to continue, or to repeat the whole reply"
     )]
     NotClosed(usize),
     /// Nothing to run.
     #[error(
         "the reply has no block to run{}; a block begins with a line such as ```python",
-        if *.0 == 0 { String::new() } else { format!(", only {} without a language or of what is no code", .0) }
+        if *.0 == 0 { String::new() } else { format!(", only {} without a language or in a language that is no code", .0) }
     )]
     NoCode(usize),
     /// Too many.
-    #[error("the reply has {0} blocks to run, and at most {MOST_BLOCKS} are taken; put them together, or send them in several replies")]
+    #[error("the reply has {0} blocks to run, and at most {MAX_BLOCKS} are allowed; combine them, or send several replies")]
     TooMany(usize),
 }
 
@@ -111,7 +111,7 @@ pub fn read(reply: &[u8]) -> Result<Vec<Block>, ReplyError> {
     let blocks = fenced(text)?;
     match blocks.iter().filter(|block| block.is_no_code().is_none()).count() {
         0 => Err(ReplyError::NoCode(blocks.len())),
-        count if count > MOST_BLOCKS => Err(ReplyError::TooMany(count)),
+        count if count > MAX_BLOCKS => Err(ReplyError::TooMany(count)),
         _ => Ok(blocks),
     }
 }
@@ -141,7 +141,7 @@ fn fenced(text: &str) -> Result<Vec<Block>, ReplyError> {
                     return Err(ReplyError::NotClosed(block.line));
                 }
                 if block.code.contains('\r') {
-                    // A return by itself ends a line too.
+                    // A carriage return alone ends a line too.
                     block.code = block.code.replace("\r\n", "\n").replace('\r', "\n");
                 }
                 block.file = file_name(&block.code);
@@ -154,7 +154,7 @@ fn fenced(text: &str) -> Result<Vec<Block>, ReplyError> {
 }
 
 /// Whether the last line of a block is a fence, and another than its first. A block also
-/// ends with the quote or the list that it stands in, or with the text.
+/// ends with the quote or list around it, or with the text.
 fn is_closed(block: &str, quotes: usize) -> bool {
     let Some((first, rest)) = block.split_once('\n') else { return false };
     let fence = first.chars().next().unwrap_or_default();
@@ -173,8 +173,8 @@ fn language(info: &str) -> Option<String> {
     word.get(..end).filter(|word| !word.is_empty()).map(String::from)
 }
 
-/// `# filename: x.py` as a block's first line, or the same behind `//`. Whether the name may
-/// be had is for whoever writes the file.
+/// `# filename: x.py` as a block's first line, or the same behind `//`. The session decides
+/// whether the name is allowed.
 fn file_name(code: &str) -> Option<String> {
     let first = code.lines().next()?.trim();
     let comment = first.strip_prefix("//").or_else(|| first.strip_prefix('#'))?.trim_start();

@@ -1,9 +1,8 @@
 //! The companion program `stockade-markdown`: what `stockade exec --markdown` becomes.
 //!
-//! Reads a reply from stdin, has its blocks run by `stockade session`, one after the other in
-//! one scratch until one fails, and prints one result. It holds no rights and judges nothing:
-//! policy, languages and file names are the session's to refuse. Nothing but the answer is
-//! ever on stdout.
+//! Reads a reply from stdin, has `stockade session` run its blocks in one scratch until one
+//! fails, and prints one result. It holds no rights and validates neither policy, languages
+//! nor file names: the session does. Only the answer goes to stdout.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -21,10 +20,10 @@ use session::Session;
 use stockade_markdown::{Block, read};
 use stockade_protocol::{Report, Verdict};
 
-/// The largest reply, as the largest request.
-const LARGEST_REPLY: u64 = 64 << 20;
+/// The largest reply, the same as the largest request.
+const MAX_REPLY_LEN: u64 = 64 << 20;
 
-/// What `stockade exec --markdown` says.
+/// The arguments that `stockade exec --markdown` passes.
 #[derive(Default)]
 struct Arguments {
     program: PathBuf,
@@ -54,7 +53,7 @@ impl Arguments {
 
 fn main() -> ExitCode {
     let Some(arguments) = Arguments::of_process() else {
-        let _unheard = writeln!(io::stderr(), "stockade-markdown: started by `stockade exec --markdown` and by nothing else");
+        let _stderr_closed = writeln!(io::stderr(), "stockade-markdown: only `stockade exec --markdown` starts this program");
         return ExitCode::from(2);
     };
     let answer = run(&arguments);
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
     match written {
         Ok(()) => ExitCode::from(answer.status()),
         Err(error) => {
-            let _unheard = writeln!(io::stderr(), "stockade: write the answer to stdout: {error}");
+            let _stderr_closed = writeln!(io::stderr(), "stockade: write the answer to stdout: {error}");
             ExitCode::from(125)
         }
     }
@@ -97,14 +96,14 @@ fn check_version(arguments: &Arguments) -> Result<(), Box<Report>> {
 
 fn read_reply() -> Result<Vec<u8>, Box<Report>> {
     let mut reply = Vec::new();
-    match io::stdin().lock().take(LARGEST_REPLY + 1).read_to_end(&mut reply) {
-        Ok(_) if reply.len() as u64 <= LARGEST_REPLY => Ok(reply),
+    match io::stdin().lock().take(MAX_REPLY_LEN + 1).read_to_end(&mut reply) {
+        Ok(_) if reply.len() as u64 <= MAX_REPLY_LEN => Ok(reply),
         Ok(_) => Err(bad_request("reply_too_large", &"the reply is larger than 64 MiB")),
         Err(error) => Err(bad_request("reply_unreadable", &format!("the reply cannot be read: {error}"))),
     }
 }
 
-fn run_blocks(blocks: &[Block], last: bool, mut session: Session) -> Answer {
+fn run_blocks(blocks: &[Block], last: bool, session: Session) -> Answer {
     let chosen = blocks.iter().rposition(|block| block.is_no_code().is_none());
     let mut answer = Answer::default();
     for (index, block) in blocks.iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Block, MOST_BLOCKS, ReplyError, read};
+use super::{Block, MAX_BLOCKS, ReplyError, read};
 
 fn block(line: usize, language: &str, code: &str) -> Block {
     Block { line, language: (!language.is_empty()).then(|| language.to_owned()), file: None, code: code.to_owned() }
@@ -105,7 +105,7 @@ fn without_code_there_is_nothing_to_run() {
     }
     assert_eq!(read(b"```sh\n\xff\n```"), Err(ReplyError::NotUtf8(6)));
     let many = |count: usize| read("```sh\n:\n```\n".repeat(count).as_bytes()).map(|blocks| blocks.len());
-    assert_eq!((many(MOST_BLOCKS), many(MOST_BLOCKS + 1)), (Ok(MOST_BLOCKS), Err(ReplyError::TooMany(MOST_BLOCKS + 1))));
+    assert_eq!((many(MAX_BLOCKS), many(MAX_BLOCKS + 1)), (Ok(MAX_BLOCKS), Err(ReplyError::TooMany(MAX_BLOCKS + 1))));
 }
 
 #[test]

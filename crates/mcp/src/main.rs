@@ -1,9 +1,9 @@
 //! The companion `stockade-mcp`: the Model Context Protocol on stdin and stdout, in front
 //! of one `stockade session`.
 //!
-//! It holds no rights of its own and confines nothing: it starts the program that has
-//! started it, and passes requests on as lines. What a model sends is read strictly by that
-//! program, and here only as far as the protocol wants.
+//! It holds no rights and confines nothing: it starts the program that started it, and passes
+//! requests on as lines. That program validates what a model sends; here only MCP's own
+//! fields are checked.
 #![forbid(unsafe_code)]
 
 mod results;
@@ -18,8 +18,8 @@ use rmcp::{ServiceExt, transport::async_rw::AsyncRwTransport};
 use session::Session;
 use tools::Server;
 
-/// A message of a client; as much as a line of a session.
-const LONGEST_MESSAGE: usize = 64 << 20;
+/// The largest message of a client, the same as a session's line.
+const MAX_MESSAGE_LEN: usize = 64 << 20;
 const SANDBOX_ERROR: u8 = 125;
 
 /// The Model Context Protocol in front of a session; started by `stockade mcp`.
@@ -29,7 +29,7 @@ struct Args {
     /// The program to drive
     #[arg(long, value_name = "PATH")]
     program: PathBuf,
-    /// Its version, which must be this one's
+    /// Its version, which must equal this program's
     #[arg(long, value_name = "VERSION")]
     program_version: String,
     /// Options of `stockade session`
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let served = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(anyhow::Error::from).and_then(|runtime| {
         let served = runtime.block_on(serve(args));
-        // A read of stdin that nobody waits for any more must not keep the process.
+        // A pending read of stdin must not keep the process alive.
         runtime.shutdown_background();
         served
     });
@@ -60,11 +60,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         let (program, version) = (args.program.display(), args.program_version);
         anyhow::bail!("{program} is version {version} and stockade-mcp {own}: install both from one package or one build");
     }
-    // What cannot begin is said now, to whoever configures it, and not to a model later.
+    // Before the handshake: the person who configures it sees why a session cannot start, not
+    // the model later.
     let session = Session::start(args.program, args.options).await?;
     let server = Server::new(session.clone());
     let (stdin, stdout) = rmcp::transport::stdio();
-    let transport = AsyncRwTransport::new_server(stdin, stdout).with_max_line_length(LONGEST_MESSAGE);
+    let transport = AsyncRwTransport::new_server(stdin, stdout).with_max_line_length(MAX_MESSAGE_LEN);
     let running = server.serve(transport).await?;
     running.waiting().await?;
     session.close().await;

@@ -1,8 +1,8 @@
-//! From the answers of a session to what a client and its model are told.
+//! Turns the session's answers into results of tools.
 //!
-//! A program that failed is a result like any other: only what kept it from running is an
-//! error of the tool. The text that a model reads has names that code has chosen in a form
-//! in which they begin no line; the structured content has them as they are.
+//! A failed program is an ordinary result; only a run that was refused is an error of the
+//! tool. In the text that a model reads, file names are escaped, so that none can begin a
+//! line; the structured content has them unchanged.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rmcp::{
@@ -11,52 +11,44 @@ use rmcp::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use stockade_protocol::{
+    Approval, CollectedFile, Verdict,
+    screen::Finding,
+    session::{DirectoryListing, FilePart, WrittenFile},
+    text::{escape, is_hidden},
+};
 
-/// What came of a piece of code.
+/// The result of a piece of code.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Executed {
-    /// It exited by itself with 0.
+    /// It exited by itself with status 0.
     success: bool,
-    /// What ended it: exited, signaled, wall_timeout, cpu_timeout, out_of_memory, process_limit,
-    /// disk_limit, output_limit, syscall_denied, cancelled, bad_request, sandbox_error; screened
-    /// and approval_required for what its policy does not run for what stands in it.
+    /// The one cause of its end.
+    #[schemars(with = "Verdict", extend("default" = "sandbox_error"))]
     verdict: String,
     /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit,
-    /// 126 for code that was not run for what was found in it.
+    /// 126 for code that screening refused.
     code: i64,
     /// What it printed to stdout.
     output: String,
     /// What it printed to stderr, or why it was not run.
     error: String,
-    /// Whether it began to run.
+    /// Whether its first instruction ran.
     started: bool,
-    /// For how long it ran.
+    /// How long it ran.
     duration_ms: u64,
-    /// Limits that it touched.
+    /// Limits that it reached without being ended by them.
     limits_hit: Vec<String>,
-    /// What was refused to it.
+    /// Operations that the sandbox refused.
     denials: Vec<Denied>,
     /// What was found in the code before it ran.
     findings: Vec<Finding>,
-    /// How to have it run, where it waits for approval.
+    /// How to get it approved, where it waits for that.
     #[serde(skip_serializing_if = "Option::is_none")]
     approval: Option<Approval>,
-    /// Files that were asked for.
-    files: Vec<Collected>,
-}
-
-/// How code that waits is run.
-#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub(crate) struct Approval {
-    /// What to send as `approve` with the same call, once it is approved.
-    token: String,
-    /// For how long it is good.
-    seconds_left: u64,
-    /// Who approves it. Where a policy names nobody, such code is refused, and has no token:
-    /// it would be the model's own word.
-    approvers: Vec<String>,
+    /// Collected files.
+    files: Vec<CollectedFile>,
 }
 
 /// One refusal.
@@ -65,71 +57,22 @@ pub(crate) struct Approval {
 pub(crate) struct Denied {
     /// What was tried.
     what: String,
-    /// How it was answered.
+    /// The errno that the code saw, or what ended it.
     answer: String,
-    /// What would help.
+    /// How to get it allowed, or why it cannot be.
     #[serde(skip_serializing_if = "Option::is_none")]
     help: Option<String>,
 }
 
-/// Something that was found in the code.
-#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub(crate) struct Finding {
-    /// What it is.
-    rule: String,
-    /// What the policy does about it: note, approve or deny.
-    action: String,
-    /// Line of the code, from 1.
-    line: u32,
-    /// The text.
-    text: String,
-    /// What it comes to.
-    what: String,
-}
+/// Entries of a directory in the text; the structured content has all of them.
+const MAX_LINES: usize = 1000;
 
-/// A file that the code left.
-#[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default)]
-pub(crate) struct Collected {
-    /// Its path in scratch.
-    path: String,
-    /// The name is no UTF-8: `path` is not quite it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    lossy: bool,
-    /// Bytes.
-    size: u64,
-    /// Its text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<String>,
-    /// Its bytes, where they are no text; of an image beside this, as image content.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    base64: Option<String>,
-    /// Why it is not here.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    omitted: Option<String>,
-}
-
-/// What a model reads of a directory at most; the structured content has all that there is.
-const MOST_LINES: usize = 1000;
-
-/// A name in which what breaks a line, steers a terminal or is not seen is escaped as Rust
-/// writes it.
+/// A name with what breaks a line, steers a terminal or is not drawn escaped.
 fn visible(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for letter in name.chars() {
-        // Of what begins no text, Rust escapes all that Unicode does not call printable.
-        let hidden = letter.is_control() || (!letter.is_ascii() && format!(" {letter}").escape_debug().nth(1) == Some('\\'));
-        if hidden {
-            out.extend(letter.escape_default());
-        } else {
-            out.push(letter);
-        }
-    }
-    out
+    escape(name, is_hidden)
 }
 
-/// Whether stdout, stderr and the rest came to a run at all.
+/// Whether the session refused, so that nothing ran.
 fn is_error(answer: &Value) -> bool {
     answer.get("ok") == Some(&Value::Bool(false))
         || answer.get("verdict").is_some_and(|verdict| verdict == "bad_request" || verdict == "sandbox_error")
@@ -158,8 +101,8 @@ pub(crate) fn executed(answer: Value) -> Result<CallToolResult, serde_json::Erro
         let omitted = file.omitted.as_ref().map(|why| format!(", not returned: {why}")).unwrap_or_default();
         add("", &format!("[file {}, {} bytes{omitted}]", visible(&file.path), file.size));
     }
-    // A program can print what looks like a line of ours, but none after the last: where that
-    // is in brackets it is ours.
+    // A program can print a line in brackets too. The last line is always this function's if it
+    // is in brackets.
     if !executed.success || text.trim_end().rsplit(['\n', '\r']).next().is_some_and(|last| last.starts_with('[')) {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
@@ -198,56 +141,7 @@ pub(crate) fn error(why: impl Into<String>) -> CallToolResult {
     CallToolResult::error(vec![ContentBlock::text(why)])
 }
 
-/// A file that was written.
-#[derive(Debug, Deserialize, Serialize, JsonSchema)]
-pub(crate) struct Written {
-    /// Its path.
-    path: String,
-    /// Its size in bytes.
-    size: u64,
-}
-
-/// A file, or a part of one.
-#[derive(Debug, Deserialize, Serialize, JsonSchema)]
-pub(crate) struct Found {
-    /// Its path.
-    path: String,
-    /// The whole file's size in bytes.
-    size: u64,
-    /// Where this part begins.
-    offset: u64,
-    /// Its text.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    text: Option<String>,
-    /// Its bytes, where they are no text; of an image beside this, as image content.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    base64: Option<String>,
-}
-
-/// A directory.
-#[derive(Debug, Deserialize, Serialize, JsonSchema)]
-pub(crate) struct Listing {
-    /// What lies in it.
-    entries: Vec<Entry>,
-    /// There is more than is listed.
-    truncated: bool,
-}
-
-/// One entry of it.
-#[derive(Debug, Deserialize, Serialize, JsonSchema)]
-pub(crate) struct Entry {
-    /// Its path.
-    path: String,
-    /// The name is no UTF-8: `path` is not quite it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    lossy: bool,
-    /// file, directory, link or other.
-    kind: String,
-    /// Bytes of a file.
-    size: u64,
-}
-
-/// What was done, where that is all.
+/// The answer of `reset`.
 #[derive(Debug, Deserialize, Serialize, JsonSchema)]
 pub(crate) struct Reset {
     /// Always true.
@@ -255,7 +149,7 @@ pub(crate) struct Reset {
 }
 
 fn refusal(answer: &Value) -> Option<CallToolResult> {
-    let words = || answer.get("error").and_then(Value::as_str).unwrap_or("it was refused");
+    let words = || answer.get("error").and_then(Value::as_str).unwrap_or("the session refused without a reason");
     is_error(answer).then(|| error(words()))
 }
 
@@ -264,23 +158,23 @@ pub(crate) fn written(answer: Value) -> Result<CallToolResult, serde_json::Error
     if let Some(refused) = refusal(&answer) {
         return Ok(refused);
     }
-    let written: Written = serde_json::from_value(answer)?;
+    let written: WrittenFile = serde_json::from_value(answer)?;
     let text = format!("{}: {} bytes", visible(&written.path), written.size);
     result(false, vec![ContentBlock::text(text)], serde_json::to_value(written)?)
 }
 
 /// The result of `read_file`.
-pub(crate) fn found(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+pub(crate) fn file_part(answer: Value) -> Result<CallToolResult, serde_json::Error> {
     if let Some(refused) = refusal(&answer) {
         return Ok(refused);
     }
-    let mut found: Found = serde_json::from_value(answer)?;
+    let mut found: FilePart = serde_json::from_value(answer)?;
     let content = match (&found.text, image_type(&found.path)) {
         (Some(text), _) => ContentBlock::text(text.clone()),
         (None, Some(mime)) => ContentBlock::image(found.base64.take().unwrap_or_default(), mime),
         (None, None) => {
             let length = found.base64.as_deref().and_then(|data| BASE64_STANDARD.decode(data).ok()).map_or(0, |bytes| bytes.len());
-            ContentBlock::text(format!("{length} bytes that are no text; see base64"))
+            ContentBlock::text(format!("{length} bytes that are not UTF-8; see base64"))
         }
     };
     result(false, vec![content], serde_json::to_value(found)?)
@@ -291,18 +185,18 @@ pub(crate) fn listed(answer: Value) -> Result<CallToolResult, serde_json::Error>
     if let Some(refused) = refusal(&answer) {
         return Ok(refused);
     }
-    let listing: Listing = serde_json::from_value(answer)?;
+    let listing: DirectoryListing = serde_json::from_value(answer)?;
     let mut lines: Vec<String> = listing
         .entries
         .iter()
-        .take(MOST_LINES)
+        .take(MAX_LINES)
         .map(|entry| match entry.kind.as_str() {
             "file" => format!("{} ({} bytes)", visible(&entry.path), entry.size),
             "directory" => format!("{}/", visible(&entry.path)),
             kind => format!("{} ({kind})", visible(&entry.path)),
         })
         .collect();
-    let left_out = listing.entries.len().saturating_sub(MOST_LINES);
+    let left_out = listing.entries.len().saturating_sub(MAX_LINES);
     match (left_out, listing.truncated) {
         (0, false) => {}
         (0, true) => lines.push(String::from("… and more")),
@@ -360,7 +254,7 @@ mod tests {
         for (kind, line) in
             [("file", format!("{shown} (7 bytes)")), ("directory", format!("{shown}/")), ("link", format!("{shown} (link)"))]
         {
-            let result = listed(json!({"entries": [{"path": name, "kind": kind, "size": 7}], "truncated": false})).unwrap();
+            let result = listed(json!({"entries": [{"path": name, "kind": kind, "size": 7}], "path": "", "truncated": false})).unwrap();
             assert_eq!(words(&result), line);
             assert_eq!(result.structured_content.unwrap()["entries"][0], json!({"path": name, "kind": kind, "size": 7}));
         }
@@ -371,7 +265,7 @@ mod tests {
     fn a_long_list_is_cut_in_the_text_alone_and_says_so() {
         let list = |count: usize, truncated: bool| {
             let entry = json!({"path": "f", "lossy": true, "kind": "directory", "size": 0});
-            listed(json!({"entries": vec![entry; count], "truncated": truncated})).unwrap()
+            listed(json!({"path": "", "entries": vec![entry; count], "truncated": truncated})).unwrap()
         };
         for (count, truncated, lines, last) in [
             (1000, false, 1000, "f/"),

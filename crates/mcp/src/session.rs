@@ -1,38 +1,29 @@
-//! A `stockade session` as a child, asked one thing at a time.
+//! The session behind the tools: one call at a time, and `reset` after it has died.
 //!
-//! Each line that is sent is answered before another is, save for one that cancels it. A
-//! session that has died is said to have, until `reset` starts another.
+//! Each line is answered before the next is sent, except for one that cancels it. The client
+//! of the session blocks, so its calls run on threads that may.
 
-use std::{ffi::OsString, path::PathBuf, process::Stdio, sync::Arc, time::Duration};
+use std::{ffi::OsString, path::PathBuf, pin::Pin, sync::Arc, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
-    process::{Child, ChildStdin, ChildStdout, Command},
-    sync::Mutex,
-};
+use stockade_protocol::session::{Cancel, Line, Only};
+use stockade_session_client::{Answer, SessionClient, SessionError};
+use tokio::{sync::Mutex, task::spawn_blocking};
 
-/// How long a session that was asked to end may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a session may take to end after its input was closed.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// A session that can be started again.
 pub(crate) struct Session {
     program: PathBuf,
     options: Vec<OsString>,
-    /// Whoever holds it has the turn; none: it has died, or was never begun.
-    process: Mutex<Option<Process>>,
+    /// The call that holds the lock has its turn. None: the session has died.
+    client: Mutex<Option<Arc<SessionClient>>>,
 }
 
-struct Process {
-    child: Child,
-    lines: ChildStdin,
-    answers: BufReader<ChildStdout>,
-    asked: u64,
-}
-
-/// What cancels a request.
-pub(crate) type Cancelled = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Completes when the caller cancels a request.
+pub(crate) type Cancelled = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Session {
     /// Starts one.
@@ -40,29 +31,36 @@ impl Session {
     /// # Errors
     /// It cannot begin, for the reason that its first line names.
     pub(crate) async fn start(program: PathBuf, options: Vec<OsString>) -> anyhow::Result<Arc<Self>> {
-        let process = Process::start(&program, &options).await?;
-        Ok(Arc::new(Session { program, options, process: Mutex::new(Some(process)) }))
+        let session = Session { program, options, client: Mutex::new(None) };
+        *session.client.lock().await = Some(session.begin().await?);
+        Ok(Arc::new(session))
     }
 
-    /// Sends a line and returns its answer. Once begun this goes on to the end whether or
-    /// not its caller waits, so that no answer is taken for another's.
+    async fn begin(&self) -> anyhow::Result<Arc<SessionClient>> {
+        let (program, options) = (self.program.clone(), self.options.clone());
+        let begun = spawn_blocking(move || {
+            let client = SessionClient::start(&program, &options)?;
+            client.wait_until_ready().map(|()| client)
+        });
+        Ok(Arc::new(begun.await??))
+    }
+
+    /// Sends a line and returns its answer. The task goes on to the end even where its caller
+    /// stops waiting, so that no answer is taken for another line's.
     ///
     /// # Errors
     /// The session has died, with what is known of it.
-    pub(crate) async fn ask(self: &Arc<Self>, line: Value, cancelled: Option<Cancelled>) -> anyhow::Result<Value> {
+    pub(crate) async fn ask(self: &Arc<Self>, line: Line, cancelled: Option<Cancelled>) -> anyhow::Result<Value> {
         let session = Arc::clone(self);
         let asked = tokio::spawn(async move {
-            let mut process = session.process.lock().await;
-            let Some(alive) = process.as_mut() else {
-                bail!("the session has ended, and its files with it; call `reset` to begin another");
+            let mut slot = session.client.lock().await;
+            let Some(client) = slot.as_ref() else {
+                bail!("the session has ended, and its files with it; call `reset` to start another");
             };
-            let answer = alive.ask(line, cancelled).await;
-            if answer.is_err()
-                && let Some(dead) = process.take()
-            {
-                return Err(dead.obituary().await);
+            match exchange(client, line, cancelled).await {
+                Ok(answer) => Ok(Value::Object(answer)),
+                Err(error) => Err(obituary(slot.take(), &error).await),
             }
-            answer
         });
         asked.await?
     }
@@ -73,104 +71,57 @@ impl Session {
     /// It cannot begin.
     pub(crate) async fn reset(self: &Arc<Self>) -> anyhow::Result<Value> {
         {
-            let mut process = self.process.lock().await;
-            if process.is_none() {
-                *process = Some(Process::start(&self.program, &self.options).await?);
+            let mut slot = self.client.lock().await;
+            if slot.is_none() {
+                *slot = Some(self.begin().await?);
                 return Ok(json!({"op": "reset", "ok": true}));
             }
         }
-        self.ask(json!({"op": "reset"}), None).await
+        self.ask(Line::Reset(Only { id: None }), None).await
     }
 
-    /// Ends it, by the end of its lines. One that is busy ends when this process does, at
-    /// which nobody reads its answers any more.
+    /// Ends the session by closing its input. A busy one ends when this process does, because
+    /// its output then has no reader.
     pub(crate) async fn close(&self) {
-        let process = self.process.try_lock().ok().and_then(|mut process| process.take());
-        if let Some(Process { mut child, lines, answers, .. }) = process {
-            drop(lines);
-            // Dropping the child kills it.
-            let _ended_or_killed = tokio::time::timeout(PATIENCE, child.wait()).await;
-            drop(answers);
+        if let Some(client) = self.client.try_lock().ok().and_then(|mut slot| slot.take()) {
+            // Nothing is left to do for one that cannot be waited for.
+            let _ended = spawn_blocking(move || client.end(Some(END_TIMEOUT))).await;
         }
     }
 }
 
-impl Process {
-    async fn start(program: &PathBuf, options: &[OsString]) -> anyhow::Result<Self> {
-        let mut command = Command::new(program);
-        command.arg("session").args(options).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
-        let (Some(lines), Some(answers)) = (child.stdin.take(), child.stdout.take()) else { bail!("the session has no pipes") };
-        let mut process = Process { child, lines, answers: BufReader::new(answers), asked: 0 };
-        match process.answer().await {
-            Ok(ready) if ready.get("ok") == Some(&Value::Bool(true)) => Ok(process),
-            Ok(refused) => bail!("{}", refused.get("error").and_then(Value::as_str).unwrap_or("the session did not begin")),
-            Err(_) => Err(process.obituary().await),
+/// Runs a call of the client on a thread that may block.
+async fn blocking<T: Send + 'static>(
+    client: &Arc<SessionClient>,
+    call: impl FnOnce(&SessionClient) -> Result<T, SessionError> + Send + 'static,
+) -> anyhow::Result<T> {
+    let client = Arc::clone(client);
+    Ok(spawn_blocking(move || call(&client)).await??)
+}
+
+async fn exchange(client: &Arc<SessionClient>, line: Line, cancelled: Option<Cancelled>) -> anyhow::Result<Answer> {
+    blocking(client, move |client| client.send(&line)).await?;
+    let answer = blocking(client, SessionClient::answer);
+    let Some(cancelled) = cancelled else { return answer.await };
+    tokio::pin!(answer);
+    tokio::select! {
+        answer = &mut answer => answer,
+        () = cancelled => {
+            blocking(client, |client| client.send(&Line::Cancel(Cancel { run: None, id: None }))).await?;
+            let answered = answer.await?;
+            // The line that cancels has an answer too.
+            blocking(client, SessionClient::answer).await?;
+            Ok(answered)
         }
-    }
-
-    async fn ask(&mut self, mut line: Value, cancelled: Option<Cancelled>) -> anyhow::Result<Value> {
-        self.asked += 1;
-        let id = self.asked.to_string();
-        if let Some(fields) = line.as_object_mut() {
-            fields.insert(String::from("id"), json!(id));
-        }
-        self.send(&line).await?;
-        let Some(cancelled) = cancelled else { return self.answer().await };
-        // Reading a line is not to be broken off in its middle: it is one future throughout.
-        let mut asked_to_end = false;
-        let answered = {
-            let Process { lines, answers, .. } = &mut *self;
-            let answer = answer(answers);
-            tokio::pin!(answer);
-            tokio::select! {
-                answer = &mut answer => answer,
-                () = cancelled => {
-                    asked_to_end = true;
-                    send(lines, &json!({"op": "cancel", "run": id})).await?;
-                    answer.await
-                }
-            }
-        }?;
-        if asked_to_end {
-            // Of the line that cancelled.
-            self.answer().await?;
-        }
-        Ok(answered)
-    }
-
-    async fn send(&mut self, line: &Value) -> anyhow::Result<()> {
-        send(&mut self.lines, line).await
-    }
-
-    async fn answer(&mut self) -> anyhow::Result<Value> {
-        answer(&mut self.answers).await
-    }
-
-    /// What is known of a session that has stopped answering.
-    async fn obituary(mut self) -> anyhow::Error {
-        drop((self.lines, self.answers));
-        let how = match tokio::time::timeout(PATIENCE, self.child.wait()).await {
-            Ok(Ok(status)) => status.to_string(),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => String::from("it does not answer, and was killed"),
-        };
-        anyhow::anyhow!("the session has died ({how}); nothing of it is left, its files neither; call `reset` to begin another")
     }
 }
 
-async fn send(lines: &mut ChildStdin, line: &Value) -> anyhow::Result<()> {
-    let mut bytes = serde_json::to_vec(line)?;
-    bytes.push(b'\n');
-    lines.write_all(&bytes).await?;
-    Ok(lines.flush().await?)
-}
-
-async fn answer(answers: &mut BufReader<ChildStdout>) -> anyhow::Result<Value> {
-    let mut line = Vec::new();
-    answers.read_until(b'\n', &mut line).await?;
-    if line.is_empty() {
-        bail!("the session has closed its output");
-    }
-    Ok(serde_json::from_slice(&line)?)
+/// What is known of a session that has stopped answering.
+async fn obituary(client: Option<Arc<SessionClient>>, error: &anyhow::Error) -> anyhow::Error {
+    let ended = match client {
+        Some(client) => spawn_blocking(move || client.end(Some(END_TIMEOUT))).await.ok().and_then(Result::ok),
+        None => None,
+    };
+    let how = ended.map_or_else(|| error.to_string(), |status| status.to_string());
+    anyhow::anyhow!("the session has died ({how}), and its files with it; call `reset` to start another")
 }

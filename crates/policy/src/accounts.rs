@@ -1,8 +1,7 @@
 //! Names of users and groups, from the host's two account files.
 //!
-//! Only files are read: a directory service could be asked only through the C library's
-//! plug-ins, which have no place in a privileged launcher. Whoever is known elsewhere is
-//! granted by number.
+//! It does not ask a directory service: that needs plug-ins of the C library, which a privileged
+//! launcher does not load. A grant names users of such a service by number.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -11,10 +10,10 @@ use crate::trust::{self, ReadError};
 /// Why the account files could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum AccountsError {
-    /// A file could not be read or believed.
+    /// A file could not be read or is not trusted.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A file is not there.
+    /// A file is missing.
     #[error("{0} is missing, so names in grants mean nothing; grant by number")]
     Missing(&'static str),
 }
@@ -27,7 +26,7 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// Reads the host's files, which must be root's alone.
+    /// Reads the host's files, which only root may be able to write.
     pub(crate) fn load() -> Result<Self, AccountsError> {
         let read = |path: &'static str| trust::read_trusted(Path::new(path))?.ok_or(AccountsError::Missing(path));
         Ok(Self::parse(&read("/etc/passwd")?, &read("/etc/group")?))

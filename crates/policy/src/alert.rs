@@ -1,7 +1,7 @@
-//! What raises an alert, as a policy writes it: `KIND:WHAT`.
+//! Alerts of a policy, written as `KIND:WHAT`.
 //!
-//! A match is decided on values that the launcher holds anyway; no pattern language runs on
-//! hostile text. An alert is a message: nothing is started or stopped for it.
+//! A match compares values that the launcher has; no pattern language runs on hostile text. An
+//! alert is a message only: it starts and stops nothing.
 
 use std::fmt;
 
@@ -9,13 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     check::{self, Checked},
-    diagnostic::{Complaint, quote},
+    diagnostic::{Diagnostic, quote},
     names,
 };
 
-/// What an alert looks at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// The value that an alert compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AlertKind {
     /// The verdict, by name.
     Verdict,
@@ -27,7 +26,7 @@ pub enum AlertKind {
     Egress,
     /// A text in the code.
     Code,
-    /// A text in what was kept of stdout or stderr.
+    /// A text in the kept part of stdout or stderr.
     Output,
 }
 
@@ -60,11 +59,12 @@ const VERDICTS: &[&str] = &[
 
 /// One line of `alerts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Alert {
-    /// What it looks at.
+    /// The value that it compares.
     pub kind: AlertKind,
-    /// What it looks for: of `code` and `output` a part of the text, else the whole of it,
-    /// or its beginning and a star.
+    /// The text to find: for `code` and `output` a part of the value, else the whole of it, or
+    /// its beginning and a star.
     pub what: String,
 }
 
@@ -75,8 +75,22 @@ impl fmt::Display for Alert {
     }
 }
 
+impl From<Alert> for String {
+    fn from(alert: Alert) -> Self {
+        alert.to_string()
+    }
+}
+
+impl TryFrom<String> for Alert {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        alert(&text).map_err(|diagnostic| diagnostic.title)
+    }
+}
+
 impl Alert {
-    /// Whether a value of its kind meets it.
+    /// Whether a value of its kind matches.
     pub fn meets(&self, value: &str) -> bool {
         match (self.kind, self.what.strip_suffix('*')) {
             (AlertKind::Code | AlertKind::Output, _) => value.contains(&self.what),
@@ -89,15 +103,15 @@ impl Alert {
 /// Reads one line of `alerts`.
 pub(crate) fn alert(text: &str) -> Checked<Alert> {
     let Some((kind, what)) = text.split_once(':') else {
-        return Err(Complaint::new(format!("{} is no alert", quote(text)), "no `:` in it")
+        return Err(Diagnostic::new(format!("{} is not an alert", quote(text)), "no `:` in it")
             .help("write KIND:WHAT, such as \"verdict:out_of_memory\""));
     };
-    let kind = check::word(KINDS, "kind of alert", kind)?;
+    let kind = check::one_of(KINDS, "kind of alert", kind)?;
     let whole = what.strip_suffix('*').unwrap_or(what);
     if what.is_empty() || what.len() > 256 || what.chars().any(char::is_control) {
-        return Err(Complaint::new(
-            format!("{} is no alert", quote(text)),
-            "what it looks for is empty, longer than 256 bytes, or holds a control character",
+        return Err(Diagnostic::new(
+            format!("{} is not an alert", quote(text)),
+            "WHAT is empty, longer than 256 bytes, or has a control character",
         ));
     }
     let looks_for_one = whole.len() == what.len();
@@ -116,7 +130,7 @@ mod tests {
     #[test]
     fn an_alert_is_read_shown_and_met() {
         let meets = |text: &str, value: &str| {
-            let alert = alert(text).unwrap_or_else(|complaint| panic!("{text}: {}", complaint.title));
+            let alert = alert(text).unwrap_or_else(|diagnostic| panic!("{text}: {}", diagnostic.title));
             assert_eq!(alert.to_string(), text);
             alert.meets(value)
         };

@@ -1,7 +1,7 @@
-//! Who may approve code that screening holds back, as a policy writes it: `KIND:WHO`.
+//! Approvers of code that screening holds back, written as `KIND:WHO`.
 //!
-//! A name stands for an account of the host when somebody approves, not when the policy is
-//! read. That nobody approves what they have asked for themselves is `runtime`'s to hold.
+//! A name is looked up in the host's accounts at each approval, not when the policy is read.
+//! Refusing the approval of one's own request is the engine's task.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     accounts::{Accounts, AccountsError},
     check::{self, Checked},
-    diagnostic::{Complaint, quote},
+    diagnostic::{Diagnostic, quote},
     facts::Caller,
 };
 
@@ -51,7 +51,7 @@ impl TryFrom<String> for Approver {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        approver(&text).map_err(|complaint| complaint.title)
+        approver(&text).map_err(|diagnostic| diagnostic.title)
     }
 }
 
@@ -67,10 +67,10 @@ impl Approver {
     }
 }
 
-/// Whether somebody is one of these, by the host's account files.
+/// Whether a caller is one of these, by the host's account files.
 ///
 /// # Errors
-/// Those cannot be read or believed.
+/// Those cannot be read or are not trusted.
 pub fn is_approver(approvers: &[Approver], caller: &Caller) -> Result<bool, AccountsError> {
     let accounts = Accounts::load()?;
     Ok(approvers.iter().any(|approver| approver.is(caller, &accounts)))
@@ -79,10 +79,10 @@ pub fn is_approver(approvers: &[Approver], caller: &Caller) -> Result<bool, Acco
 /// Reads one line of `approvers`.
 pub(crate) fn approver(text: &str) -> Checked<Approver> {
     let wrong = |label: &str| {
-        Complaint::new(format!("{} names no approver", quote(text)), label).help("write user:NAME, uid:NUMBER, group:NAME or gid:NUMBER")
+        Diagnostic::new(format!("{} is not an approver", quote(text)), label).help("write user:NAME, uid:NUMBER, group:NAME or gid:NUMBER")
     };
     let (kind, who) = text.split_once(':').ok_or_else(|| wrong("no `:` in it"))?;
-    let kind = check::word(KINDS, "kind of approver", kind)?;
+    let kind = check::one_of(KINDS, "kind of approver", kind)?;
     let number = || who.parse().map_err(|_| wrong("not a number"));
     if who.is_empty() || who.len() > 256 || who.contains(|c: char| c.is_control() || c.is_whitespace() || c == ':') {
         return Err(wrong("not the name of an account"));
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_met_by_the_account_that_it_names_and_by_nobody_else() {
+    fn a_line_matches_the_account_that_it_names_and_no_other() {
         let accounts = Accounts::parse("alice:x:1001:1001::/:\n", "secops:x:50:\n");
         let caller = |uid, gid, groups: &[u32]| Caller { uid, gid, groups: groups.to_vec() };
         for (text, yes, no) in [
@@ -114,7 +114,7 @@ mod tests {
             assert_eq!(approver.to_string(), text);
             assert!(approver.is(&yes, &accounts) && !approver.is(&no, &accounts), "{text}");
         }
-        // A name that the host does not know is nobody's.
+        // An unknown name matches no account.
         assert!(!approver("user:bob").unwrap().is(&caller(0, 0, &[0]), &accounts));
         for wrong in ["alice", "user:", "uid:alice", "uid:-1", "boss:alice", "user:a b", "gid:4294967296"] {
             assert!(approver(wrong).is_err(), "{wrong}");

@@ -1,39 +1,43 @@
 //! What a single value must look like; nothing about how values go together.
 //!
-//! Each function turns a written text into the value that the model holds or says what is
-//! wrong with it. None looks at the host: whether a path exists is the plan's question.
+//! Each function returns the one spelling of a written text, or what is wrong with it. None looks at the host: whether a path exists is the plan's question.
 
 use std::path::{Component, Path, PathBuf};
 
 use stockade_protocol::LimitKey;
 
 use crate::{
-    diagnostic::{Complaint, quote},
+    diagnostic::{Diagnostic, Located, quote},
     names,
 };
 
-pub(crate) type Checked<T> = Result<T, Complaint>;
+pub(crate) type Checked<T> = Result<T, Diagnostic>;
 
 fn complain<T>(title: String, label: &str) -> Checked<T> {
-    Err(Complaint::new(title, label))
+    Err(Diagnostic::new(title, label))
+}
+
+/// One of these texts, with a guess when it is none.
+pub(crate) fn listed(what: &str, known: &[&str], text: &str) -> Checked<String> {
+    if known.contains(&text) { Ok(text.to_owned()) } else { Err(unknown(what, text, known.iter().copied())) }
 }
 
 /// Looks a word up, with a guess when it is unknown.
-pub(crate) fn word<T: Copy>(table: &[(&str, T)], what: &str, text: &str) -> Checked<T> {
+pub(crate) fn one_of<T: Copy>(table: &[(&str, T)], what: &str, text: &str) -> Checked<T> {
     names::find(table, text).ok_or_else(|| unknown(what, text, table.iter().map(|(name, _)| *name)))
 }
 
 /// An unknown word: the likely one where there is one, else all.
-pub(crate) fn unknown<'a>(what: &str, text: &str, known: impl Iterator<Item = &'a str> + Clone) -> Complaint {
-    let complaint = Complaint::new(format!("unknown {what} {}", quote(text)), "not known");
+pub(crate) fn unknown<'a>(what: &str, text: &str, known: impl Iterator<Item = &'a str> + Clone) -> Diagnostic {
+    let diagnostic = Diagnostic::new(format!("unknown {what} {}", quote(text)), "not known");
     match names::nearest(text, known.clone()) {
-        Some(name) => complaint.help(format!("did you mean `{name}`?")),
-        None => complaint.help(format!("known: {}", known.collect::<Vec<_>>().join(", "))),
+        Some(name) => diagnostic.help(format!("did you mean `{name}`?")),
+        None => diagnostic.help(format!("known: {}", known.collect::<Vec<_>>().join(", "))),
     }
 }
 
 /// A path below the root of the host, in its plainest spelling.
-pub(crate) fn absolute(text: &str) -> Checked<PathBuf> {
+pub(crate) fn absolute(text: &str) -> Checked<String> {
     let path = Path::new(text);
     let title = || format!("{} is not a usable path", quote(text));
     if text.chars().any(char::is_control) {
@@ -50,12 +54,12 @@ pub(crate) fn absolute(text: &str) -> Checked<PathBuf> {
     }
     let plain: PathBuf = path.components().collect();
     if plain.as_os_str() != text {
-        return Err(Complaint::new(title(), "not in its plain spelling").help(format!("write `{}`", plain.display())));
+        return Err(Diagnostic::new(title(), "not in its plain spelling").help(format!("write `{}`", plain.display())));
     }
-    Ok(plain)
+    Ok(text.to_owned())
 }
 
-/// What the sandbox has of its own, or not at all.
+/// Directories that the launcher makes, or leaves out.
 const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Whether no path that is shown may be this one, by itself or at the end of a link.
@@ -63,37 +67,36 @@ pub fn is_never_shown(path: &Path) -> bool {
     path == Path::new("/") || OWN.iter().any(|own| path.starts_with(own))
 }
 
+/// Whether a policy may show this path of the host.
+pub fn may_be_shown(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| shown(text).is_ok())
+}
+
 /// A path that the sandbox's root may show.
-pub(crate) fn shown(text: &str) -> Checked<PathBuf> {
-    let path = absolute(text)?;
+pub(crate) fn shown(text: &str) -> Checked<String> {
+    let text = absolute(text)?;
+    let path = Path::new(&text);
     if path == Path::new("/") {
         return Err(
-            Complaint::new("the whole host cannot be shown", "every file of the host").help("name the directories that the code needs")
+            Diagnostic::new("the whole host cannot be shown", "every file of the host").help("name the directories that the code needs")
         );
     }
     match OWN.iter().find(|own| path.starts_with(own)) {
-        None => Ok(path),
-        Some(own) => Err(Complaint::new(format!("{} cannot be taken from the host", quote(text)), "made by the launcher")
-            .help(format!("the sandbox has a {own} of its own, or none"))),
+        None => Ok(text),
+        Some(own) => Err(Diagnostic::new(format!("{} cannot be taken from the host", quote(&text)), "made by the launcher")
+            .help(format!("the sandbox has its own {own}, or none"))),
     }
-}
-
-pub(crate) fn device(text: &str) -> Checked<String> {
-    if names::DEVICES.contains(&text) {
-        return Ok(text.to_owned());
-    }
-    Err(unknown("device", text, names::DEVICES.iter().copied()))
 }
 
 pub(crate) fn syscall(text: &str) -> Checked<String> {
     if names::is_syscall(text) {
         return Ok(text.to_owned());
     }
-    let complaint = Complaint::new(format!("unknown system call {}", quote(text)), "libseccomp knows none of this name");
+    let diagnostic = Diagnostic::new(format!("unknown system call {}", quote(text)), "libseccomp knows none of this name");
     let known = names::syscalls();
     Err(match names::nearest(text, known.iter().map(String::as_str)) {
-        Some(name) => complaint.help(format!("did you mean `{name}`?")),
-        None => complaint,
+        Some(name) => diagnostic.help(format!("did you mean `{name}`?")),
+        None => diagnostic,
     })
 }
 
@@ -107,8 +110,8 @@ pub(crate) fn ioctl(text: &str) -> Checked<u32> {
         Some(Some(number)) if !text.starts_with("0x+") => Ok(number),
         Some(_) => complain(format!("{} is not a number of an ioctl request", quote(text)), "0x and at most 8 digits"),
         None => names::find(names::IOCTLS, text).ok_or_else(|| {
-            let complaint = Complaint::new(format!("unknown ioctl request {}", quote(text)), "not known");
-            complaint.help(match names::nearest(text, names::IOCTLS.iter().map(|(name, _)| *name)) {
+            let diagnostic = Diagnostic::new(format!("unknown ioctl request {}", quote(text)), "not known");
+            diagnostic.help(match names::nearest(text, names::IOCTLS.iter().map(|(name, _)| *name)) {
                 Some(name) => format!("did you mean `{name}`?"),
                 None => "a request without a name is written as a number, such as \"0x5401\"".to_owned(),
             })
@@ -126,7 +129,7 @@ fn is_variable(text: &str) -> bool {
 /// The name of an environment variable that a policy sets.
 pub(crate) fn variable(text: &str) -> Checked<String> {
     if text == "HOME" {
-        return Err(Complaint::new("`HOME` cannot be set", "chosen by the launcher").help("`[scratch] home = true` moves it into scratch"));
+        return Err(Diagnostic::new("`HOME` cannot be set", "chosen by the launcher").help("`[scratch] home = true` moves it into scratch"));
     }
     if is_variable(text) {
         return Ok(text.to_owned());
@@ -173,13 +176,11 @@ pub(crate) fn glob(text: &str) -> Checked<String> {
     if text.split('/').any(|part| matches!(part, ".." | "." | "")) {
         return complain(title(), "must not hold `..`, `.` or an empty part");
     }
-    // An unfinished class matches nothing, so that what it should hide would be seen.
-    for (open, close) in [('[', ']'), ('{', '}')] {
-        if text.matches(open).count() != text.matches(close).count() {
-            return complain(title(), "a bracket is not closed");
-        }
+    // A malformed glob matches nothing, so a file that it should hide would stay readable.
+    match fast_glob::validate(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(error) => complain(title(), &error.to_string()),
     }
-    Ok(text.to_owned())
 }
 
 pub(crate) fn user(text: &str) -> Checked<String> {
@@ -218,20 +219,20 @@ pub(crate) fn hostname(text: &str) -> Checked<String> {
 }
 
 /// How much of something is written down.
-pub(crate) fn preview(text: &str) -> Checked<u64> {
-    const MOST: u64 = 4096;
+pub(crate) fn preview(text: &str) -> Checked<String> {
+    const MAX: u64 = 4096;
     match LimitKey::OutputSize.parse_text(text) {
-        Ok(Some(bytes)) if bytes <= MOST => Ok(bytes),
+        Ok(Some(bytes)) if bytes <= MAX => Ok(text.to_owned()),
         _ => complain(format!("{} is not a size of a preview", quote(text)), "such as \"256B\"; \"0B\" for none, at most \"4KiB\""),
     }
 }
 
 /// How long code may wait for its approval, in milliseconds.
-pub(crate) fn approval_time(text: &str) -> Checked<u64> {
-    const LEAST: u64 = 10 * 1000;
-    const MOST: u64 = 24 * 3600 * 1000;
+pub(crate) fn approval_time(text: &str) -> Checked<String> {
+    const MIN: u64 = 10 * 1000;
+    const MAX: u64 = 24 * 3600 * 1000;
     match LimitKey::Wall.parse_text(text) {
-        Ok(Some(time)) if (LEAST..=MOST).contains(&time) => Ok(time),
+        Ok(Some(time)) if (MIN..=MAX).contains(&time) => Ok(text.to_owned()),
         _ => complain(format!("{} is not a time to wait for an approval", quote(text)), "such as \"15min\"; \"10s\" to \"24h\""),
     }
 }
@@ -277,6 +278,22 @@ pub(crate) fn line(text: &str) -> Checked<String> {
     Ok(text.to_owned())
 }
 
+/// A runtime's command: a program's path, and one place for the code.
+pub(crate) fn command(words: &[Located<String>]) -> Checked<()> {
+    let Some(program) = words.first() else {
+        return Err(Diagnostic::new("a command needs a program", "empty").help("such as [\"/usr/bin/perl\", \"{file}\"]"));
+    };
+    if program.value.contains("{file}") {
+        return Err(Diagnostic::new("the code cannot be its own interpreter", "the first word is the program"));
+    }
+    absolute(&program.value)?;
+    match words.iter().map(|word| word.value.matches("{file}").count()).sum::<usize>() {
+        1 => Ok(()),
+        found => Err(Diagnostic::new("exactly one argument of a command holds `{file}`", format!("{found} of them here"))
+            .help("`{file}` becomes the path of the code, such as [\"/usr/bin/perl\", \"{file}\"]")),
+    }
+}
+
 /// One word of a runtime's command.
 pub(crate) fn argument(text: &str) -> Checked<String> {
     if text.is_empty() || text.contains('\0') {
@@ -291,7 +308,7 @@ mod tests {
 
     #[test]
     fn paths_are_absolute_and_plain() {
-        assert_eq!(absolute("/usr/share").ok(), Some(PathBuf::from("/usr/share")));
+        assert_eq!(absolute("/usr/share").ok(), Some("/usr/share".to_owned()));
         for bad in ["", "usr", "./usr", "/usr/../etc", "/usr/", "//usr", "/usr/./x", "/a\0b", "/a\nb"] {
             assert!(absolute(bad).is_err(), "{bad:?}");
         }
@@ -323,11 +340,19 @@ mod tests {
 
     #[test]
     fn globs_stay_below_scratch() {
-        for good in [".git", ".env*", "**/*.pem", "a/[ab]/{x,y}"] {
+        for good in [".git", ".env*", "**/*.pem", "a/[ab]/{x,y}", "[[]x", "\\[x", "a}"] {
             assert!(glob(good).is_ok(), "{good}");
         }
-        for bad in ["", "/etc", "../x", "a/../b", "a//b", "[ab", "{a,b", "a\0"] {
+        for bad in ["", "/etc", "../x", "a/../b", "a//b", "a\0"] {
             assert!(glob(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn malformed_globs_are_refused_because_they_would_match_nothing() {
+        let groups = "{a,b}".repeat(11);
+        for bad in ["[ab", "{a,b", "a][b", "secrets\\", groups.as_str()] {
+            assert!(glob(bad).is_err_and(|diagnostic| !diagnostic.label.is_empty()), "{bad}");
         }
     }
 
@@ -345,7 +370,7 @@ mod tests {
     #[test]
     fn terminal_injection_is_refused_by_name_and_by_number() {
         for bad in ["TIOCSTI", "0x5412", "0x00005412", "TIOCLINUX", "0x541C", "TIOCSETD", "0x5423", "TIOCCONS", "0x541d"] {
-            assert!(ioctl(bad).is_err_and(|complaint| complaint.title.starts_with("no policy may allow")), "{bad}");
+            assert!(ioctl(bad).is_err_and(|diagnostic| diagnostic.title.starts_with("no policy may allow")), "{bad}");
         }
         assert_eq!(ioctl("TCGETS").ok(), Some(0x5401));
         assert_eq!(ioctl("0x5401").ok(), Some(0x5401));
@@ -356,7 +381,7 @@ mod tests {
 
     #[test]
     fn an_unknown_system_call_is_refused_with_the_likely_name() {
-        assert_eq!(syscall("opnat").err().and_then(|complaint| complaint.help).as_deref(), Some("did you mean `openat`?"));
+        assert_eq!(syscall("opnat").err().and_then(|diagnostic| diagnostic.help).as_deref(), Some("did you mean `openat`?"));
         assert!(syscall("read\0x").is_err());
     }
 }

@@ -1,14 +1,14 @@
-//! What is wrong with a file, where, and how to mend it.
+//! What is wrong with a file, where, and how to fix it.
 //!
-//! A report holds every problem found, in the order of the file. Rendering shows file,
+//! A report holds every mistake found, in the order of the file. Rendering shows file,
 //! line, column, the source line and a caret; text from the file is shown with hidden
-//! characters escaped. Nothing here decides what a problem is.
+//! characters escaped. Nothing here decides what a mistake is.
 
 use std::{collections::BTreeSet, fmt, ops::Range};
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use crate::visible::is_hidden;
+use stockade_protocol::text::is_hidden;
 
 /// A text that was read, and what to call it.
 #[derive(Clone, Debug)]
@@ -20,8 +20,8 @@ pub struct Source {
 }
 
 /// Bytes of one of a report's sources.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SourceSpan {
     /// Which source.
     pub source: usize,
     /// First byte.
@@ -30,119 +30,132 @@ pub struct Place {
     pub end: usize,
 }
 
-impl Place {
+impl SourceSpan {
     pub(crate) fn new(source: usize, span: Range<usize>) -> Self {
-        Place { source, start: span.start, end: span.end }
+        SourceSpan { source, start: span.start, end: span.end }
     }
 }
 
 /// A value and where it stands.
 #[derive(Clone, Debug)]
-pub(crate) struct At<T> {
+pub struct Located<T> {
+    /// The value.
     pub value: T,
-    pub place: Place,
+    /// Where it stands.
+    pub span: SourceSpan,
 }
 
-/// What a check says about one value; the reader adds the place.
+/// One thing that is wrong.
 #[derive(Clone, Debug)]
-pub(crate) struct Complaint {
+pub struct Diagnostic {
+    /// What, in one line.
     pub title: String,
+    /// What stands below the caret.
     pub label: String,
+    /// A second place that matters, and what stands below its caret.
+    pub also: Option<(SourceSpan, String)>,
+    /// How to fix it.
     pub help: Option<String>,
 }
 
-impl Complaint {
+impl Diagnostic {
     pub(crate) fn new(title: impl Into<String>, label: impl Into<String>) -> Self {
-        Complaint { title: title.into(), label: label.into(), help: None }
+        Diagnostic { title: title.into(), label: label.into(), also: None, help: None }
     }
 
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
+
+    pub(crate) fn also(mut self, span: &SourceSpan, label: impl Into<String>) -> Self {
+        self.also = Some((span.clone(), label.into()));
+        self
+    }
 }
 
-/// One thing that is wrong.
-#[derive(Clone, Debug)]
-pub struct Problem {
-    /// Where.
-    pub place: Place,
-    /// What, in one line.
-    pub title: String,
-    /// What stands below the caret.
-    pub label: String,
-    /// A second place that matters.
-    pub also: Option<(Place, String)>,
-    /// How to mend it.
-    pub help: Option<String>,
+/// The mistakes found so far; the same title is kept once for each place.
+#[derive(Debug, Default)]
+pub(crate) struct Diagnostics {
+    list: Vec<Located<Diagnostic>>,
+    seen: BTreeSet<(SourceSpan, String)>,
+}
+
+impl Diagnostics {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, span: &SourceSpan, diagnostic: Diagnostic) {
+        if self.seen.insert((span.clone(), diagnostic.title.clone())) {
+            self.list.push(Located { value: diagnostic, span: span.clone() });
+        }
+    }
 }
 
 /// Everything that is wrong with a file, or with what it makes of the files it extends.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct DiagnosticReport {
     sources: Vec<Source>,
-    problems: Vec<Problem>,
+    list: Vec<Located<Diagnostic>>,
 }
 
-/// Beyond this a file is not a policy with mistakes but something else.
-const SHOWN: usize = 24;
+/// How many are rendered; a file with more mistakes is no policy.
+const MAX_RENDERED: usize = 24;
 
-impl Report {
-    pub(crate) fn new(sources: Vec<Source>, found: Problems) -> Self {
-        let mut problems = found.list;
-        problems.sort_by(|a, b| a.place.cmp(&b.place));
-        Report { sources, problems }
+impl DiagnosticReport {
+    pub(crate) fn new(sources: Vec<Source>, found: Diagnostics) -> Self {
+        let mut list = found.list;
+        list.sort_by(|a, b| a.span.cmp(&b.span));
+        DiagnosticReport { sources, list }
     }
 
-    /// The problems, in the order of the files.
-    pub fn problems(&self) -> &[Problem] {
-        &self.problems
+    /// The mistakes, in the order of the files.
+    pub fn diagnostics(&self) -> &[Located<Diagnostic>] {
+        &self.list
     }
 
     /// Line and column of a place, counted from 1.
-    pub fn position(&self, place: &Place) -> (usize, usize) {
-        let text = self.sources.get(place.source).map_or("", |source| source.text.as_str());
-        let before = &text[..floor(text, place.start)];
+    pub fn position(&self, span: &SourceSpan) -> (usize, usize) {
+        let text = self.sources.get(span.source).map_or("", |source| source.text.as_str());
+        let before = &text[..floor(text, span.start)];
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().map_or(0, |rest| rest.chars().count()) + 1;
         (line, column)
     }
 
-    /// The report as text, with colour when a person watches.
+    /// The report as text, with colour for a terminal.
     pub fn render(&self, colour: bool) -> String {
         let renderer = if colour { Renderer::styled() } else { Renderer::plain() };
         let mut out = String::new();
-        for (index, problem) in self.problems.iter().take(SHOWN).enumerate() {
+        for (index, diagnostic) in self.list.iter().take(MAX_RENDERED).enumerate() {
             if index > 0 {
                 out.push_str("\n\n");
             }
-            out.push_str(&renderer.render(&[self.group(problem)]));
+            out.push_str(&renderer.render(&[self.group(diagnostic)]));
         }
-        if self.problems.len() > SHOWN {
-            out.push_str(&format!("\n\nand {} more", self.problems.len() - SHOWN));
+        if self.list.len() > MAX_RENDERED {
+            out.push_str(&format!("\n\nand {} more", self.list.len() - MAX_RENDERED));
         }
         out
     }
 
-    fn group<'a>(&'a self, problem: &'a Problem) -> Group<'a> {
-        let mut group = Level::ERROR.primary_title(problem.title.as_str()).element(self.snippet(
-            &problem.place,
-            AnnotationKind::Primary,
-            &problem.label,
-        ));
-        if let Some((place, label)) = &problem.also {
-            group = group.element(self.snippet(place, AnnotationKind::Context, label));
+    fn group<'a>(&'a self, Located { value, span }: &'a Located<Diagnostic>) -> Group<'a> {
+        let primary = self.snippet(span, AnnotationKind::Primary, &value.label);
+        let mut group = Level::ERROR.primary_title(value.title.as_str()).element(primary);
+        if let Some((span, label)) = &value.also {
+            group = group.element(self.snippet(span, AnnotationKind::Context, label));
         }
-        if let Some(help) = &problem.help {
+        if let Some(help) = &value.help {
             group = group.element(Level::HELP.message(help.as_str()));
         }
         group
     }
 
-    fn snippet<'a>(&'a self, place: &Place, kind: AnnotationKind, label: &'a str) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
-        let (text, path) = self.sources.get(place.source).map_or(("", ""), |source| (source.text.as_str(), source.label.as_str()));
-        let start = floor(text, place.start);
-        let end = floor(text, place.end.max(start));
+    fn snippet<'a>(&'a self, span: &SourceSpan, kind: AnnotationKind, label: &'a str) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
+        let (text, path) = self.sources.get(span.source).map_or(("", ""), |source| (source.text.as_str(), source.label.as_str()));
+        let start = floor(text, span.start);
+        let end = floor(text, span.end.max(start));
         let mut annotation = kind.span(start..end);
         if !label.is_empty() {
             annotation = annotation.label(label);
@@ -156,37 +169,13 @@ fn floor(text: &str, offset: usize) -> usize {
     (0..=offset.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DiagnosticReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.render(false))
     }
 }
 
-impl std::error::Error for Report {}
-
-/// The problems found so far.
-#[derive(Debug, Default)]
-pub(crate) struct Problems {
-    list: Vec<Problem>,
-    seen: BTreeSet<(Place, String)>,
-}
-
-impl Problems {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.list.is_empty()
-    }
-
-    pub(crate) fn add(&mut self, place: &Place, complaint: Complaint) {
-        self.add_also(place, complaint, None);
-    }
-
-    pub(crate) fn add_also(&mut self, place: &Place, complaint: Complaint, also: Option<(Place, String)>) {
-        let Complaint { title, label, help } = complaint;
-        if self.seen.insert((place.clone(), title.clone())) {
-            self.list.push(Problem { place: place.clone(), title, label, also, help });
-        }
-    }
-}
+impl std::error::Error for DiagnosticReport {}
 
 /// A text from a file between backticks: short, and without hidden characters.
 pub(crate) fn quote(text: &str) -> String {

@@ -1,6 +1,6 @@
 //! What a plan needs to know of the host and of the caller.
 //!
-//! Plain values: `runtime` reads them, `doctor` probes them, a test writes them down.
+//! Plain values: `engine` reads them, `doctor` probes them, a test writes them down.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -49,7 +49,7 @@ pub struct Codec {
     pub text: String,
 }
 
-/// Ids of whoever asked.
+/// Ids of the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// User id.

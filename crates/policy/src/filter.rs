@@ -15,7 +15,12 @@ use std::{
     sync::Arc,
 };
 
+mod judge;
+
 use libseccomp::{ScmpArch, ScmpSyscall};
+
+pub use judge::BrokenRule;
+pub(crate) use judge::low_half;
 
 use crate::model::{Seccomp, SocketFamily};
 
@@ -64,6 +69,12 @@ const RET_DONE: u32 = RET_ERRNO;
 /// The answer that asks the listener.
 pub const RET_WITH_LISTENER: u32 = RET_NOTIFY;
 
+const AF_UNIX: u32 = 1;
+/// S_IFMT, and what `mknod` may make: S_IFREG (also as 0), S_IFIFO, S_IFSOCK.
+const FILE_TYPE_MASK: u32 = 0o170_000;
+const MKNOD_TYPES: [u32; 4] = [0, 0o100_000, 0o010_000, 0o140_000];
+/// PER_LINUX and the query.
+const PERSONALITIES: [u32; 2] = [0, u32::MAX];
 /// Set-ID bits of a mode (S_ISUID and S_ISGID).
 const SET_ID_BITS: u32 = 0o6000;
 /// Every CLONE_NEW* flag that clone(2) takes.
@@ -71,21 +82,23 @@ const NEW_NAMESPACES: u32 = 0x7e02_0000;
 const RENAME_WHITEOUT: u32 = 4;
 /// Watches a directory, as inotify's forerunner dnotify did.
 pub const F_NOTIFY: u32 = 1026;
-/// F_SETLEASE and F_SETDELEG: whoever opens a file, or changes a directory, on which somebody
-/// else has a lease waits for him, the host and the launcher among them.
+/// F_SETLEASE and F_SETDELEG: a process that opens a file, or changes a directory, under another
+/// process's lease is blocked until the lease is released; the host and the launcher too.
 pub const LEASES: [u32; 2] = [1024, 1040];
-/// Who may not make this call may not watch by the older one either.
+/// Where this call is not allowed, F_NOTIFY, the older way to watch, is refused too.
 pub const WATCHING: &str = "inotify_add_watch";
-/// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter of the code's own could answer
-/// in place of ours, unreported.
+/// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter made by the code could answer
+/// in place of this one, unreported.
 pub const FORBIDDEN_PRCTL: [u32; 2] = [22, 59];
 const SOL_SOCKET: u32 = 1;
 /// SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
 pub const FORBIDDEN_SOCKET_OPTIONS: [u32; 4] = [26, 50, 51, 52];
 /// Core dumps are forbidden by a limit of 1, at which the kernel does not start a core_pattern
-/// that is a pipe, root's on the host; at 0 it does. Code that asks for 0 is told that it is
-/// done: no core is what it wants, and has.
+/// that is a pipe, root's on the host; at 0 it does. Code that
+/// sets 0 gets success without effect, since no core is what it wants.
 pub const RLIMIT_CORE: u32 = 4;
+/// How many `ioctl` requests a policy may allow: a conditional jump of BPF spans so many comparisons.
+pub const MAX_IOCTLS: usize = 255;
 const O_CREAT_OR_TMPFILE: u32 = 0o100 | 0o20_000_000;
 
 /// What happens to one system call.
@@ -121,16 +134,16 @@ pub enum Check {
     /// `mknod` of a regular file, fifo or socket, mode in this argument.
     Mknod(u8),
     /// The process in this argument is the caller itself (0).
-    OnSelf(u8),
+    PidIsSelf(u8),
     /// `setrlimit`: that of core dumps stays as it is.
-    Limit,
+    SetRlimit,
     /// `prlimit64` on the caller itself (0): likewise.
-    OwnLimit,
+    PrlimitSelf,
     /// `setpriority` and `ioprio_set`: this "which", and who 0.
     Priority(u32),
     /// `personality` 0 or the query.
     Personality,
-    /// `prctl` without filters and system call dispatch of the code's own.
+    /// `prctl` without further filters and without system call dispatch.
     Prctl,
     /// `setsockopt` without BPF programs, whose compiled form no cgroup counts.
     SetSockOpt,
@@ -143,30 +156,43 @@ pub enum Check {
     },
 }
 
-/// The argument rule of a call, if it has one.
-fn check_of(name: &str) -> Option<Check> {
-    Some(match name {
-        "clone" => Check::Clone,
-        "socket" => Check::Socket,
-        "socketpair" => Check::SocketPair,
-        "ioctl" => Check::Ioctl,
-        "chmod" | "fchmod" | "mkdir" | "creat" => Check::Mode(1),
-        "fchmodat" | "fchmodat2" | "mkdirat" => Check::Mode(2),
-        "open" => Check::Open(1),
-        "openat" => Check::Open(2),
-        "mknod" => Check::Mknod(1),
-        "mknodat" => Check::Mknod(2),
-        "sched_setaffinity" | "sched_setattr" | "sched_setparam" | "sched_setscheduler" => Check::OnSelf(0),
-        "setrlimit" => Check::Limit,
-        "prlimit64" => Check::OwnLimit,
-        "setpriority" => Check::Priority(0),
-        "ioprio_set" => Check::Priority(1),
-        "personality" => Check::Personality,
-        "prctl" => Check::Prctl,
-        "setsockopt" => Check::SetSockOpt,
-        "renameat2" => Check::Rename,
-        _ => return None,
-    })
+impl Check {
+    /// The argument rule of a call under a policy, if it has one.
+    pub fn of(name: &str, policy: &Seccomp) -> Option<Self> {
+        Some(match name {
+            "clone" => Check::Clone,
+            "socket" => Check::Socket,
+            "socketpair" => Check::SocketPair,
+            "ioctl" => Check::Ioctl,
+            "chmod" | "fchmod" | "mkdir" | "creat" => Check::Mode(1),
+            "fchmodat" | "fchmodat2" | "mkdirat" => Check::Mode(2),
+            "open" => Check::Open(1),
+            "openat" => Check::Open(2),
+            "mknod" => Check::Mknod(1),
+            "mknodat" => Check::Mknod(2),
+            "sched_setaffinity" | "sched_setattr" | "sched_setparam" | "sched_setscheduler" => Check::PidIsSelf(0),
+            "setrlimit" => Check::SetRlimit,
+            "prlimit64" => Check::PrlimitSelf,
+            "setpriority" => Check::Priority(0),
+            "ioprio_set" => Check::Priority(1),
+            "personality" => Check::Personality,
+            "prctl" => Check::Prctl,
+            "setsockopt" => Check::SetSockOpt,
+            "renameat2" => Check::Rename,
+            "fcntl" => Check::Fcntl { watching: policy.allow.iter().any(|name| name == WATCHING) },
+            _ => return None,
+        })
+    }
+}
+
+/// The number of a family, and the protocols that its sockets may have; AF_UNIX has no others.
+const fn family_rule(family: SocketFamily) -> (u32, &'static [u32]) {
+    match family {
+        SocketFamily::Unix => (AF_UNIX, &[]),
+        SocketFamily::Inet => (2, &[0, 6, 17]),
+        SocketFamily::Inet6 => (10, &[0, 6, 17]),
+        SocketFamily::Netlink => (16, &[0]),
+    }
 }
 
 /// What the filter does to each system call number below [`names::END`].
@@ -186,6 +212,9 @@ pub enum FilterError {
     /// The policy names what does not exist here.
     #[error("unknown system call `{0}`")]
     Unknown(String),
+    /// A rule is longer than a conditional jump reaches.
+    #[error("the filter needs a jump over {0} instructions, and a BPF jump spans at most 255; shorten `ioctl` under [seccomp]")]
+    JumpTooFar(usize),
 }
 
 /// Calls that the executor makes behind the filter.
@@ -239,10 +268,8 @@ impl Rules {
             }
             Ok(())
         };
-        let watching = policy.allow.iter().any(|name| name == WATCHING);
         for name in &policy.allow {
-            let check = if name == "fcntl" { Some(Check::Fcntl { watching }) } else { check_of(name) };
-            set(name, check.map_or(Action::Allow, Action::Check))?;
+            set(name, Check::of(name, policy).map_or(Action::Allow, Action::Check))?;
         }
         for name in &policy.enosys {
             set(name, Action::NoSuchCall)?;
@@ -267,7 +294,10 @@ impl Rules {
     }
 
     /// Compiles to BPF: each instruction is a `struct sock_filter` in one integer.
-    pub fn compile(&self) -> Vec<u64> {
+    ///
+    /// # Errors
+    /// A list is longer than a conditional jump reaches.
+    pub fn compile(&self) -> Result<Vec<u64>, FilterError> {
         let mut ranges: Vec<(u32, Action)> = Vec::new();
         for (number, action) in (0u32..).zip(&self.actions) {
             if ranges.last().map(|(_, last)| last) != Some(action) {
@@ -275,14 +305,14 @@ impl Rules {
             }
         }
         let mut code = Backwards { rules: self, reversed: Vec::new(), answers: BTreeMap::new(), checks: BTreeMap::new() };
-        code.tree(&ranges);
+        code.tree(&ranges)?;
         let mut out = vec![load(OFFSET_ARCH), jump_equal(AUDIT_ARCH_X86_64, 1, 0), ret(RET_ERRNO | ENOSYS), load(OFFSET_NUMBER)];
         out.extend(code.reversed.iter().rev());
-        out
+        Ok(out)
     }
 
-    fn compile_check(&self, check: Check) -> Vec<u64> {
-        match check {
+    fn compile_check(&self, check: Check) -> Result<Vec<u64>, FilterError> {
+        Ok(match check {
             Check::Clone => no_bits(0, NEW_NAMESPACES),
             Check::Mode(argument) => no_bits(argument, SET_ID_BITS),
             Check::Open(argument) => {
@@ -291,14 +321,13 @@ impl Rules {
                 code
             }
             Check::Mknod(argument) => {
-                // S_IFREG (also as 0), S_IFIFO, S_IFSOCK; then the permission bits.
-                let mut code = vec![load(low(argument)), and(0o170_000)];
-                code.extend(one_of(&[0, 0o100_000, 0o010_000, 0o140_000], no_bits(argument, SET_ID_BITS)));
+                let mut code = vec![load(low(argument)), and(FILE_TYPE_MASK)];
+                code.extend(one_of(&MKNOD_TYPES, no_bits(argument, SET_ID_BITS))?);
                 code
             }
-            Check::OnSelf(argument) => equals_any(argument, &[0]),
-            Check::Limit => vec![load(low(0)), jump_equal(RLIMIT_CORE, 0, 1), ret(RET_DONE), ret(RET_ALLOW)],
-            Check::OwnLimit => {
+            Check::PidIsSelf(argument) => equals_any(argument, &[0])?,
+            Check::SetRlimit => vec![load(low(0)), jump_equal(RLIMIT_CORE, 0, 1), ret(RET_DONE), ret(RET_ALLOW)],
+            Check::PrlimitSelf => {
                 let mut code = vec![load(low(0)), jump_equal(0, 1, 0), ret(RET_NOTIFY)];
                 // Without a new one, which is a pointer, it only asks.
                 let is_set = [load(low(2)), jump_equal(0, 0, 2), load(low(2) + 4), jump_equal(0, 1, 0)];
@@ -308,41 +337,36 @@ impl Rules {
             }
             Check::Priority(which) => {
                 let mut code = vec![load(low(0))];
-                code.extend(one_of(&[which], equals_any(1, &[0])));
+                code.extend(one_of(&[which], equals_any(1, &[0])?)?);
                 code
             }
-            Check::Personality => equals_any(0, &[0, u32::MAX]),
-            Check::SocketPair => equals_any(0, &[1]),
+            Check::Personality => equals_any(0, &PERSONALITIES)?,
+            Check::SocketPair => equals_any(0, &[AF_UNIX])?,
             Check::Rename => no_bits(4, RENAME_WHITEOUT),
             Check::Fcntl { watching } => {
                 let mut code = vec![load(low(1))];
                 let watch = (!watching).then_some(F_NOTIFY);
-                code.extend(none_of(&LEASES.into_iter().chain(watch).collect::<Vec<_>>()));
+                code.extend(none_of(&LEASES.into_iter().chain(watch).collect::<Vec<_>>())?);
                 code
             }
             Check::Prctl => {
                 let mut code = vec![load(low(0))];
-                code.extend(none_of(&FORBIDDEN_PRCTL));
+                code.extend(none_of(&FORBIDDEN_PRCTL)?);
                 code
             }
             Check::SetSockOpt => {
                 let mut code = vec![load(low(1)), jump_equal(SOL_SOCKET, 1, 0), ret(RET_ALLOW), load(low(2))];
-                code.extend(none_of(&FORBIDDEN_SOCKET_OPTIONS));
+                code.extend(none_of(&FORBIDDEN_SOCKET_OPTIONS)?);
                 code
             }
-            Check::Ioctl => equals_any(1, &self.ioctl),
+            Check::Ioctl => equals_any(1, &self.ioctl)?,
             Check::Socket => {
                 let mut code = vec![load(low(0))];
                 for family in &self.families {
-                    let (number, protocols): (u32, &[u32]) = match family {
-                        SocketFamily::Unix => (1, &[]),
-                        SocketFamily::Inet => (2, &[0, 6, 17]),
-                        SocketFamily::Inet6 => (10, &[0, 6, 17]),
-                        SocketFamily::Netlink => (16, &[0]),
-                    };
+                    let (number, protocols) = family_rule(*family);
                     let body = match family {
-                        SocketFamily::Unix | SocketFamily::Netlink if protocols.is_empty() => vec![ret(RET_ALLOW)],
-                        SocketFamily::Unix | SocketFamily::Netlink => equals_any(2, protocols),
+                        SocketFamily::Unix => vec![ret(RET_ALLOW)],
+                        SocketFamily::Netlink => equals_any(2, protocols)?,
                         // A type alone can mean a protocol, and have its module loaded:
                         // SOCK_SEQPACKET is SCTP, SOCK_DCCP DCCP.
                         SocketFamily::Inet | SocketFamily::Inet6 => {
@@ -353,16 +377,16 @@ impl Rules {
                                 jump_equal(SOCK_DGRAM, 1, 0),
                                 ret(RET_NOTIFY),
                             ];
-                            types.into_iter().chain(equals_any(2, protocols)).collect()
+                            types.into_iter().chain(equals_any(2, protocols)?).collect()
                         }
                     };
-                    code.push(jump_equal(number, 0, u8::try_from(body.len()).unwrap_or(u8::MAX)));
+                    code.push(jump_equal(number, 0, span(body.len())?));
                     code.extend(body);
                 }
                 code.push(ret(RET_NOTIFY));
                 code
             }
-        }
+        })
     }
 }
 
@@ -404,34 +428,36 @@ fn no_bits(argument: u8, mask: u32) -> Vec<u64> {
     vec![load(low(argument)), jump_any_bit(mask, 0, 1), ret(RET_NOTIFY), ret(RET_ALLOW)]
 }
 
-fn equals_any(argument: u8, values: &[u32]) -> Vec<u64> {
-    let mut code = vec![load(low(argument))];
-    code.extend(one_of(values, vec![ret(RET_ALLOW)]));
-    code
+/// The distance of a conditional jump, which has eight bits.
+fn span(distance: usize) -> Result<u8, FilterError> {
+    u8::try_from(distance).map_err(|_| FilterError::JumpTooFar(distance))
 }
 
-/// Goes on with `body` where the loaded value is one of `values`, else denies. Lists
-/// are short: every jump spans fewer than 255 instructions, which `new_ioctl_limit`
-/// in the policy's check keeps true.
-fn one_of(values: &[u32], body: Vec<u64>) -> Vec<u64> {
+fn equals_any(argument: u8, values: &[u32]) -> Result<Vec<u64>, FilterError> {
+    let mut code = vec![load(low(argument))];
+    code.extend(one_of(values, vec![ret(RET_ALLOW)])?);
+    Ok(code)
+}
+
+/// Goes on with `body` where the loaded value is one of `values`, else denies.
+fn one_of(values: &[u32], body: Vec<u64>) -> Result<Vec<u64>, FilterError> {
     let mut code: Vec<u64> = Vec::with_capacity(values.len() + 1 + body.len());
     for (index, value) in values.iter().enumerate() {
-        let over_deny = u8::try_from(values.len() - index).unwrap_or(u8::MAX);
-        code.push(jump_equal(*value, over_deny, 0));
+        code.push(jump_equal(*value, span(values.len() - index)?, 0));
     }
     code.push(ret(RET_NOTIFY));
     code.extend(body);
-    code
+    Ok(code)
 }
 
 /// Allows, unless the loaded value is one of `values`.
-fn none_of(values: &[u32]) -> Vec<u64> {
+fn none_of(values: &[u32]) -> Result<Vec<u64>, FilterError> {
     let mut code: Vec<u64> = Vec::with_capacity(values.len() + 2);
     for (index, value) in values.iter().enumerate() {
-        code.push(jump_equal(*value, u8::try_from(values.len() - index).unwrap_or(u8::MAX), 0));
+        code.push(jump_equal(*value, span(values.len() - index)?, 0));
     }
     code.extend([ret(RET_ALLOW), ret(RET_NOTIFY)]);
-    code
+    Ok(code)
 }
 
 /// Where a search of the tree goes on.
@@ -456,41 +482,41 @@ struct Backwards<'r> {
 
 impl Backwards<'_> {
     /// Writes the whole tree; its first instruction is the last one written.
-    fn tree(&mut self, ranges: &[(u32, Action)]) {
-        let top = self.branch(ranges);
-        let at = self.within_reach(top);
+    fn tree(&mut self, ranges: &[(u32, Action)]) -> Result<(), FilterError> {
+        let top = self.branch(ranges)?;
+        let at = self.within_reach(top)?;
         if at + 1 != self.reversed.len() {
-            self.push(jump(self.distance(at)));
+            self.push_jump(at)?;
         }
+        Ok(())
     }
 
-    fn branch(&mut self, ranges: &[(u32, Action)]) -> Next {
+    fn branch(&mut self, ranges: &[(u32, Action)]) -> Result<Next, FilterError> {
         let (left, right) = ranges.split_at(ranges.len() / 2);
-        let Some((first, action)) = right.first() else { return Next::Answer(RET_ERRNO | ENOSYS) };
+        let Some((first, action)) = right.first() else { return Ok(Next::Answer(RET_ERRNO | ENOSYS)) };
         if left.is_empty() {
-            return match action {
+            return Ok(match action {
                 Action::Allow => Next::Answer(RET_ALLOW),
                 Action::Deny => Next::Answer(RET_NOTIFY),
                 Action::NoSuchCall => Next::Answer(RET_ERRNO | ENOSYS),
                 Action::Unsupported => Next::Answer(RET_ERRNO | EOPNOTSUPP),
-                Action::Check(check) => Next::At(self.check(*check)),
-            };
+                Action::Check(check) => Next::At(self.check(*check)?),
+            });
         }
-        let (right, left) = (self.branch(right), self.branch(left));
-        let (right, left) = (self.within_reach(right), self.within_reach(left));
-        let span = |at| u8::try_from(self.distance(at)).unwrap_or(u8::MAX);
-        let node = jump_at_least(*first, span(right), span(left));
-        Next::At(self.push(node))
+        let (right, left) = (self.branch(right)?, self.branch(left)?);
+        let (right, left) = (self.within_reach(right)?, self.within_reach(left)?);
+        let node = jump_at_least(*first, span(self.distance(right))?, span(self.distance(left))?);
+        Ok(Next::At(self.push(node)))
     }
 
-    fn check(&mut self, check: Check) -> usize {
+    fn check(&mut self, check: Check) -> Result<usize, FilterError> {
         if let Some(at) = self.checks.get(&check) {
-            return *at;
+            return Ok(*at);
         }
-        self.reversed.extend(self.rules.compile_check(check).iter().rev());
+        self.reversed.extend(self.rules.compile_check(check)?.iter().rev());
         let at = self.reversed.len() - 1;
         self.checks.insert(check, at);
-        at
+        Ok(at)
     }
 
     fn push(&mut self, instruction: u64) -> usize {
@@ -498,17 +524,23 @@ impl Backwards<'_> {
         self.reversed.len() - 1
     }
 
+    fn push_jump(&mut self, at: usize) -> Result<usize, FilterError> {
+        let distance = self.distance(at);
+        let distance = u32::try_from(distance).map_err(|_| FilterError::JumpTooFar(distance))?;
+        Ok(self.push(jump(distance)))
+    }
+
     /// How many instructions one that is written next would jump over.
-    fn distance(&self, at: usize) -> u32 {
-        u32::try_from(self.reversed.len() - 1 - at).unwrap_or(u32::MAX)
+    fn distance(&self, at: usize) -> usize {
+        self.reversed.len() - 1 - at
     }
 
     /// Conditional jumps span 255 instructions, a plain one any number. The next may be the
     /// other way of the same branch, which takes one more.
-    fn within_reach(&mut self, next: Next) -> usize {
-        const SPAN: u32 = 254;
-        match next {
-            Next::At(at) if self.distance(at) > SPAN => self.push(jump(self.distance(at))),
+    fn within_reach(&mut self, next: Next) -> Result<usize, FilterError> {
+        const SPAN: usize = 254;
+        Ok(match next {
+            Next::At(at) if self.distance(at) > SPAN => self.push_jump(at)?,
             Next::At(at) => at,
             Next::Answer(answer) => match self.answers.get(&answer) {
                 Some(at) if self.distance(*at) <= SPAN => *at,
@@ -518,7 +550,7 @@ impl Backwards<'_> {
                     at
                 }
             },
-        }
+        })
     }
 }
 
@@ -548,10 +580,10 @@ impl Filters {
     /// Compiles a policy's filters.
     ///
     /// # Errors
-    /// As [`Rules::new`].
+    /// As [`Rules::new`] and [`Rules::compile`].
     pub fn new(policy: &Seccomp) -> Result<Self, FilterError> {
         let compile = |growing| {
-            let program = Rules::new(policy, growing)?.compile();
+            let program = Rules::new(policy, growing)?.compile()?;
             let sha256 = sha256(&program);
             Ok(Filter { program: program.into(), sha256 })
         };
@@ -601,5 +633,5 @@ mod packed {
 
 fn sha256(program: &[u64]) -> String {
     use sha2::Digest;
-    sha2::Sha256::digest(bytes(program)).iter().map(|byte| format!("{byte:02x}")).collect()
+    stockade_protocol::text::hex(&sha2::Sha256::digest(bytes(program)))
 }

@@ -1,8 +1,9 @@
-//! Who may use what through a privileged launcher: `/etc/stockade/grants.toml`.
+//! Grants of a host, `/etc/stockade/grants.toml`: the policies, scratch directories and
+//! interpreters that a user may use through a privileged launcher.
 //!
-//! Without a grant everything is refused. One grant must cover the whole of a request:
-//! policy, scratch and interpreters; two grants never add up. Paths are compared as given,
-//! so the caller of `decide` resolves them first. Nothing here opens a scratch.
+//! Without a grant everything is refused. One grant must cover the whole of a request; two
+//! grants never add up. Paths are compared as given: the caller of `decide` resolves them. It
+//! opens no scratch.
 
 use std::{
     fmt,
@@ -14,13 +15,13 @@ use toml::de::DeTable;
 use crate::{
     accounts::{Accounts, AccountsError},
     check::{self, Checked},
-    diagnostic::{At, Complaint, Place, Problems, Report, Source, quote},
-    document::{self, Reader},
+    diagnostic::{Diagnostic, DiagnosticReport, Diagnostics, Located, Source, SourceSpan, quote},
+    document::{self, DocumentReader},
     names,
     trust::{self, ReadError},
 };
 
-/// Where the grants are.
+/// The file of the grants.
 pub const PATH: &str = "/etc/stockade/grants.toml";
 
 const KEYS: &[&str] = &["user", "uid", "group", "gid", "policies", "scratch", "interpreters"];
@@ -28,15 +29,15 @@ const KEYS: &[&str] = &["user", "uid", "group", "gid", "policies", "scratch", "i
 /// Why grants could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GrantsError {
-    /// The file could not be read or believed.
+    /// The file could not be read or is not trusted.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// A name in it could not be looked up.
-    #[error("cannot tell whom the grants name: {0}")]
+    #[error("cannot look up the names in the grants: {0}")]
     Accounts(#[from] AccountsError),
-    /// It does not hold grants.
+    /// It has invalid grants.
     #[error("{0}")]
-    Invalid(Box<Report>),
+    Invalid(Box<DiagnosticReport>),
 }
 
 /// Who asks.
@@ -48,7 +49,7 @@ pub struct Caller {
     pub gids: Vec<u32>,
 }
 
-/// Whom a grant is for.
+/// The user or group of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grantee {
     /// One user.
@@ -69,7 +70,7 @@ impl Grantee {
 /// One `[[grant]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Whom it is for.
+    /// The user or group.
     pub grantee: Grantee,
     /// Names of policies, and absolute paths of policy files.
     pub policies: Vec<String>,
@@ -84,13 +85,13 @@ pub struct Grant {
 /// All grants of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grants {
-    /// Where they were read.
+    /// Their file.
     pub path: PathBuf,
     /// In the order of the file.
     pub grants: Vec<Grant>,
 }
 
-/// What no grant covers.
+/// The part of a request that no grant covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ungranted {
     /// The caller appears in no grant.
@@ -106,13 +107,13 @@ pub enum Ungranted {
 /// A refusal, with the line that would grant it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct GrantRefusal {
-    /// Who asked.
+    /// The caller.
     pub uid: u32,
     /// What is missing.
     pub missing: Ungranted,
     /// The file.
     pub path: PathBuf,
-    /// The line of the grant that comes closest; `None`: no grant is for the caller.
+    /// The line of the grant that covers most; `None`: no grant is for the caller.
     pub line: Option<usize>,
     /// What to write there.
     pub remedy: String,
@@ -135,37 +136,37 @@ impl fmt::Display for GrantRefusal {
 }
 
 impl Grants {
-    /// Reads grants, which must be root's alone. `None`: there is no such file.
+    /// Reads grants from a file that only root may be able to write. `None`: there is no file.
     ///
     /// # Errors
-    /// The file or the account files cannot be read or believed, or it holds a mistake.
+    /// The file or the account files cannot be read or are not trusted, or it has a mistake.
     pub fn load(path: &Path) -> Result<Option<Self>, GrantsError> {
         let Some(text) = trust::read_trusted(path)? else { return Ok(None) };
         let accounts = Accounts::load()?;
         Self::parse(path, text, &accounts).map(Some).map_err(GrantsError::Invalid)
     }
 
-    pub(crate) fn parse(path: &Path, text: String, accounts: &Accounts) -> Result<Self, Box<Report>> {
-        let mut problems = Problems::default();
+    pub(crate) fn parse(path: &Path, text: String, accounts: &Accounts) -> Result<Self, Box<DiagnosticReport>> {
+        let mut problems = Diagnostics::default();
         let mut found = Vec::new();
         if let Some(root) = document::parse(0, &text, &mut problems) {
-            let mut reader = Reader { source: 0, inherits: false, problems: &mut problems };
+            let mut reader = DocumentReader { source: 0, inherits: false, problems: &mut problems };
             found = read(root.get_ref(), &mut reader, accounts);
         }
-        let report = Report::new(vec![Source { label: path.display().to_string(), text }], problems);
-        if !report.problems().is_empty() {
+        let report = DiagnosticReport::new(vec![Source { label: path.display().to_string(), text }], problems);
+        if !report.diagnostics().is_empty() {
             return Err(Box::new(report));
         }
-        let grants = found.into_iter().map(|at| Grant { line: report.position(&at.place).0, ..at.value }).collect();
+        let grants = found.into_iter().map(|at| Grant { line: report.position(&at.span).0, ..at.value }).collect();
         Ok(Grants { path: path.to_owned(), grants })
     }
 
     /// Whether the caller may use a policy on a scratch with further interpreters.
     ///
-    /// Paths are those of the opened files, absolute and without symbolic links.
+    /// Paths are those of the opened files, absolute and without symlinks.
     ///
     /// # Errors
-    /// No one grant covers all of it; the refusal names what the closest one lacks.
+    /// No single grant covers all of it; the refusal has the part that the closest one lacks.
     pub fn decide(&self, caller: &Caller, policy: &str, scratch: Option<&Path>, interpreters: &[PathBuf]) -> Result<(), GrantRefusal> {
         let mut closest: Option<(usize, &Grant, Ungranted)> = None;
         for grant in self.grants.iter().filter(|grant| grant.grantee.is(caller)) {
@@ -201,7 +202,7 @@ impl Grants {
 }
 
 impl Grant {
-    /// What is missing and how much was covered before it, or `None`.
+    /// The part that is missing, and how much was covered before it, or `None`.
     fn lacks(&self, policy: &str, scratch: Option<&Path>, interpreters: &[PathBuf]) -> Option<(usize, Ungranted)> {
         if !self.policies.iter().any(|granted| granted == policy) {
             return Some((0, Ungranted::Policy(policy.to_owned())));
@@ -216,7 +217,7 @@ impl Grant {
     }
 }
 
-/// Absolute, without `..`, so that a comparison by component says where it leads.
+/// Absolute, without `..`, so that a comparison by component is exact.
 fn is_plain(path: &Path) -> bool {
     use std::path::Component::{Normal, RootDir};
     path.is_absolute() && path.components().all(|part| matches!(part, Normal(_) | RootDir))
@@ -232,46 +233,46 @@ fn with_path(key: &str, granted: &[PathBuf], new: &Path) -> String {
     with(key, granted.iter().map(AsRef::as_ref), &new.to_string_lossy())
 }
 
-fn read(top: &DeTable<'_>, reader: &mut Reader<'_>, accounts: &Accounts) -> Vec<At<Grant>> {
+fn read(top: &DeTable<'_>, reader: &mut DocumentReader<'_>, accounts: &Accounts) -> Vec<Located<Grant>> {
     reader.known_names(top, ["grant"].into_iter(), "grants");
     let Some(node) = top.get("grant") else { return Vec::new() };
     let Some(items) = node.get_ref().as_array() else {
-        reader.complain(node, Complaint::new("`grant` must be an array of tables", "not one").help("write `[[grant]]`"));
+        reader.complain(node, Diagnostic::new("`grant` must be an array of tables", "not one").help("write `[[grant]]`"));
         return Vec::new();
     };
     let mut out = Vec::new();
     for item in items.iter() {
         let Some(table) = item.get_ref().as_table() else {
-            reader.complain(item, Complaint::new("`grant` must be an array of tables", "not a table"));
+            reader.complain(item, Diagnostic::new("`grant` must be an array of tables", "not a table"));
             continue;
         };
-        let place = reader.place(item);
-        out.extend(grant(table, &place, reader, accounts).map(|value| At { value, place }));
+        let span = reader.span(item);
+        out.extend(grant(table, &span, reader, accounts).map(|value| Located { value, span }));
     }
     out
 }
 
-fn grant(table: &DeTable<'_>, place: &Place, reader: &mut Reader<'_>, accounts: &Accounts) -> Option<Grant> {
+fn grant(table: &DeTable<'_>, span: &SourceSpan, reader: &mut DocumentReader<'_>, accounts: &Accounts) -> Option<Grant> {
     reader.known_names(table, KEYS.iter().copied(), "a grant");
-    let whom: Vec<&str> = KEYS[..4].iter().copied().filter(|key| table.contains_key(*key)).collect();
-    if whom.len() != 1 {
-        let label = if whom.is_empty() { "names nobody".to_owned() } else { format!("has {}", whom.join(", ")) };
-        let complaint = Complaint::new("a grant is for one of `user`, `uid`, `group` and `gid`", label);
-        reader.problems.add(place, complaint.help("write one `[[grant]]` for each"));
+    let keys: Vec<&str> = KEYS[..4].iter().copied().filter(|key| table.contains_key(*key)).collect();
+    if keys.len() != 1 {
+        let label = if keys.is_empty() { "names no user or group".to_owned() } else { format!("has {}", keys.join(", ")) };
+        let diagnostic = Diagnostic::new("a grant is for one of `user`, `uid`, `group` and `gid`", label);
+        reader.problems.add(span, diagnostic.help("write one `[[grant]]` for each"));
     }
     let user = reader.text(table, "user", |name| known(&accounts.users, "user", "uid", name));
     let group = reader.text(table, "group", |name| known(&accounts.groups, "group", "gid", name));
     let uid = reader.id(table, "uid", id);
     let gid = reader.id(table, "gid", id);
     let mut list = |key: &str, check: fn(&str) -> Checked<String>| match table.get(key) {
-        Some(node) => reader.words(node, key, check).into_iter().map(|at| at.value).collect(),
+        Some(node) => reader.strings(node, key, check).into_iter().map(|at| at.value).collect(),
         None => Vec::new(),
     };
     let policies: Vec<String> = list("policies", policy);
     let scratch: Vec<String> = list("scratch", root);
-    let interpreters: Vec<String> = list("interpreters", |text| check::absolute(text).map(|_| text.to_owned()));
+    let interpreters: Vec<String> = list("interpreters", check::absolute);
     if policies.is_empty() {
-        reader.problems.add(place, Complaint::new("a grant without `policies` grants nothing", "here"));
+        reader.problems.add(span, Diagnostic::new("a grant without `policies` grants nothing", "here"));
     }
     let user = user.or(uid).map(|at| Grantee::User(at.value));
     Some(Grant {
@@ -285,8 +286,8 @@ fn grant(table: &DeTable<'_>, place: &Place, reader: &mut Reader<'_>, accounts: 
 
 fn known(ids: &std::collections::BTreeMap<String, u32>, what: &str, number: &str, name: &str) -> Checked<u32> {
     ids.get(name).copied().ok_or_else(|| {
-        let complaint = Complaint::new(format!("this host has no {what} {}", quote(name)), "not in the account files");
-        complaint.help(match names::nearest(name, ids.keys().map(String::as_str)) {
+        let diagnostic = Diagnostic::new(format!("this host has no {what} {}", quote(name)), "not in the account files");
+        diagnostic.help(match names::nearest(name, ids.keys().map(String::as_str)) {
             Some(likely) => format!("did you mean `{likely}`?"),
             None => format!("a {what} of a directory service is granted by `{number}`"),
         })
@@ -296,20 +297,19 @@ fn known(ids: &std::collections::BTreeMap<String, u32>, what: &str, number: &str
 fn id(number: i64) -> Checked<u32> {
     match u32::try_from(number) {
         Ok(id) if id < u32::MAX => Ok(id),
-        _ => Err(Complaint::new(format!("{number} is not a user or group id"), "0 to 4294967294")),
+        _ => Err(Diagnostic::new(format!("{number} is not a user or group id"), "0 to 4294967294")),
     }
 }
 
 fn policy(text: &str) -> Checked<String> {
-    if text.contains('/') { check::absolute(text).map(|_| text.to_owned()) } else { check::policy_name(text) }
+    if text.contains('/') { check::absolute(text) } else { check::policy_name(text) }
 }
 
 fn root(text: &str) -> Checked<String> {
     if text == "/" {
-        return Err(Complaint::new("`/` cannot be granted as a place for scratch", "every directory of the host")
-            .help("name the directories that are meant"));
+        return Err(Diagnostic::new("`/` cannot be granted for scratch", "every directory of the host").help("name single directories"));
     }
-    check::absolute(text).map(|_| text.to_owned())
+    check::absolute(text)
 }
 
 #[cfg(test)]
@@ -387,7 +387,7 @@ policies = ["strict"]
     fn mistakes_are_refused_where_they_stand() {
         for (text, said) in [
             ("[[grants]]", "did you mean `grant`?"),
-            ("[[grant]]\npolicies = [\"a\"]", "names nobody"),
+            ("[[grant]]\npolicies = [\"a\"]", "names no user or group"),
             ("[[grant]]\nuid = 1\ngid = 2\npolicies = [\"a\"]", "has uid, gid"),
             ("[[grant]]\nuser = \"alcie\"\npolicies = [\"a\"]", "did you mean `alice`?"),
             ("[[grant]]\nuid = 1", "grants nothing"),

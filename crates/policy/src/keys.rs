@@ -1,9 +1,21 @@
-//! The policy format as one table: every key, what it holds and what it is for.
+//! The policy format as one table: every key, what it holds, how its value is checked and
+//! what it is for.
 //!
-//! The parser refuses what is not in here and the schema is generated from it, so the two
-//! cannot disagree. How values are checked stands in `check`.
+//! The reader refuses what is not in here, and the schema is generated from it. What a
+//! single value must look like stands in `check`; how values go together in `consistency`.
 
 use stockade_protocol::screen::Rule;
+
+use crate::{
+    alert, approver,
+    check::{self, Checked},
+    diagnostic::{Diagnostic, quote},
+    model::Degradable,
+    names, whitelist,
+};
+
+/// Checks a text and returns its one spelling.
+pub(crate) type Check = fn(&str) -> Checked<String>;
 
 /// What a key holds.
 #[derive(Clone, Copy, Debug)]
@@ -11,17 +23,21 @@ pub(crate) enum Kind {
     /// The version of the format.
     Version,
     /// A text.
-    Text,
-    /// One of these texts.
-    Choice(&'static [&'static str]),
-    /// A whole number above zero.
-    Number,
+    Text(Check),
+    /// One of these texts, and what they are called.
+    Choice(&'static str, &'static [&'static str]),
+    /// An id above zero.
+    Id,
     /// `true` or `false`.
     Flag,
     /// A set of texts, edited under `extends`.
     List(Item),
     /// Texts in order; always written whole.
-    Words,
+    Words(Check),
+    /// A program and its arguments, with the place of the code.
+    Command,
+    /// Names of inherited runtimes that are dropped.
+    Removals,
     /// A table of these keys.
     Table(&'static [Key]),
     /// A table from names to texts.
@@ -30,9 +46,7 @@ pub(crate) enum Kind {
     Modules,
     /// A table from names to tables of these keys.
     Named(&'static [Key]),
-    /// A value of every limit.
-    Limits,
-    /// The same, with a table `max` of the same kind.
+    /// A value of every limit, and a table `max` of the same.
     LimitsWithMax,
 }
 
@@ -42,6 +56,7 @@ pub(crate) enum Item {
     Path,
     Device,
     Pattern,
+    AllowedSyscall,
     Syscall,
     Family,
     Ioctl,
@@ -53,6 +68,54 @@ pub(crate) enum Item {
     Module,
     Builtin,
     Approver,
+}
+
+impl Item {
+    /// Checks an item and returns its one spelling, by which `remove` finds it.
+    pub(crate) fn check(self, text: &str) -> Checked<String> {
+        match self {
+            Item::Path => check::shown(text),
+            Item::Device | Item::Family | Item::Layer => check::listed(self.what(), &self.values(), text),
+            Item::UsersLayer if text == Degradable::UserNamespace.name() => {
+                let why = "an ordinary user makes all other namespaces by means of it";
+                Err(Diagnostic::new(format!("{} may be missing under `root` only", quote(text)), why))
+            }
+            Item::UsersLayer => Item::Layer.check(text),
+            Item::Pattern => check::pattern(text),
+            Item::AllowedSyscall => match names::find(names::FORBIDDEN_SYSCALLS, text) {
+                Some(reason) => Err(Diagnostic::new(format!("no policy may allow {}", quote(text)), reason)),
+                None => check::syscall(text),
+            },
+            Item::Syscall => check::syscall(text),
+            Item::Ioctl => check::ioctl(text).map(names::ioctl_text),
+            Item::Peer => whitelist::rule(text).map(|rule| rule.to_string()),
+            Item::Glob => check::glob(text),
+            Item::Alert => alert::alert(text).map(|alert| alert.to_string()),
+            Item::Module => check::dotted("module", text),
+            Item::Builtin => check::dotted("built-in name", text),
+            Item::Approver => approver::approver(text).map(|approver| approver.to_string()),
+        }
+    }
+
+    /// Every item there is, where the format lists them.
+    pub(crate) fn values(self) -> Vec<&'static str> {
+        let layers = names::DEGRADABLE.iter().map(|(name, _)| *name);
+        match self {
+            Item::Device => names::DEVICES.to_vec(),
+            Item::Family => names::FAMILIES.iter().map(|(name, _)| *name).collect(),
+            Item::Layer => layers.collect(),
+            Item::UsersLayer => layers.filter(|name| *name != Degradable::UserNamespace.name()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    const fn what(self) -> &'static str {
+        match self {
+            Item::Device => "device",
+            Item::Family => "socket family",
+            _ => "degradable layer",
+        }
+    }
 }
 
 /// One key of a table.
@@ -76,15 +139,15 @@ const fn may(name: &'static str, kind: Kind, about: &'static str) -> Key {
 /// The whole document.
 pub(crate) const TOP: &[Key] = &[
     must("schema", Kind::Version, "version of the format: 1"),
-    must("description", Kind::Text, "one line for a person"),
-    may("extends", Kind::Text, "name of the policy that this one starts from"),
-    must("language", Kind::Text, "runtime of a request that names none"),
-    may("remove_runtimes", Kind::Words, "inherited runtimes that this policy drops"),
+    must("description", Kind::Text(check::line), "one line for a person"),
+    may("extends", Kind::Text(check::policy_name), "name of the policy that this one starts from"),
+    must("language", Kind::Text(check::language), "runtime of a request that names none"),
+    may("remove_runtimes", Kind::Removals, "inherited runtimes that this policy drops"),
     must("filesystem", Kind::Table(FILESYSTEM), "what of the host the sandbox's root shows"),
     must("identity", Kind::Table(IDENTITY), "who the code is, inside"),
     must("environment", Kind::Table(ENVIRONMENT), "the program's environment"),
     must("runtimes", Kind::Named(RUNTIME), "how each language is run"),
-    must("limits", Kind::LimitsWithMax, "what a run gets unasked, and in `max` how far a request may go"),
+    must("limits", Kind::LimitsWithMax, "a run's default limits, and in `max` how far a request may go"),
     must("seccomp", Kind::Table(SECCOMP), "system calls"),
     must("egress", Kind::Table(EGRESS), "what may leave"),
     must("scratch", Kind::Table(SCRATCH), "the writable directory"),
@@ -100,10 +163,10 @@ pub(crate) const FILESYSTEM: &[Key] = &[
 ];
 
 pub(crate) const IDENTITY: &[Key] = &[
-    must("user", Kind::Text, "login name"),
-    must("uid", Kind::Number, "user id inside; never 0"),
-    must("gid", Kind::Number, "group id inside; never 0"),
-    must("hostname", Kind::Text, "host name inside"),
+    must("user", Kind::Text(check::user), "login name"),
+    must("uid", Kind::Id, "user id inside; never 0"),
+    must("gid", Kind::Id, "group id inside; never 0"),
+    must("hostname", Kind::Text(check::hostname), "host name inside"),
 ];
 
 pub(crate) const ENVIRONMENT: &[Key] = &[
@@ -112,16 +175,16 @@ pub(crate) const ENVIRONMENT: &[Key] = &[
 ];
 
 pub(crate) const RUNTIME: &[Key] = &[
-    must("command", Kind::Words, "program and arguments; one of them holds {file}"),
-    may("aliases", Kind::Words, "other names of the language"),
-    must("extension", Kind::Text, "ending of the code's file name, without the dot"),
-    may("venv", Kind::Text, "virtual environment whose interpreter is used"),
+    must("command", Kind::Command, "program and arguments; one of them holds {file}"),
+    may("aliases", Kind::Words(check::language), "other names of the language"),
+    must("extension", Kind::Text(check::extension), "ending of the code's file name, without the dot"),
+    may("venv", Kind::Text(check::shown), "virtual environment whose interpreter is used"),
     may("environment", Kind::Variables, "further variables for this language"),
     may("modules", Kind::Modules, "Python's modules and audit events that are noted or refused while code runs; advice, not a boundary"),
 ];
 
 pub(crate) const SECCOMP: &[Key] = &[
-    must("allow", Kind::List(Item::Syscall), "allowed system calls"),
+    must("allow", Kind::List(Item::AllowedSyscall), "allowed system calls"),
     must("kill", Kind::List(Item::Syscall), "system calls that end the run"),
     must("enosys", Kind::List(Item::Syscall), "system calls answered as if the kernel were older"),
     must("socket_families", Kind::List(Item::Family), "families that socket may open"),
@@ -131,7 +194,7 @@ pub(crate) const SECCOMP: &[Key] = &[
 pub(crate) const EGRESS: &[Key] = &[must("whitelist", Kind::List(Item::Peer), "peers that may be reached, as TARGET:PORTS; empty: none")];
 
 pub(crate) const SCRATCH: &[Key] = &[
-    must("access", Kind::Choice(&["rw", "ro"]), "whether the code may write there"),
+    must("access", Kind::Choice("access", &["rw", "ro"]), "whether the code may write there"),
     must("create", Kind::Flag, "make a missing directory"),
     must("home", Kind::Flag, "HOME is in scratch and survives"),
     must("read_only", Kind::List(Item::Glob), "what stays read-only below scratch"),
@@ -146,20 +209,20 @@ pub(crate) const DEGRADE: &[Key] = &[
 pub(crate) const AUDIT: &[Key] = &[
     must(
         "mode",
-        Kind::Choice(&["off", "try", "required"]),
+        Kind::Choice("mode", &["off", "try", "required"]),
         "whether a run is written down: never, where it can be, or else it does not start",
     ),
-    must("preview", Kind::Text, "how much of the code and of each output stream is written down, such as \"256B\""),
+    must("preview", Kind::Text(check::preview), "how much of the code and of each output stream is written down, such as \"256B\""),
     must("alerts", Kind::List(Item::Alert), "what raises an alert, as KIND:WHAT"),
 ];
 
 /// Every rule, what its rules allow by name, and who approves.
 pub(crate) const SCREEN: [Key; Rule::ALL.len() + 4] = {
-    const ACTIONS: Kind = Kind::Choice(&["allow", "note", "approve", "deny"]);
+    const ACTIONS: Kind = Kind::Choice("action", &["allow", "note", "approve", "deny"]);
     let mut keys = [may("modules", Kind::List(Item::Module), "modules that may be imported; empty: any"); Rule::ALL.len() + 4];
     keys[1] = may("builtins", Kind::List(Item::Builtin), "built-in names that may be used; empty: any");
-    keys[2] = may("approval_time", Kind::Text, "how long code may wait for its approval, such as \"15min\"");
-    keys[3] = may("approvers", Kind::List(Item::Approver), "who approves, as KIND:WHO, never whoever asks; empty: whoever asks");
+    keys[2] = may("approval_time", Kind::Text(check::approval_time), "how long code may wait for its approval, such as \"15min\"");
+    keys[3] = may("approvers", Kind::List(Item::Approver), "who approves, as KIND:WHO, never the caller; empty: the caller");
     let mut at = 0;
     while at < Rule::ALL.len() {
         let rule = Rule::ALL[at];

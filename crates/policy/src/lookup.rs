@@ -1,34 +1,34 @@
 //! From a policy's name or path to the policy.
 //!
-//! A name is sought in the system's directory, then in the user's, then among the shipped,
-//! never in the working directory; what holds a `/` is a path. For a privileged launcher
-//! each file and every directory above it must be root's alone. The caller says where the
-//! user's directory is and whether there is privilege: nothing here reads the environment.
+//! A name is looked up in the system's directory, then in the user's, then among the shipped
+//! policies, never in the working directory. A name with a `/` is a path. For a privileged
+//! launcher root must own each file and every directory above it, and no other user may write
+//! them. It does not read the environment: the caller passes the user's directory.
 
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::{
-    check,
-    diagnostic::{Complaint, Problems, Report, Source},
-    document::{self, Layer},
-    inherit,
+    check, consistency,
+    diagnostic::{Diagnostic, DiagnosticReport, Diagnostics, Located, Source},
+    document::{self, DocumentReader},
+    merge::{self, MergedTable},
     model::{Origin, Policy},
     names, shipped,
     trust::{self, ReadError},
 };
 
-/// Where the system's policies are.
+/// The directory of the system's policies.
 pub const SYSTEM_DIR: &str = "/etc/stockade/policies";
 
-/// How many policies may extend one another.
-const DEEPEST: usize = 8;
+/// Policies in a chain of `extends`.
+const MAX_DEPTH: usize = 8;
 
-/// Where names are sought, and how much is believed.
+/// The directories of a lookup, and which files it trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LookupContext {
-    /// Whether the launcher has rights that the user has not.
+    /// Whether the launcher has rights that the user lacks.
     pub privileged: bool,
     /// The system's policies; empty: none.
     pub system_dir: PathBuf,
@@ -47,9 +47,9 @@ impl LookupContext {
         LookupContext { privileged: true, system_dir: PathBuf::from(SYSTEM_DIR), user_dir: None }
     }
 
-    /// The directories where a name is sought, in order.
+    /// The directories of a lookup, in order.
     fn directories(&self) -> impl Iterator<Item = &Path> {
-        // The user's directory is dropped here too, whatever the caller put in.
+        // A privileged launcher never reads the user's directory.
         let user = self.user_dir.as_deref().filter(|_| !self.privileged);
         std::iter::once(self.system_dir.as_path()).filter(|path| !path.as_os_str().is_empty()).chain(user)
     }
@@ -59,61 +59,61 @@ impl LookupContext {
     }
 }
 
-/// Why there is no policy.
+/// Why a policy was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// The name could not be one.
+    /// It is no valid name.
     #[error("{} cannot name a policy: use small letters, digits, _ and -, or a path with a /", crate::diagnostic::quote(.0))]
     Name(String),
-    /// Nothing has this name.
-    #[error("there is no policy `{name}`{}; sought in {}", hint(.likely.as_deref()), .sought.join(", "))]
+    /// No policy has this name.
+    #[error("there is no policy `{name}`{}; searched {}", hint(.likely.as_deref()), .searched.join(", "))]
     NotFound {
         /// The name or path.
         name: String,
-        /// Where it was sought.
-        sought: Vec<String>,
-        /// A shipped policy that was probably meant.
+        /// The directories that were searched.
+        searched: Vec<String>,
+        /// A shipped policy with a similar name.
         likely: Option<String>,
     },
-    /// A file could not be read or believed.
+    /// A file could not be read or is not trusted.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The files are not a policy.
     #[error("{0}")]
-    Invalid(Box<Report>),
+    Invalid(Box<DiagnosticReport>),
 }
 
 fn hint(likely: Option<&str>) -> String {
     likely.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
 }
 
-/// A text that a name or path led to.
-struct Found {
+/// The text of a policy, and where it was found.
+struct PolicySource {
     name: String,
     origin: Origin,
     text: String,
-    /// Which of the directories it was in, if a name led to it.
+    /// The index of its directory, if it was looked up by name.
     level: Option<usize>,
 }
 
 /// Loads a policy by name or path.
 ///
 /// # Errors
-/// It is not found, cannot be read or believed, or it or what it extends is no policy.
+/// It is not found, cannot be read, is not trusted, or it or a policy that it extends is invalid.
 pub fn load(name_or_path: &str, context: &LookupContext) -> Result<Policy, PolicyError> {
     let found = if name_or_path.contains('/') { by_path(name_or_path, context)? } else { by_name(name_or_path, context, 0)? };
     resolve(found, context)
 }
 
-/// Loads a shipped policy, without looking at any file.
+/// Loads a shipped policy without reading a file.
 ///
 /// # Errors
-/// No shipped policy has this name, or, which a test excludes, it is no policy.
+/// No shipped policy has this name, or it is invalid, which a test excludes.
 pub fn load_shipped(name: &str) -> Result<Policy, PolicyError> {
     resolve(among_shipped(name, &[])?, &nowhere())
 }
 
-/// The names that `load` would find, with the place of each, in the order of search.
+/// The names that `load` finds, each with its origin, in the order of the lookup.
 ///
 /// A directory that cannot be listed adds none.
 pub fn names(context: &LookupContext) -> Vec<(String, Origin)> {
@@ -145,106 +145,128 @@ fn nowhere() -> LookupContext {
     LookupContext { privileged: false, system_dir: PathBuf::new(), user_dir: None }
 }
 
-fn by_path(path: &str, context: &LookupContext) -> Result<Found, PolicyError> {
+fn by_path(path: &str, context: &LookupContext) -> Result<PolicySource, PolicyError> {
     let text = context.read(Path::new(path))?.ok_or_else(|| PolicyError::NotFound {
         name: path.to_owned(),
-        sought: vec![path.to_owned()],
+        searched: vec![path.to_owned()],
         likely: None,
     })?;
-    Ok(Found { name: path.to_owned(), origin: Origin::File(PathBuf::from(path)), text, level: None })
+    Ok(PolicySource { name: path.to_owned(), origin: Origin::File(PathBuf::from(path)), text, level: None })
 }
 
-/// Seeks a name, leaving out the first places.
-fn by_name(name: &str, context: &LookupContext, skip: usize) -> Result<Found, PolicyError> {
+/// Looks a name up, without the first `skip` directories.
+fn by_name(name: &str, context: &LookupContext, skip: usize) -> Result<PolicySource, PolicyError> {
     if !check::is_policy_name(name) {
         return Err(PolicyError::Name(name.to_owned()));
     }
-    let mut sought = Vec::new();
+    let mut searched = Vec::new();
     for (level, directory) in context.directories().enumerate().skip(skip) {
         let path = directory.join(format!("{name}.toml"));
         if let Some(text) = context.read(&path)? {
-            return Ok(Found { name: name.to_owned(), origin: Origin::File(path), text, level: Some(level) });
+            return Ok(PolicySource { name: name.to_owned(), origin: Origin::File(path), text, level: Some(level) });
         }
-        sought.push(directory.display().to_string());
+        searched.push(directory.display().to_string());
     }
-    among_shipped(name, &sought)
+    among_shipped(name, &searched)
 }
 
-fn among_shipped(name: &str, sought: &[String]) -> Result<Found, PolicyError> {
+fn among_shipped(name: &str, searched: &[String]) -> Result<PolicySource, PolicyError> {
     let text = shipped::text(name).ok_or_else(|| PolicyError::NotFound {
         name: name.to_owned(),
-        sought: sought.iter().cloned().chain(["the shipped policies".to_owned()]).collect(),
+        searched: searched.iter().cloned().chain(["the shipped policies".to_owned()]).collect(),
         likely: names::nearest(name, shipped::SHIPPED.iter().map(|(known, _)| *known)).map(str::to_owned),
     })?;
-    Ok(Found { name: name.to_owned(), origin: Origin::Shipped, text: text.to_owned(), level: None })
+    Ok(PolicySource { name: name.to_owned(), origin: Origin::Shipped, text: text.to_owned(), level: None })
 }
 
-/// Reads a policy and all that it extends, and combines them.
-fn resolve(first: Found, context: &LookupContext) -> Result<Policy, PolicyError> {
-    let (name, origin) = (first.name.clone(), first.origin.clone());
-    let mut sources: Vec<Source> = Vec::new();
-    let mut layers: Vec<Layer> = Vec::new();
-    let mut visited: Vec<Origin> = Vec::new();
-    let mut names_seen: Vec<String> = Vec::new();
-    let mut next = Some(first);
-    while let Some(found) = next.take() {
-        let mut problems = Problems::default();
-        let source = sources.len();
-        sources.push(Source { label: label(&found), text: found.text });
-        let layer = document::read(source, &sources[source].text, &mut problems);
-        visited.push(found.origin);
-        names_seen.push(found.name.clone());
-        if problems.is_empty()
-            && let Some(base) = &layer.extends
-        {
-            // A policy that extends its own name means the one that it hides.
-            let skip = if base.value == found.name { found.level.map_or(0, |level| level + 1) } else { 0 };
-            match base_of(&base.value, skip, visited.last(), context) {
-                Ok(base_found) => {
-                    let key = origin_key(&base_found);
-                    if visited.iter().zip(&names_seen).any(|(origin, name)| (origin, name.as_str()) == key) {
-                        let chain = names_seen.join(" -> ");
-                        let complaint = Complaint::new("policies extend one another in a circle", "leads back")
-                            .help(format!("the circle: {chain} -> {}", base.value));
-                        problems.add(&base.place, complaint);
-                    } else if layers.len() + 1 >= DEEPEST {
-                        let title = format!("more than {DEEPEST} policies extend one another");
-                        problems.add(&base.place, Complaint::new(title, "one too many"));
-                    } else {
-                        next = Some(base_found);
-                    }
-                }
-                Err(PolicyError::NotFound { name, sought, likely }) => {
-                    let complaint = Complaint::new(format!("there is no policy `{name}` to extend"), "not found");
-                    let sought = format!("sought in {}", sought.join(", "));
-                    let help = likely.map_or(sought, |likely| format!("did you mean `{likely}`?"));
-                    problems.add(&base.place, complaint.help(help));
-                }
-                Err(error) => return Err(error),
+/// Reads a policy and all that it extends, and merges them.
+fn resolve(found: PolicySource, context: &LookupContext) -> Result<Policy, PolicyError> {
+    let (name, origin) = (found.name.clone(), found.origin.clone());
+    let mut chain = DocumentChain {
+        context,
+        sources: Vec::new(),
+        visited: Vec::new(),
+        merged: MergedTable::default(),
+        problems: Diagnostics::default(),
+    };
+    chain.read(found)?;
+    let DocumentChain { sources, merged, mut problems, .. } = chain;
+    let policy = match problems.is_empty() {
+        true => consistency::policy(merged, &name, origin, &fingerprint(&sources), &mut problems),
+        false => None,
+    };
+    policy.ok_or_else(|| PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems))))
+}
+
+/// Documents that extend one another, the last one first.
+struct DocumentChain<'c> {
+    context: &'c LookupContext,
+    sources: Vec<Source>,
+    visited: Vec<(Origin, String)>,
+    merged: MergedTable,
+    problems: Diagnostics,
+}
+
+impl DocumentChain<'_> {
+    /// Merges a document into what it extends, which is read first. Where the chain ends
+    /// early, nothing is merged and the reason stands in `problems`.
+    fn read(&mut self, found: PolicySource) -> Result<bool, PolicyError> {
+        let source = self.sources.len();
+        self.sources.push(Source { label: label(&found), text: found.text.clone() });
+        self.visited.push((found.origin.clone(), found.name.clone()));
+        let Some(root) = document::parse(source, &found.text, &mut self.problems) else { return Ok(false) };
+        let document = root.get_ref();
+        let inherits = document.contains_key("extends");
+        let mut reader = DocumentReader { source, inherits, problems: &mut self.problems };
+        if !reader.version(document) {
+            return Ok(false);
+        }
+        if inherits {
+            let base = reader.text(document, "extends", check::policy_name);
+            let Some(base) = base.map(|base| self.find_base(&base, &found)).transpose()?.flatten() else { return Ok(false) };
+            if !self.read(base)? {
+                return Ok(false);
             }
         }
-        if !problems.is_empty() {
-            return Err(PolicyError::Invalid(Box::new(Report::new(sources, problems))));
-        }
-        layers.push(layer);
+        let mut reader = DocumentReader { source, inherits, problems: &mut self.problems };
+        merge::merge(&mut self.merged, document, &mut reader);
+        Ok(true)
     }
-    layers.reverse();
-    let sha256 = fingerprint(&sources);
-    let mut problems = Problems::default();
-    inherit::combine(layers, &name, origin, sha256, &mut problems)
-        .ok_or_else(|| PolicyError::Invalid(Box::new(Report::new(sources, problems))))
+
+    fn find_base(&mut self, base: &Located<String>, child: &PolicySource) -> Result<Option<PolicySource>, PolicyError> {
+        // A policy that extends its own name means the one that it hides.
+        let skip = if base.value == child.name { child.level.map_or(0, |level| level + 1) } else { 0 };
+        let wrong = match base_of(&base.value, skip, &child.origin, self.context) {
+            Ok(found) if self.visited.iter().any(|(origin, name)| *origin == found.origin && *name == found.name) => {
+                let chain: Vec<&str> = self.visited.iter().map(|(_, name)| name.as_str()).collect();
+                Diagnostic::new("policies extend one another in a circle", "leads back").help(format!(
+                    "the circle: {} -> {}",
+                    chain.join(" -> "),
+                    base.value
+                ))
+            }
+            Ok(_) if self.visited.len() >= MAX_DEPTH => {
+                Diagnostic::new(format!("more than {MAX_DEPTH} policies extend one another"), "one too many")
+            }
+            Ok(found) => return Ok(Some(found)),
+            Err(PolicyError::NotFound { name, searched, likely }) => {
+                let searched = format!("searched {}", searched.join(", "));
+                let help = likely.map_or(searched, |likely| format!("did you mean `{likely}`?"));
+                Diagnostic::new(format!("there is no policy `{name}` to extend"), "not found").help(help)
+            }
+            Err(error) => return Err(error),
+        };
+        self.problems.add(&base.span, wrong);
+        Ok(None)
+    }
 }
 
-fn base_of(name: &str, skip: usize, child: Option<&Origin>, context: &LookupContext) -> Result<Found, PolicyError> {
+fn base_of(name: &str, skip: usize, child: &Origin, context: &LookupContext) -> Result<PolicySource, PolicyError> {
     // What is compiled in extends only what is compiled in, so that no file changes it.
-    if child == Some(&Origin::Shipped) { among_shipped(name, &[]) } else { by_name(name, context, skip) }
+    if *child == Origin::Shipped { among_shipped(name, &[]) } else { by_name(name, context, skip) }
 }
 
-fn origin_key(found: &Found) -> (&Origin, &str) {
-    (&found.origin, found.name.as_str())
-}
-
-fn label(found: &Found) -> String {
+fn label(found: &PolicySource) -> String {
     match &found.origin {
         Origin::Shipped => format!("shipped policy {}", found.name),
         Origin::File(path) => path.display().to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
@@ -253,7 +275,7 @@ fn label(found: &Found) -> String {
 
 /// The hash of one text, or for several the hash of their hashes, one per line.
 fn fingerprint(sources: &[Source]) -> String {
-    let one = |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let one = |bytes: &[u8]| stockade_protocol::text::hex(&Sha256::digest(bytes));
     match sources {
         [only] => one(only.text.as_bytes()),
         several => {
@@ -269,7 +291,11 @@ fn fingerprint(sources: &[Source]) -> String {
 /// # Errors
 /// The text is no policy.
 pub fn load_text(text: &str) -> Result<Policy, PolicyError> {
-    let found =
-        Found { name: "./test.toml".to_owned(), origin: Origin::File(PathBuf::from("test.toml")), text: text.to_owned(), level: None };
+    let found = PolicySource {
+        name: "./test.toml".to_owned(),
+        origin: Origin::File(PathBuf::from("test.toml")),
+        text: text.to_owned(),
+        level: None,
+    };
     resolve(found, &nowhere())
 }

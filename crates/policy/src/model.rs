@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +15,7 @@ use stockade_protocol::{
     screen::{Action, Rule},
 };
 
-use crate::{alert::Alert, approver::Approver, egress::Whitelist};
+use crate::{alert::Alert, approver::Approver, modules, whitelist::Whitelist, written};
 
 /// One resolved policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,9 +38,11 @@ pub struct Policy {
     pub environment: Environment,
     /// How each language is run, by name.
     pub runtimes: BTreeMap<String, Runtime>,
-    /// What a run gets unasked.
+    /// A run's default limits.
+    #[serde(with = "written::limits")]
     pub limits: Limits,
     /// How far a request may go.
+    #[serde(with = "written::limits")]
     pub limits_max: Limits,
     /// System calls.
     pub seccomp: Seccomp,
@@ -62,6 +65,16 @@ pub enum Origin {
     Shipped,
     /// Read from this file.
     File(PathBuf),
+}
+
+/// `shipped`, or the path of the file.
+impl fmt::Display for Origin {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Shipped => out.write_str("shipped"),
+            Origin::File(path) => path.display().fmt(out),
+        }
+    }
 }
 
 /// What of the host the sandbox's root shows.
@@ -114,6 +127,7 @@ pub struct Runtime {
     /// request's `args` follow.
     pub command: Vec<String>,
     /// Other names of this language.
+    #[serde(default)]
     pub aliases: Vec<String>,
     /// Ending of the code's file name, without the dot.
     pub extension: String,
@@ -121,18 +135,34 @@ pub struct Runtime {
     /// command's first word.
     pub venv: Option<PathBuf>,
     /// Further variables for this language.
+    #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// What its interpreters are watched for.
+    #[serde(default)]
     pub modules: Modules,
 }
 
 /// What is done about modules that code imports, and about events of its interpreter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, Action>", into = "BTreeMap<String, Action>")]
 pub struct Modules {
     /// About an import that no rule names.
     pub default: Option<Action>,
     /// By name.
     pub rules: BTreeMap<String, Action>,
+}
+
+impl From<BTreeMap<String, Action>> for Modules {
+    fn from(mut rules: BTreeMap<String, Action>) -> Self {
+        Modules { default: rules.remove(modules::DEFAULT), rules }
+    }
+}
+
+impl From<Modules> for BTreeMap<String, Action> {
+    fn from(modules: Modules) -> Self {
+        let default = modules.default.map(|action| (modules::DEFAULT.to_owned(), action));
+        modules.rules.into_iter().chain(default).collect()
+    }
 }
 
 impl Modules {
@@ -167,32 +197,19 @@ impl Runtime {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seccomp {
     /// Names of allowed system calls.
-    #[serde(with = "joined")]
+    #[serde(with = "written::joined")]
     pub allow: Vec<String>,
     /// Calls that end the run when they are tried.
-    #[serde(with = "joined")]
+    #[serde(with = "written::joined")]
     pub kill: Vec<String>,
     /// Calls answered ENOSYS, as if the kernel were older; a program falls back.
-    #[serde(with = "joined")]
+    #[serde(with = "written::joined")]
     pub enosys: Vec<String>,
     /// Socket families that `socket` may open.
     pub socket_families: Vec<SocketFamily>,
     /// Requests that `ioctl` may make, by number.
+    #[serde(with = "written::ioctls")]
     pub ioctl: Vec<u32>,
-}
-
-/// Names in one string, as so many strings are read one by one.
-mod joined {
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(names: &[String], to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&names.join(" "))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
-        let all = <&str>::deserialize(from)?;
-        Ok(all.split(' ').filter(|name| !name.is_empty()).map(String::from).collect())
-    }
 }
 
 /// A socket family that a policy can allow.
@@ -207,6 +224,18 @@ pub enum SocketFamily {
     Inet6,
     /// AF_NETLINK with NETLINK_ROUTE only, which getifaddrs needs.
     Netlink,
+}
+
+impl SocketFamily {
+    /// The name in `[seccomp] socket_families`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SocketFamily::Unix => "unix",
+            SocketFamily::Inet => "inet",
+            SocketFamily::Inet6 => "inet6",
+            SocketFamily::Netlink => "netlink",
+        }
+    }
 }
 
 /// What may leave the sandbox.
@@ -225,6 +254,16 @@ pub enum Access {
     Rw,
     /// Readable only.
     Ro,
+}
+
+impl Access {
+    /// The name in `[scratch] access`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Access::Rw => "rw",
+            Access::Ro => "ro",
+        }
+    }
 }
 
 /// The writable directory.
@@ -252,7 +291,7 @@ pub enum Degradable {
     Landlock,
     /// A host uid of the run's own.
     UniqueUid,
-    /// The user namespaces, for root only: nobody else can make a sandbox without.
+    /// The user namespaces, for root only: an ordinary user needs them to make a sandbox.
     UserNamespace,
 }
 
@@ -290,12 +329,24 @@ pub enum AuditMode {
     Required,
 }
 
+impl AuditMode {
+    /// The name in `[audit] mode`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AuditMode::Off => "off",
+            AuditMode::Try => "try",
+            AuditMode::Required => "required",
+        }
+    }
+}
+
 /// What is written down about a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Audit {
     /// Whether.
     pub mode: AuditMode,
     /// So many bytes of the code and of each output stream.
+    #[serde(with = "written::size")]
     pub preview: u64,
     /// What raises an alert.
     pub alerts: Vec<Alert>,
@@ -307,13 +358,22 @@ pub struct Screen {
     /// What is done about what; nothing about a rule that is not there.
     pub actions: BTreeMap<Rule, Action>,
     /// Modules that may be imported; empty: any.
+    #[serde(default)]
     pub modules: Vec<String>,
     /// Built-in names that may be used; empty: any.
+    #[serde(default)]
     pub builtins: Vec<String>,
     /// How long code that needs approval may wait for it, in milliseconds.
+    #[serde(default = "approval_time", with = "written::duration")]
     pub approval_time: u64,
-    /// Who approves it, if not whoever asks; empty: whoever asks, by sending it again.
+    /// Who approves it; empty: the caller, by sending it again.
+    #[serde(default)]
     pub approvers: Vec<Approver>,
+}
+
+/// The default time to wait for an approval: 15 minutes.
+const fn approval_time() -> u64 {
+    15 * 60 * 1000
 }
 
 impl Screen {

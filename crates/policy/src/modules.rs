@@ -8,7 +8,7 @@ use stockade_protocol::screen::Action;
 
 use crate::{
     check::{self, Checked},
-    diagnostic::{Complaint, quote},
+    diagnostic::{Diagnostic, quote},
     model::Modules,
 };
 
@@ -132,19 +132,21 @@ const EVENTS: &[(&str, &[&str])] = &[
     ("webbrowser", &["open"]),
 ];
 
-/// What is done about a name, which may end in `.*`: its own line decides, else the nearest
-/// one that covers it. Watched interpreters decide so too (`plan/watch.py`).
-pub(crate) fn action(modules: &Modules, name: &str) -> Action {
-    let is_event = name == WRITE_OUTSIDE
-        || name
-            .split_once('.')
-            .is_some_and(|(module, rest)| EVENTS.iter().any(|(known, _)| *known == module) && !LOADED.contains(&name) && !rest.is_empty());
-    let rule = |name: &str| modules.rules.get(name).copied();
-    let stem = name.strip_suffix(".*").unwrap_or(name);
-    let mut above = stem.match_indices('.').rev().filter_map(|(end, _)| stem.get(..end));
-    let nearest = above.find_map(|parent| rule(&format!("{parent}.*")).or_else(|| rule(parent).filter(|_| !is_event)));
-    let rest = modules.default.filter(|_| !is_event).unwrap_or(Action::Allow);
-    rule(name).or(nearest).unwrap_or(rest)
+impl Modules {
+    /// What is done about a name, which may end in `.*`: its own line decides, else the nearest
+    /// one that covers it. Watched interpreters decide so too (`inside/import_hooks.py`).
+    pub fn action(&self, name: &str) -> Action {
+        let is_event = name == WRITE_OUTSIDE
+            || name.split_once('.').is_some_and(|(module, rest)| {
+                EVENTS.iter().any(|(known, _)| *known == module) && !LOADED.contains(&name) && !rest.is_empty()
+            });
+        let rule = |name: &str| self.rules.get(name).copied();
+        let stem = name.strip_suffix(".*").unwrap_or(name);
+        let mut above = stem.match_indices('.').rev().filter_map(|(end, _)| stem.get(..end));
+        let nearest = above.find_map(|parent| rule(&format!("{parent}.*")).or_else(|| rule(parent).filter(|_| !is_event)));
+        let rest = self.default.filter(|_| !is_event).unwrap_or(Action::Allow);
+        rule(name).or(nearest).unwrap_or(rest)
+    }
 }
 
 /// A name that can be met.
@@ -153,12 +155,12 @@ pub(crate) fn name(text: &str, action: Action) -> Checked<()> {
         return Ok(());
     }
     if EVERYWHERE.contains(&text) {
-        let complaint = Complaint::new(format!("the event `{text}` is raised wherever Python imports anything"), "of no use");
-        return Err(complaint.help("name modules, an event such as \"os.system\", or \"write_outside\": files opened for writing there"));
+        let diagnostic = Diagnostic::new(format!("the event `{text}` is raised wherever Python imports anything"), "of no use");
+        return Err(diagnostic.help("name modules, an event such as \"os.system\", or \"write_outside\": files opened for writing there"));
     }
     if LOADED.contains(&text) && action > Action::Allow {
-        let complaint = Complaint::new(format!("{} is loaded before any code, so nobody is seen to import it", quote(text)), "of no use");
-        return Err(complaint.help("name an event of it, such as \"os.system\" or \"os.*\""));
+        let diagnostic = Diagnostic::new(format!("{} is loaded before any code, so no import of it is seen", quote(text)), "of no use");
+        return Err(diagnostic.help("name an event of it, such as \"os.system\" or \"os.*\""));
     }
     let stem = text.strip_suffix(".*").unwrap_or(text);
     if let Some((module, event)) = text.split_once('.')
@@ -180,7 +182,7 @@ mod tests {
     fn the_nearest_line_decides() {
         let lines = [("socket.*", Action::Note), ("socket.connect", Action::Deny), ("json", Action::Allow), ("xml.etree.*", Action::Allow)];
         let modules = Modules { default: Some(Action::Deny), rules: lines.map(|(name, action)| (name.to_owned(), action)).into() };
-        let of = |name| action(&modules, name);
+        let of = |name| modules.action(name);
         assert_eq!(
             [of("socket.connect"), of("socket.bind"), of("socket"), of("os.system")],
             [Action::Deny, Action::Note, Action::Deny, Action::Allow]

@@ -13,11 +13,16 @@ use crate::model::{Access, AuditMode, Degradable, SocketFamily};
 pub const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 
 /// Socket families by the name that a policy uses.
-pub const FAMILIES: &[(&str, SocketFamily)] =
-    &[("unix", SocketFamily::Unix), ("inet", SocketFamily::Inet), ("inet6", SocketFamily::Inet6), ("netlink", SocketFamily::Netlink)];
+pub const FAMILIES: &[(&str, SocketFamily)] = &[
+    (SocketFamily::Unix.name(), SocketFamily::Unix),
+    (SocketFamily::Inet.name(), SocketFamily::Inet),
+    (SocketFamily::Inet6.name(), SocketFamily::Inet6),
+    (SocketFamily::Netlink.name(), SocketFamily::Netlink),
+];
 
 /// Whether runs are written down.
-pub const AUDIT_MODES: &[(&str, AuditMode)] = &[("off", AuditMode::Off), ("try", AuditMode::Try), ("required", AuditMode::Required)];
+pub const AUDIT_MODES: &[(&str, AuditMode)] =
+    &[(AuditMode::Off.name(), AuditMode::Off), (AuditMode::Try.name(), AuditMode::Try), (AuditMode::Required.name(), AuditMode::Required)];
 
 /// What is done about a finding of screening.
 pub const ACTIONS: &[(&str, Action)] = &[
@@ -28,7 +33,7 @@ pub const ACTIONS: &[(&str, Action)] = &[
 ];
 
 /// Ways to open scratch.
-pub const ACCESS: &[(&str, Access)] = &[("rw", Access::Rw), ("ro", Access::Ro)];
+pub const ACCESS: &[(&str, Access)] = &[(Access::Rw.name(), Access::Rw), (Access::Ro.name(), Access::Ro)];
 
 /// Layers that a policy may let a run go without.
 pub const DEGRADABLE: &[(&str, Degradable)] = &[
@@ -159,6 +164,11 @@ pub fn ioctl_name(number: u32) -> Option<&'static str> {
     IOCTLS.iter().find(|(_, known)| *known == number).map(|(name, _)| *name)
 }
 
+/// An `ioctl` request as a policy may write it: its name, or its number in hex.
+pub fn ioctl_text(number: u32) -> String {
+    ioctl_name(number).map_or_else(|| format!("{number:#x}"), str::to_owned)
+}
+
 /// Looks a name up in a table of pairs.
 pub(crate) fn find<T: Copy>(table: &[(&str, T)], name: &str) -> Option<T> {
     table.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
@@ -182,24 +192,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// Insertions, deletions, replacements and swaps of neighbours between two words.
 fn distance(left: &str, right: &str) -> usize {
-    let left: Vec<char> = left.to_lowercase().chars().collect();
-    let right: Vec<char> = right.to_lowercase().chars().collect();
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=right.len()).collect();
-    for (row, a) in left.iter().enumerate() {
-        let mut current = vec![row + 1];
-        for (column, b) in right.iter().enumerate() {
-            let replaced = above[column] + usize::from(a != b);
-            let mut least = replaced.min(above[column + 1] + 1).min(current[column] + 1);
-            let swapped = row > 0 && column > 0 && *a == right[column - 1] && left[row - 1] == *b;
-            if swapped {
-                least = least.min(before[column - 1] + 1);
-            }
-            current.push(least);
-        }
-        before = std::mem::replace(&mut above, current);
-    }
-    above[right.len()]
+    strsim::osa_distance(&left.to_lowercase(), &right.to_lowercase())
 }
 
 #[cfg(test)]

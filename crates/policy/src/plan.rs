@@ -1,8 +1,8 @@
-//! The plan of one run: policy, host facts and the request's narrowing, resolved.
+//! The plan of one run: policy, host facts and the run request, resolved.
 //!
-//! A plan is a value. Every path, flag, limit and rule of the run stands in it, and
+//! A plan is a value. It contains every path, flag, limit and rule of the run, and
 //! nothing is decided after it; `--dry-run` prints it and tests compare it whole.
-//! Making one touches nothing. It holds no contents: neither code nor files, and of
+//! Making a plan changes nothing on the host. It holds no contents: neither code nor files, and of
 //! environment variables only what the policy itself sets.
 
 mod confinement;
@@ -13,28 +13,26 @@ mod value;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use serde::Serialize;
 use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
-    egress,
     facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, Policy, Runtime},
+    whitelist,
 };
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
-pub use root::Groundwork;
 use root::plan_root;
-pub(crate) use root::{PROC_MASKS, WRITABLE, is_program_directory};
+pub use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
 pub use value::*;
 
-/// What one request asks for, checked for form but not yet for permission.
+/// The values of one request, checked for form but not yet for permission.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Narrowing {
+pub struct RunRequest {
     /// What runs.
     pub program: Program,
     /// Arguments behind it.
@@ -45,11 +43,11 @@ pub struct Narrowing {
     pub limits: BTreeMap<LimitKey, Option<u64>>,
     /// The host directory, opened and checked; none: a private one.
     pub scratch: Option<HostScratch>,
-    /// Another path by which the caller speaks of it, through links of the host.
+    /// The caller's path for it, where that goes through symlinks of the host.
     pub scratch_alias: Option<PathBuf>,
     /// `--runtime NAME=PATH`: interpreters in place of the policy's.
     pub interpreters: BTreeMap<String, Interpreter>,
-    /// The payload talks to a terminal.
+    /// The payload gets a terminal.
     pub terminal: bool,
     /// It is one run of a session.
     pub session: bool,
@@ -65,14 +63,14 @@ pub enum Program {
         /// A name without ending that nothing in scratch has.
         stem: String,
     },
-    /// A command, found inside by its PATH.
+    /// A command, searched inside by its PATH.
     Command(Vec<String>),
-    /// A runtime's interpreter by itself, for whatever its arguments say.
+    /// A runtime's interpreter by itself, with the request's arguments.
     Interpreter {
         /// The runtime, or an alias of it.
         runtime: String,
     },
-    /// A program of stockade's own, given as bytes, under this name.
+    /// A program that Stockade brings, given as bytes, under this name.
     Image(String),
 }
 
@@ -87,7 +85,7 @@ impl Default for Program {
 pub struct HostScratch {
     /// Its absolute path, without links.
     pub path: PathBuf,
-    /// Who owns it.
+    /// Its owner.
     pub owner: (u32, u32),
     /// Its file system took an idmap, or root does not launch.
     pub idmappable: bool,
@@ -101,10 +99,10 @@ pub struct HostScratch {
 pub enum Protection {
     /// It may be read, not changed.
     ReadOnly,
-    /// An empty, unreadable thing stands in its place.
+    /// An empty, unreadable file or directory covers it.
     Hidden,
-    /// A directory above such a path: it keeps its name, so that what lies below keeps its
-    /// own, which the policy goes by.
+    /// A directory above such a path. It cannot be renamed, so that the paths below it, which
+    /// the policy names, stay the same.
     Pinned,
 }
 
@@ -125,104 +123,73 @@ pub struct PlanError {
     pub callers_fault: bool,
     /// A stable identifier.
     pub reason: &'static str,
-    /// What, where, why and how to mend it.
+    /// What, where, why and how to fix it.
     pub message: String,
 }
 
-fn asked(reason: &'static str, message: String) -> PlanError {
+fn request_error(reason: &'static str, message: String) -> PlanError {
     PlanError { callers_fault: true, reason, message }
 }
 
-fn lacking(reason: &'static str, message: String) -> PlanError {
+fn host_error(reason: &'static str, message: String) -> PlanError {
     PlanError { callers_fault: false, reason, message }
 }
 
-/// Where the private scratch stands.
+/// The path of the private scratch.
 pub const PRIVATE_SCRATCH: &str = "/scratch";
-/// Where home stands, unless it is in scratch.
+/// The path of home, unless it is in scratch.
 pub const HOME: &str = "/home/sandbox";
 /// The least `memory` that a cgroup may enforce. Until it becomes the executor the sandbox's
 /// first process shares the launcher's memory, and an out-of-memory kill takes all who share.
-pub const LEAST_MEMORY: u64 = 4 << 20;
+pub const MIN_MEMORY: u64 = 4 << 20;
 /// What the root tmpfs holds beside the writable parts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
-/// What a policy alone decides of the plan of a run, worked out once: before anything is known
-/// of the host, and then as a part of the plan. It keeps hold of its policy, so that it can
-/// become a part of no other's.
-pub struct Draft<'p> {
-    policy: &'p Policy,
-    ground: Arc<Groundwork>,
-}
-
-impl<'p> Draft<'p> {
-    /// The draft of this policy's plans.
-    pub fn of(policy: &'p Policy) -> Self {
-        Draft { policy, ground: Arc::new(Groundwork::new(policy, policy.identity.gid)) }
-    }
-
-    /// What the plan of whatever is asked for will most likely be founded on, with user
-    /// namespaces and these ids on the host. Whether it is, [`Plan::is_founded_on`] says.
-    pub fn foundation(&self, mode: Mode, outside: (u32, u32)) -> Foundation {
-        let identity = &self.policy.identity;
-        Foundation {
-            mode,
-            user_namespaces: UserNamespaces::Nested,
-            inside: (identity.uid, identity.gid),
-            outside,
-            hostname: identity.hostname.clone(),
-            root_size: root_size(&self.policy.limits),
-            ground: Arc::clone(&self.ground),
-        }
-    }
-
-    /// Works out the plan of one run. `filters` are those of the policy.
-    ///
-    /// # Errors
-    /// The request asks for more than the policy allows, or the host lacks a layer that
-    /// the policy does not let the run go without.
-    pub fn plan(&self, filters: &Filters, facts: &HostFacts, narrowing: &Narrowing) -> Result<Plan, PlanError> {
-        let policy = self.policy;
-        let mut degraded = Vec::new();
-        let limits = narrow_limits(policy, narrowing)?;
-        refuse_too_little_memory(facts, narrowing, &limits)?;
-        let identity = plan_identity(policy, facts, narrowing, &mut degraded)?;
-        let scratch = plan_scratch(policy, narrowing, &limits)?;
-        let (argv, program_file, extra) = plan_program(policy, facts, narrowing, &scratch)?;
-        let (root, writable) = plan_root(self, facts, narrowing, &identity, &scratch, &extra, &limits)?;
-        let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
-        let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
-        let environment = plan_environment(policy, narrowing, &scratch)?;
-        let filter = plan_filter(policy, filters, &scratch);
-        let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
-        let cpus = usable_cpus(facts, &limits);
-        let egress = plan_egress(policy);
-        Ok(Plan {
-            policy: policy.name.clone(),
-            policy_sha256: policy.sha256.clone(),
-            mode: if facts.privileged { Mode::Root } else { Mode::Rootless },
-            identity,
-            root,
-            root_size: root_size(&limits),
-            scratch,
-            argv,
-            environment: environment.keys().cloned().collect(),
-            environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
-            program_file,
-            rlimits,
-            cgroup,
-            cpus,
-            landlock,
-            payload_landlock,
-            filter,
-            limits,
-            egress,
-            terminal: narrowing.terminal,
-            session: narrowing.session,
-            image: matches!(narrowing.program, Program::Image(_)),
-            degraded,
-        })
-    }
+/// Works out the plan of one run. `filters` are those of the policy.
+///
+/// # Errors
+/// The request asks for more than the policy allows, or the host lacks a layer that
+/// the policy does not let the run go without.
+pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: &RunRequest) -> Result<Plan, PlanError> {
+    let mut degraded = Vec::new();
+    let limits = narrow_limits(policy, run_request)?;
+    refuse_too_little_memory(facts, run_request, &limits)?;
+    let identity = plan_identity(policy, facts, run_request, &mut degraded)?;
+    let scratch = plan_scratch(policy, run_request, &limits)?;
+    let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
+    let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &extra, &limits)?;
+    let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
+    let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
+    let environment = plan_environment(policy, run_request, &scratch)?;
+    let filter = plan_filter(policy, filters, &scratch);
+    let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
+    let cpus = usable_cpus(facts, &limits);
+    let egress = plan_egress(policy);
+    Ok(Plan {
+        policy: policy.name.clone(),
+        policy_sha256: policy.sha256.clone(),
+        mode: if facts.privileged { Mode::Root } else { Mode::Rootless },
+        identity,
+        root,
+        root_size: root_size(&limits),
+        scratch,
+        argv,
+        environment: environment.keys().cloned().collect(),
+        environment_values: environment.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        program_file,
+        rlimits,
+        cgroup,
+        cpus,
+        landlock,
+        payload_landlock,
+        filter,
+        limits,
+        egress,
+        terminal: run_request.terminal,
+        session: run_request.session,
+        image: matches!(run_request.program, Program::Image(_)),
+        degraded,
+    })
 }
 
 fn root_size(limits: &Limits) -> Option<u64> {
@@ -231,27 +198,27 @@ fn root_size(limits: &Limits) -> Option<u64> {
 
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
     let whitelist = policy.egress.whitelist.clone();
-    (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: egress::RESOLVER })
+    (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: whitelist::RESOLVER })
 }
 
-/// Setting up the sandbox must not meet the limit: see [`LEAST_MEMORY`].
-fn refuse_too_little_memory(facts: &HostFacts, narrowing: &Narrowing, limits: &Limits) -> Result<(), PlanError> {
+/// Setting up the sandbox must not reach the limit: see [`MIN_MEMORY`].
+fn refuse_too_little_memory(facts: &HostFacts, run_request: &RunRequest, limits: &Limits) -> Result<(), PlanError> {
     let memory = limits.get(LimitKey::Memory);
-    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) || memory.is_none_or(|memory| memory >= LEAST_MEMORY) {
+    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) || memory.is_none_or(|memory| memory >= MIN_MEMORY) {
         return Ok(());
     }
     let message = format!(
         "limits.memory: {} is too little for the sandbox itself; at least {}, and an interpreter needs some 16MiB",
         LimitKey::Memory.format(memory),
-        LimitKey::Memory.format(Some(LEAST_MEMORY))
+        LimitKey::Memory.format(Some(MIN_MEMORY))
     );
-    let asked_for = narrowing.limits.contains_key(&LimitKey::Memory);
-    Err(if asked_for { asked("memory_too_small", message) } else { lacking("memory_too_small", message) })
+    let asked_for = run_request.limits.contains_key(&LimitKey::Memory);
+    Err(if asked_for { request_error("memory_too_small", message) } else { host_error("memory_too_small", message) })
 }
 
-fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanError> {
+fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, PlanError> {
     let mut limits = policy.limits.clone();
-    for (&key, &wanted) in &narrowing.limits {
+    for (&key, &wanted) in &run_request.limits {
         let most = policy.limits_max.get(key);
         let fits = match (wanted, most) {
             (_, None) => true,
@@ -260,7 +227,7 @@ fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanE
         };
         if !fits {
             let (name, wanted, most) = (key.name(), key.format(wanted), key.format(most));
-            return Err(asked(
+            return Err(request_error(
                 "limit_above_maximum",
                 format!(
                     "limits.{name}: {wanted} is above the maximum {most} of policy `{}`; ask for at most {most}, or raise `{name}` under [limits.max] in a policy of your own",
@@ -272,9 +239,9 @@ fn narrow_limits(policy: &Policy, narrowing: &Narrowing) -> Result<Limits, PlanE
     }
     if let Some(memory) = limits.get(LimitKey::Memory) {
         let tmp = limits.get(LimitKey::TmpSize).unwrap_or(u64::MAX);
-        let scratch = if narrowing.scratch.is_some() { Some(0) } else { limits.get(LimitKey::ScratchSize) };
+        let scratch = if run_request.scratch.is_some() { Some(0) } else { limits.get(LimitKey::ScratchSize) };
         if tmp.saturating_add(scratch.unwrap_or(u64::MAX)) >= memory {
-            return Err(asked(
+            return Err(request_error(
                 "tmpfs_above_memory",
                 format!(
                     "limits: tmp_size {} and a private scratch_size {} are charged to memory {}, so their sum must be below it; lower them or raise `memory`",
@@ -293,7 +260,7 @@ fn may_degrade(policy: &Policy, facts: &HostFacts, layer: Degradable) -> bool {
     list.contains(&layer)
 }
 
-/// Goes on without a layer if the policy lets it, else refuses.
+/// Continues without a layer if the policy's `[degrade]` allows that, else refuses.
 fn degrade(
     policy: &Policy,
     facts: &HostFacts,
@@ -312,7 +279,7 @@ fn degrade(
         Degradable::UniqueUid => "unique_uid_unavailable",
         Degradable::UserNamespace => "namespaces_refused",
     };
-    Err(lacking(
+    Err(host_error(
         id,
         format!(
             "policy `{}` requires the layer `{name}`: {reason}; or allow runs without it by `[degrade] {mode} = [\"{name}\"]`",
@@ -324,16 +291,16 @@ fn degrade(
 fn plan_identity(
     policy: &Policy,
     facts: &HostFacts,
-    narrowing: &Narrowing,
+    run_request: &RunRequest,
     degraded: &mut Vec<(&'static str, String)>,
 ) -> Result<Identity, PlanError> {
     if let Some(refusal) = &facts.user_namespace_refusal {
-        return plan_identity_on_host(policy, facts, narrowing, refusal, degraded);
+        return plan_identity_on_host(policy, facts, run_request, refusal, degraded);
     }
     let caller = (facts.caller.uid, facts.caller.gid);
     let (mut outside, mut idmapped_to) = (caller, None);
     if facts.privileged {
-        let refusal = match (&narrowing.scratch, facts.unique_id) {
+        let refusal = match (&run_request.scratch, facts.unique_id) {
             (_, None) => facts.unique_id_refusal.clone().or_else(|| Some(String::from("no host uid could be set aside for the run"))),
             (Some(scratch), _) if !scratch.idmappable => Some(format!(
                 "the file system of {} cannot be idmapped; put scratch on ext4, xfs or btrfs (tmpfs from Linux 6.3)",
@@ -344,13 +311,13 @@ fn plan_identity(
         match (refusal, facts.unique_id) {
             (None, Some(id)) => {
                 outside = (id, id);
-                idmapped_to = narrowing.scratch.as_ref().map(|scratch| scratch.owner);
+                idmapped_to = run_request.scratch.as_ref().map(|scratch| scratch.owner);
             }
             (refusal, _) => {
                 degrade(policy, facts, Degradable::UniqueUid, refusal.unwrap_or_default(), degraded)?;
-                outside = narrowing.scratch.as_ref().map_or(caller, |scratch| scratch.owner);
+                outside = run_request.scratch.as_ref().map_or(caller, |scratch| scratch.owner);
                 if outside.0 == 0 || outside.1 == 0 {
-                    return Err(lacking(
+                    return Err(host_error(
                         "root_uid",
                         String::from("without a uid of its own the run would be root's; run through sudo as an ordinary user"),
                     ));
@@ -369,32 +336,32 @@ fn plan_identity(
     })
 }
 
-/// Root without user namespaces. The uid of the run's own then is all that keeps it from
-/// being somebody on the host, so it must have one.
+/// Root without user namespaces. Then only a dedicated uid separates the run from the host's
+/// users, so it must have one.
 fn plan_identity_on_host(
     policy: &Policy,
     facts: &HostFacts,
-    narrowing: &Narrowing,
+    run_request: &RunRequest,
     refusal: &str,
     degraded: &mut Vec<(&'static str, String)>,
 ) -> Result<Identity, PlanError> {
     degrade(policy, facts, Degradable::UserNamespace, refusal.to_owned(), degraded)?;
     let Some(id) = facts.unique_id else {
         let why = facts.unique_id_refusal.as_deref().unwrap_or("no host uid could be set aside for the run");
-        return Err(lacking(
+        return Err(host_error(
             "unique_uid_unavailable",
             format!("a run without `user_namespace` must have a host uid of its own, whatever `[degrade]` says: {why}"),
         ));
     };
     if !policy.egress.whitelist.is_empty() {
-        // The gate has the run's uid, on the host: a user namespace shall stand between.
-        return Err(lacking(
+        // The gate has the run's uid on the host: a user namespace must separate the two.
+        return Err(host_error(
             "egress_unavailable",
             format!("policy `{}` has an egress whitelist, which is not opened without user namespaces: {refusal}", policy.name),
         ));
     }
-    if let Some(scratch) = &narrowing.scratch {
-        return Err(lacking(
+    if let Some(scratch) = &run_request.scratch {
+        return Err(host_error(
             "scratch_not_idmappable",
             format!(
                 "scratch {}: its files could not be the caller's, as an idmap needs a user namespace ({refusal}); or leave scratch out: `files` go in and `collect` brings them back",
@@ -413,13 +380,13 @@ fn plan_identity_on_host(
     })
 }
 
-fn plan_scratch(policy: &Policy, narrowing: &Narrowing, limits: &Limits) -> Result<ScratchPlan, PlanError> {
+fn plan_scratch(policy: &Policy, run_request: &RunRequest, limits: &Limits) -> Result<ScratchPlan, PlanError> {
     let read_only = policy.scratch.access == Access::Ro;
     let kind = |kind: PathKind| match kind {
         PathKind::Directory => PathKindName::Directory,
         PathKind::File => PathKindName::File,
     };
-    let (path, host, protected) = match &narrowing.scratch {
+    let (path, host, protected) = match &run_request.scratch {
         None => (PathBuf::from(PRIVATE_SCRATCH), false, Vec::new()),
         Some(scratch) => {
             refuse_covered_scratch(policy, &scratch.path)?;
@@ -433,10 +400,10 @@ fn plan_scratch(policy: &Policy, narrowing: &Narrowing, limits: &Limits) -> Resu
     Ok(ScratchPlan { path, host, read_only, size: limits.get(LimitKey::ScratchSize), files: limits.get(LimitKey::ScratchFiles), protected })
 }
 
-/// A scratch stands at its own path inside, so it must not cover what the sandbox is.
+/// A host scratch has the same path inside, so it must not cover a directory of the sandbox.
 fn refuse_covered_scratch(policy: &Policy, path: &Path) -> Result<(), PlanError> {
     match taken(policy, path) {
-        Some(taken) => Err(asked(
+        Some(taken) => Err(request_error(
             "scratch_in_system_directory",
             format!(
                 "scratch {}: it would stand at the same path inside, where {} belongs to the sandbox; use a directory elsewhere, such as below /srv, /tmp or a home directory",
@@ -448,7 +415,7 @@ fn refuse_covered_scratch(policy: &Policy, path: &Path) -> Result<(), PlanError>
     }
 }
 
-/// What of the sandbox's own lies at a path, above or below it.
+/// The sandbox directory that a path equals, contains or lies in.
 fn taken<'p>(policy: &'p Policy, path: &Path) -> Option<&'p Path> {
     let ours = ["/proc", "/dev", "/sys", "/etc", "/bin", "/sbin", "/lib", "/lib64", "/run"].into_iter().map(Path::new);
     let shown = policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional).map(PathBuf::as_path);
@@ -457,18 +424,18 @@ fn taken<'p>(policy: &'p Policy, path: &Path) -> Option<&'p Path> {
 
 type ProgramPlan = (Vec<String>, Option<(PathBuf, String)>, Vec<PathBuf>);
 
-fn plan_program(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing, scratch: &ScratchPlan) -> Result<ProgramPlan, PlanError> {
-    let (language, stem) = match &narrowing.program {
+fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, scratch: &ScratchPlan) -> Result<ProgramPlan, PlanError> {
+    let (language, stem) = match &run_request.program {
         Program::Command(command) => {
-            let argv = command.iter().chain(&narrowing.arguments).cloned().collect();
-            return Ok((argv, None, interpreter_paths(narrowing, None)));
+            let argv = command.iter().chain(&run_request.arguments).cloned().collect();
+            return Ok((argv, None, interpreter_paths(run_request, None)));
         }
         Program::Image(name) => return Ok((vec![name.clone()], None, Vec::new())),
         Program::Interpreter { runtime } => (runtime.as_str(), None),
         Program::Code { language, stem } => (language.as_deref().unwrap_or(&policy.language), Some(stem)),
     };
     let (name, runtime) = find_runtime(policy, language)?;
-    let interpreter = plan_interpreter(name, runtime, facts, narrowing)?;
+    let interpreter = plan_interpreter(name, runtime, facts, run_request)?;
     let file = stem.map(|stem| {
         let file_name = if runtime.extension.is_empty() { stem.clone() } else { format!("{stem}.{}", runtime.extension) };
         let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
@@ -479,14 +446,14 @@ fn plan_program(policy: &Policy, facts: &HostFacts, narrowing: &Narrowing, scrat
         let path = directory.join(name);
         argv.extend(runtime.command.iter().skip(1).map(|word| word.replace("{file}", &path.to_string_lossy())));
     }
-    argv.extend(narrowing.arguments.iter().cloned());
-    Ok((argv, file, interpreter_paths(narrowing, runtime.venv.as_ref())))
+    argv.extend(run_request.arguments.iter().cloned());
+    Ok((argv, file, interpreter_paths(run_request, runtime.venv.as_ref())))
 }
 
 /// The interpreter of a runtime: the chosen one, that of its virtual environment, or the
 /// command's own.
-fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, narrowing: &Narrowing) -> Result<PathBuf, PlanError> {
-    let chosen = narrowing.interpreters.get(name).map(|chosen| chosen.program.clone());
+fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, run_request: &RunRequest) -> Result<PathBuf, PlanError> {
+    let chosen = run_request.interpreters.get(name).map(|chosen| chosen.program.clone());
     let interpreter = chosen.clone().unwrap_or_else(|| runtime.interpreter());
     if facts.paths.get(&interpreter) == Some(&PathKind::File) {
         return Ok(interpreter);
@@ -498,18 +465,18 @@ fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, narrowing:
         ),
         _ => format!("install it, name another by --runtime {name}=PATH, or change `command` under [runtimes.{name}]"),
     };
-    Err(lacking("interpreter_missing", format!("runtime `{name}`: {} is not on this host; {remedy}", interpreter.display())))
+    Err(host_error("interpreter_missing", format!("runtime `{name}`: {} is not on this host; {remedy}", interpreter.display())))
 }
 
 /// Every directory that a chosen interpreter needs, and the runtime's own venv.
-fn interpreter_paths(narrowing: &Narrowing, venv: Option<&PathBuf>) -> Vec<PathBuf> {
-    narrowing.interpreters.values().flat_map(|interpreter| interpreter.read_only.iter()).chain(venv).cloned().collect()
+fn interpreter_paths(run_request: &RunRequest, venv: Option<&PathBuf>) -> Vec<PathBuf> {
+    run_request.interpreters.values().flat_map(|interpreter| interpreter.read_only.iter()).chain(venv).cloned().collect()
 }
 
 /// A runtime by name or alias, case ignored.
 ///
 /// # Errors
-/// The policy has none of that name; the message lists those it has.
+/// The policy has no runtime of that name; the message lists the names.
 pub fn find_runtime<'a>(policy: &'a Policy, language: &str) -> Result<(&'a str, &'a Runtime), PlanError> {
     policy
         .runtimes
@@ -520,7 +487,7 @@ pub fn find_runtime<'a>(policy: &'a Policy, language: &str) -> Result<(&'a str, 
         .map(|(name, runtime)| (name.as_str(), runtime))
         .ok_or_else(|| {
             let known: Vec<&str> = policy.runtimes.keys().map(String::as_str).collect();
-            asked(
+            request_error(
                 "unknown_language",
                 format!(
                     "language `{language}`: policy `{}` has no such runtime; it has {}; add one by a [runtimes.NAME] section",
@@ -541,7 +508,7 @@ fn temporary(scratch: &ScratchPlan) -> &'static Path {
     if scratch.path.starts_with("/tmp") { Path::new(HOME) } else { Path::new("/tmp") }
 }
 
-fn plan_environment(policy: &Policy, narrowing: &Narrowing, scratch: &ScratchPlan) -> Result<BTreeMap<String, String>, PlanError> {
+fn plan_environment(policy: &Policy, run_request: &RunRequest, scratch: &ScratchPlan) -> Result<BTreeMap<String, String>, PlanError> {
     let mut all = policy.environment.set.clone();
     all.insert(String::from("HOME"), home_of(scratch, policy.scratch.home).to_string_lossy().into_owned());
     all.insert(String::from("USER"), policy.identity.user.clone());
@@ -549,7 +516,7 @@ fn plan_environment(policy: &Policy, narrowing: &Narrowing, scratch: &ScratchPla
     if all.get("TMPDIR").is_some_and(|directory| directory == "/tmp") {
         all.insert(String::from("TMPDIR"), temporary(scratch).to_string_lossy().into_owned());
     }
-    let language = match &narrowing.program {
+    let language = match &run_request.program {
         Program::Code { language, .. } => Some(language.as_deref().unwrap_or(&policy.language)),
         Program::Interpreter { runtime } => Some(runtime.as_str()),
         Program::Command(_) | Program::Image(_) => None,
@@ -558,9 +525,9 @@ fn plan_environment(policy: &Policy, narrowing: &Narrowing, scratch: &ScratchPla
         let (_, runtime) = find_runtime(policy, language)?;
         all.extend(runtime.environment.clone());
     }
-    for (name, value) in &narrowing.environment {
+    for (name, value) in &run_request.environment {
         if !policy.environment.accepts(name) {
-            return Err(asked(
+            return Err(request_error(
                 "env_not_accepted",
                 format!("env: policy `{}` does not accept the variable `{name}`; add it to `accept` under [environment]", policy.name),
             ));

@@ -1,13 +1,12 @@
 //! The policy format as JSON Schema, from the table that the parser uses.
 //!
 //! An editor that follows it catches misspellings while a policy is written. It is looser
-//! than the parser: it cannot say what two values together mean.
+//! than the reader: it does not compare values with each other.
 
 use serde_json::{Map, Value, json};
 use stockade_protocol::{LimitKey, Quantity};
 
 use crate::{
-    document::item_values,
     keys::{self, Key, Kind},
     modules,
 };
@@ -52,13 +51,13 @@ fn members(value: Value) -> Map<String, Value> {
 fn describe(kind: Kind) -> Map<String, Value> {
     match kind {
         Kind::Version => members(json!({ "const": 1 })),
-        Kind::Text => members(json!({ "type": "string" })),
-        Kind::Choice(values) => members(json!({ "enum": values })),
-        Kind::Number => members(json!({ "type": "integer", "minimum": 1 })),
+        Kind::Text(_) => members(json!({ "type": "string" })),
+        Kind::Choice(_, values) => members(json!({ "enum": values })),
+        Kind::Id => members(json!({ "type": "integer", "minimum": 1 })),
         Kind::Flag => members(json!({ "type": "boolean" })),
-        Kind::Words => members(words(json!({ "type": "string" }))),
+        Kind::Words(_) | Kind::Command | Kind::Removals => members(words(json!({ "type": "string" }))),
         Kind::List(item) => {
-            let known = item_values(item);
+            let known = item.values();
             let list = words(if known.is_empty() { json!({ "type": "string" }) } else { json!({ "enum": known }) });
             let changes = |names: &[&str]| closed(names.iter().map(|name| ((*name).to_owned(), list.clone())).collect());
             members(json!({ "oneOf": [list, changes(&["add", "remove"]), changes(&["replace"])] }))
@@ -70,10 +69,9 @@ fn describe(kind: Kind) -> Map<String, Value> {
             members(json!({ "type": "object", "additionalProperties": { "enum": actions } }))
         }
         Kind::Named(keys) => members(json!({ "type": "object", "additionalProperties": object(keys) })),
-        Kind::Limits => closed(limits()),
         Kind::LimitsWithMax => {
             let mut properties = limits();
-            properties.insert("max".to_owned(), Value::Object(describe(Kind::Limits)));
+            properties.insert("max".to_owned(), Value::Object(closed(limits())));
             closed(properties)
         }
     }

@@ -1,7 +1,6 @@
 //! The policies and examples that are compiled in, as text.
 //!
-//! They are read like any other; nothing about them is special but that no file can
-//! change them.
+//! They are parsed like every other policy. No file of a host can change them.
 
 /// The shipped policies by name.
 pub const SHIPPED: &[(&str, &str)] = &[
@@ -14,7 +13,7 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ("blueprint", include_str!("../../../policies/blueprint.toml")),
 ];
 
-/// Policies to copy from; no name finds them.
+/// Policies to copy. A name never loads one.
 pub const EXAMPLES: &[(&str, &str)] = &[("perl", include_str!("../../../policies/examples/perl.toml"))];
 
 /// The text of a shipped policy.

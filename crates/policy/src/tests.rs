@@ -223,6 +223,18 @@ fn what_undoes_a_layer_cannot_be_allowed() {
 }
 
 #[test]
+fn more_ioctl_requests_than_the_filter_can_compare_are_refused_where_they_stand() {
+    let requests = |count: usize| (0x9000..0x9000 + count).map(|number| format!("\"{number:#x}\"")).collect::<Vec<_>>().join(", ");
+    let replaced = |count| child(&format!("[seccomp]\nioctl = {{ replace = [{}] }}\n", requests(count)));
+    assert_eq!(load_text(&replaced(255)).unwrap().seccomp.ioctl.len(), 255);
+    let report = refusal(&replaced(256));
+    assert!(report.contains("more than 255 ioctl requests") && report.contains("--> test.toml:4:"), "{report}");
+    // What is inherited counts.
+    let report = refusal(&child(&format!("[seccomp]\nioctl = {{ add = [{}] }}\n", requests(255))));
+    assert!(report.contains("more than 255 ioctl requests") && report.contains("--> test.toml:4:"), "{report}");
+}
+
+#[test]
 fn limits_stay_below_their_maximum_and_memory_above_its_files() {
     refused("wall = \"30s\"", "wall = \"none\"", "above its own maximum");
     refused("processes = 64", "processes = 513", "at most 512");
@@ -257,7 +269,7 @@ fn a_bad_rule_is_shown_with_place_caret_reason_and_remedy() {
            = help: write \"10.0.5.7\" for the one host, or \"10.0.5.0/24\" for the network"
     );
     for (rule, said) in [
-        ("*:443", "names whom it opens"),
+        ("*:443", "target is missing"),
         ("*.com:443", "top-level"),
         ("a.example:1/udp", "UDP is not supported"),
         ("a\\u0000b:1", "control"),
@@ -283,11 +295,15 @@ fn a_whitelist_is_inherited_and_changed_like_any_list() {
 }
 
 #[test]
-fn rules_that_contradict_each_other_or_serve_nobody_are_refused() {
-    refused("whitelist = []", "whitelist = [\"a.example:1-9\", \"a.example:5/tcp\"]", "say different things of one port");
+fn rules_that_conflict_or_have_no_effect_are_refused() {
+    refused(
+        "whitelist = []",
+        "whitelist = [\"a.example:1-9\", \"a.example:5/tcp\"]",
+        "conflicting rules for one port: `a.example:5/tcp` allows any TCP, `a.example:1-9` only TLS and HTTP",
+    );
     assert!(load_text(&changed("whitelist = []", "whitelist = [\"a.example:1-4\", \"a.example:5/tcp\", \"*.example.org:5\"]")).is_ok());
     let report = refusal("schema = 1\nextends = \"strict\"\n[egress]\nwhitelist = { add = [\"a.example:1\"] }\n");
-    assert!(report.contains("no program open a socket") && report.contains("socket_families"), "{report}");
+    assert!(report.contains("no program open an Internet socket") && report.contains("socket_families"), "{report}");
     let opened = "schema = 1\nextends = \"strict\"\n[seccomp]\nsocket_families = { add = [\"inet\"] }\n[egress]\nwhitelist = { add = [\"a.example:1\"] }\n";
     assert!(load_text(opened).is_ok());
 }
@@ -321,10 +337,10 @@ fn review_is_default_in_all_but_what_is_done_about_findings() {
 #[test]
 fn approvers_need_something_to_approve() {
     let lines = |more: &str| child(&format!("[screen]\n{more}approvers = {{ add = [\"group:secops\"] }}\n"));
-    assert!(refusal(&lines("")).contains("nobody has one to give"));
+    assert!(refusal(&lines("")).contains("`approvers` has no effect"));
     load_text(&lines("process = \"approve\"\n")).unwrap();
     for (line, said) in [
-        ("approvers = { add = [\"secops\"] }", "names no approver"),
+        ("approvers = { add = [\"secops\"] }", "is not an approver"),
         ("approvers = { add = [\"uid:x\"] }", "not a number"),
         ("approvers = { add = [\"users:x\"] }", "unknown kind of approver"),
         ("approval_time = \"9s\"", "\"10s\" to \"24h\""),
@@ -342,7 +358,7 @@ fn code_that_cannot_be_read_counts_as_what_stops_code() {
     assert_eq!(about_the_unread("process = \"note\""), Action::Note);
     assert_eq!(about_the_unread("process = \"approve\""), Action::Approve);
     assert_eq!(about_the_unread("process = \"approve\"\nfork = \"deny\""), Action::Deny);
-    // What a policy says itself holds.
+    // A policy's own line holds.
     assert_eq!(about_the_unread("process = \"deny\"\nscreener = \"note\""), Action::Note);
     // Nothing gets milder, and a policy that extends none has the same.
     let of = |text: &str| load_text(text).unwrap().screen.action(Rule::Screener);
@@ -357,7 +373,7 @@ fn code_that_cannot_be_read_counts_as_what_stops_code() {
 #[test]
 fn a_policy_that_extends_nothing_states_everything() {
     let base = base();
-    // Screening is advice, and nobody has to take any.
+    // Screening is advice and may be turned off.
     let stated = base.split("[screen]").next().unwrap_or_default();
     for line in stated.lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
         let optional = ["aliases", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];

@@ -1,9 +1,9 @@
-//! Reading a small text file, either as it is or only if root alone could have written it;
-//! and opening a program of which that is so.
+//! Reads a small text file, trusted or not, and opens a trusted program: one that only root can
+//! have written.
 //!
-//! A trusted read walks from the root directory by descriptor, one component at a time,
-//! follows no symbolic link, and judges each opened descriptor, never a path: between the
-//! look and the use nothing can be exchanged. What the file says is not judged here.
+//! A trusted read walks from the root directory by descriptor, one component at a time, follows
+//! no symlink, and checks each opened descriptor, never a path, so that no file can be swapped
+//! between check and use. It does not check the contents.
 
 use std::{
     ffi::OsStr,
@@ -12,27 +12,27 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-// The workspace's rustix is built without std, for the executor's sake; it has its own
-// descriptors then, and takes paths as bytes.
+// The workspace's rustix is built without std, for the executor. It then has its own descriptor
+// types and takes paths as bytes.
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{FileType, Mode, OFlags, Stat, fstat, open, openat},
     io::Errno,
 };
 
-/// The largest file that is read.
-const LARGEST: usize = 1 << 20;
+/// Bytes of a file that is read.
+const MAX_FILE_LEN: usize = 1 << 20;
 
-/// Why a privileged launcher does not believe a file.
+/// Why a privileged launcher does not trust a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
     /// The path is relative or holds `..`.
-    #[error("its path is not absolute and plain; name it from / on, without `..`")]
+    #[error("its path is not absolute and plain; name it from /, without `..`")]
     Path,
-    /// A symbolic link on the way.
-    #[error("{} is a symbolic link; name the file itself", .0.display())]
+    /// A symlink on the way.
+    #[error("{} is a symlink; name the file itself", .0.display())]
     Link(PathBuf),
-    /// Somebody else owns it, or a directory above it.
+    /// Another user owns it, or a directory above it.
     #[error("{} belongs to uid {owner}, not to root; run `chown root {}`", path.display(), path.display())]
     Owner {
         /// The file or directory.
@@ -40,8 +40,8 @@ pub enum Distrust {
         /// Its owner.
         owner: u32,
     },
-    /// Others may write it, or a directory above it.
-    #[error("{} may be written by others than its owner (mode {mode:04o}); put the file into /etc/stockade, or take that right away where it is not meant", path.display())]
+    /// Other users may write it, or a directory above it.
+    #[error("{} may be written by others than its owner (mode {mode:04o}); put the file into /etc/stockade, or remove that permission", path.display())]
     Writable {
         /// The file or directory.
         path: PathBuf,
@@ -65,7 +65,7 @@ pub enum ReadError {
     #[error("{} is not a regular file", .0.display())]
     NotRegular(PathBuf),
     /// It is too large.
-    #[error("{} is larger than 1 MiB, so it is no such file", .0.display())]
+    #[error("{} is larger than 1 MiB", .0.display())]
     TooLarge(PathBuf),
     /// It is not UTF-8.
     #[error("{} is not UTF-8 text (byte {at})", path.display())]
@@ -75,7 +75,7 @@ pub enum ReadError {
         /// The first byte that is not.
         at: usize,
     },
-    /// Others than root could have written it.
+    /// Another user can have written it.
     #[error("{} is not trusted while running as root: {why}", path.display())]
     Untrusted {
         /// The file.
@@ -88,11 +88,11 @@ pub enum ReadError {
 const FILE: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NOCTTY)
-    // A fifo must not keep the launcher waiting before it is seen to be one.
+    // Opening a fifo must not block; it is refused afterwards.
     .union(OFlags::NONBLOCK);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Reads a file that its reader chose for himself. `None`: there is none.
+/// Reads any file. `None`: there is none.
 pub(crate) fn read_any(path: &Path) -> Result<Option<String>, ReadError> {
     match open(path.as_os_str().as_bytes(), FILE, Mode::empty()) {
         Ok(file) => read(&file, path).map(Some),
@@ -106,12 +106,12 @@ pub(crate) fn read_trusted(path: &Path) -> Result<Option<String>, ReadError> {
     walk(top(path)?, path, 0)
 }
 
-/// Opens a program that only root can have put there. `None`: there is none.
+/// Opens a program that only root can have written. `None`: there is none.
 ///
 /// # Errors
-/// Others could have, or the kernel refuses.
+/// Another user can have written it, or the kernel refuses.
 pub fn open_trusted_program(path: &Path) -> Result<Option<OwnedFd>, ReadError> {
-    let found = find(top(path)?, path, 0, Sticky::WillDo)?;
+    let found = find(top(path)?, path, 0, StickyDirectory::Trusted)?;
     found.map(|program| regular(&program, path).map(|()| program)).transpose()
 }
 
@@ -121,20 +121,20 @@ fn top(path: &Path) -> Result<OwnedFd, ReadError> {
 
 /// The walk, from any directory and for any owner, so that a test needs no root.
 fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadError> {
-    find(root, path, owner, Sticky::Distrusted)?.map(|file| read(&file, path)).transpose()
+    find(root, path, owner, StickyDirectory::Distrusted)?.map(|file| read(&file, path)).transpose()
 }
 
-/// What is thought of a directory such as `/tmp`, where everybody may make files and nobody
-/// may exchange another's.
+/// Whether a sticky directory such as `/tmp` is trusted: all users may make files in it, and
+/// none may replace another's.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sticky {
-    /// A name that is free in it is anybody's: a file that may be missing is not sought there.
+enum StickyDirectory {
+    /// No: another user may make the file that is missing.
     Distrusted,
-    /// What is found there, being its owner's, was put there by him.
-    WillDo,
+    /// Yes: a file in it that root owns was made by root.
+    Trusted,
 }
 
-fn find(root: OwnedFd, path: &Path, owner: u32, sticky: Sticky) -> Result<Option<OwnedFd>, ReadError> {
+fn find(root: OwnedFd, path: &Path, owner: u32, sticky: StickyDirectory) -> Result<Option<OwnedFd>, ReadError> {
     let distrust = |why| ReadError::Untrusted { path: path.to_owned(), why };
     let mut parts: Vec<&OsStr> = Vec::new();
     for (index, part) in path.components().enumerate() {
@@ -164,15 +164,15 @@ fn find(root: OwnedFd, path: &Path, owner: u32, sticky: Sticky) -> Result<Option
             Ok(Some(file))
         }
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        // O_NOFOLLOW answers ELOOP for a link in the last place.
+        // With O_NOFOLLOW a symlink fails with ELOOP.
         Err(Errno::LOOP) => Err(distrust(Distrust::Link(here))),
         Err(error) => Err(refused(path, error)),
     }
 }
 
-/// Judges one opened file or directory. The group bits are also the mask of an ACL, so
-/// that an ACL which lets anybody write shows here.
-fn judge(stat: &Stat, path: &Path, owner: u32, sticky: Sticky) -> Result<(), Distrust> {
+/// Checks one opened file or directory. The group bits are also the mask of an ACL, so an ACL
+/// that lets another user write is seen.
+fn judge(stat: &Stat, path: &Path, owner: u32, sticky: StickyDirectory) -> Result<(), Distrust> {
     let path = path.to_owned();
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::Symlink {
@@ -181,7 +181,7 @@ fn judge(stat: &Stat, path: &Path, owner: u32, sticky: Sticky) -> Result<(), Dis
     if stat.st_uid != owner {
         return Err(Distrust::Owner { path, owner: stat.st_uid });
     }
-    let guarded = sticky == Sticky::WillDo && kind == FileType::Directory && stat.st_mode & 0o1000 != 0;
+    let guarded = sticky == StickyDirectory::Trusted && kind == FileType::Directory && stat.st_mode & 0o1000 != 0;
     if stat.st_mode & 0o022 != 0 && !guarded {
         return Err(Distrust::Writable { path, mode: stat.st_mode & 0o7777 });
     }
@@ -214,7 +214,7 @@ fn read(file: &OwnedFd, path: &Path) -> Result<String, ReadError> {
             Err(Errno::INTR) => {}
             Err(error) => return Err(refused(path, error)),
         }
-        if bytes.len() > LARGEST {
+        if bytes.len() > MAX_FILE_LEN {
             return Err(ReadError::TooLarge(path.to_owned()));
         }
     }
@@ -296,7 +296,7 @@ pub(crate) mod tests {
     fn a_program_may_lie_below_a_sticky_directory_and_nowhere_else_where_others_write() {
         let found = |scene: &Scene| {
             let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
-            find(root, Path::new("/a/f"), rustix::process::geteuid().as_raw(), Sticky::WillDo)
+            find(root, Path::new("/a/f"), rustix::process::geteuid().as_raw(), StickyDirectory::Trusted)
         };
         for (path, mode, trusted) in [("a", 0o1777, true), ("", 0o1777, true), ("a", 0o777, false), ("a/f", 0o1757, false)] {
             let scene = Scene::new();
@@ -326,13 +326,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn somebody_elses_file_is_not_trusted() {
+    fn another_users_file_is_not_trusted() {
         let scene = Scene::new();
         scene.write("f", "text");
         let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
         let stranger = rustix::process::geteuid().as_raw().wrapping_add(1);
         let Err(ReadError::Untrusted { why: Distrust::Owner { .. }, .. }) = walk(root, Path::new("/f"), stranger) else {
-            panic!("somebody else's file was read")
+            panic!("another user's file was read")
         };
     }
 

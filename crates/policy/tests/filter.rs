@@ -9,7 +9,7 @@ use std::io::{Read, Seek};
 
 use libseccomp::{ScmpAction, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall};
 use stockade_policy::{
-    filter::{Action, Check, Rules, names},
+    filter::{Action, Check, FilterError, MAX_IOCTLS, Rules, names},
     model::{Seccomp, SocketFamily},
 };
 
@@ -54,7 +54,7 @@ fn default_policy() -> Seccomp {
 
 fn compiled(policy: &Seccomp) -> (Rules, Vec<u64>) {
     let rules = Rules::new(policy, false).unwrap();
-    let program = rules.compile();
+    let program = rules.compile().unwrap();
     (rules, program)
 }
 
@@ -97,7 +97,7 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                         allow(&mut filter, &[masked(argument.into(), 0o176_000, kind)]);
                     }
                 }
-                Check::OnSelf(argument) => allow(&mut filter, &[equal(argument.into(), 0)]),
+                Check::PidIsSelf(argument) => allow(&mut filter, &[equal(argument.into(), 0)]),
                 Check::Priority(which) => allow(&mut filter, &[equal(0, which), equal(1, 0)]),
                 Check::Personality => {
                     allow(&mut filter, &[equal(0, 0)]);
@@ -106,7 +106,7 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
                 Check::SocketPair => allow(&mut filter, &[equal(0, 1)]),
                 Check::Rename => allow(&mut filter, &[masked(4, 4, 0)]),
                 // Compared in a test of their own: libseccomp wants a rule for each value.
-                Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::Limit | Check::OwnLimit => continue,
+                Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::SetRlimit | Check::PrlimitSelf => continue,
                 Check::Ioctl => policy.ioctl.iter().for_each(|request| allow(&mut filter, &[equal(1, *request)])),
                 Check::Socket => {
                     for family in &policy.socket_families {
@@ -177,7 +177,7 @@ fn libseccomp_compiles_the_same_answers() {
         // These are compared in tests of their own.
         if matches!(
             names::name(number).and_then(|name| rules.action(&name)),
-            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::Limit | Check::OwnLimit))
+            Some(Action::Check(Check::Prctl | Check::SetSockOpt | Check::Fcntl { .. } | Check::SetRlimit | Check::PrlimitSelf))
         ) {
             continue;
         }
@@ -199,6 +199,31 @@ fn libseccomp_compiles_the_same_answers() {
         }
     }
     assert!(compared > 500_000, "{compared}");
+}
+
+#[test]
+fn the_rules_that_remedies_print_are_those_of_the_filter() {
+    let mut policy = default_policy();
+    policy.socket_families = vec![SocketFamily::Unix, SocketFamily::Inet];
+    let (rules, program) = compiled(&policy);
+    let mut values = telling_values(&policy);
+    values.extend([1024, 1026, 22, 26, 4]);
+    let mut refused = 0;
+    for number in 0..names::END {
+        let Some(Action::Check(check)) = names::name(number).and_then(|name| rules.action(&name)) else { continue };
+        for &first in &values {
+            for &second in &values {
+                for &third in &values {
+                    let arguments = [first, second, third, second, third, 0];
+                    let denied = answer(&program, X86_64, number, arguments) == NOTIFY;
+                    let judged = check.judge(&policy, &arguments);
+                    assert_eq!(judged.is_err(), denied, "{:?} {arguments:x?} {judged:?}", names::name(number));
+                    refused += usize::from(denied);
+                }
+            }
+        }
+    }
+    assert!(refused > 100_000, "{refused}");
 }
 
 #[test]
@@ -270,6 +295,20 @@ fn leases_are_taken_under_no_policy() {
             }
         }
     }
+}
+
+#[test]
+fn every_listed_ioctl_request_passes_up_to_the_span_of_a_jump() {
+    let ioctl = names::number("ioctl").unwrap();
+    let mut policy = default_policy();
+    policy.ioctl = (0x9000..).take(MAX_IOCTLS).collect();
+    let (_, program) = compiled(&policy);
+    for request in 0x8ff0..0x9110u64 {
+        let expected = if (0x9000..0x90ff).contains(&request) { ALLOW } else { NOTIFY };
+        assert_eq!(answer(&program, X86_64, ioctl, [0, request, 0, 0, 0, 0]), expected, "{request:#x}");
+    }
+    policy.ioctl.push(0x90ff);
+    assert_eq!(Rules::new(&policy, false).unwrap().compile(), Err(FilterError::JumpTooFar(256)));
 }
 
 #[test]

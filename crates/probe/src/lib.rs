@@ -1,10 +1,8 @@
-//! The prover's probe: makes the system calls that it is told to make, and says what the
-//! kernel answered.
+//! The prover's probe: makes the system calls of its scripts and prints the kernel's answers.
 //!
-//! It takes a batch of scripts from stdin, runs each in a child of its own, so that one
-//! that is killed is an answer like another, and prints the answers. It knows neither
-//! where it runs nor what an answer means, and protects nothing: inside a sandbox it is
-//! the payload.
+//! It reads a batch of scripts from stdin and runs each in its own child, so that a killed
+//! script has an answer too. It knows neither where it runs nor what an answer means, and
+//! protects nothing: inside a sandbox it is the payload.
 #![no_std]
 #![deny(unsafe_code)]
 extern crate alloc;
@@ -28,8 +26,8 @@ pub fn run() -> i32 {
     }
     let (Ok(batch), Ok(words)) = (Batch::decode(&input), shared_words()) else { return 2 };
     let (status, answers) = match perform(&batch.prelude) {
-        Ok(_) => (0, batch.scripts.iter().map(|script| attempt(script, batch.patience_s, words)).collect()),
-        // Nothing was tried: each answer says why.
+        Ok(_) => (0, batch.scripts.iter().map(|script| attempt(script, batch.timeout_s, words)).collect()),
+        // Nothing was tried: each answer names the step that failed.
         Err(Ended::Broken { step, errno }) => (NOT_PREPARED, vec![Answer::Broken { step, errno }; batch.scripts.len()]),
         // Another process is the probe now, and this one ends with its status.
         Err(Ended::Left(status)) => return status,
@@ -57,22 +55,22 @@ mod kind {
 }
 
 /// Runs a script in a child.
-fn attempt(script: &stockade_protocol::probe::Script, patience_s: u32, words: &[AtomicU64; 8]) -> Answer {
+fn attempt(script: &stockade_protocol::probe::Script, timeout_s: u32, words: &[AtomicU64; 8]) -> Answer {
     words[word::KIND].store(kind::NOTHING, Relaxed);
     let pid = match fork() {
         Err(errno) => return Answer::Broken { step: u32::MAX, errno: errno.raw_os_error() as u32 },
         Ok(0) => {
-            // A group of its own, so that nothing it starts outlives it.
+            // A new process group, so that the kill below reaches everything that it started.
             let _refused = call(SETPGID, [0; 6]);
-            let _refused = call(ALARM, [u64::from(patience_s), 0, 0, 0, 0, 0]);
-            let (said, step, value) = match perform(script) {
+            let _refused = call(ALARM, [u64::from(timeout_s), 0, 0, 0, 0, 0]);
+            let (kind, step, value) = match perform(script) {
                 Ok(result) => (kind::RESULT, 0, result.cast_unsigned()),
                 Err(Ended::Broken { step, errno }) => (kind::BROKEN, step, u64::from(errno)),
                 Err(Ended::Left(status)) => stockade_sys::process::exit_now(status),
             };
             words[word::STEP].store(u64::from(step), Relaxed);
             words[word::VALUE].store(value, Relaxed);
-            words[word::KIND].store(said, Relaxed);
+            words[word::KIND].store(kind, Relaxed);
             stockade_sys::process::exit_now(0)
         }
         Ok(pid) => pid,

@@ -1,5 +1,4 @@
 //! The probe's program: the entry point and nothing else.
-#![no_std]
-#![no_main]
+#![cfg_attr(freestanding, no_std, no_main)]
 
 stockade_sys::program!(stockade_probe::run);

@@ -7,7 +7,7 @@
 use alloc::vec::Vec;
 
 use rustix::io::Errno;
-use stockade_protocol::probe::{Door, Failing, Op, Script, Value};
+use stockade_protocol::probe::{Failing, Op, Script, SyscallAbi, Value};
 use stockade_sys::probe::{any, int80};
 
 /// How a script ended before its last step.
@@ -20,18 +20,18 @@ pub(crate) enum Ended {
 
 /// Makes a system call.
 pub(crate) fn call(number: u32, arguments: [u64; 6]) -> Result<u64, Errno> {
-    by(Door::Native, number, arguments)
+    by(SyscallAbi::Native, number, arguments)
 }
 
-fn by(door: Door, number: u32, arguments: [u64; 6]) -> Result<u64, Errno> {
+fn by(abi: SyscallAbi, number: u32, arguments: [u64; 6]) -> Result<u64, Errno> {
     // SAFETY: pointers among the arguments lead into the script's memory or nowhere, which
     // the kernel notices. That a call may break this process is what a script is for: it
-    // runs in a child, and whatever becomes of that is the answer.
+    // runs in a child, whose end is the answer.
     #[expect(unsafe_code, reason = "the one place from which anything at all may be asked of the kernel")]
     unsafe {
-        match door {
-            Door::Native => any(number, arguments),
-            Door::Int80 => int80(number, arguments),
+        match abi {
+            SyscallAbi::Native => any(number, arguments),
+            SyscallAbi::I386 => int80(number, arguments),
         }
     }
 }
@@ -59,8 +59,8 @@ pub(crate) fn perform(script: &Script) -> Result<i64, Ended> {
         let broken = |errno| Ended::Broken { step: next as u32, errno };
         let mut skip = 0;
         let result = match *op {
-            Op::Call { door, number, arguments, times, failing } => {
-                let result = machine.call(door, number, &arguments, times);
+            Op::Call { abi, number, arguments, times, failing } => {
+                let result = machine.call(abi, number, &arguments, times);
                 match failing {
                     Failing::Breaks if result < 0 => return Err(broken(result.unsigned_abs() as u32)),
                     Failing::Answers if result < 0 && !child => return Ok(result),
@@ -143,11 +143,11 @@ impl Machine {
         }
     }
 
-    fn call(&mut self, door: Door, number: u32, arguments: &[Value; 6], times: u32) -> i64 {
+    fn call(&mut self, abi: SyscallAbi, number: u32, arguments: &[Value; 6], times: u32) -> i64 {
         let arguments = arguments.map(|argument| self.value(argument));
         let mut done = 0;
         while done < times {
-            match by(door, number, arguments) {
+            match by(abi, number, arguments) {
                 Err(errno) => return -i64::from(errno.raw_os_error()),
                 Ok(value) if times == 1 => return value.cast_signed(),
                 Ok(_) => done += 1,

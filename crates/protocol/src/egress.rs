@@ -1,8 +1,7 @@
 //! What left the sandbox through the egress gate, was refused, or could not be reached.
 //!
-//! Names, addresses and server names come from inside: they were parsed before they came
-//! here and are capped in number and length by whoever fills this in. Fields are only ever
-//! added.
+//! Names, addresses and server names come from inside the sandbox: the egress gate parses
+//! them and caps their number and length. Fields are only ever added.
 
 use alloc::{string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
@@ -11,15 +10,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EgressMode {
-    /// Not at all: the network namespace holds only `lo`, and nothing serves it.
+    /// Not at all: the network namespace has only `lo`, and nothing listens there.
     #[default]
     None,
     /// By the gate, which dials what the whitelist allows.
     Gate,
 }
 
-/// Connections out of one run. Each list holds one entry for what differs in nothing but
-/// the time.
+/// Connections out of one run. Events that differ only in their time share an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressReport {
     /// How connections out are made.
@@ -29,11 +27,11 @@ pub struct EgressReport {
     pub backend: Option<String>,
     /// Connections that a rule allowed and whose peer was reached.
     pub allowed: Vec<EgressFlow>,
-    /// What no rule allows.
+    /// Connections that no rule allows.
     pub denied: Vec<EgressDenial>,
     /// Allowed connections whose peer could not be reached.
     pub failed: Vec<EgressFailure>,
-    /// Entries are missing from a list, or counted under another entry of theirs.
+    /// A list lacks entries, or counts some under another entry.
     pub truncated: bool,
     /// Events that the kernel dropped before they were counted; verdicts are not among
     /// what can be lost.
@@ -98,7 +96,7 @@ pub enum DenialReason {
     ResolvedToForbiddenRange,
     /// A public name resolved to a private address, which no rule covers.
     ResolvedToPrivateRange,
-    /// An address that stands for names, but for none of this run.
+    /// An address of the range that stands for names, but for no name of this run.
     UnknownAddress,
     /// A label longer than a wildcard lets through.
     WildcardLabel,
@@ -106,7 +104,7 @@ pub enum DenialReason {
     WildcardLimit,
     /// More names than one run may ask for.
     NameLimit,
-    /// A question that is no well-formed one.
+    /// A malformed DNS query.
     DnsMalformed,
     /// A TLS hello without a server name.
     SniMissing,
@@ -128,7 +126,7 @@ pub enum DenialReason {
     HttpTunnel,
     /// Neither TLS nor HTTP, under a rule without `/tcp`.
     ProtocolUnknown,
-    /// No TCP: nothing else can be allowed.
+    /// Not TCP: no other protocol can be allowed.
     ProtocolUnsupported,
     /// More connections than one run may have, at once or by the second.
     Limit,
@@ -159,11 +157,11 @@ pub struct EgressDenial {
     pub qtype: Option<String>,
     /// Why.
     pub reason: DenialReason,
-    /// The line of `[egress] whitelist` that would allow it; null where none can. Of a
-    /// question for a name the port is not known, and 443 stands in.
+    /// The line of `[egress] whitelist` that would allow it; null where none can. A DNS query
+    /// has no port; the line then has 443.
     pub allow: Option<String>,
-    /// The same as a line of a policy that extends this one, behind its section; whoever
-    /// records a refusal leaves it open, since the policy is not known there.
+    /// The same as a line of a policy that extends this one, behind its section. The gate
+    /// leaves it empty, since it does not know the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
     /// How often.

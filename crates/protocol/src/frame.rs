@@ -112,14 +112,14 @@ pub struct FileToWrite<'a> {
 /// A resource limit by the kernel's number; `None` is RLIM_INFINITY.
 pub type ResourceLimit = (u32, Option<u64>);
 
-/// What the launcher tells the executor, each once and in this order.
+/// What the launcher sends to the executor, each once and in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     /// The job is written, and sealed.
     Job,
     /// The sandbox is as it should be, seen from outside: the program may start.
     Go {
-        /// The signals that the executor ignores, as whoever started the launcher did; the
+        /// The signals that the executor ignores, as the launcher's parent did; the
         /// first is the lowest bit. The program gets them as they are by default.
         ignored_signals: u64,
     },
@@ -276,7 +276,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What the sandbox tells the launcher, in this order: at most one of each but Failed.
+/// What the sandbox sends to the launcher, in this order: at most one of each but Failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Everything stands; the payload starts next. Carries what was read inside.
@@ -325,7 +325,7 @@ pub struct Evidence {
 const EVENT_MAGIC: u16 = 0x5345;
 const HEADER: usize = 8;
 /// The largest event; a longer one is malformed.
-const LARGEST_EVENT: usize = 16 << 10;
+const MAX_EVENT_LEN: usize = 16 << 10;
 
 /// [`Event::Failed`] without a detail, made without allocating: what the launcher's
 /// child sends between clone and exec.
@@ -397,7 +397,7 @@ impl Event {
         }
         let kind = (first >> 16) as u16;
         let length = head.u32()? as usize;
-        if length > LARGEST_EVENT {
+        if length > MAX_EVENT_LEN {
             return Err(Malformed);
         }
         if head.0.len() < length {

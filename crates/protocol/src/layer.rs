@@ -1,7 +1,7 @@
 //! The layers that a build for tests can leave out, one at a time, by name.
 //!
-//! Only names: what a layer is made of stands where it is put in place. A program that is
-//! built without the feature `ablation` cannot be told to leave anything out.
+//! Only names: the code that sets a layer up defines it. A program that is built without the
+//! feature `ablation` cannot leave a layer out.
 
 macro_rules! layers {
     ($($(#[doc = $text:literal])* $layer:ident $name:literal;)*) => {
@@ -61,7 +61,7 @@ layers! {
     IpcNamespace "ipc-namespace";
     /// The cgroup namespace.
     CgroupNamespace "cgroup-namespace";
-    /// A session keyring of its own.
+    /// A fresh session keyring.
     SessionKeyring "session-keyring";
     /// Capabilities, bounding set and securebits.
     Capabilities "capabilities";

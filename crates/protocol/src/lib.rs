@@ -3,7 +3,7 @@
 //!
 //! Only values and their encoding live here; nothing in this crate acts. It builds
 //! without std, because the executor does. It does not judge a request: that is
-//! `runtime`'s work.
+//! `engine`'s work.
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;
@@ -25,6 +25,7 @@ pub mod screen;
 #[cfg(feature = "json")]
 pub mod session;
 pub mod step;
+pub mod text;
 
 #[cfg(feature = "json")]
 pub use egress::*;

@@ -138,7 +138,7 @@ fn units(quantity: Quantity) -> &'static [(&'static str, u64)] {
 
 /// The kernel has no more process ids (PID_MAX_LIMIT, 2^22), refuses a larger pids.max, and
 /// one of them is pid 1's.
-const MOST_PROCESSES: u64 = (1 << 22) - 1;
+const MAX_PROCESSES: u64 = (1 << 22) - 1;
 
 impl LimitKey {
     fn expected(self) -> LimitError {
@@ -197,8 +197,8 @@ impl LimitKey {
     fn checked(self, value: u64) -> Result<Option<u64>, LimitError> {
         let least = if self.quantity() == Quantity::Cpus { 10 } else { 1 };
         let most = match self {
-            LimitKey::Processes => MOST_PROCESSES,
-            // The kernel reads most of these as signed; nobody means more than 2^60.
+            LimitKey::Processes => MAX_PROCESSES,
+            // The kernel reads most of these as signed, and no real limit exceeds 2^60.
             _ => 1 << 60,
         };
         if value < least || value > most { Err(self.expected()) } else { Ok(Some(value)) }

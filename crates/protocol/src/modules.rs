@@ -1,11 +1,11 @@
-//! What watched interpreters say of the modules and events that a policy names.
+//! What watched interpreters report about the modules and events that a policy names.
 //!
-//! They write lines into a pipe, and so can whatever else runs beside them: a line is
-//! advice, whoever wrote it. It is read as hostile bytes. What has not the form of a line is
-//! passed over, lists and texts have a largest length, and nothing here decides anything.
+//! They write lines into a pipe to which every process of the sandbox can write: a line is
+//! advice, and is parsed as hostile bytes. Malformed lines are skipped, lists and texts have
+//! a maximum length, and nothing here decides anything.
 //!
 //! ```text
-//! watch                                              an interpreter is watched from here on
+//! watch                                              an interpreter is watched from now on
 //! note|deny TAB import|event TAB NAME TAB COUNT TAB LINE TAB FILE
 //! ```
 
@@ -13,29 +13,29 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use serde::Serialize;
 
-/// Where the pipe stands inside.
+/// The pipe's path inside.
 pub const PIPE: &str = "/run/stockade/modules";
-/// Names that are kept; what is said of further ones is only counted.
-pub const MOST_SEEN: usize = 256;
+/// Names that are kept; reports of further ones are only counted.
+pub const MAX_NAMES: usize = 256;
 /// Bytes of a line. The kernel writes so many in one piece.
-const LONGEST_LINE: usize = 1024;
+const MAX_LINE_LEN: usize = 1024;
 /// Bytes of a name, and of a file's.
-const LONGEST_TEXT: usize = 256;
+const MAX_TEXT_LEN: usize = 256;
 
 /// What a watched interpreter did when it met a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Met {
+pub enum HookAction {
     /// It went on.
     Note,
     /// It refused.
     Deny,
 }
 
-/// What a name stands for.
+/// What a name names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sort {
+pub enum HookSubject {
     /// The import of a module.
     Import,
     /// An event of the interpreter's.
@@ -44,37 +44,37 @@ pub enum Sort {
 
 /// One name that was met.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Seen {
+pub struct HookRecord {
     /// The module, or the event.
     pub name: String,
     /// Which of the two.
-    pub kind: Sort,
+    pub kind: HookSubject,
     /// What was done.
-    pub action: Met,
-    /// How often at least: it is said at each doubling.
+    pub action: HookAction,
+    /// How often at least: an interpreter reports each doubling.
     pub count: u64,
-    /// Whose code came to it first; empty: not known.
+    /// The file whose code reached it first; empty: not known.
     pub file: String,
     /// The line of it; 0: not known.
     pub line: u64,
 }
 
-/// What all interpreters of one run said.
+/// The reports of all interpreters of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Modules {
-    /// How many said that they are watched.
+    /// How many reported that they are watched.
     pub interpreters: u64,
     /// What they met, in the order of the first time.
-    pub seen: Vec<Seen>,
-    /// What was said beyond that, as often as it was said.
+    pub seen: Vec<HookRecord>,
+    /// Further reports, counted.
     pub omitted: u64,
 }
 
-/// Lines as they come, in whatever pieces.
+/// Collects lines that arrive in pieces.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    said: Modules,
-    places: BTreeMap<(String, Sort, Met), usize>,
+    modules: Modules,
+    places: BTreeMap<(String, HookSubject, HookAction), usize>,
     /// The beginning of a line whose end has not come.
     rest: Vec<u8>,
     /// The line is too long: passed over to its end.
@@ -86,7 +86,7 @@ impl Tally {
     pub fn take(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (text, ends) = piece.strip_suffix(b"\n").map_or((piece, false), |text| (text, true));
-            self.skips |= self.rest.len() + text.len() > LONGEST_LINE;
+            self.skips |= self.rest.len() + text.len() > MAX_LINE_LEN;
             if !self.skips {
                 self.rest.extend_from_slice(text);
             }
@@ -99,48 +99,48 @@ impl Tally {
         }
     }
 
-    /// What was said. A last line without an end is none.
+    /// All reports. A last line without its end does not count.
     pub fn finish(self) -> Modules {
-        self.said
+        self.modules
     }
 
     fn line(&mut self, line: &[u8]) {
         if line == b"watch" {
-            self.said.interpreters = self.said.interpreters.saturating_add(1);
+            self.modules.interpreters = self.modules.interpreters.saturating_add(1);
             return;
         }
         let Some((key, count, line, file)) = read(line) else { return };
-        let next = self.said.seen.len();
-        match self.places.get(&key).and_then(|index| self.said.seen.get_mut(*index)) {
+        let next = self.modules.seen.len();
+        match self.places.get(&key).and_then(|index| self.modules.seen.get_mut(*index)) {
             Some(seen) => seen.count = seen.count.saturating_add(count),
-            None if next < MOST_SEEN => {
+            None if next < MAX_NAMES => {
                 let (name, kind, action) = key.clone();
-                self.said.seen.push(Seen { name, kind, action, count, file, line });
+                self.modules.seen.push(HookRecord { name, kind, action, count, file, line });
                 self.places.insert(key, next);
             }
-            None => self.said.omitted = self.said.omitted.saturating_add(count),
+            None => self.modules.omitted = self.modules.omitted.saturating_add(count),
         }
     }
 }
 
-type Line = ((String, Sort, Met), u64, u64, String);
+type Line = ((String, HookSubject, HookAction), u64, u64, String);
 
 fn read(line: &[u8]) -> Option<Line> {
     let mut fields = core::str::from_utf8(line).ok()?.split('\t');
     let mut next = || fields.next();
     let action = match next()? {
-        "note" => Met::Note,
-        "deny" => Met::Deny,
+        "note" => HookAction::Note,
+        "deny" => HookAction::Deny,
         _ => return None,
     };
     let kind = match next()? {
-        "import" => Sort::Import,
-        "event" => Sort::Event,
+        "import" => HookSubject::Import,
+        "event" => HookSubject::Event,
         _ => return None,
     };
     let (name, count, number, file) = (next()?, next()?.parse().ok()?, next()?.parse().ok()?, next()?);
-    // Whatever a terminal would act on is no part of what an interpreter writes.
-    let plain = |text: &str| text.len() <= LONGEST_TEXT && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    // An interpreter writes no byte that a terminal acts on.
+    let plain = |text: &str| text.len() <= MAX_TEXT_LEN && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     let whole = next().is_none() && !name.is_empty() && plain(name) && plain(file);
     whole.then(|| ((String::from(name), kind, action), count, number, String::from(file)))
 }
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn said(pieces: &[&[u8]]) -> Modules {
+    fn tally(pieces: &[&[u8]]) -> Modules {
         let mut tally = Tally::default();
         pieces.iter().for_each(|piece| tally.take(piece));
         tally.finish()
@@ -160,17 +160,17 @@ mod tests {
     #[test]
     fn lines_are_counted_by_name_however_they_are_cut() {
         let text = b"watch\nnote\timport\tctypes\t1\t3\t/scratch/x.py\nnote\timport\tctypes\t2\t9\ty\ndeny\tevent\tos.system\t1\t0\t\nnote\tevent\tcut";
-        let whole = said(&[text]);
-        assert_eq!(whole, said(&text.chunks(3).collect::<Vec<_>>()));
+        let whole = tally(&[text]);
+        assert_eq!(whole, tally(&text.chunks(3).collect::<Vec<_>>()));
         let seen: Vec<_> = whole.seen.iter().map(|seen| (seen.name.as_str(), seen.action, seen.count, seen.line)).collect();
-        assert_eq!((whole.interpreters, seen), (1, [("ctypes", Met::Note, 3, 3), ("os.system", Met::Deny, 1, 0)].into()));
+        assert_eq!((whole.interpreters, seen), (1, [("ctypes", HookAction::Note, 3, 3), ("os.system", HookAction::Deny, 1, 0)].into()));
         assert_eq!(whole.seen[0].file, "/scratch/x.py");
     }
 
     #[test]
     fn what_is_no_line_is_passed_over() {
-        let long = [&b"note\timport\t"[..], &[b'x'; LONGEST_LINE], b"\t1\t1\t\nwatch\n"].concat();
-        assert_eq!(said(&[&long]), Modules { interpreters: 1, ..Modules::default() });
+        let long = [&b"note\timport\t"[..], &[b'x'; MAX_LINE_LEN], b"\t1\t1\t\nwatch\n"].concat();
+        assert_eq!(tally(&[&long]), Modules { interpreters: 1, ..Modules::default() });
         for line in [
             "note",
             "allow\timport\tx\t1\t1\t",
@@ -182,14 +182,14 @@ mod tests {
             "note\timport\tx\t99999999999999999999\t1\t",
             "watch ",
         ] {
-            assert_eq!(said(&[line.as_bytes(), b"\n"]), Modules::default(), "{line}");
+            assert_eq!(tally(&[line.as_bytes(), b"\n"]), Modules::default(), "{line}");
         }
     }
 
     #[test]
     fn a_flood_of_names_is_counted_and_not_kept() {
-        let flood: String = (0..MOST_SEEN + 7).map(|number| format!("note\timport\tm{number}\t2\t1\t\n")).collect();
-        let said = said(&[flood.as_bytes()]);
-        assert_eq!((said.seen.len(), said.omitted), (MOST_SEEN, 14));
+        let flood: String = (0..MAX_NAMES + 7).map(|number| format!("note\timport\tm{number}\t2\t1\t\n")).collect();
+        let modules = tally(&[flood.as_bytes()]);
+        assert_eq!((modules.seen.len(), modules.omitted), (MAX_NAMES, 14));
     }
 }

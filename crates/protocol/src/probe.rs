@@ -1,9 +1,8 @@
-//! What the prover tells its probe to try, and what the probe answers.
+//! The prover's batches of scripts for its probe, and the probe's answers.
 //!
-//! An attack is a short list of system calls with prepared arguments, so that the same
-//! program tries the same thing inside a sandbox and outside, and needs to know none of
-//! them. Nothing here says what an answer means: that is the prover's. What the probe
-//! sends comes out of a sandbox: every length is checked, nothing panics on any input.
+//! An attack is a short list of system calls with prepared arguments, so that the same probe
+//! tries the same act inside a sandbox and outside. The prover decides what an answer means.
+//! Answers come out of a sandbox: every length is checked, and no input causes a panic.
 
 use alloc::vec::Vec;
 
@@ -20,19 +19,19 @@ pub enum Value {
     Result(u32),
 }
 
-/// By which door a system call enters the kernel.
+/// The ABI by which a system call enters the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum SyscallAbi {
     /// `syscall`.
     Native,
     /// `int 0x80`, with the numbers of i386.
-    Int80,
+    I386,
 }
 
 /// What becomes of a step that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
-    /// The script is broken off: what it wanted to try could not be prepared.
+    /// The script stops: what it wants to try could not be prepared.
     Breaks,
     /// Nothing: the errno, negative, is its result.
     Counts,
@@ -46,8 +45,8 @@ pub enum Op {
     /// A system call, so many times in a row or until it fails; of one that is made more
     /// than once the result is how often it succeeded, or the errno.
     Call {
-        /// By which door.
-        door: Door,
+        /// Its ABI.
+        abi: SyscallAbi,
         /// Its number.
         number: u32,
         /// Its arguments.
@@ -81,7 +80,7 @@ pub enum Op {
         at: u32,
         /// In how many bytes.
         length: Value,
-        /// What is sought.
+        /// The bytes to find.
         needle: u32,
         /// How many bytes that has.
         needle_length: u32,
@@ -120,7 +119,7 @@ pub struct Script {
     pub ops: Vec<Op>,
 }
 
-/// What a script came to.
+/// The result of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The last step's result; an errno is negative.
@@ -146,7 +145,7 @@ pub struct Batch {
     /// What the probe does first, itself; the scripts run in children of it.
     pub prelude: Script,
     /// After so many seconds a script that hangs is ended by SIGALRM.
-    pub patience_s: u32,
+    pub timeout_s: u32,
     /// The scripts, in order.
     pub scripts: Vec<Script>,
 }
@@ -198,8 +197,8 @@ fn read_failing(r: &mut Reader<'_>) -> Result<Failing, Malformed> {
 
 fn write_op(w: &mut Writer, op: &Op) {
     match *op {
-        Op::Call { door, number, arguments, times, failing } => {
-            w.u32(if door == Door::Native { 0 } else { 1 });
+        Op::Call { abi, number, arguments, times, failing } => {
+            w.u32(if abi == SyscallAbi::Native { 0 } else { 1 });
             w.u32(number);
             // Most calls have fewer than six arguments.
             let used = arguments.iter().rposition(|value| *value != Value::Number(0)).map_or(0, |last| last + 1);
@@ -248,8 +247,8 @@ fn read_op(r: &mut Reader<'_>) -> Result<Op, Malformed> {
                 *slot = read_value(r)?;
             }
             let times = r.u32()?;
-            let door = if kind == 0 { Door::Native } else { Door::Int80 };
-            Op::Call { door, number, arguments, times, failing: read_failing(r)? }
+            let abi = if kind == 0 { SyscallAbi::Native } else { SyscallAbi::I386 };
+            Op::Call { abi, number, arguments, times, failing: read_failing(r)? }
         }
         2 => Op::Store { at: r.u32()?, width: r.u32()?, value: read_value(r)? },
         3 => Op::Load { at: r.u32()?, width: r.u32()?, mask: r.u64()? },
@@ -262,8 +261,8 @@ fn read_op(r: &mut Reader<'_>) -> Result<Op, Malformed> {
     })
 }
 
-/// More memory than this no script has.
-const MOST_MEMORY: usize = 1 << 20;
+/// The largest memory of a script.
+const MAX_MEMORY: usize = 1 << 20;
 
 fn write_script(w: &mut Writer, script: &Script) {
     // Room for what the kernel writes is not sent.
@@ -277,7 +276,7 @@ fn write_script(w: &mut Writer, script: &Script) {
 fn read_script(r: &mut Reader<'_>) -> Result<Script, Malformed> {
     let used = r.string()?;
     let length = r.u32()? as usize;
-    if length < used.len() || length > MOST_MEMORY {
+    if length < used.len() || length > MAX_MEMORY {
         return Err(Malformed);
     }
     let mut memory = Vec::with_capacity(length);
@@ -293,7 +292,7 @@ impl Batch {
         w.u32(BATCH_MAGIC);
         w.u64(self.nonce);
         write_script(&mut w, &self.prelude);
-        w.u32(self.patience_s);
+        w.u32(self.timeout_s);
         w.u32(self.scripts.len() as u32);
         self.scripts.iter().for_each(|script| write_script(&mut w, script));
         w.into_bytes()
@@ -308,7 +307,7 @@ impl Batch {
         if r.u32()? != BATCH_MAGIC {
             return Err(Malformed);
         }
-        let batch = Batch { nonce: r.u64()?, prelude: read_script(&mut r)?, patience_s: r.u32()?, scripts: r.list(read_script)? };
+        let batch = Batch { nonce: r.u64()?, prelude: read_script(&mut r)?, timeout_s: r.u32()?, scripts: r.list(read_script)? };
         if r.is_empty() { Ok(batch) } else { Err(Malformed) }
     }
 }
@@ -368,7 +367,7 @@ mod tests {
 
     fn batch() -> Batch {
         let call = Op::Call {
-            door: Door::Native,
+            abi: SyscallAbi::Native,
             number: 257,
             arguments: [Value::Number(u64::MAX), Value::Memory(3), Value::Number(0), Value::Result(0), Value::Number(0), Value::Number(0)],
             times: 1,
@@ -384,7 +383,7 @@ mod tests {
             Op::Require { left: Value::Result(0), right: Value::Number(1) },
             Op::Give { value: Value::Result(3) },
         ];
-        Batch { nonce: 7, prelude: Script::default(), patience_s: 4, scripts: vec![Script { memory: b"/etc/x\0".to_vec(), ops }] }
+        Batch { nonce: 7, prelude: Script::default(), timeout_s: 4, scripts: vec![Script { memory: b"/etc/x\0".to_vec(), ops }] }
     }
 
     #[test]

@@ -1,15 +1,16 @@
-//! The result: one JSON object that speaks about one run.
+//! The result: one JSON object about one run.
 //!
 //! Numbers are integers with their unit in the name; unlimited and unknown are
 //! null. Fields are only ever added. How a verdict is reached is not decided here.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::{egress::EgressReport, limit::Limits, modules::Modules, screen::Finding};
 
 /// The one typed cause of a run's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// The program ended by itself.
@@ -38,7 +39,7 @@ pub enum Verdict {
     SandboxError,
     /// The policy refuses what screening found in the code.
     Screened,
-    /// Somebody has to approve what screening found in the code before it runs.
+    /// A person must approve what screening found in the code before it runs.
     ApprovalRequired,
 }
 
@@ -86,13 +87,13 @@ pub struct Denial {
     pub answer: String,
     /// The policy's rule that decided.
     pub rule: String,
-    /// The smallest policy line that would allow it, behind the section where it stands;
+    /// The smallest policy line that would allow it, behind its section;
     /// null where none may.
     pub allow: Option<String>,
     /// What else can be done about it, or why no line may.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
-    /// Read off the program's own words on stderr: it may be mistaken or a lie.
+    /// Guessed from the program's stderr: it may be wrong or forged.
     #[serde(skip_serializing_if = "is_false")]
     pub hint: bool,
     /// Of a limit: its values, and how far a request may go.
@@ -123,24 +124,26 @@ pub struct LimitDenial {
 }
 
 /// One collected file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CollectedFile {
     /// Path below scratch.
     pub path: String,
-    /// The path is not UTF-8: U+FFFD stands in it for other bytes, and others may read alike.
-    #[serde(skip_serializing_if = "is_false")]
+    /// The path is not UTF-8: U+FFFD replaces the bytes that are not, so two paths may look
+    /// the same.
+    #[serde(default, skip_serializing_if = "is_false")]
     pub lossy: bool,
     /// Its size.
     pub size: u64,
     /// SHA-256 of its bytes in hex; null when it was not read.
     pub sha256: Option<String>,
-    /// Its bytes, where they are UTF-8.
+    /// Its content, where that is UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// Its bytes, where they are not.
+    /// Its content in base64, where it is not UTF-8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base64: Option<String>,
-    /// Why neither is given.
+    /// Why its content is not here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted: Option<String>,
 }
@@ -214,7 +217,7 @@ pub struct AuditRef {
     pub run: String,
     /// The number of its last record; null where it is not written down.
     pub seq: Option<u64>,
-    /// SHA-256 of that record, which a later one carries: whoever keeps it can tell whether
+    /// SHA-256 of that record, which the next record carries. With it a caller can detect that
     /// the log was rewritten.
     pub sha256: Option<String>,
     /// Why it is not written down.
@@ -222,15 +225,16 @@ pub struct AuditRef {
     pub failure: Option<String>,
 }
 
-/// How to have code run that waits for its approval.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// How to get code approved that waits for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Approval {
-    /// What to send with the same request, as `approve`. It is good once.
+    /// Send it as `approve` with the same request, once that is approved. Valid once.
     pub token: String,
-    /// For how long.
+    /// How long it stays valid.
     pub seconds_left: u64,
-    /// Who must approve it first, by `stockade approve`; empty: whoever asks approves it by
-    /// sending it again.
+    /// Who must approve it first, by `stockade approve`; empty: the caller approves it by
+    /// sending the request again.
     pub approvers: Vec<String>,
 }
 
@@ -277,11 +281,11 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Findings beyond those that `findings` lists.
     pub findings_omitted: u64,
-    /// How to approve it, where it has not run for want of that.
+    /// How to get it approved, where it did not run because approval is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<Approval>,
-    /// What watched interpreters met of the modules and events that the policy names, as
-    /// they say; null where it names none. Advice: the code can forge and suppress it.
+    /// Modules and events of the policy's list that watched interpreters reported; null where
+    /// the policy has no such list. Advice: the code can forge and suppress it.
     pub modules: Option<Modules>,
     /// What was refused.
     pub denials: Vec<Denial>,
@@ -291,11 +295,11 @@ pub struct Report {
     pub egress: EgressReport,
     /// Collected files.
     pub files: Vec<CollectedFile>,
-    /// What was in force; null when no sandbox came to stand.
+    /// What was in force; null when no sandbox was set up.
     pub receipt: Option<Receipt>,
     /// Which policy decided; null when none could be read.
     pub policy: Option<PolicyId>,
-    /// Where the run is written down; null where the policy wants none of it.
+    /// The run's record in the audit log; null where the policy wants none.
     pub audit: Option<AuditRef>,
     /// The request's labels, echoed.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -307,7 +311,7 @@ fn limits_with_units<S: Serializer>(limits: &Limits, serializer: S) -> Result<S:
 }
 
 impl Report {
-    /// A result that speaks of a run which never began.
+    /// The result of a run that never began.
     pub fn refused(verdict: Verdict, reason: &str, error: String) -> Self {
         Report {
             schema: 1,

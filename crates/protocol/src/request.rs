@@ -6,8 +6,8 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
-/// One request of `stockade exec`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+/// One request of `stockade exec`, as the caller wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request {
     /// The program.
@@ -51,7 +51,7 @@ pub struct Request {
 pub enum TextOrBase64 {
     /// The bytes of this text in UTF-8.
     Text(String),
-    /// The bytes that this base64 stands for.
+    /// The bytes that this base64 encodes.
     Base64(Base64),
 }
 
@@ -79,10 +79,10 @@ pub enum LimitValue {
 }
 
 /// How stdout and stderr come back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// UTF-8, with U+FFFD for what is not; `lossy` says whether that happened.
+    /// UTF-8, with U+FFFD for other bytes; `lossy` is true where that happened.
     #[default]
     Text,
     /// Base64 of the exact bytes.

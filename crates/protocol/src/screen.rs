@@ -1,6 +1,6 @@
 //! What screening finds in code, and the two frames by which the screener is asked.
 //!
-//! A rule says what was seen, never what to do about it: that is the policy's. The
+//! A rule names what was found; the policy decides what to do about it. The
 //! screener reads hostile text with large parsers, so its answer is as untrusted as what a
 //! sandbox says: every length is checked, and nothing here panics on any input.
 
@@ -14,7 +14,7 @@ use crate::frame::{Malformed, Reader, Writer};
 pub enum Rule {
     /// Starts or kills other programs.
     Process,
-    /// Makes processes of its own.
+    /// Forks.
     Fork,
     /// Uses the network.
     Network,
@@ -109,7 +109,7 @@ impl Rule {
     const fn words(self) -> (&'static str, &'static str) {
         match self {
             Rule::Process => ("process", "starts or kills other programs"),
-            Rule::Fork => ("fork", "makes processes of its own"),
+            Rule::Fork => ("fork", "forks"),
             Rule::Network => ("network", "uses the network"),
             Rule::Native => ("native", "calls into native code"),
             Rule::DynamicImport => ("dynamic_import", "imports a module whose name only the run knows"),
@@ -139,12 +139,13 @@ impl Rule {
 /// What a policy does about a finding, the mildest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "json", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Action {
-    /// Nothing: the finding is not told.
+    /// Nothing: the finding is not reported.
     Allow,
-    /// It is told in the result.
+    /// The result reports it.
     Note,
-    /// The code does not run before somebody has approved it.
+    /// The code does not run until a person approves it.
     Approve,
     /// The code does not run.
     Deny,
@@ -182,14 +183,16 @@ impl FromIterator<Rule> for Rules {
     }
 }
 
-/// A finding as a result tells it.
+/// A finding as a result reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "json", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// The file that it is in; none: the code itself.
     #[cfg_attr(feature = "json", serde(skip_serializing_if = "Option::is_none"))]
     pub file: Option<String>,
     /// What was found.
+    #[cfg_attr(feature = "schema", schemars(with = "alloc::string::String"))]
     pub rule: Rule,
     /// What the policy does about it.
     pub action: Action,
@@ -199,7 +202,7 @@ pub struct Finding {
     pub column: u32,
     /// The offending text.
     pub text: String,
-    /// What it comes to.
+    /// The resolved meaning, such as `os.system` for an alias of it.
     pub what: String,
 }
 
@@ -216,7 +219,7 @@ pub struct Found {
     pub column: u32,
     /// The offending text, cut short.
     pub text: String,
-    /// What it comes to, such as `os.system` for a name that stands for it.
+    /// The resolved meaning, such as `os.system` for an alias of it.
     pub what: String,
 }
 
@@ -274,7 +277,7 @@ pub struct Question<'a> {
     pub modules: Vec<&'a str>,
     /// Built-in names that may be used; none: any.
     pub builtins: Vec<&'a str>,
-    /// Where the code may write, beside temporary directories.
+    /// Where the code may write, besides temporary directories.
     pub scratch: &'a str,
     /// What to read.
     pub sources: Vec<Source<'a>>,
@@ -290,15 +293,15 @@ pub struct Answer {
 }
 
 /// The longest code that is screened, all sources together.
-pub const LONGEST_CODE: usize = 1 << 20;
+pub const MAX_CODE_LEN: usize = 1 << 20;
 /// The most sources.
-pub const MOST_SOURCES: usize = 64;
+pub const MAX_SOURCES: usize = 64;
 /// The longest answer.
-pub const LONGEST_ANSWER: usize = 256 << 10;
+pub const MAX_ANSWER_LEN: usize = 256 << 10;
 /// Findings that an answer lists.
-pub const MOST_FOUND: usize = 100;
+pub const MAX_FINDINGS: usize = 100;
 /// The longest `text` and `what`, in bytes.
-pub const LONGEST_TEXT: usize = 160;
+pub const MAX_TEXT_LEN: usize = 160;
 
 const QUESTION: u32 = 0x5343_5131;
 const ANSWER: u32 = 0x5343_4131;
@@ -344,7 +347,7 @@ impl<'a> Question<'a> {
             };
             Ok(Source { grammar, code: text(from)? })
         })?;
-        if rules.0 & !Rules::ALL.0 != 0 || sources.len() > MOST_SOURCES || !from.is_empty() {
+        if rules.0 & !Rules::ALL.0 != 0 || sources.len() > MAX_SOURCES || !from.is_empty() {
             return Err(Malformed);
         }
         Ok(Question { rules, modules, builtins, scratch, sources })
@@ -369,13 +372,13 @@ impl Answer {
         out.into_bytes()
     }
 
-    /// From bytes that nobody vouches for.
+    /// Parses untrusted bytes.
     ///
     /// # Errors
     /// They are no answer, or exceed what an answer may hold.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut from = Reader::new(bytes);
-        if bytes.len() > LONGEST_ANSWER || from.u32()? != ANSWER {
+        if bytes.len() > MAX_ANSWER_LEN || from.u32()? != ANSWER {
             return Err(Malformed);
         }
         let omitted = from.u64()?;
@@ -385,7 +388,7 @@ impl Answer {
             let (line, column) = (from.u32()?, from.u32()?);
             Ok(Found { source, rule, line, column, text: short(from)?, what: short(from)? })
         })?;
-        if found.len() > MOST_FOUND || !from.is_empty() {
+        if found.len() > MAX_FINDINGS || !from.is_empty() {
             return Err(Malformed);
         }
         Ok(Answer { found, omitted })
@@ -398,7 +401,7 @@ fn text<'a>(from: &mut Reader<'a>) -> Result<&'a str, Malformed> {
 
 fn short(from: &mut Reader<'_>) -> Result<String, Malformed> {
     let text = text(from)?;
-    if text.len() > LONGEST_TEXT { Err(Malformed) } else { Ok(String::from(text)) }
+    if text.len() > MAX_TEXT_LEN { Err(Malformed) } else { Ok(String::from(text)) }
 }
 
 #[cfg(test)]
@@ -431,13 +434,13 @@ mod tests {
         for at in 0..bytes.len() {
             let mut altered = bytes.clone();
             altered[at] ^= 0xff;
-            // Whatever it is taken for, it is within bounds.
+            // Even if it parses, it stays within bounds.
             if let Ok(answer) = Answer::decode(&altered) {
-                assert!(answer.found.len() <= MOST_FOUND);
+                assert!(answer.found.len() <= MAX_FINDINGS);
             }
         }
         assert!(Answer::decode(&[bytes, vec![0]].concat()).is_err());
-        let long = Found { text: "x".repeat(LONGEST_TEXT + 1), ..answer().found[0].clone() };
+        let long = Found { text: "x".repeat(MAX_TEXT_LEN + 1), ..answer().found[0].clone() };
         assert!(Answer::decode(&Answer { found: vec![long], omitted: 0 }.encode()).is_err());
     }
 

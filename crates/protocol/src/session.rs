@@ -1,14 +1,15 @@
-//! The lines of a session: what its client asks for, exactly as written.
+//! The lines of a session: what its client asks for, exactly as written, and the answers
+//! about files.
 //!
 //! Unknown fields are refused by name, as a request's are. Values are not judged here.
 
-use alloc::{boxed::Box, string::String};
-use serde::Deserialize;
+use alloc::{boxed::Box, string::String, vec::Vec};
+use serde::{Deserialize, Serialize};
 
 use crate::{Encoding, Request, TextOrBase64};
 
 /// What a line asks for.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 pub enum Line {
     /// To run code: what a request of `exec` asks for.
@@ -21,14 +22,14 @@ pub enum Line {
     List(List),
     /// To cancel what runs.
     Cancel(Cancel),
-    /// To make everything anew that the session keeps.
+    /// To empty everything that the session keeps.
     Reset(Only),
     /// To end the session.
     Close(Only),
 }
 
 /// See [`Line::Write`].
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Write {
     /// Below scratch, or absolute as the code sees it.
@@ -43,7 +44,7 @@ pub struct Write {
 }
 
 /// See [`Line::Read`].
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Read {
     /// As in [`Write`].
@@ -61,7 +62,7 @@ pub struct Read {
 }
 
 /// See [`Line::List`].
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct List {
     /// As in [`Write`]; absent: scratch.
@@ -75,7 +76,7 @@ pub struct List {
 }
 
 /// See [`Line::Cancel`].
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cancel {
     /// The `id` of the request that is meant; absent: whichever runs.
@@ -85,9 +86,64 @@ pub struct Cancel {
 }
 
 /// An op without anything else.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Only {
     /// Echoed.
     pub id: Option<String>,
+}
+
+/// A file that was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct WrittenFile {
+    /// Its path.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// A file, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FilePart {
+    /// Its path.
+    pub path: String,
+    /// The whole file's size in bytes.
+    pub size: u64,
+    /// Where this part begins.
+    pub offset: u64,
+    /// Its text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// Its bytes, where they are not UTF-8 or `base64` was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base64: Option<String>,
+}
+
+/// A directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DirectoryListing {
+    /// Its path.
+    pub path: String,
+    /// What lies in it.
+    pub entries: Vec<DirectoryEntry>,
+    /// There is more than is listed.
+    pub truncated: bool,
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DirectoryEntry {
+    /// Its path.
+    pub path: String,
+    /// The name is not UTF-8: `path` shows U+FFFD for the bytes that are not.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub lossy: bool,
+    /// `file`, `directory`, `link` or `other`.
+    pub kind: String,
+    /// Bytes of a file.
+    pub size: u64,
 }

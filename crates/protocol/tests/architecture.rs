@@ -1,15 +1,18 @@
-//! ARCHITECTURE.md repeats the privileged steps in a table. This keeps number, name and
-//! order equal to the code's; whether the reasons given there are true it cannot tell.
+//! ARCHITECTURE.md repeats the privileged steps in a table of two columns, the child's and the
+//! launcher's. This keeps number, name and order equal to the code's; whether the reasons given
+//! there are true it cannot tell.
 
 use stockade_protocol::step::Step;
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../ARCHITECTURE.md"));
 
-/// Number and name of each row `| 14 | mount the root tmpfs | … |`.
+/// Number and name of each row `| 14 | mount the root tmpfs | – | … |`. A step without a name
+/// in the child's column has it in the launcher's.
 fn rows() -> Vec<(u16, &'static str)> {
     let row = |line: &'static str| {
         let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
-        Some((cells.next()?.parse().ok()?, cells.next()?))
+        let number = cells.next()?.parse().ok()?;
+        Some((number, cells.find(|name| *name != "–")?))
     };
     DOCUMENT.lines().filter_map(row).collect()
 }

@@ -1,11 +1,12 @@
-//! What an attack is: what is tried, what must stop it, and what shows that it was tried.
+//! What an attack is: what it tries, what must stop it, and the control that shows that it
+//! was really tried. Nothing here runs one.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use stockade_protocol::{LimitKey, probe::Script};
 
-use crate::{inside::Done, world::World};
+use crate::{fixture::Fixture, inside::ProbeRun};
 
 /// The classes of attacks, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -65,7 +66,7 @@ impl Class {
     }
 }
 
-/// An answer of the kernel that is stated beforehand.
+/// The kernel's answer that an attack states beforehand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Expected {
     /// One of these errnos.
@@ -74,41 +75,41 @@ pub(crate) enum Expected {
     Value(i64),
 }
 
-/// What a control must come to.
+/// What a control must do.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum ControlExpectation {
     /// It succeeds.
     Succeeds,
-    /// It finds something.
+    /// It succeeds with a result above 0.
     Finds,
-    /// The kernel's own opinion: neither what a filter answers nor that there is no such call.
+    /// The kernel itself answers: not a seccomp filter, and not ENOSYS.
     Reaches,
-    /// The same, but that the kernel dies of it, or knows no such thing, means it is not there.
+    /// As `Reaches`; ENOSYS or SIGSEGV means that this kernel lacks the interface.
     Exists,
 }
 
-/// Where a control is tried, when it is tried outside.
+/// Where a control outside the sandbox is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// As whoever launches, with nothing taken away.
+pub(crate) enum ControlHost {
+    /// As the launching user, with nothing taken away.
     Host,
-    /// As root of throw-away namespaces, so that nothing of the host can be changed.
-    Own,
+    /// As root of throw-away namespaces, so that nothing on the host changes.
+    OwnNamespaces,
 }
 
 /// What shows that an attack that failed could have succeeded.
 pub(crate) enum Control {
     /// The same script outside.
-    Outside(Place, Wanted),
+    Outside(ControlHost, ControlExpectation),
     /// Another script outside, which differs in what the sandbox has at another place.
-    OutsideInstead(Place, Script, Wanted),
+    OutsideInstead(ControlHost, Script, ControlExpectation),
     /// In the same sandbox, this script, which differs in one thing.
-    Instead(Script, Wanted),
+    Instead(Script, ControlExpectation),
 }
 
 impl Control {
-    /// What it must come to.
-    pub(crate) fn wanted(&self) -> Wanted {
+    /// What it must do.
+    pub(crate) fn wanted(&self) -> ControlExpectation {
         match self {
             Control::Outside(_, wanted) | Control::OutsideInstead(_, _, wanted) | Control::Instead(_, wanted) => *wanted,
         }
@@ -118,18 +119,18 @@ impl Control {
 /// Limits of a run.
 pub(crate) type Limits = BTreeMap<LimitKey, Option<u64>>;
 
-/// Who says what a run of its own came to: nothing, or what got through.
-pub(crate) type Judge = fn(&Done, &World) -> Seen;
+/// Decides from a run's result whether the attack was stopped.
+pub(crate) type Judge = fn(&ProbeRun, &Fixture) -> Observation;
 
-/// What was seen of a run of its own.
-pub(crate) struct Seen {
-    /// It held.
+/// What a run's result shows.
+pub(crate) struct Observation {
+    /// The attack was stopped.
     pub(crate) held: bool,
     /// In words.
     pub(crate) what: String,
 }
 
-/// An attack that has a run of its own, since it ends it or is seen from outside.
+/// An attack with its own sandbox, because it ends the run or is observed from outside.
 pub(crate) struct Run {
     /// What runs.
     pub(crate) script: Script,
@@ -137,13 +138,13 @@ pub(crate) struct Run {
     pub(crate) first_process: bool,
     /// With which limits.
     pub(crate) limits: Limits,
-    /// In the host directory of the world, in place of a private scratch.
+    /// In the fixture's host scratch instead of a private one.
     pub(crate) host_scratch: bool,
     /// Which files are asked for.
     pub(crate) collect: &'static [&'static str],
-    /// What must come of it, in words.
+    /// The expected result, in words.
     pub(crate) expected: String,
-    /// Whether it has.
+    /// Decides whether the result is the expected one.
     pub(crate) judge: Judge,
 }
 
@@ -152,7 +153,7 @@ pub(crate) enum RunControl {
     /// With these limits the script ends by itself, and with success.
     Limits(Limits),
     /// The same outside.
-    Outside(Place, Script, Wanted),
+    Outside(ControlHost, Script, ControlExpectation),
     /// Another run, of which this must be true.
     Run(Box<Run>),
 }
@@ -161,11 +162,11 @@ pub(crate) enum RunControl {
 pub(crate) enum Act {
     /// Among others in one sandbox.
     Script { script: Script, expected: Expected, control: Control },
-    /// In a sandbox of its own.
+    /// In its own sandbox.
     Run { run: Run, control: RunControl },
     /// Not at all: the policy allows it, by this rule.
     Allowed(String),
-    /// A call for which the policy kills: in a sandbox of its own.
+    /// A call for which the policy kills: in its own sandbox.
     Kill { script: Script, name: String },
 }
 
@@ -181,12 +182,12 @@ pub(crate) struct Attack {
     pub(crate) layers: &'static [&'static str],
     /// How.
     pub(crate) act: Act,
-    /// In a sandbox with the world's host scratch.
+    /// In a sandbox with the fixture's host scratch.
     pub(crate) in_host_scratch: bool,
-    /// The same, and beside another run in that scratch.
-    pub(crate) beside_another: bool,
+    /// The same, while another run uses that scratch.
+    pub(crate) concurrent: bool,
     /// The name by which the filter reports it. Where the kernel refuses it to everybody but
-    /// the host's root, only that report tells the two refusals apart.
+    /// the host's root, only that report distinguishes the two refusals.
     pub(crate) reported_as: Option<String>,
 }
 
@@ -208,19 +209,19 @@ impl Attack {
             layers,
             act: Act::Script { script, expected, control },
             in_host_scratch: false,
-            beside_another: false,
+            concurrent: false,
             reported_as: None,
         }
     }
 
-    /// The same in a sandbox with the world's host scratch.
+    /// The same in a sandbox with the fixture's host scratch.
     pub(crate) fn in_host_scratch(self) -> Self {
         Attack { in_host_scratch: true, ..self }
     }
 
-    /// The same beside another run.
-    pub(crate) fn beside_another(self) -> Self {
-        Attack { in_host_scratch: true, beside_another: true, ..self }
+    /// The same while another run uses that scratch.
+    pub(crate) fn concurrent(self) -> Self {
+        Attack { in_host_scratch: true, concurrent: true, ..self }
     }
 
     /// It cannot be tried without a host scratch.
@@ -228,7 +229,7 @@ impl Attack {
         self.in_host_scratch || matches!(&self.act, Act::Run { run, .. } if run.host_scratch)
     }
 
-    /// An attack that has a run of its own.
+    /// An attack with its own sandbox.
     pub(crate) fn run(
         class: Class,
         name: impl Into<String>,
@@ -244,7 +245,7 @@ impl Attack {
             layers,
             act: Act::Run { run, control },
             in_host_scratch: false,
-            beside_another: false,
+            concurrent: false,
             reported_as: None,
         }
     }
@@ -258,7 +259,7 @@ impl Attack {
             layers: &[],
             act: Act::Allowed(rule.into()),
             in_host_scratch: false,
-            beside_another: false,
+            concurrent: false,
             reported_as: None,
         }
     }

@@ -1,6 +1,6 @@
 //! The attacks, a file for each class.
 
-mod beside;
+mod concurrent;
 mod file_system;
 mod forgery;
 mod kernel_surface;
@@ -15,16 +15,16 @@ mod system_calls;
 use stockade_protocol::probe::Script;
 
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{CWD, n, script},
-    world::World,
 };
 
-pub(crate) use beside::{READY, neighbour};
+pub(crate) use concurrent::{READY, concurrent_script};
 pub(crate) use leaks::plant;
 
 /// All of them, as far as they make sense under the policy.
-pub(crate) fn all(world: &World) -> Vec<Attack> {
+pub(crate) fn all(fixture: &Fixture) -> Vec<Attack> {
     [
         file_system::attacks,
         processes::attacks,
@@ -35,11 +35,11 @@ pub(crate) fn all(world: &World) -> Vec<Attack> {
         resources::attacks,
         forgery::attacks,
         leaks::attacks,
-        beside::attacks,
+        concurrent::attacks,
         launcher::attacks,
     ]
     .into_iter()
-    .flat_map(|attacks| attacks(world))
+    .flat_map(|attacks| attacks(fixture))
     .collect()
 }
 
@@ -101,6 +101,6 @@ fn shared_namespace(class: Class, kind: &str, layers: &'static [&'static str]) -
         layers,
         act,
         Expected::Value(0),
-        Control::Outside(Place::Host, Wanted::Finds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Finds),
     ))
 }

@@ -1,18 +1,18 @@
 //! A proof as one page that needs nothing else: no script, no picture, no other file.
 //!
-//! Everything that is not ours to word is escaped: names of hosts and policies, paths, and
+//! Every text from elsewhere is escaped: names of hosts and policies, paths, and
 //! what was seen.
 
 use std::fmt::{self, Write};
 
-use stockade_policy::visible::is_hidden;
+use stockade_protocol::text::is_hidden;
 
 use crate::{Class, Finding, Proof, State};
 
 /// The page.
 pub fn html(proof: &Proof) -> String {
     let mut page = String::new();
-    // A String takes whatever it is given.
+    // Writing to a String cannot fail.
     let _never = write_page(&mut page, proof);
     page
 }
@@ -20,7 +20,7 @@ pub fn html(proof: &Proof) -> String {
 /// The page of a proof that has not ended, or will not: it proves nothing.
 pub fn unfinished(why: Option<&str>) -> String {
     let why = why.map_or_else(
-        || String::from("It is under way, or was ended before it could say so."),
+        || String::from("The proof is still running, or was ended before it finished."),
         |why| format!("It was broken off: {}", Escaped(why)),
     );
     format!(
@@ -29,7 +29,7 @@ pub fn unfinished(why: Option<&str>) -> String {
     )
 }
 
-/// The page up to its first heading. The title is ours or escaped.
+/// The page up to its first heading. The title is a constant or escaped.
 fn head(title: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
@@ -90,7 +90,7 @@ fn facts(out: &mut String, proof: &Proof) -> fmt::Result {
 fn summary(out: &mut String, proof: &Proof) -> fmt::Result {
     writeln!(
         out,
-        "<table>\n<tr><th>Class</th><th>Tried</th><th>Held</th><th>Breaches</th><th>Not proven</th><th>Allowed by policy</th><th>Not to be had here</th></tr>"
+        "<table>\n<tr><th>Class</th><th>Tried</th><th>Held</th><th>Breaches</th><th>Not proven</th><th>Allowed by policy</th><th>Not available here</th></tr>"
     )?;
     for class in Class::ALL {
         let count = proof.count_of(class);
@@ -111,7 +111,10 @@ fn summary(out: &mut String, proof: &Proof) -> fmt::Result {
 }
 
 fn table<'a>(out: &mut String, findings: impl Iterator<Item = &'a Finding>) -> fmt::Result {
-    writeln!(out, "<table>\n<tr><th>Attack</th><th>Outcome</th><th>Expected</th><th>Seen</th><th>Control</th><th>Stopped by</th></tr>")?;
+    writeln!(
+        out,
+        "<table>\n<tr><th>Attack</th><th>Outcome</th><th>Expected</th><th>Observation</th><th>Control</th><th>Stopped by</th></tr>"
+    )?;
     for finding in findings {
         let mark = match finding.state {
             State::Breach => "breach",

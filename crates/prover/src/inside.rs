@@ -1,27 +1,27 @@
 //! Running scripts in sandboxes of the policy under test.
 
+use stockade_engine::{Image, ImageResult, LoadedPolicy, Options, Refusal, run_image};
 use stockade_protocol::{
     LimitKey, Verdict,
     probe::{Answer, Batch, NOT_PREPARED, Script, decode_answers},
 };
-use stockade_runtime::{Image, ImageResult, Loaded, Options, Refusal, run_image};
 
-use crate::{LONG_PATIENCE_S, PATIENCE_S, PROBE, attack::Limits};
+use crate::{LONG_SCRIPT_TIMEOUT_S, PROBE, SCRIPT_TIMEOUT_S, attack::Limits};
 
-/// Scripts in one sandbox: the answers stay well below any limit on output.
-const TOGETHER: usize = 80;
+/// Scripts in one sandbox: so few that their answers stay below any output limit.
+const MAX_SCRIPTS: usize = 80;
 
 /// A policy to run under.
 pub(crate) struct Inside<'a> {
     /// The policy with its filters.
-    pub(crate) loaded: &'a Loaded,
+    pub(crate) loaded: &'a LoadedPolicy,
     /// What the command line fixes.
     pub(crate) options: &'a Options,
 }
 
-/// What one sandbox is for.
+/// Scripts for one sandbox.
 #[derive(Default)]
-pub(crate) struct Errand<'a> {
+pub(crate) struct ProbeBatch<'a> {
     /// What the program's first process does.
     pub(crate) prelude: Script,
     /// What children of it do.
@@ -30,30 +30,30 @@ pub(crate) struct Errand<'a> {
     pub(crate) limits: Limits,
     /// Globs of files to return.
     pub(crate) collect: &'a [&'a str],
-    /// It may take its time.
+    /// Its scripts use up a limit, and may take longer.
     pub(crate) long: bool,
 }
 
-/// What came of it.
-pub(crate) struct Done {
+/// The result of one sandbox.
+pub(crate) struct ProbeRun {
     /// The answers, where the probe could give them.
     pub(crate) answers: Option<Vec<Answer>>,
     /// The run.
     pub(crate) result: ImageResult,
 }
 
-impl Done {
+impl ProbeRun {
     /// The first answer.
     pub(crate) fn answer(&self) -> Option<Answer> {
         self.answers.as_ref().and_then(|answers| answers.first().copied())
     }
 
-    /// The run ended so.
+    /// Whether the run ended with this verdict.
     pub(crate) fn ended_as(&self, verdict: Verdict) -> bool {
         self.result.report.verdict == verdict
     }
 
-    /// The script answered with this errno.
+    /// Whether the script answered with this errno.
     pub(crate) fn answered(&self, errno: i32) -> bool {
         self.answer() == Some(Answer::Result(-i64::from(errno)))
     }
@@ -79,42 +79,42 @@ impl Inside<'_> {
     ///
     /// # Errors
     /// It was not started.
-    pub(crate) fn run(&self, errand: &Errand<'_>) -> Result<Done, Refusal> {
+    pub(crate) fn run(&self, probe_batch: &ProbeBatch<'_>) -> Result<ProbeRun, Refusal> {
         let nonce = crate::nonce()?;
-        let (prelude, scripts) = (errand.prelude.clone(), errand.scripts.clone());
+        let (prelude, scripts) = (probe_batch.prelude.clone(), probe_batch.scripts.clone());
         let count = scripts.len();
-        let batch = Batch { nonce, prelude, patience_s: if errand.long { LONG_PATIENCE_S } else { PATIENCE_S }, scripts };
+        let batch = Batch { nonce, prelude, timeout_s: if probe_batch.long { LONG_SCRIPT_TIMEOUT_S } else { SCRIPT_TIMEOUT_S }, scripts };
         let image = Image {
             name: "stockade-probe",
             program: PROBE,
             stdin: &batch.encode(),
-            limits: errand.limits.clone(),
-            collect: errand.collect.iter().map(|glob| String::from(*glob)).collect(),
+            limits: probe_batch.limits.clone(),
+            collect: probe_batch.collect.iter().map(|glob| String::from(*glob)).collect(),
         };
         let result = run_image(&image, self.loaded, self.options)?;
         if result.report.verdict == Verdict::Cancelled {
-            // A signal ended that run; the rest is not wanted either.
-            return Err(Refusal::sandbox_error("cancelled", "the attacks were broken off by a signal"));
+            // A signal ended that run, and with it the proof.
+            return Err(Refusal::sandbox_error("cancelled", "a signal ended the attacks"));
         }
         let answers = decode_answers(&result.output, nonce, count).ok();
-        Ok(Done { answers, result })
+        Ok(ProbeRun { answers, result })
     }
 
-    /// What one script comes to, in a sandbox of its own.
+    /// Runs one script in its own sandbox.
     ///
     /// # Errors
     /// It was not started.
-    pub(crate) fn alone(&self, script: &Script) -> Result<Done, Refusal> {
-        self.run(&Errand { scripts: vec![script.clone()], ..Errand::default() })
+    pub(crate) fn alone(&self, script: &Script) -> Result<ProbeRun, Refusal> {
+        self.run(&ProbeBatch { scripts: vec![script.clone()], ..ProbeBatch::default() })
     }
 
-    /// What the scripts come to; none where the sandbox ended before it answered.
+    /// The scripts' answers; `None` where the sandbox ended before it answered.
     ///
     /// # Errors
     /// No sandbox could be started.
     pub(crate) fn answers(&self, scripts: &[Script]) -> Result<Vec<Option<Answer>>, Refusal> {
         let mut all = Vec::with_capacity(scripts.len());
-        for chunk in scripts.chunks(TOGETHER) {
+        for chunk in scripts.chunks(MAX_SCRIPTS) {
             all.extend(self.halves(chunk)?);
         }
         Ok(all)
@@ -124,9 +124,9 @@ impl Inside<'_> {
         if scripts.is_empty() {
             return Ok(Vec::new());
         }
-        match self.run(&Errand { scripts: scripts.to_vec(), limits: self.ample(), ..Errand::default() })?.answers {
+        match self.run(&ProbeBatch { scripts: scripts.to_vec(), limits: self.ample(), ..ProbeBatch::default() })?.answers {
             Some(answers) => Ok(answers.into_iter().map(Some).collect()),
-            // One of them has ended the run: which, is found by halves.
+            // One of them ended the run: halving finds it.
             None if scripts.len() > 1 => {
                 let (left, right) = scripts.split_at(scripts.len() / 2);
                 Ok([self.halves(left)?, self.halves(right)?].concat())
@@ -135,7 +135,7 @@ impl Inside<'_> {
         }
     }
 
-    /// The policy's own limits, but for room to answer where the policy lets it be asked for.
+    /// The policy's limits, with room for the answers where the policy allows that much output.
     fn ample(&self) -> Limits {
         const ROOM: u64 = 8 << 10;
         let policy = &self.loaded.policy;

@@ -1,52 +1,56 @@
-//! `stockade prove`: attacks on a policy, inside real sandboxes on this host, and what
-//! became of each.
+//! `stockade prove`: attacks on a policy, inside real sandboxes on this host, and the result
+//! of each.
 //!
-//! A line says `held` only if the attack failed as was stated beforehand and its control
-//! shows that the very same probe could have succeeded. What is tried is data, in
-//! `attacks`; how it is judged stands in `judge`. Nothing of the policy under test is
-//! changed for an attack, and nothing of the host for a control. It cannot show that
-//! there is no other attack.
+//! A line is `held` only if the attack failed as stated beforehand and its control shows that
+//! the same probe could have succeeded. What is tried is data, in `attacks`; `judge` compares
+//! the answers. No attack changes the policy under test, and no control changes the host.
+//! It cannot show that there is no other attack.
+//!
+//! The probe carries out an attack as the payload of a sandbox, and outside for its control: the
+//! same act by the same program. It enters the sandbox as an image, bytes in place of a command:
+//! the child writes them beside the executor into an unlinked file (step 18), and the payload's
+//! process executes that by descriptor (step 41). Landlock has a rule for this one inode and the
+//! receipt a line; nothing else of the plan differs. No request can name an image.
 #![forbid(unsafe_code)]
 
 mod attack;
 mod attacks;
+mod concurrent_run;
+mod fixture;
 mod html;
 mod inside;
 mod judge;
-mod neighbour;
 mod outside;
 mod script;
 mod target;
 mod words;
-mod world;
 
-use std::{io::Read, time::Instant};
+use std::time::Instant;
 
 use serde::Serialize;
-use stockade_policy::plan::Plan;
+use stockade_engine::{Options, Refusal, load_policy};
 use stockade_protocol::{PolicyId, Receipt};
-use stockade_runtime::{Options, Refusal, load_policy};
 
 pub use attack::Class;
+pub use concurrent_run::run_concurrently;
 pub use html::{html, unfinished};
-pub use neighbour::stand_beside;
 
-use inside::{Errand, Inside};
+use fixture::Fixture;
+use inside::{Inside, ProbeBatch};
 use outside::Outside;
-use world::World;
 
 /// The probe's program.
 static PROBE: &[u8] = include_bytes!(env!("STOCKADE_PROBE"));
 
-/// A script that takes longer hangs.
-const PATIENCE_S: u32 = 4;
-/// The same, for what uses up a limit.
-const LONG_PATIENCE_S: u32 = 30;
+/// A script that takes longer is ended, in seconds.
+const SCRIPT_TIMEOUT_S: u32 = 4;
+/// The same for a script that uses up a limit.
+const LONG_SCRIPT_TIMEOUT_S: u32 = 30;
 
 /// Version of the form in which a proof is printed as JSON.
 const SCHEMA: u32 = 1;
 
-/// What became of an attack.
+/// The result of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -58,7 +62,7 @@ pub enum State {
     Held,
     /// The policy allows it.
     Allowed,
-    /// What it aims at is not to be had here: the kernel lacks it, or nobody may use it.
+    /// Its target is not available here: the kernel lacks it, or no user may use it.
     Absent,
 }
 
@@ -70,35 +74,35 @@ impl State {
             State::NotProven => "not proven",
             State::Held => "held",
             State::Allowed => "allowed by policy",
-            State::Absent => "not to be had here",
+            State::Absent => "not available here",
         }
     }
 }
 
-/// One attack and what became of it.
+/// One attack and its result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
     /// Its class.
     pub class: Class,
     /// A short name.
     pub attack: String,
-    /// What became of it.
+    /// Its result.
     pub state: State,
     /// What was tried.
     pub tried: String,
-    /// What had to come of it.
+    /// The result that was stated beforehand.
     pub expected: String,
-    /// What came of it.
+    /// What was observed.
     pub seen: String,
-    /// What the control came to.
+    /// What the control did.
     pub control: String,
     /// The layers that stop it.
     pub layers: Vec<&'static str>,
-    /// What to do, where something got through or was not proven.
+    /// How to fix it, where something got through or was not proven.
     pub advice: Option<String>,
 }
 
-/// How many attacks came to what.
+/// How many attacks had which result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// Attacks that were tried: all but the last two.
@@ -111,7 +115,7 @@ pub struct Count {
     pub not_proven: usize,
     /// The policy allows them.
     pub allowed: usize,
-    /// Aim at what is not to be had here.
+    /// Their target is not available here.
     pub absent: usize,
 }
 
@@ -133,7 +137,7 @@ impl Count {
     }
 }
 
-/// All that was tried of one policy on this host.
+/// The results of all attacks on one policy on this host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Proof {
     /// Version of this form.
@@ -148,7 +152,7 @@ pub struct Proof {
     pub description: String,
     /// The host's name.
     pub host: String,
-    /// Who launched.
+    /// The launching user.
     pub uid: u32,
     /// How long it took.
     pub duration_ms: u64,
@@ -166,7 +170,7 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// What became of the attacks of one class.
+    /// The results of one class.
     pub fn count_of(&self, class: Class) -> Count {
         Count::of(self.of(class))
     }
@@ -180,16 +184,16 @@ impl Proof {
 /// Attacks a policy.
 ///
 /// # Errors
-/// No sandbox of it can be had here; what is missing `doctor` says.
+/// The policy cannot be enforced here; `doctor` names what is missing.
 pub fn prove(options: &Options) -> Result<Proof, Refusal> {
     let begun = Instant::now();
     let loaded = load_policy(options)?;
     let inside = Inside { loaded: &loaded, options };
-    let first = inside.run(&Errand { scripts: vec![attacks::plant()], ..Errand::default() })?.result;
+    let first = inside.run(&ProbeBatch { scripts: vec![attacks::plant()], ..ProbeBatch::default() })?.result;
     let policy = first.report.policy.clone().unwrap_or_else(|| identify(&loaded.policy));
     let outside = Outside::new()?;
-    let world = World::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
-    let findings = judge::judge(attacks::all(&world), &world, &inside, &outside)?;
+    let fixture = Fixture::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
+    let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside)?;
     let count = Count::of(findings.iter());
     Ok(Proof {
         schema: SCHEMA,
@@ -197,25 +201,24 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
         proven: count.breaches == 0 && count.not_proven == 0,
         policy,
         description: loaded.policy.description.clone(),
-        host: world.host_name.clone(),
-        uid: world.uid,
+        host: fixture.host_name.clone(),
+        uid: fixture.uid,
         duration_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         count,
         distinct: Count::of(findings.iter().filter(|finding| finding.class != Class::SystemCalls)),
         findings,
-        receipt: world.receipt.clone(),
-        left: world.remove(),
+        receipt: fixture.receipt.clone(),
+        left: fixture.remove(),
     })
 }
 
 fn identify(policy: &stockade_policy::model::Policy) -> PolicyId {
-    PolicyId { name: policy.name.clone(), origin: Plan::origin(policy), sha256: policy.sha256.clone() }
+    PolicyId { name: policy.name.clone(), origin: policy.origin.to_string(), sha256: policy.sha256.clone() }
 }
 
 /// A number that nothing in a sandbox can know.
 fn nonce() -> Result<u64, Refusal> {
     let mut bytes = [0; 8];
-    let filled = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    filled.map_err(|error| Refusal::sandbox_error("no_randomness", format!("/dev/urandom cannot be read: {error}")))?;
+    stockade_engine::admit::random_bytes(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }

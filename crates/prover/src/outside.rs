@@ -1,4 +1,4 @@
-//! Controls outside the sandbox: the same probe as whoever launches, or as root of
+//! Controls outside the sandbox: the same probe as the launching user, or as root of
 //! throw-away namespaces.
 //!
 //! Nothing of the host is changed: scripts for the host look only, and what changes
@@ -13,12 +13,12 @@ use rustix::{
     fd::{AsRawFd, OwnedFd},
     fs::{MemfdFlags, memfd_create},
 };
+use stockade_engine::Refusal;
 use stockade_protocol::probe::{Answer, Batch, Script, decode_answers};
-use stockade_runtime::Refusal;
 
 use crate::{
     PROBE,
-    attack::Place,
+    attack::ControlHost,
     script::{Builder, n, script},
 };
 
@@ -29,7 +29,7 @@ pub(crate) struct Outside {
 }
 
 impl Outside {
-    /// Makes it: a file without a name, so that nothing is left.
+    /// Puts it into a memory file, so that nothing is left on disk.
     pub(crate) fn new() -> Result<Self, Refusal> {
         let failed = |error: std::io::Error| Refusal::sandbox_error("prover", format!("make the probe for the controls: {error}"));
         let program = memfd_create(c"stockade-probe", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -38,16 +38,18 @@ impl Outside {
         Ok(Outside { program: file.into(), uid: rustix::process::geteuid().as_raw() })
     }
 
-    /// What the scripts come to there; none where the probe did not answer.
-    pub(crate) fn answers(&self, place: Place, scripts: &[Script]) -> Vec<Option<Answer>> {
+    /// The scripts' answers there; `None` where the probe gave none.
+    pub(crate) fn answers(&self, place: ControlHost, scripts: &[Script]) -> Vec<Option<Answer>> {
         let together = match place {
-            Place::Host => self.ask(Script::default(), scripts),
-            // Root's own namespaces are an ordinary user's, where the host lets it.
-            Place::Own => self.ask(namespaces(self.uid, true), scripts).or_else(|| self.ask(namespaces(self.uid, false), scripts)),
+            ControlHost::Host => self.ask(Script::default(), scripts),
+            // Root drops to an ordinary user first, where the host allows user namespaces to one.
+            ControlHost::OwnNamespaces => {
+                self.ask(namespaces(self.uid, true), scripts).or_else(|| self.ask(namespaces(self.uid, false), scripts))
+            }
         };
         match together {
             Some(answers) => answers.into_iter().map(Some).collect(),
-            // One of them has ended the probe itself.
+            // One of them ended the probe itself: halving finds it.
             None if scripts.len() > 1 => {
                 let (left, right) = scripts.split_at(scripts.len() / 2);
                 [self.answers(place, left), self.answers(place, right)].concat()
@@ -56,8 +58,8 @@ impl Outside {
         }
     }
 
-    /// Starts it. It reads to the end before it does anything, and says nothing if that is
-    /// all there is.
+    /// Starts the probe. It reads its input to the end first, and prints nothing for an empty
+    /// one.
     pub(crate) fn start(&self) -> std::io::Result<Child> {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()));
         command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -67,25 +69,25 @@ impl Outside {
     fn ask(&self, prelude: Script, scripts: &[Script]) -> Option<Vec<Answer>> {
         let nonce = crate::nonce().ok()?;
         let has_prelude = !prelude.ops.is_empty();
-        let batch = Batch { nonce, prelude, patience_s: crate::PATIENCE_S, scripts: scripts.to_vec() };
+        let batch = Batch { nonce, prelude, timeout_s: crate::SCRIPT_TIMEOUT_S, scripts: scripts.to_vec() };
         let mut child = self.start().ok()?;
         let sent = child.stdin.take().map(|mut stdin| stdin.write_all(&batch.encode()));
-        let mut said = Vec::new();
-        let heard = child.stdout.take().map(|stdout| stdout.take(MOST).read_to_end(&mut said));
+        let mut printed = Vec::new();
+        let read = child.stdout.take().map(|stdout| stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut printed));
         let ended = child.wait();
-        if !matches!((sent, heard, ended), (Some(Ok(())), Some(Ok(_)), Ok(_))) {
+        if !matches!((sent, read, ended), (Some(Ok(())), Some(Ok(_)), Ok(_))) {
             return None;
         }
-        let answers = decode_answers(&said, nonce, scripts.len()).ok()?;
+        let answers = decode_answers(&printed, nonce, scripts.len()).ok()?;
         let unprepared =
             has_prelude && answers.len() > 1 && answers.windows(2).all(|pair| matches!(pair, [a @ Answer::Broken { .. }, b] if a == b));
         (!unprepared).then_some(answers)
     }
 }
 
-const MOST: u64 = 1 << 20;
+const MAX_ANSWER_BYTES: u64 = 1 << 20;
 
-/// Throw-away namespaces, as root of them.
+/// Makes throw-away namespaces and becomes root in them.
 fn namespaces(uid: u32, drop: bool) -> Script {
     const NEW: i64 = 0x1000_0000 | 0x2_0000 | 0x2000_0000 | 0x4000_0000 | 0x400_0000 | 0x800_0000 | 0x200_0000;
     const NOBODY: i64 = 65534;
@@ -95,7 +97,7 @@ fn namespaces(uid: u32, drop: bool) -> Script {
             b.need("setgroups", &[n(0), n(0)]);
             b.need("setresgid", &[n(NOBODY), n(NOBODY), n(NOBODY)]);
             b.need("setresuid", &[n(NOBODY), n(NOBODY), n(NOBODY)]);
-            // The change of ids has made this process opaque, also to itself.
+            // The change of ids made this process undumpable: it could not write its own maps.
             b.need("prctl", &[n(4), n(1)]);
             (outside, group) = (NOBODY, NOBODY);
         }

@@ -4,7 +4,7 @@
 //! makes a call that no kernel has, which the control of the attack then shows.
 
 use stockade_policy::filter::names;
-use stockade_protocol::probe::{Door, Failing, Op, Script, Value};
+use stockade_protocol::probe::{Failing, Op, Script, SyscallAbi, Value};
 
 /// A number.
 pub(crate) fn n(number: i64) -> Value {
@@ -52,7 +52,7 @@ impl Builder {
     fn by_number(&mut self, number: u32, arguments: &[Value], times: u32, failing: Failing) -> Value {
         let mut all = [n(0); 6];
         all.iter_mut().zip(arguments).for_each(|(slot, argument)| *slot = *argument);
-        self.push(Op::Call { door: Door::Native, number, arguments: all, times, failing })
+        self.push(Op::Call { abi: SyscallAbi::Native, number, arguments: all, times, failing })
     }
 
     /// A text with its NUL.
@@ -90,11 +90,11 @@ impl Builder {
         self.by_number(number, arguments, 1, Failing::Answers)
     }
 
-    /// An attack by the door of i386.
+    /// An attack by the i386 ABI.
     pub(crate) fn attack_int80(&mut self, number: u32, arguments: &[Value]) -> Value {
         let mut all = [n(0); 6];
         all.iter_mut().zip(arguments).for_each(|(slot, argument)| *slot = *argument);
-        self.push(Op::Call { door: Door::Int80, number, arguments: all, times: 1, failing: Failing::Answers })
+        self.push(Op::Call { abi: SyscallAbi::I386, number, arguments: all, times: 1, failing: Failing::Answers })
     }
 
     /// An attack that is made again and again, until it fails.
@@ -108,9 +108,9 @@ impl Builder {
     }
 
     /// How often bytes occur in memory.
-    pub(crate) fn find(&mut self, at: Value, length: Value, sought: &[u8]) -> Value {
-        let needle = place(self.memory(sought));
-        self.push(Op::Find { at: place(at), length, needle, needle_length: u32::try_from(sought.len()).unwrap_or(u32::MAX) })
+    pub(crate) fn find(&mut self, at: Value, length: Value, needle: &[u8]) -> Value {
+        let at_needle = place(self.memory(needle));
+        self.push(Op::Find { at: place(at), length, needle: at_needle, needle_length: u32::try_from(needle.len()).unwrap_or(u32::MAX) })
     }
 
     /// What a child does; gives its pid. `failing`: that no child can be made is the answer,
@@ -162,7 +162,7 @@ const READ: usize = 16 << 10;
 fn place(value: Value) -> u32 {
     match value {
         Value::Memory(at) => at,
-        // Out of every script's memory: the script breaks, and says so.
+        // Outside every script's memory: the script breaks at this step.
         _ => u32::MAX >> 1,
     }
 }

@@ -1,30 +1,30 @@
-//! The process of the host that attacks on the launcher are aimed at, by its id.
+//! The host process at which attacks on the launcher are aimed, by its pid.
 //!
-//! An answer about an id says nothing where somebody inside may have the same one. In a
-//! container of few processes the launcher itself has such an id; then a child of it is the
-//! target, which shares its namespaces, user and fate, and has a larger one.
+//! An answer about a pid proves nothing where a process inside can have the same pid. In a
+//! container with few processes the launcher itself has such a small pid; then the target is
+//! a child of it, with the same namespaces and user and a larger pid.
 
 use std::{io, process::Child};
 
-use stockade_runtime::Refusal;
+use stockade_engine::Refusal;
 
 use crate::outside::Outside;
 
-/// Ids below it are within reach of processes inside: every sandbox of a proof begins at 1
-/// and holds a few dozen scripts, of which none has more than a few children.
+/// Processes inside can have pids below this: every sandbox of a proof begins at 1 and holds
+/// a few dozen scripts with a few children each.
 const FEW: u32 = 1000;
 
-/// See the module. A child is ended when this is dropped.
+/// The target; dropping this ends a child that was made for it.
 pub(crate) struct Target {
     child: Option<Child>,
 }
 
 impl Target {
-    /// Finds it, or makes it: ids are given out in order, so that after as many children as
-    /// there are small ids one has a larger one.
+    /// Finds or makes it: the kernel gives pids out in order, so after as many children as
+    /// there are small pids one has a larger pid.
     pub(crate) fn new(outside: &Outside) -> Result<Self, Refusal> {
         let mut target = Target { child: None };
-        let failed = |error: io::Error| Refusal::sandbox_error("prover", format!("start a process with an id beyond {FEW}: {error}"));
+        let failed = |error: io::Error| Refusal::sandbox_error("prover", format!("start a process with a pid of at least {FEW}: {error}"));
         for _ in 0..FEW {
             if target.pid() >= FEW {
                 break;
@@ -35,14 +35,14 @@ impl Target {
         Ok(target)
     }
 
-    /// Its id on the host.
+    /// Its pid on the host.
     pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().map_or_else(std::process::id, Child::id)
     }
 
-    /// What it is.
+    /// Its description.
     pub(crate) fn words(&self) -> &'static str {
-        if self.child.is_some() { "a process beside the launcher" } else { "the launcher" }
+        if self.child.is_some() { "a child of the launcher" } else { "the launcher" }
     }
 }
 

@@ -5,7 +5,7 @@ import stockade
 result = stockade.run("print(6*7)")
 print(result.output, end="")
 
-# A program that fails is a result too; its verdict says what ended it.
+# A failed program is a result too; its verdict names what ended it.
 result = stockade.run("import time; print('working'); time.sleep(60)", timeout=0.5)
 print(result.output.strip(), result.code, result.verdict)
 

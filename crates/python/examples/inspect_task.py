@@ -1,4 +1,4 @@
-"""inspect_ai: a task whose tools run in the sandbox. A canned model stands in for a real one."""
+"""inspect_ai: a task whose tools run in the sandbox. A scripted model replaces a real one."""
 
 from inspect_ai import Task, eval
 from inspect_ai.dataset import Sample
@@ -17,7 +17,7 @@ answers = [
     ModelOutput.from_content("mockllm", "Done."),
 ]
 for answer in answers:
-    # Else the stand-in would count its tokens, with a table from the network.
+    # Otherwise the scripted model would count its tokens, with a table from the network.
     answer.usage = ModelUsage()
 (log,) = eval(task, model=get_model("mockllm/model", custom_outputs=answers), display="none")
 print([message.text for message in log.samples[0].messages if message.role == "tool"])

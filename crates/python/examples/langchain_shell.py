@@ -1,4 +1,4 @@
-"""LangChain: the agent's shell in a sandbox. A canned model stands in for a real one."""
+"""LangChain: the agent's shell in a sandbox. A scripted model replaces a real one."""
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import ShellToolMiddleware
@@ -9,7 +9,7 @@ from stockade.langchain import StockadeExecutionPolicy
 
 
 class Model(GenericFakeChatModel):
-    """Says what it is told to say; in your program this is init_chat_model("…")."""
+    """Returns scripted messages; in your program this is init_chat_model("…")."""
 
     def bind_tools(self, tools, **options):
         """Takes the tools and ignores them."""

@@ -1,16 +1,16 @@
-//! The encoding that a Python file says it is in (PEP 263).
+//! The encoding that a Python file declares (PEP 263).
 //!
-//! The interpreter decodes the file by it before it looks at anything else, so that under
-//! some encodings a comment becomes code. Only those are passed over in which every ASCII
-//! character stands for itself and nothing else stands for one.
+//! The interpreter decodes the file with it first, so some encodings turn a comment into code.
+//! Accepted are only encodings in which every ASCII character stands for itself and no other bytes
+//! stand for one. It decodes nothing.
 
-/// Encodings of one byte a character that hold ASCII, by how their names begin.
+/// Single-byte encodings that extend ASCII, by the beginning of their names.
 const PLAIN: [&str; 12] =
     ["iso-8859", "iso8859", "latin", "l1", "cp125", "windows-125", "koi8-", "mac-roman", "macroman", "cp437", "cp850", "cp866"];
-/// Names of ASCII and of what the text is in anyway.
+/// Names of ASCII and UTF-8.
 const SAME: [&str; 7] = ["ascii", "us-ascii", "646", "utf-8", "utf8", "u8", "utf-8-sig"];
 
-/// Where a file names an encoding under which it is not what it looks like, and the name.
+/// Place and name of an encoding that changes what the file means.
 pub(crate) fn foreign(code: &str) -> Option<((usize, usize), &str)> {
     let mut rest = code;
     for _ in 0..2 {
@@ -20,7 +20,7 @@ pub(crate) fn foreign(code: &str) -> Option<((usize, usize), &str)> {
             let start = name.as_ptr() as usize - code.as_ptr() as usize;
             return (!is_plain(name)).then_some(((start, start + name.len()), name));
         }
-        // A second line counts only below a comment or nothing.
+        // The second line counts only after a comment or an empty line.
         if !(line.is_empty() || line.starts_with('#')) {
             return None;
         }
@@ -29,7 +29,7 @@ pub(crate) fn foreign(code: &str) -> Option<((usize, usize), &str)> {
     None
 }
 
-/// The encoding that a line names.
+/// The encoding that a line declares.
 fn named(line: &str) -> Option<&str> {
     let comment = line.strip_prefix('#')?;
     comment.match_indices("coding").find_map(|(at, word)| {
@@ -41,7 +41,7 @@ fn named(line: &str) -> Option<&str> {
 
 fn is_plain(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('_', "-");
-    // What follows `utf-8-` Python does not look at, but for one name, which is the same.
+    // Python ignores what follows `utf-8-`; `utf-8-sig` is UTF-8 too.
     SAME.contains(&name.as_str()) || name.starts_with("utf-8-") || PLAIN.iter().any(|plain| name.starts_with(plain))
 }
 

@@ -1,25 +1,24 @@
-//! Findings as they are made: where in the text, cut to length, each line once for a rule.
+//! Collects findings: their place, their text cut to length, one per rule and line.
 //!
-//! Code that stands in a text of other code is screened too; what is found there is told
-//! at the place of that text. A secret is told by its place and length: whoever reads a
-//! result need not be able to use what the code should not have held. Of too many findings
-//! some of each rule stay, so that none can be hidden behind a crowd of others.
+//! Findings in code inside a string are reported at the place of that string. A secret is reported
+//! by its place and length, so that a reader of the result cannot use it. Of too many findings some
+//! of each rule stay, so that none can be hidden in a crowd of others. It judges nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
 };
 
-use stockade_protocol::screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Rule, Rules, lines};
+use stockade_protocol::screen::{Answer, Found, Grammar, MAX_FINDINGS, MAX_TEXT_LEN, Rule, Rules, lines};
 
-use crate::{secrets, work::Work};
+use crate::{budget::Budget, secrets};
 
-/// Values of secrets that are looked for in other findings.
-const MOST_VALUES: usize = 64;
-/// Shorter ones stand in honest words.
-const SHORTEST_VALUE: usize = 6;
+/// Values of secrets that are removed from other findings.
+const MAX_VALUES: usize = 64;
+/// Shorter values occur in ordinary words.
+const MIN_VALUE_LEN: usize = 6;
 
-/// What was noted at a line.
+/// A finding of a line.
 struct Noted {
     start: usize,
     end: usize,
@@ -30,26 +29,26 @@ struct Noted {
 pub(crate) struct Findings<'a> {
     code: &'a str,
     rules: Rules,
-    /// Where each line begins.
+    /// The offsets of lines.
     lines: Vec<usize>,
     noted: BTreeMap<(usize, Rule), Noted>,
-    /// Where secrets stand.
+    /// The places of secrets.
     secrets: BTreeSet<(usize, usize)>,
     values: BTreeSet<String>,
-    /// Where the text stands whose code is being read.
+    /// The place of the string whose code is read.
     within: Option<(usize, usize)>,
-    work: Rc<Work>,
+    budget: Rc<Budget>,
 }
 
 impl<'a> Findings<'a> {
     pub(crate) fn new(code: &'a str, grammar: Grammar, rules: Rules) -> Self {
         let begin_of = |next: &mut usize, line: &str| Some(std::mem::replace(next, *next + line.len()));
         let lines = lines(code, Some(grammar)).scan(0, begin_of).collect();
-        let work = Rc::new(Work::of(code));
-        Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None, work }
+        let budget = Rc::new(Budget::of(code));
+        Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None, budget }
     }
 
-    /// Notes what stands in `start..end`. The first finding of a rule on a line is kept.
+    /// Adds a finding at `start..end`. The first one of a rule and line is kept.
     pub(crate) fn add(&mut self, rule: Rule, place: (usize, usize), what: &str) {
         if !self.rules.has(rule) {
             return;
@@ -58,22 +57,22 @@ impl<'a> Findings<'a> {
         let line = self.lines.partition_point(|begin| *begin <= start).max(1);
         let noted = self.noted.entry((line, rule)).or_insert_with(|| Noted { start: usize::MAX, end, what: String::new() });
         if start < noted.start {
-            // Without its secrets before it is cut, which would leave half of one.
+            // Secrets are removed before the text is cut, which could leave half of one.
             *noted = Noted { start, end, what: cut(&secrets::without(what)) };
         }
     }
 
-    /// Notes a secret, which no finding shows from now on, nor did before.
+    /// Adds a secret, which no finding shows.
     pub(crate) fn secret(&mut self, place: (usize, usize), value: &str, kind: &str) {
         self.secrets.insert(self.within.unwrap_or(place));
-        if value.len() >= SHORTEST_VALUE && value.len() <= LONGEST_TEXT && self.values.len() < MOST_VALUES {
+        if value.len() >= MIN_VALUE_LEN && value.len() <= MAX_TEXT_LEN && self.values.len() < MAX_VALUES {
             self.values.insert(value.to_owned());
         }
         self.add(Rule::Secret, place, kind);
     }
 
-    /// Notes a secret somewhere in what stands in `place`. Where it is not to be found, since
-    /// it is written otherwise there, nothing of that is shown.
+    /// Adds a secret inside `place`. Where its value is written in another form, nothing of
+    /// `place` is shown.
     pub(crate) fn secret_within(&mut self, place: (usize, usize), value: &str, kind: &str) {
         let (start, end) = self.within.unwrap_or(place);
         match self.code.get(start..end).and_then(|text| text.find(value)) {
@@ -82,22 +81,22 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// What is left to do for this program.
-    pub(crate) fn work(&self) -> Rc<Work> {
-        self.work.clone()
+    /// The budget of this program.
+    pub(crate) fn budget(&self) -> Rc<Budget> {
+        self.budget.clone()
     }
 
-    /// Notes that nothing is left, where that was met first.
-    pub(crate) fn tell_of_work(&mut self, place: (usize, usize)) {
-        if self.work.has_ended() {
+    /// Adds a finding where the budget was spent first.
+    pub(crate) fn report_budget(&mut self, place: (usize, usize)) {
+        if self.budget.has_ended() {
             self.add(Rule::Screener, place, "puts more together than is followed");
         }
     }
 
-    /// Screens code that stands in the text at `place`, which takes so much work.
+    /// Screens code in the string at `place`, at this cost.
     pub(crate) fn inside(&mut self, place: (usize, usize), takes: usize, screen: impl FnOnce(&mut Self)) {
-        if !self.work.take(takes) {
-            self.tell_of_work(place);
+        if !self.budget.spend(takes) {
+            self.report_budget(place);
             return;
         }
         let outer = self.within;
@@ -106,12 +105,12 @@ impl<'a> Findings<'a> {
         self.within = outer;
     }
 
-    /// Whether code in a text is being read.
+    /// Whether code in a string is read.
     pub(crate) fn is_inside(&self) -> bool {
         self.within.is_some()
     }
 
-    /// All of them, in the order of the text.
+    /// All findings, in the order of the text.
     pub(crate) fn into_found(self, source: u32) -> Vec<Found> {
         let mut noted: Vec<(usize, Rule, &Noted)> = self.noted.iter().map(|((line, rule), noted)| (*line, *rule, noted)).collect();
         noted.sort_by_key(|(_, rule, noted)| (noted.start, *rule));
@@ -132,16 +131,16 @@ impl<'a> Findings<'a> {
             .collect()
     }
 
-    /// How many there are.
+    /// The number of findings.
     pub(crate) fn count(&self) -> usize {
         self.noted.len()
     }
 
-    /// A piece of the code without the secrets in it.
+    /// A piece of the code with its secrets removed.
     fn shown(&self, start: usize, end: usize) -> String {
         let (mut out, mut at) = (String::new(), start);
         for (from, to) in self.secrets.iter().filter(|(from, to)| *from < end && *to > start) {
-            // Those that overlap were hidden with the one before.
+            // Overlapping secrets were removed with the one before.
             if let Some(before) = self.code.get(at..*from) {
                 out.push_str(before);
             }
@@ -160,19 +159,18 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// The answer of what was found in all sources, of which there were `all`.
+/// The answer with the findings of all sources; `all` is their number.
 pub(crate) fn answer(found: Vec<Found>, all: usize) -> Answer {
     let found = chosen(found, |found| found.rule);
     let omitted = u64::try_from(all.saturating_sub(found.len())).unwrap_or(u64::MAX);
     Answer { found, omitted }
 }
 
-/// As many as an answer holds, in their order: the first of each rule, and those that come
-/// before the others.
+/// As many as an answer holds, in their order: the first of each rule, then the earliest.
 fn chosen<T>(all: Vec<T>, rule: impl Fn(&T) -> Rule) -> Vec<T> {
     let mut seen = BTreeSet::new();
     let firsts: Vec<bool> = all.iter().map(|one| seen.insert(rule(one))).collect();
-    let mut room = MOST_FOUND.saturating_sub(seen.len());
+    let mut room = MAX_FINDINGS.saturating_sub(seen.len());
     let keep = |first: &bool| {
         let kept = *first || room > 0;
         room -= usize::from(kept && !*first);
@@ -182,9 +180,9 @@ fn chosen<T>(all: Vec<T>, rule: impl Fn(&T) -> Rule) -> Vec<T> {
     all.into_iter().zip(kept).filter_map(|(one, kept)| kept.then_some(one)).collect()
 }
 
-/// So much of a text as a finding may hold.
+/// The beginning of a text that fits into a finding.
 fn cut(text: &str) -> String {
-    let mut end = text.len().min(LONGEST_TEXT);
+    let mut end = text.len().min(MAX_TEXT_LEN);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -203,7 +201,7 @@ mod tests {
         findings.add(Rule::Destroy, (9000, 9001), "x");
         let all = findings.count();
         let answer = answer(findings.into_found(0), all);
-        assert_eq!((answer.found.len(), answer.omitted), (MOST_FOUND, 4901));
+        assert_eq!((answer.found.len(), answer.omitted), (MAX_FINDINGS, 4901));
         assert_eq!(answer.found.last().map(|found| (found.rule, found.line)), Some((Rule::Destroy, 4501)));
     }
 

@@ -1,22 +1,19 @@
-//! What a program is about to do, as far as its text tells: rules over parsed Python and
-//! shell code.
+//! Screening: rules over parsed Python and shell code that report what a program is about to do.
 //!
-//! Advice, not a boundary: whoever writes code against these rules gets past them, and the
-//! sandbox holds without them. The parsers are large and meet hostile text: they overflow
-//! their stack on deep nesting and may do worse. Nothing but the program `stockade-screen`
-//! links them, and it confines itself before it reads ([`confine`]). What is to be done
-//! about a finding is the policy's to say.
+//! Advice, not a boundary: code that is written against the rules evades them, and the sandbox does
+//! not depend on them. The parsers are large and read hostile text; deep nesting overflows their
+//! stack. Only the program `stockade-screen` links them, and it locks itself down before it reads
+//! ([`confine`]). The policy decides what a finding means.
 #![forbid(unsafe_code)]
 
+mod budget;
 pub mod confine;
-mod decode;
 mod encoding;
 mod findings;
 mod paths;
 mod python;
 mod secrets;
 mod shell;
-mod work;
 
 use std::borrow::Cow;
 
@@ -24,10 +21,10 @@ use stockade_protocol::screen::{Answer, Grammar, Question, Rule, Source};
 
 use findings::Findings;
 
-/// Code in text in code: deeper is not looked into.
-const DEEPEST: u8 = 3;
+/// Levels of code in strings of code.
+const MAX_DEPTH: u8 = 3;
 
-/// Reads code and says what it found. It may overflow the stack.
+/// Reads code and returns findings. It may overflow the stack.
 pub fn screen(question: &Question<'_>) -> Answer {
     let (mut found, mut all) = (Vec::new(), 0);
     for (number, source) in (0u32..).zip(&question.sources) {
@@ -38,8 +35,8 @@ pub fn screen(question: &Question<'_>) -> Answer {
             findings.add(Rule::HiddenName, (at, at), "a NUL byte");
         }
         match source.grammar {
-            Grammar::Python => python::screen_file(question, &readable, DEEPEST, &mut findings),
-            Grammar::Shell => shell::screen(question, &readable, DEEPEST, &mut findings),
+            Grammar::Python => python::screen_file(question, &readable, MAX_DEPTH, &mut findings),
+            Grammar::Shell => shell::screen(question, &readable, MAX_DEPTH, &mut findings),
         }
         all += findings.count();
         found.extend(findings.into_found(number));
@@ -47,8 +44,7 @@ pub fn screen(question: &Question<'_>) -> Answer {
     findings::answer(found, all)
 }
 
-/// The code as its interpreter takes it: a shell skips NUL bytes, and the commands that
-/// they cut in two are whole.
+/// The code as its interpreter reads it: a shell skips NUL bytes.
 fn as_read<'c>(source: &Source<'c>) -> Cow<'c, str> {
     match source.grammar {
         Grammar::Shell if source.code.contains('\0') => Cow::Owned(source.code.replace('\0', "")),

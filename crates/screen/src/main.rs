@@ -1,9 +1,7 @@
-//! The program `stockade-screen`: one question on stdin, one answer on stdout, both as
-//! frames.
+//! The program `stockade-screen`: one question on stdin, one answer on stdout, both as frames.
 //!
-//! It is started by `stockade` and confines itself before it reads. Whoever asks must take
-//! its death, its silence and its answer for what they are: words of a process that has
-//! read hostile text.
+//! `stockade` starts it, and it locks itself down before it reads. Callers must not trust its
+//! answer: it has parsed hostile code and may be compromised, crash or hang.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -11,23 +9,24 @@ use std::{
     process::ExitCode,
 };
 
-use stockade_protocol::screen::{Grammar, LONGEST_CODE, Question, Source};
+use stockade_protocol::screen::{Grammar, MAX_CODE_LEN, Question, Source};
 use stockade_screen::confine;
 
-/// Beside the code: the lists and the path of scratch.
-const LONGEST_REST: usize = 1 << 20;
+/// Bytes of a question besides the code: lists and the path of scratch.
+const MAX_LISTS_LEN: usize = 1 << 20;
 
-/// It could not confine itself.
+/// Exit status: the lockdown failed.
 const NOT_CONFINED: u8 = 3;
-/// It was asked nothing that it understands, or could not answer.
+/// Exit status: a malformed question, or the answer could not be written.
 const NOT_ASKED: u8 = 4;
 
 fn main() -> ExitCode {
-    let confined = confine::begin().and_then(|()| {
-        // The parsers look once how large their stack is, for which a file is opened.
+    let lockdown = confine::lockdown();
+    let confined = lockdown.begin().and_then(|()| {
+        // The parsers read the size of their stack once, from a file in /proc.
         let sources = [(Grammar::Python, "f(1)"), (Grammar::Shell, "true")].map(|(grammar, code)| Source { grammar, code });
         stockade_screen::screen(&Question { sources: sources.into(), ..Question::default() });
-        confine::finish()
+        lockdown.finish()
     });
     match confined {
         Ok(()) => match answer() {
@@ -40,7 +39,7 @@ fn main() -> ExitCode {
 
 fn answer() -> io::Result<()> {
     let mut bytes = Vec::new();
-    io::stdin().lock().take((LONGEST_CODE + LONGEST_REST) as u64).read_to_end(&mut bytes)?;
+    io::stdin().lock().take((MAX_CODE_LEN + MAX_LISTS_LEN) as u64).read_to_end(&mut bytes)?;
     let question = Question::decode(&bytes).map_err(io::Error::other)?;
     io::stdout().lock().write_all(&stockade_screen::screen(&question).encode())
 }

@@ -1,14 +1,14 @@
-//! What a path stands for, by its spelling: nothing is looked at on a host.
+//! What a path stands for, by its text alone: no file is looked at.
 //!
-//! A home is spelt `~`. A star stands for what is not known.
+//! A home directory is `~`. A `*` stands for an unknown part.
 
-/// Directories that belong to a system.
+/// Directories of the system.
 const SYSTEM: [&str; 19] = [
     "bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "media", "mnt", "opt", "proc", "root", "run", "sbin", "srv", "sys",
     "usr", "var",
 ];
 
-/// Path parts by which files with credentials are known.
+/// Parts of paths to credentials.
 const CREDENTIALS: [&str; 34] = [
     "/etc/shadow",
     "/etc/gshadow",
@@ -46,7 +46,7 @@ const CREDENTIALS: [&str; 34] = [
     "/run/secrets/",
 ];
 
-/// A path without `.`, `..` and doubled slashes; relative ones stay so.
+/// A path without `.`, `..` and double slashes. A relative path stays relative.
 pub(crate) fn plain(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
@@ -60,7 +60,7 @@ pub(crate) fn plain(path: &str) -> String {
     if path.starts_with('/') { format!("/{joined}") } else { joined }
 }
 
-/// One path below another, or in its place where it is absolute.
+/// A path below another; an absolute path replaces it.
 pub(crate) fn join(base: &str, path: &str) -> String {
     match path.starts_with(['/', '~']) || base.is_empty() {
         true => path.to_owned(),
@@ -68,7 +68,7 @@ pub(crate) fn join(base: &str, path: &str) -> String {
     }
 }
 
-/// Whether deleting a tree here takes a system or a home with it.
+/// Whether deleting a tree here deletes a system or a home directory.
 pub(crate) fn is_vital(path: &str) -> bool {
     let path = plain(path);
     let path = path.strip_suffix("/*").map_or(path.as_str(), |above| if above.is_empty() { "/" } else { above });
@@ -81,14 +81,14 @@ pub(crate) fn is_vital(path: &str) -> bool {
     }
 }
 
-/// Whether this is a device that holds a disk.
+/// Whether this is a disk device.
 pub(crate) fn is_disk(path: &str) -> bool {
     let known = ["sd", "hd", "vd", "xvd", "nvme", "mmcblk", "disk", "mapper", "md", "dm-", "loop"];
     plain(path).strip_prefix("/dev/").is_some_and(|name| known.iter().any(|start| name.starts_with(start)))
 }
 
-/// Whether writing here leaves scratch and the temporary directories. What is not known is
-/// taken for scratch.
+/// Whether this is outside scratch and the temporary directories. An unknown path counts as
+/// inside.
 pub(crate) fn is_outside(path: &str, scratch: &str) -> bool {
     let path = plain(path);
     let within = |top: &str| path == top || path.strip_prefix(top).is_some_and(|rest| rest.starts_with('/'));
@@ -108,7 +108,7 @@ pub(crate) fn is_outside(path: &str, scratch: &str) -> bool {
         "/dev/fd",
         "/proc/self/fd",
     ];
-    // What is not known may be anywhere, and network redirections are no files.
+    // Unknown paths, and network redirections, which are no files.
     !(path.starts_with("/*")
         || free.into_iter().any(within)
         || (!scratch.is_empty() && within(scratch))
@@ -116,12 +116,12 @@ pub(crate) fn is_outside(path: &str, scratch: &str) -> bool {
         || within("/dev/udp"))
 }
 
-/// Whether this names what holds credentials.
+/// Whether this path holds credentials.
 pub(crate) fn is_credential(text: &str) -> bool {
     if text.len() > 4096 {
         return false;
     }
-    // So that a directory at the end, and a relative path, are known too.
+    // Matches a directory at the end, and a relative path.
     let whole = format!("/{}/", text.trim_matches('/'));
     let process = whole.contains("/proc/") && ["/environ/", "/mem/"].iter().any(|end| whole.ends_with(end));
     process || CREDENTIALS.iter().any(|part| whole.contains(part) || (!part.ends_with('/') && whole.ends_with(&format!("{part}/"))))

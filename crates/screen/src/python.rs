@@ -1,9 +1,8 @@
 //! Rules over a parsed Python program.
 //!
-//! One walk in the order of the text, but for the bodies of functions, which are read when
-//! all around them is bound ([`names`]). Names are followed as far as [`value`] can; what a
-//! name, a call or a text comes to is looked up in [`tables`]. A program that cannot be
-//! parsed is searched as far as the parser got.
+//! One walk in the order of the text. The bodies of functions come after the scope around them, when
+//! all its names are bound ([`names`]). [`value`] evaluates expressions, [`tables`] lists the names
+//! that rules know. A program with a syntax error is searched as far as the parser got.
 
 mod calls;
 mod names;
@@ -22,8 +21,8 @@ use crate::{encoding, findings::Findings, paths, secrets};
 use names::Names;
 use value::{Value, canonical};
 
-/// Deeper expressions are not walked: chains of a thousand operators are no one's honest work.
-const DEEPEST: u16 = 1000;
+/// Expressions that are nested deeper are not walked.
+const MAX_DEPTH: u16 = 1000;
 
 /// Screens a Python file.
 pub(crate) fn screen_file(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
@@ -37,7 +36,7 @@ pub(crate) fn screen_file(question: &Question<'_>, code: &str, depth: u8, findin
 pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
     let parsed = parse_unchecked(code, ParseOptions::from(Mode::Module));
     if let Some(error) = parsed.errors().first() {
-        // Text that turns out to be no code is none.
+        // A string that does not parse is no code.
         if findings.is_inside() {
             return;
         }
@@ -46,7 +45,7 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     let mut walk = Walk {
         question,
         depth,
-        names: Names::new(findings.work()),
+        names: Names::new(findings.budget()),
         findings,
         told: 0,
         endless: 0,
@@ -59,16 +58,16 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
         walk.visit_body(&module.body);
         walk.functions(0);
     }
-    // Freeing a tree goes as deep as the tree does. The process ends soon, and it all with it.
+    // Dropping a deep tree overflows the stack. The process ends soon.
     std::mem::forget(parsed);
 }
 
-/// Where something stands.
+/// The place of a node.
 fn place(ranged: &impl Ranged) -> (usize, usize) {
     (ranged.start().to_usize(), ranged.end().to_usize())
 }
 
-/// A function that is being read.
+/// A function whose body is read.
 struct Function {
     name: String,
     forks: bool,
@@ -80,16 +79,16 @@ struct Walk<'a, 'w, 'c> {
     depth: u8,
     findings: &'w mut Findings<'c>,
     names: Names,
-    /// Up to here texts have been told already, as part of a longer one.
+    /// Strings before this offset were checked as parts of a longer one.
     told: usize,
-    /// Loops without end around this place.
+    /// Endless loops around this place.
     endless: u32,
-    /// Loops over a whole system or home around this place.
+    /// Loops over a system or home directory around this place.
     vital: u32,
-    /// Expressions around this place.
+    /// Depth of nested expressions.
     nested: u16,
     function: Vec<Function>,
-    /// Functions of this scope whose bodies are still to be read.
+    /// Functions of this scope whose bodies come later.
     later: Vec<&'a StmtFunctionDef>,
 }
 
@@ -98,7 +97,7 @@ impl<'a> Walk<'a, '_, '_> {
         self.findings.add(rule, place(at), what);
     }
 
-    /// A module comes in, by whatever way.
+    /// A module is imported.
     fn import(&mut self, module: &str, at: &impl Ranged) {
         for rule in tables::rules(module).collect::<Vec<_>>() {
             self.add(rule, at, &format!("import {module}"));
@@ -126,15 +125,15 @@ impl<'a> Walk<'a, '_, '_> {
         let module = canonical(module);
         if alias.name.as_str() == "*" {
             self.import(&module, alias);
-            // Of what a star brings, what matters is bound.
+            // Of the names of a star import, those that rules know are bound.
             for name in tables::names_of(&module) {
                 self.names.bind(name, Value::name(format!("{module}.{name}")));
             }
             return;
         }
         let whole = canonical(&format!("{module}.{}", alias.name));
-        // `from http import client` brings in a module, `from urllib import parse` another
-        // than the one that reaches out.
+        // `from http import client` imports a module; `from urllib import parse` imports one that
+        // is harmless, unlike its parent.
         self.import(&whole, alias);
         let value = self.names.attribute(&Value::name(module), alias.name.as_str());
         self.names.bind(alias.asname.as_ref().unwrap_or(&alias.name).as_str(), value);
@@ -162,14 +161,14 @@ impl<'a> Walk<'a, '_, '_> {
         known
     }
 
-    /// A text, at its outermost: what it holds, and what it was put together for.
+    /// An outermost string: what it contains, and whether it was built to hide a name.
     fn text(&mut self, expr: &Expr) {
         if place(expr).0 < self.told {
             return;
         }
         let value = self.names.value(expr);
         let Some(text) = value.as_text().map(str::to_owned) else { return };
-        self.findings.work().take_searched(&text);
+        self.findings.budget().spend_searched(&text);
         self.told = place(expr).1;
         if let Some(kind) = secrets::in_text(&text) {
             self.findings.secret(place(expr), &text, kind);
@@ -182,12 +181,12 @@ impl<'a> Walk<'a, '_, '_> {
         }
         if value.made.built && value.as_whole().is_some_and(tables::is_forbidden) {
             self.add(Rule::HiddenName, expr, &text);
-        } else if tables::tells(&text) {
+        } else if tables::names_internals(&text) {
             self.add(Rule::Internals, expr, &text);
         }
     }
 
-    /// `name = "…"`, and the same in a call.
+    /// `name = "…"`, also as an argument.
     fn named_text(&mut self, name: &str, value: &Expr) {
         if let Expr::StringLiteral(literal) = value
             && secrets::under_name(name, literal.value.to_str())
@@ -202,7 +201,7 @@ impl<'a> Walk<'a, '_, '_> {
 
     fn function(&mut self, name: &str, body: impl FnOnce(&mut Self)) {
         self.function.push(Function { name: name.to_owned(), forks: false, calls_itself: false });
-        // A loop around a definition is none around what is defined.
+        // A loop around a definition is no loop around its body.
         let (endless, vital) = (std::mem::take(&mut self.endless), std::mem::take(&mut self.vital));
         let mark = self.names.enter();
         let outer = std::mem::take(&mut self.later);
@@ -214,7 +213,7 @@ impl<'a> Walk<'a, '_, '_> {
         self.function.pop();
     }
 
-    /// Reads the functions of a scope that began there: all that they may use is bound.
+    /// Reads the functions of the scope that began at `mark`, after all its names are bound.
     fn functions(&mut self, mark: usize) {
         if self.later.is_empty() {
             return;
@@ -226,7 +225,7 @@ impl<'a> Walk<'a, '_, '_> {
     }
 
     fn body_of(&mut self, function: &'a StmtFunctionDef) {
-        // Other texts stand between this one and what was read last.
+        // The body is elsewhere in the text.
         let told = std::mem::take(&mut self.told);
         self.function(function.name.as_str(), |walk| {
             walk.names.bind_parameters(&function.parameters);
@@ -242,7 +241,7 @@ impl<'a> Walk<'a, '_, '_> {
             self.visit_annotation(returned);
         }
         self.names.bind(function.name.as_str(), Value::default());
-        // What it binds around itself is there for what follows.
+        // Its global names are bound for the code that follows.
         if self.function.is_empty() && function.body.iter().any(Stmt::is_global_stmt) {
             self.body_of(function);
         }
@@ -258,21 +257,21 @@ impl<'a> Walk<'a, '_, '_> {
         let mark = self.names.enter();
         self.visit_body(&class.body);
         self.names.leave_class(mark, class.name.as_str());
-        // Its methods do not see its names. What one sets, the others have.
+        // Methods do not see the names of the class. Attributes that one sets, the others see.
         let mut methods = std::mem::replace(&mut self.later, outer);
         methods.sort_by_key(|method| method.name.as_str() != "__init__");
         self.later.append(&mut methods);
         self.names.bind(class.name.as_str(), Value::default());
     }
 
-    /// What need not be run.
+    /// Code that may not run.
     fn branch(&mut self, read: impl FnOnce(&mut Self)) {
         let mark = self.names.enter();
         read(self);
         self.names.join(mark);
     }
 
-    /// A comprehension, whose names are its own; `read` reads what it makes.
+    /// A comprehension with its own names; `read` reads its elements.
     fn comprehension(&mut self, generators: &'a [Comprehension], read: impl FnOnce(&mut Self)) {
         let (mark, before) = (self.names.enter(), self.told);
         for each in generators {
@@ -281,7 +280,7 @@ impl<'a> Walk<'a, '_, '_> {
             self.names.assign(&each.target, &Value::default());
             each.ifs.iter().for_each(|test| self.visit_expr(test));
         }
-        // It stands before them.
+        // The element comes before the loops.
         let behind = std::mem::replace(&mut self.told, before);
         read(self);
         self.told = self.told.max(behind);
@@ -338,7 +337,7 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
             Stmt::AugAssign(assign) => {
                 visitor::walk_stmt(self, stmt);
                 if let Expr::Name(name) = &*assign.target {
-                    // Its parts are known one by one only.
+                    // The result is unknown, its provenance is not.
                     let made = self.names.value(&assign.value).made;
                     self.names.bind(name.id.as_str(), Value { made, ..Value::default() });
                 }
@@ -395,7 +394,7 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
             }
             _ => visitor::walk_stmt(self, stmt),
         }
-        self.findings.tell_of_work(place(stmt));
+        self.findings.report_budget(place(stmt));
     }
 
     fn visit_elif_else_clause(&mut self, clause: &'a ElifElseClause) {
@@ -417,7 +416,7 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
     }
 
     fn visit_expr(&mut self, expr: &'a Expr) {
-        if self.nested >= DEEPEST {
+        if self.nested >= MAX_DEPTH {
             self.add(Rule::Screener, expr, "nested too deep");
             return;
         }
@@ -445,8 +444,7 @@ impl<'a> Walk<'a, '_, '_> {
             Expr::Attribute(attribute) => {
                 let name = attribute.attr.as_str();
                 self.attribute(expr, &attribute.value, name);
-                // What a chain of names comes to is told as a whole, what its links are
-                // one by one.
+                // A chain of attributes is reported as a whole, internals in it one by one.
                 let mut base = &*attribute.value;
                 while let Expr::Attribute(inner) = base {
                     self.attribute(expr, &inner.value, inner.attr.as_str());
@@ -456,7 +454,7 @@ impl<'a> Walk<'a, '_, '_> {
                     self.add(Rule::Credentials, expr, "the whole of os.environ");
                     return;
                 }
-                // `os.environ.get(…)` takes one of them only.
+                // `os.environ.get(…)` reads one variable only.
                 if self.is_environment(&attribute.value) && matches!(name, "get" | "setdefault" | "pop" | "copy" | "update" | "keys") {
                     return;
                 }
@@ -480,7 +478,7 @@ impl<'a> Walk<'a, '_, '_> {
                 }
             }
             Expr::Compare(compare) => {
-                // `"X" in os.environ` asks for one name.
+                // `"X" in os.environ` tests one name.
                 for part in std::iter::once(&*compare.left).chain(&compare.comparators) {
                     if !self.is_environment(part) {
                         self.visit_expr(part);
@@ -490,7 +488,7 @@ impl<'a> Walk<'a, '_, '_> {
             }
             Expr::Dict(dict) => {
                 for item in &dict.items {
-                    // `{**os.environ, …}` is how a child's environment is made.
+                    // `{**os.environ, …}` builds a child's environment.
                     if item.key.is_some() || !self.is_environment(&item.value) {
                         item.key.iter().for_each(|key| self.visit_expr(key));
                         self.visit_expr(&item.value);

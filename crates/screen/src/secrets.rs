@@ -1,10 +1,11 @@
-//! Texts that are a secret or hide a program, by their looks.
+//! Strings that look like secrets or hide a program.
 //!
-//! Known prefixes of keys and tokens, and values that stand under a telling name.
+//! Known prefixes of keys and tokens, and values under a name such as `password`. It does not test
+//! whether a secret is valid.
 
 use std::ops::Range;
 
-/// Prefixes of tokens, how many characters follow at least, and whose they are.
+/// Prefixes of tokens, the minimum of characters after them, and their kind.
 const TOKENS: [(&str, usize, &str); 16] = [
     ("AKIA", 16, "AWS access key"),
     ("ASIA", 16, "AWS access key"),
@@ -24,15 +25,15 @@ const TOKENS: [(&str, usize, &str); 16] = [
     ("SG.", 40, "SendGrid key"),
 ];
 
-/// Names under which secrets stand.
+/// Parts of names of secrets.
 const NAMES: [&str; 8] = ["password", "passwd", "secret", "token", "apikey", "api_key", "access_key", "private_key"];
 
-/// What kind of secret a text holds, if any.
+/// The kind of secret in a text.
 pub(crate) fn in_text(text: &str) -> Option<&'static str> {
     places(text).first().map(|(_, kind)| *kind)
 }
 
-/// The text with a stand-in for each secret in it.
+/// The text with each secret replaced by its length.
 pub(crate) fn without(text: &str) -> String {
     let mut places = places(text);
     places.sort_by_key(|(place, _)| place.start);
@@ -48,12 +49,12 @@ pub(crate) fn without(text: &str) -> String {
     out
 }
 
-/// What is shown in the place of a secret.
+/// The replacement of a secret.
 pub(crate) fn stand_in(secret: &str) -> String {
     format!("<{} characters>", secret.chars().count())
 }
 
-/// Where secrets stand in a text, without the prefixes by which they are known.
+/// The places of secrets in a text, without their prefixes.
 fn places(text: &str) -> Vec<(Range<usize>, &'static str)> {
     let mut out = Vec::new();
     if let Some(at) = text.find("-----BEGIN ").filter(|at| text[*at..].contains("PRIVATE KEY-----")) {
@@ -92,18 +93,18 @@ fn passwords_in_urls(text: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Whether a text that stands where a password does is one.
+/// Whether a text in the place of a password is one.
 pub(crate) fn is_password(text: &str) -> bool {
     is_likely(text, 6)
 }
 
-/// Whether a text that stands under this name is a secret.
+/// Whether a text with this name is a secret.
 pub(crate) fn under_name(name: &str, text: &str) -> bool {
     let name = name.to_ascii_lowercase();
     NAMES.iter().any(|known| name.ends_with(known)) && is_likely(text, 8)
 }
 
-/// Long enough, of one piece, of more than one kind of character, and no stand-in.
+/// Long enough, without blanks, of several kinds of characters, and no placeholder.
 fn is_likely(text: &str, least: usize) -> bool {
     let kinds: [fn(char) -> bool; 3] = [|c| c.is_ascii_alphabetic(), |c| c.is_ascii_digit(), |c| c.is_ascii_punctuation()];
     let several = kinds.iter().filter(|kind| text.chars().any(kind)).count() >= 2;
@@ -111,7 +112,7 @@ fn is_likely(text: &str, least: usize) -> bool {
     text.len() >= least && text.len() <= 512 && several && !stand_in && !text.chars().any(char::is_whitespace)
 }
 
-/// Whether a text is so long and so dense that it stands for something else.
+/// Whether a text is long and dense enough to be encoded data.
 pub(crate) fn is_blob(text: &str) -> bool {
     const LONG: usize = 200;
     const LONG_BINARY: usize = 100;

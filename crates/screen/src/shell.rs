@@ -1,8 +1,8 @@
 //! Rules over a parsed shell script.
 //!
-//! tree-sitter's grammar of bash. A command's words are made plain as far as they are
-//! known ([`words`]), and [`commands`] says what a command of such words does. Variables
-//! are followed in the order of the text; branches are not told apart.
+//! The grammar is tree-sitter's of bash. [`words`] expands the words of a command as far as they are
+//! known, and [`commands`] judges the command. Variables are followed in the order of the text;
+//! branches are not distinguished.
 
 mod commands;
 mod passwords;
@@ -13,22 +13,22 @@ mod wrappers;
 use stockade_protocol::screen::{Question, Rule};
 use tree_sitter::{Node, Parser};
 
-use crate::{findings::Findings, paths, secrets, work};
+use crate::{budget, findings::Findings, paths, secrets};
 use words::{Variables, Word};
 
-/// Deeper trees are not walked.
-const DEEPEST: u16 = 400;
-/// Longer words in braces are not looked at.
-const LONGEST_BRACES: usize = 256;
-/// So often a script is begun anew behind an error.
-const MOST_ROUNDS: usize = 32;
-/// Nodes that are passed by for the work of one.
+/// Nodes that are nested deeper are not walked.
+const MAX_DEPTH: u16 = 400;
+/// Characters in braces that are read.
+const MAX_BRACES_LEN: usize = 256;
+/// How often a script is parsed again after an error.
+const MAX_ROUNDS: usize = 32;
+/// Nodes that can be skipped at the cost of 1.
 const PASSED: usize = 16;
 /// Stages of a pipeline that may feed a later one.
-const LONGEST_PIPELINE: usize = 16;
+const MAX_PIPELINE_LEN: usize = 16;
 
-/// Screens a shell script. Behind a line that the grammar does not understand it begins
-/// anew, as a shell goes on behind most of what it does not understand.
+/// Screens a shell script. After a line with a syntax error it is parsed again from the next
+/// line, since a shell continues after most errors.
 pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &mut Findings<'_>) {
     let mut parser = Parser::new();
     if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
@@ -37,7 +37,7 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     }
     let (mut begin, mut variables, mut directory) = (0, Variables::default(), String::new());
     for round in 1.. {
-        // What has been read is blank, so that everything else stands where it stood.
+        // Lines that were read are blanked, so that offsets stay.
         let rest = pieces::without_start(code, begin);
         let Some(tree) = parser.parse(rest.as_ref(), None) else {
             findings.add(Rule::Screener, (begin, begin), "not parsed");
@@ -46,7 +46,6 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
         let root = tree.root_node();
         let mut walk = Walk { variables, directory, ..Walk::new(question, &rest, depth, findings) };
         walk.node(root, 0);
-        walk.spelt_out_bomb();
         walk.torn_words(root);
         walk.braces(root);
         if !root.has_error() {
@@ -57,8 +56,8 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
             walk.findings.add(Rule::Syntax, span(error), "not understood");
         }
         let at = error.start_byte().max(begin);
-        // What is begun anew is parsed once more.
-        let anew = round < MOST_ROUNDS && walk.findings.work().take(work::of_shell(code.len().saturating_sub(at)));
+        // The rest is parsed once more.
+        let anew = round < MAX_ROUNDS && walk.findings.budget().spend(budget::of_shell(code.len().saturating_sub(at)));
         begin = walk.pieces(at, anew);
         if begin >= code.len() {
             return;
@@ -76,7 +75,7 @@ pub(crate) fn screen_words(question: &Question<'_>, words: Vec<String>, depth: u
 
 fn first_error(node: Node<'_>) -> Node<'_> {
     let mut at = node;
-    // Down to the smallest that holds it; a tree is no deeper than its text is long.
+    // The smallest node with the error. The depth is bounded by the length of the text.
     loop {
         let mut cursor = at.walk();
         let next = at.children(&mut cursor).find(|child| child.has_error() || child.is_missing());
@@ -97,11 +96,11 @@ struct Walk<'w, 'c> {
     depth: u8,
     findings: &'w mut Findings<'c>,
     variables: Variables,
-    /// Where `cd` has led; empty where it began.
+    /// The directory after `cd`; empty at the start.
     directory: String,
-    /// The functions that are being read.
+    /// The functions whose bodies are read.
     functions: Vec<String>,
-    /// Loops without end around this place, and those of them that nothing holds up.
+    /// Endless loops around this place, and those of them that never wait.
     endless: u32,
     unheld: u32,
 }
@@ -133,17 +132,17 @@ impl Walk<'_, '_> {
     }
 
     fn word(&self, node: Node<'_>) -> Word {
-        let work = self.findings.work();
-        if !work.take(1) {
+        let budget = self.findings.budget();
+        if !budget.spend(1) {
             return Word::unknown("*");
         }
         let word = words::evaluate(node, self.code, &self.variables, 0);
-        work.take_searched(&word.text);
+        budget.spend_searched(&word.text);
         word
     }
 
     fn node(&mut self, node: Node<'_>, depth: u16) {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             self.findings.add(Rule::Screener, span(node), "nested too deep");
             return;
         }
@@ -176,7 +175,7 @@ impl Walk<'_, '_> {
         self.descend(node, depth);
     }
 
-    /// Whether a loop does not end by its condition.
+    /// Whether the condition of a loop never ends it.
     fn is_endless(&self, node: Node<'_>) -> bool {
         let text = self.source(node);
         if node.kind() == "c_style_for_statement" {
@@ -191,7 +190,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether something in a loop waits, or ends it.
+    /// Whether a loop contains a command that waits or ends it.
     fn is_held_up(&self, node: Node<'_>) -> bool {
         let waits = ["wait", "sleep", "read", "inotifywait", "break", "exit", "return"];
         self.source(node).split(|c: char| !c.is_alphanumeric()).any(|word| waits.contains(&word))
@@ -201,10 +200,10 @@ impl Walk<'_, '_> {
         for child in self.children(node) {
             self.node(child, depth + 1);
         }
-        self.findings.tell_of_work(span(node));
+        self.findings.report_budget(span(node));
     }
 
-    /// What a text holds, wherever it stands.
+    /// Secrets, encoded data and credentials in a word.
     fn text(&mut self, node: Node<'_>) {
         let word = self.word(node);
         if let Some(kind) = secrets::in_text(&word.text) {
@@ -213,7 +212,7 @@ impl Walk<'_, '_> {
         if secrets::is_blob(&word.text) {
             self.findings.add(Rule::Blob, span(node), &format!("{} characters", word.text.len()));
         }
-        // Options and forms hold paths too: `key=@~/.ssh/id`.
+        // Paths in options and forms: `key=@~/.ssh/id`.
         let part = word.text.rsplit(['@', '=', ' ']).next().unwrap_or_default();
         if paths::is_credential(&word.text) || paths::is_credential(part) {
             self.findings.add(Rule::Credentials, span(node), &word.text);
@@ -226,7 +225,7 @@ impl Walk<'_, '_> {
         if word.known && secrets::under_name(&name, &word.text) {
             self.findings.secret(span(value), &word.text, &name);
         }
-        // An interactive shell runs it before each prompt.
+        // An interactive shell runs its value before each prompt.
         if name == "PROMPT_COMMAND" && word.known {
             self.runs("sh", &word.text, span(node));
         }
@@ -250,7 +249,7 @@ impl Walk<'_, '_> {
         node.children(&mut cursor).filter(|child| !child.is_named()).map(|child| self.source(child)).collect()
     }
 
-    /// Something is written at this path.
+    /// A file is written at this path.
     fn writes(&mut self, path: &str, at: (usize, usize), what: &str) {
         let path = paths::join(&self.directory, path);
         if paths::is_disk(&path) {
@@ -260,7 +259,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// The words of a command; one that expands to several is split.
+    /// The words of a command, after word splitting.
     fn words_of(&self, node: Node<'_>) -> Vec<Word> {
         let mut cursor = node.walk();
         let parts: Vec<Node<'_>> = node
@@ -277,7 +276,7 @@ impl Walk<'_, '_> {
             self.findings.add(Rule::HiddenName, span(node), &words.first().map(|name| name.text.clone()).unwrap_or_default());
         }
         let printed = |name: Node<'_>| self.inner_stages(name, 0).iter().any(|stage| commands::makes_text(&stage.words));
-        if node.child_by_field_name("name").is_some_and(|name| words::is_cut_out(name, self.code) || printed(name)) {
+        if node.child_by_field_name("name").is_some_and(printed) {
             self.findings.add(Rule::HiddenName, span(node), "the name of a command");
         }
         if let (Some(name), Some(script)) = (commands::reads_code(&words), self.here_string(node)) {
@@ -302,7 +301,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// What stands behind a command and is fed to it, of this kind.
+    /// The redirections of this kind of a command.
     fn redirects<'n>(&self, node: Node<'n>, kind: &str) -> Vec<Node<'n>> {
         let mut parts = self.children(node);
         if let Some(parent) = node.parent().filter(|parent| parent.kind() == "redirected_statement") {
@@ -312,19 +311,19 @@ impl Walk<'_, '_> {
         parts
     }
 
-    /// The commands whose output `<<<` gives to a command.
+    /// The commands whose output is the here-string of a command.
     fn fed_by_here_string(&self, node: Node<'_>) -> Vec<Stage> {
         self.redirects(node, "herestring_redirect").into_iter().flat_map(|part| self.inner_stages(part, 0)).collect()
     }
 
-    /// The text that `<<<` gives to a command.
+    /// The here-string of a command.
     fn here_string(&self, node: Node<'_>) -> Option<String> {
         let part = *self.redirects(node, "herestring_redirect").first()?;
         let word = self.word(*self.children(part).first()?);
         word.known.then_some(word.text)
     }
 
-    /// A text for whoever reads it: code for a shell, also at the end of a pipeline.
+    /// A here-document: code if its reader is a shell, also at the end of a pipeline.
     fn here_document(&mut self, node: Node<'_>) {
         let parts = self.children(node);
         let Some(script) = parts.iter().find(|part| part.kind() == "heredoc_body").map(|body| self.source(*body).to_owned()) else {
@@ -346,9 +345,9 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// The commands that a substitution within this node runs.
+    /// The commands of substitutions in this node.
     fn inner_stages(&self, node: Node<'_>, depth: u16) -> Vec<Stage> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Vec::new();
         }
         let own = (node.kind() == "command").then(|| Stage { words: self.words_of(node) });
@@ -364,8 +363,8 @@ impl Walk<'_, '_> {
                 self.fed(&words, &fed, span(*command));
             }
             before.extend(self.inner_stages(part, 0));
-            // Of a longer one the last are looked at: each stage is compared with them.
-            before.drain(..before.len().saturating_sub(LONGEST_PIPELINE));
+            // Only the last stages are kept, because each stage is compared with them.
+            before.drain(..before.len().saturating_sub(MAX_PIPELINE_LEN));
         }
     }
 
@@ -381,17 +380,17 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Whether a place is code, and no text, comment or document, where there is work left to
-    /// seek it among all that stands at the root.
+    /// Whether a place is code, and no string, comment or here-document. False when the budget
+    /// is spent.
     fn is_code(&self, root: Node<'_>, at: usize) -> bool {
-        if !self.findings.work().take(1 + root.named_child_count() / PASSED) {
+        if !self.findings.budget().spend(1 + root.named_child_count() / PASSED) {
             return false;
         }
         let kind = root.descendant_for_byte_range(at, at + 1).map_or("", |node| node.kind());
         !(kind.contains("string") || kind.contains("heredoc") || matches!(kind, "comment" | "\"" | "'"))
     }
 
-    /// Words with a line break within, which the shell does not see.
+    /// Words with an escaped line break, which the shell removes.
     fn torn_words(&mut self, root: Node<'_>) {
         let of_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
         let code = self.code;
@@ -407,7 +406,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Commands whose words are put together by braces.
+    /// Commands whose words come from a brace expansion.
     fn braces(&mut self, root: Node<'_>) {
         let code = self.code;
         for (at, _) in code.match_indices('{') {
@@ -415,7 +414,7 @@ impl Walk<'_, '_> {
             if !begins {
                 continue;
             }
-            let inner: String = code[at + 1..].chars().take(LONGEST_BRACES).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
+            let inner: String = code[at + 1..].chars().take(MAX_BRACES_LEN).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
             let closed = code[at + 1 + inner.len()..].starts_with('}');
             if closed && inner.contains(',') && self.is_code(root, at) {
                 let place = (at, at + inner.len() + 2);
@@ -424,17 +423,9 @@ impl Walk<'_, '_> {
             }
         }
     }
-
-    /// The bomb in its best-known spelling, which is no name to every grammar.
-    fn spelt_out_bomb(&mut self) {
-        let plain: String = self.code.chars().filter(|c| !c.is_whitespace()).collect();
-        if let Some(at) = self.code.find(":(").filter(|_| plain.contains(":(){:|:&};:")) {
-            self.findings.add(Rule::ForkBomb, (at, self.code.len()), ":");
-        }
-    }
 }
 
-/// One command of a pipeline, by its words.
+/// The words of one command of a pipeline.
 #[derive(Clone, Debug)]
 struct Stage {
     words: Vec<Word>,

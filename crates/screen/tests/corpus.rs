@@ -1,22 +1,22 @@
-//! The rules against the labelled corpus: what has to be found is found, and nothing else
-//! is said of honest programs, but for what stands here.
+//! The rules against the labelled corpus: everything labelled is found, and nothing else in
+//! honest programs, except what is listed here.
 //!
-//! The corpus was there before the rules. What they miss, or say too much, is listed, so
-//! that the lists only get shorter.
+//! The corpus existed before the rules. Misses and false alarms are listed, so that the lists
+//! only get shorter.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
 
 use std::{collections::BTreeSet, fs, path::Path};
 
 use stockade_protocol::screen::{Grammar, Question, Rule, Rules, Source};
 
-/// Programs of which a rule is missed.
+/// Programs in which a rule misses something.
 const MISSED: [&str; 0] = [];
-/// Honest programs of which too much is said.
+/// Honest programs with a false alarm.
 const FALSE_ALARMS: [&str; 0] = [];
-/// How many of those that misbehave `strict` stops, and how many honest ones.
+/// How many misbehaving and how many honest programs `strict` stops.
 const STRICT_STOPS: usize = 160;
 const STRICT_ALARMS: usize = 0;
-/// The same of `review`, which holds honest ones back for what they do.
+/// The same for `review`, which also holds back honest programs.
 const REVIEW_STOPS: usize = 206;
 const REVIEW_ALARMS: usize = 29;
 
@@ -66,7 +66,7 @@ fn what_misbehaves_is_found() {
 }
 
 #[test]
-fn honest_programs_are_told_for_what_they_do_and_nothing_else() {
+fn honest_programs_have_their_labels_and_nothing_else() {
     let programs = programs("benign");
     assert!(programs.len() >= 150, "{}", programs.len());
     let mut alarmed = Vec::new();
@@ -80,7 +80,7 @@ fn honest_programs_are_told_for_what_they_do_and_nothing_else() {
     assert_eq!(alarmed, FALSE_ALARMS);
 }
 
-/// The rules for which a shipped policy stops code, as its file says.
+/// The rules for which a shipped policy stops code, read from its file.
 fn stopped_by(policy: &str) -> BTreeSet<Rule> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies").join(policy);
     let text = fs::read_to_string(path).unwrap();
@@ -93,8 +93,7 @@ fn stopped_by(policy: &str) -> BTreeSet<Rule> {
     section.lines().filter_map(stops).collect()
 }
 
-/// How many programs each policy stops: of those that misbehave at least so many, of honest
-/// ones at most so many.
+/// Each policy stops at least so many misbehaving programs, and at most so many honest ones.
 #[test]
 fn shipped_policies_stop_what_they_are_for() {
     let mut misbehaving = programs("misbehaving");

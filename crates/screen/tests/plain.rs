@@ -1,5 +1,5 @@
-//! Plain code, which nobody has hidden: what it does is found however it is spelt, and what
-//! stands beside it honestly is not.
+//! Plain code without obfuscation: its acts are found in every spelling, and similar honest code
+//! is not reported.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 use std::collections::BTreeSet;
@@ -11,13 +11,13 @@ fn found(grammar: Grammar, code: &str) -> BTreeSet<Rule> {
     stockade_screen::screen(&question).found.into_iter().map(|found| found.rule).collect()
 }
 
-/// In each of the codes this rule is found; all that are not are named together.
+/// The rule must be found in each program; all misses are reported together.
 fn finds(grammar: Grammar, rule: Rule, codes: &[&str]) {
     let missed: Vec<_> = codes.iter().map(|code| (code, found(grammar, code))).filter(|(_, found)| !found.contains(&rule)).collect();
     assert!(missed.is_empty(), "{rule:?} is missed: {missed:#?}");
 }
 
-/// In none of the codes anything is found.
+/// Nothing may be found in any of the programs.
 fn finds_nothing(grammar: Grammar, codes: &[&str]) {
     let alarms: Vec<_> = codes.iter().map(|code| (code, found(grammar, code))).filter(|(_, found)| !found.is_empty()).collect();
     assert!(alarms.is_empty(), "false alarms: {alarms:#?}");
@@ -102,7 +102,7 @@ fn what_a_command_changes_is_found() {
 }
 
 #[test]
-fn what_the_grammar_does_not_know_hides_nothing() {
+fn syntax_unknown_to_the_grammar_hides_nothing() {
     let destroys = [
         "((((((((:))))))))\nrm -rf /",
         "((((((((:))))))))\npython3 -c \"import shutil;shutil.rmtree('/')\"",
@@ -128,7 +128,7 @@ fn what_the_grammar_does_not_know_hides_nothing() {
 }
 
 #[test]
-fn a_name_is_what_any_binding_makes_it() {
+fn a_name_has_the_value_of_any_binding() {
     let process = [
         "try:\n    import os\nexcept ImportError:\n    os = None\nos.system('id')",
         "import os\n[os for os in []]\nos.system('id')",
@@ -163,9 +163,9 @@ fn a_name_is_what_any_binding_makes_it() {
     finds(Grammar::Python, Rule::Credentials, &environment);
 }
 
-/// What surely is something else is not told for what its name would be.
+/// A name that is surely rebound is not reported.
 #[test]
-fn what_surely_is_something_else_is_not_told() {
+fn rebound_names_are_not_reported() {
     finds_nothing(
         Grammar::Python,
         &[

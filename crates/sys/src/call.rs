@@ -29,21 +29,8 @@ pub(crate) unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
     decode(answer)
 }
 
-/// The errno of an answer in -4095..0. rustix's own way to make one is no inline function,
-/// and so cannot be called before libc (early.rs).
-#[inline(always)]
-fn errno(answer: isize) -> Errno {
-    const _: () = assert!(size_of::<Errno>() == size_of::<u16>());
-    // SAFETY: of the same size, and any bits are a number.
-    const ENCODED: u16 = unsafe { core::mem::transmute::<Errno, u16>(Errno::PERM) };
-    const _: () = assert!(ENCODED == (-1i16).cast_unsigned());
-    // SAFETY: rustix keeps an errno as the low 16 bits of the negated number, which is what
-    // the kernel answers; that it does is checked above, when this is compiled.
-    unsafe { core::mem::transmute::<u16, Errno>(answer as u16) }
-}
-
 /// Splits the kernel's answer into value and errno.
 #[inline(always)]
 pub(crate) fn decode(answer: isize) -> Result<usize> {
-    if (-4095..0).contains(&answer) { Err(errno(answer)) } else { Ok(answer as usize) }
+    if (-4095..0).contains(&answer) { Err(Errno::from_raw_os_error(-(answer as i32))) } else { Ok(answer as usize) }
 }

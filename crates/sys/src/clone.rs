@@ -1,7 +1,7 @@
-//! Making processes: clone3 into namespaces, with a copy of this process's memory or in
-//! it, vfork, and exec by descriptor.
+//! Creating processes: clone3 into namespaces, with copied or shared memory, vfork, and exec
+//! by descriptor.
 //!
-//! Waiting and killing are not done here.
+//! It does not wait for processes or kill them.
 
 use core::{arch::asm, convert::Infallible};
 use rustix::fd::{FromRawFd, OwnedFd};
@@ -63,8 +63,8 @@ pub struct Child {
 ///
 /// # Errors
 /// EBUSY where this process has a second thread, whose locks would stay locked in the
-/// child for ever; else what clone3(2) answers: EPERM where user namespaces are
-/// forbidden, ENOSPC where their number is limited to none.
+/// child for ever; else the errors of clone3(2): EPERM where user namespaces are
+/// forbidden, ENOSPC where their limit is 0.
 pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Child> {
     // "." and ".." and one directory for each thread.
     if rustix::fs::stat(c"/proc/self/task")?.st_nlink != 3 {
@@ -76,30 +76,29 @@ pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Chi
     // this stack frame; the process is single-threaded.
     let pid = unsafe { crate::call::syscall(435, [(&raw const args) as usize, core::mem::size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;
     if pid == 0 {
-        // Never by returning: the parent's destructors are not the child's to run.
+        // Exits without returning, so that the child does not run the parent's destructors.
         crate::process::exit_now(child());
     }
-    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Child { pid: pid as i32, pidfd })
 }
 
 /// Starts a child in new namespaces that shares this process's memory (CLONE_VM) until
-/// it execs or ends, and runs beside it: no page is copied, neither now nor when one of
-/// the two writes. It has a descriptor table of its own.
+/// it execs or ends, and runs concurrently: the kernel copies no page, neither now nor when
+/// one of the two writes. The child gets its own descriptor table.
 ///
 /// `cgroup` is the directory of a v2 cgroup to start in (CLONE_INTO_CGROUP). What `entry`
 /// returns becomes the exit status.
 ///
 /// # Safety
-/// `stack` has at least 64 KiB, and lives as `shared` does until the child has exec'd or
-/// ended. `entry` has no
-/// thread-local storage of its own: it may only make system calls that bypass libc, and
-/// must not allocate, lock or panic.
+/// `stack` has at least 64 KiB; `stack` and `shared` live until the child has exec'd or
+/// ended. `entry` runs with the parent's thread-local storage: it may only make system calls
+/// that bypass libc, and must not allocate, lock or panic.
 ///
 /// # Errors
-/// What clone3(2) answers: EPERM where user namespaces are forbidden, ENOSPC where their
-/// number is limited to none, EOPNOTSUPP for a cgroup that cannot take it.
+/// The errors of clone3(2): EPERM where user namespaces are forbidden, ENOSPC where their
+/// limit is 0, EOPNOTSUPP for a cgroup that cannot hold processes.
 #[inline]
 pub unsafe fn clone_sharing<T: Sync>(
     namespaces: u64,
@@ -110,10 +109,10 @@ pub unsafe fn clone_sharing<T: Sync>(
 ) -> Result<Child> {
     let mut pidfd: i32 = -1;
     let bottom = stack.as_mut_ptr() as usize;
-    // The child's argument lies at the top of its stack: this frame goes away.
+    // The child's argument lies at the top of its stack, since this stack frame may end first.
     let top = (bottom + stack.len() - core::mem::size_of::<Trampoline<'_, T>>()) & !63;
     let trampoline = top as *mut Trampoline<'_, T>;
-    // SAFETY: aligned, within the stack, and nobody uses it yet.
+    // SAFETY: aligned, within the stack, and not used yet.
     unsafe { trampoline.write(Trampoline { entry, argument: shared }) };
     let mut args = CloneArgs {
         flags: namespaces | flags::PIDFD | flags::VM,
@@ -148,12 +147,12 @@ pub unsafe fn clone_sharing<T: Sync>(
         );
     }
     let pid = decode(answer)? as i32;
-    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Child { pid, pidfd })
 }
 
-/// What a child that borrows memory runs; it may return only an exit status.
+/// The function that a child with shared memory runs. It returns an exit status.
 pub type Entry<T> = fn(&T) -> i32;
 
 struct Trampoline<'a, T> {
@@ -163,13 +162,13 @@ struct Trampoline<'a, T> {
 
 #[inline]
 extern "C" fn enter<T>(trampoline: *const Trampoline<'_, T>) -> ! {
-    // SAFETY: it lies in a frame that CLONE_VFORK keeps, or on the child's own stack.
+    // SAFETY: it lies in a stack frame that CLONE_VFORK keeps alive, or on the child's stack.
     let Trampoline { entry, argument } = unsafe { &*trampoline };
     crate::process::exit_now(entry(argument))
 }
 
-/// clone(2) with CLONE_VM and CLONE_VFORK: the child runs `entry` on `stack`, and this
-/// process stands still until it has exec'd or ended.
+/// clone(2) with CLONE_VM and CLONE_VFORK: the child runs `entry` on `stack`, and the kernel
+/// suspends the calling thread until the child has exec'd or ended.
 unsafe fn clone_borrowing<T, const N: usize>(
     more: u64,
     pidfd: *mut i32,
@@ -205,9 +204,9 @@ unsafe fn clone_borrowing<T, const N: usize>(
     decode(answer).map(|pid| pid as i32)
 }
 
-/// Makes a user namespace whose only process has ended by the time this returns: an
-/// idmapped mount needs the namespace, not a process in it. The zombie must be reaped
-/// through the pidfd, after its maps are written.
+/// Creates a user namespace whose only process has ended when this returns: an idmapped mount
+/// needs the namespace, not a process in it. The caller writes the id maps, then reaps the
+/// zombie through the pidfd.
 ///
 /// # Errors
 /// EPERM where user namespaces are forbidden, ENOSPC where their number is limited.
@@ -216,15 +215,16 @@ pub fn user_namespace_holder() -> Result<Child> {
     let mut pidfd: i32 = -1;
     // SAFETY: the child returns at once and touches nothing.
     let pid = unsafe { clone_borrowing(flags::NEWUSER | flags::PIDFD, &raw mut pidfd, &mut stack, |(): &()| 0, &()) }?;
-    // SAFETY: CLONE_PIDFD has just made this descriptor and nobody else owns it.
+    // SAFETY: CLONE_PIDFD has just made this descriptor, and nothing else owns it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Child { pid, pidfd })
 }
 
-/// Has a process in new namespaces that shares this one's memory and descriptors run
-/// `entry`, and waits until it has ended. A process that shares its memory may enter
-/// a user namespace, but not make one for itself (unshare: EINVAL). Returns the pid, to be
-/// reaped.
+/// Runs `entry` in a child in new namespaces that shares this process's memory and
+/// descriptors, and waits until it has ended. Returns the pid, which the caller must reap.
+///
+/// A process that shares its memory may join a user namespace, but unshare(CLONE_NEWUSER)
+/// fails there with EINVAL.
 ///
 /// # Safety
 /// `entry` makes only system calls that bypass libc and never panics.
@@ -237,7 +237,7 @@ pub unsafe fn in_namespaces<T>(namespaces: u64, entry: Entry<T>, argument: &T) -
     unsafe { clone_borrowing(namespaces | flags::FILES, core::ptr::null_mut(), &mut stack, entry, argument) }
 }
 
-/// Leaves for new namespaces of its own, as unshare(2) does.
+/// Moves the calling process into new namespaces with unshare(2).
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN in the user namespace, ENOSPC at the limit of
@@ -248,9 +248,8 @@ pub fn unshare(namespaces: u64) -> Result<()> {
     unsafe { crate::call::syscall(272, [namespaces as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Starts a child as vfork(2) does. Uses clone(2), because the sandbox's filter
-/// answers clone3 with ENOSYS. `entry` returns only when it failed; its value becomes
-/// the exit status.
+/// Starts a child as vfork(2) does, with clone(2): the sandbox's filter makes clone3 fail
+/// with ENOSYS. `entry` returns only when it failed; its value becomes the exit status.
 ///
 /// # Safety
 /// `entry` makes only system calls that bypass libc and never panics.
@@ -263,8 +262,8 @@ pub unsafe fn vfork<T>(entry: Entry<T>, argument: &T) -> Result<i32> {
     unsafe { clone_borrowing(0, core::ptr::null_mut(), &mut stack, entry, argument) }
 }
 
-/// Replaces this process by the program behind `program`, with a name of its own as
-/// the only argument and no environment. Returns the errno when that failed.
+/// Replaces this process by the program behind `program`, with `stockade-executor` as `argv[0]`,
+/// no further arguments and no environment. Returns the errno when that failed.
 pub fn exec_alone(program: rustix::fd::BorrowedFd<'_>) -> crate::Errno {
     let argv = [c"stockade-executor".as_ptr().cast(), core::ptr::null()];
     let envp = [core::ptr::null::<u8>()];

@@ -8,7 +8,7 @@ use crate::{Result, call::syscall};
 const PRCTL: usize = 157;
 
 /// SECBIT_NOROOT, NO_SETUID_FIXUP, KEEP_CAPS off and NO_CAP_AMBIENT_RAISE, each locked
-/// (capabilities(7)): uid 0 means nothing, and no bit can be changed again.
+/// (capabilities(7)): uid 0 gets no capabilities, and no bit can be changed again.
 const SECUREBITS_LOCKED: usize = 0b1110_1111;
 
 fn prctl(option: usize, second: usize, third: usize) -> Result<usize> {
@@ -44,7 +44,7 @@ pub fn drop_bounding_set() -> Result<()> {
 /// Empties the ambient, effective, permitted and inheritable sets.
 ///
 /// # Errors
-/// None that a correct kernel gives.
+/// None from a correct kernel.
 pub fn drop_all_sets() -> Result<()> {
     const PR_CAP_AMBIENT: usize = 47;
     const PR_CAP_AMBIENT_CLEAR_ALL: usize = 4;
@@ -61,9 +61,9 @@ pub fn keep_permitted() -> Result<()> {
     prctl(PR_SET_KEEPCAPS, 1, 0).map(drop)
 }
 
-/// What mounts, the host name and the cgroup namespace need (capabilities(7)).
+/// Needed to mount, to set the host name and for the cgroup namespace (capabilities(7)).
 pub const CAP_SYS_ADMIN: u32 = 21;
-/// What the bounding set and the securebits need.
+/// Needed to change the bounding set and the securebits.
 pub const CAP_SETPCAP: u32 = 8;
 
 /// Gives up all permitted capabilities but these, which become effective.
@@ -76,7 +76,7 @@ pub fn retain(capabilities: &[u32]) -> Result<()> {
     set_capabilities(&[low, low, 0, high, high, 0])
 }
 
-/// Effective, permitted and inheritable, the low words and then the high ones.
+/// `sets` has the low words of effective, permitted and inheritable, then the high words.
 fn set_capabilities(sets: &[u32; 6]) -> Result<()> {
     let header = [0x2008_0522u32, 0];
     // SAFETY: a version 3 header and its two data elements, both alive here.
@@ -131,15 +131,15 @@ pub fn set_effective(uid: u32, gid: u32) -> Result<()> {
 /// EPERM where the saved id is not root's.
 pub fn restore_effective_root() -> Result<()> {
     const KEEP: usize = u32::MAX as usize;
-    // User first: it brings back the capability that the group needs.
+    // User first: it restores CAP_SETGID, which the change of group needs.
     // SAFETY: integers only, both calls.
     unsafe { syscall(117, [KEEP, 0, KEEP, 0, 0, 0]) }?;
     // SAFETY: as above.
     unsafe { syscall(119, [KEEP, 0, KEEP, 0, 0, 0]) }.map(drop)
 }
 
-/// Joins a new anonymous session keyring, so that none of the caller's keys is
-/// possessed. ENOSYS (a kernel without keys) is no failure: there are none to reach.
+/// Joins a new anonymous session keyring, so that the process possesses none of the caller's
+/// keys. ENOSYS is no failure: a kernel without CONFIG_KEYS has no keys.
 ///
 /// # Errors
 /// EDQUOT where the user's key quota is full, EPERM under an outer filter.

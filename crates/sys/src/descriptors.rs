@@ -4,19 +4,18 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 
 use crate::{Errno, Result, process::close_range};
 
-/// Most descriptors that [`keep_only`] can keep.
-pub const MOST_KEPT: usize = 32;
+/// How many descriptors [`keep_only`] can keep.
+pub const MAX_KEPT: usize = 32;
 
 /// Closes every descriptor from `first` on but these.
 ///
-/// For a process that was just forked and runs nothing but its caller's code: whatever
-/// `OwnedFd` its copy of the parent's memory holds on others must never be used or
-/// dropped here.
+/// For a process that was just forked: its copy of the parent's memory may hold `OwnedFd`s
+/// of the closed descriptors, which it must never use or drop.
 ///
 /// # Errors
-/// EINVAL for more than [`MOST_KEPT`], ENOSYS before Linux 5.9.
+/// EINVAL for more than [`MAX_KEPT`], ENOSYS before Linux 5.9.
 pub fn keep_only(first: u32, kept: &[BorrowedFd<'_>]) -> Result<()> {
-    let mut numbers = [u32::MAX; MOST_KEPT];
+    let mut numbers = [u32::MAX; MAX_KEPT];
     let Some(slots) = numbers.get_mut(..kept.len()) else { return Err(Errno::INVAL) };
     for (slot, fd) in slots.iter_mut().zip(kept) {
         *slot = fd.as_raw_fd().unsigned_abs();

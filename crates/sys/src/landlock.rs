@@ -8,7 +8,7 @@ use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use crate::{Result, call::syscall};
 
-/// The plan's names, which `policy` has from the same place.
+/// The names of rights and scopes, which `policy` uses as well.
 pub use stockade_protocol::landlock::{access, scopes};
 
 #[repr(C)]
@@ -24,7 +24,7 @@ struct PathBeneathAttr {
     parent_fd: i32,
 }
 
-/// The kernel's Landlock ABI; 0 where there is none or it is switched off.
+/// The kernel's Landlock ABI version; 0 where Landlock is not built in or is switched off.
 pub fn abi() -> u32 {
     const CREATE_RULESET_VERSION: usize = 1;
     // SAFETY: with this flag the kernel reads no attribute.
@@ -37,7 +37,8 @@ pub fn abi() -> u32 {
 /// EINVAL for a right that this kernel does not know, EOPNOTSUPP where it is off.
 pub fn create_ruleset(rights: u64, scoped: u64) -> Result<OwnedFd> {
     let attr = RulesetAttr { handled_access_fs: rights, handled_access_net: 0, scoped };
-    // An older kernel takes a shorter structure; it refuses unknown bytes only when set.
+    // An older kernel has a shorter structure, and refuses a longer one (E2BIG) only where the
+    // additional bytes are not zero.
     let size = if scoped == 0 { 8 } else { core::mem::size_of::<RulesetAttr>() };
     // SAFETY: `attr` lives and is at least `size` bytes long.
     let fd = unsafe { syscall(444, [(&raw const attr) as usize, size, 0, 0, 0, 0]) }?;
@@ -56,7 +57,7 @@ pub fn allow_beneath(ruleset: &OwnedFd, parent: impl AsFd, rights: u64) -> Resul
     unsafe { syscall(445, [ruleset.as_raw_fd() as usize, RULE_PATH_BENEATH, (&raw const attr) as usize, 0, 0, 0]) }.map(drop)
 }
 
-/// Confines this thread by the ruleset, for good.
+/// Enforces the ruleset on this thread; it cannot be removed.
 ///
 /// # Errors
 /// EPERM without no_new_privs, E2BIG beyond 16 layers.
@@ -65,8 +66,8 @@ pub fn restrict_self(ruleset: &OwnedFd) -> Result<()> {
     unsafe { syscall(446, [ruleset.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// No file may be opened, and no process signalled, where the kernel has Landlock; for
-/// processes whose filter forbids both in any case.
+/// Forbids opening files and signalling processes, where the kernel has Landlock. For
+/// processes whose system call filter forbids both as well.
 ///
 /// # Errors
 /// EPERM without no_new_privs, E2BIG beyond 16 layers.

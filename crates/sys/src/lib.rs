@@ -1,8 +1,8 @@
 //! System calls that nix and rustix lack, one function each.
 //!
 //! The only crate with `unsafe`. No function allocates, panics or touches
-//! thread-local storage, so all may be called between clone and exec. Nothing here
-//! decides: a wrapper passes on what the kernel answered.
+//! thread-local storage, so all may be called between clone and exec. Wrappers decide
+//! nothing: they return the kernel's result.
 //!
 //! Numbers and structure layouts are those of x86_64, from the kernel's
 //! `include/uapi`; other architectures are refused at compile time.
@@ -11,14 +11,12 @@
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!("stockade supports x86_64 Linux only");
 
-pub mod arena;
 mod call;
 pub mod clone;
 pub mod cred;
 pub mod descriptors;
-pub mod early;
-pub mod entry;
 pub mod landlock;
+pub mod lockdown;
 pub mod mount;
 pub mod net;
 #[cfg(feature = "probe")]

@@ -1,7 +1,7 @@
 //! mount_setattr(2), which rustix lacks.
 //!
-//! Attributes are only ever added: clearing one on an inherited mount is EPERM, and
-//! no layer of ours needs it.
+//! It adds attributes and never clears any: the kernel refuses that on an inherited mount
+//! (EPERM), and no layer needs it.
 
 use rustix::fd::{AsFd, AsRawFd};
 

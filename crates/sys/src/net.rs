@@ -1,4 +1,4 @@
-//! The one thing that a new network namespace needs: its loopback interface up.
+//! Brings up the loopback interface of a new network namespace; it configures nothing else.
 
 use crate::{Result, call::syscall};
 
@@ -26,11 +26,12 @@ pub fn bring_up_loopback() -> Result<()> {
     name[0] = b'l';
     name[1] = b'o';
     let request = InterfaceRequest { name, flags: IFF_UP_AND_RUNNING, rest: [0; 22] };
-    // Closed by the call itself: an `OwnedFd` would ask libc, which has not started here.
+    // Closed by a raw call: dropping an `OwnedFd` calls libc, which is not allowed between clone
+    // and exec.
     // SAFETY: integers only.
     let socket = unsafe { syscall(SOCKET, [AF_INET, SOCK_DGRAM, 0, 0, 0, 0]) }?;
     // SAFETY: the request lives and has the 40 bytes of `struct ifreq`.
     let answer = unsafe { syscall(IOCTL, [socket, SIOCSIFFLAGS, (&raw const request) as usize, 0, 0, 0]) };
-    // SAFETY: integers only; the descriptor was made above and is known to nobody else.
+    // SAFETY: integers only; the descriptor was made above and nothing else uses it.
     unsafe { syscall(CLOSE, [socket, 0, 0, 0, 0, 0]) }.and(answer).map(drop)
 }

@@ -1,36 +1,36 @@
-//! Any system call at all, for the prover's probe.
+//! Makes any system call, for the prover's probe.
 //!
-//! Only a program that does nothing else may use it: what a call does to this process's
-//! memory is the caller's to answer for. The sandbox's own programs are built without it.
+//! It does not protect this process: the caller answers for what a call does to its memory.
+//! The programs that set up a sandbox are built without this module.
 
 use core::{arch::asm, sync::atomic::AtomicU64};
 
 use crate::{Result, call};
 
-/// Issues system call `number`. As fork(2) it returns twice.
+/// Issues system call `number`. It returns twice for fork(2).
 ///
 /// # Safety
 /// As the call itself: every pointer must be valid for what the kernel does through it,
 /// and nothing that this process still uses may be unmapped or overwritten.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's errno.
 pub unsafe fn any(number: u32, arguments: [u64; 6]) -> Result<u64> {
-    // SAFETY: passed on.
+    // SAFETY: the caller vouches for the arguments.
     unsafe { call::syscall(number as usize, arguments.map(|argument| argument as usize)) }.map(|value| value as u64)
 }
 
-/// Issues a system call of i386 through `int 0x80`, with 32-bit arguments. Where the
-/// kernel lacks that door, the process dies by SIGSEGV.
+/// Issues a system call of i386 through `int 0x80`, with 32-bit arguments. A kernel without
+/// IA-32 emulation kills the process with SIGSEGV.
 ///
 /// # Safety
 /// As [`any`].
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's errno.
 pub unsafe fn int80(number: u32, arguments: [u64; 6]) -> Result<u64> {
     let answer: u64;
-    // SAFETY: rbx is LLVM's own, so it is exchanged around the call; the kernel clears r8 to
+    // SAFETY: LLVM reserves rbx, so it is exchanged around the call; the kernel clears r8 to
     // r11, which are declared. The caller vouches for the rest.
     unsafe {
         asm!(
@@ -48,7 +48,7 @@ pub unsafe fn int80(number: u32, arguments: [u64; 6]) -> Result<u64> {
     call::decode(answer as u32 as i32 as isize).map(|value| value as u64)
 }
 
-/// Words that a process keeps in common with the children it makes.
+/// Words in memory that this process shares with its children.
 ///
 /// # Errors
 /// ENOMEM.

@@ -1,13 +1,13 @@
-//! Descriptors, limits, waiting and leaving of the calling process.
+//! Descriptors, limits, scheduling, signals, waiting and exit of the calling process.
 //!
-//! What rustix has is not repeated here.
+//! It does not repeat what rustix offers.
 
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 
 use crate::{Errno, Result, call::syscall};
 
-/// Ends this process at once: no destructors, no flushing, no exit handlers, which
-/// belong to the process whose memory a clone borrows.
+/// Ends this process at once, without destructors, flushing or exit handlers: in a clone that
+/// shares memory these belong to the parent.
 #[inline]
 pub fn exit_now(status: i32) -> ! {
     loop {
@@ -23,16 +23,16 @@ pub fn exit_now(status: i32) -> ! {
 #[inline]
 pub fn close_range(first: u32, last: u32) -> Result<()> {
     // SAFETY: integers only. The callers own none of the descriptors as `OwnedFd`
-    // afterwards: they are about to exec, or say so themselves.
+    // afterwards: they are about to exec, or state why not where they call this.
     unsafe { syscall(436, [first as usize, last as usize, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// Whether there is a descriptor of this number.
+/// Whether a descriptor of this number is open.
 #[inline]
 pub fn is_open(number: u32) -> bool {
     const FCNTL: usize = 72;
     const F_GETFD: usize = 1;
-    // SAFETY: F_GETFD passes no pointer, and asks of a number that need not be open.
+    // SAFETY: F_GETFD passes no pointer, and the number need not be open.
     unsafe { syscall(FCNTL, [number as usize, F_GETFD, 0, 0, 0, 0]) }.is_ok()
 }
 
@@ -81,7 +81,7 @@ pub fn set_rlimit(resource: u32, value: Option<u64>) -> Result<()> {
 /// The same of another process.
 ///
 /// # Errors
-/// As above, and where that process is somebody else's.
+/// As above; EPERM where that process belongs to another user.
 pub fn set_rlimit_of(process: i32, resource: u32, value: Option<u64>) -> Result<()> {
     let both = [value.unwrap_or(u64::MAX); 2];
     // SAFETY: `both` has the layout of rlimit64 and lives; no old value is asked for.
@@ -100,29 +100,6 @@ pub fn rlimit(resource: u32) -> Result<(u64, u64)> {
     Ok((both[0], both[1]))
 }
 
-/// Has the kernel make these pages ready to be written to at once, and not by a fault each.
-/// What is in them stays. From Linux 5.14 on; an older kernel refuses, and nothing is lost but
-/// time.
-#[inline]
-pub fn populate(page: usize, length: usize) {
-    const MADVISE: usize = 28;
-    const MADV_POPULATE_WRITE: usize = 23;
-    // SAFETY: it writes nothing, and a range that is not ours is refused.
-    let _later = unsafe { syscall(MADVISE, [page, length, MADV_POPULATE_WRITE, 0, 0, 0]) };
-}
-
-/// Raises a soft limit of this process to the hard one, or to this much where that is less.
-/// Where that fails the limit stays, and tells when it is met.
-#[inline]
-pub fn raise_soft_limit(resource: u32, wanted: u64) {
-    let Ok((soft, hard)) = rlimit(resource) else { return };
-    let raised = [hard.min(wanted), hard];
-    if soft < raised[0] {
-        // SAFETY: `raised` has the layout of rlimit64 and lives; no old value is asked for.
-        let _met_later = unsafe { syscall(302, [0, resource as usize, raised.as_ptr() as usize, 0, 0, 0]) };
-    }
-}
-
 const GETPRIORITY: usize = 140;
 const SETPRIORITY: usize = 141;
 const SCHED_SETSCHEDULER: usize = 144;
@@ -132,12 +109,12 @@ const SCHED_GETAFFINITY: usize = 204;
 /// SCHED_FIFO, SCHED_RR and SCHED_DEADLINE, without SCHED_RESET_ON_FORK.
 const REAL_TIME: [usize; 3] = [1, 2, 6];
 
-/// Gives up what lets this process, and all that it starts, run before others: real-time
-/// scheduling, a nice value below 0, the real-time class of input and output (sched(7),
-/// ioprio_set(2)). To have less than others is kept.
+/// Gives up what lets this process and its children run before others: real-time scheduling,
+/// a nice value below 0, the real-time I/O class (sched(7), ioprio_set(2)). A priority below
+/// the default is kept.
 ///
 /// # Errors
-/// What the kernel answers; it always allows this.
+/// The kernel's errno; the kernel always allows this.
 #[inline]
 pub fn give_up_precedence() -> Result<()> {
     const IOPRIO_SET: usize = 251;
@@ -145,7 +122,7 @@ pub fn give_up_precedence() -> Result<()> {
     const IOPRIO_WHO_PROCESS: usize = 1;
     const SCHED_OTHER: usize = 0;
     let get = |number, arguments: [usize; 2]| {
-        // SAFETY: integers only, of oneself.
+        // SAFETY: integers only; the calls concern this process.
         unsafe { syscall(number, [arguments[0], arguments[1], 0, 0, 0, 0]) }
     };
     if REAL_TIME.contains(&(get(SCHED_GETSCHEDULER, [0, 0])? & 0xff)) {
@@ -153,29 +130,30 @@ pub fn give_up_precedence() -> Result<()> {
         // SAFETY: `parameter` is a sched_param, and lives.
         unsafe { syscall(SCHED_SETSCHEDULER, [0, SCHED_OTHER, (&raw const parameter) as usize, 0, 0, 0]) }?;
     }
-    // The call itself answers 20 less the nice value.
+    // The system call returns 20 minus the nice value.
     if get(GETPRIORITY, [0, 0])? > 20 {
         get(SETPRIORITY, [0, 0])?;
     }
     match get(IOPRIO_GET, [IOPRIO_WHO_PROCESS, 0]) {
         Ok(priority) if priority >> 13 == 1 => get(IOPRIO_SET, [IOPRIO_WHO_PROCESS, 0]).map(drop),
-        // A kernel without block devices has no such classes.
+        // A kernel without CONFIG_BLOCK has no I/O classes.
         Ok(_) | Err(Errno::NOSYS) => Ok(()),
         Err(errno) => Err(errno),
     }
 }
 
-/// How a process takes its turns: by which policy, with which nice value, on which CPUs.
+/// How a process is scheduled: policy, nice value and allowed CPUs.
 #[derive(Clone, Copy)]
 pub struct Turns {
     policy: usize,
-    /// 20 less the nice value, as the kernel answers it.
+    /// 20 minus the nice value, as getpriority(2) returns it.
     weight: usize,
     cpus: [u64; 8],
 }
 
-/// Has this process take its turns like any other, on every CPU, until it is told to go on as
-/// before. As many CPUs as fit are thought of. What cannot be set stays as it is.
+/// Gives this process the default policy, a nice value of at most 0 and every CPU. Returns the
+/// state before, which the caller restores with [`Turns::take`]. CPUs from number 512 on are
+/// ignored. What cannot be set stays as it is.
 pub fn take_turns_like_others() -> Option<Turns> {
     let call = |number, arguments: [usize; 3]| {
         // SAFETY: integers, or `cpus` with its own length.
@@ -190,10 +168,10 @@ pub fn take_turns_like_others() -> Option<Turns> {
 }
 
 impl Turns {
-    /// Takes them so from here on.
+    /// Applies this to the calling process.
     pub fn take(&self) {
         let call = |number, arguments: [usize; 3]| {
-            // SAFETY: integers, or pointers to what lives, of the length that is told.
+            // SAFETY: integers, or pointers to live values with their length.
             let _as_before = unsafe { syscall(number, [arguments[0], arguments[1], arguments[2], 0, 0, 0]) };
         };
         let parameter = 0i32;
@@ -205,13 +183,13 @@ impl Turns {
     }
 }
 
-/// Sends a process that was just cloned to another CPU than this one: a kernel may leave it
-/// on its parent's, where it would begin when the parent first waits. Where that fails the
-/// two run by turns. As many CPUs as fit are thought of.
+/// Moves a process that was just cloned to another CPU: the kernel may leave it on its
+/// parent's CPU, where it starts only when the parent first blocks. On failure both share one
+/// CPU, which is only slower. CPUs from number 512 on are ignored.
 #[inline]
 pub fn send_to_other_cpu(process: i32) {
     let mut usable = [0u64; 8];
-    // SAFETY: the length is the array's.
+    // SAFETY: the length is that of the array.
     if unsafe { syscall(SCHED_GETAFFINITY, [0, size_of_val(&usable), usable.as_mut_ptr() as usize, 0, 0, 0]) }.is_err() {
         return;
     }
@@ -220,44 +198,19 @@ pub fn send_to_other_cpu(process: i32) {
         *word &= !(1 << (own % 64));
     }
     if usable.iter().any(|word| *word != 0) {
-        // SAFETY: as above; it only reads.
+        // SAFETY: as above; the kernel only reads the array.
         let _only_slower =
             unsafe { syscall(SCHED_SETAFFINITY, [process as usize, size_of_val(&usable), usable.as_ptr() as usize, 0, 0, 0]) };
     }
 }
 
-/// Tries something for up to half a millisecond before it is waited for: a CPU of a virtual
-/// machine that has gone to sleep takes a tenth of one and more to wake. Where somebody else
-/// wants this CPU it is given up at once, as waiting does not cost more then.
-#[inline]
-pub fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-    const SCHED_YIELD: usize = 24;
-    const LONGEST_US: u64 = 500;
-    /// A turn in which nobody else ran takes one or two.
-    const LONGEST_TURN_US: u64 = 50;
-    let begun = monotonic_us()?;
-    let mut before = begun;
-    loop {
-        if let Some(there) = attempt() {
-            return Some(there);
-        }
-        // SAFETY: it takes nothing.
-        let _others_first = unsafe { syscall(SCHED_YIELD, [0; 6]) };
-        let now = monotonic_us()?;
-        if now - begun > LONGEST_US || now - before > LONGEST_TURN_US {
-            return None;
-        }
-        before = now;
-    }
-}
-
-/// The CPU that this runs on, 0 where the kernel does not say. By the call and not the vDSO,
-/// which is looked for with libc's help.
+/// The number of the current CPU, 0 where getcpu(2) fails. It uses the system call, because
+/// the vDSO is found with libc's help.
 #[inline]
 pub fn current_cpu() -> usize {
     const GETCPU: usize = 309;
     let mut own = 0u32;
-    // SAFETY: it writes the CPU's number alone.
+    // SAFETY: the kernel writes only the CPU's number.
     let _or_the_first = unsafe { syscall(GETCPU, [(&raw mut own) as usize, 0, 0, 0, 0, 0]) };
     own as usize
 }
@@ -283,7 +236,7 @@ pub fn wait_any() -> Result<Ended> {
     wait4(0)
 }
 
-/// A child that has ended already; none where all that are left still run.
+/// Reaps a child that has already ended; `None` where all that are left still run.
 ///
 /// # Errors
 /// ECHILD when none is left.
@@ -313,8 +266,8 @@ fn wait4(options: usize) -> Result<Ended> {
     }
 }
 
-/// Waits for the child behind a pidfd to end, with what it and all that it waited for
-/// used; for pid 1 of a PID namespace that is everything inside.
+/// Waits for the child behind a pidfd to end. The CPU time includes that of the children it
+/// waited for: for pid 1 of a PID namespace that is every process inside.
 ///
 /// # Errors
 /// ECHILD when it was waited for already.
@@ -341,9 +294,9 @@ pub fn wait_child(pidfd: impl AsFd) -> Result<Ended> {
     }
 }
 
-/// Sets the ignored signals back to their default and blocks none, so that a program
-/// starts as from a login: both survive exec. `ignored` is the mask that
-/// `/proc/self/status` shows as SigIgn.
+/// Resets the ignored signals to their default and unblocks all, since both states survive
+/// exec: the program starts as from a login. `ignored` is the mask that `/proc/self/status`
+/// shows as SigIgn.
 pub fn reset_signals(ignored: u64) {
     // struct kernel_sigaction: handler, flags, restorer, mask; all zero is SIG_DFL.
     let default = [0u64; 4];
@@ -357,7 +310,7 @@ pub fn reset_signals(ignored: u64) {
     let _cannot_fail = unsafe { syscall(14, [SIG_SETMASK, (&raw const none) as usize, 0, 8, 0, 0]) };
 }
 
-/// Whether this process ignores a signal, as under nohup or in a shell's background.
+/// Whether this process ignores a signal, as under nohup or as a shell's background job.
 #[inline]
 pub fn ignores(signal: i32) -> bool {
     const SIG_IGN: u64 = 1;
@@ -367,10 +320,10 @@ pub fn ignores(signal: i32) -> bool {
     asked.is_ok() && current[0] == SIG_IGN
 }
 
-/// Settles the signals that a launcher relies on, whatever it was started with. SIGXFSZ is
-/// ignored, so that a write beyond a limit on file sizes is an error (EFBIG) that can be
-/// told, and not the end of this process, and SIGPIPE for the same; SIGCHLD is not, since the kernel would reap the
-/// children of whoever ignores it.
+/// Sets the signal actions that the launcher relies on, whatever it inherited. SIGXFSZ and
+/// SIGPIPE are ignored: a write beyond RLIMIT_FSIZE or to a closed pipe then fails with an
+/// error that can be reported (EFBIG, EPIPE). SIGCHLD gets its default: while it is ignored
+/// the kernel reaps children automatically, and waitid(2) fails.
 pub fn settle_signals() {
     const SIGPIPE: usize = 13;
     const SIGCHLD: usize = 17;
@@ -384,8 +337,8 @@ pub fn settle_signals() {
     }
 }
 
-/// Stops the interval timers that were set before this program was started: they outlive
-/// execve(2), and their signals end a process.
+/// Stops inherited interval timers: they survive execve(2), and their signals would kill this
+/// process.
 pub fn stop_timers() {
     const TIMERS: core::ops::RangeInclusive<usize> = 0..=2;
     let never = [0u64; 4];
@@ -398,15 +351,15 @@ pub fn stop_timers() {
 /// Makes the terminal behind `terminal` the controlling one of this session.
 ///
 /// # Errors
-/// EPERM where this process leads no session, or it is another's.
+/// EPERM where this process leads no session, or another session controls the terminal.
 pub fn take_terminal(terminal: impl AsFd) -> Result<()> {
     const TIOCSCTTY: usize = 0x540E;
     // SAFETY: the request takes an integer.
     unsafe { syscall(16, [terminal.as_fd().as_raw_fd() as usize, TIOCSCTTY, 0, 0, 0, 0]) }.map(drop)
 }
 
-/// The time since boot in microseconds, suspension not counted; `None` where a filter
-/// refuses to tell. By the call and not the vDSO: for programs without libc.
+/// The time since boot in microseconds, without suspension; `None` where a system call filter
+/// refuses it. It uses the system call and not the vDSO, for programs without libc.
 #[inline]
 pub fn monotonic_us() -> Option<u64> {
     const CLOCK_MONOTONIC: usize = 1;
@@ -417,7 +370,7 @@ pub fn monotonic_us() -> Option<u64> {
     Some(seconds * 1_000_000 + nanoseconds / 1000)
 }
 
-/// What clone3 answers to a null request: ENOSYS under our filter, EINVAL without it.
+/// The errno of clone3 with a null argument: ENOSYS under the sandbox's filter, EINVAL without.
 pub fn probe_clone3() -> Errno {
     // SAFETY: a null structure of size 0 makes the kernel refuse before it reads.
     unsafe { syscall(435, [0, 0, 0, 0, 0, 0]) }.err().unwrap_or(Errno::ALREADY)
@@ -426,7 +379,7 @@ pub fn probe_clone3() -> Errno {
 /// Maps the whole of a file read-only.
 ///
 /// # Errors
-/// What mmap(2) answers.
+/// The errors of mmap(2).
 pub fn map_file(file: impl AsFd, length: usize) -> Result<&'static [u8]> {
     const PROT_READ: usize = 1;
     const MAP_PRIVATE: usize = 2;
@@ -434,7 +387,7 @@ pub fn map_file(file: impl AsFd, length: usize) -> Result<&'static [u8]> {
         return Ok(&[]);
     }
     // SAFETY: the kernel chooses the address; the mapping is never removed, so it is
-    // valid for the life of the process. Its only writer has sealed the file.
+    // valid until the process ends. The launcher, its only writer, has sealed the file.
     let address = unsafe { syscall(9, [0, length, PROT_READ, MAP_PRIVATE, file.as_fd().as_raw_fd() as usize, 0]) }?;
     // SAFETY: `length` bytes from `address` are mapped and stay unchanged.
     Ok(unsafe { core::slice::from_raw_parts(address as *const u8, length) })
@@ -444,12 +397,12 @@ pub fn map_file(file: impl AsFd, length: usize) -> Result<&'static [u8]> {
 /// (AT_SECURE: set-ID bits or file capabilities).
 ///
 /// # Errors
-/// EINVAL before Linux 6.4, which has it in a file alone.
+/// EINVAL before Linux 6.4, where only `/proc/self/auxv` has it.
 pub fn is_secure_exec() -> Result<bool> {
     const PRCTL: usize = 157;
     const PR_GET_AUXV: usize = 0x4155_5856;
     let mut auxv = [0u8; 1024];
-    // SAFETY: it writes no more than it is told to.
+    // SAFETY: the kernel writes at most as many bytes as the array has.
     let length = unsafe { syscall(PRCTL, [PR_GET_AUXV, auxv.as_mut_ptr() as usize, auxv.len(), 0, 0, 0]) }?;
     auxv.get(..length).map(says_secure_exec).ok_or(Errno::OVERFLOW)
 }
@@ -474,13 +427,13 @@ mod tests {
         let policy = || unsafe { syscall(SCHED_GETSCHEDULER, [0; 6]) };
         let cpus = || {
             let mut cpus = [0u64; 8];
-            // SAFETY: the length is the array's.
+            // SAFETY: the length is that of the array.
             unsafe { syscall(SCHED_GETAFFINITY, [0, size_of_val(&cpus), cpus.as_mut_ptr() as usize, 0, 0, 0]) }.map(|_| cpus)
         };
         let all = cpus();
         let first = all.map(|all| core::array::from_fn(|at| if at == 0 { all[0] & all[0].wrapping_neg() } else { 0 }));
         let (Ok(all), Ok(first)) = (all, first) else { panic!("no affinity") };
-        // Of this thread alone.
+        // These calls affect only this thread.
         Turns { policy: SCHED_BATCH, weight: 15, cpus: first }.take();
         assert_eq!((policy(), cpus()), (Ok(SCHED_BATCH), Ok(first)));
         let before = take_turns_like_others();

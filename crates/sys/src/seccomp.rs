@@ -1,9 +1,9 @@
 //! Loading a filter and answering its notifications (seccomp(2), seccomp_unotify(2)).
 //!
-//! libseccomp's loader allocates and keeps the listener in a global; the bytes are
-//! ready before the clone, so one system call is all there is to do. Notifications
-//! are only ever answered with an error: `CONTINUE` would let the code change the
-//! arguments after they were judged.
+//! It does not use libseccomp's loader, which allocates and keeps the listener in a global:
+//! the instructions are ready before the clone, so loading is one system call. Notifications
+//! are answered only with an error: after `CONTINUE` the payload could change the arguments
+//! that were checked.
 
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -16,16 +16,16 @@ pub struct Instruction(pub u64);
 
 impl Instruction {
     /// The longest program that a kernel takes (BPF_MAXINSNS).
-    pub const MOST: usize = 4096;
+    pub const MAX_PER_FILTER: usize = 4096;
 
     /// The instructions of these words.
     pub const fn of_words(words: &[u64]) -> &[Instruction] {
-        // SAFETY: an instruction is nothing but a word.
+        // SAFETY: `Instruction` is a transparent wrapper of one word.
         unsafe { core::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
     }
 }
 
-/// Instructions for a filter that is written by hand: for processes of our own, whose
+/// Instructions for a filter that is written by hand, for the helper processes, whose system
 /// calls are known.
 pub mod program {
     use super::Instruction;
@@ -34,17 +34,17 @@ pub mod program {
     pub const ALLOW: u32 = 0x7fff_0000;
     /// The process ends.
     pub const KILL_PROCESS: u32 = 0x8000_0000;
-    /// The one architecture.
+    /// AUDIT_ARCH_X86_64, the only architecture that is allowed.
     pub const ARCHITECTURE_X86_64: u32 = 0xc000_003e;
-    /// Where the call's number is.
+    /// The offset of the call's number in `struct seccomp_data`.
     pub const NUMBER: u32 = 0;
-    /// Where the architecture is.
+    /// The offset of the architecture.
     pub const ARCHITECTURE: u32 = 4;
 
     const fn instruction(code: u16, when_true: u8, when_false: u8, k: u32) -> Instruction {
         Instruction(code as u64 | (when_true as u64) << 16 | (when_false as u64) << 24 | (k as u64) << 32)
     }
-    /// Loads a word of what is asked.
+    /// Loads a word of `struct seccomp_data`.
     pub const fn load(offset: u32) -> Instruction {
         instruction(0x20, 0, 0, offset)
     }
@@ -52,19 +52,23 @@ pub mod program {
     pub const fn load_argument(index: u32) -> Instruction {
         load(16 + 8 * index)
     }
-    /// Keeps these bits.
+    /// Clears all other bits of the loaded word.
     pub const fn and(mask: u32) -> Instruction {
         instruction(0x54, 0, 0, mask)
     }
-    /// Skips instructions by whether this was loaded.
+    /// Skips `when_true` instructions where the loaded word equals `value`, else `when_false`.
     pub const fn equal(value: u32, when_true: u8, when_false: u8) -> Instruction {
         instruction(0x15, when_true, when_false, value)
     }
-    /// Skips instructions by whether any of these bits is set.
+    /// Skips `when_true` instructions where any bit of `mask` is set, else `when_false`.
     pub const fn any_bit(mask: u32, when_true: u8, when_false: u8) -> Instruction {
         instruction(0x45, when_true, when_false, mask)
     }
-    /// Ends with this.
+    /// Skips `count` instructions.
+    pub const fn jump(count: u32) -> Instruction {
+        instruction(0x05, 0, 0, count)
+    }
+    /// Ends the program with this action.
     pub const fn answer(action: u32) -> Instruction {
         instruction(0x06, 0, 0, action)
     }
@@ -85,7 +89,7 @@ fn load(filter: &[Instruction], flags: usize) -> Result<usize> {
     unsafe { syscall(317, [SECCOMP_SET_MODE_FILTER, flags, (&raw const program) as usize, 0, 0, 0]) }
 }
 
-/// Loads a filter whose notifications nobody hears.
+/// Loads a filter without a listener for its notifications.
 ///
 /// # Errors
 /// EACCES without no_new_privs, EINVAL for a filter that the kernel rejects.
@@ -93,8 +97,8 @@ pub fn load_filter(filter: &[Instruction]) -> Result<()> {
     load(filter, 0).map(drop)
 }
 
-/// Loads a filter and returns its listener. The waiting call can then be ended only by
-/// a deadly signal (WAIT_KILLABLE_RECV, Linux 5.19), where the kernel knows that.
+/// Loads a filter and returns its listener. On Linux 5.19 and later only a fatal signal
+/// interrupts a call that waits for its answer (WAIT_KILLABLE_RECV).
 ///
 /// # Errors
 /// As [`load_filter`]; EBUSY where an outer filter has a listener already.
@@ -113,7 +117,7 @@ pub fn load_filter_with_listener(filter: &[Instruction]) -> Result<OwnedFd> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Notification {
-    /// Names the waiting call.
+    /// Identifies the waiting call.
     pub id: u64,
     /// The waiting thread, in the listener's PID namespace.
     pub pid: u32,
@@ -130,7 +134,7 @@ pub struct Notification {
 /// Fetches a waiting call.
 ///
 /// # Errors
-/// ENOENT when the caller was killed meanwhile.
+/// ENOENT where the calling thread has been killed.
 pub fn receive(listener: impl AsFd) -> Result<Notification> {
     const SECCOMP_IOCTL_NOTIF_RECV: usize = 0xc050_2100;
     let mut notification = Notification::default();
@@ -142,7 +146,7 @@ pub fn receive(listener: impl AsFd) -> Result<Notification> {
 /// Answers a waiting call with an error.
 ///
 /// # Errors
-/// ENOENT when the caller was killed meanwhile.
+/// ENOENT where the calling thread has been killed.
 pub fn refuse(listener: impl AsFd, id: u64, errno: crate::Errno) -> Result<()> {
     #[repr(C)]
     struct Response {

@@ -2,7 +2,7 @@
 //! datagrams whose local address is read and chosen (`ip(7)`, `ipv6(7)`, `netlink(7)`);
 //! and the groups of a UNIX socket's peer (`unix(7)`).
 //!
-//! Addresses are those of IPv6 sockets; IPv4 peers appear as v4-mapped ones.
+//! It has no IPv4 addresses: sockets are IPv6 ones, and IPv4 peers appear as v4-mapped addresses.
 
 use core::net::{Ipv6Addr, SocketAddrV6};
 
@@ -19,9 +19,9 @@ pub struct IntegerOption(i32, i32);
 pub const IP_TRANSPARENT: IntegerOption = IntegerOption(0, 19);
 /// IPV6_TRANSPARENT, the same for IPv6.
 pub const IPV6_TRANSPARENT: IntegerOption = IntegerOption(41, 75);
-/// IPV6_HDRINCL: what is sent begins with its IPv6 header.
+/// IPV6_HDRINCL: data that is sent begins with its IPv6 header.
 pub const IPV6_HDRINCL: IntegerOption = IntegerOption(41, 36);
-/// IPV6_RECVPKTINFO: tell to which address a datagram was sent.
+/// IPV6_RECVPKTINFO: report the address that a datagram was sent to.
 pub const IPV6_RECVPKTINFO: IntegerOption = IntegerOption(41, 49);
 /// SO_MARK: the mark of every packet sent.
 pub const SO_MARK: IntegerOption = IntegerOption(1, 36);
@@ -29,25 +29,25 @@ pub const SO_MARK: IntegerOption = IntegerOption(1, 36);
 /// Sets an option.
 ///
 /// # Errors
-/// What setsockopt(2) answers: EPERM without the capability, ENOPROTOOPT.
+/// The errors of setsockopt(2): EPERM without the capability, ENOPROTOOPT.
 pub fn set_option(socket: impl AsFd, option: IntegerOption, value: i32) -> Result<()> {
     let IntegerOption(level, name) = option;
     let socket = socket.as_fd().as_raw_fd() as usize;
-    // SAFETY: the value lives and has the 4 bytes that the length says.
+    // SAFETY: the value lives and has the 4 bytes that the length states.
     unsafe { syscall(54, [socket, level as usize, name as usize, (&raw const value) as usize, 4, 0]) }.map(drop)
 }
 
 /// Fills `groups` with the supplementary groups that the peer of a UNIX socket had when it
-/// connected, and says how many they are (SO_PEERGROUPS).
+/// connected, and returns their number (SO_PEERGROUPS).
 ///
 /// # Errors
-/// ERANGE where they are more than `groups` has room for, ENODATA where there is no peer.
+/// ERANGE where `groups` is too short, ENODATA where there is no peer.
 pub fn peer_groups(socket: impl AsFd, groups: &mut [u32]) -> Result<usize> {
     const SOL_SOCKET: usize = 1;
     const SO_PEERGROUPS: usize = 59;
     let mut length = core::mem::size_of_val(groups) as u32;
     let socket = socket.as_fd().as_raw_fd() as usize;
-    // SAFETY: the slice is writable and `length` says its size in bytes; both live here.
+    // SAFETY: the slice is writable and `length` is its size in bytes; both live here.
     unsafe { syscall(55, [socket, SOL_SOCKET, SO_PEERGROUPS, groups.as_mut_ptr() as usize, (&raw mut length) as usize, 0]) }?;
     Ok(length as usize / core::mem::size_of::<u32>())
 }
@@ -105,7 +105,7 @@ const PACKET_INFO_LENGTH: usize = 36;
 pub struct Datagram {
     /// Bytes received; more than the buffer holds if it was cut.
     pub length: usize,
-    /// Who sent it.
+    /// The sender's address.
     pub from: SocketAddrV6,
     /// The address that it was sent to.
     pub to: Ipv6Addr,
@@ -114,8 +114,7 @@ pub struct Datagram {
 /// Receives one datagram from an IPv6 socket with [`IPV6_RECVPKTINFO`].
 ///
 /// # Errors
-/// EAGAIN where none waits on a non-blocking socket; EPROTO where the kernel named no
-/// destination.
+/// EAGAIN where a non-blocking socket has none; EPROTO where the kernel gives no destination.
 pub fn receive_datagram(socket: impl AsFd, buffer: &mut [u8]) -> Result<Datagram> {
     const MSG_TRUNC: usize = 0x20;
     let mut name = RawAddress::default();
@@ -143,7 +142,7 @@ pub fn receive_datagram(socket: impl AsFd, buffer: &mut [u8]) -> Result<Datagram
 /// Sends one datagram from a chosen local address.
 ///
 /// # Errors
-/// What sendmsg(2) answers; EINVAL where `from` is no address of that namespace.
+/// The errors of sendmsg(2); EINVAL where `from` is not an address of that namespace.
 pub fn send_datagram(socket: impl AsFd, bytes: &[u8], from: Ipv6Addr, to: SocketAddrV6) -> Result<()> {
     const MSG_NOSIGNAL: usize = 0x4000;
     let mut name = RawAddress { family: AF_INET6, port: to.port().to_be_bytes(), flow: 0, address: to.ip().octets(), scope: to.scope_id() };

@@ -1,9 +1,9 @@
-//! What a program without libc needs to start: entry point, memory functions,
-//! allocator and panic handler.
+//! Start-up of a program without libc: entry point, memory functions, allocator and panic
+//! handler.
 //!
-//! glibc's start-up executes some eighty CPUID instructions, which cost 0.6 ms in a
-//! virtual machine; the executor does without. There is no unwinding, no
-//! thread-local storage and no freeing: the program lives for one run.
+//! glibc's start-up executes about 80 CPUID instructions, which take 0.6 ms in a virtual
+//! machine; the executor avoids them. It offers no unwinding, no thread-local storage and no
+//! freeing of memory: the program ends after one run.
 
 extern crate alloc;
 
@@ -13,7 +13,7 @@ use core::{alloc::Layout, arch::asm};
 ///
 /// # Safety
 /// As memcpy(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, n: usize) -> *mut u8 {
     // SAFETY: the caller vouches for both ranges; the direction flag is clear by ABI.
     unsafe { asm!("rep movsb", inout("rcx") n => _, inout("rdi") to => _, inout("rsi") from => _, options(nostack, preserves_flags)) };
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, n: usize) -> *mut 
 ///
 /// # Safety
 /// As memmove(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, n: usize) -> *mut u8 {
     if (to as usize).wrapping_sub(from as usize) >= n {
         // SAFETY: a forward copy never overwrites what it has still to read here.
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, n: usize) -> *mut
 ///
 /// # Safety
 /// As memset(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn memset(to: *mut u8, byte: i32, n: usize) -> *mut u8 {
     // SAFETY: the caller vouches for the range.
     unsafe { asm!("rep stosb", inout("rcx") n => _, inout("rdi") to => _, in("al") byte as u8, options(nostack, preserves_flags)) };
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn memset(to: *mut u8, byte: i32, n: usize) -> *mut u8 {
 ///
 /// # Safety
 /// As memcmp(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
     let mut i = 0;
     while i < n {
@@ -71,9 +71,9 @@ pub unsafe extern "C" fn memcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
 ///
 /// # Safety
 /// As bcmp(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
-    // SAFETY: passed on.
+    // SAFETY: the caller vouches for both ranges.
     unsafe { memcmp(a, b, n) }
 }
 
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn bcmp(a: *const u8, b: *const u8, n: usize) -> i32 {
 ///
 /// # Safety
 /// As strlen(3).
-#[unsafe(no_mangle)]
+#[cfg_attr(freestanding, unsafe(no_mangle))]
 pub unsafe extern "C" fn strlen(s: *const u8) -> usize {
     let mut n = 0;
     // SAFETY: the caller vouches for a NUL.
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn strlen(s: *const u8) -> usize {
 
 const HEAP: usize = 4 << 20;
 
-/// Hands out memory from a fixed block and takes none back.
+/// Allocates from a fixed block and never frees.
 pub struct Bump {
     memory: core::cell::UnsafeCell<[u8; HEAP]>,
     used: core::cell::Cell<usize>,
@@ -104,7 +104,7 @@ unsafe impl Sync for Bump {}
 
 impl Bump {
     /// An allocator with 4 MiB.
-    #[expect(clippy::new_without_default, reason = "only ever a static")]
+    #[expect(clippy::new_without_default, reason = "only used for a static")]
     pub const fn new() -> Self {
         Bump { memory: core::cell::UnsafeCell::new([0; HEAP]), used: core::cell::Cell::new(0) }
     }
@@ -126,23 +126,34 @@ unsafe impl core::alloc::GlobalAlloc for Bump {
     unsafe fn dealloc(&self, _block: *mut u8, _layout: Layout) {}
 }
 
+#[cfg(freestanding)]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     crate::process::exit_now(134)
 }
 
 /// Defines the entry point of a program: calls `$main`, exits with what it returns.
+/// An ordinary build of the workspace compiles the same program with libc and std, for its
+/// checks: only the nested build sets `freestanding`, and only its program is used.
 #[macro_export]
 macro_rules! program {
     ($main:path) => {
+        #[cfg(not(freestanding))]
+        fn main() {
+            $crate::process::exit_now($main())
+        }
+
+        #[cfg(freestanding)]
         #[global_allocator]
         static ALLOCATOR: $crate::start::Bump = $crate::start::Bump::new();
 
+        #[cfg(freestanding)]
         core::arch::global_asm!(
             ".globl _start", "_start:", "xor ebp, ebp", "and rsp, -16", "call {entry}", "ud2",
             entry = sym entry
         );
 
+        #[cfg(freestanding)]
         extern "C" fn entry() -> ! {
             $crate::process::exit_now($main())
         }
@@ -159,13 +170,13 @@ pub mod descriptor {
         unsafe { BorrowedFd::borrow_raw(number) }
     }
 
-    /// The job: nothing until the launcher says that it is there, and sealed from then on.
+    /// The job: empty until the launcher sends `Word::Job`, and sealed from then on.
     pub const JOB: BorrowedFd<'static> = fixed(0);
-    /// Where events go.
+    /// The pipe for events.
     pub const STATUS: BorrowedFd<'static> = fixed(3);
     /// The payload's stdin.
     pub const STDIN: BorrowedFd<'static> = fixed(4);
-    /// Where the launcher says its words, and whose end is the launcher's.
+    /// The launcher's messages; end of file means that the launcher has exited.
     pub const LIFELINE: BorrowedFd<'static> = fixed(5);
     /// The payload's program, where it is an image.
     pub const IMAGE: BorrowedFd<'static> = fixed(6);
@@ -186,12 +197,12 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Bytes whose last is the only NUL.
+/// Bytes that end in their only NUL.
 #[derive(Clone, Copy)]
 pub struct TerminatedBytes<'a>(&'a [u8]);
 
 impl<'a> TerminatedBytes<'a> {
-    /// Checks the end.
+    /// `None` unless the last byte, and no other, is NUL.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         core::ffi::CStr::from_bytes_with_nul(bytes).ok().map(|_| TerminatedBytes(bytes))
     }
@@ -219,9 +230,9 @@ pub fn exec_image(image: rustix::fd::BorrowedFd<'_>, arguments: &Arguments<'_>) 
 /// handler that only exits.
 ///
 /// # Errors
-/// As there.
+/// As [`crate::clone::vfork`].
 pub fn vfork<T>(entry: crate::clone::Entry<T>, argument: &T) -> crate::Result<i32> {
-    // SAFETY: this module replaces libc, so no call goes through it, and a panic in the
-    // child only ends the child.
+    // SAFETY: this module replaces libc, so no system call uses libc, and a panic in the child
+    // only ends the child.
     unsafe { crate::clone::vfork(entry, argument) }
 }

@@ -1,8 +1,8 @@
 //! Which standard streams this program was started with.
 //!
-//! Rust's start-up opens `/dev/null` in the place of a closed one, and from then on nothing
-//! tells it from a stream that the caller means to throw away. So this looks before that,
-//! while the C library works through `.init_array`; it leaves the streams as they are.
+//! Rust's start-up opens `/dev/null` in place of a closed stream, which can then not be told
+//! from a stream that the caller has redirected there. So the check runs earlier, from
+//! `.init_array`. It does not change the streams.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,7 +17,7 @@ static LOOK: extern "C" fn() = look;
 extern "C" fn look() {
     const FCNTL: usize = 72;
     const F_GETFD: usize = 1;
-    // SAFETY: F_GETFD passes no pointer, and asks of a number that need not be open.
+    // SAFETY: F_GETFD passes no pointer, and the number need not be open.
     let flags = unsafe { syscall(FCNTL, [1, F_GETFD, 0, 0, 0, 0]) };
     STDOUT_WAS_CLOSED.store(flags == Err(Errno::BADF), Ordering::Relaxed);
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from agent_framework_tools.shell import LocalShellTool
 
-# Of stateless commands each is a run of its own; a persistent shell is one run.
+# Of stateless commands each is its own run; a persistent shell is one run.
 MODES = ["stateless", "persistent"]
 Opened = Callable[..., AbstractAsyncContextManager[LocalShellTool]]
 

@@ -76,7 +76,7 @@ async def test_blocks_of_each_language_run_in_one_directory(work_dir: Path):
 async def test_between_start_and_stop_the_blocks_are_of_one_session(work_dir: Path):
     executor = StockadeCodeExecutor(work_dir=work_dir)
     keep, look = ("sh", "echo kept > /tmp/n; echo there > n"), ("sh", "cat /tmp/n n")
-    # A control: before it is started each has a /tmp of its own.
+    # A control: before it is started each has its own /tmp.
     await run(executor, keep)
     assert (await run(executor, look)).exit_code == 1
     async with executor:

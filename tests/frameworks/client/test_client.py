@@ -220,7 +220,7 @@ def test_what_a_later_version_adds_is_left_alone():
 
 def test_the_program_is_found_or_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = _program.find()
-    with pytest.raises(stockade.NotInstalled, match="no executable program"):
+    with pytest.raises(stockade.NotInstalled, match="not an executable program"):
         stockade.Stockade(program=tmp_path / "none")
     monkeypatch.setenv("STOCKADE", str(tmp_path / "none"))
     with pytest.raises(stockade.NotInstalled, match="variable STOCKADE"):

@@ -164,7 +164,7 @@ async def test_a_cancelled_task_ends_its_run_and_not_the_session(running, wait_u
             await run
         assert time.monotonic() - begin < 10
         assert not running("300\x009.5")
-        # The answers that nobody waited for are not taken for those of later requests.
+        # Answers to requests that were given up are not taken for those of later requests.
         results = await asyncio.gather(*(session.run(f"print({number})") for number in range(3)))
         assert [result.output for result in results] == ["0\n", "1\n", "2\n"]
         assert await session.read_file("n") == b"kept"

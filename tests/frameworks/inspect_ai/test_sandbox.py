@@ -29,7 +29,7 @@ def tells_the_number():
 
 
 @pytest.mark.root_too
-# The framework leaves streams of its own unclosed.
+# The framework leaves its own streams unclosed.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_agent_sees_what_its_code_did_and_corrects_itself(agent, tmp_path: Path):
     seen_failures = []

@@ -4,16 +4,16 @@ use std::{net::IpAddr, sync::OnceLock};
 
 use stockade_egress::{
     decide::Decider,
-    dns::{self, Framed},
+    dns::{self, TcpFrame},
     names::Names,
     packet::{Attempt, Syn, Unreachable},
     resolve::read_answer,
 };
-use stockade_policy::egress::Whitelist;
+use stockade_policy::whitelist::Whitelist;
 use stockade_protocol::{
     frame::{Event, Evidence, FileToWrite, Job},
-    modules::{MOST_SEEN, Tally},
-    screen::{Answer, Found, Grammar, LONGEST_TEXT, MOST_FOUND, Question, Rule, Rules, Source},
+    modules::{MAX_NAMES, Tally},
+    screen::{Answer, Found, Grammar, MAX_FINDINGS, MAX_TEXT_LEN, Question, Rule, Rules, Source},
 };
 
 use super::Target;
@@ -75,7 +75,7 @@ fn run_dns(input: &[u8]) {
     }
     assert_eq!(dns::answer(input, decider(), &mut names, 0).reply, first.reply, "the same question has the same answer");
     let mut stream = input;
-    while let Framed::Message(message, taken) = dns::unframe(stream) {
+    while let TcpFrame::Message(message, taken) = dns::unframe(stream) {
         assert_eq!(message.len() + 2, taken);
         stream = &stream[taken..];
     }
@@ -268,9 +268,9 @@ fn findings_seeds() -> Vec<Vec<u8>> {
 
 fn run_findings(input: &[u8]) {
     if let Ok(answer) = Answer::decode(input) {
-        assert!(answer.found.len() <= MOST_FOUND, "more than an answer may list");
+        assert!(answer.found.len() <= MAX_FINDINGS, "more than an answer may list");
         assert!(
-            answer.found.iter().all(|found| found.text.len() <= LONGEST_TEXT && found.what.len() <= LONGEST_TEXT),
+            answer.found.iter().all(|found| found.text.len() <= MAX_TEXT_LEN && found.what.len() <= MAX_TEXT_LEN),
             "longer than it may be"
         );
         assert_eq!(answer.encode(), input, "one spelling of each answer");
@@ -298,7 +298,7 @@ fn run_modules(input: &[u8]) {
     let mut whole = Tally::default();
     whole.take(input);
     let said = whole.finish();
-    assert!(said.seen.len() <= MOST_SEEN, "more than is kept");
+    assert!(said.seen.len() <= MAX_NAMES, "more than is kept");
     let plain = |text: &str| text.len() <= 256 && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
     for seen in &said.seen {
         assert!(plain(&seen.name) && plain(&seen.file), "nothing that a terminal acts on");

@@ -1,6 +1,6 @@
 //! Replies of a model, whose fenced blocks are run.
 
-use stockade_markdown::{Block, MOST_BLOCKS, ReplyError, read};
+use stockade_markdown::{Block, MAX_BLOCKS, ReplyError, read};
 
 use super::Target;
 
@@ -40,7 +40,7 @@ pub const REPLY: Target = Target {
             Err(_) => return,
         };
         let lines = input.iter().filter(|&&byte| byte == b'\n').count() + 1;
-        assert!(blocks.iter().filter(|block| block.is_no_code().is_none()).count() <= MOST_BLOCKS, "so many and no more");
+        assert!(blocks.iter().filter(|block| block.is_no_code().is_none()).count() <= MAX_BLOCKS, "so many and no more");
         assert!(blocks.iter().all(|block| block.line <= lines), "bounded by the reply");
         assert!(blocks.windows(2).all(|pair| matches!(pair, [a, b] if a.line < b.line)), "in their order");
         for block in &blocks {

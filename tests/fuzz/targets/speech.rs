@@ -1,10 +1,10 @@
-//! What a client says to a peer: TLS hellos and HTTP requests, cut into pieces.
+//! What a client sends to a peer: TLS hellos and HTTP requests, cut into pieces.
 //!
 //! Each stream is examined in one piece and in many, which must come to the same, and what
 //! was released is read once more by a plainer reader that knows no pieces.
 
-use stockade_egress::inspect::{Inspector, MOST_HELD, Refused};
-use stockade_policy::egress::Name;
+use stockade_egress::inspect::{InspectionRefusal, Inspector, MAX_HELD};
+use stockade_policy::whitelist::Name;
 
 use super::Target;
 
@@ -91,7 +91,7 @@ fn http_seeds() -> Vec<Vec<u8>> {
 }
 
 /// Shows a stream to an inspector in pieces: how much was released, and how it ended.
-fn examine(stream: &[u8], mut piece: impl FnMut() -> usize) -> (usize, Result<(), Refused>) {
+fn examine(stream: &[u8], mut piece: impl FnMut() -> usize) -> (usize, Result<(), InspectionRefusal>) {
     let Ok(name) = Name::new(HOST) else { return (0, Ok(())) };
     let mut inspector = Inspector::new(name, PORT);
     let (mut shown, mut released) = (0, 0);
@@ -101,7 +101,7 @@ fn examine(stream: &[u8], mut piece: impl FnMut() -> usize) -> (usize, Result<()
             Ok(more) => released += more,
             Err(refused) => return (released, Err(refused)),
         }
-        assert!(released <= shown && shown - released <= MOST_HELD, "no more is held than was promised");
+        assert!(released <= shown && shown - released <= MAX_HELD, "no more is held than was promised");
     }
     if inspector.is_through() { (stream.len(), Ok(())) } else { (released, Ok(())) }
 }

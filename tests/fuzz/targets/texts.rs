@@ -1,6 +1,6 @@
 //! Texts: policies, the rules of a whitelist, requests.
 
-use stockade_policy::{EXAMPLES, SHIPPED, egress::Rule, load_text, show};
+use stockade_policy::{EXAMPLES, SHIPPED, load_text, show, whitelist::Rule};
 use stockade_protocol::{Request, session::Line};
 
 use super::Target;

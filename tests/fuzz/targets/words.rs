@@ -7,9 +7,9 @@ use stockade_policy::{
     filter::Filters,
     load_shipped, load_text,
     model::Policy,
-    plan::{Draft, HostScratch, Narrowing, Plan, Program, Protection},
-    remedy::{MOST_HINTS, hints},
+    plan::{HostScratch, Plan, Program, Protection, RunRequest, plan},
 };
+use stockade_policy_tools::remedy::{MAX_HINTS, hints};
 
 use super::Target;
 
@@ -48,7 +48,7 @@ pub const HINTS: Target = Target {
         static WORLD: OnceLock<Option<(Policy, Plan)>> = OnceLock::new();
         let Some((policy, plan)) = WORLD.get_or_init(world) else { panic!("the shipped policy has a plan") };
         let found = hints(input, plan, policy);
-        assert!(found.len() <= MOST_HINTS, "hints are bounded");
+        assert!(found.len() <= MAX_HINTS, "hints are bounded");
         for hint in &found {
             assert!(hint.hint && hint.help.is_some() && hint.limit.is_some() == (hint.kind == "limit"), "it is marked as what it is");
             assert!(hint.what.len() <= 4096 && !hint.what.contains(char::is_control), "what is repeated is short and plain");
@@ -80,7 +80,7 @@ fn world() -> Option<(Policy, Plan)> {
     ];
     let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmappable: true, protected };
     let program = Program::Code { language: None, stem: String::from("code") };
-    let narrowing = Narrowing { program, scratch: Some(scratch), ..Narrowing::default() };
-    let plan = Draft::of(&policy).plan(&Filters::new(&policy.seccomp).ok()?, &facts, &narrowing).ok()?;
+    let narrowing = RunRequest { program, scratch: Some(scratch), ..RunRequest::default() };
+    let plan = plan(&policy, &Filters::new(&policy.seccomp).ok()?, &facts, &narrowing).ok()?;
     Some((policy, plan))
 }

@@ -4,9 +4,9 @@
 use super::*;
 use crate::log::tests::{Place, event};
 
-fn appended() -> Appended {
+fn appended() -> AppendedRecord {
     let link = Link { chain: "0123456789abcdef".to_owned(), seq: 7, hash: crate::text::sha256(b"line") };
-    Appended { link, file: PathBuf::from("/var/log/stockade/audit-00000001.jsonl") }
+    AppendedRecord { link, file: PathBuf::from("/var/log/stockade/audit-00000001.jsonl") }
 }
 
 fn listening(path: &Path) -> UnixDatagram {
@@ -24,16 +24,16 @@ fn received(socket: &UnixDatagram) -> String {
 #[test]
 fn a_head_goes_to_the_journal_with_its_fields_else_to_syslog_else_to_nobody() {
     let place = Place::new();
-    let carriers = Carriers { journal: place.0.join("journal"), syslog: place.0.join("syslog") };
+    let sinks = AnchorSinks { journal: place.0.join("journal"), syslog: place.0.join("syslog") };
     let hostile = Event { id: Some("x".to_owned()), ..event("run\nPRIORITY=0\nMESSAGE=\u{1b}[2J") };
-    assert_eq!((carriers.available(), carriers.head(&appended(), &hostile)), (None, None));
-    let syslog = listening(&carriers.syslog);
-    assert_eq!((carriers.available(), carriers.head(&appended(), &hostile)), (Some(Carrier::Syslog), Some(Carrier::Syslog)));
+    assert_eq!((sinks.available(), sinks.head(&appended(), &hostile)), (None, None));
+    let syslog = listening(&sinks.syslog);
+    assert_eq!((sinks.available(), sinks.head(&appended(), &hostile)), (Some(AnchorSink::Syslog), Some(AnchorSink::Syslog)));
     let line = received(&syslog);
     assert!(line.starts_with("<86>stockade[") && !line.contains(char::is_control), "{line}");
     assert_eq!(Anchor::find(&line).unwrap().link, appended().link);
-    let journal = listening(&carriers.journal);
-    assert_eq!((carriers.available(), carriers.head(&appended(), &hostile)), (Some(Carrier::Journal), Some(Carrier::Journal)));
+    let journal = listening(&sinks.journal);
+    assert_eq!((sinks.available(), sinks.head(&appended(), &hostile)), (Some(AnchorSink::Journal), Some(AnchorSink::Journal)));
     let native = received(&journal);
     let fields: Vec<(&str, &str)> = native.lines().map(|line| line.split_once('=').unwrap()).collect();
     let value = |name: &str| fields.iter().filter(|(field, _)| *field == name).map(|(_, value)| *value).collect::<Vec<_>>();
@@ -41,7 +41,7 @@ fn a_head_goes_to_the_journal_with_its_fields_else_to_syslog_else_to_nobody() {
     assert_eq!((value("STOCKADE_AUDIT_SEQ"), value("STOCKADE_AUDIT_CHAIN")), (vec!["7"], vec!["0123456789abcdef"]));
     assert_eq!(Anchor::find(value("MESSAGE")[0]).unwrap().link, appended().link);
     let alerting = Event { alerts: vec!["verdict:exited".to_owned()], ..hostile };
-    assert_eq!(carriers.alert(&alerting, 3), Some(Carrier::Journal));
+    assert_eq!(sinks.alert(&alerting, 3), Some(AnchorSink::Journal));
     let native = received(&journal);
     assert!(
         native.contains(&format!("MESSAGE_ID={ALERT}\nPRIORITY=4\n")) && native.contains("3 alerts before it were held back"),

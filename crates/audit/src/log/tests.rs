@@ -1,10 +1,10 @@
-//! One chain, whoever dies, however many write, however files are cut.
+//! One chain, even if writers die, several write, or files are cut.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
 use std::{fs, os::unix::fs::PermissionsExt, sync::atomic::AtomicU32, sync::atomic::Ordering};
 
 use super::*;
-use crate::{Findings, Kind, LONGEST_LINE, Preview, Verifier};
+use crate::{Findings, Kind, MAX_LINE_LEN, Preview, Verifier};
 
 /// A directory of the test's own, removed with it.
 pub(crate) struct Place(pub PathBuf);
@@ -68,7 +68,7 @@ fn many_writers_keep_one_chain_through_many_files() {
     assert!(findings.notes.is_empty());
     for path in files(&place.0.join("log")).unwrap() {
         assert!(fs::metadata(&path).unwrap().len() <= 8 << 10);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o027, 0, "nobody else reads or writes it");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o027, 0, "no other user reads or writes it");
     }
 }
 
@@ -161,7 +161,7 @@ fn a_record_is_never_longer_than_a_line_may_be() {
     place.log().append(&huge, false).unwrap();
     place.log().append(&event("small"), false).unwrap();
     let text = fs::read_to_string(place.last()).unwrap();
-    assert!(text.lines().all(|line| line.len() <= LONGEST_LINE) && text.contains("\"shortened\":true"));
+    assert!(text.lines().all(|line| line.len() <= MAX_LINE_LEN) && text.contains("\"shortened\":true"));
     assert!(text.chars().all(|c| c == '\n' || (' '..='~').contains(&c)));
     whole(&place);
 }
@@ -197,11 +197,11 @@ fn alerts_are_limited_for_each_caller_apart() {
     let log = place.log();
     let at = |minute: u64| std::time::UNIX_EPOCH + Duration::from_secs(60 * minute + 1);
     let admit = |uid, minute| crate::alert::admit(&log, uid, at(minute)).unwrap();
-    assert!((0..crate::alert::MOST).all(|_| admit(1, 5) == Some(0)));
+    assert!((0..crate::alert::MAX_PER_MINUTE).all(|_| admit(1, 5) == Some(0)));
     assert_eq!((admit(1, 5), admit(1, 5)), (None, None), "one too many");
-    assert_eq!(admit(2, 5), Some(0), "somebody else");
-    assert_eq!(admit(1, 6), Some(2), "the next minute, told what was held back");
+    assert_eq!(admit(2, 5), Some(0), "another caller");
+    assert_eq!(admit(1, 6), Some(2), "the next minute, with the count that was held back");
     assert_eq!(admit(1, 6), Some(0));
     fs::write(place.0.join("log/alerts"), "no count\n1 2\n").unwrap();
-    assert_eq!(admit(1, 6), Some(0), "a count that cannot be read begins anew");
+    assert_eq!(admit(1, 6), Some(0), "a count that cannot be read starts again");
 }

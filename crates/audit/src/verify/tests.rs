@@ -1,4 +1,4 @@
-//! Whatever is done to a log is found, and named by its line.
+//! Each change to a log is found and reported with its line.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;

@@ -1,29 +1,20 @@
-//! Which addresses are closed unless a rule means them, which are private, and the ways to
-//! write an IPv4 address inside an IPv6 one.
+//! Addresses that are closed unless a rule names them, private addresses, and the forms of an IPv4
+//! address inside an IPv6 address.
 //!
-//! The lists are constants of the protocols; what the host's own addresses are is not
-//! known here.
+//! The lists are constants of the protocols. It does not know the host's addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use stockade_policy::egress::{CLOSED, Network};
+use stockade_policy::whitelist::{CLOSED, Network};
 
-const fn v4(octets: [u8; 4], prefix: u8) -> Network {
-    Network::V4(octets, prefix)
-}
-
-const fn v6(segments: [u16; 8], prefix: u8) -> Network {
-    Network::V6(segments, prefix)
-}
-
-/// Networks of one's own: RFC 1918, RFC 6598, RFC 4193, and the old site-local ones.
+/// Private networks: RFC 1918, RFC 6598, RFC 4193, and the old site-local ones.
 const PRIVATE: &[Network] = &[
-    v4([10, 0, 0, 0], 8),
-    v4([172, 16, 0, 0], 12),
-    v4([192, 168, 0, 0], 16),
-    v4([100, 64, 0, 0], 10),
-    v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
-    v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
+    Network::v4([10, 0, 0, 0], 8),
+    Network::v4([172, 16, 0, 0], 12),
+    Network::v4([192, 168, 0, 0], 16),
+    Network::v4([100, 64, 0, 0], 10),
+    Network::v6([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
+    Network::v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
 ];
 
 /// The closed blocks that an address lies in.
@@ -36,7 +27,7 @@ pub(super) fn is_private(address: IpAddr) -> bool {
     views(address).any(|view| PRIVATE.iter().any(|network| network.contains(view)))
 }
 
-/// An address and every IPv4 address that a translator or tunnel would take it for.
+/// An address and every IPv4 address that a translator or tunnel would forward it to.
 pub(super) fn views(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     let inner = match address {
         IpAddr::V4(_) => [None, None],
@@ -56,7 +47,7 @@ fn embedded(address: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => [Some(last), None],
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => [Some(join(high, low)), None],
-        // Teredo (RFC 4380): its server, and its client with every bit turned.
+        // Teredo (RFC 4380): its server, and its client with every bit inverted.
         [0x2001, 0, high, low, ..] => [Some(join(high, low)), Some(join(!parts[6], !parts[7]))],
         // ISATAP (RFC 5214), in any network.
         [_, _, _, _, 0 | 0x200, 0x5efe, ..] => [Some(last), None],

@@ -1,4 +1,6 @@
-//! What may be reached and what may not; each refusal beside a neighbour that passes.
+//! Decisions: each refusal is tested beside a similar case that passes.
+//!
+//! No network is used.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
 use super::*;
@@ -16,7 +18,7 @@ fn name(text: &str) -> Destination {
     Destination::Name(Name::new(text).unwrap())
 }
 
-/// The rule that allows, or the reason and the line that would.
+/// The rule that allows it, or the reason of the denial and the line that would allow it.
 fn decided(decider: &Decider, to: &str, port: u16) -> Result<usize, (DenialReason, Option<String>)> {
     let to = to.parse().map_or_else(|_| name(to), Destination::Address);
     decider.decide(to, port).map(|permit| permit.rule).map_err(|denied| (denied.reason, denied.allow))
@@ -41,7 +43,7 @@ fn a_line_that_a_denial_offers_would_allow_it() {
         let Err((_, Some(line))) = decided(&none, to, port) else { panic!("{to}") };
         assert_eq!(decided(&decider(&[&line]), to, port), Ok(0), "{line}");
     }
-    // And where none can, none is offered.
+    // Where no rule can allow it, none is offered.
     assert_eq!(decided(&none, "8.8.8.8", 53), Err((DenialReason::NoRule, None)));
     assert_eq!(decided(&none, "localhost", 80), Err((DenialReason::NoRule, None)));
     let unknown = none.decide(Destination::Unknown(Ipv4Addr::new(198, 18, 0, 9)), 443).unwrap_err();
@@ -57,7 +59,7 @@ fn networks_allow_their_addresses_on_their_ports_and_no_other() {
     for (to, port) in [("10.0.5.7", 444), ("10.0.5.7", 8101), ("10.0.6.7", 443), ("10.0.4.255", 443), ("2001:db8:6::7", 5432)] {
         assert!(matches!(decided(&some, to, port), Err((DenialReason::NoRule, Some(_)))), "{to}");
     }
-    // A program's IPv6 socket says it this way; it is the same peer.
+    // The same peer, as a program's IPv6 socket names it.
     assert_eq!(decided(&some, "::ffff:10.0.5.7", 443), Ok(0));
     assert_eq!(decided(&some, "::ffff:10.0.6.7", 443), no_rule("10.0.6.7:443"));
     assert_eq!(decided(&some, "64:ff9b::10.0.5.7", 443), no_rule("[64:ff9b::a00:507]:443"));
@@ -79,12 +81,12 @@ fn names_allow_themselves_and_wildcards_one_label_more() {
     ] {
         assert_eq!(decided(&some, to, port), no_rule(&format!("{to}:{port}")), "{to}");
     }
-    // The rule that names it comes first, wherever it stands.
+    // The rule with the exact name comes first, in any order.
     assert_eq!(decided(&some, "www.example.org", 80), Ok(3));
     assert_eq!(decided(&some, "ftp.example.org", 80), Ok(2));
-    assert_eq!(some.carries(&Name::new("www.example.org").unwrap()), Some(Carried::Exactly));
-    assert_eq!(some.carries(&Name::new("ftp.example.org").unwrap()), Some(Carried::ByWildcard));
-    assert_eq!(some.carries(&Name::new("example.org").unwrap()), None);
+    assert_eq!(some.match_name(&Name::new("www.example.org").unwrap()), Some(NameMatch::Exactly));
+    assert_eq!(some.match_name(&Name::new("ftp.example.org").unwrap()), Some(NameMatch::ByWildcard));
+    assert_eq!(some.match_name(&Name::new("example.org").unwrap()), None);
 }
 
 #[test]
@@ -96,7 +98,7 @@ fn an_allowed_name_does_not_open_its_address() {
 }
 
 #[test]
-fn closed_addresses_need_a_rule_that_means_them() {
+fn closed_addresses_need_a_rule_that_names_them() {
     let wide = decider(&["0.0.0.0/0:80", "[::/0]:80"]);
     let closed = [
         "0.0.0.0",
@@ -122,7 +124,7 @@ fn closed_addresses_need_a_rule_that_means_them() {
         "64:ff9b:1:abcd::1",
         "2002:7f00:1::1",
         "2001:0:1:1:0:0:80ff:fffe",
-        // The host's own addresses, also in disguise.
+        // The host's own addresses, also embedded in IPv6.
         "10.0.0.5",
         "192.168.1.9",
         "2001:db8:ff::5",
@@ -138,16 +140,16 @@ fn closed_addresses_need_a_rule_that_means_them() {
     for to in ["1.1.1.1", "10.0.0.6", "168.63.129.17", "192.168.1.8", "2001:db8:ff::6", "64:ff9b::1.1.1.1", "2002:101:101::1", "fd00::1"] {
         assert!(decided(&wide, to, 80).is_ok(), "{to}");
     }
-    // A network around the block does not mean it, one inside it does.
+    // A network around the block does not open it, one inside it does.
     assert!(decided(&decider(&["10.0.0.0/8:80"]), "10.0.0.5", 80).is_err());
     assert!(decided(&decider(&["169.0.0.0/8:80"]), "169.254.1.1", 80).is_err());
     assert!(decided(&decider(&["169.254.0.0/16:80"]), "169.254.1.1", 80).is_ok());
     assert!(decided(&decider(&["169.254.0.0/17:80"]), "169.254.169.254", 80).is_err());
-    // What the host itself has is closed within an opened block too.
+    // The host's own addresses stay closed within an opened block.
     let mut linked = decider(&["169.254.0.0/16:80"]);
     linked.set_own_addresses(vec![ip("::ffff:169.254.7.7")]);
     assert!(decided(&linked, "169.254.7.7", 80).is_err() && decided(&linked, "169.254.7.8", 80).is_ok());
-    // But for what a rule names: whose that is need not be known.
+    // Unless a rule names the address.
     for (to, port, asks) in [("169.254.7.7", 80, false), ("169.254.7.7", 81, true), ("169.254.7.8", 80, true)] {
         let mut named = decider(&["169.254.7.7:80", "169.254.0.0/16:80-81"]);
         assert_eq!(named.asks_whose(ip(to), port), asks, "{to}:{port}");
@@ -201,7 +203,7 @@ fn a_public_name_does_not_lead_into_a_private_network() {
         assert_eq!(dialled(&decider(&["pypi.org:443", &line.unwrap()]), "pypi.org", address), Ok(()));
         assert_eq!(dialled(&some, "api.internal", address), Ok(()));
         assert_eq!(dialled(&some, "db", address), Ok(()));
-        // Whoever chooses the label does not choose among private hosts.
+        // A program that chooses the label must not choose among private hosts.
         assert!(dialled(&some, "x.svc.internal", address).is_err());
     }
     let covered = decider(&["pypi.org:443", "10.0.0.0/8:443", "172.16.0.0/12:80"]);
@@ -220,11 +222,12 @@ fn only_what_was_allowed_is_dialled_for_a_literal_address() {
 }
 
 #[test]
-fn what_is_spoken_is_held_to_the_name_unless_the_rule_says_tcp() {
+fn tls_or_http_must_name_the_peer_unless_the_rule_allows_tcp() {
     let some = decider(&["a.example:443", "b.example:443/tcp"]);
     let permit = some.decide(name("a.example"), 443).unwrap();
     assert_eq!(permit.spoken_name().map(Name::as_str), Some("a.example"));
-    let denied = Denied::of_speech(&permit, ip("192.0.2.1"), DenialKind::Tls, DenialReason::SniMismatch, Some("c.example".to_owned()));
+    let denied =
+        PeerDenial::of_protocol(&permit, ip("192.0.2.1"), DenialKind::Tls, DenialReason::SniMismatch, Some("c.example".to_owned()));
     assert_eq!(denied.allow.as_deref(), Some("a.example:443/tcp"));
     assert_eq!(some.decide(name("b.example"), 443).unwrap().spoken_name(), None);
 }

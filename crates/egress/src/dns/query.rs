@@ -1,17 +1,17 @@
-//! One DNS question on the wire, read strictly, and the reply to it.
+//! Reads one DNS query strictly, and writes the reply to it.
 //!
-//! Exactly one question, no compression, no answers, at most one EDNS record, nothing
-//! behind. The question is echoed byte for byte, so that a client which mixes letter case
-//! against forgers gets its own mix back.
+//! A query has exactly one question, no compression, no answers, at most one EDNS record, and
+//! nothing after it. The reply repeats the question byte for byte, because clients mix letter case
+//! to detect forged replies.
 
-use stockade_policy::egress::Name;
+use stockade_policy::whitelist::Name;
 
-use super::{Code, LONGEST_QUERY, TTL};
+use super::{
+    Code, MAX_QUERY_LEN, TTL,
+    wire::{CLASS_IN, CODE, HEADER, OPCODE, OPT, RECURSION, RESPONSE, TRUNCATED, header, number, push_sized, read_name},
+};
 
-const IN: u16 = 1;
-const OPT: u16 = 41;
-
-/// Types that a person may want to read in a report.
+/// Query types that a report names.
 const KINDS: &[(u16, &str)] = &[
     (1, "A"),
     (2, "NS"),
@@ -33,7 +33,7 @@ pub(super) fn kind_name(kind: u16) -> String {
     KINDS.iter().find(|(number, _)| *number == kind).map_or_else(|| format!("TYPE{kind}"), |(_, name)| (*name).to_owned())
 }
 
-/// The client's EDNS record.
+/// The EDNS record of the client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Edns {
     pub version: u8,
@@ -43,80 +43,53 @@ pub(super) struct Edns {
 #[derive(Clone, Debug)]
 pub(super) struct Query<'a> {
     id: [u8; 2],
-    /// RD, the only flag that is given back.
-    recursion: bool,
-    /// Name, type and class as they came.
+    /// RD, the only flag that the reply repeats.
+    recursion: u8,
+    /// Name, type and class, unchanged.
     question: &'a [u8],
     labels: Vec<&'a [u8]>,
     pub kind: u16,
     pub edns: Option<Edns>,
 }
 
-/// What is no question.
+/// A message that is no valid query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed {
-    /// How to answer; none: not at all.
+pub(super) struct MalformedQuery {
+    /// The response code; none where it gets no reply.
     pub reply: Option<Code>,
 }
 
-pub(super) fn read(message: &[u8]) -> Result<Query<'_>, Malformed> {
-    let Some((header, body)) = message.split_first_chunk::<12>() else { return Err(Malformed { reply: None }) };
-    // A reply is never answered, or two resolvers could talk for ever.
-    if header[2] & 0x80 != 0 {
-        return Err(Malformed { reply: None });
+pub(super) fn read(message: &[u8]) -> Result<Query<'_>, MalformedQuery> {
+    let Some(head) = message.first_chunk::<HEADER>() else { return Err(MalformedQuery { reply: None }) };
+    // Replies get no reply, or two resolvers could loop.
+    if head[2] & RESPONSE != 0 {
+        return Err(MalformedQuery { reply: None });
     }
-    let operation = header[2] >> 3 & 0xf;
-    if operation != 0 {
-        return Err(Malformed { reply: Some(Code::NotImp) });
+    if head[2] & OPCODE != 0 {
+        return Err(MalformedQuery { reply: Some(Code::NotImp) });
     }
-    let malformed = Malformed { reply: Some(Code::FormErr) };
-    let truncated = header[2] & 0x02 != 0;
-    let code = header[3] & 0x0f;
+    let malformed = MalformedQuery { reply: Some(Code::FormErr) };
     // One question, no answers, no authorities, at most one more record.
-    let counts_fit = header[4..10] == [0, 1, 0, 0, 0, 0] && header[10] == 0 && header[11] <= 1;
-    if message.len() > LONGEST_QUERY || truncated || code != 0 || !counts_fit {
+    let counts_fit = head[4..10] == [0, 1, 0, 0, 0, 0] && head[10] == 0 && head[11] <= 1;
+    if message.len() > MAX_QUERY_LEN || head[2] & TRUNCATED != 0 || head[3] & CODE != 0 || !counts_fit {
         return Err(malformed);
     }
-    let (labels, after) = read_name(body).ok_or(malformed)?;
-    let (&[a, b, c, d], extra) = body[after..].split_first_chunk::<4>().ok_or(malformed)?;
-    if u16::from_be_bytes([c, d]) != IN {
+    let mut at = HEADER;
+    let labels = read_name(message, &mut at, false).ok_or(malformed)?;
+    let (kind, class) = number(message, at).zip(number(message, at + 2)).ok_or(malformed)?;
+    let (front, extra) = message.split_at_checked(at + 4).ok_or(malformed)?;
+    if class != CLASS_IN {
         return Err(malformed);
     }
-    let edns = match header[11] {
+    let edns = match head[11] {
         0 if extra.is_empty() => None,
         0 => return Err(malformed),
         _ => Some(read_edns(extra).ok_or(malformed)?),
     };
-    Ok(Query {
-        id: [header[0], header[1]],
-        recursion: header[2] & 1 != 0,
-        question: &body[..after + 4],
-        labels,
-        kind: u16::from_be_bytes([a, b]),
-        edns,
-    })
+    Ok(Query { id: [head[0], head[1]], recursion: head[2] & RECURSION, question: &front[HEADER..], labels, kind, edns })
 }
 
-/// Labels of an uncompressed name, and where it ends.
-fn read_name(bytes: &[u8]) -> Option<(Vec<&[u8]>, usize)> {
-    let mut labels = Vec::new();
-    let mut at = 0;
-    loop {
-        let length = usize::from(*bytes.get(at)?);
-        at += 1;
-        if length == 0 {
-            return Some((labels, at));
-        }
-        // Above 63 stand pointers and what was never defined.
-        if length > 63 || at + length >= 255 {
-            return None;
-        }
-        labels.push(bytes.get(at..at + length)?);
-        at += length;
-    }
-}
-
-/// The one record that may follow: root name, OPT, size, flags, options.
+/// The EDNS record: root name, OPT, size, flags, options.
 fn read_edns(extra: &[u8]) -> Option<Edns> {
     let (&[root, high, low, _, _, _, version, _, _, length_high, length_low], mut options) = extra.split_first_chunk::<11>()?;
     let length = usize::from(u16::from_be_bytes([length_high, length_low]));
@@ -131,7 +104,7 @@ fn read_edns(extra: &[u8]) -> Option<Edns> {
 }
 
 impl Query<'_> {
-    /// The name that is asked for, if it is a plain host name.
+    /// The name of the question, if it is a host name.
     pub(super) fn name(&self) -> Option<Name> {
         // A dot inside a label would turn one label into two.
         if self.labels.iter().any(|label| label.contains(&b'.')) {
@@ -140,24 +113,24 @@ impl Query<'_> {
         std::str::from_utf8(&self.text()).ok().and_then(|text| Name::new(text).ok())
     }
 
-    /// Its labels with dots between.
+    /// Its labels, joined by dots.
     pub(super) fn text(&self) -> Vec<u8> {
         self.labels.join(&b'.')
     }
 
-    /// The reply: at most one record, and why not, for clients that can hear it.
+    /// The reply with at most one record, and an extended error for clients that send EDNS.
     pub(super) fn reply(&self, code: Code, record: Option<(u16, &[u8])>, extended: Option<u16>) -> Vec<u8> {
-        let mut out = head(self.id, self.recursion, code, [1, u8::from(record.is_some()), 0, u8::from(self.edns.is_some())]);
+        let mut out = answer_header(self.id, self.recursion, code, [1, u8::from(record.is_some()), 0, u8::from(self.edns.is_some())]);
         out.extend(self.question);
         if let Some((kind, data)) = record {
-            // The name is the one that stands behind the header.
+            // A pointer to the name of the question.
             out.extend([0xc0, 12]);
-            out.extend([kind, IN].iter().flat_map(|number| number.to_be_bytes()));
+            out.extend([kind, CLASS_IN].iter().flat_map(|number| number.to_be_bytes()));
             out.extend(TTL.to_be_bytes());
             push_sized(&mut out, data);
         }
         if self.edns.is_some() {
-            let size = u16::try_from(LONGEST_QUERY).unwrap_or(u16::MAX).to_be_bytes();
+            let size = u16::try_from(MAX_QUERY_LEN).unwrap_or(u16::MAX).to_be_bytes();
             out.extend([0, 0, 41, size[0], size[1], code as u8 >> 4, 0, 0, 0]);
             let options = extended.map(|number| [0, 15, 0, 2, number.to_be_bytes()[0], number.to_be_bytes()[1]]);
             push_sized(&mut out, options.as_ref().map_or(&[][..], |options| options));
@@ -166,30 +139,13 @@ impl Query<'_> {
     }
 }
 
-fn push_sized(out: &mut Vec<u8>, data: &[u8]) {
-    out.extend(u16::try_from(data.len()).unwrap_or(u16::MAX).to_be_bytes());
-    out.extend(data);
+/// A header of a reply: authoritative, recursion available.
+fn answer_header(id: [u8; 2], flags: u8, code: Code, counts: [u8; 4]) -> Vec<u8> {
+    header(id, [0x84 | flags, 0x80 | (code as u8 & CODE)], counts)
 }
 
-/// A header that answers: authoritative, and as if it had asked others.
-fn head(id: [u8; 2], recursion: bool, code: Code, counts: [u8; 4]) -> Vec<u8> {
-    let flags = [0x84 | u8::from(recursion), 0x80 | (code as u8 & 0xf)];
-    [&id[..], &flags, &counts.map(|count| [0, count]).concat()].concat()
-}
-
-/// The answer to what has a header and no readable question.
+/// The reply to a message with a header and no valid question. It repeats the opcode.
 pub(super) fn refuse(message: &[u8], code: Code) -> Vec<u8> {
-    let id = [message.first().copied().unwrap_or(0), message.get(1).copied().unwrap_or(0)];
-    let flags = message.get(2).copied().unwrap_or(0);
-    let mut reply = head(id, flags & 1 != 0, code, [0; 4]);
-    // The operation is given back.
-    if let Some(byte) = reply.get_mut(2) {
-        *byte |= flags & 0x78;
-    }
-    reply
-}
-
-/// A label as it stands in a message; an empty one ends a name.
-pub(super) fn label(text: &str) -> Vec<u8> {
-    [&[u8::try_from(text.len()).unwrap_or(0)], text.as_bytes()].concat()
+    let [first, second, flags] = message.first_chunk().copied().unwrap_or_default();
+    answer_header([first, second], flags & (OPCODE | RECURSION), code, [0; 4])
 }

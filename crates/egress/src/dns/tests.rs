@@ -1,8 +1,10 @@
-//! Questions good and bad, and what comes back.
+//! Valid and invalid queries and their replies.
+//!
+//! No network is used.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
-use stockade_policy::egress::Whitelist;
+use stockade_policy::whitelist::Whitelist;
 
 const OPT: &[u8] = &[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0];
 
@@ -12,16 +14,17 @@ fn decider() -> Decider {
 }
 
 fn wire(name: &str) -> Vec<u8> {
-    name.split('.').chain([""]).flat_map(query::label).collect()
+    let label = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    name.split('.').chain([""]).flat_map(label).collect()
 }
 
-/// A question as the C library asks it.
+/// A query as the C library sends it.
 fn question(name: &[u8], kind: u16, extra: &[u8]) -> Vec<u8> {
     let head = [0xab, 0xcd, 1, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(!extra.is_empty())];
     [&head[..], name, &kind.to_be_bytes(), &[0, 1], extra].concat()
 }
 
-fn ask(name: &str, kind: u16) -> Answer {
+fn ask(name: &str, kind: u16) -> DnsReply {
     answer(&question(&wire(name), kind, &[]), &decider(), &mut Names::default(), 0)
 }
 
@@ -41,7 +44,7 @@ fn an_allowed_name_has_one_address_and_nothing_else() {
     ]
     .concat();
     assert_eq!(reply, expected);
-    // AAAA, TXT, HTTPS, SVCB, ANY, NULL, SRV: the name is there, and has none.
+    // AAAA, TXT, HTTPS, SVCB, ANY, NULL, SRV: the name exists without such a record.
     for kind in [28, 16, 65, 64, 255, 10, 33] {
         let answer = ask("pypi.org", kind);
         let reply = answer.reply.unwrap();
@@ -73,7 +76,7 @@ fn any_other_name_does_not_exist_and_is_recorded() {
 }
 
 #[test]
-fn letter_case_is_given_back_and_makes_no_difference() {
+fn letter_case_is_repeated_and_ignored() {
     let mut names = Names::default();
     for name in ["pypi.org", "PyPI.oRg"] {
         let reply = answer(&question(&wire(name), A, &[]), &decider(), &mut names, 0).reply.unwrap();
@@ -95,7 +98,7 @@ fn labels_that_hold_other_bytes_lead_nowhere() {
 }
 
 #[test]
-fn an_address_that_stands_for_a_name_is_named_again() {
+fn a_stand_in_address_resolves_to_its_name() {
     let mut names = Names::default();
     let mut ask = |name: &str, kind| answer(&question(&wire(name), kind, &[]), &decider(), &mut names, 0);
     assert_eq!(code(&ask("1.0.18.198.in-addr.arpa", PTR).reply.unwrap()), 3);
@@ -109,24 +112,24 @@ fn an_address_that_stands_for_a_name_is_named_again() {
 }
 
 #[test]
-fn a_client_that_can_hear_it_is_told_why() {
+fn a_client_with_edns_gets_an_extended_error() {
     let with = |name: &str, extra: &[u8]| answer(&question(&wire(name), A, extra), &decider(), &mut Names::default(), 0).reply.unwrap();
     let reply = with("evil.example", OPT);
     assert!(reply.ends_with(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 6, 0, 15, 0, 2, 0, 18]), "{reply:?}");
     assert_eq!(reply[11], 1);
     assert!(with("pypi.org", OPT).ends_with(&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0]));
-    // A later version of EDNS than there is.
+    // An unknown version of EDNS.
     let later = [0, 0, 41, 4, 208, 0, 1, 0, 0, 0, 0];
     let reply = with("pypi.org", &later);
     assert!(code(&reply) == 0 && reply[7] == 0 && reply.ends_with(&[0, 0, 41, 4, 208, 1, 0, 0, 0, 0, 0]));
-    // A cookie, as some resolvers send it, and one that is cut short.
+    // A cookie, as some resolvers send it, and a truncated one.
     let cookie = |length: u8| [&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 12, 0, 10, 0, length][..], &[7; 8]].concat();
     assert_eq!(code(&with("pypi.org", &cookie(8))), 0);
     assert_eq!(code(&with("pypi.org", &cookie(9))), 1);
 }
 
 #[test]
-fn what_is_no_question_is_refused_or_ignored() {
+fn a_malformed_query_is_refused_or_ignored() {
     let good = question(&wire("pypi.org"), A, &[]);
     let said = |bytes: &[u8]| answer(bytes, &decider(), &mut Names::default(), 0).reply.map(|reply| code(&reply));
     assert_eq!(said(&good), Some(0));
@@ -155,14 +158,14 @@ fn what_is_no_question_is_refused_or_ignored() {
     assert_eq!(change(good.len() - 1, 3), Some(1), "class CH");
     assert_eq!(said(&[&good[..], &[0]].concat()), Some(1), "something behind");
     assert_eq!(said(&question(&wire("pypi.org"), A, &[OPT, OPT].concat())), Some(1));
-    // The longest name, and one more.
+    // The longest name, and one byte more.
     let long = |last: usize| ["a".repeat(63), "a".repeat(63), "a".repeat(63), "a".repeat(last)].join(".");
     assert_eq!(said(&question(&wire(&long(61)), A, &[])), Some(3));
     assert_eq!(said(&question(&wire(&long(62)), A, &[])), Some(1));
 }
 
 #[test]
-fn names_behind_a_wildcard_are_limited() {
+fn names_under_a_wildcard_are_limited() {
     let (decider, mut names) = (decider(), Names::default());
     let mut ask = |name: &str| answer(&question(&wire(name), A, &[]), &decider, &mut names, 0);
     for number in 0..30 {
@@ -175,14 +178,14 @@ fn names_behind_a_wildcard_are_limited() {
 }
 
 #[test]
-fn messages_over_tcp_are_cut_out_one_by_one() {
+fn messages_over_tcp_are_read_one_by_one() {
     let good = question(&wire("pypi.org"), A, &[]);
     let stream = [frame(&good), frame(&good)].concat();
     for end in 0..good.len() + 2 {
-        assert_eq!(unframe(&stream[..end]), Framed::Partial);
+        assert_eq!(unframe(&stream[..end]), TcpFrame::Partial);
     }
-    assert_eq!(unframe(&stream), Framed::Message(&good, good.len() + 2));
-    assert_eq!(unframe(&[0, 0]), Framed::Message(&[], 2));
-    assert_eq!(unframe(&[4, 208]), Framed::Partial);
-    assert_eq!(unframe(&[4, 209]), Framed::TooLong);
+    assert_eq!(unframe(&stream), TcpFrame::Message(&good, good.len() + 2));
+    assert_eq!(unframe(&[0, 0]), TcpFrame::Message(&[], 2));
+    assert_eq!(unframe(&[4, 208]), TcpFrame::Partial);
+    assert_eq!(unframe(&[4, 209]), TcpFrame::TooLong);
 }

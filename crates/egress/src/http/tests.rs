@@ -1,5 +1,5 @@
-//! Requests good and bad. Each bad one differs from a good one in the one thing it is
-//! refused for.
+//! Valid and invalid requests. Each invalid one differs from a valid one only in the cause of
+//! its refusal.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
@@ -11,14 +11,14 @@ fn name() -> Name {
 }
 
 fn examined(bytes: &[u8]) -> Result<usize, DenialReason> {
-    HttpCheck::default().examine(bytes, &name(), 8080).map_err(|refused| refused.reason)
+    HttpInspector::default().examine(bytes, &name(), 8080).map_err(|refused| refused.reason)
 }
 
 #[track_caller]
 fn passes(text: &str) {
     assert_eq!(examined(text.as_bytes()), Ok(text.len()), "{text:?}");
-    // However it is cut.
-    let mut check = HttpCheck::default();
+    // Split at every place.
+    let mut check = HttpInspector::default();
     let mut released = 0;
     for end in 0..=text.len() {
         released += check.examine(&text.as_bytes()[released..end], &name(), 8080).unwrap();
@@ -29,7 +29,7 @@ fn passes(text: &str) {
 #[track_caller]
 fn refused(text: &str, reason: DenialReason) {
     assert_eq!(examined(text.as_bytes()), Err(reason), "{text:?}");
-    let mut check = HttpCheck::default();
+    let mut check = HttpInspector::default();
     let mut released = 0;
     let ended = (0..=text.len()).find_map(|end| match check.examine(&text.as_bytes()[released..end], &name(), 8080) {
         Ok(more) => {
@@ -41,7 +41,7 @@ fn refused(text: &str, reason: DenialReason) {
     assert_eq!(ended, Some(reason), "byte by byte: {text:?}");
 }
 
-/// A good request with one text exchanged.
+/// A valid request with one text replaced.
 fn changed(from: &str, to: &str) -> String {
     assert!(GOOD.contains(from));
     GOOD.replacen(from, to, 1)
@@ -125,7 +125,7 @@ fn bare_line_ends_are_refused() {
     for other in ["EHLO me\r\n", "SSH-2.0-x\r\n", "GET /\r\n", "GET / HTTP/1.2\r\nHost: api.internal\r\n\r\n", "A\r\n\r\n"] {
         refused(other, DenialReason::ProtocolUnknown);
     }
-    // An empty line before a request is skipped by some and not by others.
+    // Some servers skip an empty line before a request, others do not.
     refused(&format!("{GOOD}\r\n{GOOD}"), DenialReason::HttpMalformed);
 }
 
@@ -134,13 +134,13 @@ fn every_request_of_a_connection_is_checked() {
     passes(&GOOD.repeat(3));
     let evil = changed("api.internal:8080", "evil.example");
     refused(&(GOOD.to_owned() + &evil), DenialReason::HostMismatch);
-    let mut check = HttpCheck::default();
+    let mut check = HttpInspector::default();
     let both = GOOD.to_owned() + &evil[..evil.len() - 1];
     assert_eq!(check.examine(both.as_bytes(), &name(), 8080), Ok(GOOD.len()), "the first one leaves alone");
     assert!(check.examine(evil.as_bytes(), &name(), 8080).is_err());
     refused(&(post("Content-Length: 5\r\n", "12345") + &evil), DenialReason::HostMismatch);
     refused(&(post("Transfer-Encoding: chunked\r\n", "5\r\n12345\r\n0\r\n\r\n") + &evil), DenialReason::HostMismatch);
-    // In a body it is no request.
+    // The same bytes in a body are no request.
     passes(&post(&format!("Content-Length: {}\r\n", evil.len()), &evil));
     passes(&(post("Content-Length: 5\r\n", "12345") + GOOD));
     passes(&(post("Content-Length: 0\r\n", "") + GOOD));
@@ -148,8 +148,8 @@ fn every_request_of_a_connection_is_checked() {
 }
 
 #[test]
-fn a_body_leaves_as_it_comes() {
-    let mut check = HttpCheck::default();
+fn a_body_is_released_as_it_arrives() {
+    let mut check = HttpInspector::default();
     let head = post("Content-Length: 10\r\n", "");
     assert_eq!(check.examine((head.clone() + "123").as_bytes(), &name(), 8080), Ok(head.len() + 3));
     assert_eq!(check.examine(b"4567", &name(), 8080), Ok(4));
@@ -211,7 +211,7 @@ fn chunks_are_plain() {
 }
 
 #[test]
-fn what_turns_the_connection_into_something_else_is_refused() {
+fn upgrades_to_another_protocol_are_refused() {
     refused(&changed("GET /simple/", "CONNECT evil.example:443"), DenialReason::HttpTunnel);
     refused(&changed("Accept: */*", "Connection: upgrade\r\nUpgrade: websocket"), DenialReason::HttpTunnel);
     passes(&changed("Accept: */*", "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c"));
@@ -220,11 +220,11 @@ fn what_turns_the_connection_into_something_else_is_refused() {
 }
 
 #[test]
-fn a_head_has_a_largest_size_and_number_of_lines() {
+fn a_head_has_a_maximum_size_and_number_of_lines() {
     let lines = |count: usize| changed("Accept: */*\r\n", &"X: y\r\n".repeat(count));
     passes(&lines(127));
     refused(&lines(128), DenialReason::HttpMalformed);
     let long = |length: usize| changed("*/*", &"a".repeat(length));
-    assert!(examined(long(LONGEST_HEAD - GOOD.len() + 3).as_bytes()).is_ok());
-    assert_eq!(examined(long(LONGEST_HEAD - GOOD.len() + 4).as_bytes()), Err(DenialReason::HttpMalformed));
+    assert!(examined(long(MAX_HEAD_LEN - GOOD.len() + 3).as_bytes()).is_ok());
+    assert_eq!(examined(long(MAX_HEAD_LEN - GOOD.len() + 4).as_bytes()), Err(DenialReason::HttpMalformed));
 }

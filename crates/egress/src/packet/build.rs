@@ -1,7 +1,6 @@
-//! Packets in answer to a held SYN, whole from the IP header on, with every checksum.
+//! Builds the packets in answer to a held SYN, from the IP header on, with all checksums.
 //!
-//! Each goes out through a raw socket of the sandbox's own network namespace, so none of
-//! them can leave it.
+//! They are sent through a raw socket in the sandbox's network namespace, so none can leave it.
 
 use std::net::IpAddr;
 
@@ -10,7 +9,7 @@ use super::{ACK, ICMP, ICMPV6, RST, Syn, TCP};
 /// Lifetime of a packet that goes no further than `lo`.
 const HOPS: u8 = 64;
 
-/// Why a peer cannot be reached, as the program's `connect` shall hear it.
+/// Why a peer is unreachable: the errno of the program's `connect`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreachable {
     /// ENETUNREACH.
@@ -20,7 +19,7 @@ pub enum Unreachable {
 }
 
 impl Syn {
-    /// The SYN itself with checksums, to be let go on.
+    /// The SYN itself with checksums.
     pub fn again(&self) -> Vec<u8> {
         let mut packet = self.packet.clone();
         if packet[0] >> 4 == 4 {
@@ -34,11 +33,11 @@ impl Syn {
         packet
     }
 
-    /// The answer of a peer that listens to nobody: ECONNREFUSED.
+    /// The reset of a peer without a listener: ECONNREFUSED.
     pub fn reset(&self) -> Vec<u8> {
         let sequence = &self.packet[self.tcp + 4..self.tcp + 8];
         let sequence = sequence.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
-        // The SYN counts for one (RFC 9293, 3.10.7.1).
+        // The SYN counts as one byte (RFC 9293, 3.10.7.1).
         let acknowledged = sequence.wrapping_add(1).to_be_bytes();
         let mut segment = [
             &self.key.to.port().to_be_bytes()[..],
@@ -53,7 +52,7 @@ impl Syn {
         self.answer(TCP, &segment)
     }
 
-    /// The answer of a router that knows no way.
+    /// The ICMP error of a router without a route.
     pub fn unreachable(&self, why: Unreachable) -> Vec<u8> {
         let v6 = self.key.to.is_ipv6();
         // Type and code: RFC 792; RFC 4443, 3.1.
@@ -63,7 +62,7 @@ impl Syn {
             (true, Unreachable::Network) => (1, 0),
             (true, Unreachable::Host) => (1, 3),
         };
-        // The kernel finds the socket by it.
+        // The kernel finds the socket by these bytes.
         let mut message = [&[kind, code, 0, 0, 0, 0, 0, 0], &self.packet[..]].concat();
         let sum = match v6 {
             true => self.sum(self.key.to.ip(), self.key.from.ip(), ICMPV6, &message),

@@ -1,10 +1,9 @@
-//! Packets good and bad. Checksums are checked by summing a packet with them: the result
-//! is zero (RFC 1071).
+//! Valid and invalid packets. The sum over a packet with its checksum must be 0 (RFC 1071).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use super::*;
 
-/// A SYN of Linux from 198.18.0.9:40000 to 10.0.5.7:443, its checksums left undone.
+/// A SYN of Linux from 198.18.0.9:40000 to 10.0.5.7:443, without checksums.
 fn v4(data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(20 + 24 + data.len()).unwrap().to_be_bytes();
     [&[0x45, 0, length[0], length[1], 0x12, 0x34, 0x40, 0, 64, 6, 0xaa, 0xbb, 198, 18, 0, 9, 10, 0, 5, 7][..], &tcp(), data].concat()
@@ -28,7 +27,7 @@ fn sum(bytes: &[u8]) -> u32 {
     sum
 }
 
-/// Whether every checksum of a packet is right.
+/// Whether all checksums of a packet are correct.
 fn sums_are_right(packet: &[u8]) -> bool {
     let (ends, protocol, begin) = match packet[0] >> 4 {
         4 => (&packet[12..20], packet[9], usize::from(packet[0] & 15) * 4),
@@ -41,7 +40,7 @@ fn sums_are_right(packet: &[u8]) -> bool {
 }
 
 #[test]
-fn a_syn_is_read_and_goes_back_as_it_was_but_for_its_checksums() {
+fn a_syn_is_sent_on_unchanged_but_for_its_checksums() {
     for (packet, from, to) in [(v4(&[]), "198.18.0.9:40000", "10.0.5.7:443"), (v6(&[]), "[fd00::1]:40000", "[2001:db8:5::7]:443")] {
         let syn = Syn::read(&packet).unwrap();
         assert_eq!(syn.key(), Key { from: from.parse().unwrap(), to: to.parse().unwrap() });
@@ -50,13 +49,13 @@ fn a_syn_is_read_and_goes_back_as_it_was_but_for_its_checksums() {
         let differ: Vec<usize> = (0..packet.len()).filter(|at| packet[*at] != again[*at]).collect();
         let tcp = if packet[0] >> 4 == 4 { 20 } else { 40 };
         assert!(differ.iter().all(|at| [10, 11, tcp + 16, tcp + 17].contains(at)), "{differ:?}");
-        // What the kernel put behind the packet does not go back.
+        // Bytes that the kernel put after the packet are dropped.
         assert_eq!(Syn::read(&[&packet[..], &[0; 6]].concat()).unwrap(), syn);
     }
 }
 
 #[test]
-fn data_in_a_syn_is_left_to_be_sent_again() {
+fn data_in_a_syn_is_dropped() {
     for (with, without) in [(v4(b"early"), v4(&[])), (v6(&[7; 3000]), v6(&[]))] {
         let syn = Syn::read(&with).unwrap();
         assert_eq!(syn, Syn::read(&without).unwrap());
@@ -80,13 +79,13 @@ fn a_reset_answers_the_very_syn() {
         let (from, to) = ends(&packet);
         assert_eq!(ends(&reset), (to, from));
         assert_eq!(reset[tcp + 13], RST | ACK);
-        // 0xffffffff and one for the SYN: it goes round.
+        // 0xffffffff and 1 for the SYN wrap around.
         assert_eq!(reset[tcp + 8..tcp + 12], [0; 4]);
     }
 }
 
 #[test]
-fn an_unreachable_peer_is_told_by_icmp() {
+fn an_unreachable_peer_is_reported_by_icmp() {
     for (packet, why, kind, code) in [
         (v4(&[]), Unreachable::Network, 3, 0),
         (v4(&[]), Unreachable::Host, 3, 1),
@@ -102,7 +101,7 @@ fn an_unreachable_peer_is_told_by_icmp() {
 }
 
 #[test]
-fn what_is_no_plain_whole_syn_is_refused() {
+fn anything_but_a_plain_complete_syn_is_refused() {
     for good in [v4(&[]), v6(&[])] {
         let tcp = if good[0] >> 4 == 4 { 20 } else { 40 };
         for end in 0..good.len() {
@@ -138,7 +137,7 @@ fn what_is_no_plain_whole_syn_is_refused() {
 }
 
 #[test]
-fn options_of_ip_go_back_too() {
+fn ip_options_are_kept() {
     let plain = v4(&[]);
     let mut packet = [&plain[..20], &[1, 1, 1, 0], &plain[20..]].concat();
     packet[0] = 0x46;
@@ -149,7 +148,7 @@ fn options_of_ip_go_back_too() {
 }
 
 #[test]
-fn whatever_else_was_tried_is_told_from_one_another() {
+fn other_packets_are_recorded_by_protocol() {
     let with = |protocol: u8| {
         let mut packet = v4(&[]);
         packet[9] = protocol;

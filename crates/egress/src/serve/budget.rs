@@ -1,8 +1,8 @@
-//! How often in each second something may be done for the sandbox that costs others.
+//! A rate limit per second, for work that costs CPU time of the host.
 //!
-//! Counts by the clock that it is told, and does nothing else.
+//! The caller passes the time. It does not wait or queue.
 
-/// See the module.
+/// Operations per second.
 pub(super) struct Budget {
     most: u32,
     second: u64,
@@ -10,12 +10,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// So many in each second.
+    /// At most this many per second.
     pub(super) fn of(most: u32) -> Self {
         Budget { most, second: 0, taken: 0 }
     }
 
-    /// Whether one more may be done now.
+    /// Whether one more is allowed now.
     pub(super) fn takes_one(&mut self, now_ms: u64) -> bool {
         if self.second != now_ms / 1000 {
             (self.second, self.taken) = (now_ms / 1000, 0);

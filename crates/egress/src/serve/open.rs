@@ -1,5 +1,6 @@
-//! A connection whose peer was reached: bytes are relayed and counted until it ends or is
-//! cut.
+//! A connection whose peer was reached: relays and counts bytes until it ends or is refused.
+//!
+//! It does not judge the bytes; the inspector does.
 
 use std::{
     net::IpAddr,
@@ -8,16 +9,16 @@ use std::{
 
 use stockade_protocol::{DenialKind, DenialReason};
 
-use super::{Id, MOST_ENDED, Service, Slot};
+use super::{GateService, Id, MAX_ENDED, Slot};
 use crate::{
-    decide::{Denied, Permit},
-    inspect::{Inspector, Refused},
+    decide::{PeerDenial, Permit},
+    inspect::{InspectionRefusal, Inspector},
     packet::Key,
     record::FlowId,
     relay::{Relay, State},
 };
 
-/// How long a client may take to say enough to be judged.
+/// The time limit for a client to send a complete hello or head.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct Open {
@@ -28,7 +29,7 @@ pub(super) struct Open {
     address: IpAddr,
     counted: (u64, u64),
     named: bool,
-    /// Since when the client's bytes are held back.
+    /// Since when bytes of the client are held back.
     held_since: Option<Instant>,
 }
 
@@ -37,18 +38,18 @@ impl Open {
         Open { key, relay, flow, permit, address, counted: (0, 0), named: false, held_since: None }
     }
 
-    /// The client may become late.
+    /// It has a deadline.
     pub(super) fn has_clock(&self) -> bool {
         self.held_since.is_some()
     }
 
-    /// The client has kept us waiting for the rest of what it began to say.
+    /// The client has not completed its hello or head in time.
     pub(super) fn is_late(&self, now: Instant) -> bool {
         self.held_since.is_some_and(|since| now.duration_since(since) > HELLO_PATIENCE)
     }
 }
 
-impl Service {
+impl GateService {
     pub(super) fn advance_open(&mut self, id: Id, mut open: Box<Open>) {
         let state = open.relay.work(&mut self.buffer);
         if !open.named && open.relay.inspector().is_some_and(Inspector::saw_server_name) {
@@ -67,35 +68,35 @@ impl Service {
             State::Ended => {
                 self.count(&mut open);
                 self.forget(id, open.key);
-                // Both ends have heard that it is over.
+                // Both ends know that it has ended.
                 self.ended.extend(open.relay.into_sockets());
-                self.ended.truncate(MOST_ENDED);
+                self.ended.truncate(MAX_ENDED);
             }
             State::Broken(refused) => self.cut(id, open, refused),
         }
     }
 
     /// Ends a connection with a reset on both sides.
-    fn cut(&mut self, id: Id, mut open: Box<Open>, refused: Option<Refused>) {
+    fn cut(&mut self, id: Id, mut open: Box<Open>, refused: Option<InspectionRefusal>) {
         self.count(&mut open);
-        if let Some(Refused { kind, reason, said }) = refused {
-            self.deny(&Denied::of_speech(&open.permit, open.address, kind, reason, said));
+        if let Some(InspectionRefusal { kind, reason, said }) = refused {
+            self.deny(&PeerDenial::of_protocol(&open.permit, open.address, kind, reason, said));
         }
         self.forget(id, open.key);
         open.relay.reset();
     }
 
-    /// Adds to the record what it does not know yet.
+    /// Adds new bytes to the record.
     pub(super) fn count(&mut self, open: &mut Open) {
         let (out, back) = open.relay.bytes();
         self.record.carried(open.flow, out - open.counted.0, back - open.counted.1);
         open.counted = (out, back);
     }
 
-    /// Ends a connection whose client said too little for too long.
+    /// Ends a connection whose client is late.
     pub(super) fn cut_late(&mut self, id: Id) {
         if let Some(Slot::Open(open)) = self.slots.take(id) {
-            let late = Refused { kind: DenialKind::Connect, reason: DenialReason::Limit, said: None };
+            let late = InspectionRefusal { kind: DenialKind::Connect, reason: DenialReason::Limit, said: None };
             self.cut(id, open, Some(late));
         }
     }

@@ -1,18 +1,18 @@
-//! Places for connections, and the numbers under which the kernel tells of them.
+//! Slots for connections, and the epoll tokens of their sockets.
 //!
-//! A number says place, generation and side, so that an event of a connection that has
-//! ended is never taken for one of its successor's.
+//! A token holds slot, generation and side, so that a late event is never taken for one of the
+//! slot's next connection. It does not know what a slot holds.
 
 use crate::relay::Side;
 
-/// One connection's place.
+/// The slot of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id {
     index: u32,
     generation: u32,
 }
 
-/// The number under which a socket of a connection is watched.
+/// The token of a socket of a connection.
 pub(super) fn token(id: Id, side: Side) -> u64 {
     let low = (u64::from(id.index) << 1 | u64::from(side == Side::Peer)) + super::FIRST_SLOT;
     u64::from(id.generation) << 32 | low
@@ -31,19 +31,18 @@ struct Place<T> {
     content: Option<T>,
 }
 
-/// What is in a place.
+/// The content of a slot.
 pub(super) trait Timed {
-    /// Something is to happen to it when a time has come. May change only while it is taken
-    /// out.
+    /// It has a deadline. May change only while it is taken out.
     fn has_clock(&self) -> bool;
 }
 
-/// See the module.
+/// The slots.
 pub(super) struct Slots<T> {
     places: Vec<Place<T>>,
     free: Vec<u32>,
     most: usize,
-    /// How many have a clock.
+    /// How many have a deadline.
     clocks: usize,
 }
 
@@ -52,7 +51,7 @@ impl<T: Timed> Slots<T> {
         Slots { places: Vec::new(), free: Vec::new(), most, clocks: 0 }
     }
 
-    /// Somebody has to look at clocks.
+    /// Whether any has a deadline.
     pub(super) fn have_clocks(&self) -> bool {
         self.clocks > 0
     }
@@ -61,7 +60,7 @@ impl<T: Timed> Slots<T> {
         self.places.len() - self.free.len()
     }
 
-    /// A place, empty as yet; none where all are taken.
+    /// An empty slot; none where all are taken.
     pub(super) fn reserve(&mut self) -> Option<Id> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -84,14 +83,14 @@ impl<T: Timed> Slots<T> {
         self.place(id)?.content.as_mut()
     }
 
-    /// Takes the content out; the place stays taken until it is freed.
+    /// Takes the content out; the slot stays taken until it is freed.
     pub(super) fn take(&mut self, id: Id) -> Option<T> {
         let content = self.place(id)?.content.take();
         self.clocks -= usize::from(content.as_ref().is_some_and(T::has_clock));
         content
     }
 
-    /// Puts something in the place of what is there.
+    /// Replaces the content.
     pub(super) fn replace(&mut self, id: Id, content: T) {
         drop(self.take(id));
         let has_clock = content.has_clock();
@@ -113,7 +112,7 @@ impl<T: Timed> Slots<T> {
         self.places.iter().filter_map(|place| place.content.as_ref()).any(holds)
     }
 
-    /// All that are taken now.
+    /// All that are taken.
     pub(super) fn ids(&self) -> Vec<Id> {
         let taken = (0..).zip(&self.places).filter(|(_, place)| place.taken);
         taken.map(|(index, place)| Id { index, generation: place.generation }).collect()
@@ -140,7 +139,7 @@ mod tests {
         slots.replace(second, "ticktack");
         slots.replace(first, "tick");
         slots.free(second);
-        // It is not known any more.
+        // It belongs to an earlier generation.
         slots.replace(second, "tick");
         assert!(slots.have_clocks());
         slots.replace(first, "silent");

@@ -1,23 +1,24 @@
 //! cgroup v1: one directory in each of the memory, pids and cpu hierarchies, and in
 //! cpuacct where it is mounted.
 //!
-//! Directories and counters go through cgroups-rs; limits are written and read back
-//! here, because the crate does not read back. The child joins by writing `0` into
+//! Directories are removed by cgroups-rs, which waits for a last process that is leaving.
+//! They are made here, and limits written and read back, because the crate reports no errno
+//! and does not read back. The child joins by writing `0` into
 //! each `tasks`: joining by `cgroup.procs`, or moving another process, can wait for an
 //! RCU grace period of more than ten milliseconds.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use cgroups_rs::fs::{Controller, cpu::CpuController, cpuacct::CpuAcctController, memory::MemController, pid::PidController};
+use cgroups_rs::{Controller, cpu::CpuController, cpuacct::CpuAcctController, memory::MemController, pid::PidController};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    fs::{CWD, Mode, OFlags, openat},
+    fs::{CWD, Mode, OFlags, mkdir, openat},
 };
 use stockade_policy::plan::CgroupSetting;
 
 use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name};
-use crate::{LaunchError, What, registry::Record};
+use crate::{ErrorKind, LaunchError, error::CgroupError, registry::Record};
 
 struct Hierarchy {
     controller: Box<dyn Controller>,
@@ -44,29 +45,23 @@ impl V1 {
         if let Some(record) = record {
             record.note_cgroups(parents.values().map(|parent| parent.join(&name)))?;
         }
-        let failed = |attempt: &str| {
-            let attempt = attempt.to_owned();
-            move |errno| LaunchError::system(What::Cgroup, &attempt, errno)
-        };
-        let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
+        let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(LaunchError::system(ErrorKind::Cgroup, "make an eventfd"))?;
         let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
         let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), oom_event, described };
         for (kind, parent) in parents {
             let path = parent.join(&name);
-            let mkdir = format!("make cgroup {}", path.display());
-            let controller = controller(kind, path.clone(), parent.clone());
-            controller
-                .create()
-                .map_err(|error| LaunchError::other(What::Cgroup, format!("{mkdir}: {error}; the launcher must be able to write there")))?;
-            let directory =
-                openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed(&mkdir))?;
+            let controller = controller(kind, path.clone());
+            // Not by the controller, which keeps the errno to itself.
+            mkdir(&path, Mode::from_raw_mode(0o755)).map_err(|errno| CgroupError::Make { path: path.clone(), errno })?;
+            let directory = openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(LaunchError::path(ErrorKind::Cgroup, "open cgroup", &path))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
         }
         for setting in settings {
-            let kind = setting.controller.unwrap_or_default();
-            let missing =
-                || LaunchError::other(What::Cgroup, format!("set cgroup limit {}: this host mounts no v1 {kind} controller", setting.file));
-            let hierarchy = made.hierarchies.get(kind).ok_or_else(missing)?;
+            let controller = setting.controller.unwrap_or_default();
+            let missing = || CgroupError::NoController { file: setting.file, controller };
+            let hierarchy = made.hierarchies.get(controller).ok_or_else(missing)?;
             apply_setting(&hierarchy.directory, setting)?;
         }
         made.register_oom_event()?;
@@ -75,14 +70,14 @@ impl V1 {
 
     /// Opens the files through which the child joins.
     pub(super) fn tasks(&self) -> Result<Vec<OwnedFd>, LaunchError> {
-        let failed = |errno| LaunchError::system(What::Cgroup, "open the cgroup's tasks", errno);
+        let failed = LaunchError::system(ErrorKind::Cgroup, "open the cgroup's tasks");
         self.hierarchies.values().map(|hierarchy| open_in(&hierarchy.directory, "tasks", OFlags::WRONLY).map_err(failed)).collect()
     }
 
     /// Asks for an event when the oom killer strikes (cgroup-v1/memory.rst, section 10).
     fn register_oom_event(&self) -> Result<(), LaunchError> {
         let Some(memory) = self.hierarchies.get("memory") else { return Ok(()) };
-        let failed = |errno| LaunchError::system(What::Cgroup, "watch the cgroup for an oom kill", errno);
+        let failed = LaunchError::system(ErrorKind::Cgroup, "watch the cgroup for an oom kill");
         let control = open_in(&memory.directory, "memory.oom_control", OFlags::RDONLY).map_err(failed)?;
         let register = open_in(&memory.directory, "cgroup.event_control", OFlags::WRONLY).map_err(failed)?;
         let line = format!("{} {}", self.oom_event.as_raw_fd(), control.as_raw_fd());
@@ -149,12 +144,12 @@ pub(super) fn without_executor(peak: u64) -> u64 {
     peak.saturating_sub(1)
 }
 
-fn controller(kind: &str, path: PathBuf, root: PathBuf) -> Box<dyn Controller> {
+fn controller(kind: &str, path: PathBuf) -> Box<dyn Controller> {
     match kind {
-        "memory" => Box::new(MemController::new(path, root, false)),
-        "pids" => Box::new(PidController::new(path, root, false)),
-        "cpu" => Box::new(CpuController::new(path, root, false)),
-        _ => Box::new(CpuAcctController::new(path, root)),
+        "memory" => Box::new(MemController::new(path, false)),
+        "pids" => Box::new(PidController::new(path, false)),
+        "cpu" => Box::new(CpuController::new(path, false)),
+        _ => Box::new(CpuAcctController::new(path)),
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::{
 use stockade_policy::plan::CgroupSetting;
 
 use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
-use crate::{LaunchError, What, registry::Record};
+use crate::{ErrorKind, LaunchError, error::CgroupError, registry::Record};
 
 /// See the module.
 pub(crate) struct V2 {
@@ -30,9 +30,11 @@ const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
 impl V2 {
     /// Makes the directory, without limits.
     pub(super) fn make(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<Self, LaunchError> {
-        let failed = |attempt: String| move |errno| LaunchError::system(What::Cgroup, &attempt, errno);
-        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(failed(format!("open cgroup {}", parent.display())))?;
+        let above = openat(CWD, parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(LaunchError::path(
+            ErrorKind::Cgroup,
+            "open cgroup",
+            parent,
+        ))?;
         if vacate {
             leave_for_child(&above, parent)?;
         }
@@ -42,21 +44,21 @@ impl V2 {
         if let Some(record) = record {
             record.note_cgroups([path.clone()])?;
         }
-        mkdir(&path, Mode::from_raw_mode(0o755)).map_err(failed(format!("make cgroup {}", path.display())))?;
+        mkdir(&path, Mode::from_raw_mode(0o755)).map_err(LaunchError::path(ErrorKind::Cgroup, "make cgroup", &path))?;
         let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let opened = open(&path).and_then(|directory| Ok((open_in(&directory, "memory.events", OFlags::RDONLY)?, directory)));
         let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, described: String::new() });
         made.map_err(|errno| {
             // Nothing else knows of it yet; the record does, should this fail too.
             let _swept_later = rustix::fs::rmdir(&path);
-            LaunchError::system(What::Cgroup, &format!("open cgroup {}", path.display()), errno)
+            LaunchError::path(ErrorKind::Cgroup, "open cgroup", &path)(errno)
         })
     }
 
     /// Sets the limits.
     pub(super) fn limit(&mut self, settings: &[CgroupSetting]) -> Result<(), LaunchError> {
         self.described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
-        settings.iter().try_for_each(|setting| apply_setting(&self.directory, setting))
+        Ok(settings.iter().try_for_each(|setting| apply_setting(&self.directory, setting))?)
     }
 
     pub(super) fn directory(&self) -> BorrowedFd<'_> {
@@ -110,12 +112,12 @@ impl V2 {
 /// Moves the launcher, the only process of its cgroup, into a child of it.
 fn leave_for_child(above: &OwnedFd, parent: &Path) -> Result<(), LaunchError> {
     const LEAF: &str = "stockade-launcher";
-    let failed = |errno| LaunchError::system(What::Cgroup, &format!("leave cgroup {} for its child {LEAF}", parent.display()), errno);
+    let failed = LaunchError::path(ErrorKind::Cgroup, "leave for its child stockade-launcher cgroup", parent);
     match rustix::fs::mkdirat(above, LEAF, Mode::from_raw_mode(0o755)) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(errno) => return Err(failed(errno)),
     }
-    let procs = open_in(above, &format!("{LEAF}/cgroup.procs"), OFlags::WRONLY).map_err(failed)?;
+    let procs = open_in(above, &format!("{LEAF}/cgroup.procs"), OFlags::WRONLY).map_err(&failed)?;
     rustix::io::write(&procs, b"0").map(drop).map_err(failed)
 }
 
@@ -130,10 +132,10 @@ fn hand_down_controllers(above: &OwnedFd, parent: &Path) -> Result<(), LaunchErr
     if missing.is_empty() {
         return Ok(());
     }
-    let attempt = format!("hand {} down from cgroup {}", missing.join(" "), parent.display());
-    let failed = |errno| LaunchError::system(What::Cgroup, &attempt, errno);
+    let controllers = missing.join(" ");
+    let failed = |errno| CgroupError::HandDown { controllers: controllers.clone(), path: parent.to_path_buf(), errno };
     let control = open_in(above, "cgroup.subtree_control", OFlags::WRONLY).map_err(failed)?;
-    rustix::io::write(&control, missing.join(" ").as_bytes()).map(drop).map_err(failed)
+    Ok(rustix::io::write(&control, controllers.as_bytes()).map(drop).map_err(failed)?)
 }
 
 impl V2 {

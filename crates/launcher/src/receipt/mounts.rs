@@ -10,30 +10,35 @@ use rustix::{fd::OwnedFd, io::Errno};
 use stockade_policy::plan::Plan;
 
 use crate::{
-    LaunchError, What,
+    ErrorKind, LaunchError,
+    error::ReceiptError,
     layers::{Layer, Layers},
 };
 
 /// Mount points as bytes.
 type Points = BTreeSet<Vec<u8>>;
 
-/// What the plan says of mounts.
-pub(super) struct Expected {
+/// The mounts of the plan.
+pub(super) struct ExpectedMounts {
     writable: Points,
     required: Points,
     layers: Layers,
 }
 
-impl Expected {
+impl ExpectedMounts {
     pub(super) fn of(plan: &Plan) -> Self {
         let points = |paths: Vec<std::path::PathBuf>| paths.into_iter().map(|path| OsString::from(path).into_vec()).collect();
-        Expected { writable: points(plan.writable_mounts()), required: points(plan.required_mounts()), layers: Layers::of_environment() }
+        ExpectedMounts {
+            writable: points(plan.writable_mounts()),
+            required: points(plan.required_mounts()),
+            layers: Layers::of_environment(),
+        }
     }
 
     /// Reads the mounts and compares. Returns how many there are.
     ///
     /// # Errors
-    /// They are not as the plan says, or cannot be read.
+    /// They differ from the plan, or cannot be read.
     pub(super) fn check(&self, mountinfo: &OwnedFd) -> Result<u32, LaunchError> {
         let mut missing: BTreeSet<&[u8]> = self.required.iter().map(Vec::as_slice).collect();
         let mut count = 0;
@@ -71,14 +76,13 @@ impl Expected {
     }
 }
 
-fn wrong(what: &str, point: &[u8]) -> LaunchError {
-    let message = format!("the sandbox's mounts are not those of the plan ({what}{})", String::from_utf8_lossy(point));
-    LaunchError::other(What::Receipt, message)
+fn wrong(problem: &'static str, point: &[u8]) -> LaunchError {
+    ReceiptError::Mount { problem, point: String::from_utf8_lossy(point).into_owned() }.into()
 }
 
 /// Reads a file line by line: what code has left in a scratch can make thousands of mounts.
 fn each_line(file: &OwnedFd, check: &mut dyn FnMut(&[u8]) -> Result<(), LaunchError>) -> Result<(), LaunchError> {
-    let failed = |errno| LaunchError::system(What::Receipt, "read the sandbox's mounts", errno);
+    let failed = LaunchError::system(ErrorKind::Receipt, "read the sandbox's mounts");
     let mut buffer = vec![0; 8 << 10];
     let mut held = 0;
     loop {
@@ -126,15 +130,15 @@ mod tests {
         io::{Seek, Write},
     };
 
-    use super::{Expected, Layers, unescape};
+    use super::{ExpectedMounts, Layers, unescape};
 
     fn check(required: &[&str], lines: &str) -> Result<u32, String> {
         let points = |paths: &[&str]| paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-        let expected = Expected { writable: points(&["/tmp"]), required: points(required), layers: Layers::of_environment() };
+        let expected = ExpectedMounts { writable: points(&["/tmp"]), required: points(required), layers: Layers::of_environment() };
         let mut file = File::from(rustix::fs::memfd_create("mountinfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(lines.as_bytes()).unwrap();
         file.rewind().unwrap();
-        expected.check(&file.into()).map_err(|error| error.message)
+        expected.check(&file.into()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -1,13 +1,14 @@
-//! What the kernel says of the sandbox's first process in its `status` (proc_pid_status(5)),
-//! and whether that is what the plan asks for.
+//! The `status` of the sandbox's first process (proc_pid_status(5)), compared with the plan.
 //!
-//! It is read when that process has given up its last right: from there on none of these lines
-//! can change to its favour, by no system call and no execve, since no_new_privs is set.
+//! It is read after that process has given up its last right. Since no_new_privs is set, no
+//! system call and no execve can change one of these lines in its favour afterwards. Mounts and
+//! namespaces are not looked at here.
 
 use stockade_policy::plan::Plan;
 
 use crate::{
-    LaunchError, What,
+    LaunchError,
+    error::ReceiptError,
     layers::{Layer, Layers},
 };
 
@@ -39,7 +40,7 @@ pub(super) fn check_confinement(status: &str) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// With no map between them and the host, the ids themselves are read back.
+/// Without a user namespace no map translates the ids, so they are read back themselves.
 ///
 /// # Errors
 /// They are not the plan's.
@@ -55,17 +56,17 @@ pub(super) fn check_ids(plan: &Plan, status: &str) -> Result<(), LaunchError> {
     Ok(())
 }
 
-fn wrong(key: &str, found: &str, expected: &str) -> LaunchError {
-    LaunchError::other(What::Receipt, format!("the sandbox has {key} {found}, not {expected}"))
+fn wrong(key: &'static str, found: &str, expected: &str) -> LaunchError {
+    ReceiptError::Status { key, found: found.to_owned(), expected: expected.to_owned() }.into()
 }
 
-/// The signals that whoever started the launcher, or the launcher, ignores.
+/// The signals that the launcher or its caller ignores.
 pub(super) fn ignored_signals(status: &str) -> u64 {
     // An unreadable mask means all: setting a default signal to its default is harmless.
     u64::from_str_radix(line(status, "SigIgn:"), 16).unwrap_or(u64::MAX)
 }
 
-/// What stands behind a key; nothing where there is none.
+/// The value of a key; empty where the key is missing.
 pub(super) fn line<'a>(status: &'a str, key: &str) -> &'a str {
     status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim()
 }
@@ -80,9 +81,9 @@ mod tests {
         assert!(check_confinement(&confined).is_ok());
         for (key, value) in CONFINED {
             let other = confined.replace(&format!("{key}\t{value}"), &format!("{key}\t0000000000200000"));
-            assert!(check_confinement(&other).is_err_and(|error| error.message.contains(key)), "{key}");
+            assert!(check_confinement(&other).is_err_and(|error| error.to_string().contains(key)), "{key}");
             let without = confined.replace(key, "Other:");
-            assert!(check_confinement(&without).is_err_and(|error| error.message.contains(key)), "{key}");
+            assert!(check_confinement(&without).is_err_and(|error| error.to_string().contains(key)), "{key}");
         }
     }
 

@@ -1,8 +1,8 @@
 //! Removing what a record lists: cgroups, a program's file, the directory of a proof.
 //!
-//! A record is its owner's word, and the places that it names may since have been
-//! rearranged by code. So nothing is removed that is not named as we name it, and no link
-//! is followed. What cannot be removed stays listed.
+//! Code may have changed the places that a record names since it was written. So nothing is
+//! removed that does not have one of stockade's names, and no link is followed. What cannot be
+//! removed stays listed.
 
 use std::{
     ffi::OsStr,
@@ -57,8 +57,8 @@ fn remove_cgroup(path: &Path) -> bool {
     false
 }
 
-/// Removes a program's file, and only such a file: no link is followed on the way, so
-/// that a scratch rearranged by its owner cannot lead us elsewhere.
+/// Removes a program's file, and only such a file: no link is followed, so that a
+/// scratch that its owner has changed cannot lead elsewhere.
 fn remove_program(path: &Path) -> bool {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return true };
     if !name.as_bytes().starts_with(PROGRAM_PREFIX.as_bytes()) {
@@ -73,7 +73,7 @@ fn remove_program(path: &Path) -> bool {
 }
 
 /// Removes the directory of a proof with everything in it, also what code has closed to
-/// its owner. One that is not whoever's asks is left alone: it was never made.
+/// its owner. A directory of another user is left alone: stockade did not make it.
 ///
 /// # Errors
 /// Something of it cannot be removed; the error names it.
@@ -164,7 +164,7 @@ mod tests {
         }
         let removed = remove_directory(&proof);
         let (left, kept) = (proof.exists(), beside.join("kept").exists());
-        // Another name is nobody's proof.
+        // A directory of another name is no proof's.
         let other = remove_directory(&beside);
         let spared = beside.exists();
         fs::remove_dir_all(&beside).unwrap();

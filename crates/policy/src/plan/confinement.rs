@@ -13,8 +13,7 @@ use stockade_protocol::{
 };
 
 use super::{
-    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, Root, RootEntry, ScratchPlan, degrade,
-    temporary,
+    CgroupPlan, CgroupSetting, FilterPlan, LandlockPlan, LandlockRule, PlanError, RlimitPlan, RootEntry, ScratchPlan, degrade, temporary,
 };
 use crate::{
     facts::{CgroupFacts, HostFacts},
@@ -94,7 +93,7 @@ fn whole_pages(bytes: u64) -> u64 {
 pub(super) fn plan_landlock(
     policy: &Policy,
     facts: &HostFacts,
-    root: &Root,
+    root: &[RootEntry],
     writable: &[PathBuf],
     scratch: &ScratchPlan,
     degraded: &mut Vec<(&'static str, String)>,
@@ -118,7 +117,7 @@ pub(super) fn plan_landlock(
     rule(Path::new("/sys"), access::READ);
     rule(Path::new("/proc"), access::READ);
     rule(Path::new("/dev"), access::READ | access::WRITE_FILE | access::IOCTL_DEV);
-    for entry in root.iter() {
+    for entry in root {
         if let RootEntry::Pipe { target } = entry {
             rule(&Path::new("/").join(target), access::WRITE_FILE);
         }
@@ -169,7 +168,7 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         ("RLIMIT_MSGQUEUE", 12, Some(0)),
     ];
     if no_cgroup {
-        // Each process, not all together: the receipt says so.
+        // Each process, not all together, as the receipt has it.
         all.push(("RLIMIT_DATA", 2, get(LimitKey::Memory)));
         all.push(("RLIMIT_NPROC", 6, get(LimitKey::Processes).map(|n| n + 1)));
         all.push(("RLIMIT_CPU", 0, get(LimitKey::Cpu).map(|ms| ms.div_ceil(1000))));

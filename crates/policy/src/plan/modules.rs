@@ -1,9 +1,9 @@
 //! Watching Python's modules: what stands in the place of a file of each interpreter, and
-//! the pipe by which they tell.
+//! the pipe to which they report.
 //!
 //! The file is a codec that every CPython loads before anything that a request, a variable or
-//! an option can choose, with ours behind it (`watch.py`). It is advice to whoever reads
-//! results: no layer depends on it, and what it says changes no verdict. But code in a
+//! an option can choose, with ours behind it (`inside/import_hooks.py`). It is advice for readers of
+//! results: no layer depends on it, and it changes no verdict. But code in a
 //! runtime for which the policy refuses something is not started where no interpreter could
 //! be watched.
 
@@ -11,23 +11,23 @@ use std::path::Path;
 
 use stockade_protocol::{modules::PIPE, screen::Action};
 
-use super::{HOME, Narrowing, PlanError, Program, RootEntry, ScratchPlan, find_runtime, lacking};
+use super::{HOME, PlanError, Program, RootEntry, RunRequest, ScratchPlan, find_runtime, host_error};
 use crate::{
     facts::HostFacts,
     model::{Modules, Policy},
 };
 
-const WATCH: &str = include_str!("watch.py");
+const IMPORT_HOOKS: &str = include_str!("../../inside/import_hooks.py");
 
 /// The entries for every interpreter that the policy watches, the run's own first.
 pub(super) fn plan_modules(
     policy: &Policy,
     facts: &HostFacts,
-    narrowing: &Narrowing,
+    run_request: &RunRequest,
     scratch: &ScratchPlan,
     is_shown: impl Fn(&Path) -> bool,
 ) -> Result<Vec<RootEntry>, PlanError> {
-    let own = match &narrowing.program {
+    let own = match &run_request.program {
         Program::Code { language, .. } => Some(language.as_deref().unwrap_or(&policy.language)),
         Program::Interpreter { runtime } => Some(runtime.as_str()),
         Program::Command(_) | Program::Image(_) => None,
@@ -51,7 +51,7 @@ pub(super) fn plan_modules(
             let message = format!(
                 "[runtimes.{name}.modules]: the policy refuses modules or events, and no interpreter of `{name}` can be watched for them: none of its prefixes has lib/python3.*/encodings/utf_8.py; name a CPython by --runtime {name}=PATH, or only note them"
             );
-            return Err(lacking("modules_not_watchable", message));
+            return Err(host_error("modules_not_watchable", message));
         }
     }
     if !watched.is_empty() {
@@ -71,7 +71,7 @@ fn behind(modules: &Modules, name: &str, scratch: &ScratchPlan) -> String {
         .collect();
     let place = literal(&format!("[runtimes.{name}.modules]"));
     let default = modules.default.unwrap_or(Action::Allow).name();
-    format!("{WATCH}\n_watch({{{}}}, '{default}', ({},), '{PIPE}', {place})\ndel _watch\n", rules.join(", "), open_to.join(", "))
+    format!("{IMPORT_HOOKS}\n_watch({{{}}}, '{default}', ({},), '{PIPE}', {place})\ndel _watch\n", rules.join(", "), open_to.join(", "))
 }
 
 /// A text as Python writes it, in ASCII.

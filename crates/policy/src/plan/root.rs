@@ -1,65 +1,33 @@
-//! The sandbox's root: every directory, link, file and mount of it, in order.
+//! The sandbox's root: each directory, symlink, file and mount, in order.
 //!
-//! It is built from nothing. What is not put into it here is not there.
+//! The root starts empty and contains only what is listed here. It does not mount anything.
 
 use std::{
     collections::BTreeSet,
     ffi::OsString,
     path::{Component, Path, PathBuf},
-    sync::Arc,
 };
 
 use stockade_protocol::Limits;
 
 use super::{
-    Draft, HOME, Identity, Narrowing, PlanError, Root, RootEntry, ScratchPlan, confinement::usable_cpus, home_of, lacking,
-    modules::plan_modules, taken,
+    HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, confinement::usable_cpus, home_of, host_error, modules::plan_modules,
+    taken,
 };
 use crate::{
-    egress::RESOLVER,
     facts::{HostFacts, PathKind},
     model::Policy,
+    whitelist::RESOLVER,
 };
 
-/// What tells of the host or of other users and is of no use inside. kallsyms shows
-/// zeros and sysrq-trigger is root's; neither needs a mask.
-pub(crate) const PROC_MASKS: [&str; 7] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug", "locks"];
-/// What the code may write beside its scratch, all of it gone afterwards.
-pub(crate) const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
-
-/// The first of the root's entries: those that the policy decides by itself, whoever asks for
-/// what on which host. It is shared by all who need it, as nobody changes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groundwork {
-    /// Those entries.
-    pub entries: Vec<RootEntry>,
-    /// The paths that are made by them.
-    made: BTreeSet<OsString>,
-    /// The run's group, inside, which stands in them.
-    gid: u32,
-}
-
-impl Groundwork {
-    pub(super) fn new(policy: &Policy, gid: u32) -> Self {
-        let mut root = RootBuilder::default();
-        root.directory(Path::new("/tmp"), 0o1777);
-        root.directory(Path::new("/dev/shm"), 0o1777);
-        root.directory(Path::new(HOME), 0o700);
-        plan_dev(&mut root, policy);
-        root.directory(Path::new("/proc"), 0o555);
-        root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
-        for mask in PROC_MASKS {
-            root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
-        }
-        plan_etc(&mut root, gid, policy);
-        Groundwork { entries: root.entries, made: root.made, gid }
-    }
-}
+/// Files of proc that show the host or other users and have no use inside. kallsyms shows
+/// zeros and only root may write sysrq-trigger; neither needs a mask.
+pub const PROC_MASKS: [&str; 7] = ["kcore", "keys", "key-users", "timer_list", "interrupts", "sched_debug", "locks"];
+/// Directories that the code may write besides its scratch; they vanish after the run.
+pub const WRITABLE: [&str; 3] = ["/tmp", "/dev/shm", HOME];
 
 #[derive(Default)]
 struct RootBuilder {
-    /// What lies there already.
-    ground: Option<Arc<Groundwork>>,
     entries: Vec<RootEntry>,
     /// Compared as bytes: as paths they would be taken apart for each comparison.
     made: BTreeSet<OsString>,
@@ -72,17 +40,12 @@ impl RootBuilder {
         path.strip_prefix("/").unwrap_or(path).to_path_buf()
     }
 
-    /// Every path that is made.
-    fn made(&self) -> impl Iterator<Item = &OsString> {
-        self.ground.iter().flat_map(|ground| &ground.made).chain(&self.made)
-    }
-
     fn is_made(&self, path: &Path) -> bool {
-        self.made.contains(path.as_os_str()) || self.ground.as_ref().is_some_and(|ground| ground.made.contains(path.as_os_str()))
+        self.made.contains(path.as_os_str())
     }
 
     fn directory(&mut self, path: &Path, mode: u32) {
-        // What is above something that is made is made as well, and so is what is below a bind.
+        // The parents of an entry exist as well, and so does each path below a bind.
         if self.is_made(path) || self.bound.iter().any(|bound| path.starts_with(bound)) {
             return;
         }
@@ -107,8 +70,8 @@ impl RootBuilder {
         self.entries.push(RootEntry::File { target: Self::relative(Path::new(path)), mode, text });
     }
 
-    /// Binds a host path at its own place, unless a bind above shows it already. What is
-    /// bound is where it leads, so that nothing need be followed when it is.
+    /// Binds a host path at the same path, unless a bind above shows it already. The source is
+    /// the path without symlinks, so that none is followed when it is mounted.
     fn bind(&mut self, path: &Path, facts: &HostFacts, kind: PathKind, executable: bool) {
         if self.bound.iter().any(|bound| path.starts_with(bound)) {
             return;
@@ -123,19 +86,27 @@ impl RootBuilder {
     }
 }
 
-/// The root, and what of it is writable.
+/// The root and its writable directories.
 pub(super) fn plan_root(
-    Draft { policy, ground }: &Draft<'_>,
+    policy: &Policy,
     facts: &HostFacts,
-    narrowing: &Narrowing,
+    run_request: &RunRequest,
     identity: &Identity,
     scratch: &ScratchPlan,
     extra: &[PathBuf],
     limits: &Limits,
-) -> Result<(Root, Vec<PathBuf>), PlanError> {
-    let gid = identity.inside.1;
-    let ground = if ground.gid == gid { Arc::clone(ground) } else { Arc::new(Groundwork::new(policy, gid)) };
-    let mut root = RootBuilder { ground: Some(Arc::clone(&ground)), ..RootBuilder::default() };
+) -> Result<(Vec<RootEntry>, Vec<PathBuf>), PlanError> {
+    let mut root = RootBuilder::default();
+    root.directory(Path::new("/tmp"), 0o1777);
+    root.directory(Path::new("/dev/shm"), 0o1777);
+    root.directory(Path::new(HOME), 0o700);
+    plan_dev(&mut root, policy);
+    root.directory(Path::new("/proc"), 0o555);
+    root.entries.push(RootEntry::Proc { target: PathBuf::from("proc") });
+    for mask in PROC_MASKS {
+        root.entries.push(RootEntry::Mask { target: Path::new("proc").join(mask) });
+    }
+    plan_etc(&mut root, identity.inside.1, policy);
     let writable = WRITABLE.map(PathBuf::from).to_vec();
     for path in &writable {
         root.entries.push(RootEntry::Writable { target: RootBuilder::relative(path) });
@@ -146,7 +117,7 @@ pub(super) fn plan_root(
     }
     for path in &policy.filesystem.read_only {
         let kind = facts.paths.get(path).copied().ok_or_else(|| {
-            lacking(
+            host_error(
                 "path_missing",
                 format!("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", path.display()),
             )
@@ -163,10 +134,10 @@ pub(super) fn plan_root(
             .paths
             .get(path)
             .copied()
-            .ok_or_else(|| lacking("interpreter_missing", format!("{} is not on this host", path.display())))?;
+            .ok_or_else(|| host_error("interpreter_missing", format!("{} is not on this host", path.display())))?;
         root.bind(path, facts, kind, true);
     }
-    let watch = plan_modules(policy, facts, narrowing, scratch, |path| root.bound.iter().any(|bound| path.starts_with(bound)))?;
+    let watch = plan_modules(policy, facts, run_request, scratch, |path| root.bound.iter().any(|bound| path.starts_with(bound)))?;
     for entry in watch {
         if let RootEntry::Pipe { target } = &entry {
             root.parent(&Path::new("/").join(target));
@@ -174,7 +145,7 @@ pub(super) fn plan_root(
         root.entries.push(entry);
     }
     plan_passwd(&mut root, identity, scratch, policy);
-    if narrowing.terminal {
+    if run_request.terminal {
         plan_terminal(&mut root);
     }
     // glibc's sysconf reads the number of CPUs here.
@@ -182,24 +153,24 @@ pub(super) fn plan_root(
     let text = if online == 1 { String::from("0\n") } else { format!("0-{}\n", online - 1) };
     root.file("/sys/devices/system/cpu/online", 0o444, text);
     root.directory(&scratch.path, 0o755);
-    if let Some(alias) = narrowing.scratch_alias.as_ref().filter(|alias| is_free(alias, policy, scratch, &root)) {
+    if let Some(alias) = run_request.scratch_alias.as_ref().filter(|alias| is_free(alias, policy, scratch, &root)) {
         root.parent(alias);
         root.entries.push(RootEntry::Link { target: RootBuilder::relative(alias), to: scratch.path.clone() });
     }
-    Ok((Root { ground, rest: root.entries }, writable))
+    Ok((root.entries, writable))
 }
 
-/// Whether a link to scratch can stand there. Where it cannot, the path is not there, as
-/// none of the host's is.
+/// Whether a symlink to scratch can be made at this path. Where it cannot, the path does not
+/// exist inside.
 fn is_free(alias: &Path, policy: &Policy, scratch: &ScratchPlan, root: &RootBuilder) -> bool {
     let plain = alias.is_absolute() && alias.components().skip(1).all(|part| matches!(part, Component::Normal(_)));
     let apart = !alias.starts_with(&scratch.path) && !scratch.path.starts_with(alias);
-    plain && apart && taken(policy, alias).is_none() && !root.made().any(|made| Path::new(made).starts_with(alias))
+    plain && apart && taken(policy, alias).is_none() && !root.made.iter().any(|made| Path::new(made).starts_with(alias))
 }
 
 /// Only programs of the operating system and of named interpreters may be run; binds
 /// of configuration and data are noexec.
-pub(crate) fn is_program_directory(path: &Path) -> bool {
+pub fn is_program_directory(path: &Path) -> bool {
     !path.starts_with("/etc")
 }
 
@@ -217,7 +188,7 @@ fn plan_etc(root: &mut RootBuilder, gid: u32, policy: &Policy) {
     let hosts = if policy.egress.whitelist.is_empty() { "files" } else { "files dns" };
     root.file("/etc/nsswitch.conf", 0o444, format!("passwd: files\ngroup: files\nhosts: {hosts}\nservices: files\nprotocols: files\n"));
     if !policy.egress.whitelist.is_empty() {
-        // The gate answers at once, or is gone: there is nothing to wait for.
+        // The gate answers at once or has ended, so a longer timeout is of no use.
         root.file("/etc/resolv.conf", 0o444, format!("nameserver {RESOLVER}\noptions timeout:2 attempts:1\n"));
     }
     root.file("/etc/machine-id", 0o444, String::from("00000000000000000000000000000000\n"));

@@ -1,6 +1,6 @@
 //! The plan as a value: what a run consists of, entry by entry.
 //!
-//! Only types and what can be read off them; how they come about is not said here.
+//! Types and what follows from them only. It decides nothing: `plan` makes the values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,36 +12,33 @@ use std::{
 use serde::Serialize;
 use stockade_protocol::Limits;
 
-use super::{Protection, root::Groundwork};
-use crate::{
-    egress::Whitelist,
-    model::{Origin, Policy},
-};
+use super::Protection;
+use crate::whitelist::Whitelist;
 
-/// Who launches.
+/// The launching user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// An ordinary user.
     Rootless,
-    /// Root, for itself or for another.
+    /// Root, for itself or for another user.
     Root,
 }
 
-/// What stands between the ids inside and those of the host.
+/// The user namespaces between the ids inside and those of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UserNamespaces {
-    /// Two user namespaces, one in the other.
+    /// Two nested user namespaces.
     Nested,
-    /// Nothing: the run is its host id inside too.
+    /// None: the ids inside are those of the host.
     Missing,
 }
 
 /// The ids of one run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Identity {
-    /// User namespaces of the run's own.
+    /// The run's user namespaces.
     pub user_namespaces: UserNamespaces,
     /// Uid and gid inside.
     pub inside: (u32, u32),
@@ -63,21 +60,21 @@ pub struct Identity {
 pub enum RootEntry {
     /// A directory of the root tmpfs.
     Directory {
-        /// Where.
+        /// Its path.
         target: PathBuf,
         /// Permission bits.
         mode: u32,
     },
     /// A symbolic link.
     Link {
-        /// Where.
+        /// Its path.
         target: PathBuf,
-        /// What it says.
+        /// Its contents.
         to: PathBuf,
     },
-    /// A small file of ours.
+    /// A small file with this text.
     File {
-        /// Where.
+        /// Its path.
         target: PathBuf,
         /// Permission bits.
         mode: u32,
@@ -88,7 +85,7 @@ pub enum RootEntry {
     Bind {
         /// The host's path.
         source: PathBuf,
-        /// Where.
+        /// Its path.
         target: PathBuf,
         /// Programs may be run from it.
         executable: bool,
@@ -97,63 +94,41 @@ pub enum RootEntry {
     Device {
         /// The host's node.
         source: PathBuf,
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
     /// A writable directory: a part of the root tmpfs bound onto itself.
     Writable {
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
     /// A fresh proc.
     Proc {
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
     /// A fresh devpts.
     Devpts {
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
-    /// A text of ours in the place of a file that is shown.
+    /// A text that covers a file of a bind.
     Cover {
-        /// Where.
+        /// Its path.
         target: PathBuf,
         /// The text.
         text: String,
     },
-    /// A fifo that code may write to, and whose other end the launcher gets.
+    /// A fifo that code may write to and the launcher reads.
     Pipe {
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
-    /// Something of proc replaced by an empty thing, where it exists.
+    /// A file or directory of proc covered by an empty one, where it exists.
     Mask {
-        /// Where.
+        /// Its path.
         target: PathBuf,
     },
-}
-
-/// The sandbox's root, entry by entry.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Root {
-    /// The first of them.
-    pub ground: Arc<Groundwork>,
-    /// All others.
-    pub rest: Vec<RootEntry>,
-}
-
-impl Root {
-    /// All of them, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &RootEntry> + Clone {
-        self.ground.entries.iter().chain(&self.rest)
-    }
-}
-
-impl Serialize for Root {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.iter())
-    }
 }
 
 /// The writable directory of one run.
@@ -222,7 +197,7 @@ pub enum CgroupPlan {
         /// Limits.
         settings: Vec<CgroupSetting>,
     },
-    /// None: rlimits stand in.
+    /// None: rlimits replace it.
     Absent {
         /// Why.
         reason: String,
@@ -230,7 +205,7 @@ pub enum CgroupPlan {
 }
 
 impl CgroupPlan {
-    /// Whether both are the same but for how the launcher gets there, which it does once.
+    /// Whether both are the same apart from `vacate`, which the launcher does only once.
     fn is_like(&self, other: &CgroupPlan) -> bool {
         match (self, other) {
             (CgroupPlan::V2 { parent, settings, .. }, CgroupPlan::V2 { parent: others, settings: theirs, .. }) => {
@@ -259,7 +234,7 @@ pub struct LandlockPlan {
     pub handled: u64,
     /// Signals and abstract sockets stay inside.
     pub scoped: u64,
-    /// What is allowed.
+    /// Allowed rights by path.
     pub rules: Vec<LandlockRule>,
 }
 
@@ -291,33 +266,13 @@ pub struct FilterPlan {
     pub kill_names: Vec<String>,
 }
 
-/// What may leave, where anything may.
+/// The network access of a run with a whitelist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EgressPlan {
-    /// Who may be reached.
+    /// The peers that may be reached.
     pub whitelist: Whitelist,
-    /// Where the sandbox's own files say that names are resolved.
+    /// The resolver that the sandbox's own files name.
     pub resolver: Ipv4Addr,
-}
-
-/// The part of a sandbox that the policy and the ids decide, whatever is asked for: it can be
-/// made while the rest is worked out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Foundation {
-    /// Who launches.
-    pub mode: Mode,
-    /// User namespaces of the run's own.
-    pub user_namespaces: UserNamespaces,
-    /// Uid and gid inside.
-    pub inside: (u32, u32),
-    /// Uid and gid on the host.
-    pub outside: (u32, u32),
-    /// Host name inside.
-    pub hostname: String,
-    /// Size of the root tmpfs.
-    pub root_size: Option<u64>,
-    /// The first entries of the root.
-    pub ground: Arc<Groundwork>,
 }
 
 /// Every decision of one run.
@@ -327,12 +282,12 @@ pub struct Plan {
     pub policy: String,
     /// The policy's hash.
     pub policy_sha256: String,
-    /// Who launches.
+    /// The launching user.
     pub mode: Mode,
     /// Ids.
     pub identity: Identity,
     /// The root, entry by entry.
-    pub root: Root,
+    pub root: Vec<RootEntry>,
     /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home.
     pub root_size: Option<u64>,
     /// Scratch.
@@ -361,12 +316,13 @@ pub struct Plan {
     /// The limits in force.
     #[serde(serialize_with = "limits_by_name")]
     pub limits: Limits,
-    /// What may leave; none: nothing, and nobody answers.
+    /// The network access; none: no peer and no resolver can be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressPlan>,
-    /// A pty of the sandbox's own.
+    /// The sandbox has a pty.
     pub terminal: bool,
-    /// What is writable, but for a host scratch, was there before the run and outlives it.
+    /// The writable directories, apart from a host scratch, exist before the run and remain
+    /// after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub session: bool,
     /// The program is an image: a file without a name, that may be executed by descriptor.
@@ -381,34 +337,8 @@ fn limits_by_name<S: serde::Serializer>(limits: &Limits, serializer: S) -> Resul
 }
 
 impl Plan {
-    /// Where the policy came from, for the result.
-    pub fn origin(policy: &Policy) -> String {
-        match &policy.origin {
-            Origin::Shipped => String::from("shipped"),
-            Origin::File(path) => path.display().to_string(),
-        }
-    }
-
-    /// What of the sandbox comes first.
-    pub fn foundation(&self) -> Foundation {
-        let Identity { user_namespaces, inside, outside, ref hostname, .. } = self.identity;
-        let ground = Arc::clone(&self.root.ground);
-        Foundation { mode: self.mode, user_namespaces, inside, outside, hostname: hostname.clone(), root_size: self.root_size, ground }
-    }
-
-    /// Whether this comes first in it. All is compared by value, but for entries that both
-    /// share: those are the same, as nobody can change what is shared.
-    pub fn is_founded_on(&self, foundation: &Foundation) -> bool {
-        let Foundation { mode, user_namespaces, inside, outside, hostname, root_size, ground } = foundation;
-        let identity = &self.identity;
-        (self.mode, identity.user_namespaces, identity.inside, identity.outside, self.root_size)
-            == (*mode, *user_namespaces, *inside, *outside, *root_size)
-            && identity.hostname == *hostname
-            && self.root.ground == *ground
-    }
-
-    /// Whether a sandbox that was set up by `other` is what this plan asks for: the two differ
-    /// in nothing but what the run's job says, and the launcher does while it runs.
+    /// Whether a sandbox that was set up for `other` fits this plan: the two differ only in
+    /// values of the run's job and in what the launcher does during the run.
     pub fn is_set_up_like(&self, other: &Plan) -> bool {
         let Plan {
             policy,
@@ -461,7 +391,7 @@ impl Plan {
         all
     }
 
-    /// Mount points inside that must be there.
+    /// Mount points that must exist inside.
     pub fn required_mounts(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = self
             .root

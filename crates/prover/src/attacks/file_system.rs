@@ -4,14 +4,14 @@ mod inside;
 
 use std::path::Path;
 
+use nix::libc::{EACCES, EBUSY, ENOENT, EROFS};
 use stockade_protocol::probe::Script;
 
 use super::{O_CREAT, O_WRONLY, look, open, seek, shared_namespace};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::{Fixture, write_new},
     script::{CWD, n, script},
-    words::errno::{EACCES, EBUSY, ENOENT, EROFS},
-    world::{World, write_new},
 };
 
 const CLASS: Class = Class::FileSystem;
@@ -20,46 +20,46 @@ const ROOT: &[&str] = &["mounts", "landlock"];
 const GONE: Expected = Expected::Errno(&[ENOENT]);
 const CLOSED: Expected = Expected::Errno(&[ENOENT, EACCES]);
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(shared_namespace(CLASS, "mnt", ROOT));
-    all.extend(mounts_of_the_host(world));
-    all.extend(ways_to_the_secret(world));
-    all.extend(places_of_the_host(world));
-    all.extend(files_of_the_host(world));
-    all.extend(victims(world));
-    all.extend(inside::attacks(world));
-    all.extend(protected(world));
+    all.extend(mounts_of_the_host(fixture));
+    all.extend(ways_to_the_secret(fixture));
+    all.extend(places_of_the_host(fixture));
+    all.extend(files_of_the_host(fixture));
+    all.extend(victims(fixture));
+    all.extend(inside::attacks(fixture));
+    all.extend(protected(fixture));
     all
 }
 
 /// The host's mounts, of which none may be left, whether its files can be opened or not.
-fn mounts_of_the_host(world: &World) -> Option<Attack> {
+fn mounts_of_the_host(fixture: &Fixture) -> Option<Attack> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let inside = world.plan.required_mounts();
+    let inside = fixture.plan.required_mounts();
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     // Some are inside too, or lie where the read stops.
     let own = points.filter(|point| {
         point.len() > 4 && !point.contains('\\') && !inside.iter().any(|path| path.ends_with(point.trim_start_matches('/')))
     });
-    let sought = own.max_by_key(|point| point.len())?.to_owned();
+    let mount = own.max_by_key(|point| point.len())?.to_owned();
     Some(Attack::new(
         CLASS,
         "a mount of the host",
-        format!("find the host's mount {sought} in the table of mounts"),
+        format!("find the host's mount {mount} in the table of mounts"),
         &["mounts"],
         script(|b| {
             let (to, length) = b.read("/proc/self/mountinfo");
-            b.find(to, length, format!("{sought} ").as_bytes());
+            b.find(to, length, format!("{mount} ").as_bytes());
         }),
         Expected::Value(0),
-        Control::Outside(Place::Host, Wanted::Finds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Finds),
     ))
 }
 
-/// A file of the host that nobody shows, by every way that leads to a file.
-fn ways_to_the_secret(world: &World) -> Vec<Attack> {
-    let path = world.secret_path();
+/// A file of the host that no policy shows, by every kind of path.
+fn ways_to_the_secret(fixture: &Fixture) -> Vec<Attack> {
+    let path = fixture.secret_path();
     let ways = [
         ("by its path", path.clone()),
         ("past the root", format!("/../../../..{path}")),
@@ -76,9 +76,9 @@ fn ways_to_the_secret(world: &World) -> Vec<Attack> {
                 format!("a file of the host, {way}"),
                 format!("read {path}, which lies on the host"),
                 ROOT,
-                seek(&path, &world.secret),
+                seek(&path, &fixture.secret),
                 GONE,
-                Control::Outside(Place::Host, Wanted::Finds),
+                Control::Outside(ControlHost::Host, ControlExpectation::Finds),
             )
         })
         .collect();
@@ -100,7 +100,7 @@ fn ways_to_the_secret(world: &World) -> Vec<Attack> {
         ROOT,
         through("/tmp/link-out", &path, false),
         GONE,
-        Control::Instead(through("/tmp/link-in", "/tmp/link-target", true), Wanted::Succeeds),
+        Control::Instead(through("/tmp/link-in", "/tmp/link-target", true), ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
@@ -112,16 +112,16 @@ fn ways_to_the_secret(world: &World) -> Vec<Attack> {
             b.attack("linkat", &[CWD, from, CWD, to, n(0)]);
         }),
         GONE,
-        Control::OutsideInstead(Place::Host, look(&path), Wanted::Succeeds),
+        Control::OutsideInstead(ControlHost::Host, look(&path), ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
         "a file of the host, from pid 1's root",
         "read it through /proc/1/root",
         ROOT,
-        seek(&format!("/proc/1/root{path}"), &world.secret),
+        seek(&format!("/proc/1/root{path}"), &fixture.secret),
         CLOSED,
-        Control::OutsideInstead(Place::Host, seek(&format!("/proc/self/root{path}"), &world.secret), Wanted::Finds),
+        Control::OutsideInstead(ControlHost::Host, seek(&format!("/proc/self/root{path}"), &fixture.secret), ControlExpectation::Finds),
     ));
     all.push(Attack::new(
         CLASS,
@@ -136,13 +136,13 @@ fn ways_to_the_secret(world: &World) -> Vec<Attack> {
             b.attack("newfstatat", &[CWD, path, stat, n(0)]);
         }),
         GONE,
-        Control::Outside(Place::Host, Wanted::Succeeds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
     ));
     all
 }
 
 /// Directories that nearly every host has.
-fn places_of_the_host(world: &World) -> Vec<Attack> {
+fn places_of_the_host(fixture: &Fixture) -> Vec<Attack> {
     let places = [
         "/boot",
         "/media",
@@ -185,7 +185,7 @@ fn places_of_the_host(world: &World) -> Vec<Attack> {
         "/dev/vfio",
         "/dev/cpu",
     ];
-    let seen = places.into_iter().filter(|path| !world.has(path) && Path::new(path).exists());
+    let seen = places.into_iter().filter(|path| !fixture.has(path) && Path::new(path).exists());
     seen.map(|path| {
         Attack::new(
             CLASS,
@@ -194,14 +194,14 @@ fn places_of_the_host(world: &World) -> Vec<Attack> {
             ROOT,
             look(path),
             CLOSED,
-            Control::Outside(Place::Host, Wanted::Succeeds),
+            Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
         )
     })
     .collect()
 }
 
 /// Files that tell secrets or give rights, where the host has them and does not show them.
-fn files_of_the_host(world: &World) -> Vec<Attack> {
+fn files_of_the_host(fixture: &Fixture) -> Vec<Attack> {
     let files = [
         "/etc/shadow",
         "/etc/gshadow",
@@ -249,7 +249,7 @@ fn files_of_the_host(world: &World) -> Vec<Attack> {
         "/run/dbus/system_bus_socket",
         "/run/systemd/private",
     ];
-    let there = files.into_iter().filter(|path| !world.has(path) && Path::new(path).exists());
+    let there = files.into_iter().filter(|path| !fixture.has(path) && Path::new(path).exists());
     there
         .map(|path| {
             Attack::new(
@@ -259,14 +259,14 @@ fn files_of_the_host(world: &World) -> Vec<Attack> {
                 ROOT,
                 look(path),
                 CLOSED,
-                Control::Outside(Place::Host, Wanted::Succeeds),
+                Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
             )
         })
         .collect()
 }
 
 /// Acts on a file of the host that is there to be destroyed.
-fn victims(world: &World) -> Vec<Attack> {
+fn victims(fixture: &Fixture) -> Vec<Attack> {
     type On = fn(&str) -> Script;
     let acts: [(&str, On); 7] = [
         ("open for writing", |path| open(path, O_WRONLY)),
@@ -304,7 +304,7 @@ fn victims(world: &World) -> Vec<Attack> {
     ];
     let mut all = Vec::new();
     for (index, (what, act)) in acts.into_iter().enumerate() {
-        let path = world.path(&format!("victim-{index}"));
+        let path = fixture.path(&format!("victim-{index}"));
         if write_new(Path::new(&path), "victim").is_err() {
             continue;
         }
@@ -315,24 +315,24 @@ fn victims(world: &World) -> Vec<Attack> {
             ROOT,
             act(&path),
             GONE,
-            Control::Outside(Place::Host, Wanted::Succeeds),
+            Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
-/// What the policy hides in a host scratch, and what lies beside it.
-fn protected(world: &World) -> Vec<Attack> {
-    let scratch = world.scratch.to_string_lossy().into_owned();
+/// What the policy hides in a host scratch, and files next to the scratch.
+fn protected(fixture: &Fixture) -> Vec<Attack> {
+    let scratch = fixture.scratch.to_string_lossy().into_owned();
     let mut all = vec![
         Attack::new(
             CLASS,
             "beside the scratch",
-            "read a file of the host that lies beside the scratch, by ..",
+            "read a file of the host next to the scratch, by ..",
             ROOT,
-            seek("../../host/secret", &world.secret),
+            seek("../../host/secret", &fixture.secret),
             CLOSED,
-            Control::OutsideInstead(Place::Host, seek(&world.secret_path(), &world.secret), Wanted::Finds),
+            Control::OutsideInstead(ControlHost::Host, seek(&fixture.secret_path(), &fixture.secret), ControlExpectation::Finds),
         )
         .in_host_scratch(),
         Attack::new(
@@ -340,22 +340,26 @@ fn protected(world: &World) -> Vec<Attack> {
             "a link of the scratch that leads out",
             "read the host's secret through a link that lay in the scratch before",
             ROOT,
-            seek("link-to-secret", &world.secret),
+            seek("link-to-secret", &fixture.secret),
             GONE,
-            Control::OutsideInstead(Place::Host, seek(&format!("{scratch}/link-to-secret"), &world.secret), Wanted::Finds),
+            Control::OutsideInstead(
+                ControlHost::Host,
+                seek(&format!("{scratch}/link-to-secret"), &fixture.secret),
+                ControlExpectation::Finds,
+            ),
         )
         .in_host_scratch(),
     ];
-    if world.policy.scratch.hidden.iter().any(|glob| glob == ".env*") {
+    if fixture.policy.scratch.hidden.iter().any(|glob| glob == ".env*") {
         all.push(
             Attack::new(
                 CLASS,
                 "a hidden file",
                 "read the .env of the scratch, which the policy hides",
                 &["scratch rules"],
-                seek(".env", &world.secret),
+                seek(".env", &fixture.secret),
                 Expected::Errno(&[EACCES]),
-                Control::OutsideInstead(Place::Host, seek(&format!("{scratch}/.env"), &world.secret), Wanted::Finds),
+                Control::OutsideInstead(ControlHost::Host, seek(&format!("{scratch}/.env"), &fixture.secret), ControlExpectation::Finds),
             )
             .in_host_scratch(),
         );
@@ -363,7 +367,7 @@ fn protected(world: &World) -> Vec<Attack> {
             Attack::new(
                 CLASS,
                 "uncover a hidden file",
-                "remove what stands over the .env of the scratch",
+                "remove the mount that hides the scratch's .env",
                 &["scratch rules"],
                 script(|b| {
                     let path = b.text(".env");
@@ -376,13 +380,13 @@ fn protected(world: &World) -> Vec<Attack> {
                         let path = b.text("removable");
                         b.attack("unlinkat", &[CWD, path, n(0)]);
                     }),
-                    Wanted::Succeeds,
+                    ControlExpectation::Succeeds,
                 ),
             )
             .in_host_scratch(),
         );
     }
-    if world.policy.scratch.access == stockade_policy::model::Access::Ro {
+    if fixture.policy.scratch.access == stockade_policy::model::Access::Ro {
         all.retain(|attack| !attack.name.starts_with("uncover"));
     }
     all

@@ -1,26 +1,26 @@
-//! A false result: what the code says must not be taken for what the launcher knows.
+//! A forged result: the launcher must not take the code's output for its own knowledge.
 
+use nix::libc::{EACCES, EBADF};
 use stockade_protocol::{Verdict, probe::Script};
 
 use super::open;
 use crate::{
-    attack::{Attack, Class, Control, Expected, Limits, Run, RunControl, Seen, Wanted},
-    inside::Done,
+    attack::{Attack, Class, Control, ControlExpectation, Expected, Limits, Observation, Run, RunControl},
+    fixture::Fixture,
+    inside::ProbeRun,
     script::{CWD, n, one, script},
-    words::errno::{EACCES, EBADF},
-    world::World,
 };
 
 const CLASS: Class = Class::ResultForgery;
 const LAUNCHER: &[&str] = &["launcher"];
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(the_status_pipe());
     all.extend(endings());
     all.push(a_printed_result());
-    if !world.plan.scratch.read_only {
-        all.extend(collected(world));
+    if !fixture.plan.scratch.read_only {
+        all.extend(collected(fixture));
     }
     all
 }
@@ -37,7 +37,7 @@ fn the_status_pipe() -> Vec<Attack> {
                 &["executor"],
                 one("fcntl", &[n(fd), n(F_GETFD)]),
                 Expected::Errno(&[EBADF]),
-                Control::Instead(one("fcntl", &[n(1), n(F_GETFD)]), Wanted::Succeeds),
+                Control::Instead(one("fcntl", &[n(1), n(F_GETFD)]), ControlExpectation::Succeeds),
             )
         })
         .collect();
@@ -49,7 +49,7 @@ fn the_status_pipe() -> Vec<Attack> {
             &["executor", "landlock of the payload"],
             open(&format!("/proc/1/fd/{fd}"), 1),
             Expected::Errno(&[EACCES]),
-            Control::Instead(open("/proc/self/fd/1", 1), Wanted::Succeeds),
+            Control::Instead(open("/proc/self/fd/1", 1), ControlExpectation::Succeeds),
         ));
     }
     all
@@ -68,31 +68,30 @@ fn endings() -> Vec<Attack> {
             b.attack("kill", &[own, n(signal)]);
         })
     };
-    let signaled = |done: &Done, _: &World| Seen { held: done.ended_as(Verdict::Signaled), what: done.words() };
+    let signaled = |done: &ProbeRun, _: &Fixture| Observation { held: done.ended_as(Verdict::Signaled), what: done.words() };
     let ordinary = || {
-        RunControl::Run(Box::new(of_first(exit(7), "exited with 7", |done, _| Seen {
+        RunControl::Run(Box::new(of_first(exit(7), "exited with 7", |done, _| Observation {
             held: done.ended_as(Verdict::Exited) && done.result.report.code == 7,
             what: done.words(),
         })))
     };
     type Case = (&'static str, &'static str, Script, &'static str, crate::attack::Judge);
-    let cases: [Case; 6] = [
-        ("an out-of-memory kill", "exit with 137, as if killed for memory", exit(137), "exited with status 137", |done, _| Seen {
-            held: done.ended_as(Verdict::Exited) && done.result.report.code == 137,
-            what: done.words(),
-        }),
-        ("a wall timeout", "exit with 124, as if out of time", exit(124), "exited with status 124", |done, _| Seen {
-            held: done.ended_as(Verdict::Exited) && done.result.report.code == 124,
-            what: done.words(),
-        }),
-        ("a broken sandbox", "exit with 125, as if the sandbox had failed", exit(125), "exited with status 125", |done, _| Seen {
-            held: done.ended_as(Verdict::Exited) && done.result.report.code == 125,
-            what: done.words(),
-        }),
-        ("a kill by a limit", "kill oneself by SIGKILL", by_signal(9), "signaled", signaled),
-        ("a refused system call", "kill oneself by SIGSYS", by_signal(31), "signaled", signaled),
-        ("used-up CPU time", "kill oneself by SIGXCPU", by_signal(24), "signaled", signaled),
-    ];
+    let cases: [Case; 6] =
+        [
+            ("an out-of-memory kill", "exit with 137, as if killed for memory", exit(137), "exited with status 137", |done, _| {
+                Observation { held: done.ended_as(Verdict::Exited) && done.result.report.code == 137, what: done.words() }
+            }),
+            ("a wall timeout", "exit with 124, as if out of time", exit(124), "exited with status 124", |done, _| Observation {
+                held: done.ended_as(Verdict::Exited) && done.result.report.code == 124,
+                what: done.words(),
+            }),
+            ("a broken sandbox", "exit with 125, as if the sandbox had failed", exit(125), "exited with status 125", |done, _| {
+                Observation { held: done.ended_as(Verdict::Exited) && done.result.report.code == 125, what: done.words() }
+            }),
+            ("a kill by a limit", "kill its own process by SIGKILL", by_signal(9), "signaled", signaled),
+            ("a refused system call", "kill its own process by SIGSYS", by_signal(31), "signaled", signaled),
+            ("used-up CPU time", "kill its own process by SIGXCPU", by_signal(24), "signaled", signaled),
+        ];
     cases
         .into_iter()
         .map(|(name, tried, act, expected, judge)| {
@@ -114,13 +113,13 @@ fn a_printed_result() -> Attack {
     Attack::run(
         CLASS,
         "a printed result",
-        "print a result that says success, and fail",
+        "print a result with success, and fail",
         LAUNCHER,
-        of_first(print(3), "exited with status 3, the text as output", |done, _| Seen {
+        of_first(print(3), "exited with status 3, the text as output", |done, _| Observation {
             held: done.ended_as(Verdict::Exited) && done.result.report.code == 3 && done.result.output == FORGED.as_bytes(),
             what: done.words(),
         }),
-        RunControl::Run(Box::new(of_first(print(0), "the same text, and status 0", |done, _| Seen {
+        RunControl::Run(Box::new(of_first(print(0), "the same text, and status 0", |done, _| Observation {
             held: done.result.report.success && done.result.output == FORGED.as_bytes(),
             what: done.words(),
         }))),
@@ -128,11 +127,11 @@ fn a_printed_result() -> Attack {
 }
 
 /// Files that are asked for must be the code's own.
-fn collected(world: &World) -> Vec<Attack> {
-    let nothing = |done: &Done, world: &World| {
-        let taken = done.result.report.files.iter().find(|file| file.text.as_ref().is_some_and(|text| text.contains(&world.secret)));
+fn collected(fixture: &Fixture) -> Vec<Attack> {
+    let nothing = |done: &ProbeRun, fixture: &Fixture| {
+        let taken = done.result.report.files.iter().find(|file| file.text.as_ref().is_some_and(|text| text.contains(&fixture.secret)));
         let any = done.result.report.files.iter().any(|file| file.text.is_some() || file.base64.is_some());
-        Seen { held: taken.is_none() && !any, what: format!("{} files returned; {}", done.result.report.files.len(), done.words()) }
+        Observation { held: taken.is_none() && !any, what: format!("{} files returned; {}", done.result.report.files.len(), done.words()) }
     };
     let link = |from: &str, to: &str| {
         script(|b| {
@@ -140,8 +139,8 @@ fn collected(world: &World) -> Vec<Attack> {
             b.need("symlinkat", &[to, CWD, from]);
         })
     };
-    let secret = world.secret_path();
-    let directory = world.directory.to_string_lossy().into_owned();
+    let secret = fixture.secret_path();
+    let directory = fixture.directory.to_string_lossy().into_owned();
     let mut all = Vec::new();
     for (name, act, collect) in [
         ("a link to a file of the host", link("stolen", &secret), &["stolen"] as &'static [&'static str]),
@@ -154,13 +153,13 @@ fn collected(world: &World) -> Vec<Attack> {
             format!("have the launcher read {name} as if it were the code's own"),
             LAUNCHER,
             Run { collect, ..of_first(act, "nothing is returned", nothing) },
-            RunControl::Run(Box::new(a_file_of_ones_own())),
+            RunControl::Run(Box::new(an_own_file())),
         ));
     }
     all
 }
 
-fn a_file_of_ones_own() -> Run {
+fn an_own_file() -> Run {
     Run {
         collect: &["kept"],
         ..of_first(
@@ -169,8 +168,8 @@ fn a_file_of_ones_own() -> Run {
                 let text = b.text("mine");
                 b.need("write", &[fd, text, n(4)]);
             }),
-            "a file of one's own is returned",
-            |done, _| Seen {
+            "the code's own file is returned",
+            |done, _| Observation {
                 held: done.result.report.files.iter().any(|file| file.path == "kept" && file.text.as_deref() == Some("mine")),
                 what: format!("{} files returned", done.result.report.files.len()),
             },

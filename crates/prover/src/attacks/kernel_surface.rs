@@ -1,8 +1,9 @@
-//! The kernel's surface beside plain numbers: flags and arguments that the filter looks
+//! The kernel's surface beyond call numbers: flags and arguments that the filter looks
 //! at, with and without high halves, and the other doors into the kernel.
 
 mod sockets;
 
+use nix::libc::{ENOSYS, EPERM};
 use stockade_policy::{
     filter::{Action, F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
     names::FORBIDDEN_IOCTLS,
@@ -11,10 +12,9 @@ use stockade_protocol::probe::Script;
 
 use super::{O_CREAT, O_WRONLY};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{Builder, CWD, n, one, script},
-    words::errno::{ENOSYS, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::KernelSurface;
@@ -23,17 +23,17 @@ const REFUSED: Expected = Expected::Errno(&[EPERM]);
 /// A bit that the kernel does not look at, and so a filter must not either.
 const HIGH: i64 = 0x1_0000_0000;
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    all.extend(namespaces_by_clone(world));
-    all.extend(set_id_bits(world));
-    all.extend(devices(world));
-    all.extend(sockets::attacks(world));
-    all.extend(ioctls(world));
-    all.extend(others_by_number(world));
-    all.extend(switches(world));
-    all.extend(the_older_watch(world));
-    all.extend(other_doors());
+    all.extend(namespaces_by_clone(fixture));
+    all.extend(set_id_bits(fixture));
+    all.extend(devices(fixture));
+    all.extend(sockets::attacks(fixture));
+    all.extend(ioctls(fixture));
+    all.extend(others_by_number(fixture));
+    all.extend(switches(fixture));
+    all.extend(the_older_watch(fixture));
+    all.extend(other_abis());
     all
 }
 
@@ -41,7 +41,7 @@ fn attack(name: impl Into<String>, tried: impl Into<String>, act: Script, contro
     Attack::new(CLASS, name, tried, FILTER, act, REFUSED, control)
 }
 
-fn namespaces_by_clone(world: &World) -> Vec<Attack> {
+fn namespaces_by_clone(fixture: &Fixture) -> Vec<Attack> {
     const SIGCHLD: i64 = 17;
     let flags = [
         ("user", 0x1000_0000i64),
@@ -53,7 +53,7 @@ fn namespaces_by_clone(world: &World) -> Vec<Attack> {
         ("cgroup", 0x200_0000),
         ("user and network", 0x5000_0000),
     ];
-    if !world.knows("clone") {
+    if !fixture.knows("clone") {
         return Vec::new();
     }
     flags
@@ -64,14 +64,14 @@ fn namespaces_by_clone(world: &World) -> Vec<Attack> {
                 format!("a child in a new {name} namespace{how}"),
                 format!("clone into a new {name} namespace{how}"),
                 one("clone", &[n(flag | SIGCHLD)]),
-                Control::Outside(Place::Own, Wanted::Succeeds),
+                Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
             )
         })
         .collect()
 }
 
 /// Every way to give a file a mode.
-fn set_id_bits(world: &World) -> Vec<Attack> {
+fn set_id_bits(fixture: &Fixture) -> Vec<Attack> {
     type Give = fn(&mut Builder, &str, i64);
     const REGULAR: i64 = 0o100_000;
     let ways: [(&str, Give); 11] = [
@@ -125,7 +125,7 @@ fn set_id_bits(world: &World) -> Vec<Attack> {
     ];
     let mut all = Vec::new();
     for (call, give) in ways {
-        if !matches!(world.rules.action(call), Some(Action::Check(_))) {
+        if !matches!(fixture.rules.action(call), Some(Action::Check(_))) {
             continue;
         }
         for (bits, name) in [(0o4000, "set-user-ID"), (0o2000, "set-group-ID"), (0o4000 | HIGH, "set-user-ID, with high bits")] {
@@ -134,14 +134,14 @@ fn set_id_bits(world: &World) -> Vec<Attack> {
                 format!("{name} by {call}"),
                 format!("give a file the {name} bit by {call}"),
                 script(|b| give(b, &path, 0o755 | bits)),
-                Control::Instead(script(|b| give(b, &format!("{path}-plain"), 0o755)), Wanted::Succeeds),
+                Control::Instead(script(|b| give(b, &format!("{path}-plain"), 0o755)), ControlExpectation::Succeeds),
             ));
         }
     }
     all
 }
 
-fn devices(world: &World) -> Vec<Attack> {
+fn devices(fixture: &Fixture) -> Vec<Attack> {
     const NULL_DEVICE: i64 = 0x103;
     let mut all = Vec::new();
     let make = |call: &'static str, path: &str, mode: i64, device: i64| {
@@ -151,17 +151,17 @@ fn devices(world: &World) -> Vec<Attack> {
             b.attack(call, arguments);
         })
     };
-    for call in ["mknod", "mknodat"].into_iter().filter(|call| world.knows(call)) {
+    for call in ["mknod", "mknodat"].into_iter().filter(|call| fixture.knows(call)) {
         for (what, kind) in [("a character device", 0o020_600i64), ("a block device", 0o060_600)] {
             all.push(attack(
                 format!("{what} by {call}"),
                 format!("make {what} by {call}"),
                 make(call, &format!("/tmp/{call}-{kind:o}"), kind, NULL_DEVICE),
-                Control::Instead(make(call, &format!("/tmp/{call}-{kind:o}-file"), 0o100_600, 0), Wanted::Succeeds),
+                Control::Instead(make(call, &format!("/tmp/{call}-{kind:o}-file"), 0o100_600, 0), ControlExpectation::Succeeds),
             ));
         }
     }
-    if world.knows("renameat2") {
+    if fixture.knows("renameat2") {
         const WHITEOUT: i64 = 4;
         let rename = |name: &str, flags: i64| {
             script(|b| {
@@ -174,27 +174,27 @@ fn devices(world: &World) -> Vec<Attack> {
             "a whiteout",
             "leave a device node behind by renaming (RENAME_WHITEOUT)",
             rename("whiteout", WHITEOUT),
-            Control::Instead(rename("no-whiteout", 0), Wanted::Succeeds),
+            Control::Instead(rename("no-whiteout", 0), ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
-/// dnotify, where inotify is not to be had.
-fn the_older_watch(world: &World) -> Option<Attack> {
+/// dnotify, where the policy has no inotify.
+fn the_older_watch(fixture: &Fixture) -> Option<Attack> {
     const DN_ACCESS: i64 = 1;
     let act = script(|b| {
         let fd = b.open("/usr", 0);
         b.attack("fcntl", &[fd, n(i64::from(F_NOTIFY)), n(DN_ACCESS)]);
     });
-    let control = Control::Outside(Place::Host, Wanted::Reaches);
-    (!world.knows(WATCHING))
-        .then(|| attack("watch a directory by fcntl", "be told when something in /usr is read (F_NOTIFY)", act, control))
+    let control = Control::Outside(ControlHost::Host, ControlExpectation::Reaches);
+    (!fixture.knows(WATCHING))
+        .then(|| attack("watch a directory by fcntl", "get a signal when something in /usr is read (F_NOTIFY)", act, control))
 }
 
 /// Requests that the policy does not list, on a pipe, which knows none of them.
-fn ioctls(world: &World) -> Vec<Attack> {
-    if !world.knows("ioctl") {
+fn ioctls(fixture: &Fixture) -> Vec<Attack> {
+    if !fixture.knows("ioctl") {
         return Vec::new();
     }
     let more = [
@@ -236,7 +236,7 @@ fn ioctls(world: &World) -> Vec<Attack> {
     let forbidden = FORBIDDEN_IOCTLS.iter().map(|(name, number, _)| (*name, *number)).collect::<Vec<_>>();
     let mut all = Vec::new();
     for (name, request) in forbidden.iter().copied().chain(more) {
-        if world.policy.seccomp.ioctl.contains(&request) {
+        if fixture.policy.seccomp.ioctl.contains(&request) {
             continue;
         }
         let is_forbidden = forbidden.iter().any(|(other, _)| *other == name);
@@ -247,15 +247,15 @@ fn ioctls(world: &World) -> Vec<Attack> {
                 format!("ioctl {name}{how}"),
                 format!("ask a descriptor for {name}{how}"),
                 one("ioctl", &[n(0), n(i64::from(request) | *high), n(0)]),
-                Control::Outside(Place::Own, Wanted::Reaches),
+                Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Reaches),
             ));
         }
     }
     all
 }
 
-/// Calls that take a pid, for others than oneself.
-fn others_by_number(world: &World) -> Vec<Attack> {
+/// Calls that take a pid, with the pid of another process.
+fn others_by_number(fixture: &Fixture) -> Vec<Attack> {
     type On = fn(&mut Builder, stockade_protocol::probe::Value);
     let calls: [(&str, &str, On); 5] = [
         ("prlimit64", "read the limits", |b, pid| {
@@ -284,10 +284,10 @@ fn others_by_number(world: &World) -> Vec<Attack> {
     ];
     let mut all = Vec::new();
     for (call, what, on) in calls {
-        if !matches!(world.rules.action(call), Some(Action::Check(_))) {
+        if !matches!(fixture.rules.action(call), Some(Action::Check(_))) {
             continue;
         }
-        let twin = || Control::Instead(script(|b| on(b, n(0))), Wanted::Succeeds);
+        let twin = || Control::Instead(script(|b| on(b, n(0))), ControlExpectation::Succeeds);
         for (whose, pid) in [("pid 1", 1), ("pid 1, with high bits", 1 | HIGH), ("pid 2", 2)] {
             all.push(attack(format!("{what} of {whose}"), format!("{what} of {whose} by {call}"), script(|b| on(b, n(pid))), twin()));
         }
@@ -295,16 +295,16 @@ fn others_by_number(world: &World) -> Vec<Attack> {
     let priorities: [(&str, [i64; 3], [i64; 3]); 2] =
         [("setpriority", [0, 1, 19], [0, 0, 19]), ("ioprio_set", [1, 1, 0x4007], [1, 0, 0x4007])];
     for (call, on_1, on_self) in priorities {
-        if !matches!(world.rules.action(call), Some(Action::Check(_))) {
+        if !matches!(fixture.rules.action(call), Some(Action::Check(_))) {
             continue;
         }
         let make = |arguments: [i64; 3]| one(call, &arguments.map(n));
-        let twin = || Control::Instead(make(on_self), Wanted::Succeeds);
+        let twin = || Control::Instead(make(on_self), ControlExpectation::Succeeds);
         all.push(attack(format!("the priority of pid 1 by {call}"), format!("change the priority of pid 1 by {call}"), make(on_1), twin()));
         let [which, _, value] = on_1;
         all.push(attack(
-            format!("the priority of all one's processes by {call}"),
-            format!("change the priority of every process of one's user by {call}"),
+            format!("the priority of all processes of the user by {call}"),
+            format!("change the priority of every process of the user by {call}"),
             make([which + 2, 0, value]),
             twin(),
         ));
@@ -313,9 +313,9 @@ fn others_by_number(world: &World) -> Vec<Attack> {
 }
 
 /// Calls of which only some uses are refused.
-fn switches(world: &World) -> Vec<Attack> {
+fn switches(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    if matches!(world.rules.action("personality"), Some(Action::Check(_))) {
+    if matches!(fixture.rules.action("personality"), Some(Action::Check(_))) {
         let personas = [
             ("without address randomisation", 0x004_0000i64),
             ("with readable executables", 0x040_0000),
@@ -329,24 +329,24 @@ fn switches(world: &World) -> Vec<Attack> {
                 format!("a personality {name}"),
                 format!("take on a personality {name} ({persona:#x})"),
                 one("personality", &[n(persona)]),
-                Control::Outside(Place::Host, Wanted::Succeeds),
+                Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
             ));
         }
     }
-    if matches!(world.rules.action("prctl"), Some(Action::Check(_))) {
+    if matches!(fixture.rules.action("prctl"), Some(Action::Check(_))) {
         for option in FORBIDDEN_PRCTL {
-            let name = if option == 22 { "a filter of one's own" } else { "dispatch of one's system calls" };
+            let name = if option == 22 { "a seccomp filter" } else { "syscall user dispatch" };
             for (high, how) in [(0, ""), (HIGH, ", with high bits")] {
                 all.push(attack(
                     format!("{name}{how}"),
                     format!("ask for {name} by prctl({option}){how}"),
                     one("prctl", &[n(i64::from(option) | high), n(0xffff), n(0), n(0), n(0)]),
-                    Control::Outside(Place::Host, Wanted::Reaches),
+                    Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
                 ));
             }
         }
     }
-    if matches!(world.rules.action("setsockopt"), Some(Action::Check(_))) && world.has_family(1) {
+    if matches!(fixture.rules.action("setsockopt"), Some(Action::Check(_))) && fixture.has_family(1) {
         const SOL_SOCKET: i64 = 1;
         for option in FORBIDDEN_SOCKET_OPTIONS {
             for (high, how) in [(0, ""), (HIGH, ", with high bits")] {
@@ -357,7 +357,7 @@ fn switches(world: &World) -> Vec<Attack> {
                         let fd = b.need("socket", &[n(1), n(1), n(0)]);
                         b.attack("setsockopt", &[fd, n(SOL_SOCKET), n(i64::from(option) | high), n(-1), n(0xffff)]);
                     }),
-                    Control::Outside(Place::Host, Wanted::Reaches),
+                    Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
                 ));
             }
         }
@@ -366,7 +366,7 @@ fn switches(world: &World) -> Vec<Attack> {
 }
 
 /// `int 0x80` and x32.
-fn other_doors() -> Vec<Attack> {
+fn other_abis() -> Vec<Attack> {
     let missing = Expected::Errno(&[ENOSYS]);
     let i386 = [
         ("getpid", 20),
@@ -395,7 +395,7 @@ fn other_doors() -> Vec<Attack> {
                     b.attack_int80(number, &[n(argument); 5]);
                 }),
                 missing,
-                Control::Outside(Place::Own, Wanted::Exists),
+                Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Exists),
             )
         })
         .collect();
@@ -410,7 +410,7 @@ fn other_doors() -> Vec<Attack> {
                 b.attack_number(number | X32, &[n(if name == "getpid" { 0 } else { -1 }); 5]);
             }),
             missing,
-            Control::Outside(Place::Own, Wanted::Exists),
+            Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Exists),
         ));
     }
     all

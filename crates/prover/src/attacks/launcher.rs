@@ -1,24 +1,24 @@
-//! The launcher's own bounds: time, output, and what it tells nobody.
+//! The bounds that the launcher enforces: time and output.
 
 use stockade_protocol::{LimitKey, Verdict};
 
 use crate::{
-    attack::{Attack, Class, Limits, Run, RunControl, Seen},
+    attack::{Attack, Class, Limits, Observation, Run, RunControl},
+    fixture::Fixture,
     script::{Builder, n, script},
-    world::World,
 };
 
 const CLASS: Class = Class::Launcher;
 const LAUNCHER: &[&str] = &["launcher"];
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
-    let mut all = wall_clock(world);
-    all.extend(output(world));
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
+    let mut all = wall_clock(fixture);
+    all.extend(output(fixture));
     all
 }
 
 /// A policy may let a run take all the time it wants.
-fn wall_clock(world: &World) -> Vec<Attack> {
+fn wall_clock(fixture: &Fixture) -> Vec<Attack> {
     type Prepare = fn(&mut Builder);
     const BLOCK: i64 = 0;
     let ways: [(&str, &str, Prepare); 3] = [
@@ -27,12 +27,12 @@ fn wall_clock(world: &World) -> Vec<Attack> {
             let mask = b.bytes(&[0xff; 8]);
             b.need("rt_sigprocmask", &[n(BLOCK), mask, n(0), n(8)]);
         }),
-        ("sleep past the wall clock in a session of one's own", "leave the session first", |b| {
+        ("sleep past the wall clock in a new session", "leave the session first", |b| {
             b.may("setsid", &[]);
         }),
     ];
     let limits =
-        |ms: u64| Limits::from([(LimitKey::Wall, Some(world.policy.limits_max.get(LimitKey::Wall).map_or(ms, |most| ms.min(most))))]);
+        |ms: u64| Limits::from([(LimitKey::Wall, Some(fixture.policy.limits_max.get(LimitKey::Wall).map_or(ms, |most| ms.min(most))))]);
     ways.into_iter()
         .map(|(name, tried, prepare)| {
             let act = script(|b| {
@@ -48,20 +48,20 @@ fn wall_clock(world: &World) -> Vec<Attack> {
                 host_scratch: false,
                 collect: &[],
                 expected: String::from("wall_timeout"),
-                judge: |done, _| Seen { held: done.ended_as(Verdict::WallTimeout), what: done.words() },
+                judge: |done, _| Observation { held: done.ended_as(Verdict::WallTimeout), what: done.words() },
             };
             Attack::run(CLASS, name, tried, LAUNCHER, run, RunControl::Limits(limits(30_000)))
         })
         .collect()
 }
 
-fn output(world: &World) -> Vec<Attack> {
+fn output(fixture: &Fixture) -> Vec<Attack> {
     const KIB: u64 = 1 << 10;
     let limits = |kib: u64| {
         let wanted = kib * KIB;
         Limits::from([(
             LimitKey::OutputSize,
-            Some(world.policy.limits_max.get(LimitKey::OutputSize).map_or(wanted, |most| wanted.min(most))),
+            Some(fixture.policy.limits_max.get(LimitKey::OutputSize).map_or(wanted, |most| wanted.min(most))),
         )])
     };
     [(1i64, "stdout"), (2, "stderr")]
@@ -78,7 +78,7 @@ fn output(world: &World) -> Vec<Attack> {
                 host_scratch: false,
                 collect: &[],
                 expected: String::from("output_limit"),
-                judge: |done, _| Seen { held: done.ended_as(Verdict::OutputLimit), what: done.words() },
+                judge: |done, _| Observation { held: done.ended_as(Verdict::OutputLimit), what: done.words() },
             };
             Attack::run(
                 CLASS,

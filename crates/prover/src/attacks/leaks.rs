@@ -1,14 +1,14 @@
 //! From the host and from earlier runs into a run.
 
+use nix::libc::{EACCES, ENOENT, EPERM};
 use stockade_policy::plan::{HOME, Mode, Plan, RootEntry};
 use stockade_protocol::probe::Script;
 
 use super::{O_CREAT, O_WRONLY, seek, shared_namespace};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Limits, Place, Run, RunControl, Seen, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected, Limits, Observation, Run, RunControl},
+    fixture::Fixture,
     script::{n, one, script},
-    words::errno::{EACCES, ENOENT, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::CrossRunLeaks;
@@ -16,29 +16,28 @@ const CLASS: Class = Class::CrossRunLeaks;
 const LEFT: &str = "left-behind";
 const PLACES: [&str; 4] = ["/tmp", "/dev/shm", HOME, "/scratch"];
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     for (kind, layer) in
         [("ipc", &["IPC namespace"] as &'static [&'static str]), ("uts", &["UTS namespace"]), ("cgroup", &["cgroup namespace"])]
     {
         all.extend(shared_namespace(CLASS, kind, layer));
     }
-    all.extend(left_behind(world));
-    all.extend(names_of_the_host(world));
-    all.extend(variables(world));
-    all.extend(ownership(world));
-    all.extend(keyring(world));
+    all.extend(left_behind(fixture));
+    all.extend(names_of_the_host(fixture));
+    all.extend(variables(fixture));
+    all.extend(ownership(fixture));
+    all.extend(keyring(fixture));
     all
 }
 
-/// The session keyring that the launcher was started with, by its serial number. To link it
-/// into another is for whoever has come into possession of it, which goes by inheritance
-/// and not by user.
-fn keyring(world: &World) -> Option<Attack> {
+/// The session keyring that the launcher was started with, by its serial number. Only a process
+/// that possesses it may link it, and a process inherits possession; its user does not matter.
+fn keyring(fixture: &Fixture) -> Option<Attack> {
     const LINK: i64 = 8;
     const PROCESS_KEYRING: i64 = -2;
-    let serial = world.session_keyring?;
-    let (layers, refused): (&'static [&'static str], _) = match world.knows("keyctl") {
+    let serial = fixture.session_keyring?;
+    let (layers, refused): (&'static [&'static str], _) = match fixture.knows("keyctl") {
         true => (&["keyring"], Expected::Errno(&[EACCES])),
         false => (&["seccomp", "keyring"], Expected::Errno(&[EPERM])),
     };
@@ -49,7 +48,7 @@ fn keyring(world: &World) -> Option<Attack> {
         layers,
         one("keyctl", &[n(LINK), n(serial), n(PROCESS_KEYRING)]),
         refused,
-        Control::Outside(Place::Host, Wanted::Succeeds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
     ))
 }
 
@@ -65,8 +64,8 @@ pub(crate) fn plant() -> Script {
     script(|b| PLACES.iter().for_each(|place| leave(b, &format!("{place}/{LEFT}"))))
 }
 
-fn left_behind(world: &World) -> Vec<Attack> {
-    let writable: Vec<String> = world.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
+fn left_behind(fixture: &Fixture) -> Vec<Attack> {
+    let writable: Vec<String> = fixture.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
     PLACES
         .into_iter()
         .filter(|place| writable.iter().any(|path| path == place))
@@ -83,20 +82,20 @@ fn left_behind(world: &World) -> Vec<Attack> {
                 &["mounts"],
                 seek(&format!("{place}/{LEFT}"), LEFT),
                 Expected::Errno(&[ENOENT]),
-                Control::Instead(twin, Wanted::Finds),
+                Control::Instead(twin, ControlExpectation::Finds),
             )
         })
         .collect()
 }
 
 /// What the host is called, and where on it the run is.
-fn names_of_the_host(world: &World) -> Vec<Attack> {
+fn names_of_the_host(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    if world.host_name != world.plan.identity.hostname && world.host_name.len() > 2 {
+    if fixture.host_name != fixture.plan.identity.hostname && fixture.host_name.len() > 2 {
         let by_uname = script(|b| {
             let to = b.space(65 * 6);
             b.attack("uname", &[to]);
-            b.find(to, n(65 * 6), world.host_name.as_bytes());
+            b.find(to, n(65 * 6), fixture.host_name.as_bytes());
         });
         all.push(Attack::new(
             CLASS,
@@ -105,20 +104,20 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
             &["UTS namespace"],
             by_uname,
             Expected::Value(0),
-            Control::Outside(Place::Host, Wanted::Finds),
+            Control::Outside(ControlHost::Host, ControlExpectation::Finds),
         ));
         for path in ["/proc/sys/kernel/hostname", "/etc/hostname", "/etc/hosts"] {
-            let there = std::fs::read_to_string(path).is_ok_and(|text| text.contains(&world.host_name));
-            let inside = path.starts_with("/proc") || world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if std::path::Path::new("/").join(target) == std::path::Path::new(path)));
+            let there = std::fs::read_to_string(path).is_ok_and(|text| text.contains(&fixture.host_name));
+            let inside = path.starts_with("/proc") || fixture.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if std::path::Path::new("/").join(target) == std::path::Path::new(path)));
             if there && inside {
                 all.push(Attack::new(
                     CLASS,
                     format!("the host's name in {path}"),
                     format!("learn the host's name from {path}"),
                     &["UTS namespace", "mounts"],
-                    seek(path, &world.host_name),
+                    seek(path, &fixture.host_name),
                     Expected::Value(0),
-                    Control::Outside(Place::Host, Wanted::Finds),
+                    Control::Outside(ControlHost::Host, ControlExpectation::Finds),
                 ));
             }
         }
@@ -130,12 +129,12 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
         &["cgroup namespace"],
         seek("/proc/self/cgroup", "stockade-"),
         Expected::Value(0),
-        Control::OutsideInstead(Place::Host, seek("/proc/self/cgroup", ":/"), Wanted::Finds),
+        Control::OutsideInstead(ControlHost::Host, seek("/proc/self/cgroup", ":/"), ControlExpectation::Finds),
     ));
     if let Ok(id) = std::fs::read_to_string("/etc/machine-id") {
         let id = id.trim().to_owned();
         if id.len() == 32
-            && world.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("machine-id")))
+            && fixture.plan.root.iter().any(|entry| matches!(entry, RootEntry::File { target, .. } if target.ends_with("machine-id")))
         {
             all.push(Attack::new(
                 CLASS,
@@ -144,7 +143,7 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
                 &["mounts"],
                 seek("/etc/machine-id", &id),
                 Expected::Value(0),
-                Control::Outside(Place::Host, Wanted::Finds),
+                Control::Outside(ControlHost::Host, ControlExpectation::Finds),
             ));
         }
     }
@@ -152,10 +151,10 @@ fn names_of_the_host(world: &World) -> Vec<Attack> {
 }
 
 /// The launcher's environment, in which secrets often lie.
-fn variables(world: &World) -> Vec<Attack> {
+fn variables(fixture: &Fixture) -> Vec<Attack> {
     let own = std::env::vars_os().find_map(|(name, value)| {
         let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
-        let ours = world.plan.environment.contains(&name) && world.plan.environment_values.contains(&format!("{name}={value}"));
+        let ours = fixture.plan.environment.contains(&name) && fixture.plan.environment_values.contains(&format!("{name}={value}"));
         (!ours && !value.is_empty()).then_some(format!("{name}={value}"))
     });
     let Some(variable) = own else { return Vec::new() };
@@ -163,19 +162,19 @@ fn variables(world: &World) -> Vec<Attack> {
     vec![Attack::new(
         CLASS,
         "the launcher's environment",
-        format!("find the launcher's variable {name} in one's own environment"),
+        format!("find the launcher's variable {name} in the environment"),
         &["launcher"],
         seek("/proc/self/environ", &variable),
         Expected::Value(0),
-        Control::Outside(Place::Host, Wanted::Finds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Finds),
     )]
 }
 
 /// Files that a run leaves in a host scratch must be the caller's, not of an id that a
 /// later run will have.
-fn ownership(world: &World) -> Vec<Attack> {
-    let Plan { mode, identity, .. } = &world.plan;
-    if *mode != Mode::Root || world.plan.scratch.read_only || identity.user_namespaces == stockade_policy::plan::UserNamespaces::Missing {
+fn ownership(fixture: &Fixture) -> Vec<Attack> {
+    let Plan { mode, identity, .. } = &fixture.plan;
+    if *mode != Mode::Root || fixture.plan.scratch.read_only || identity.user_namespaces == stockade_policy::plan::UserNamespaces::Missing {
         return Vec::new();
     }
     let make = |name: &str| {
@@ -191,11 +190,13 @@ fn ownership(world: &World) -> Vec<Attack> {
         host_scratch: true,
         collect: &[],
         expected: String::from("it is the caller's on the host"),
-        judge: |_, world| {
+        judge: |_, fixture| {
             use std::os::unix::fs::MetadataExt;
-            match std::fs::symlink_metadata(world.scratch.join("made-by-the-run")) {
-                Ok(file) => Seen { held: file.uid() == world.scratch_owner(), what: format!("it belongs to {} on the host", file.uid()) },
-                Err(error) => Seen { held: false, what: format!("it was not made: {error}") },
+            match std::fs::symlink_metadata(fixture.scratch.join("made-by-the-run")) {
+                Ok(file) => {
+                    Observation { held: file.uid() == fixture.scratch_owner(), what: format!("it belongs to {} on the host", file.uid()) }
+                }
+                Err(error) => Observation { held: false, what: format!("it was not made: {error}") },
             }
         },
     };
@@ -205,6 +206,6 @@ fn ownership(world: &World) -> Vec<Attack> {
         "leave a file in a host scratch that belongs to the run's host uid, which a later run will have",
         &["idmapped scratch"],
         run,
-        RunControl::Outside(Place::Host, make(&world.path("made-outside")), Wanted::Succeeds),
+        RunControl::Outside(ControlHost::Host, make(&fixture.path("made-outside")), ControlExpectation::Succeeds),
     )]
 }

@@ -1,13 +1,13 @@
 //! The network: the host's own services, and everything beyond.
 
+use nix::libc::{EACCES, ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ENOENT, EPERM};
 use stockade_protocol::probe::Script;
 
 use super::shared_namespace;
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{n, one, script},
-    words::errno::{EACCES, ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ENOENT, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::Network;
@@ -15,13 +15,13 @@ const NET: &[&str] = &["network namespace"];
 const STREAM: i64 = 1;
 const DATAGRAM: i64 = 2;
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(shared_namespace(CLASS, "net", NET));
-    all.extend(services_of_the_host(world));
-    all.extend(sockets_of_the_host(world));
-    all.extend(beyond(world));
-    all.extend(being_a_router(world));
+    all.extend(services_of_the_host(fixture));
+    all.extend(sockets_of_the_host(fixture));
+    all.extend(beyond(fixture));
+    all.extend(being_a_router(fixture));
     all
 }
 
@@ -43,24 +43,24 @@ fn connect(kind: i64, address: &[u8]) -> Script {
     })
 }
 
-/// What a connection inside meets where the family is allowed: nobody; behind an egress
-/// gate, its refusal. Where the family is not allowed, the filter.
-fn refused(world: &World, family: u32) -> Expected {
-    if world.has_family(family) { Expected::Errno(&[ECONNREFUSED, ENETUNREACH, EHOSTUNREACH, EACCES]) } else { Expected::Errno(&[EPERM]) }
+/// The errors of a connection inside: where the family is allowed, no listener or the egress
+/// gate's refusal; else the filter's.
+fn refused(fixture: &Fixture, family: u32) -> Expected {
+    if fixture.has_family(family) { Expected::Errno(&[ECONNREFUSED, ENETUNREACH, EHOSTUNREACH, EACCES]) } else { Expected::Errno(&[EPERM]) }
 }
 
 const LOOPBACK_V6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 const MAPPED: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1];
 
-fn services_of_the_host(world: &World) -> Vec<Attack> {
+fn services_of_the_host(fixture: &Fixture) -> Vec<Attack> {
     let mut targets = vec![
-        ("127.0.0.1", address_v4([127, 0, 0, 1], world.port)),
-        ("0.0.0.0", address_v4([0, 0, 0, 0], world.port)),
-        ("an IPv4 address in IPv6", address_v6(MAPPED, world.port)),
+        ("127.0.0.1", address_v4([127, 0, 0, 1], fixture.port)),
+        ("0.0.0.0", address_v4([0, 0, 0, 0], fixture.port)),
+        ("an IPv4 address in IPv6", address_v6(MAPPED, fixture.port)),
     ];
-    if world.has_ipv6() {
-        targets.push(("::1", address_v6(LOOPBACK_V6, world.port)));
-        targets.push(("::", address_v6([0; 16], world.port)));
+    if fixture.has_ipv6() {
+        targets.push(("::1", address_v6(LOOPBACK_V6, fixture.port)));
+        targets.push(("::", address_v6([0; 16], fixture.port)));
     }
     let mut all: Vec<Attack> = targets
         .into_iter()
@@ -69,18 +69,18 @@ fn services_of_the_host(world: &World) -> Vec<Attack> {
             Attack::new(
                 CLASS,
                 format!("a service of the host at {name}"),
-                format!("connect to a service that listens on the host's loopback, at {name} port {}", world.port),
+                format!("connect to a service that listens on the host's loopback, at {name} port {}", fixture.port),
                 NET,
                 connect(STREAM, &address),
-                refused(world, family),
-                Control::Outside(Place::Host, Wanted::Succeeds),
+                refused(fixture, family),
+                Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
             )
         })
         .collect();
-    if world.plan.egress.is_none() {
-        // The second send learns what became of the first.
+    if fixture.plan.egress.is_none() {
+        // The second send returns the error of the first.
         let act = script(|b| {
-            let address = address_v4([127, 0, 0, 1], world.port);
+            let address = address_v4([127, 0, 0, 1], fixture.port);
             let fd = b.attack("socket", &[n(2), n(DATAGRAM), n(0)]);
             let length = n(i64::try_from(address.len()).unwrap_or(0));
             let (address, byte) = (b.bytes(&address), b.text("x"));
@@ -94,22 +94,30 @@ fn services_of_the_host(world: &World) -> Vec<Attack> {
             "send UDP to a service on the host's loopback",
             NET,
             act,
-            refused(world, 2),
-            Control::Outside(Place::Host, Wanted::Succeeds),
+            refused(fixture, 2),
+            Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
 /// Sockets that have a name in place of an address.
-fn sockets_of_the_host(world: &World) -> Vec<Attack> {
+fn sockets_of_the_host(fixture: &Fixture) -> Vec<Attack> {
     let unix = |path: &[u8]| [&[1, 0][..], path].concat();
-    let hidden = if world.has_family(1) { Expected::Errno(&[ECONNREFUSED, EPERM]) } else { Expected::Errno(&[EPERM]) };
-    let missing = if world.has_family(1) { Expected::Errno(&[ENOENT]) } else { Expected::Errno(&[EPERM]) };
-    let abstract_address = unix(&[b"\0", world.abstract_name.as_bytes()].concat());
-    let path = unix(&[world.socket_path().as_bytes(), b"\0"].concat());
+    let hidden = if fixture.has_family(1) { Expected::Errno(&[ECONNREFUSED, EPERM]) } else { Expected::Errno(&[EPERM]) };
+    let missing = if fixture.has_family(1) { Expected::Errno(&[ENOENT]) } else { Expected::Errno(&[EPERM]) };
+    let abstract_address = unix(&[b"\0", fixture.abstract_name.as_bytes()].concat());
+    let path = unix(&[fixture.socket_path().as_bytes(), b"\0"].concat());
     let attack = |name: &str, tried: &str, layers, address: &[u8], expected| {
-        Attack::new(CLASS, name, tried, layers, connect(STREAM, address), expected, Control::Outside(Place::Host, Wanted::Succeeds))
+        Attack::new(
+            CLASS,
+            name,
+            tried,
+            layers,
+            connect(STREAM, address),
+            expected,
+            Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
+        )
     };
     vec![
         attack("an abstract socket of the host", "connect to an abstract socket on which the host listens", NET, &abstract_address, hidden),
@@ -117,9 +125,10 @@ fn sockets_of_the_host(world: &World) -> Vec<Attack> {
     ]
 }
 
-/// Addresses beyond the host. Nothing is sent unless the network namespace is one's own.
-fn beyond(world: &World) -> Vec<Attack> {
-    if world.plan.egress.is_some() {
+/// Addresses beyond the host. Nothing is sent where the sandbox shares the host's network
+/// namespace.
+fn beyond(fixture: &Fixture) -> Vec<Attack> {
+    if fixture.plan.egress.is_some() {
         return vec![Attack::allowed(
             CLASS,
             "peers of the whitelist",
@@ -143,7 +152,7 @@ fn beyond(world: &World) -> Vec<Attack> {
     for (kind, how) in [(STREAM, "TCP"), (DATAGRAM, "UDP")] {
         for (name, address) in &targets {
             let family = u32::from(address.first().copied().unwrap_or(0));
-            if !world.has_family(family) {
+            if !fixture.has_family(family) {
                 continue;
             }
             let act = script(|b| {
@@ -157,7 +166,7 @@ fn beyond(world: &World) -> Vec<Attack> {
                 b.attack("connect", &[fd, address, length]);
             });
             let lo = if family == 2 { address_v4([127, 0, 0, 1], 9) } else { address_v6(LOOPBACK_V6, 9) };
-            // A datagram socket connects to lo at once, with nobody there.
+            // A datagram socket connects to lo even where no process listens.
             all.push(Attack::new(
                 CLASS,
                 format!("{name}, by {how}"),
@@ -165,7 +174,7 @@ fn beyond(world: &World) -> Vec<Attack> {
                 NET,
                 act,
                 Expected::Errno(&[ENETUNREACH, EHOSTUNREACH, EACCES]),
-                Control::Instead(connect(DATAGRAM, &lo), Wanted::Succeeds),
+                Control::Instead(connect(DATAGRAM, &lo), ControlExpectation::Succeeds),
             ));
         }
     }
@@ -173,12 +182,12 @@ fn beyond(world: &World) -> Vec<Attack> {
 }
 
 /// What needs rights over the network namespace.
-fn being_a_router(world: &World) -> Vec<Attack> {
-    if !world.has_family(2) {
+fn being_a_router(fixture: &Fixture) -> Vec<Attack> {
+    if !fixture.has_family(2) {
         return Vec::new();
     }
     let refused = Expected::Errno(&[EPERM]);
-    let own = || Control::Outside(Place::Own, Wanted::Succeeds);
+    let own = || Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds);
     let layers: &[&str] = &["capabilities", "user_namespace"];
     let mut all = vec![
         Attack::new(CLASS, "a raw socket", "open a raw internet socket", layers, one("socket", &[n(2), n(3), n(6)]), refused, own()),

@@ -1,36 +1,36 @@
-//! Rights: capabilities, other users, namespaces in which one would be root.
+//! Rights: capabilities, other users, namespaces in which the code would be root.
 
+use nix::libc::{EINVAL, EPERM};
 use stockade_policy::plan::UserNamespaces;
 use stockade_protocol::probe::Script;
 
 use super::shared_namespace;
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{CWD, n, one, script},
-    words::errno::{EINVAL, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::Privileges;
 const CAPABILITIES: &[&str] = &["capabilities"];
 const REFUSED: Expected = Expected::Errno(&[EPERM]);
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    if world.plan.identity.user_namespaces == UserNamespaces::Nested {
+    if fixture.plan.identity.user_namespaces == UserNamespaces::Nested {
         all.extend(shared_namespace(CLASS, "user", &["user_namespace"]));
-        all.extend(maps(world));
+        all.extend(maps(fixture));
     }
     all.extend(other_ids());
     all.extend(capabilities());
     all.extend(building_blocks());
-    all.extend(owners(world));
+    all.extend(owners(fixture));
     all
 }
 
 /// The maps of a user namespace show the ids of the one above it.
-fn maps(world: &World) -> Vec<Attack> {
-    let (inside, outside) = (world.plan.identity.inside.0, world.plan.identity.outside.0);
+fn maps(fixture: &Fixture) -> Vec<Attack> {
+    let (inside, outside) = (fixture.plan.identity.inside.0, fixture.plan.identity.outside.0);
     let found = |what: String| {
         script(move |b| {
             let (to, length) = b.read("/proc/self/uid_map");
@@ -51,21 +51,21 @@ fn maps(world: &World) -> Vec<Attack> {
         &["user_namespace"],
         found(String::from("4294967295")),
         Expected::Value(0),
-        Control::Outside(Place::Host, Wanted::Finds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Finds),
     )];
     if inside != outside {
-        // Where the launcher is root the run has an id of its own, and another than was planned
-        // if somebody else's run took that: all have their first digits in common.
+        // Where root launches, the run has its own uid. Another run may hold the planned one;
+        // all such uids share their first digits.
         let digits = outside.to_string();
         let seen = if digits.len() == 10 { &digits[..4] } else { &digits };
         all.push(Attack::new(
             CLASS,
             "the run's uid on the host",
-            "learn it from the map of one's user namespace, as is possible in the namespace that owns the mounts",
+            "learn it from the uid map, as is possible in the user namespace that owns the mounts",
             &["inner user namespace"],
             found(format!("{inside:>10} {seen:>width$}", width = 10 - (digits.len() - seen.len()))),
             Expected::Value(0),
-            Control::OutsideInstead(Place::Host, outside_sees("0          0"), Wanted::Finds),
+            Control::OutsideInstead(ControlHost::Host, outside_sees("0          0"), ControlExpectation::Finds),
         ));
     }
     all
@@ -90,7 +90,7 @@ fn other_ids() -> Vec<Attack> {
             &["seccomp", "capabilities"],
             one(call, &arguments),
             REFUSED,
-            Control::Outside(Place::Own, Wanted::Succeeds),
+            Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
         )
     })
     .collect()
@@ -142,7 +142,7 @@ fn capabilities() -> Vec<Attack> {
                 CAPABILITIES,
                 one("prctl", &[n(PR_CAPBSET_READ), n(number)]),
                 Expected::Value(0),
-                Control::Outside(Place::Own, Wanted::Finds),
+                Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Finds),
             )
         })
         .collect();
@@ -150,17 +150,17 @@ fn capabilities() -> Vec<Attack> {
         all.push(Attack::new(
             CLASS,
             format!("a capability in the {set} set"),
-            format!("find any capability in one's {set} set"),
+            format!("find any capability in the {set} set"),
             CAPABILITIES,
             held(offset),
             Expected::Value(0),
-            Control::Outside(Place::Own, Wanted::Finds),
+            Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Finds),
         ));
     }
     all.push(Attack::new(
         CLASS,
         "take capabilities",
-        "set all capabilities of one's own by capset",
+        "set all capabilities by capset",
         &["seccomp", "capabilities"],
         script(|b| {
             let (header, data) = (b.bytes(&CAPABILITY_VERSION_3), b.bytes(&[0xff, 0, 0, 0, 0xff, 0, 0, 0, 0, 0, 0, 0]));
@@ -168,16 +168,16 @@ fn capabilities() -> Vec<Attack> {
             b.attack("capset", &[header, data]);
         }),
         REFUSED,
-        Control::Outside(Place::Own, Wanted::Succeeds),
+        Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
         "keep capabilities",
-        "ask that capabilities outlast a change of user",
+        "ask that capabilities survive a change of user",
         CAPABILITIES,
         one("prctl", &[n(PR_SET_KEEPCAPS), n(1)]),
         REFUSED,
-        Control::Outside(Place::Host, Wanted::Succeeds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
@@ -186,7 +186,7 @@ fn capabilities() -> Vec<Attack> {
         CAPABILITIES,
         one("prctl", &[n(PR_SET_SECUREBITS), n(0)]),
         REFUSED,
-        Control::Outside(Place::Own, Wanted::Succeeds),
+        Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
@@ -195,7 +195,7 @@ fn capabilities() -> Vec<Attack> {
         &["no_new_privs"],
         one("prctl", &[n(PR_GET_NO_NEW_PRIVS)]),
         Expected::Value(1),
-        Control::Outside(Place::Host, Wanted::Succeeds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
     ));
     all
 }
@@ -233,7 +233,7 @@ fn building_blocks() -> Vec<Attack> {
                 &["seccomp", "user_namespace counts"],
                 one("unshare", &[n(flag)]),
                 REFUSED,
-                Control::Outside(Place::Own, Wanted::Succeeds),
+                Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
             )
         })
         .collect();
@@ -307,14 +307,22 @@ fn building_blocks() -> Vec<Attack> {
         ),
     ];
     all.extend(acts.into_iter().map(|(name, tried, act)| {
-        Attack::new(CLASS, name, tried, &["seccomp", "user_namespace"], act, REFUSED, Control::Outside(Place::Own, Wanted::Succeeds))
+        Attack::new(
+            CLASS,
+            name,
+            tried,
+            &["seccomp", "user_namespace"],
+            act,
+            REFUSED,
+            Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds),
+        )
     }));
     all
 }
 
 /// Giving files away, or taking them.
-fn owners(world: &World) -> Vec<Attack> {
-    if !world.knows("fchownat") {
+fn owners(fixture: &Fixture) -> Vec<Attack> {
+    if !fixture.knows("fchownat") {
         return Vec::new();
     }
     let give = |path: &str, uid: u32, gid: u32| {
@@ -324,19 +332,19 @@ fn owners(world: &World) -> Vec<Attack> {
             b.attack("fchownat", &[CWD, path, n(i64::from(uid)), n(i64::from(gid)), n(0)]);
         })
     };
-    let own = world.plan.identity.inside;
+    let own = fixture.plan.identity.inside;
     [("root", 0, 0), ("nobody", 65534, 65534), ("the host's root by its number outside", 4_294_901_760, 4_294_901_760)]
         .into_iter()
         .enumerate()
-        .map(|(index, (whom, uid, gid))| {
+        .map(|(index, (owner, uid, gid))| {
             Attack::new(
                 CLASS,
-                format!("give a file to {whom}"),
-                format!("give a file of one's own to {uid}:{gid}"),
+                format!("give a file to {owner}"),
+                format!("give the code's own file to {uid}:{gid}"),
                 &["user_namespace", "capabilities"],
                 give(&format!("/tmp/given-{index}"), uid, gid),
                 Expected::Errno(&[EPERM, EINVAL]),
-                Control::Instead(give(&format!("/tmp/kept-{index}"), own.0, own.1), Wanted::Succeeds),
+                Control::Instead(give(&format!("/tmp/kept-{index}"), own.0, own.1), ControlExpectation::Succeeds),
             )
         })
         .collect()

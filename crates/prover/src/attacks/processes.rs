@@ -1,13 +1,13 @@
-//! Processes: the launcher's, pid 1 and whoever else runs on the host.
+//! Processes: the launcher, pid 1 and other processes of the host.
 
+use nix::libc::{EACCES, ENOENT, EPERM, ESRCH};
 use stockade_protocol::probe::Script;
 
 use super::{look, open, read, read_link, shared_namespace};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{n, one, script},
-    words::errno::{EACCES, ENOENT, EPERM, ESRCH},
-    world::World,
 };
 
 const CLASS: Class = Class::Processes;
@@ -15,17 +15,17 @@ const PIDS: &[&str] = &["PID namespace"];
 /// Pid 1 is not dumpable, and the payload's own Landlock layer shuts it off.
 const PID_1: &[&str] = &["executor", "landlock of the payload"];
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     all.extend(shared_namespace(CLASS, "pid", PIDS));
-    all.extend(the_launcher(world));
-    all.extend(pid_1(world));
+    all.extend(the_launcher(fixture));
+    all.extend(pid_1(fixture));
     all
 }
 
-/// By its pid on the host, which inside is nobody's.
-fn the_launcher(world: &World) -> Vec<Attack> {
-    let (pid, whom) = (i64::from(world.target.pid()), world.target.words());
+/// By its pid on the host, which no process inside has.
+fn the_launcher(fixture: &Fixture) -> Vec<Attack> {
+    let (pid, target) = (i64::from(fixture.target.pid()), fixture.target.words());
     let gone = Expected::Errno(&[ESRCH]);
     let calls: [(&str, Script); 7] = [
         ("signal", one("kill", &[n(pid), n(0)])),
@@ -40,16 +40,16 @@ fn the_launcher(world: &World) -> Vec<Attack> {
     let mut all: Vec<Attack> = calls
         .into_iter()
         .zip(names)
-        .filter(|(_, name)| world.knows(name))
+        .filter(|(_, name)| fixture.knows(name))
         .map(|((what, act), _)| {
             Attack::new(
                 CLASS,
                 format!("{what} the launcher"),
-                format!("{what} {whom}, by its pid on the host ({pid})"),
+                format!("{what} {target}, by its pid on the host ({pid})"),
                 PIDS,
                 act,
                 gone,
-                Control::Outside(Place::Host, Wanted::Succeeds),
+                Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
             )
         })
         .collect();
@@ -57,17 +57,17 @@ fn the_launcher(world: &World) -> Vec<Attack> {
         all.push(Attack::new(
             CLASS,
             format!("read the launcher's {name}"),
-            format!("read /proc/{pid}/{name}, of {whom}"),
+            format!("read /proc/{pid}/{name}, of {target}"),
             PIDS,
             read(&format!("/proc/{pid}/{name}")),
             Expected::Errno(&[ENOENT]),
-            Control::OutsideInstead(Place::Host, look(&format!("/proc/{pid}/{name}")), Wanted::Succeeds),
+            Control::OutsideInstead(ControlHost::Host, look(&format!("/proc/{pid}/{name}")), ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
-fn pid_1(world: &World) -> Vec<Attack> {
+fn pid_1(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     // Not timers, which Linux 6.1 still opens for everybody in the PID namespace; pid 1 has none.
     let files = ["environ", "mem", "maps", "auxv", "io", "syscall", "pagemap", "personality"]
@@ -85,7 +85,7 @@ fn pid_1(world: &World) -> Vec<Attack> {
             PID_1,
             act(&of_1, flags),
             Expected::Errno(&[EACCES, EPERM]),
-            Control::Instead(act(&own, flags), Wanted::Succeeds),
+            Control::Instead(act(&own, flags), ControlExpectation::Succeeds),
         ));
     }
     for name in ["ns/pid", "ns/net", "ns/ipc", "ns/uts", "ns/cgroup"] {
@@ -96,13 +96,13 @@ fn pid_1(world: &World) -> Vec<Attack> {
             PID_1,
             read_link(&format!("/proc/1/{name}")),
             Expected::Errno(&[EACCES, EPERM]),
-            Control::Instead(read_link(&format!("/proc/self/{name}")), Wanted::Finds),
+            Control::Instead(read_link(&format!("/proc/self/{name}")), ControlExpectation::Finds),
         ));
     }
     // Scopes came with Landlock's ABI 6; before, pid 1 ignores what it does not expect.
-    if world.plan.payload_landlock.scoped != 0 {
+    if fixture.plan.payload_landlock.scoped != 0 {
         let refused = Expected::Errno(&[EPERM]);
-        let oneself = |b: &mut crate::script::Builder| b.need("getpid", &[]);
+        let own_pid = |b: &mut crate::script::Builder| b.need("getpid", &[]);
         let signals: [(&str, i64); 5] = [("a signal of no effect", 0), ("SIGKILL", 9), ("SIGTERM", 15), ("SIGSTOP", 19), ("SIGCHLD", 17)];
         for (what, signal) in signals {
             all.push(Attack::new(
@@ -114,21 +114,21 @@ fn pid_1(world: &World) -> Vec<Attack> {
                 refused,
                 Control::Instead(
                     script(|b| {
-                        let own = oneself(b);
+                        let own = own_pid(b);
                         b.attack("kill", &[own, n(0)]);
                     }),
-                    Wanted::Succeeds,
+                    ControlExpectation::Succeeds,
                 ),
             ));
         }
         let by_descriptor = |who: Option<i64>| {
             script(|b| {
-                let pid = who.map_or_else(|| oneself(b), n);
+                let pid = who.map_or_else(|| own_pid(b), n);
                 let fd = b.need("pidfd_open", &[pid, n(0)]);
                 b.attack("pidfd_send_signal", &[fd, n(0), n(0), n(0)]);
             })
         };
-        if world.knows("pidfd_open") && world.knows("pidfd_send_signal") {
+        if fixture.knows("pidfd_open") && fixture.knows("pidfd_send_signal") {
             all.push(Attack::new(
                 CLASS,
                 "signal pid 1 by descriptor",
@@ -136,10 +136,10 @@ fn pid_1(world: &World) -> Vec<Attack> {
                 &["landlock of the payload"],
                 by_descriptor(Some(1)),
                 refused,
-                Control::Instead(by_descriptor(None), Wanted::Succeeds),
+                Control::Instead(by_descriptor(None), ControlExpectation::Succeeds),
             ));
         }
-        if world.knows("tgkill") {
+        if fixture.knows("tgkill") {
             all.push(Attack::new(
                 CLASS,
                 "signal a thread of pid 1",
@@ -149,10 +149,10 @@ fn pid_1(world: &World) -> Vec<Attack> {
                 refused,
                 Control::Instead(
                     script(|b| {
-                        let own = oneself(b);
+                        let own = own_pid(b);
                         b.attack("tgkill", &[own, own, n(0)]);
                     }),
-                    Wanted::Succeeds,
+                    ControlExpectation::Succeeds,
                 ),
             ));
         }

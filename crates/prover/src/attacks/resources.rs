@@ -1,5 +1,6 @@
-//! More than its share: memory, processes, CPU time, disk, and the kernel's own objects.
+//! More than the limits allow: memory, processes, CPU time, disk, and the kernel's own objects.
 
+use nix::libc::{EAGAIN, EMFILE, ENOMEM, ENOSPC, EPERM};
 use stockade_policy::plan::{CgroupPlan, UserNamespaces};
 use stockade_protocol::{
     LimitKey, Verdict,
@@ -8,48 +9,47 @@ use stockade_protocol::{
 
 use super::{O_CREAT, O_WRONLY};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Limits, Run, RunControl, Seen, Wanted},
-    inside::Done,
+    attack::{Attack, Class, Control, ControlExpectation, Expected, Limits, Observation, Run, RunControl},
+    fixture::Fixture,
+    inside::ProbeRun,
     script::{CWD, n, script},
-    words::errno::{EAGAIN, EMFILE, ENOMEM, ENOSPC, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::Resources;
 const MIB: u64 = 1 << 20;
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    all.extend(memory(world));
-    all.extend(processes(world));
-    all.extend(cpu(world));
-    all.extend(disk(world));
-    all.extend(rlimits(world));
-    all.extend(kernel_objects(world));
+    all.extend(memory(fixture));
+    all.extend(processes(fixture));
+    all.extend(cpu(fixture));
+    all.extend(disk(fixture));
+    all.extend(rlimits(fixture));
+    all.extend(kernel_objects(fixture));
     all
 }
 
 /// The layer that holds the limits of all processes together.
-fn shared_limits(world: &World) -> &'static [&'static str] {
-    if matches!(world.plan.cgroup, CgroupPlan::Absent { .. }) { &["rlimits"] } else { &["cgroup"] }
+fn shared_limits(fixture: &Fixture) -> &'static [&'static str] {
+    if matches!(fixture.plan.cgroup, CgroupPlan::Absent { .. }) { &["rlimits"] } else { &["cgroup"] }
 }
 
 /// A value that the policy lets a run ask for.
-fn within(world: &World, key: LimitKey, wanted: u64) -> (LimitKey, Option<u64>) {
-    (key, Some(world.policy.limits_max.get(key).map_or(wanted, |most| wanted.min(most))))
+fn within(fixture: &Fixture, key: LimitKey, wanted: u64) -> (LimitKey, Option<u64>) {
+    (key, Some(fixture.policy.limits_max.get(key).map_or(wanted, |most| wanted.min(most))))
 }
 
-/// Little of everything that counts as memory, so that memory can be little too.
-fn small(world: &World, more: &[(LimitKey, u64)]) -> Limits {
+/// Small tmpfs sizes, so that the memory limit, which counts them, can be small too.
+fn small(fixture: &Fixture, more: &[(LimitKey, u64)]) -> Limits {
     let sizes = [(LimitKey::ScratchSize, 8 * MIB), (LimitKey::TmpSize, 8 * MIB)];
-    sizes.iter().chain(more).map(|(key, value)| within(world, *key, *value)).collect()
+    sizes.iter().chain(more).map(|(key, value)| within(fixture, *key, *value)).collect()
 }
 
 fn run(script: Script, limits: Limits, expected: &str, judge: crate::attack::Judge) -> Run {
     Run { script, first_process: false, limits, host_scratch: false, collect: &[], expected: String::from(expected), judge }
 }
 
-fn memory(world: &World) -> Vec<Attack> {
+fn memory(fixture: &Fixture) -> Vec<Attack> {
     const POPULATE_PRIVATE_ANONYMOUS: i64 = 0x8022;
     const READ_WRITE: i64 = 3;
     let take = |mib: u64| {
@@ -59,23 +59,23 @@ fn memory(world: &World) -> Vec<Attack> {
         })
     };
     const SIGKILL: u32 = 9;
-    // The kernel may kill the one that asked, and leave the run time to end by itself.
-    let held = |done: &Done, _: &World| {
+    // The kernel may kill only the process that asked; the run then ends by itself.
+    let held = |done: &ProbeRun, _: &Fixture| {
         let killed = done.answer() == Some(Answer::Signal(SIGKILL)) && done.result.report.limits_hit.contains(&"memory");
-        Seen { held: killed || done.ended_as(Verdict::OutOfMemory) || done.answered(ENOMEM), what: done.words() }
+        Observation { held: killed || done.ended_as(Verdict::OutOfMemory) || done.answered(ENOMEM), what: done.words() }
     };
-    let limits = |mib| small(world, &[(LimitKey::Memory, mib * MIB)]);
+    let limits = |mib| small(fixture, &[(LimitKey::Memory, mib * MIB)]);
     vec![Attack::run(
         CLASS,
         "memory",
         "use 48 MiB of memory where 24 are allowed",
-        shared_limits(world),
+        shared_limits(fixture),
         run(take(48), limits(24), "killed for memory, or ENOMEM", held),
         RunControl::Limits(limits(96)),
     )]
 }
 
-fn processes(world: &World) -> Vec<Attack> {
+fn processes(fixture: &Fixture) -> Vec<Attack> {
     const CHILDREN: usize = 24;
     let bomb = script(|b| {
         let pause = b.bytes(&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -86,19 +86,22 @@ fn processes(world: &World) -> Vec<Attack> {
         });
         b.give(n(0));
     });
-    let held = |done: &Done, _: &World| Seen { held: done.answered(EAGAIN) || done.ended_as(Verdict::ProcessLimit), what: done.words() };
-    let limits = |count| small(world, &[(LimitKey::Processes, count), (LimitKey::Memory, 64 * MIB)]);
+    let held = |done: &ProbeRun, _: &Fixture| Observation {
+        held: done.answered(EAGAIN) || done.ended_as(Verdict::ProcessLimit),
+        what: done.words(),
+    };
+    let limits = |count| small(fixture, &[(LimitKey::Processes, count), (LimitKey::Memory, 64 * MIB)]);
     vec![Attack::run(
         CLASS,
         "processes",
         format!("have {CHILDREN} children where 8 processes are allowed"),
-        shared_limits(world),
+        shared_limits(fixture),
         run(bomb, limits(8), "EAGAIN", held),
         RunControl::Limits(limits(32)),
     )]
 }
 
-fn cpu(world: &World) -> Vec<Attack> {
+fn cpu(fixture: &Fixture) -> Vec<Attack> {
     const SIGXCPU: u32 = 24;
     const SIGKILL: u32 = 9;
     // Some two seconds.
@@ -106,17 +109,17 @@ fn cpu(world: &World) -> Vec<Attack> {
     let busy = script(|b| {
         b.repeat(CALLS, "getpid", &[]);
     });
-    let held = |done: &Done, _: &World| Seen {
+    let held = |done: &ProbeRun, _: &Fixture| Observation {
         // Where soft and hard limit are one, the kernel kills.
         held: done.ended_as(Verdict::CpuTimeout) || matches!(done.answer(), Some(Answer::Signal(SIGXCPU | SIGKILL))),
         what: done.words(),
     };
-    let limits = |ms| small(world, &[(LimitKey::Cpu, ms), (LimitKey::Wall, 60_000)]);
+    let limits = |ms| small(fixture, &[(LimitKey::Cpu, ms), (LimitKey::Wall, 60_000)]);
     vec![Attack::run(
         CLASS,
         "CPU time",
         "compute for seconds where a fifth of one is allowed",
-        shared_limits(world),
+        shared_limits(fixture),
         run(busy, limits(200), "cpu_timeout, or a signal", held),
         RunControl::Limits(limits(30_000)),
     )]
@@ -131,8 +134,9 @@ fn fill(path: &str) -> Script {
     })
 }
 
-fn disk(world: &World) -> Vec<Attack> {
-    let full = |done: &Done, _: &World| Seen { held: done.answered(ENOSPC) || done.ended_as(Verdict::DiskLimit), what: done.words() };
+fn disk(fixture: &Fixture) -> Vec<Attack> {
+    let full =
+        |done: &ProbeRun, _: &Fixture| Observation { held: done.answered(ENOSPC) || done.ended_as(Verdict::DiskLimit), what: done.words() };
     let sizes = |scratch: u64, tmp: u64| -> Limits {
         [
             (LimitKey::ScratchSize, scratch * MIB),
@@ -141,12 +145,12 @@ fn disk(world: &World) -> Vec<Attack> {
             (LimitKey::FileSize, 32 * MIB),
         ]
         .into_iter()
-        .map(|(key, value)| within(world, key, value))
+        .map(|(key, value)| within(fixture, key, value))
         .collect()
     };
     let mut all = Vec::new();
     let mut places = vec![("/tmp/fill", sizes(8, 4), sizes(8, 24)), ("/dev/shm/fill", sizes(8, 4), sizes(8, 24))];
-    if !world.plan.scratch.read_only {
+    if !fixture.plan.scratch.read_only {
         places.push(("/scratch/fill", sizes(4, 8), sizes(24, 8)));
     }
     for (path, little, enough) in places {
@@ -159,7 +163,7 @@ fn disk(world: &World) -> Vec<Attack> {
             RunControl::Limits(enough),
         ));
     }
-    if world.plan.scratch.read_only {
+    if fixture.plan.scratch.read_only {
         return all;
     }
     let many = script(|b| {
@@ -167,7 +171,7 @@ fn disk(world: &World) -> Vec<Attack> {
         let path = b.text(".");
         b.repeat(64, "openat", &[CWD, path, n(TMPFILE_READ_WRITE), n(0o600)]);
     });
-    let files = |count| -> Limits { [within(world, LimitKey::ScratchFiles, count)].into_iter().collect() };
+    let files = |count| -> Limits { [within(fixture, LimitKey::ScratchFiles, count)].into_iter().collect() };
     all.push(Attack::run(
         CLASS,
         "many files",
@@ -178,11 +182,14 @@ fn disk(world: &World) -> Vec<Attack> {
     ));
     let grow = |name: &str, limit: u64| Run {
         host_scratch: true,
-        ..run(fill(name), sizes(limit, 8), "disk_limit", |done, _| Seen { held: done.ended_as(Verdict::DiskLimit), what: done.words() })
+        ..run(fill(name), sizes(limit, 8), "disk_limit", |done, _| Observation {
+            held: done.ended_as(Verdict::DiskLimit),
+            what: done.words(),
+        })
     };
     let fits = Run {
         expected: String::from("with more of it, exited"),
-        judge: |done, _| Seen { held: done.ended_as(Verdict::Exited), what: done.words() },
+        judge: |done, _| Observation { held: done.ended_as(Verdict::Exited), what: done.words() },
         ..grow("fits", 24)
     };
     all.push(Attack::run(
@@ -196,8 +203,8 @@ fn disk(world: &World) -> Vec<Attack> {
     all
 }
 
-/// Limits of one process, which nobody may raise again.
-fn rlimits(world: &World) -> Vec<Attack> {
+/// Limits of one process, which no process inside may raise.
+fn rlimits(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     let set = |resource: u32, value: u64| {
         script(|b| {
@@ -205,7 +212,7 @@ fn rlimits(world: &World) -> Vec<Attack> {
             b.attack("prlimit64", &[n(0), n(i64::from(resource)), limit, n(0)]);
         })
     };
-    for limit in &world.plan.rlimits {
+    for limit in &fixture.plan.rlimits {
         let Some(value) = limit.value.filter(|value| *value < u64::MAX >> 1) else { continue };
         all.push(Attack::new(
             CLASS,
@@ -214,7 +221,7 @@ fn rlimits(world: &World) -> Vec<Attack> {
             &["rlimits", "capabilities"],
             set(limit.resource, value + 1),
             Expected::Errno(&[EPERM]),
-            Control::Instead(set(limit.resource, value), Wanted::Succeeds),
+            Control::Instead(set(limit.resource, value), ControlExpectation::Succeeds),
         ));
         if limit.name == "RLIMIT_NOFILE" && value < 1 << 16 {
             let open = |times: u64| {
@@ -230,7 +237,7 @@ fn rlimits(world: &World) -> Vec<Attack> {
                 &["rlimits"],
                 open(value + 1),
                 Expected::Errno(&[EMFILE]),
-                Control::Instead(open(value.saturating_sub(8)), Wanted::Succeeds),
+                Control::Instead(open(value.saturating_sub(8)), ControlExpectation::Succeeds),
             ));
         }
     }
@@ -239,18 +246,18 @@ fn rlimits(world: &World) -> Vec<Attack> {
         let fd = b.open("/tmp/large", O_WRONLY | O_CREAT);
         b.attack("ftruncate", &[fd, n((2 * MIB).cast_signed())]);
     });
-    let sizes = |mib: u64| -> Limits { [within(world, LimitKey::FileSize, mib * MIB)].into_iter().collect() };
+    let sizes = |mib: u64| -> Limits { [within(fixture, LimitKey::FileSize, mib * MIB)].into_iter().collect() };
     all.push(Attack::run(
         CLASS,
         "a large file",
         "make a file of 2 MiB where one is allowed",
         &["rlimits"],
-        run(grow, sizes(1), "SIGXFSZ", |done, _| Seen { held: done.answer() == Some(Answer::Signal(SIGXFSZ)), what: done.words() }),
+        run(grow, sizes(1), "SIGXFSZ", |done, _| Observation { held: done.answer() == Some(Answer::Signal(SIGXFSZ)), what: done.words() }),
         RunControl::Limits(sizes(4)),
     ));
     const RLIMIT_CORE: i64 = 4;
     const RLIMIT_LOCKS: i64 = 10;
-    // The code is told that it has been done, so that only what the limit then is says anything.
+    // The call returns success, so only reading the limit back shows whether it changed.
     let lowered = |resource: i64| {
         script(|b| {
             let none = b.bytes(&[0; 16]);
@@ -267,15 +274,15 @@ fn rlimits(world: &World) -> Vec<Attack> {
         &["rlimits", "seccomp"],
         lowered(RLIMIT_CORE),
         Expected::Value(0),
-        Control::Instead(lowered(RLIMIT_LOCKS), Wanted::Finds),
+        Control::Instead(lowered(RLIMIT_LOCKS), ControlExpectation::Finds),
     ));
     all
 }
 
 /// What the kernel counts for each user, and so for all runs together.
-fn kernel_objects(world: &World) -> Vec<Attack> {
+fn kernel_objects(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    if world.knows("inotify_init1") && world.plan.identity.user_namespaces == UserNamespaces::Nested {
+    if fixture.knows("inotify_init1") && fixture.plan.identity.user_namespaces == UserNamespaces::Nested {
         let make = |times| {
             script(|b| {
                 b.repeat(times, "inotify_init1", &[n(0)]);
@@ -288,10 +295,10 @@ fn kernel_objects(world: &World) -> Vec<Attack> {
             &["user_namespace counts"],
             make(9),
             Expected::Errno(&[EMFILE]),
-            Control::Instead(make(4), Wanted::Succeeds),
+            Control::Instead(make(4), ControlExpectation::Succeeds),
         ));
     }
-    if world.knows("rt_sigqueueinfo") {
+    if fixture.knows("rt_sigqueueinfo") {
         const BLOCK: i64 = 0;
         const SIGRTMIN: i64 = 34;
         let queue = |times| {
@@ -312,7 +319,7 @@ fn kernel_objects(world: &World) -> Vec<Attack> {
             &["rlimits"],
             queue(600),
             Expected::Errno(&[EAGAIN]),
-            Control::Instead(queue(300), Wanted::Succeeds),
+            Control::Instead(queue(300), ControlExpectation::Succeeds),
         ));
     }
     all

@@ -3,14 +3,14 @@
 //!
 //! These are many and alike: the summary counts them apart.
 
+use nix::libc::{ENOSYS, EOPNOTSUPP, EPERM};
 use stockade_policy::filter::{Action, names};
 use stockade_protocol::probe::Script;
 
 use crate::{
-    attack::{Act, Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Act, Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{n, script},
-    words::errno::{ENOSYS, EOPNOTSUPP, EPERM},
-    world::World,
 };
 
 const CLASS: Class = Class::SystemCalls;
@@ -18,13 +18,13 @@ const FILTER: &[&str] = &["seccomp"];
 /// How many numbers beyond the last known one are tried.
 const BEYOND: u32 = 24;
 
-pub(crate) fn attacks(world: &World) -> Vec<Attack> {
+pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let unknown = names::first_unknown();
     let mut all = Vec::new();
     let mut allowed = 0;
     for number in 0..unknown + BEYOND {
         let name = names::name(number);
-        let expected = match (&name, name.as_deref().and_then(|name| world.rules.action(name))) {
+        let expected = match (&name, name.as_deref().and_then(|name| fixture.rules.action(name))) {
             (Some(_), Some(Action::Allow | Action::Check(_))) => {
                 allowed += 1;
                 continue;
@@ -37,7 +37,7 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
         let act = call(number);
         let shown = name.clone().unwrap_or_else(|| format!("number {number}"));
         let tried = format!("call {shown} ({number}) with arguments of which the kernel makes nothing");
-        if world.plan.filter.kill.contains(&number) {
+        if fixture.plan.filter.kill.contains(&number) {
             let act = Act::Kill { script: act, name: shown.clone() };
             all.push(Attack {
                 class: CLASS,
@@ -46,12 +46,12 @@ pub(crate) fn attacks(world: &World) -> Vec<Attack> {
                 layers: FILTER,
                 act,
                 in_host_scratch: false,
-                beside_another: false,
+                concurrent: false,
                 reported_as: None,
             });
             continue;
         }
-        let control = Control::Outside(Place::Own, Wanted::Reaches);
+        let control = Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Reaches);
         let mut attack = Attack::new(CLASS, shown.clone(), tried, FILTER, act, expected, control);
         attack.reported_as = name;
         all.push(attack);

@@ -1,11 +1,11 @@
-"""Runs code that nobody trusts in a fresh Linux sandbox: a client of the program `stockade`.
+"""Runs untrusted code in a fresh Linux sandbox: a client of the program `stockade`.
 
     >>> import stockade
     >>> stockade.run("print(6*7)").output
     '42\\n'
 
-A program that fails is a `Result`; an error is raised only where no sandbox came to
-stand. Adapters for agent frameworks are modules beside this one, which import their
+A program that fails is a `Result`; an error is raised only where no sandbox could be set
+up. Adapters for agent frameworks are modules of this package, which import their
 framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`,
 `stockade.deepagents`, `stockade.inspect_ai`.
 """
@@ -75,7 +75,7 @@ def run(
     scratch: str | os.PathLike[str] | None = None,
     **options: Unpack[RunOptions],
 ) -> Result:
-    """Runs `code` in a sandbox of its own and returns its result."""
+    """Runs `code` in its own sandbox and returns its result."""
     return Stockade(policy=policy, scratch=scratch).run(code, **options)
 
 

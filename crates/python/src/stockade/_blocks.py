@@ -1,8 +1,8 @@
 """Code blocks as AutoGen and AG2 run them: one after the other, until one fails.
 
-Each block is a run of its own in the same scratch. A block that names itself on its
-first line, `# filename: NAME`, is kept there under that name for later blocks. Output is
-stderr, then stdout, block after block, as those frameworks' own executors put it.
+Each block is a separate run in the same scratch. A block with `# filename: NAME` as its
+first line is kept there under that name for later blocks. Output is each block's stderr,
+then its stdout, as in those frameworks' own executors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ._result import Result, Verdict
 
 _FILE_NAME = re.compile(r"(?:#|//|/\*|<!--)\s*filename:\s*(.+?)\s*(?:\*/|-->)?\s*$")
 
-# What a model is told of an end that its program's output does not show.
+# What a model reads about an end that the program's output does not show.
 _ENDS = {
     Verdict.WALL_TIMEOUT: "Timeout",
     Verdict.CPU_TIMEOUT: "Timeout: its CPU time ran out",
     Verdict.OUT_OF_MEMORY: "Killed: it ran out of memory",
     Verdict.PROCESS_LIMIT: "It reached the limit of processes",
-    Verdict.DISK_LIMIT: "The disk space that it has is full",
+    Verdict.DISK_LIMIT: "Its disk space is full",
     Verdict.OUTPUT_LIMIT: "Killed: it printed too much",
     Verdict.SYSCALL_DENIED: "Killed: it made a system call that is not allowed",
     Verdict.CANCELLED: "Cancelled",
@@ -38,7 +38,7 @@ CANCELLED = 125
 
 
 class Executor:
-    """What is the same for the executors of both frameworks."""
+    """The common part of the executors of both frameworks."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Executor:
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         self._timeout = timeout
         self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
-        # Says at once if there is no program.
+        # Raises now, and not at the first block, if the program is missing.
         Configuration(**self._options)
         self._told_work_dir = work_dir
         self._work_dir = None if work_dir is None else Path(work_dir).absolute()
@@ -88,13 +88,13 @@ class Collected:
         self.results.append(result)
         self.output += result.error + result.output
         end = _ENDS.get(Verdict(result.verdict)) if isinstance(result.verdict, Verdict) else None
-        # A program that ended by itself has said what it had to say.
+        # Where the program ended by itself, its output needs no explanation.
         if end is not None and not result.success:
             self.output += f"\n{end}"
         self.exit_code = result.code if result.success or result.code else 1
 
     def refuse(self, language: str, error: BadRequest) -> None:
-        """Takes a refusal that the model can mend; any other is the caller's to raise."""
+        """Takes a refusal that the model can fix; raises any other to the caller."""
         if error.reason == "unknown_language":
             self.output += f"\nunknown language {language}"
         elif error.reason in ("path_malformed", "files_not_writable"):

@@ -1,7 +1,7 @@
-"""What can go wrong before, or beside, the code that was to run.
+"""Errors other than those of the code that was to run.
 
-A program that fails is no error: it is a `Result`. Every error here says what was wrong
-and what to do about it in its text, and carries `reason`, a stable identifier.
+A failed program is not an error: it is a `Result`. The text of every error here states what
+was wrong and how to fix it; `reason` is a stable identifier.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class NotInstalled(StockadeError, ImportError):
 
 
 class BadRequest(StockadeError, ValueError):
-    """The request cannot be run as written: mend it, or loosen the policy."""
+    """The request cannot be run as written: fix it, or loosen the policy."""
 
 
 class SandboxError(StockadeError):
     """The sandbox could not be put in place, or broke. Nothing ran without it.
 
-    `result.started` says whether the code's first instruction ran; if not, it is safe
-    to try again.
+    `result.started` is true if the code's first instruction ran; if it is false, a retry is
+    safe.
     """
 
 
 class SessionEnded(StockadeError):
-    """The session has ended, and with it what it kept; the text says why."""
+    """The session has ended, and its files are gone; the text states why."""

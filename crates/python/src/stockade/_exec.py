@@ -1,7 +1,7 @@
 """One run for each call: `stockade exec` is started, given the request, and waited for.
 
-No thread is started and nothing stays between calls. Whatever ends a call early, also a
-cancelled task or Ctrl-C, ends the run first: nothing goes on behind the caller's back.
+No thread is started and nothing persists between calls. An early end of a call, by a
+cancelled task or Ctrl-C too, ends the run first: nothing runs on in the background.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from ._request import RunOptions
 
-#: How long the program has to end a run that was cancelled; it takes milliseconds.
-PATIENCE = 10.0
+#: Seconds that the program has to end a cancelled run; it takes milliseconds.
+END_TIMEOUT = 10.0
 
 
 class Configuration:
@@ -64,12 +64,12 @@ class Configuration:
 
 
 class Stockade(Configuration):
-    """Runs code, each time in a sandbox of its own. Safe to use from several threads."""
+    """Runs code, each time in a new sandbox. Safe to use from several threads."""
 
     def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 
-        Raises `BadRequest` and `SandboxError` where no sandbox came to stand.
+        Raises `BadRequest` or `SandboxError` where no sandbox could be set up.
         """
         line, request = self._prepare(code, options)
         with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -78,7 +78,7 @@ class Stockade(Configuration):
             except BaseException:
                 process.terminate()
                 try:
-                    process.communicate(timeout=PATIENCE)
+                    process.communicate(timeout=END_TIMEOUT)
                 except subprocess.TimeoutExpired:
                     process.kill()
                 raise
@@ -91,7 +91,7 @@ class AsyncStockade(Configuration):
     async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 
-        Raises `BadRequest` and `SandboxError` where no sandbox came to stand.
+        Raises `BadRequest` or `SandboxError` where no sandbox could be set up.
         """
         line, request = self._prepare(code, options)
         process = await asyncio.create_subprocess_exec(
@@ -119,30 +119,30 @@ async def to_the_end(work: Any, process: asyncio.subprocess.Process) -> None:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
-    # What it still says is read, or it could wait for a reader for ever.
+    # Its remaining output is read, or it could wait for a reader forever.
     assert process.stdout is not None and process.stderr is not None
     last_words = asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
     try:
-        await asyncio.wait_for(last_words, PATIENCE)
+        await asyncio.wait_for(last_words, END_TIMEOUT)
     except asyncio.TimeoutError:
         process.kill()
         await process.wait()
 
 
 def judge(output: bytes, remarks: bytes, status: int | None) -> Result:
-    """The result that the program printed, or the error that it stands for."""
+    """The result that the program printed; raises the error where it is one."""
     try:
         data = json.loads(output)
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        words = remarks.decode("utf-8", "replace").strip() or "it said nothing"
+        words = remarks.decode("utf-8", "replace").strip() or "its stderr was empty"
         raise SandboxError(f"stockade ended with status {status} and without a result: {words}", reason="no_result")
     return checked(data)
 
 
 def checked(data: Mapping[str, Any]) -> Result:
-    """A result object; raises where it says that no sandbox came to stand."""
+    """A result object; raises where no sandbox could be set up."""
     result = _result.parse(data)
     if result.verdict == Verdict.BAD_REQUEST:
         raise BadRequest(result.error, reason=result.reason or "bad_request", result=result)

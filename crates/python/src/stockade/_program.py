@@ -1,6 +1,6 @@
 """Where the program `stockade` is, and whether this package can talk to it.
 
-Sought in this order: the argument, the variable `STOCKADE`, the program that came with
+Looked for in this order: the argument, the variable `STOCKADE`, the program that came with
 the package, `PATH`. Nothing is downloaded, and nothing is run from the working directory.
 """
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 _BUNDLED = Path(__file__).parent / "bin" / "stockade"
 
-# Features of a program, by its path and what tells one file from the next at that path.
+# Features of a program, by its path and the file's identity.
 _known: dict[tuple[str, int, int], frozenset[str]] = {}
 
 
@@ -33,7 +33,7 @@ def find(program: str | os.PathLike[str] | None = None) -> str:
             found = shutil.which(os.path.abspath(given))
             if found is None:
                 raise NotInstalled(
-                    f"{source} names {os.fspath(given)!r}, where no executable program is; name the program `stockade` itself",
+                    f"{source} names {os.fspath(given)!r}, which is not an executable program; give the path of the program `stockade`",
                     reason="program_missing",
                 )
             return found

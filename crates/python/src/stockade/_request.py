@@ -1,4 +1,4 @@
-"""From keyword arguments to the bytes of a request. Nothing is decided here: the program checks."""
+"""Turns keyword arguments into the bytes of a request. The program checks their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Content: TypeAlias = "str | bytes"
 
 
 class RunOptions(TypedDict, total=False):
-    """What a request says besides its code."""
+    """The fields of a request besides its code."""
 
     #: A runtime of the policy, or an alias; default: the policy's.
     language: str

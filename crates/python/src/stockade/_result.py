@@ -1,7 +1,7 @@
 """The result of a run, as frozen values.
 
 Fields that this package does not know are left out, but `raw` has all of them; a verdict
-that it does not know stays a plain string, and `success` still says how to take it.
+that it does not know stays a plain string, and `success` still tells how to judge it.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Approval:
 
     token: str = field(default="", repr=False)
     seconds_left: int = 0
-    #: Who approves it by `stockade approve`, other than whoever asks; empty: whoever asks.
+    #: Who approves it by `stockade approve`, never the caller; empty: the caller.
     approvers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CollectedFile:
-    """A file that `collect` matched; `content` is None where `omitted` says why. Where the
-    name is not UTF-8, `lossy` is true: `path` is not quite it, and others may read alike."""
+    """A file that `collect` matched; `content` is None where `omitted` names the reason. Where
+    the name is not UTF-8, `lossy` is true: U+FFFD replaces its other bytes in `path`."""
 
     path: str
     size: int = 0
@@ -187,7 +187,7 @@ class Result:
     audit: Mapping[str, Any] | None
     id: str | None
     labels: Mapping[str, str]
-    #: The whole object as it came.
+    #: The whole object, unchanged.
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @property
@@ -211,7 +211,7 @@ def parse(data: Mapping[str, Any]) -> Result:
     """A result object of the program that was asked for streams in base64."""
     refused = data.get("verdict") in _IN_WORDS
     output = base64.b64decode(data.get("output") or "")
-    # Why nothing has run is said in plain words.
+    # The reason why nothing ran is plain text, not base64.
     error = str(data.get("error") or "").encode() if refused else base64.b64decode(data.get("error") or "")
     texts = [stream.decode("utf-8", "replace") for stream in (output, error)]
     policy, receipt = data.get("policy"), data.get("receipt")

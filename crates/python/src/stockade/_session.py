@@ -1,8 +1,8 @@
-"""Sessions: requests one after the other, whose files persist while no process does.
+"""Sessions: requests one after the other, whose files persist while processes do not.
 
-A session is one process, `stockade session`, that is spoken to in lines of JSON. When it
-is gone, everything that it kept is gone, and each further call says why. One request is
-under way at a time; others wait for it.
+A session is one process, `stockade session`, that takes and answers lines of JSON. When it
+ends, its files are gone, and each further call states why. One request runs at a time;
+others wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from . import _operations, _program, _request
 from ._errors import SessionEnded
-from ._exec import PATIENCE, Configuration, to_the_end
+from ._exec import END_TIMEOUT, Configuration, to_the_end
 from ._operations import FileEntry, Operation
 from ._result import Result
 
@@ -36,14 +36,14 @@ _CANCEL = b'{"op":"cancel"}\n'
 
 
 class _Session(Configuration):
-    """What both kinds have in common."""
+    """The common part of both classes."""
 
     _facts: Mapping[str, Any] | None = None
     _why_ended = "it has not been started: use it in a `with` statement, or call start()"
     _remarks: IO[bytes] | None = None
 
     def _note_why(self, why: str) -> None:
-        self._why_ended = f"{why}; start another, its files begin anew"
+        self._why_ended = f"{why}; start another, which has none of its files"
 
     @property
     def scratch(self) -> str:
@@ -64,14 +64,14 @@ class _Session(Configuration):
         return SessionEnded(f"the session is not running: {self._why_ended}", reason="session_ended")
 
     def _note_end(self, status: int | None) -> None:
-        """Keeps what is known of an end that nobody asked for."""
+        """Notes what is known of an unexpected end."""
         words = b""
         if self._remarks is not None:
             self._remarks.seek(0)
             words = self._remarks.read()[-4096:]
-        said = words.decode("utf-8", "replace").splitlines()
-        # What it runs without is in each receipt, and explains no end.
-        last = " ".join(line for line in said if not line.startswith("stockade: running without"))
+        lines = words.decode("utf-8", "replace").splitlines()
+        # Missing layers are in each receipt, and do not explain an end.
+        last = " ".join(line for line in lines if not line.startswith("stockade: running without"))
         how = f"signal {-status}" if status is not None and status < 0 else f"status {status}"
         self._note_why(f"its process ended with {how}" + (f" ({last})" if last else ""))
 
@@ -93,7 +93,7 @@ class Session(_Session):
         self._buffer = bytearray()
 
     def start(self) -> None:
-        """Starts the session, unless it runs."""
+        """Starts the session, unless it is running."""
         with self._lock:
             if self._process is not None:
                 return
@@ -114,7 +114,7 @@ class Session(_Session):
                 raise
 
     def close(self) -> None:
-        """Ends the session, and with it what it kept. Calling it again does nothing."""
+        """Ends the session and removes its files. Calling it again does nothing."""
         with self._lock:
             if self._process is not None:
                 self._note_why("it was closed")
@@ -132,7 +132,7 @@ class Session(_Session):
     def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` among the session's files and returns its result.
 
-        Ctrl-C, or whatever else ends the call early, ends the run and not the session.
+        Ctrl-C, or any other early end of the call, ends the run and not the session.
         """
         return self._carry_out(_operations.run(code, options))
 
@@ -149,7 +149,7 @@ class Session(_Session):
         return self._carry_out(_operations.list_files(path, recursive))
 
     def reset(self) -> None:
-        """Empties scratch, home and /tmp; a scratch of the host's is not touched."""
+        """Empties scratch, home and /tmp; a host directory as scratch is not touched."""
         self._carry_out(_operations.reset())
 
     def _carry_out(self, operation: Operation[T]) -> T:
@@ -164,7 +164,7 @@ class Session(_Session):
                 return value
 
     def _ask(self, request: Mapping[str, object]) -> Mapping[str, Any]:
-        # Refused before anything is sent, or the next line would be half of this one.
+        # Encoded before anything is sent: an error must not leave half a line in the pipe.
         line = _request.encode(request)
         sent = False
         try:
@@ -174,17 +174,17 @@ class Session(_Session):
         except SessionEnded:
             raise
         except BaseException:
-            # The answers to both lines are taken, or they would be another request's.
+            # Both answers are read here, or the next request would get them.
             try:
                 if not sent:
                     raise SessionEnded("half a line was sent", reason="session_ended")
                 self._send(_CANCEL)
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + END_TIMEOUT
                 while self._receive(deadline).get("op") != "cancel":
                     pass
             except SessionEnded:
                 if self._process is not None:
-                    self._note_why("a call was interrupted, and it did not take notice")
+                    self._note_why("a call was interrupted, and the session did not cancel it in time")
                     self._end(kill=True)
             raise
 
@@ -219,7 +219,7 @@ class Session(_Session):
     def _lost(self) -> SessionEnded:
         assert self._process is not None
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._note_end(self._process.wait())
@@ -232,8 +232,8 @@ class Session(_Session):
             if kill:
                 process.kill()
             try:
-                # Closes its stdin, at which a session ends, and takes what it still says.
-                process.communicate(timeout=PATIENCE)
+                # Closing its stdin ends the session; its remaining output is read.
+                process.communicate(timeout=END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -251,7 +251,7 @@ class AsyncSession(_Session):
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Starts the session, unless it runs."""
+        """Starts the session, unless it is running."""
         async with self._lock:
             if self._process is not None:
                 return
@@ -272,7 +272,7 @@ class AsyncSession(_Session):
                 raise
 
     async def close(self) -> None:
-        """Ends the session, and with it what it kept. Calling it again does nothing."""
+        """Ends the session and removes its files. Calling it again does nothing."""
         async with self._lock:
             if self._process is not None:
                 self._note_why("it was closed")
@@ -304,7 +304,7 @@ class AsyncSession(_Session):
         return await self._carry_out(_operations.list_files(path, recursive))
 
     async def reset(self) -> None:
-        """Empties scratch, home and /tmp; a scratch of the host's is not touched."""
+        """Empties scratch, home and /tmp; a host directory as scratch is not touched."""
         await self._carry_out(_operations.reset())
 
     async def _carry_out(self, operation: Operation[T]) -> T:
@@ -323,7 +323,7 @@ class AsyncSession(_Session):
         process = self._process
         assert process is not None
         try:
-            # The transport takes the whole line at once, however long the pipe needs.
+            # The transport buffers the whole line, however long the pipe takes.
             await self._send(line)
             return await self._receive()
         except SessionEnded:
@@ -333,7 +333,7 @@ class AsyncSession(_Session):
             raise
 
     async def _cancel(self, process: asyncio.subprocess.Process) -> None:
-        """Takes the answers to both lines, or they would be another request's."""
+        """Reads both answers, or the next request would get them."""
 
         async def both() -> None:
             await self._send(_CANCEL)
@@ -341,10 +341,10 @@ class AsyncSession(_Session):
                 pass
 
         try:
-            await asyncio.wait_for(both(), PATIENCE)
+            await asyncio.wait_for(both(), END_TIMEOUT)
         except (SessionEnded, asyncio.TimeoutError):
             if self._process is not None:
-                self._note_why("a call was cancelled, and it did not take notice")
+                self._note_why("a call was cancelled, and the session did not cancel it in time")
                 await self._end(kill=True)
 
     async def _send(self, line: bytes) -> None:
@@ -367,7 +367,7 @@ class AsyncSession(_Session):
         process = self._process
         assert process is not None
         try:
-            await asyncio.wait_for(process.wait(), PATIENCE)
+            await asyncio.wait_for(process.wait(), END_TIMEOUT)
         except asyncio.TimeoutError:
             process.kill()
         self._note_end(await process.wait())
@@ -380,14 +380,14 @@ class AsyncSession(_Session):
             if kill and process.returncode is None:
                 process.kill()
             assert process.stdin is not None
-            # At the end of its stdin a session ends.
+            # The end of its stdin ends the session.
             process.stdin.close()
             try:
-                await asyncio.wait_for(process.communicate(), PATIENCE)
+                await asyncio.wait_for(process.communicate(), END_TIMEOUT)
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()
-            # Lines that it did not take any more are nobody's concern.
+            # Lines that it did not read any more are dropped.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 await process.stdin.wait_closed()
         self._close_remarks()

@@ -24,7 +24,7 @@ __all__ = ["StockadeCodeExecutor"]
 
 
 class StockadeCodeExecutor(_blocks.Executor):
-    """Runs each code block in a sandbox of its own, in one working directory.
+    """Runs each code block in its own sandbox, in one working directory.
 
     For `code_execution_config={"executor": StockadeCodeExecutor(…)}`. `timeout` is for
     each block, in seconds. `work_dir` is a directory of the host, which is made if it is
@@ -36,7 +36,7 @@ class StockadeCodeExecutor(_blocks.Executor):
 
     @property
     def code_extractor(self) -> CodeExtractor:
-        """Code is what stands in Markdown fences."""
+        """Code is the content of Markdown fences."""
         return MarkdownCodeExtractor()
 
     def _runner(self) -> tuple[Stockade | Session, str]:
@@ -72,7 +72,7 @@ class StockadeCodeExecutor(_blocks.Executor):
         self.close()
 
     def close(self) -> None:
-        """The same: the next block begins another session."""
+        """The same: the next block starts another session."""
         if self._session is not None:
             self._session.close()
             self._session = None

@@ -36,7 +36,7 @@ class StockadeCodeResult(CodeResult):
 
 
 class StockadeCodeExecutorConfig(BaseModel):
-    """What a component file can say of the executor."""
+    """The executor's options in a component file."""
 
     timeout: float = 60
     work_dir: str | None = None
@@ -46,13 +46,13 @@ class StockadeCodeExecutorConfig(BaseModel):
 
 
 class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCodeExecutorConfig]):
-    """Runs each code block in a sandbox of its own, in one working directory.
+    """Runs each code block in its own sandbox, in one working directory.
 
     `timeout` is for each block, in seconds. `work_dir` is a directory of the host, which
     is made if it is missing; without it the blocks share the private files of a session,
     which lives from the first block to stop(). Between start() and stop() there is a
-    session with a `work_dir` too: each block begins sooner, and finds home and /tmp as the
-    one before left them. It belongs to the event loop that start() was called in.
+    session with a `work_dir` too: each block starts sooner, and home and /tmp persist from
+    block to block. It belongs to the event loop that start() was called in.
     `policy` and `runtimes` are as for `stockade.Stockade`.
     """
 
@@ -74,7 +74,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> StockadeCodeResult:
-        """Runs the blocks until one fails. Cancelled by the token, it says 125."""
+        """Runs the blocks until one fails. Cancelled by the token, the exit code is 125."""
         stockade, work_dir = await self._runner()
         collected = _blocks.Collected()
         for block in code_blocks:
@@ -99,7 +99,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
         return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results))
 
     async def start(self) -> None:
-        """Makes the working directory, and begins the session."""
+        """Makes the working directory and starts the session."""
         if self._work_dir is not None:
             self._work_dir.mkdir(exist_ok=True)
         if self._session is None:
@@ -114,7 +114,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
             self._session = None
 
     async def restart(self) -> None:
-        """Begins the session anew, if there is one; a working directory is the caller's and stays."""
+        """Restarts the session, if there is one; a working directory is the caller's and stays."""
         if self._session is not None:
             await self.stop()
             await self.start()

@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 __all__ = ["StockadeSandbox"]
 
-# The framework's words for what a model can mend; anything else comes in stockade's own.
+# The framework's names for errors that a model can fix; others keep stockade's message.
 _ERRORS = {
     "file_missing": "file_not_found",
     "not_a_directory": "file_not_found",
@@ -78,7 +78,7 @@ class StockadeSandbox(BaseSandbox):
         seconds = self._timeout if timeout is None else timeout
         # No time is no limit, where the policy has none.
         limits = {"wall": "none" if seconds == 0 else f"{round(seconds * 1000)}ms"}
-        # The command finds the directory as it was left, without the file that it stands in.
+        # Removed, so that the command does not find its own file in the directory.
         result = self._session.run(f'rm -f -- "$0"; exec 2>&1\n{command}', language="bash", limits=limits)
         output = result.output
         if result.timed_out:

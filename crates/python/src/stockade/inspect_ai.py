@@ -2,7 +2,7 @@
 
 One session for each sample: files persist from exec to exec, processes do not, so tools
 that keep a server running in the sandbox cannot work. Calls of one sample take turns.
-What is run is always the sandbox's own user, without any right.
+Everything runs as the sandbox's user, without any rights.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from typing_extensions import override
 
 __all__ = ["StockadeSandboxConfig", "StockadeSandboxEnvironment"]
 
-# What the session's own reading and writing leaves to the code's rights: other places than
-# scratch, home and /tmp, and links.
+# A session reads and writes only scratch, home and /tmp, without symlinks. Other files are
+# read and written by code, with its rights.
 _READ = """\
 [ ! -d "$1" ] || exit 21
 [ -e "$1" ] || exit 2
@@ -50,16 +50,16 @@ mkdir -p -- "$(dirname -- "$1")" && cat >"$1"
 _ELSEWHERE = ("path_outside", "path_is_link")
 
 # Beyond this, input is written as a file first: a request has at most 64 MiB.
-_LARGEST_STDIN = 8 * 1024 * 1024
+_MAX_STDIN = 8 * 1024 * 1024
 
 
 def _launch(cmd: list[str], cwd: str, env: dict[str, str], input_file: str) -> str:
     """A program for sh that becomes the command: its status and signals are the run's own.
 
-    The command stands in the program itself, which may be longer than arguments may be.
+    The command is part of the program text, which may be longer than arguments.
     What is put before the command lies in /usr, where the code cannot write.
     """
-    # The command finds the directory as it was left, without this program.
+    # Removed, so that the command does not find this program in the directory.
     lines = ['rm -f -- "$0"', f"cd -- {shlex.quote(cwd)} || exit 1"]
     if input_file:
         lines.append(f"exec <{input_file}; rm -f -- {input_file}")
@@ -69,7 +69,7 @@ def _launch(cmd: list[str], cwd: str, env: dict[str, str], input_file: str) -> s
 
 
 class StockadeSandboxConfig(BaseModel):
-    """What a task can say: `sandbox=SandboxEnvironmentSpec("stockade", StockadeSandboxConfig(…))`."""
+    """The options of a task: `sandbox=SandboxEnvironmentSpec("stockade", StockadeSandboxConfig(…))`."""
 
     policy: str = "shell"
     runtimes: dict[str, str] = {}
@@ -144,7 +144,7 @@ class StockadeSandboxEnvironment(SandboxEnvironment):
         stdin = input.encode() if isinstance(input, str) else input
         input_file = ""
         options: RunOptions = {}
-        if stdin is not None and len(stdin) > _LARGEST_STDIN:
+        if stdin is not None and len(stdin) > _MAX_STDIN:
             input_file = f"/tmp/.stdin-{uuid.uuid4().hex}"
             await self.write_file(input_file, stdin)
         elif stdin is not None:

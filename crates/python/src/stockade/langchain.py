@@ -28,8 +28,8 @@ class StockadeExecutionPolicy(BaseExecutionPolicy):
     """Starts the middleware's shell in a sandbox under `policy`, by default `shell`.
 
     That policy has no wall clock; `command_timeout` ends a command that takes too long,
-    and with it the shell and all that it started. Of the environment the shell gets what
-    the middleware's `env` says, and nothing of the caller's.
+    and with it the shell and all that it started. The shell's environment is the middleware's
+    `env`, and nothing of the caller's.
     """
 
     policy: str | os.PathLike[str] = "shell"
@@ -41,7 +41,7 @@ class StockadeExecutionPolicy(BaseExecutionPolicy):
         stockade = Configuration(
             policy=self.policy, scratch=workspace.absolute(), runtimes=self.runtimes, program=self.program
         )
-        # By the environment of the command itself: a policy need not accept these names.
+        # `env` sets them inside, so that the policy need not accept these names.
         variables = ["/usr/bin/env", "--", *(f"{name}={value}" for name, value in env.items())] if env else []
         return subprocess.Popen(
             stockade.command_line("run", "--", *variables, *command),

@@ -1,10 +1,12 @@
-//! Rules about calls: what is called with what.
+//! Rules about calls: which function is called with which arguments.
+//!
+//! It evaluates nothing itself; [`super::value`] does.
 
 use ruff_python_ast::{Expr, ExprCall, visitor::Visitor};
 use stockade_protocol::screen::Rule;
 
 use super::{Walk, place, tables, value::Value};
-use crate::{paths, shell, work};
+use crate::{budget, paths, shell};
 
 /// Calls that write to the path of this argument.
 const WRITERS: [(&str, usize); 20] = [
@@ -38,7 +40,7 @@ const SHELLS: [&str; 6] =
     ["os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "pexpect.run"];
 
 impl<'a> Walk<'a, '_, '_> {
-    /// A call, and all that stands in it.
+    /// A call with its arguments.
     pub(super) fn call(&mut self, expr: &Expr, call: &'a ExprCall) {
         let functions = self.names.readings(&call.func);
         let arguments: Vec<Value> = call.arguments.args.iter().map(|argument| self.names.value(argument)).collect();
@@ -64,7 +66,7 @@ impl<'a> Walk<'a, '_, '_> {
                 }
                 walk.visit_expr(&lambda.body);
             }),
-            // A function that came out of a call has no name that is told otherwise.
+            // The function is the result of a call, which no other rule reports by name.
             function @ Expr::Call(_) => {
                 self.reference(function);
                 self.visit_expr(function);
@@ -159,7 +161,7 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    /// `exec`, `eval`, `compile`: that they are used is told by their name.
+    /// `exec`, `eval`, `compile`. Their use is reported by name elsewhere.
     fn runs_text(&mut self, expr: &Expr, call: &ExprCall, name: &str, text: Option<&Value>) {
         let Some(text) = text else { return };
         let name = name.trim_start_matches("builtins.");
@@ -172,19 +174,19 @@ impl<'a> Walk<'a, '_, '_> {
         self.inner_python(call, Some(text));
     }
 
-    /// Code in a text that is known.
+    /// Code in a known string.
     fn inner_python(&mut self, call: &ExprCall, text: Option<&Value>) {
         let (Some(argument), Some(code)) = (call.arguments.args.first(), text.and_then(Value::as_whole)) else { return };
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
-            self.findings.inside(place(argument), work::of_python(code.len()), |findings| super::screen(question, code, depth, findings));
+            self.findings.inside(place(argument), budget::of_python(code.len()), |findings| super::screen(question, code, depth, findings));
         }
     }
 
     fn inner_shell(&mut self, at: &Expr, script: &str) {
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
-            self.findings.inside(place(at), work::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
+            self.findings.inside(place(at), budget::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
         }
     }
 
@@ -215,12 +217,12 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    /// An attribute of something, by whatever way it is taken.
+    /// An attribute, by syntax or `getattr`.
     pub(super) fn attribute(&mut self, expr: &Expr, object: &Expr, name: &str) {
         if tables::is_strong(name) {
             self.add(Rule::Internals, expr, name);
         }
-        // One step up from a class of something leads to every class there is.
+        // The base of an object's class leads to every class.
         let class_of = |expr: &Expr| match expr {
             Expr::Attribute(attribute) => attribute.attr.as_str() == "__class__",
             Expr::Call(call) => call
@@ -252,7 +254,7 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    /// Something is written, moved or made at this path.
+    /// A file is written, moved or created at this path.
     fn writes(&mut self, expr: &Expr, what: &str, path: Option<&Value>) {
         let Some(path) = path.and_then(Value::as_text) else { return };
         if paths::is_disk(path) {
@@ -295,7 +297,7 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    /// Another program is started with words, or with a text for a shell.
+    /// A program is started with a list of words, or with a string for a shell.
     fn starts(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
         let words: Vec<String> = match arguments {
             [program, rest @ ..] if name.starts_with("os.") => {
@@ -317,11 +319,11 @@ impl<'a> Walk<'a, '_, '_> {
         if let Some(depth) = self.depth.checked_sub(1) {
             let question = self.question;
             let length = words.iter().map(String::len).sum();
-            self.findings.inside(place(at), work::of_shell(length), |findings| shell::screen_words(question, words, depth, findings));
+            self.findings.inside(place(at), budget::of_shell(length), |findings| shell::screen_words(question, words, depth, findings));
         }
     }
 
-    /// Processes that make processes.
+    /// Processes that start themselves again.
     fn recursion(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
         let own_name = match &*call.func {
             Expr::Name(name) => name.id.as_str(),

@@ -1,11 +1,9 @@
-//! What the names of a Python program stand for, by all that binds them.
+//! What the names of a Python program are bound to.
 //!
-//! A name is what any binding of it may have made it. An earlier meaning is gone only where
-//! another surely takes its place: a parameter, or an assignment in the same block. What a
-//! branch, a loop or another scope binds stands beside what was there before, and the body
-//! of a function is read when all around it is bound, since that is when it may run. What
-//! is bound, and bound again where a branch ends, is work ([`Work`]); when none is left,
-//! names keep what they were bound to.
+//! A binding replaces an earlier one only where it surely takes effect: a parameter, or an
+//! assignment in the same block. A binding in a branch, a loop or another scope is kept beside the
+//! earlier ones. The body of a function is read after the scope around it. Binding costs
+//! [`Budget`]; when it is spent, names keep their bindings.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -16,20 +14,20 @@ use ruff_python_ast::{Expr, Parameters};
 
 use super::{
     tables,
-    value::{Value, What},
+    value::{AbstractValue, Value},
 };
-use crate::work::Work;
+use crate::budget::Budget;
 
-/// Meanings of one name that are kept beside the last.
-const MOST_OTHERS: usize = 3;
-/// What it takes to bind a name, and to keep what it was bound to before.
+/// Bindings of one name that are kept beside the last.
+const MAX_OTHERS: usize = 3;
+/// The cost of binding a name.
 const BOUND: usize = 4;
 
-/// What one name stands for.
+/// The bindings of one name.
 #[derive(Clone)]
 struct Bound {
     value: Value,
-    /// What it may be as well, of what rules know by its name.
+    /// Other possible values that rules may know.
     others: Vec<Value>,
 }
 
@@ -38,15 +36,15 @@ impl Bound {
         Bound { value, others: Vec::new() }
     }
 
-    /// One of these, the oldest first.
+    /// One of these, in order of their age.
     fn either(all: impl Iterator<Item = Bound>) -> Self {
         let (mut telling, mut last): (Vec<Value>, _) = (Vec::new(), Value::default());
         for value in all.flat_map(|bound| bound.others.into_iter().chain([bound.value])) {
-            if tells(&value) {
+            if is_meaningful(&value) {
                 telling.retain(|other| *other != value);
                 telling.push(value);
-                // Older ones are not kept, however often a name is bound.
-                telling.drain(..telling.len().saturating_sub(MOST_OTHERS + 1));
+                // The oldest are dropped.
+                telling.drain(..telling.len().saturating_sub(MAX_OTHERS + 1));
             } else if value != Value::default() {
                 last = value;
             }
@@ -56,30 +54,30 @@ impl Bound {
     }
 }
 
-/// Whether a value is known by a name, which rules may know.
-pub(super) fn tells(value: &Value) -> bool {
-    matches!(value.what, What::Name(_) | What::Namespace(_) | What::Getter(_))
+/// Whether a value has a name that rules may know.
+pub(super) fn is_meaningful(value: &Value) -> bool {
+    matches!(value.what, AbstractValue::Name(_) | AbstractValue::Namespace(_) | AbstractValue::Getter(_))
 }
 
-/// The names of a program, at one place of it.
+/// The names that are bound at one place of a program.
 pub(super) struct Names {
-    pub(super) work: Rc<Work>,
+    pub(super) budget: Rc<Budget>,
     bound: HashMap<String, Bound>,
-    /// Attributes of what has a name, `self.os`: whoever sets them, and for good.
+    /// Attributes of named objects, such as `self.os`, in all scopes.
     attributes: HashMap<String, Bound>,
-    /// What was bound before, one for each binding.
+    /// The former value of each binding, to undo it.
     undo: Vec<(String, Option<Bound>)>,
-    /// Names that functions bind around themselves.
+    /// Names that functions declare `global`.
     shared: HashSet<String>,
 }
 
 impl Names {
-    pub(super) fn new(work: Rc<Work>) -> Self {
-        Names { work, bound: HashMap::new(), attributes: HashMap::new(), undo: Vec::new(), shared: HashSet::new() }
+    pub(super) fn new(budget: Rc<Budget>) -> Self {
+        Names { budget, bound: HashMap::new(), attributes: HashMap::new(), undo: Vec::new(), shared: HashSet::new() }
     }
 
     pub(super) fn bind(&mut self, name: &str, value: Value) {
-        if !self.work.take(BOUND) {
+        if !self.budget.spend(BOUND) {
             return;
         }
         if self.shared.contains(name) {
@@ -91,7 +89,7 @@ impl Names {
         self.undo.push((name.to_owned(), before));
     }
 
-    /// Functions bind this name around themselves.
+    /// A function declares this name `global`.
     pub(super) fn share(&mut self, name: &str) {
         self.shared.insert(name.to_owned());
     }
@@ -101,7 +99,7 @@ impl Names {
         self.undo.len()
     }
 
-    /// A scope ends, and what is bound in it.
+    /// A scope ends with its bindings.
     pub(super) fn leave(&mut self, mark: usize) {
         for (name, before) in self.undo.drain(mark..).rev() {
             match before {
@@ -111,7 +109,7 @@ impl Names {
         }
     }
 
-    /// A branch ends, which need not have been taken.
+    /// A branch ends that may not have run.
     pub(super) fn join(&mut self, mark: usize) {
         for (name, mut befores) in self.bindings(mark).into_iter().flatten() {
             let now = self.bound.remove(&name);
@@ -124,7 +122,7 @@ impl Names {
         }
     }
 
-    /// All of a scope is bound: each name is whatever it was made there.
+    /// A scope is complete: each name has all values that the scope binds.
     pub(super) fn settle(&mut self, mark: usize) {
         for (name, befores) in self.bindings(mark).into_iter().flatten() {
             let now = self.bound.remove(&name);
@@ -135,10 +133,10 @@ impl Names {
         }
     }
 
-    /// What was bound before each of the bindings since then, to be bound together; none
-    /// where that is too much work.
+    /// The former values of all bindings since `mark`, by name; none where the budget is
+    /// spent.
     fn bindings(&mut self, mark: usize) -> Option<BTreeMap<String, Vec<Option<Bound>>>> {
-        if !self.work.take(self.undo.len().saturating_sub(mark).saturating_mul(BOUND)) {
+        if !self.budget.spend(self.undo.len().saturating_sub(mark).saturating_mul(BOUND)) {
             return None;
         }
         let mut bindings: BTreeMap<String, Vec<Option<Bound>>> = BTreeMap::new();
@@ -148,13 +146,12 @@ impl Names {
         Some(bindings)
     }
 
-    /// The body of a class ends: what it binds are attributes of the class, and of what is
-    /// made of it.
+    /// The body of a class ends: its bindings are attributes of the class and its instances.
     pub(super) fn leave_class(&mut self, mark: usize, class: &str) {
         let names: HashSet<String> = self.undo.get(mark..).unwrap_or_default().iter().map(|(name, _)| name.clone()).collect();
         for name in names {
             let value = self.look_up(&name);
-            if tells(&value) {
+            if is_meaningful(&value) {
                 [class, "self", "cls"].iter().for_each(|owner| self.bind_attribute(owner, &name, value.clone()));
             }
         }
@@ -172,8 +169,8 @@ impl Names {
     }
 
     fn bind_attribute(&mut self, owner: &str, attribute: &str, value: Value) {
-        // The name of a class may be long, and stands before each of its attributes.
-        if !self.work.take(BOUND + owner.len()) {
+        // A long class name is copied for each attribute.
+        if !self.budget.spend(BOUND + owner.len()) {
             return;
         }
         let key = format!("{owner}.{attribute}");
@@ -181,12 +178,12 @@ impl Names {
         self.attributes.insert(key, Bound::either(before.into_iter().chain([Bound::surely(value)])));
     }
 
-    /// What somebody has set an attribute of what has this name to.
+    /// The value to which the program sets an attribute of this name.
     pub(super) fn set_attribute(&self, owner: &str, attribute: &str) -> Option<Value> {
         self.attributes.get(&format!("{owner}.{attribute}")).map(|bound| bound.value.clone())
     }
 
-    /// Binds whatever an assignment assigns to.
+    /// Binds the targets of an assignment.
     pub(super) fn assign(&mut self, target: &Expr, value: &Value) {
         match target {
             Expr::Name(name) => self.bind(name.id.as_str(), value.clone()),
@@ -204,17 +201,17 @@ impl Names {
 
     fn assign_all(&mut self, targets: &[Expr], value: &Value) {
         for (at, target) in targets.iter().enumerate() {
-            let item = value.items().get(at).cloned().unwrap_or(Value { what: What::Unknown, made: value.made });
+            let item = value.items().get(at).cloned().unwrap_or(Value { what: AbstractValue::Unknown, made: value.made });
             self.assign(target, &item);
         }
     }
 
-    /// What a bare name stands for.
+    /// The value of a name.
     pub(super) fn look_up(&self, name: &str) -> Value {
         self.bound.get(name).map_or_else(|| unbound(name), |bound| bound.value.clone())
     }
 
-    /// All that an expression may stand for, by each meaning of the name that it begins with.
+    /// All values of an expression, for each value of its first name.
     pub(super) fn readings(&mut self, expr: &Expr) -> Vec<Value> {
         let mut readings = vec![self.value(expr)];
         let Some(name) = first_name(expr) else { return readings };
@@ -229,7 +226,7 @@ impl Names {
         readings
     }
 
-    /// Exchanges the meaning of a name for another one.
+    /// Swaps the value of a name with another one.
     fn turn(&mut self, name: &str, at: usize) {
         if let Some(Bound { value, others }) = self.bound.get_mut(name)
             && let Some(other) = others.get_mut(at)
@@ -239,7 +236,7 @@ impl Names {
     }
 }
 
-/// What a name stands for that the program has not bound.
+/// The value of a name that the program has not bound.
 fn unbound(name: &str) -> Value {
     match name {
         "__builtins__" => Value::name("builtins"),
@@ -249,7 +246,7 @@ fn unbound(name: &str) -> Value {
     }
 }
 
-/// The name that an expression begins with.
+/// The first name of an expression.
 fn first_name(expr: &Expr) -> Option<&str> {
     let mut at = expr;
     loop {

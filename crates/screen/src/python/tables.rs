@@ -1,11 +1,11 @@
-//! Names of Python that say what a program does.
+//! Names of Python that tell what a program does.
 //!
-//! Dotted names as they are after aliases are resolved. A name in a table of modules
-//! stands for all that is below it.
+//! Dotted names, after aliases are resolved. A module in a table stands for all names below it. It
+//! does not resolve names.
 
 use stockade_protocol::screen::Rule;
 
-/// Modules, all of which do one thing.
+/// Modules of which every use falls under one rule.
 const MODULES: [(Rule, &[&str]); 6] = [
     (
         Rule::Process,
@@ -244,7 +244,7 @@ const NAMES: [(Rule, &[&str]); 8] = [
     ),
 ];
 
-/// Attributes that no program needs but one that looks for a way out.
+/// Attributes that only an escape needs.
 const STRONG: [&str; 21] = [
     "__subclasses__",
     "__globals__",
@@ -268,10 +268,10 @@ const STRONG: [&str; 21] = [
     "__import__",
     "__bases__",
 ];
-/// Those of them by which a text is known, too.
+/// Those of them that are reported in strings too.
 const TELLING: [&str; 6] = ["__subclasses__", "__globals__", "__builtins__", "__import__(", "__code__", "f_globals"];
 
-/// Names that nobody puts together for honest reasons.
+/// Names that no honest program builds from parts.
 const FORBIDDEN: [&str; 40] = [
     "system",
     "popen",
@@ -315,7 +315,7 @@ const FORBIDDEN: [&str; 40] = [
     "urllib.request",
 ];
 
-/// Modules worth hiding, so that a name of theirs that is put together says something.
+/// Modules whose names are reported when they are built from parts.
 const WATCHED: [&str; 22] = [
     "os",
     "sys",
@@ -341,7 +341,7 @@ const WATCHED: [&str; 22] = [
     "inspect",
 ];
 
-/// What undoes an encoding.
+/// Functions that decode.
 const DECODERS: [&str; 31] = [
     "base64.b64decode",
     "base64.standard_b64decode",
@@ -376,21 +376,21 @@ const DECODERS: [&str; 31] = [
     "quopri.decodestring",
 ];
 
-/// What brings bytes from elsewhere.
+/// Functions that fetch data.
 const FETCHERS: [&str; 8] = ["requests", "urllib.request", "urllib2", "httpx", "aiohttp", "socket", "http.client", "urllib3"];
 
 fn below(name: &str, top: &str) -> bool {
     name.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The rules that a dotted name meets.
+/// The rules for a dotted name.
 pub(super) fn rules(name: &str) -> impl Iterator<Item = Rule> + '_ {
     let modules = MODULES.iter().filter(move |(_, tops)| tops.iter().any(|top| below(name, top))).map(|(rule, _)| *rule);
     let names = NAMES.iter().filter(move |(_, names)| names.contains(&name)).map(|(rule, _)| *rule);
     modules.chain(names)
 }
 
-/// The names of a module that meet a rule by themselves.
+/// The names of a module with a rule of their own.
 pub(super) fn names_of(module: &str) -> impl Iterator<Item = &'static str> {
     let of = move |name: &'static str| name.strip_prefix(module)?.strip_prefix('.').filter(|rest| !rest.contains('.'));
     NAMES.iter().flat_map(|(_, names)| names.iter().copied()).filter_map(of)
@@ -401,27 +401,27 @@ pub(super) fn is_strong(attribute: &str) -> bool {
     STRONG.contains(&attribute)
 }
 
-/// Whether a text spells such an attribute.
-pub(super) fn tells(text: &str) -> bool {
+/// Whether a string contains such an attribute.
+pub(super) fn names_internals(text: &str) -> bool {
     text.len() < 4096 && TELLING.iter().any(|name| text.contains(name))
 }
 
-/// Whether a name that was put together says that it was hidden.
+/// Whether building this name from parts hides it.
 pub(super) fn is_forbidden(name: &str) -> bool {
     FORBIDDEN.contains(&name)
 }
 
-/// Whether hiding this module says something.
+/// Whether hiding this module is reported.
 pub(super) fn is_watched(module: &str) -> bool {
     WATCHED.contains(&module.split('.').next().unwrap_or_default())
 }
 
-/// Whether the result of calling this is decoded.
+/// Whether this function decodes.
 pub(super) fn decodes(name: &str) -> bool {
     DECODERS.contains(&name)
 }
 
-/// Whether the result of calling this comes from elsewhere.
+/// Whether this function fetches data.
 pub(super) fn fetches(name: &str) -> bool {
     FETCHERS.iter().any(|top| below(name, top))
 }
@@ -512,7 +512,7 @@ const BUILTINS: [&str; 82] = [
     "__debug__",
 ];
 
-/// Whether a bare name is a built-in one.
+/// Whether a name is built in.
 pub(super) fn is_builtin(name: &str) -> bool {
     BUILTINS.contains(&name)
 }

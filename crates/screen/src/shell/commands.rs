@@ -1,4 +1,6 @@
 //! What a command does, by its words.
+//!
+//! It runs and looks up nothing; a command is known by its name alone.
 
 use stockade_protocol::screen::Rule;
 
@@ -7,7 +9,7 @@ use super::{
     words::Word,
     wrappers::{base, is_wrapper, started, unwrapped},
 };
-use crate::{paths, python, shell, work};
+use crate::{budget, paths, python, shell};
 
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "zsh", "ash", "ksh", "fish"];
 const INTERPRETERS: [&str; 7] = ["python", "python3", "python2", "perl", "ruby", "node", "php"];
@@ -87,11 +89,11 @@ const SYSTEM: [&str; 47] = [
     "capsh",
     "auditctl",
 ];
-/// What it takes to copy a word, which is kept until what it belongs to has been read.
+/// The cost of copying a word.
 const COPIED: usize = 4;
 const DISKS: [&str; 10] = ["mkfs", "wipefs", "sgdisk", "fdisk", "sfdisk", "parted", "blkdiscard", "mkswap", "hdparm", "badblocks"];
 
-/// Whether a word is the name of a command that some rule knows.
+/// Whether a rule knows a command of this name.
 pub(super) fn is_known(name: &str) -> bool {
     let lists: [&[&str]; 6] = [
         &SHELLS,
@@ -109,10 +111,10 @@ fn is_flag(word: &str, short: char, long: &str) -> bool {
 }
 
 impl Walk<'_, '_> {
-    /// A command, with what is fed to it.
+    /// A command, with the commands whose output it reads.
     pub(super) fn command_of(&mut self, words: &[Word], at: (usize, usize), fed: &[Stage]) {
-        // Words that are commands of commands come here once for each.
-        if !self.findings.work().take(words.len()) {
+        // Nested commands are read once per level.
+        if !self.findings.budget().spend(words.len()) {
             return;
         }
         let started = started(words);
@@ -188,7 +190,7 @@ impl Walk<'_, '_> {
             }
             "set" => self.variables.set_arguments(arguments),
             "eval" => self.evaluates(arguments, at),
-            // What a signal, the end or a name of its own will have it run.
+            // Code for a signal or the end of the shell.
             "trap" if arguments.first().is_some_and(|word| word.known && !word.text.starts_with('-')) => self.runs("sh", text(0), at),
             "alias" => {
                 let scripts: Vec<&str> = arguments.iter().filter_map(|word| Some(word.text.split_once('=')?.1)).collect();
@@ -208,7 +210,7 @@ impl Walk<'_, '_> {
             self.runs(&name, &script, at);
         }
         if let Some((module, rest)) = module_of(&name, arguments)
-            && self.findings.work().take(rest.len().saturating_mul(COPIED))
+            && self.findings.budget().spend(rest.len().saturating_mul(COPIED))
         {
             self.runs(&name, &format!("import {module}"), at);
             self.command_of(&[&[Word::plain(module)], rest].concat(), at, &[]);
@@ -236,7 +238,7 @@ impl Walk<'_, '_> {
     fn removes(&mut self, name: &str, arguments: &[Word], targets: &[String], at: (usize, usize)) {
         let recursive = arguments.iter().any(|word| is_flag(&word.text, 'r', "--recursive") || is_flag(&word.text, 'R', "--recursive"));
         let everything = arguments.iter().any(|word| word.text == "--no-preserve-root");
-        // `"$UNSET/"*` is `/*` on a bad day.
+        // `"$UNSET/"*` is `/*` where the variable is empty.
         let unset =
             |path: &str| path.strip_prefix('$').and_then(|rest| rest.split_once('/')).is_some_and(|(_, rest)| matches!(rest, "" | "*"));
         let disk = targets.iter().any(|path| paths::is_disk(path));
@@ -263,7 +265,7 @@ impl Walk<'_, '_> {
         for (exec, _) in texts.iter().enumerate().filter(|(_, text)| matches!(**text, "-exec" | "-execdir" | "-ok" | "-okdir")) {
             let behind = arguments.get(exec + 1..).unwrap_or_default();
             let words = behind.split(|word| matches!(word.text.as_str(), ";" | "+")).next().unwrap_or_default();
-            if !self.findings.work().take(words.len()) {
+            if !self.findings.budget().spend(words.len()) {
                 break;
             }
             deletes |= unwrapped(words).first().is_some_and(|program| matches!(base(&program.text), "rm" | "shred" | "unlink"));
@@ -274,10 +276,10 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Signals to the first process, and to all.
+    /// Signals to pid 1, and to all processes.
     fn kills(&mut self, arguments: &[Word], at: (usize, usize)) {
         let mut texts = arguments.iter().map(|word| word.text.as_str()).peekable();
-        // What comes first is a signal.
+        // The first option is a signal.
         if let Some(option) = texts.next_if(|text| text.starts_with('-'))
             && matches!(option, "-s" | "-n")
         {
@@ -288,7 +290,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// An archive is written out where an option says.
+    /// An archive is unpacked into the directory of an option.
     fn unpacks(&mut self, name: &str, arguments: &[Word], at: (usize, usize)) {
         let texts: Vec<&str> = arguments.iter().map(|word| word.text.as_str()).collect();
         let first = texts.first().is_some_and(|text| !text.starts_with("--") && text.contains('x'));
@@ -301,7 +303,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Text that the shell is to read as commands.
+    /// Arguments that the shell reads as commands.
     fn evaluates(&mut self, arguments: &[Word], at: (usize, usize)) {
         self.findings.add(Rule::Eval, at, "eval");
         if arguments.iter().all(|word| word.known) {
@@ -310,21 +312,21 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Screens a text that a command takes for code.
+    /// Screens a string that a command runs as code.
     pub(super) fn runs(&mut self, name: &str, script: &str, at: (usize, usize)) {
         let Some(depth) = self.depth.checked_sub(1) else { return };
         let question = self.question;
         match name.starts_with("python") {
             true => {
-                self.findings.inside(at, work::of_python(script.len()), |findings| python::screen(question, script, depth, findings));
+                self.findings.inside(at, budget::of_python(script.len()), |findings| python::screen(question, script, depth, findings));
             }
             false => {
-                self.findings.inside(at, work::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
+                self.findings.inside(at, budget::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
             }
         }
     }
 
-    /// What earlier commands of a pipeline feed to this one.
+    /// What this command reads from earlier commands of a pipeline.
     pub(super) fn fed(&mut self, words: &[Word], fed: &[Stage], at: (usize, usize)) {
         let inner = unwrapped(words);
         let Some(name) = inner.first().map(|word| base(&word.text).to_owned()) else { return };
@@ -343,13 +345,15 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// What the substitutions in a command's words bring to it, where it runs them.
+    /// Substitutions in the words of a command that runs their output.
     fn substituted(&mut self, name: &str, at: (usize, usize)) {
         if !(SHELLS.contains(&name) || matches!(name, "eval" | "source" | ".")) || self.code.is_empty() {
             return;
         }
         let Some(text) = self.code.get(at.0..at.1) else { return };
-        if !(text.contains("$(") || text.contains("<(") || text.contains('`')) || !self.findings.work().take(work::of_shell(text.len())) {
+        if !(text.contains("$(") || text.contains("<(") || text.contains('`'))
+            || !self.findings.budget().spend(budget::of_shell(text.len()))
+        {
             return;
         }
         let mut parser = tree_sitter::Parser::new();
@@ -362,7 +366,7 @@ impl Walk<'_, '_> {
         self.code_from(name, stages.get(1..).unwrap_or_default(), at);
     }
 
-    /// Code comes out of these commands, for the one of this name.
+    /// These commands print code for the command of this name.
     fn code_from(&mut self, name: &str, stages: &[Stage], at: (usize, usize)) {
         if let Some(script) = stages.last().and_then(|stage| printed(&stage.words)) {
             self.runs(name, &script, at);
@@ -380,8 +384,8 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The script in the words of a shell or Python, as `-c` takes one: that of Python is the
-/// rest of the word or the next one, that of a shell stands behind all options.
+/// The script of `-c`. Python takes the rest of the word or the next word, a shell the first
+/// word after all options.
 fn script_of(name: &str, arguments: &[Word]) -> Option<String> {
     let mut texts = arguments.iter().map(|word| word.text.as_str());
     if name.starts_with("python") {
@@ -406,14 +410,14 @@ fn script_of(name: &str, arguments: &[Word]) -> Option<String> {
     None
 }
 
-/// The module that Python is to run, with the words for it.
+/// The module of `python -m`, with its arguments.
 fn module_of<'w>(name: &str, arguments: &'w [Word]) -> Option<(String, &'w [Word])> {
     let (module, rest) = python_option(name, arguments, 'm')?;
     let is_name = !module.is_empty() && module.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
     is_name.then_some((module, rest))
 }
 
-/// The value of the option that ends Python's own, if that is it, and the words behind it.
+/// The value of `wanted` where it ends Python's options, and the words after it.
 fn python_option<'w>(name: &str, arguments: &'w [Word], wanted: char) -> Option<(String, &'w [Word])> {
     if !name.starts_with("python") {
         return None;
@@ -434,7 +438,7 @@ fn python_option<'w>(name: &str, arguments: &'w [Word], wanted: char) -> Option<
     None
 }
 
-/// The commands in a program for awk, where they stand there as a text.
+/// The commands in strings of an awk program.
 fn commands_of_awk(program: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut end = 0;
@@ -450,7 +454,7 @@ fn commands_of_awk(program: &str) -> Vec<&str> {
     found
 }
 
-/// The name of a command that takes what it is fed for code, as one with a script does not.
+/// The name of a command that runs its input as code: a shell without a script.
 pub(super) fn reads_code(words: &[Word]) -> Option<String> {
     let words = unwrapped(words);
     let name = base(&words.first()?.text);
@@ -463,7 +467,7 @@ pub(super) fn reads_code(words: &[Word]) -> Option<String> {
     reads.then(|| name.to_owned())
 }
 
-/// What a command prints, where that stands in its words.
+/// The known output of `echo` and `printf`.
 fn printed(words: &[Word]) -> Option<String> {
     let words = unwrapped(words);
     let (name, mut arguments) = words.split_first()?;
@@ -488,14 +492,14 @@ fn printed(words: &[Word]) -> Option<String> {
     }
 }
 
-/// Whether a command makes another text of what it is given, or prints one.
+/// Whether a command prints or transforms text.
 pub(super) fn makes_text(words: &[Word]) -> bool {
     let words = unwrapped(words);
     let Some(name) = words.first().map(|word| base(&word.text)) else { return false };
     matches!(name, "echo" | "printf" | "tr" | "sed") || decodes(name, words.get(1..).unwrap_or_default())
 }
 
-/// Whether a command undoes an encoding.
+/// Whether a command decodes.
 fn decodes(name: &str, arguments: &[Word]) -> bool {
     let any = |test: fn(&str) -> bool| arguments.iter().any(|word| test(&word.text));
     match name {

@@ -1,11 +1,11 @@
-//! Passwords that stand in the words of a command, where an option of a known one takes them.
+//! Passwords in the arguments of known commands, by their options.
 //!
-//! Texts that are secrets by their own looks are found in [`secrets`] wherever they stand.
+//! Strings that look like secrets are found by [`secrets`] everywhere.
 
 use super::words::Word;
 use crate::secrets;
 
-/// What such an option is given.
+/// The value of such an option.
 #[derive(Clone, Copy, PartialEq)]
 enum Given {
     Password,
@@ -13,14 +13,14 @@ enum Given {
     Credentials,
 }
 
-/// Commands, and those options of theirs.
+/// Commands and their options with passwords.
 const OPTIONS: [(&str, &[&str], Given); 3] = [
     ("curl", &["-u", "--user", "-U", "--proxy-user"], Given::Credentials),
     ("wget", &["--password", "--http-password", "--ftp-password", "--proxy-password"], Given::Password),
     ("sshpass", &["-p"], Given::Password),
 ];
 
-/// The passwords that this command is given.
+/// The passwords in the arguments of a command.
 pub(super) fn given<'w>(name: &str, arguments: &'w [Word]) -> Vec<&'w str> {
     let Some((_, options, given)) = OPTIONS.iter().find(|(known, ..)| *known == name) else { return Vec::new() };
     let next = arguments.iter().skip(1).map(Some).chain([None]);
@@ -35,14 +35,14 @@ pub(super) fn given<'w>(name: &str, arguments: &'w [Word]) -> Vec<&'w str> {
     passwords.filter(|password| secrets::is_password(password)).collect()
 }
 
-/// What stands behind one of these options in its own word: nothing where the next word is
-/// its value.
+/// The value of one of these options in the same word; empty where the next word is its
+/// value.
 fn behind<'w>(word: &'w str, options: &[&str], given: Given) -> Option<&'w str> {
     options.iter().find_map(|option| match option.starts_with("--") {
         true => word.strip_prefix(*option).and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('=') }),
         false => {
             let (before, value) = word.strip_prefix('-')?.split_once(option.trim_start_matches('-'))?;
-            // Other options stand before it, as in `-su`.
+            // Other options come before it, as in `-su`.
             let several = given == Given::Credentials && before.bytes().all(|byte| byte.is_ascii_alphabetic());
             (before.is_empty() || several).then_some(value)
         }

@@ -1,5 +1,7 @@
-//! What the grammar of a shell does not reach: lines that it gives up on, and commands
-//! between backquotes where it takes them for text.
+//! Code that the grammar does not parse: lines with syntax errors, and backquotes that it takes for
+//! text.
+//!
+//! It splits such lines at separators; it does not understand their syntax.
 
 use std::borrow::Cow;
 
@@ -7,10 +9,10 @@ use tree_sitter::Node;
 
 use super::{Walk, span};
 
-/// Words behind which a command may begin.
+/// Words that can come before a command.
 const BEGINNINGS: [&str; 9] = ["if", "then", "else", "elif", "do", "while", "until", "time", "!"];
 
-/// The words of a piece, without those that only lead to its command.
+/// A piece without the words before its command.
 fn command(piece: &str) -> &str {
     let mut rest = piece.trim();
     while let Some(after) =
@@ -21,7 +23,7 @@ fn command(piece: &str) -> &str {
     rest
 }
 
-/// The code with blanks in the place of what stands before `begin`.
+/// The code with everything before `begin` blanked.
 pub(super) fn without_start(code: &str, begin: usize) -> Cow<'_, str> {
     match code.get(begin..) {
         _ if begin == 0 => Cow::Borrowed(code),
@@ -30,8 +32,8 @@ pub(super) fn without_start(code: &str, begin: usize) -> Cow<'_, str> {
 }
 
 impl Walk<'_, '_> {
-    /// Reads the line of an error, and all behind it unless the script is begun `anew`
-    /// there, between all that may part commands. Returns where the next line begins.
+    /// Reads the line of an error, and the rest unless that is parsed `anew`, split at
+    /// separators of commands. Returns where the next line begins.
     pub(super) fn pieces(&mut self, error: usize, anew: bool) -> usize {
         let code = self.code;
         let begin = code.get(..error).and_then(|before| before.rfind('\n')).map_or(0, |end| end + 1);
@@ -47,7 +49,7 @@ impl Walk<'_, '_> {
         end
     }
 
-    /// Runs what stands between backquotes in a text in which the shell looks for them.
+    /// Reads code in backquotes, in text in which the shell expands them.
     pub(super) fn backquotes(&mut self, node: Node<'_>) {
         let quoted =
             self.children(node).iter().any(|part| part.kind() == "heredoc_start" && self.source(*part).contains(['\'', '"', '\\']));

@@ -1,24 +1,24 @@
-//! Words of a shell command, made plain as far as they are known.
+//! Expands the words of a shell command as far as they are known.
 //!
-//! Quotes and backslashes are undone and known variables put in. A home is `~`; what is not
-//! known is `$NAME`, or `*` where it is the output of a command.
+//! Quotes and backslashes are removed, and known variables replaced. A home directory is `~`, an
+//! unknown variable `$NAME`, the output of a command `*`. Globs are not expanded.
 
 use std::collections::HashMap;
 
 use tree_sitter::Node;
 
-use crate::decode;
+use crate::budget::MAX_TEXT_LEN;
 
-/// Deeper words are not looked into.
-const DEEPEST: u8 = 30;
+/// Words that are nested deeper are unknown.
+const MAX_DEPTH: u8 = 30;
 
-/// A word as the command would get it.
+/// A word after expansion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Word {
     pub text: String,
-    /// Whether every part of it is known.
+    /// Every part is known.
     pub known: bool,
-    /// Whether unquoted white space came in, which makes several words of it.
+    /// It contains unquoted blanks, at which the shell splits it.
     spaced: bool,
 }
 
@@ -32,13 +32,13 @@ impl Word {
     }
 
     fn and(mut self, other: Word) -> Word {
-        if self.text.len() + other.text.len() <= decode::LONGEST {
+        if self.text.len() + other.text.len() <= MAX_TEXT_LEN {
             self.text.push_str(&other.text);
         }
         Word { text: self.text, known: self.known && other.known, spaced: self.spaced || other.spaced }
     }
 
-    /// The words that it comes to.
+    /// The words after word splitting.
     pub(super) fn split(self) -> Vec<Word> {
         if !self.spaced {
             return vec![self];
@@ -47,7 +47,7 @@ impl Word {
     }
 }
 
-/// What variables hold.
+/// The values of variables.
 #[derive(Default)]
 pub(super) struct Variables(HashMap<String, Word>);
 
@@ -56,7 +56,7 @@ impl Variables {
         self.0.insert(name.to_owned(), value);
     }
 
-    /// What `set` makes the arguments.
+    /// Sets the positional parameters, as `set` does.
     pub(super) fn set_arguments(&mut self, words: &[Word]) {
         let options = words.iter().take_while(|word| word.text.starts_with(['-', '+']) && word.text != "--").count();
         let all = words.get(options..).unwrap_or_default();
@@ -85,9 +85,9 @@ fn source<'c>(node: Node<'_>, code: &'c str) -> &'c str {
     code.get(node.byte_range()).unwrap_or_default()
 }
 
-/// What a word comes to.
+/// The expansion of a word.
 pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth: u8) -> Word {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return Word::unknown("*");
     }
     let whole = source(node, code);
@@ -99,7 +99,7 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
         "simple_expansion" => {
             let name = whole.trim_start_matches('$');
             let word = variables.get(name);
-            // The arguments are several words, also between quotes.
+            // "$@" is several words, also in quotes.
             Word { spaced: word.spaced && matches!(name, "@" | "*"), ..word }
         }
         "expansion" => {
@@ -108,10 +108,10 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
             let value = variables.get(&name);
             match form {
                 "" => value,
-                // What stands for a value that is missing is not needed.
+                // The value is set, so its default is not used.
                 _ if value.known && form.trim_start_matches(':').starts_with(['-', '=', '?']) => value,
                 "%/" | "%%/" if value.known => Word { text: value.text.trim_end_matches('/').to_owned(), ..value },
-                // Cut or replaced: what comes of it is not followed.
+                // Substrings and replacements are not followed.
                 _ => Word::unknown(&format!("${name}")),
             }
         }
@@ -122,7 +122,7 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
     }
 }
 
-/// A word of parts; what stands between them stands for itself.
+/// A word of parts; text between them is literal.
 fn parts(node: Node<'_>, code: &str, variables: &Variables, depth: u8, (left, right): (usize, usize)) -> Word {
     let (mut at, end) = (node.start_byte() + left, node.end_byte().saturating_sub(right));
     let mut cursor = node.walk();
@@ -135,7 +135,7 @@ fn parts(node: Node<'_>, code: &str, variables: &Variables, depth: u8, (left, ri
     word.and(Word::plain(code.get(at..end).unwrap_or_default().to_owned()))
 }
 
-/// Whether the name of a command was put together or quoted where it need not be.
+/// Whether the name of a command was built from parts or quoted without need.
 pub(super) fn is_put_together(name: Node<'_>, code: &str) -> bool {
     let mut cursor = name.walk();
     let expansions = |node: Node<'_>| {
@@ -146,20 +146,6 @@ pub(super) fn is_put_together(name: Node<'_>, code: &str) -> bool {
     inner.iter().any(|child| match child.kind() {
         "concatenation" => expansions(*child) >= 2 || source(*child, code).contains("''") || source(*child, code).contains("\"\""),
         "ansi_c_string" => true,
-        _ => false,
-    })
-}
-
-/// Whether the name of a command is cut out of a variable, or named by one.
-pub(super) fn is_cut_out(name: Node<'_>, code: &str) -> bool {
-    let mut cursor = name.walk();
-    name.named_children(&mut cursor).any(|child| match child.kind() {
-        "expansion" => {
-            let text = source(child, code);
-            let cut = text.split_once(':').is_some_and(|(_, rest)| rest.trim_start().starts_with(|c: char| c.is_ascii_digit()));
-            text.starts_with("${!") || cut
-        }
-        "concatenation" | "string" => is_cut_out(child, code),
         _ => false,
     })
 }

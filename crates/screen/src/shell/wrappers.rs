@@ -1,34 +1,33 @@
-//! Commands that run another one, which their own words name.
+//! Commands that run another command, which their arguments name.
 //!
-//! One table says of each what of its words is its own. What it runs is either the words
-//! behind them or a script in one of them; a find with its many commands, and a shell with
-//! its `-c`, are not of this kind.
+//! A table says which of the words belong to the wrapper. The rest is a command, or a script in one
+//! word. `find` and the `-c` of a shell are handled elsewhere.
 
 use super::words::Word;
-use crate::decode;
+use crate::budget::MAX_TEXT_LEN;
 
-/// A command that runs what its words name.
+/// A command that runs another one.
 struct Wrapper {
     name: &'static str,
-    /// Letters of options that take a value, and the same in full.
+    /// Short options that take a value, and long ones.
     values: &'static str,
     long_values: &'static [&'static str],
-    /// How many words of its own stand before the command.
+    /// Its own words before the command.
     operands: Operands,
-    /// The option whose value is a script, by its letter and in full.
+    /// The option whose value is a script, short and long.
     script: Option<(char, &'static str)>,
 }
 
-/// What stands before the command.
+/// The words before the command.
 #[derive(Clone, Copy, PartialEq)]
 enum Operands {
-    /// So many words.
+    /// This many words.
     Own(usize),
-    /// Variables.
+    /// Assignments of variables.
     Assignments,
-    /// There is no command, but for a script.
+    /// There is no command, only a script.
     Only,
-    /// The words behind the options are a script together.
+    /// The words after the options are a script, joined by blanks.
     Joined,
 }
 
@@ -83,37 +82,37 @@ const WRAPPERS: [Wrapper; 39] = [
     plain("firejail", ""),
     plain("systemd-run", "pPut"),
     plain("systemd-inhibit", ""),
-    // What a grammar takes for words where more than one stands before a command.
+    // Keywords that the grammar takes for words where several come before a command.
     plain("!", ""),
     plain("{", ""),
 ];
 
-/// What the words of a command come to.
+/// What a command runs.
 pub(super) struct Started<'w> {
-    /// The words of what is run in the end.
+    /// The words of the innermost command.
     pub words: &'w [Word],
-    /// Scripts that are run on the way.
+    /// Scripts of the wrappers.
     pub scripts: Vec<String>,
-    /// The names of those that only run others.
+    /// The names of the wrappers.
     pub by: Vec<&'static str>,
 }
 
-/// Whether a command of this name runs another one.
+/// Whether this is the name of a wrapper.
 pub(super) fn is_wrapper(name: &str) -> bool {
     WRAPPERS.iter().any(|wrapper| wrapper.name == name)
 }
 
-/// A command's own name, without its directory.
+/// The name of a command without its directory.
 pub(super) fn base(word: &str) -> &str {
     word.rsplit('/').next().unwrap_or(word)
 }
 
-/// The words behind those that only say how to run them.
+/// The words of the innermost command.
 pub(super) fn unwrapped(words: &[Word]) -> &[Word] {
     started(words).words
 }
 
-/// What is run in the end, and on the way.
+/// The innermost command, the scripts and the wrappers.
 pub(super) fn started(words: &[Word]) -> Started<'_> {
     let mut started = Started { words, scripts: Vec::new(), by: Vec::new() };
     while let Some(wrapper) = started.words.first().and_then(|word| WRAPPERS.iter().find(|wrapper| wrapper.name == base(&word.text))) {
@@ -126,21 +125,21 @@ pub(super) fn started(words: &[Word]) -> Started<'_> {
 }
 
 impl Wrapper {
-    /// How many words are its own, itself among them; none: it runs no words.
+    /// The number of its own words with its name; none where it runs no command.
     fn own(&self, words: &[Word], scripts: &mut Vec<String>) -> Option<usize> {
         let text = |at: usize| words.get(at).map(|word| word.text.as_str());
         let mut operands = match self.operands {
             Operands::Own(own) => own,
             _ => 0,
         };
-        // Before a brace stands the name of what runs beside.
+        // Before a brace comes the name of the coprocess.
         if self.name == "coproc" && text(2) == Some("{") {
             operands = 1;
         }
         let mut at = 1;
         while let Some(word) = text(at) {
             if let Some(options) = word.strip_prefix('-').filter(|options| !options.is_empty()) {
-                // `command -v` only asks.
+                // `command -v` only prints.
                 if self.name == "command" && options.contains(['v', 'V']) {
                     return None;
                 }
@@ -168,15 +167,15 @@ impl Wrapper {
                 break;
             }
         }
-        // Of many in a row the outer hold what the inner do.
-        if self.operands == Operands::Joined && scripts.iter().map(String::len).sum::<usize>() <= decode::LONGEST {
+        // Nested wrappers copy the inner words: bound their length.
+        if self.operands == Operands::Joined && scripts.iter().map(String::len).sum::<usize>() <= MAX_TEXT_LEN {
             let rest = words.get(at..).unwrap_or_default();
             scripts.push(rest.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" "));
         }
         Some(at)
     }
 
-    /// What an option, or several in one word, take with them.
+    /// The value of an option, or of several in one word.
     fn option<'o>(&self, options: &'o str) -> Value<'o> {
         if let Some(long) = options.strip_prefix('-') {
             let (name, value) = long.split_once('=').map_or((long, None), |(name, value)| (name, Some(value)));
@@ -199,7 +198,7 @@ impl Wrapper {
     }
 }
 
-/// What belongs to an option.
+/// The value of an option.
 enum Value<'o> {
     None,
     /// The next word.

@@ -1,5 +1,6 @@
 //! The sandbox's own files: what lies in its root, in /proc, and what its mounts allow.
 
+use nix::libc::{EACCES, EPERM, EROFS, ETXTBSY};
 use std::{io::Read, path::Path};
 
 use stockade_policy::plan::RootEntry;
@@ -7,10 +8,9 @@ use stockade_protocol::probe::Script;
 
 use super::super::{O_CREAT, O_WRONLY, open, read, read_link};
 use crate::{
-    attack::{Attack, Class, Control, Expected, Place, Wanted},
+    attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
+    fixture::Fixture,
     script::{CWD, n, script},
-    words::errno::{EACCES, EPERM, EROFS, ETXTBSY},
-    world::World,
 };
 
 const CLASS: Class = Class::FileSystem;
@@ -18,13 +18,13 @@ const CLASS: Class = Class::FileSystem;
 const READ_ONLY: &[&str] = &["mounts", "landlock"];
 const FIXED: Expected = Expected::Errno(&[EROFS, EACCES]);
 
-pub(super) fn attacks(world: &World) -> Vec<Attack> {
+pub(super) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let mut all = creating();
-    all.extend(changing(world));
-    all.extend(through_proc(world));
-    all.extend(masked(world));
-    all.extend(mount_flags(world));
-    all.extend(special_files(world));
+    all.extend(changing(fixture));
+    all.extend(through_proc(fixture));
+    all.extend(masked(fixture));
+    all.extend(mount_flags(fixture));
+    all.extend(special_files(fixture));
     all
 }
 
@@ -39,7 +39,7 @@ fn creating() -> Vec<Attack> {
             READ_ONLY,
             open(&path, O_WRONLY | O_CREAT),
             FIXED,
-            Control::Instead(open("/tmp/created", O_WRONLY | O_CREAT), Wanted::Succeeds),
+            Control::Instead(open("/tmp/created", O_WRONLY | O_CREAT), ControlExpectation::Succeeds),
         ));
     }
     type Make = fn(&str) -> Script;
@@ -72,7 +72,7 @@ fn creating() -> Vec<Attack> {
                 READ_ONLY,
                 make(&format!("{directory}/made")),
                 FIXED,
-                Control::Instead(make(&format!("/tmp/made-{kind}-{place}")), Wanted::Succeeds),
+                Control::Instead(make(&format!("/tmp/made-{kind}-{place}")), ControlExpectation::Succeeds),
             ));
         }
     }
@@ -81,7 +81,7 @@ fn creating() -> Vec<Attack> {
 
 /// Changing what is there. Landlock knows nothing of modes, times and attributes: there
 /// the read-only mounts stand alone.
-fn changing(world: &World) -> Vec<Attack> {
+fn changing(fixture: &Fixture) -> Vec<Attack> {
     const MOUNTS: &[&str] = &["mounts"];
     type Change = fn(&mut crate::script::Builder, stockade_protocol::probe::Value);
     let changes: [(&str, &'static [&'static str], Change); 6] = [
@@ -133,7 +133,7 @@ fn changing(world: &World) -> Vec<Attack> {
             layers,
             of("/etc/passwd", false),
             FIXED,
-            Control::Instead(twin, Wanted::Succeeds),
+            Control::Instead(twin, ControlExpectation::Succeeds),
         ));
     }
     let files = [
@@ -145,7 +145,7 @@ fn changing(world: &World) -> Vec<Attack> {
         "/etc/nsswitch.conf",
         "/etc/ld.so.cache",
     ];
-    for path in files.into_iter().filter(|path| world.has(path) && Path::new(path).exists()) {
+    for path in files.into_iter().filter(|path| fixture.has(path) && Path::new(path).exists()) {
         all.push(Attack::new(
             CLASS,
             format!("write to {path}"),
@@ -153,14 +153,14 @@ fn changing(world: &World) -> Vec<Attack> {
             READ_ONLY,
             open(path, O_WRONLY),
             Expected::Errno(&[EROFS, EACCES, ETXTBSY]),
-            Control::Instead(open(path, 0), Wanted::Succeeds),
+            Control::Instead(open(path, 0), ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
 /// The kernel's switches and the memory of processes are files too.
-fn through_proc(world: &World) -> Vec<Attack> {
+fn through_proc(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
     let switches = [
         "sys/kernel/core_pattern",
@@ -201,7 +201,7 @@ fn through_proc(world: &World) -> Vec<Attack> {
             &["proc", "landlock"],
             open(&path, O_WRONLY),
             FIXED,
-            Control::Instead(open(&path, 0), Wanted::Succeeds),
+            Control::Instead(open(&path, 0), ControlExpectation::Succeeds),
         ));
     }
     all.push(Attack::new(
@@ -214,7 +214,7 @@ fn through_proc(world: &World) -> Vec<Attack> {
             b.attack("utimensat", &[CWD, path, n(0), n(0)]);
         }),
         Expected::Errno(&[EROFS]),
-        Control::Outside(Place::Host, Wanted::Succeeds),
+        Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
     ));
     all.push(Attack::new(
         CLASS,
@@ -223,7 +223,7 @@ fn through_proc(world: &World) -> Vec<Attack> {
         &["mounts", "landlock"],
         open("/proc/self/exe", O_WRONLY),
         Expected::Errno(&[EROFS, EACCES, ETXTBSY]),
-        Control::Instead(open("/proc/self/exe", 0), Wanted::Succeeds),
+        Control::Instead(open("/proc/self/exe", 0), ControlExpectation::Succeeds),
     ));
     for name in ["exe", "cwd", "root", "ns/mnt", "ns/user"] {
         all.push(Attack::new(
@@ -233,10 +233,10 @@ fn through_proc(world: &World) -> Vec<Attack> {
             &["executor"],
             read_link(&format!("/proc/1/{name}")),
             Expected::Errno(&[EACCES, EPERM]),
-            Control::Instead(read_link(&format!("/proc/self/{name}")), Wanted::Finds),
+            Control::Instead(read_link(&format!("/proc/self/{name}")), ControlExpectation::Finds),
         ));
     }
-    if world.uid == 0 && Path::new("/proc/sysrq-trigger").exists() {
+    if fixture.uid == 0 && Path::new("/proc/sysrq-trigger").exists() {
         all.push(Attack::new(
             CLASS,
             "the trigger of magic keys",
@@ -244,21 +244,21 @@ fn through_proc(world: &World) -> Vec<Attack> {
             &["proc", "landlock"],
             open("/proc/sysrq-trigger", O_WRONLY),
             FIXED,
-            Control::Outside(Place::Host, Wanted::Succeeds),
+            Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
         ));
     }
     all
 }
 
-/// What the kernel tells about itself and others.
-fn masked(world: &World) -> Vec<Attack> {
+/// Files of /proc and /sys about the whole host.
+fn masked(fixture: &Fixture) -> Vec<Attack> {
     let mut all = Vec::new();
-    for entry in world.plan.root.iter() {
+    for entry in fixture.plan.root.iter() {
         let RootEntry::Mask { target } = entry else { continue };
         let path = Path::new("/").join(target).to_string_lossy().into_owned();
-        // Whoever may not read it outside loses nothing inside.
+        // A file that the launching user cannot read outside either shows nothing.
         // What it shows to anybody but root changes by the moment.
-        if path == "/proc/keys" && world.uid != 0 {
+        if path == "/proc/keys" && fixture.uid != 0 {
             continue;
         }
         let mut first = [0];
@@ -269,18 +269,18 @@ fn masked(world: &World) -> Vec<Attack> {
         all.push(Attack::new(
             CLASS,
             format!("read {path}"),
-            format!("read {path}, which tells of the whole host"),
+            format!("read {path}, which describes the whole host"),
             &["proc masks"],
             read(&path),
             Expected::Value(0),
-            Control::Outside(Place::Host, Wanted::Finds),
+            Control::Outside(ControlHost::Host, ControlExpectation::Finds),
         ));
     }
     all
 }
 
 /// No mount may honour set-ID bits or, but for the six nodes, devices.
-fn mount_flags(world: &World) -> Vec<Attack> {
+fn mount_flags(fixture: &Fixture) -> Vec<Attack> {
     const FLAGS: u32 = 80;
     const NOSUID: u64 = 2;
     const NODEV: u64 = 4;
@@ -291,7 +291,7 @@ fn mount_flags(world: &World) -> Vec<Attack> {
             b.load(to, FLAGS, 8, NOSUID | NODEV);
         })
     };
-    let mut places: Vec<String> = world.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
+    let mut places: Vec<String> = fixture.plan.writable_mounts().iter().map(|path| path.to_string_lossy().into_owned()).collect();
     places.extend(["/", "/usr", "/proc"].map(String::from));
     places
         .into_iter()
@@ -303,14 +303,14 @@ fn mount_flags(world: &World) -> Vec<Attack> {
                 &["scratch flags"],
                 flags(&path),
                 Expected::Value((NOSUID | NODEV).cast_signed()),
-                Control::OutsideInstead(Place::Host, flags("/"), Wanted::Succeeds),
+                Control::OutsideInstead(ControlHost::Host, flags("/"), ControlExpectation::Succeeds),
             )
         })
         .collect()
 }
 
 /// Sockets and fifos in places where a host program could meet them.
-fn special_files(world: &World) -> Vec<Attack> {
+fn special_files(fixture: &Fixture) -> Vec<Attack> {
     let bind = |path: &str| {
         script(|b| {
             let mut address = vec![1, 0];
@@ -328,13 +328,13 @@ fn special_files(world: &World) -> Vec<Attack> {
             b.attack("mknodat", &[CWD, path, n(0o010_600), n(0)]);
         })
     };
-    if world.plan.landlock.handled == 0 {
+    if fixture.plan.landlock.handled == 0 {
         return Vec::new();
     }
     let mut all = Vec::new();
     let mut places = vec![String::from("/dev/shm")];
-    if !world.plan.scratch.read_only {
-        places.push(world.plan.scratch.path.to_string_lossy().into_owned());
+    if !fixture.plan.scratch.read_only {
+        places.push(fixture.plan.scratch.path.to_string_lossy().into_owned());
     }
     for (index, place) in places.into_iter().enumerate() {
         let denied = Expected::Errno(&[EACCES]);
@@ -345,9 +345,9 @@ fn special_files(world: &World) -> Vec<Attack> {
             &["landlock"],
             fifo(&format!("{place}/fifo")),
             denied,
-            Control::Instead(fifo(&format!("/tmp/fifo-{index}")), Wanted::Succeeds),
+            Control::Instead(fifo(&format!("/tmp/fifo-{index}")), ControlExpectation::Succeeds),
         ));
-        if world.has_family(1) {
+        if fixture.has_family(1) {
             all.push(Attack::new(
                 CLASS,
                 format!("a socket in {place}"),
@@ -355,7 +355,7 @@ fn special_files(world: &World) -> Vec<Attack> {
                 &["landlock"],
                 bind(&format!("{place}/socket")),
                 denied,
-                Control::Instead(bind(&format!("/tmp/socket-{index}")), Wanted::Succeeds),
+                Control::Instead(bind(&format!("/tmp/socket-{index}")), ControlExpectation::Succeeds),
             ));
         }
     }

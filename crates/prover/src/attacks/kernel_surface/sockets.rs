@@ -1,25 +1,25 @@
 //! Sockets of families and protocols that the policy does not list.
 //!
-//! Each attack asks for what could be used, where this kernel has it at hand. Where it does
-//! not, only the filter's own answer is shown, and the attack says so.
+//! Each attack asks for a usable socket where this kernel has the family loaded. Where it has
+//! not, only the filter's answer is shown, and the attack's text states that.
 
 use super::{CLASS, FILTER, HIGH, REFUSED, attack};
 use crate::{
-    attack::{Attack, Control, Place, Wanted},
+    attack::{Attack, Control, ControlExpectation, ControlHost},
+    fixture::Fixture,
     script::{n, one, script},
-    world::World,
 };
 
-/// A kind that does not exist, upon which the kernel answers before it thinks of loading a
-/// module for the family or protocol.
+/// A socket type that does not exist: the kernel refuses it before it loads a module for the
+/// family or protocol.
 const NO_KIND: i64 = 15;
 const STREAM: i64 = 1;
 const DATAGRAM: i64 = 2;
 const RAW: i64 = 3;
 const PACKETS_IN_ORDER: i64 = 5;
 
-/// Which families and protocols this kernel has at hand. Asked for any other it would load a
-/// module, and no control of ours may change the host.
+/// The families and protocols that this kernel has loaded. For any other it would load a
+/// module, and a control must not change the host.
 struct AtHand {
     protocols: Vec<String>,
     netlink: Vec<i64>,
@@ -47,10 +47,10 @@ fn socket(name: String, what: String, family: i64, kind: i64, protocol: i64) -> 
     let act = one("socket", &[n(family), n(kind), n(protocol)]);
     let (tried, control) = match kind {
         NO_KIND => (
-            format!("{what}, of a kind that does not exist: this kernel has it not loaded, and the control must not have it do so"),
-            Control::Outside(Place::Host, Wanted::Reaches),
+            format!("{what}, of a type that does not exist: this kernel has not loaded the family, and the control must not load it"),
+            Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
         ),
-        _ => (what, Control::Outside(Place::Own, Wanted::Succeeds)),
+        _ => (what, Control::Outside(ControlHost::OwnNamespaces, ControlExpectation::Succeeds)),
     };
     let layers: &[&str] = if kind == RAW && family != NETLINK { &["seccomp", "capabilities"] } else { FILTER };
     Attack::new(CLASS, name, tried, layers, act, REFUSED, control)
@@ -63,7 +63,7 @@ const NONE: (&str, i64) = ("", NO_KIND);
 
 /// Families and protocols beyond the listed ones, each with how the kernel lists it and a
 /// kind of socket that it has.
-pub(super) fn attacks(world: &World) -> Vec<Attack> {
+pub(super) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     let at_hand = AtHand::of_this_kernel();
     let families = [
         ("UNSPEC", NONE),
@@ -115,7 +115,7 @@ pub(super) fn attacks(world: &World) -> Vec<Attack> {
     ];
     let mut all = Vec::new();
     for (number, (name, listed)) in (0u32..).zip(families) {
-        if !world.has_family(number) {
+        if !fixture.has_family(number) {
             let what = format!("open a socket of the family {name} ({number})");
             all.push(socket(format!("a socket of AF_{name}"), what, i64::from(number), at_hand.kind(listed), 0));
         }
@@ -129,7 +129,7 @@ pub(super) fn attacks(world: &World) -> Vec<Attack> {
         let what = format!("open a socket of the family {name}, whose number has high bits that the kernel ignores");
         all.push(socket(format!("a socket of AF_{name}, with high bits"), what, family | HIGH, at_hand.kind(listed), 0));
     }
-    if world.has_family(2) {
+    if fixture.has_family(2) {
         // Any protocol can be spoken through a raw socket; the others have their own.
         let protocols = [
             ("ICMP", 1i64, ("RAW", RAW)),
@@ -148,7 +148,7 @@ pub(super) fn attacks(world: &World) -> Vec<Attack> {
             all.push(socket(format!("a socket for {name}"), what, INET, at_hand.kind(listed), protocol));
         }
     }
-    if world.has_family(16) {
+    if fixture.has_family(16) {
         let protocols = [
             (2, "USERSOCK"),
             (3, "FIREWALL"),
@@ -173,7 +173,7 @@ pub(super) fn attacks(world: &World) -> Vec<Attack> {
             all.push(socket(format!("netlink for {name}"), format!("open a netlink socket for {name}"), NETLINK, kind, protocol));
         }
     }
-    if world.has_family(1) && world.knows("socketpair") {
+    if fixture.has_family(1) && fixture.knows("socketpair") {
         // No kernel makes pairs of these: its own answer shows that it was asked.
         let pair = |family: i64| {
             script(|b| {
@@ -186,7 +186,7 @@ pub(super) fn attacks(world: &World) -> Vec<Attack> {
                 format!("a pair of sockets of AF_{name}"),
                 format!("open a pair of connected sockets of {name}"),
                 pair(family),
-                Control::Outside(Place::Host, Wanted::Reaches),
+                Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
             ));
         }
     }

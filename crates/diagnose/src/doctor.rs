@@ -1,0 +1,565 @@
+//! Whether a policy can be enforced on this host, by doing it.
+//!
+//! One real run through the same door as `exec` decides, so that doctor and exec cannot
+//! disagree; probes of single features, each in a separate process, then explain what is
+//! missing and how to fix it. Nothing is changed on the host, and nothing is left
+//! behind. What is printed is not worded here beyond findings and remedies.
+
+mod features;
+mod probe;
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+use stockade_audit::AnchorSink;
+use stockade_launcher::scratch::{self, Opener, path::ScratchPath};
+use stockade_policy::{
+    facts::{CgroupFacts, HostFacts},
+    model::{AuditMode, Degradable, Policy},
+    plan::UserNamespaces,
+};
+use stockade_protocol::{
+    Known, Receipt, Report, Verdict,
+    screen::{Action, Grammar, Rule},
+};
+
+use probe::{Ids, Probe};
+use stockade_engine::{
+    LoadedPolicy, Options, Refusal, audit,
+    caller::{self, Identity},
+    exec, facts, load_policy, run_captured,
+    screen::ScreeningJob,
+};
+
+/// How a feature stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It works.
+    Ok,
+    /// It does not, and the policy lets a run go on without it, or with less.
+    Degraded,
+    /// It is not here, and no run needs it that does not ask for it.
+    Absent,
+    /// It does not work, and no run can do without.
+    Missing,
+}
+
+impl State {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Degraded => "degraded",
+            State::Absent => "absent",
+            State::Missing => "missing",
+        }
+    }
+}
+
+/// What was found out about one feature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Its stable name.
+    pub feature: String,
+    /// How it stands.
+    pub state: State,
+    /// What was tried and seen.
+    pub detail: String,
+    /// How to fix it.
+    pub remedy: Option<String>,
+}
+
+/// The findings about one policy on this host, for this user.
+#[derive(Clone, Debug, Serialize)]
+pub struct Examination {
+    /// Version of this format.
+    pub schema: u32,
+    /// The policy.
+    pub policy: String,
+    /// `root` or `rootless`; null where the launcher's own rights make no sense.
+    pub mode: Option<&'static str>,
+    /// Who asked.
+    pub uid: u32,
+    /// The running kernel.
+    pub kernel: String,
+    /// A request runs here under this policy.
+    pub enforceable: bool,
+    /// Layers that it goes without.
+    pub degraded: Vec<String>,
+    /// Each feature.
+    pub findings: Vec<Finding>,
+}
+
+/// Tries everything.
+pub fn examine(options: &Options) -> Examination {
+    let name = options.policy.clone().unwrap_or_else(|| String::from("default"));
+    let mut examination = Examination {
+        schema: 1,
+        policy: name,
+        mode: None,
+        uid: rustix::process::getuid().as_raw(),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        enforceable: false,
+        degraded: Vec::new(),
+        findings: Vec::new(),
+    };
+    let loaded = load_policy(options).map_err(|refusal| missing("policy", split(&refusal.message)));
+    let identity = caller::identify(None).map_err(|refusal| missing("caller", split(&refusal.message)));
+    match (loaded, identity) {
+        (Ok(loaded), Ok(identity)) => match Examiner::new(options, &loaded, &identity) {
+            Ok(examiner) => examiner.examine(&mut examination),
+            Err(refusal) => examination.findings.push(missing("host", split(&refusal.message))),
+        },
+        (loaded, identity) => examination.findings.extend(loaded.err().into_iter().chain(identity.err())),
+    }
+    examination
+}
+
+/// Detail and remedy.
+type Words = (String, Option<String>);
+
+/// A message of the form `what: why; remedy`.
+fn split(message: &str) -> Words {
+    match message.split_once("; ") {
+        Some((what, remedy)) => (what.to_owned(), Some(remedy.strip_prefix("or ").unwrap_or(remedy).to_owned())),
+        None => (message.to_owned(), None),
+    }
+}
+
+fn finding(feature: &str, state: State, (detail, remedy): Words) -> Finding {
+    Finding { feature: feature.to_owned(), state, detail, remedy }
+}
+
+fn missing(feature: &str, words: Words) -> Finding {
+    finding(feature, State::Missing, words)
+}
+
+fn fine(feature: &str, detail: impl Into<String>) -> Finding {
+    finding(feature, State::Ok, (detail.into(), None))
+}
+
+struct Examiner<'a> {
+    options: &'a Options,
+    loaded: &'a LoadedPolicy,
+    policy: &'a Policy,
+    identity: &'a Identity,
+    /// The run that decides.
+    run: Report,
+    host: HostFacts,
+    registry: Result<(), Refusal>,
+    ids: Ids,
+    /// Whether a child can be made at all, and a user namespace: most else needs them.
+    child: Probe,
+    user_namespace: Probe,
+}
+
+impl<'a> Examiner<'a> {
+    fn new(options: &'a Options, loaded: &'a LoadedPolicy, identity: &'a Identity) -> Result<Self, Refusal> {
+        let policy = &loaded.policy;
+        // First, before anything that could stand in its way; an empty program ends at once.
+        let run = exec(br#"{"code": ""}"#, options);
+        // Held while the probes use the run's host id, so that no other run gets it.
+        let record = facts::registry(identity).and_then(|registry| Ok(registry.claim()?));
+        let host = facts::read(identity, facts::unique_id(identity, record.as_ref().ok())?, facts::cgroup_facts()?)?;
+        let caller = (identity.caller.uid, identity.caller.gid);
+        let outside = host.unique_id.map_or(caller, |id| (id, id));
+        let inside = (policy.identity.uid, policy.identity.gid);
+        let mut ids = Ids { user_namespaces: UserNamespaces::Nested, inside, outside, privileged: identity.privileged };
+        let child = probe::child();
+        let user_namespace = child.and_then(|()| probe::user_namespace(ids));
+        if user_namespace.is_err()
+            && policy.degrade.root.contains(&Degradable::UserNamespace)
+            && identity.privileged
+            && host.unique_id.is_some()
+            && stockade_launcher::user_namespace_refusal().is_some()
+        {
+            // The rest is tried as a run would have it.
+            ids = Ids { user_namespaces: UserNamespaces::Missing, inside: outside, ..ids };
+        }
+        Ok(Examiner { options, loaded, policy, identity, run, host, registry: record.map(drop), ids, child, user_namespace })
+    }
+
+    fn examine(&self, examination: &mut Examination) {
+        examination.mode = Some(if self.identity.privileged { "root" } else { "rootless" });
+        examination.uid = self.identity.caller.uid;
+        examination.enforceable = is_enforced(&self.run);
+        examination.degraded = self.run.receipt.as_ref().map(|receipt| receipt.degraded.clone()).unwrap_or_default();
+        let found = &mut examination.findings;
+        found.extend(self.features());
+        found.push(self.paths());
+        found.push(self.cgroup());
+        found.push(self.swap());
+        found.push(self.identity());
+        found.push(self.scratch());
+        found.push(self.registry());
+        found.push(self.audit());
+        found.extend(self.runtimes());
+        let screener = self.screener();
+        examination.enforceable &= screener.state != State::Missing;
+        found.push(screener);
+        if examination.enforceable {
+            // The run has shown that it can do without, or that the probe was at fault.
+            for finding in found.iter_mut().filter(|finding| finding.state == State::Missing) {
+                finding.state = State::Degraded;
+                finding.detail.push_str(" (yet the run below succeeded)");
+            }
+        }
+        found.push(self.run());
+    }
+
+    fn may_degrade(&self, layer: Degradable) -> bool {
+        let list = if self.identity.privileged { &self.policy.degrade.root } else { &self.policy.degrade.rootless };
+        list.contains(&layer)
+    }
+
+    fn lost(&self, layer: Degradable) -> State {
+        if self.may_degrade(layer) { State::Degraded } else { State::Missing }
+    }
+
+    fn paths(&self) -> Finding {
+        let filesystem = &self.policy.filesystem;
+        let gone = |paths: &[PathBuf]| {
+            paths.iter().filter(|path| fs::metadata(path).is_err()).map(|path| path.display().to_string()).collect::<Vec<_>>()
+        };
+        let required = gone(&filesystem.read_only);
+        if !required.is_empty() {
+            let remedy = "remove it from `read_only` under [filesystem], or move it to `read_only_optional`";
+            return missing("paths", (format!("not on this host: {}", required.join(" ")), Some(remedy.to_owned())));
+        }
+        let optional = gone(&filesystem.read_only_optional);
+        let all = filesystem.read_only.len() + filesystem.read_only_optional.len() - optional.len();
+        let without = if optional.is_empty() { String::new() } else { format!("; left out, as the policy allows: {}", optional.join(" ")) };
+        fine("paths", format!("{all} paths of the host are shown read-only{without}"))
+    }
+
+    fn cgroup(&self) -> Finding {
+        if let CgroupFacts::Unavailable { reason } = &self.host.cgroup {
+            return finding("cgroup", self.lost(Degradable::Cgroup), split(reason));
+        }
+        if self.run.reason.as_deref() == Some("cgroup_failed") {
+            return missing("cgroup", split(&self.run.error.0));
+        }
+        let read_back = |receipt: &Receipt| {
+            receipt.layers.iter().find(|layer| layer.layer == "cgroup" && layer.known == Known::ReadBack).map(|layer| layer.detail.clone())
+        };
+        if let Some(detail) = self.run.receipt.as_ref().and_then(read_back) {
+            return fine("cgroup", detail);
+        }
+        match self.try_without_other_layers() {
+            Ok(Some(receipt)) => read_back(&receipt)
+                .map_or_else(|| missing("cgroup", (String::from("a run had none"), None)), |detail| fine("cgroup", detail)),
+            Err(refusal) if refusal.reason == "cgroup_failed" => missing("cgroup", split(&refusal.message)),
+            _ => match self.make_directories() {
+                Ok(made) => fine("cgroup", format!("directories can be made in {made}; limits not tried, as no run got so far")),
+                Err(why) => missing("cgroup", (why, Some(String::from("the launcher must be able to write there")))),
+            },
+        }
+    }
+
+    /// Makes and removes a cgroup where a run's would be.
+    fn make_directories(&self) -> Result<String, String> {
+        let parents: Vec<&Path> = match &self.host.cgroup {
+            CgroupFacts::V2 { parent, .. } => vec![parent.as_path()],
+            CgroupFacts::V1 { controllers } => controllers.values().map(PathBuf::as_path).collect(),
+            CgroupFacts::Unavailable { reason } => return Err(reason.clone()),
+        };
+        for parent in &parents {
+            let directory = parent.join(format!("stockade-doctor-{}", std::process::id()));
+            let tried = fs::create_dir(&directory).and_then(|()| fs::remove_dir(&directory));
+            tried.map_err(|error| format!("make and remove {}: {error}", directory.display()))?;
+        }
+        Ok(parents.iter().map(|parent| parent.display().to_string()).collect::<Vec<_>>().join(" "))
+    }
+
+    /// A run of no policy's: every layer may be missing, so that those which are there
+    /// can be seen at work although another is not.
+    fn try_without_other_layers(&self) -> Result<Option<Receipt>, Refusal> {
+        let mut all = vec![Degradable::Cgroup, Degradable::Landlock, Degradable::UniqueUid];
+        let mut policy = self.policy.clone();
+        policy.degrade.rootless.clone_from(&all);
+        all.push(Degradable::UserNamespace);
+        policy.degrade.root = all;
+        policy.filesystem.read_only.retain(|path| fs::metadata(path).is_ok());
+        Ok(run_captured(&["/usr/bin/true"], &LoadedPolicy { policy, filters: self.loaded.filters.clone() }, self.options)?.receipt)
+    }
+
+    fn swap(&self) -> Finding {
+        if !self.host.swap {
+            return fine("swap", "switched off, so no memory limit can leak into it");
+        }
+        if matches!(self.host.cgroup, CgroupFacts::Unavailable { .. }) {
+            let remedy = "as for cgroup; or switch swap off: sudo swapoff --all";
+            return finding(
+                "swap",
+                self.lost(Degradable::Cgroup),
+                (String::from("switched on, and without a cgroup nothing keeps a run out of it"), Some(remedy.to_owned())),
+            );
+        }
+        if self.run.reason.as_deref() == Some("cgroup_failed")
+            && (self.run.error.0.contains("memsw") || self.run.error.0.contains("memory.swap.max"))
+        {
+            return missing(
+                "swap",
+                (
+                    self.run.error.0.clone(),
+                    Some(String::from(
+                        "swap is not accounted: add swapaccount=1 to the kernel's command line, or switch swap off: sudo swapoff --all",
+                    )),
+                ),
+            );
+        }
+        fine("swap", "switched on; the cgroup keeps runs out of it")
+    }
+
+    fn identity(&self) -> Finding {
+        let caller = &self.identity.caller;
+        if !self.identity.privileged {
+            let groups: Vec<String> = caller.groups.iter().filter(|group| **group != caller.gid).map(u32::to_string).collect();
+            let kept = if groups.is_empty() {
+                String::new()
+            } else {
+                format!("; its groups stay, as only root can drop them: {}", groups.join(" "))
+            };
+            return fine("host_id", format!("runs are uid {} on the host, the caller's own{kept}", caller.uid));
+        }
+        match (self.host.unique_id, &self.host.unique_id_refusal) {
+            (Some(id), _) => fine("host_id", format!("each run has a host uid of its own, such as {id}")),
+            (None, Some(refusal)) => {
+                let (detail, remedy) = split(refusal);
+                let elsewhere = "start stockade outside that container, or in it as an ordinary user";
+                finding("host_id", self.lost(Degradable::UniqueUid), (detail, remedy.or_else(|| Some(elsewhere.to_owned()))))
+            }
+            (None, None) => finding(
+                "host_id",
+                self.lost(Degradable::UniqueUid),
+                (String::from("none could be set aside"), Some(String::from("see `registry`"))),
+            ),
+        }
+    }
+
+    /// Whether files in a host scratch can belong to the caller although the code runs as
+    /// another: tried in /tmp and /var/tmp, since no scratch was named.
+    fn scratch(&self) -> Finding {
+        let named = self.options.scratch.as_ref();
+        if let (Some(path), true) = (named, is_enforced(&self.run)) {
+            return fine("scratch", format!("the run used {}", path.display()));
+        }
+        if !self.identity.privileged {
+            return fine("scratch", "any directory of the caller's; its files stay the caller's");
+        }
+        let owner = if self.identity.caller.uid == 0 { (NOBODY, NOBODY) } else { (self.identity.caller.uid, self.identity.caller.gid) };
+        let (mut able, mut unable) = (Vec::new(), Vec::new());
+        for place in ["/tmp", "/var/tmp"] {
+            match self.try_idmap(Path::new(place), owner) {
+                Ok(true) => able.push(place),
+                Ok(false) => unable.push(format!("{place} cannot be idmapped")),
+                Err(why) => unable.push(why),
+            }
+        }
+        let remedy = "put scratch on ext4, xfs, btrfs or (Linux 6.3) tmpfs; root of a container's user namespace cannot idmap at all";
+        match (able.as_slice(), unable.is_empty()) {
+            (able, true) => fine("scratch", format!("idmapped scratch works in {}", able.join(" and "))),
+            ([], false) => finding(
+                "scratch",
+                if self.may_degrade(Degradable::UniqueUid) { State::Degraded } else { State::Absent },
+                (unable.join(", "), Some(remedy.to_owned())),
+            ),
+            (able, false) => fine("scratch", format!("idmapped scratch works in {}; {}: {remedy}", able.join(" and "), unable.join(", "))),
+        }
+    }
+
+    fn try_idmap(&self, place: &Path, owner: (u32, u32)) -> Result<bool, String> {
+        let directory = place.join(format!("stockade-doctor-{}", std::process::id()));
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", directory.display());
+        fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| failed(&error))?;
+        let opener = Opener {
+            caller: &self.identity.caller,
+            privileged: true,
+            unique_id: self.host.unique_id,
+            idmap: scratch::Idmap::Try,
+            homes: &[],
+            registry: None,
+            ceiling: None,
+        };
+        let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1)).map_err(|error| failed(&error)).and_then(|()| {
+            let found = ScratchPath::find(&directory.to_string_lossy(), self.policy, &opener);
+            found.and_then(|place| place.open(self.policy, &opener)).map_err(|error| error.to_string())
+        });
+        let removed = fs::remove_dir(&directory).map_err(|error| failed(&error));
+        let idmappable = opened?.facts.idmappable;
+        removed.map(|()| idmappable)
+    }
+
+    /// As the run above was written down, and who keeps the heads of the chain.
+    fn audit(&self) -> Finding {
+        let mode = self.policy.audit.mode;
+        let Some(audit) = self.run.audit.as_ref().filter(|_| mode != AuditMode::Off) else {
+            return finding("audit", State::Absent, (String::from("the policy wants no audit log"), None));
+        };
+        if let Some(failure) = &audit.failure {
+            let state = if mode == AuditMode::Required { State::Missing } else { State::Degraded };
+            return finding("audit", state, split(failure));
+        }
+        let log = audit::directory(self.identity).unwrap_or_default();
+        let log = log.display();
+        match audit::carrier() {
+            Some(AnchorSink::Journal) => fine("audit", format!("{log}, heads of the chain in the journal")),
+            Some(AnchorSink::Syslog) => fine("audit", format!("{log}, heads of the chain in syslog")),
+            None => {
+                let why = format!(
+                    "{log} alone: neither journald nor syslog is here to keep the heads of the chain, so a log that is cut off at its end looks whole"
+                );
+                finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
+            }
+        }
+    }
+
+    /// A program is screened, since none is in the run above.
+    fn screener(&self) -> Finding {
+        let screen = &self.policy.screen;
+        if screen.severest() == Action::Allow {
+            return finding("screener", State::Absent, (String::from("the policy has no code screened"), None));
+        }
+        let screening = ScreeningJob::of_text("pass", Grammar::Python, screen, self.identity.privileged).finish();
+        match screening.findings.iter().find(|finding| finding.rule == Rule::Screener) {
+            None => fine("screener", "a program was read by stockade-screen"),
+            Some(found) => {
+                let stops = matches!(found.action, Action::Approve | Action::Deny);
+                let (detail, remedy) = split(&found.what);
+                let remedy = remedy
+                    .unwrap_or_else(|| String::from("install stockade-screen beside this program, as scripts/build and the package do"));
+                finding("screener", if stops { State::Missing } else { State::Degraded }, (detail, Some(remedy)))
+            }
+        }
+    }
+
+    fn registry(&self) -> Finding {
+        match &self.registry {
+            Ok(()) => fine("registry", "a place was claimed and given back"),
+            Err(refusal) => {
+                let needed = self.identity.privileged || !matches!(self.host.cgroup, CgroupFacts::Unavailable { .. });
+                finding("registry", if needed { State::Missing } else { State::Absent }, split(&refusal.message))
+            }
+        }
+    }
+
+    /// Each interpreter is started, the default's by the run that decides.
+    fn runtimes(&self) -> Vec<Finding> {
+        let others_fault = !is_enforced(&self.run) && !is_interpreters_fault(&self.run);
+        let of = |(name, runtime): (&String, &stockade_policy::model::Runtime)| {
+            let feature = format!("runtime {name}");
+            let is_default =
+                stockade_policy::plan::find_runtime(self.policy, &self.policy.language).is_ok_and(|(default, _)| default == name);
+            let program = interpreter_of(name, runtime, self.options);
+            if others_fault {
+                let there = program.is_file();
+                let state = if there { State::Ok } else { absent_or_missing(is_default) };
+                let detail = format!(
+                    "{} is {}on this host; not started, as no sandbox is to be had",
+                    program.display(),
+                    if there { "" } else { "not " }
+                );
+                return finding(&feature, state, (detail, (!there).then(|| install_hint(&program))));
+            }
+            let report;
+            let run = if is_default {
+                &self.run
+            } else {
+                report = self.start(name);
+                &report
+            };
+            if run.started && run.success {
+                return fine(&feature, format!("{} starts", program.display()));
+            }
+            if is_enforced(run) {
+                return finding(&feature, State::Absent, (how_it_ended(&program, run), None));
+            }
+            let (detail, mut remedy) = split(&run.error.0);
+            if run.reason.as_deref() == Some("interpreter_missing") && runtime.venv.is_none() {
+                remedy = Some(install_hint(&program));
+            }
+            finding(&feature, absent_or_missing(is_default), (detail, remedy))
+        };
+        self.policy.runtimes.iter().map(of).collect()
+    }
+
+    fn start(&self, language: &str) -> Report {
+        let request = serde_json::json!({ "code": "", "language": language });
+        exec(request.to_string().as_bytes(), self.options)
+    }
+
+    fn run(&self) -> Finding {
+        if !is_enforced(&self.run) {
+            let (detail, remedy) = split(&self.run.error.0);
+            let elsewhere =
+                "fix what is missing above; if nothing is, an outer filter, a limit or a security module stands in the way of this step";
+            return missing("run", (detail, remedy.or_else(|| Some(elsewhere.to_owned()))));
+        }
+        let (mut read_back, mut probed) = (0, 0);
+        for layer in self.run.receipt.iter().flat_map(|receipt| &receipt.layers) {
+            read_back += usize::from(layer.known == Known::ReadBack);
+            probed += usize::from(layer.known == Known::Probed);
+        }
+        fine("run", format!("an empty program ran behind every layer that the policy requires; {read_back} were read back, {probed} tried"))
+    }
+}
+
+/// Who owns a scratch where root acts for itself.
+const NOBODY: u32 = 65534;
+
+/// The result speaks about the code, so the sandbox came to stand.
+fn is_enforced(report: &Report) -> bool {
+    !matches!(report.verdict, Verdict::SandboxError | Verdict::BadRequest)
+}
+
+fn is_interpreters_fault(report: &Report) -> bool {
+    report.verdict == Verdict::SandboxError && matches!(report.reason.as_deref(), Some("interpreter_missing" | "program_not_started"))
+}
+
+fn absent_or_missing(is_default: bool) -> State {
+    if is_default { State::Missing } else { State::Absent }
+}
+
+pub(crate) fn interpreter_of(name: &str, runtime: &stockade_policy::model::Runtime, options: &Options) -> PathBuf {
+    let is_this = |asked: &str| asked.eq_ignore_ascii_case(name) || runtime.aliases.iter().any(|alias| alias.eq_ignore_ascii_case(asked));
+    if let Some((_, path)) = options.interpreters.iter().find(|(asked, _)| is_this(asked)) {
+        return path.clone();
+    }
+    runtime.interpreter()
+}
+
+/// Why an interpreter that starts is of no use.
+pub(crate) fn how_it_ended(program: &Path, report: &Report) -> String {
+    let verdict = serde_json::to_value(report.verdict).ok();
+    let verdict = verdict.as_ref().and_then(|verdict| verdict.as_str()).unwrap_or_default();
+    let said = report.error.0.trim_end().lines().last().map(|line| format!(": {line}")).unwrap_or_default();
+    format!("{} starts, but a short program ends as {verdict} with status {}{said}", program.display(), report.code)
+}
+
+/// How an interpreter gets onto this host.
+pub(crate) fn install_hint(program: &Path) -> String {
+    let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let package = match name.as_str() {
+        "node" => "nodejs",
+        "sh" => "dash",
+        "awk" => "mawk",
+        "java" => "default-jre-headless",
+        "php" => "php-cli",
+        "Rscript" => "r-base-core",
+        other => other,
+    };
+    if !program.starts_with("/usr") {
+        // No package puts anything there.
+        return String::from("make it, or name another by --runtime NAME=PATH");
+    }
+    if Path::new("/usr/bin/apt-get").exists() {
+        format!("sudo apt-get install {package}")
+    } else {
+        format!("install {package} with the system's package manager, or name another by --runtime NAME=PATH")
+    }
+}

@@ -1,0 +1,267 @@
+//! What code finds in the sandbox: languages, their versions and packages.
+//!
+//! Every answer comes from the interpreter itself, started in the sandbox as a request
+//! would start it, so that nothing is listed which code could not use. What comes back
+//! is data of the host's packages, yet it is parsed as strictly as anything from inside.
+//! Nothing is worded here for a person.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use stockade_policy::model::{Policy, Runtime};
+use stockade_protocol::{Limits, Report, Verdict};
+
+use stockade_engine::{LoadedPolicy, Options, Refusal, exec, load_policy, run_captured};
+
+use crate::doctor;
+
+/// A package that code can import without installing anything.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// One language of a policy.
+#[derive(Clone, Debug, Serialize)]
+pub struct Language {
+    /// The name that a request gives.
+    pub name: String,
+    /// Other names of it.
+    pub aliases: Vec<String>,
+    /// A request that names no language gets it.
+    pub default: bool,
+    /// The interpreter, as code sees it; null where none could be started.
+    pub path: Option<String>,
+    /// Its version; null where it does not tell.
+    pub version: Option<String>,
+    /// Code in this language runs.
+    pub available: bool,
+    /// Installed packages, by name.
+    pub packages: Vec<Package>,
+    /// Why it is not available, and the remedy.
+    pub reason: Option<String>,
+}
+
+/// The languages of a policy, and what else a program's author should know.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inventory {
+    /// Version of this format.
+    pub schema: u32,
+    /// The policy's name.
+    pub policy: String,
+    /// Its languages.
+    pub runtimes: Vec<Language>,
+    /// The default limits of a run.
+    #[serde(skip)]
+    pub limits: Limits,
+    /// Scratch can be written to.
+    #[serde(skip)]
+    pub writable: bool,
+    /// HOME lies in scratch.
+    #[serde(skip)]
+    pub home_in_scratch: bool,
+}
+
+/// Asks every interpreter of the policy.
+///
+/// # Errors
+/// The policy cannot be loaded, or no sandbox can be put in place at all.
+pub fn take(options: &Options) -> Result<Inventory, Refusal> {
+    let loaded = load_policy(options)?;
+    let policy = &loaded.policy;
+    let mut runtimes = Vec::new();
+    for (name, runtime) in &policy.runtimes {
+        runtimes.push(ask(name, runtime, &loaded, options)?);
+    }
+    Ok(Inventory {
+        schema: 1,
+        policy: policy.name.clone(),
+        runtimes,
+        limits: policy.limits.clone(),
+        writable: policy.scratch.access == stockade_policy::model::Access::Rw,
+        home_in_scratch: policy.scratch.home,
+    })
+}
+
+/// What an interpreter says of itself.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Answer {
+    version: String,
+    #[serde(default)]
+    packages: Vec<Package>,
+}
+
+/// A run may list no more.
+const MAX_PACKAGES: usize = 20_000;
+
+const ASK_PYTHON: &str = r#"
+import json, platform, re
+found = {}
+try:
+    from importlib import metadata
+    for distribution in metadata.distributions():
+        name, version = distribution.metadata["Name"], distribution.version
+        # The first on the path is the one that is imported.
+        if name and version:
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), (name, version))
+except ImportError:
+    pass
+packages = [{"name": str(name), "version": str(version)} for _, (name, version) in sorted(found.items())]
+print(json.dumps({"version": platform.python_version(), "packages": packages}))
+"#;
+
+const ASK_NODE: &str = r#"
+const fs = require("fs"), path = require("path"), found = new Map();
+function look(directory, scope) {
+  let names = [];
+  try { names = fs.readdirSync(directory); } catch { return; }
+  for (const name of names) {
+    if (name.startsWith(".")) continue;
+    if (name.startsWith("@") && !scope) { look(path.join(directory, name), name + "/"); continue; }
+    try {
+      const { version } = JSON.parse(fs.readFileSync(path.join(directory, name, "package.json"), "utf8"));
+      if (typeof version === "string" && !found.has(scope + name)) found.set(scope + name, version);
+    } catch {}
+  }
+}
+for (const directory of require("module").globalPaths) look(directory, "");
+const packages = [...found].sort((a, b) => (a[0] < b[0] ? -1 : 1)).map(([name, version]) => ({ name, version }));
+console.log(JSON.stringify({ version: process.versions.node, packages }));
+"#;
+
+/// The braces end the version where Bash prints its release in brackets.
+const ASK_BASH: &str = r#"printf '{"version": "%s"}\n' "${BASH_VERSION%%(*}""#;
+
+/// How an interpreter is asked, by the name of its program.
+fn question_for(program: &Path) -> Option<&'static str> {
+    let name = program.file_name()?.to_str()?;
+    match name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.') {
+        "python" | "pypy" => Some(ASK_PYTHON),
+        "node" | "nodejs" => Some(ASK_NODE),
+        "bash" => Some(ASK_BASH),
+        _ => None,
+    }
+}
+
+fn ask(name: &str, runtime: &Runtime, loaded: &LoadedPolicy, options: &Options) -> Result<Language, Refusal> {
+    let policy = &loaded.policy;
+    let is_default = stockade_policy::plan::find_runtime(policy, &policy.language).is_ok_and(|(default, _)| default == name);
+    let mut language = Language {
+        name: name.to_owned(),
+        aliases: runtime.aliases.clone(),
+        default: is_default,
+        path: None,
+        version: None,
+        available: false,
+        packages: Vec::new(),
+        reason: None,
+    };
+    let program = doctor::interpreter_of(name, runtime, options);
+    let question = question_for(&program);
+    let request = serde_json::json!({ "code": question.unwrap_or_default(), "language": name });
+    let report = exec(request.to_string().as_bytes(), options);
+    if !report.started {
+        language.reason = Some(why_not(&report, &program, runtime)?);
+        return Ok(language);
+    }
+    if !report.success {
+        language.reason = Some(doctor::how_it_ended(&program, &report));
+        return Ok(language);
+    }
+    language.available = true;
+    language.path = Some(program.to_string_lossy().into_owned());
+    if question.is_some() {
+        let answer: Answer = report.output.and_then(|output| serde_json::from_str(&output.0).ok()).unwrap_or_default();
+        language.version = Some(answer.version).filter(|version| is_plain(version));
+        language.packages = answer
+            .packages
+            .into_iter()
+            .filter(|package| is_plain(&package.name) && is_plain(&package.version))
+            .take(MAX_PACKAGES)
+            .collect();
+    } else {
+        language.version = version_by_option(name, &program, loaded, options);
+    }
+    Ok(language)
+}
+
+/// Whether a text can stand in a table and in a model's prompt as it is.
+fn is_plain(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 200 && text.chars().all(|c| c.is_ascii_graphic())
+}
+
+/// Why a language did not start, where that is its own fault.
+fn why_not(report: &Report, program: &Path, runtime: &Runtime) -> Result<String, Refusal> {
+    let message = report.error.0.clone();
+    // An option of the caller's is refused for every language alike.
+    let reason = report.reason.as_deref();
+    match reason.filter(|_| report.verdict == Verdict::SandboxError) {
+        Some("interpreter_missing") if runtime.venv.is_none() => {
+            Ok(format!("{} is not on this host: {}", program.display(), doctor::install_hint(program)))
+        }
+        Some("interpreter_missing" | "program_not_started") => Ok(message),
+        _ => {
+            let reason = reason.unwrap_or("not_started");
+            Err(if report.verdict == Verdict::BadRequest {
+                Refusal::bad_request(reason, message)
+            } else {
+                Refusal::sandbox_error(reason, message)
+            })
+        }
+    }
+}
+
+/// The version that `--version` prints; of a program that prints none, such as dash, none.
+fn version_by_option(name: &str, program: &Path, loaded: &LoadedPolicy, options: &Options) -> Option<String> {
+    // Its virtual environment is shown where it is the policy's language.
+    let policy = Policy { language: name.to_owned(), ..loaded.policy.clone() };
+    let loaded = LoadedPolicy { policy, filters: loaded.filters.clone() };
+    let outcome = run_captured(&[program.to_str()?, "--version"], &loaded, options).ok()?;
+    if outcome.verdict != Verdict::Exited || outcome.code != 0 {
+        return None;
+    }
+    let text = [outcome.output.bytes, outcome.error.bytes].concat();
+    find_version(&String::from_utf8_lossy(&text))
+}
+
+/// The first number with a dot in it.
+fn find_version(text: &str) -> Option<String> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+')))
+        .map(|word| word.trim_start_matches(|c: char| !c.is_ascii_digit()).trim_end_matches(['.', '-', '+']))
+        .find(|word| {
+            word.contains('.') && word.split('.').take(2).all(|part| part.starts_with(|c: char| c.is_ascii_digit())) && is_plain(word)
+        })
+        .map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{find_version, question_for};
+    use std::path::Path;
+
+    #[test]
+    fn versions_are_found_in_what_programs_print() {
+        let cases = [
+            ("\nThis is perl 5, version 36, subversion 0 (v5.36.0) built for x86_64-linux-gnu", Some("5.36.0")),
+            ("mawk 1.3.4 20200120\nCopyright 2008", Some("1.3.4")),
+            ("ruby 3.1.2p20 (2022-04-12 revision 4491bb740a) [x86_64-linux-gnu]", Some("3.1.2p20")),
+            ("openjdk 17.0.7 2023-04-18", Some("17.0.7")),
+            ("R version 4.2.2 Patched", Some("4.2.2")),
+            ("sh: 0: Illegal option --", None),
+            ("", None),
+        ];
+        for (printed, version) in cases {
+            assert_eq!(find_version(printed).as_deref(), version, "{printed}");
+        }
+    }
+
+    #[test]
+    fn a_versioned_program_is_asked_like_its_family() {
+        assert!(question_for(Path::new("/opt/venv/bin/python3.11")).is_some_and(|question| question.contains("platform")));
+        assert!(question_for(Path::new("/usr/bin/perl")).is_none());
+    }
+}

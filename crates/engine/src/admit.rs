@@ -1,0 +1,269 @@
+//! Admission: whether this caller may have this run, and what exactly the run is.
+//!
+//! Form first (is the request well made?), then rights (grants, scratch), then what it would
+//! show of the host, then the plan. The init process is spawned as soon as the caller may have
+//! one, or a prepared sandbox is taken at the end. A refusal names the field, what is wrong with it and how
+//! to fix it. No code is started here.
+
+mod host_view;
+mod inspect;
+mod interpreters;
+mod prefixes;
+mod request;
+mod rights;
+mod sandbox;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rustix::fd::OwnedFd;
+use stockade_launcher::{
+    Inputs, LaunchError, Stdin, Streams,
+    registry::{Record, Registry},
+    scratch::{Idmap, OpenedScratch},
+};
+use stockade_policy::plan::{Plan, plan};
+use stockade_protocol::{LimitKey, Request};
+
+use crate::{
+    LoadedPolicy, Options, Refusal, caller,
+    pool::{PathIds, Pool},
+    session::SessionState,
+};
+use host_view::{HostQuery, HostView};
+pub(crate) use request::check_relative;
+pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request};
+use request::{Parts, well_formed};
+pub use rights::check_grants;
+pub(crate) use rights::{open_scratch, scratch_of};
+pub use sandbox::RunSandbox;
+use sandbox::SandboxBuilder;
+
+/// What somebody wants run.
+#[derive(Clone, Copy)]
+pub enum Origin<'a> {
+    /// A request of `exec`.
+    Request(&'a Request),
+    /// A command of `run`.
+    Command {
+        /// Program and arguments.
+        command: &'a [String],
+        /// On a terminal of its own.
+        terminal: bool,
+    },
+    /// A runtime's interpreter, of a shim.
+    Interpreter {
+        /// The runtime.
+        runtime: &'a str,
+        /// All its arguments.
+        arguments: &'a [String],
+        /// The caller's variables that the policy accepts.
+        environment: &'a BTreeMap<String, String>,
+        /// Another path by which the caller speaks of the scratch.
+        alias: Option<&'a Path>,
+        /// On a terminal of its own.
+        terminal: bool,
+    },
+    /// A program of stockade's own.
+    Image(&'a Image<'a>),
+    /// A request to a session; none: what the session itself is planned by.
+    Session {
+        /// The request.
+        request: Option<&'a Request>,
+        /// What the session keeps.
+        state: &'a SessionState,
+    },
+}
+
+impl<'a> Origin<'a> {
+    /// Program and arguments, of a command or an interpreter.
+    pub(crate) fn words(self) -> Vec<String> {
+        match self {
+            Origin::Command { command, .. } => command.to_vec(),
+            Origin::Interpreter { runtime, arguments, .. } => {
+                std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect()
+            }
+            Origin::Request(_) | Origin::Image(_) | Origin::Session { .. } => Vec::new(),
+        }
+    }
+
+    pub(crate) fn session_state(self) -> Option<&'a SessionState> {
+        match self {
+            Origin::Session { state, .. } => Some(state),
+            _ => None,
+        }
+    }
+
+    /// What no other session has; none of a run by itself.
+    pub(crate) fn number_of_session(self) -> Option<&'a str> {
+        self.session_state().map(SessionState::number)
+    }
+
+    /// A refusal as it is meant here: earlier code of a session may have left no room for
+    /// the next.
+    pub(crate) fn worded(self, refusal: Refusal) -> Refusal {
+        if self.session_state().is_none() || refusal.reason != "scratch_full" {
+            return refusal;
+        }
+        let message = format!("{}; or empty files of the session by `write`, or `reset` it", refusal.message);
+        Refusal { verdict: stockade_protocol::Verdict::DiskLimit, message, ..refusal }
+    }
+}
+
+/// A program of stockade's own to run behind every layer of a policy. No request can name
+/// one: it is for clients of this crate that carry it.
+#[derive(Clone, Debug, Default)]
+pub struct Image<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The program, static.
+    pub program: &'static [u8],
+    /// What it reads from stdin.
+    pub stdin: &'a [u8],
+    /// Limits, up to the policy's maximum.
+    pub limits: BTreeMap<LimitKey, Option<u64>>,
+    /// Globs of files to return.
+    pub collect: Vec<String>,
+}
+
+/// What a run is admitted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Its plan, to look at.
+    Plan,
+    /// The run: its place in the registry is taken, what killed launchers left behind is
+    /// swept, and the sandbox is begun.
+    Run,
+    /// A sandbox for a run that is yet to be asked for.
+    Prepare,
+    /// The run, whose scratch turned out not to be idmappable.
+    RunAfterRefusedIdmap,
+}
+
+impl Purpose {
+    /// Whether something is made on the host.
+    fn claims(self) -> bool {
+        self != Purpose::Plan
+    }
+
+    fn idmap(self) -> Idmap {
+        match self {
+            Purpose::Plan => Idmap::Try,
+            Purpose::Run | Purpose::Prepare => Idmap::Assume,
+            Purpose::RunAfterRefusedIdmap => Idmap::Refused,
+        }
+    }
+}
+
+/// An admitted run: its plan, and what else it needs.
+pub struct Admission<'a> {
+    /// The plan.
+    pub plan: Plan,
+    program: &'a [u8],
+    image: Option<&'static [u8]>,
+    files: Vec<(String, FileBytes<'a>)>,
+    stdin: StdinBytes<'a>,
+    scratch: Option<OpenedScratch>,
+    trees: BTreeMap<PathBuf, OwnedFd>,
+    collect: Vec<String>,
+    record: Option<Record>,
+    /// Where killed launchers may have left something.
+    unswept: Option<Registry>,
+    state: Option<&'a SessionState>,
+    /// What was seen of the host, for a sandbox that is prepared.
+    pub(crate) seen: PathIds,
+    sandbox: Option<Result<RunSandbox, LaunchError>>,
+}
+
+/// A file's bytes: the request's own text, or decoded.
+pub type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
+
+#[derive(Default)]
+enum StdinBytes<'a> {
+    #[default]
+    Null,
+    Bytes(FileBytes<'a>),
+    Relay,
+}
+
+impl<'a> Admission<'a> {
+    /// Admits a run, or refuses it. `pool`: what is prepared for it.
+    ///
+    /// # Errors
+    /// The request is malformed, asks for too much, is not granted, or the host lacks a
+    /// layer that the policy requires.
+    pub(crate) fn new(
+        origin: Origin<'a>,
+        loaded: &LoadedPolicy,
+        options: &Options,
+        purpose: Purpose,
+        mut pool: Pool,
+    ) -> Result<Self, Refusal> {
+        let LoadedPolicy { policy, filters } = loaded;
+        let identity = caller::identify(options.peer.as_ref())?;
+        let (mut run_request, parts) = well_formed(origin, policy, options)?;
+        let scratch = scratch_of(origin, options)?;
+        // Before the launcher reads anything of the host for a caller who has no right to it.
+        check_grants(&identity, &policy.name, None, options)?;
+        let is_compared = !pool.is_empty() || purpose == Purpose::Prepare;
+        // First of all that is done on the host, so that it makes its namespaces beside what
+        // follows.
+        let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some(), !pool.is_empty())?;
+        let state = origin.session_state();
+        let mut host = builder.read_host(state)?;
+        let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), idmap: purpose.idmap(), is_compared };
+        let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
+        run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
+        run_request.interpreters = interpreters;
+        let plan = plan(policy, filters, &host, &run_request).map_err(|error| match error.callers_fault {
+            true => Refusal::bad_request(error.reason, error.message),
+            false => Refusal::sandbox_error(error.reason, error.message),
+        })?;
+        parts.check_writable(&plan)?;
+        // One that does not fit ends here, before another is spawned.
+        let prepared = pool.take(&plan, &seen, scratch.as_ref()).filter(|_| matches!(parts.stdin, StdinBytes::Null));
+        let sandbox = builder.sandbox(&plan, prepared)?;
+        let SandboxBuilder { record, unswept, .. } = builder;
+        let Parts { program, image, files, stdin, collect } = parts;
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, unswept, state, seen, sandbox })
+    }
+
+    /// The host's directory that the run gets.
+    pub(crate) fn scratch(&self) -> Option<&OpenedScratch> {
+        self.scratch.as_ref()
+    }
+
+    /// The plan, the parts that the launcher takes beside it, and the sandbox that was
+    /// begun.
+    ///
+    /// # Errors
+    /// It could not be begun, or the run was not claimed.
+    pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, RunSandbox), Refusal> {
+        let sandbox = self.sandbox.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
+        // One that was set up has them.
+        let state = self.state.filter(|_| matches!(sandbox, RunSandbox::Init(_)));
+        let kept = state.map(|state| state.copies(&self.plan)).transpose()?;
+        let inputs = Inputs {
+            program: self.program,
+            image: self.image,
+            files: self.files,
+            stdin: match self.stdin {
+                StdinBytes::Null => Stdin::Null,
+                StdinBytes::Bytes(bytes) => Stdin::Bytes(bytes),
+                StdinBytes::Relay => Stdin::Relay,
+            },
+            scratch: self.scratch,
+            kept,
+            trees: self.trees,
+            streams,
+            collect: self.collect,
+            record: self.record,
+            client: None,
+            // What cannot be cleared away stays for the next start.
+            meanwhile: self.unswept.map(|registry| Box::new(move || drop(registry.sweep())) as _),
+        };
+        Ok((self.plan, inputs, sandbox))
+    }
+}

@@ -1,0 +1,115 @@
+//! What a run shows of the host: what its policy names, interpreters and what they need, and
+//! the scratch.
+//!
+//! What the caller names is opened with the caller's rights, once, and judged by where it is
+//! without links. That neither the audit log nor what the next run believes is among it is
+//! made sure of here; how it is shown is the plan's to say.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rustix::fd::OwnedFd;
+use stockade_launcher::scratch::{self, Idmap, OpenedScratch, Opener};
+use stockade_policy::{
+    facts::HostFacts,
+    model::Policy,
+    plan::{Interpreter, RunRequest},
+};
+
+use super::{
+    inspect::{Inspected, inspect},
+    interpreters::{check_interpreters, codecs, open_trees},
+    rights::{check_grants, open_scratch},
+};
+use crate::{
+    Options, Refusal, audit,
+    caller::{self, Identity},
+    facts,
+    pool::PathIds,
+    trusted::{refuse_led_astray, refuse_replaceable},
+};
+
+/// The caller, and the paths that a run asks for.
+pub(super) struct HostQuery<'a> {
+    pub(super) identity: &'a Identity,
+    pub(super) policy: &'a Policy,
+    pub(super) options: &'a Options,
+    /// The host directory to expose.
+    pub(super) scratch: Option<&'a str>,
+    pub(super) idmap: Idmap,
+    /// The paths are compared with a later look at the host.
+    pub(super) is_compared: bool,
+}
+
+/// The paths of the host that a run shows, opened and checked.
+pub(super) struct HostView {
+    pub(super) scratch: Option<OpenedScratch>,
+    /// Interpreters in place of the policy's.
+    pub(super) interpreters: BTreeMap<String, Interpreter>,
+    /// Directories that they need, where root shows them for somebody.
+    pub(super) trees: BTreeMap<PathBuf, OwnedFd>,
+    /// Which file or directory each path is, where that is compared.
+    pub(super) seen: PathIds,
+}
+
+impl HostView {
+    /// Opens and looks at all of it. What a plan needs to know of it is added to the host's
+    /// facts.
+    ///
+    /// # Errors
+    /// Something of it must not be shown, is not granted, or cannot be opened.
+    pub(super) fn open(query: &HostQuery<'_>, run_request: &RunRequest, host: &mut HostFacts) -> Result<Self, Refusal> {
+        let &HostQuery { identity, policy, options, .. } = query;
+        let homes = if query.scratch.is_some() { caller::homes() } else { Vec::new() };
+        let registry = facts::registry_directory(identity);
+        let opener = Opener {
+            caller: &identity.caller,
+            privileged: identity.privileged,
+            unique_id: host.unique_id,
+            idmap: query.idmap,
+            homes: &homes,
+            registry: Some(&registry),
+            ceiling: options.scratch.as_deref(),
+        };
+        let (interpreters, led, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
+            check_interpreters(policy, options, run_request).map(|(interpreters, led)| {
+                let codecs = codecs(policy, &interpreters);
+                (interpreters, led, codecs)
+            })
+        })
+        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
+        host.codecs = codecs;
+        let judge = |real: &Path| {
+            refuse_replaceable(real, identity, policy, options)?;
+            refuse_led_astray(real, &interpreters, policy)?;
+            check_grants(identity, &policy.name, Some(real), options)
+        };
+        let scratch = query.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
+        let seen = inspect(host, identity, policy, &interpreters, &led)?;
+        audit::check_unseen(identity, paths(policy, &interpreters, host, scratch.as_ref()), &seen)?;
+        let seen = if query.is_compared { own(&seen) } else { PathIds::new() };
+        let trees = open_trees(identity, &led, &opener)?;
+        Ok(HostView { scratch, interpreters, trees, seen })
+    }
+}
+
+/// Which file or directory each path is, to be compared later.
+fn own(seen: &Inspected<'_>) -> PathIds {
+    seen.iter().map(|(path, number)| (path.to_path_buf(), *number)).collect()
+}
+
+/// Every path of the host that a run shows, and where it leads.
+fn paths<'p>(
+    policy: &'p Policy,
+    interpreters: &'p BTreeMap<String, Interpreter>,
+    host: &'p HostFacts,
+    scratch: Option<&'p OpenedScratch>,
+) -> impl Iterator<Item = &'p Path> {
+    let filesystem = &policy.filesystem;
+    let needed = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program]));
+    let paths = filesystem.read_only.iter().chain(&filesystem.read_only_optional).chain(needed).chain(host.led.values());
+    let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
+    paths.chain(environments).map(PathBuf::as_path).chain(scratch.map(|scratch| scratch.facts.path.as_path()))
+}

@@ -1,0 +1,102 @@
+//! The interpreters that a run takes in place of the policy's, and what they need of the
+//! host.
+//!
+//! Everything here is looked at with the caller's rights. Whether an interpreter is granted
+//! is not decided here.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use rustix::fd::OwnedFd;
+use stockade_launcher::scratch::{self, Opener};
+use stockade_policy::{
+    facts::Codec,
+    model::Policy,
+    plan::{Interpreter, Program, RunRequest},
+};
+
+use super::prefixes::{self, Prefix};
+use crate::{Options, Refusal, caller::Identity};
+
+/// Directories of the host, and each without links: where it leads.
+pub(super) type ResolvedPrefixes = BTreeMap<PathBuf, PathBuf>;
+
+/// The interpreters that `--runtime` names, and those of the virtual environments that
+/// the policy names, with the directories that they need, and where each of these leads.
+pub(super) fn check_interpreters(
+    policy: &Policy,
+    options: &Options,
+    run_request: &RunRequest,
+) -> Result<(BTreeMap<String, Interpreter>, ResolvedPrefixes), Refusal> {
+    let mut led = ResolvedPrefixes::new();
+    let mut interpreter = |name: &str, program: &Path| -> Result<Interpreter, Refusal> {
+        let needed = prefixes::needed(name, program, policy)?;
+        let read_only = needed.iter().map(|(path, _)| path.clone()).collect();
+        led.extend(needed);
+        Ok(Interpreter { program: program.to_path_buf(), read_only })
+    };
+    let mut all = BTreeMap::new();
+    for (name, path) in &options.interpreters {
+        let (name, _) = stockade_policy::plan::find_runtime(policy, name)
+            .map_err(|error| Refusal::bad_request(error.reason, format!("--runtime: {}", error.message)))?;
+        if !path.is_absolute() || !path.is_file() {
+            return Err(Refusal::bad_request(
+                "interpreter_missing",
+                format!("--runtime {name}={}: name an interpreter by its absolute path", path.display()),
+            ));
+        }
+        all.insert(name.to_owned(), interpreter(name, path)?);
+    }
+    let language = match &run_request.program {
+        Program::Code { language, .. } => language.as_deref().unwrap_or(&policy.language),
+        Program::Interpreter { runtime } => runtime,
+        Program::Command(_) | Program::Image(_) => &policy.language,
+    };
+    if let Ok((name, runtime)) = stockade_policy::plan::find_runtime(policy, language) {
+        let program = runtime.venv.as_ref().map(|_| runtime.interpreter());
+        if let Some(program) = program.filter(|program| program.is_file() && !all.contains_key(name)) {
+            all.insert(name.to_owned(), interpreter(name, &program)?);
+        }
+    }
+    Ok((all, led))
+}
+
+/// The codecs by which the interpreters of every watched runtime can be watched: of all
+/// versions that a prefix holds, since code can start another one than its own.
+pub(super) fn codecs(policy: &Policy, interpreters: &BTreeMap<String, Interpreter>) -> BTreeMap<String, Vec<Codec>> {
+    let mut all = BTreeMap::new();
+    for (name, runtime) in policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()) {
+        let program = interpreters.get(name).map_or_else(|| runtime.interpreter(), |interpreter| interpreter.program.clone());
+        let mut found: Vec<Codec> = Vec::new();
+        let own = prefixes::environment(&program);
+        let base = own.as_deref().and_then(prefixes::base);
+        for prefix in own.into_iter().chain(base).chain(prefixes::real(&program)).filter(|prefix| prefix.is_absolute()) {
+            let Some(opened) = Prefix::open(&prefix) else { continue };
+            for codec in opened.libraries().iter().map(|library| library.join("encodings/utf_8.py")) {
+                let path = prefix.join(&codec);
+                let text = opened.small_file(&codec).filter(|text| !text.is_empty());
+                if let Some(text) = text.filter(|_| !found.iter().any(|codec| codec.path == path)) {
+                    found.push(Codec { path, text });
+                }
+            }
+        }
+        all.insert(name.clone(), found);
+    }
+    all
+}
+
+/// Directories outside the policy that root shows on the caller's behalf, opened with
+/// the caller's rights, by their paths without links.
+pub(super) fn open_trees(identity: &Identity, led: &ResolvedPrefixes, opener: &Opener<'_>) -> Result<BTreeMap<PathBuf, OwnedFd>, Refusal> {
+    let mut trees = BTreeMap::new();
+    if identity.privileged {
+        for path in led.values() {
+            let tree = scratch::open_tree_as_caller(path, opener)
+                .map_err(|error| Refusal::bad_request(error.problem.reason(), format!("{}: {}", error.path, error.problem)))?;
+            trees.insert(path.clone(), tree);
+        }
+    }
+    Ok(trees)
+}

@@ -1,0 +1,336 @@
+//! The form of a request: size, JSON, and the value of each field.
+//!
+//! Nothing of the host is read here. An error names the field, what is wrong with it and how
+//! to fix it. Whether the caller may have what it asks for is not checked here.
+
+use std::{collections::BTreeMap, io::Read, path::Path};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::{io::Errno, rand::GetRandomFlags};
+use stockade_launcher::registry::PROGRAM_PREFIX;
+use stockade_policy::{
+    model::Policy,
+    plan::{Plan, PlanError, Program, RunRequest},
+};
+use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
+
+use super::{FileBytes, Origin, StdinBytes};
+use crate::{Options, Refusal};
+
+/// The largest request, in bytes.
+pub const MAX_REQUEST: usize = 64 << 20;
+/// Files that one request may bring.
+const MAX_FILES: usize = 10_000;
+/// The longest path that the kernel takes.
+const MAX_PATH_LEN: usize = 4095;
+/// The most strings that execve(2) gets, of arguments and variables together.
+const MAX_STRINGS: usize = 4096;
+
+/// Why a request or a command cannot be meant.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error("the request cannot be read: {0}")]
+    Unreadable(std::io::Error),
+    #[error("the request is larger than 64 MiB; put large files into scratch and name the directory instead")]
+    TooLarge,
+    #[error("no request: the input was empty; send one JSON object such as {{\"code\": \"print(6*7)\"}}")]
+    Empty,
+    #[error("the request is not as it must be{0}: {1}")]
+    NotJson(String, serde_json::Error),
+    #[error("the request is not as it must be{0}: {1}")]
+    Malformed(String, serde_json::Error),
+    #[error("one JSON object is expected, but more follows it: {0}")]
+    Trailing(serde_json::Error),
+    #[error("{0}: not standard base64 with padding: {1}")]
+    Base64(String, base64::DecodeError),
+    #[error("files: policy `{0}` shows scratch read-only (access = \"ro\"), so none can be written there")]
+    ReadOnlyScratch(String),
+    #[error("the command is empty or holds a NUL byte")]
+    Command,
+    #[error("code: a NUL byte cannot stand in a program's text; write it as an escape of the language, such as \\0")]
+    NulInCode,
+    #[error("args[{0}]: an argument cannot hold a NUL byte")]
+    NulInArgument(usize),
+    #[error("env: {0:?}: a variable's name holds no `=`, and neither name nor value a NUL byte")]
+    Variable(String),
+    #[error("files: at most {MAX_FILES} in one request; put them into scratch instead")]
+    TooManyFiles,
+    #[error("{0}: at most {MAX_STRINGS} strings, 1 MiB together, 127 KiB each; put data into `stdin` or `files`")]
+    ArgumentsTooLarge(String),
+    #[error("{field}: {path:?}: {why}")]
+    Path { field: String, path: String, why: String },
+    #[error("limits: there is no limit `{0}`{1}; there are {2}")]
+    UnknownLimit(String, String, String),
+    #[error("limits: {0}")]
+    Limit(String),
+    #[error("{}", .0.message)]
+    Language(PlanError),
+    #[error("the kernel gives no random bytes: {0}; a filter over the launcher must let it call getrandom(2)")]
+    Randomness(Errno),
+}
+
+impl RequestError {
+    fn reason(&self) -> &'static str {
+        match self {
+            RequestError::Unreadable(_) => "request_unreadable",
+            RequestError::TooLarge => "request_too_large",
+            RequestError::Empty => "request_empty",
+            RequestError::NotJson(..) | RequestError::Trailing(_) => "request_not_json",
+            RequestError::Malformed(..) => "request_malformed",
+            RequestError::Base64(..) => "base64_malformed",
+            RequestError::ReadOnlyScratch(_) => "files_in_read_only_scratch",
+            RequestError::Command => "command_malformed",
+            RequestError::NulInCode => "code_holds_nul",
+            RequestError::NulInArgument(_) => "args_malformed",
+            RequestError::Variable(_) => "env_malformed",
+            RequestError::TooManyFiles => "too_many_files",
+            RequestError::ArgumentsTooLarge(_) => "arguments_too_large",
+            RequestError::Path { .. } => "path_malformed",
+            RequestError::UnknownLimit(..) => "unknown_limit",
+            RequestError::Limit(_) => "limit_malformed",
+            RequestError::Language(error) => error.reason,
+            RequestError::Randomness(_) => "no_randomness",
+        }
+    }
+}
+
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Self {
+        let refuse = if matches!(error, RequestError::Randomness(_)) { Refusal::sandbox_error } else { Refusal::bad_request };
+        refuse(error.reason(), error.to_string())
+    }
+}
+
+/// Reads a request from a stream, up to its largest size.
+///
+/// # Errors
+/// It is too large, or the stream fails.
+pub fn read_request(input: impl Read) -> Result<Vec<u8>, Refusal> {
+    let mut bytes = Vec::new();
+    let read = input.take(MAX_REQUEST as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(RequestError::Unreadable)?;
+    if bytes.len() > MAX_REQUEST {
+        return Err(RequestError::TooLarge.into());
+    }
+    Ok(bytes)
+}
+
+/// Parses a request.
+///
+/// # Errors
+/// It is not one JSON object of the contract; the message has line and column.
+pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
+    if bytes.len() > MAX_REQUEST {
+        return Err(RequestError::TooLarge.into());
+    }
+    if bytes.trim_ascii().is_empty() {
+        return Err(RequestError::Empty.into());
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    let request = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        let place = if path == "." || path == "?" { String::new() } else { format!(" at `{path}`") };
+        if inner.is_syntax() || inner.is_eof() { RequestError::NotJson(place, inner) } else { RequestError::Malformed(place, inner) }
+    })?;
+    deserializer.end().map_err(RequestError::Trailing)?;
+    Ok(request)
+}
+
+/// What goes to the launcher beside the plan.
+#[derive(Default)]
+pub(super) struct Parts<'a> {
+    pub(super) program: &'a [u8],
+    pub(super) image: Option<&'static [u8]>,
+    pub(super) files: Vec<(String, FileBytes<'a>)>,
+    pub(super) stdin: StdinBytes<'a>,
+    pub(super) collect: Vec<String>,
+}
+
+/// The bytes of a file or of stdin, which `field` names.
+///
+/// # Errors
+/// It is no base64.
+pub fn decode<'a>(value: &'a TextOrBase64, field: &str) -> Result<FileBytes<'a>, Refusal> {
+    match value {
+        TextOrBase64::Text(text) => Ok(text.as_bytes().into()),
+        TextOrBase64::Base64(encoded) => {
+            BASE64_STANDARD.decode(&encoded.base64).map(Into::into).map_err(|error| RequestError::Base64(field.to_owned(), error).into())
+        }
+    }
+}
+
+impl Parts<'_> {
+    /// Whether the request's files can be written where the plan has them.
+    ///
+    /// # Errors
+    /// They cannot.
+    pub(super) fn check_writable(&self, plan: &Plan) -> Result<(), Refusal> {
+        if !plan.scratch.read_only || self.files.is_empty() {
+            return Ok(());
+        }
+        Err(RequestError::ReadOnlyScratch(plan.policy.clone()).into())
+    }
+}
+
+/// What is asked for: how it narrows the policy, and the bytes that go with it.
+///
+/// # Errors
+/// It cannot be meant.
+pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Options) -> Result<(RunRequest, Parts<'a>), Refusal> {
+    let mut run_request = RunRequest::default();
+    let mut parts = Parts::default();
+    match origin {
+        Origin::Request(request) => check_request(request, policy, &mut run_request, &mut parts)?,
+        Origin::Command { command, terminal } => {
+            if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
+                return Err(RequestError::Command.into());
+            }
+            check_size("the command", command.iter())?;
+            run_request.program = Program::Command(command.to_vec());
+            run_request.terminal = terminal;
+            parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+        }
+        Origin::Interpreter { runtime, arguments, environment, alias, terminal } => {
+            // Neither can hold a NUL byte: both came through an execve.
+            check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
+            run_request.program = Program::Interpreter { runtime: runtime.to_owned() };
+            run_request.arguments = arguments.to_vec();
+            run_request.environment = environment.clone();
+            run_request.scratch_alias = alias.map(Path::to_path_buf);
+            run_request.terminal = terminal;
+            parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+        }
+        Origin::Image(image) => {
+            run_request.program = Program::Image(image.name.to_owned());
+            run_request.limits = image.limits.clone();
+            parts.image = Some(image.program);
+            parts.stdin = StdinBytes::Bytes(image.stdin.into());
+            parts.collect = image.collect.clone();
+        }
+        Origin::Session { request, state } => {
+            run_request.session = true;
+            if let Some(request) = request {
+                check_request(request, policy, &mut run_request, &mut parts)?;
+                state.check_request(request, &run_request, options)?;
+            }
+        }
+    }
+    Ok((run_request, parts))
+}
+
+fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut RunRequest, parts: &mut Parts<'a>) -> Result<(), Refusal> {
+    if request.code.contains('\0') {
+        return Err(RequestError::NulInCode.into());
+    }
+    if let Some(index) = request.args.iter().position(|argument| argument.contains('\0')) {
+        return Err(RequestError::NulInArgument(index).into());
+    }
+    check_size("args and env", request.args.iter().chain(request.env.keys()).chain(request.env.values()))?;
+    for (name, value) in &request.env {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err(RequestError::Variable(name.clone()).into());
+        }
+    }
+    if request.files.len() > MAX_FILES {
+        return Err(RequestError::TooManyFiles.into());
+    }
+    for (path, contents) in &request.files {
+        check_relative("files", path)?;
+        parts.files.push((path.clone(), decode(contents, &format!("files[{path:?}]"))?));
+    }
+    for glob in &request.collect {
+        check_relative("collect", glob)?;
+        check_glob("collect", glob)?;
+    }
+    run_request.limits = parse_limits(request)?;
+    run_request.arguments = request.args.clone();
+    run_request.environment = request.env.clone();
+    run_request.program = Program::Code { language: request.language.clone(), stem: unique_stem()? };
+    // Named early, so that a misspelt language is refused before anything is opened.
+    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language)).map_err(RequestError::Language)?;
+    parts.program = request.code.as_bytes();
+    parts.collect = request.collect.clone();
+    if let Some(stdin) = &request.stdin {
+        parts.stdin = StdinBytes::Bytes(decode(stdin, "stdin")?);
+    }
+    Ok(())
+}
+
+/// Bounds what execve has to take: 128 KiB for one string is the kernel's own limit.
+fn check_size<'a>(what: &str, strings: impl Iterator<Item = &'a String>) -> Result<(), Refusal> {
+    const MAX_STRING: usize = (128 << 10) - 256;
+    const MAX_TOTAL: usize = 1 << 20;
+    let (mut count, mut total) = (0, 0);
+    for string in strings {
+        (count, total) = (count + 1, total + string.len());
+        if string.len() > MAX_STRING || count > MAX_STRINGS || total > MAX_TOTAL {
+            return Err(RequestError::ArgumentsTooLarge(what.to_owned()).into());
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_relative(field: &str, path: &str) -> Result<(), Refusal> {
+    let wrong = |why| Err(RequestError::Path { field: field.to_owned(), path: path.to_owned(), why: String::from(why) }.into());
+    if path.is_empty() || path.contains('\0') {
+        return wrong("a path must not be empty or hold a NUL byte");
+    }
+    if path.starts_with('/') {
+        return wrong("paths are relative to scratch");
+    }
+    if path.len() > MAX_PATH_LEN || path.split('/').any(|part| part.len() > 255) {
+        return wrong("too long for the kernel (4095 bytes, 255 for each part)");
+    }
+    if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return wrong("no part may be empty, `.` or `..`");
+    }
+    Ok(())
+}
+
+/// Refuses a malformed glob, which would match nothing.
+fn check_glob(field: &str, glob: &str) -> Result<(), RequestError> {
+    let (field, path) = (field.to_owned(), glob.to_owned());
+    fast_glob::validate(glob).map_err(|error| RequestError::Path { field, path, why: error.to_string() })
+}
+
+fn parse_limits(request: &Request) -> Result<BTreeMap<LimitKey, Option<u64>>, Refusal> {
+    let mut limits = BTreeMap::new();
+    for (name, value) in &request.limits {
+        let key = LimitKey::from_name(name).ok_or_else(|| {
+            let names: Vec<&str> = LimitKey::ALL.iter().map(|key| key.name()).collect();
+            let near = stockade_policy::names::nearest(name, names.iter().copied())
+                .map(|near| format!("; did you mean `{near}`?"))
+                .unwrap_or_default();
+            RequestError::UnknownLimit(name.clone(), near, names.join(", "))
+        })?;
+        let parsed = match value {
+            LimitValue::Integer(number) => key.parse_integer(*number),
+            LimitValue::Float(number) => key.parse_float(*number),
+            LimitValue::Text(text) => key.parse_text(text),
+        };
+        limits.insert(key, parsed.map_err(|error| RequestError::Limit(error.to_string()))?);
+    }
+    Ok(limits)
+}
+
+/// A random file name that cannot be guessed.
+fn unique_stem() -> Result<String, Refusal> {
+    let mut random = [0; 8];
+    random_bytes(&mut random)?;
+    Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))
+}
+
+/// Fills a few bytes at random.
+///
+/// # Errors
+/// The kernel gives none.
+pub fn random_bytes(bytes: &mut [u8]) -> Result<(), Refusal> {
+    let why = match rustix::rand::getrandom(&mut *bytes, GetRandomFlags::empty()) {
+        Ok(length) if length == bytes.len() => return Ok(()),
+        // So few as are wanted here come whole.
+        Ok(_) => Errno::IO,
+        Err(errno) => errno,
+    };
+    Err(RequestError::Randomness(why).into())
+}

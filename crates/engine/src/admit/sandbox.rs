@@ -1,0 +1,126 @@
+//! The sandbox of a run while that is admitted.
+//!
+//! Its init process is spawned as soon as the caller may have one, and makes its namespaces
+//! while the host is read and the plan is made; where a prepared sandbox may fit, none is
+//! spawned before that is known. Whether the run may be is not decided here.
+
+use stockade_launcher::{
+    InitProcess, Inputs, LaunchError, Outcome, ReadySandbox, Teardown,
+    registry::{Record, Registry},
+};
+use stockade_policy::{
+    facts::{CgroupFacts, HostFacts},
+    plan::Plan,
+};
+
+use super::{Purpose, rights::claim_record};
+use crate::{Refusal, caller::Identity, facts, session::SessionState};
+
+/// How far the sandbox of a run is.
+pub enum RunSandbox {
+    /// It waits for its plan.
+    Init(Box<InitProcess>),
+    /// It waits for its job.
+    Ready(Box<ReadySandbox>),
+}
+
+impl RunSandbox {
+    /// Sets it up, where that is still to be done, and runs the plan in it. What then still
+    /// stands of it goes when that is dropped.
+    ///
+    /// # Errors
+    /// The program was not started.
+    pub fn run(self, plan: &Plan, mut inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
+        let ready = match self {
+            RunSandbox::Init(init) => init.setup(plan, &mut inputs)?,
+            RunSandbox::Ready(ready) => *ready,
+        };
+        ready.run(plan, inputs)
+    }
+}
+
+/// What of a run stands on the host while its plan is made.
+pub(super) struct SandboxBuilder<'a> {
+    identity: &'a Identity,
+    purpose: Purpose,
+    /// The run gets a directory of the host, in which something of it could stay.
+    host_scratch: bool,
+    /// A prepared sandbox may fit.
+    may_be_prepared: bool,
+    cgroup: CgroupFacts,
+    /// That it could not be spawned is said if nothing is found wrong with the request.
+    init: Option<Result<InitProcess, LaunchError>>,
+    pub(super) record: Option<Record>,
+    /// Where the record is, until what others have left there is cleared away.
+    pub(super) unswept: Option<Registry>,
+}
+
+impl<'a> SandboxBuilder<'a> {
+    /// Claims the run's place in the registry and spawns the init process; neither where a
+    /// prepared sandbox may fit, which has both.
+    ///
+    /// # Errors
+    /// The registry cannot be had, or the host does not say what cgroups it offers.
+    pub(super) fn new(identity: &'a Identity, purpose: Purpose, host_scratch: bool, may_be_prepared: bool) -> Result<Self, Refusal> {
+        let cgroup = facts::cgroup_facts()?;
+        let mut builder =
+            SandboxBuilder { identity, purpose, host_scratch, may_be_prepared, cgroup, init: None, record: None, unswept: None };
+        if !may_be_prepared {
+            builder.spawn()?;
+        }
+        Ok(builder)
+    }
+
+    fn spawn(&mut self) -> Result<(), Refusal> {
+        let claims = self.purpose.claims();
+        (self.record, self.unswept) = claim_record(self.identity, self.host_scratch, claims, &self.cgroup)?.unzip();
+        self.init = claims.then(|| stockade_launcher::spawn(self.identity.privileged, &self.cgroup, self.record.as_mut()));
+        Ok(())
+    }
+
+    /// Reads what the host offers, while the init process makes its namespaces. `kept`: of the
+    /// session, whose id its runs have.
+    ///
+    /// # Errors
+    /// The host does not say what it offers.
+    pub(super) fn read_host(&self, kept: Option<&SessionState>) -> Result<HostFacts, Refusal> {
+        let unique = facts::unique_id(self.identity, kept.and_then(SessionState::record).or(self.record.as_ref()))?;
+        let mut host = facts::read(self.identity, unique, self.cgroup.clone())?;
+        host.user_namespace_refusal = match &self.init {
+            Some(Ok(init)) => init.user_namespace_refusal().map(String::from),
+            _ if self.identity.privileged && !self.may_be_prepared => stockade_launcher::user_namespace_refusal(),
+            _ => None,
+        };
+        Ok(host)
+    }
+
+    /// The sandbox for a plan: the prepared one, else the one that was spawned. None where the
+    /// run was only planned.
+    ///
+    /// # Errors
+    /// The registry cannot be had.
+    pub(super) fn sandbox(
+        &mut self,
+        plan: &Plan,
+        prepared: Option<ReadySandbox>,
+    ) -> Result<Option<Result<RunSandbox, LaunchError>>, Refusal> {
+        let mut sandbox = match prepared {
+            Some(ready) => Some(Ok(RunSandbox::Ready(Box::new(ready)))),
+            None => {
+                if self.may_be_prepared {
+                    self.spawn()?;
+                }
+                self.init.take().map(|init| init.map(|init| RunSandbox::Init(Box::new(init))))
+            }
+        };
+        let record = match &mut sandbox {
+            Some(Ok(RunSandbox::Ready(ready))) => ready.record(),
+            _ => self.record.as_mut(),
+        };
+        let writes_program = plan.scratch.host && matches!(self.purpose, Purpose::Run | Purpose::RunAfterRefusedIdmap);
+        if let (Some(record), Some((directory, name)), true) = (record, &plan.program_file, writes_program) {
+            record.note_program(&directory.join(name))?;
+        }
+        Ok(sandbox)
+    }
+}

@@ -1,0 +1,453 @@
+//! Approval: code that screening holds back runs once, after somebody has said so.
+//!
+//! The answer to such code is a token. The same request, sent again with the token, runs: the same code with the same arguments, stdin, variables, files and limits, under
+//! the same text of the same policy, in the same scratch, by the same caller, once, within
+//! the policy's time. What lies in scratch and on the host is not bound: it may have changed.
+//!
+//! Who holds the token approves, and a program that reads its own results holds it. Where
+//! that is not wanted, the policy names `approvers`: then somebody of these, who is not the
+//! one who asked, approves through root by `stockade approve`, and sees what runs before.
+//! That is only so much as they have seen, so all that the requester brings must stand in
+//! the request: what runs in a host scratch, in a session that holds something already or on
+//! an interpreter of the requester's is not put before them.
+//!
+//! Doors that cannot wait refuse such code: commands, shims, and whatever says so itself.
+
+mod store;
+
+use std::{cell::Cell, collections::BTreeMap, os::unix::ffi::OsStrExt};
+
+use serde::{Deserialize, Serialize};
+use stockade_audit::{PolicyRef, text};
+use stockade_launcher::OpenedScratch;
+use stockade_policy::{approver, model::Policy};
+use stockade_protocol::{
+    Approval, LimitKey, LimitValue, Report, Request, TextOrBase64, Verdict,
+    screen::{Action, Finding, Grammar},
+};
+
+use crate::{
+    Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
+    admit::{parse_request, scratch_of},
+    audit::{ApprovalRecord, AuditRecorder, AuditSubject, policy_ref},
+    caller::{self, Identity},
+    report,
+    screen::{self, Screening},
+};
+use store::{FoundToken, HeldRequest, Store, Token};
+
+/// The longest request that others approve, as JSON: more than that nobody reads.
+const MAX_SHOWN: usize = 256 << 10;
+
+/// Who may approve what waits at a door.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ApprovedBy {
+    /// The policy's `approvers`; without them the caller, by the token.
+    #[default]
+    Anyone,
+    /// The policy's `approvers` alone: the caller is a program.
+    Approvers,
+    /// No one: no request comes a second time.
+    NoOne,
+}
+
+/// What is run, beside policy and scratch.
+#[derive(Serialize)]
+struct BoundFields<'a> {
+    code: &'a str,
+    language: Option<&'a String>,
+    args: &'a [String],
+    stdin: Option<&'a TextOrBase64>,
+    env: &'a BTreeMap<String, String>,
+    files: &'a BTreeMap<String, TextOrBase64>,
+    collect: &'a [String],
+    limits: &'a BTreeMap<String, LimitValue>,
+}
+
+fn json(value: &impl Serialize) -> Result<String, Refusal> {
+    serde_json::to_string(value)
+        .map_err(|error| Refusal::sandbox_error("approval_unwritable", format!("write what is to be approved: {error}")))
+}
+
+fn hash(value: &impl Serialize) -> Result<String, Refusal> {
+    Ok(text::sha256(json(value)?.as_bytes()))
+}
+
+/// What a token is for and approvers see is one text.
+fn bound(request: &Request) -> Result<String, Refusal> {
+    let Request { code, scratch: _, language, args, stdin, env, files, collect, limits, encoding: _, id: _, labels: _, approve: _ } =
+        request;
+    json(&BoundFields { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
+}
+
+fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, Refusal> {
+    let interpreters: Vec<_> = options.interpreters.iter().map(|(name, path)| (name, path.as_os_str().as_bytes())).collect();
+    hash(&(&policy.name, &policy.sha256, interpreters))
+}
+
+/// The host's directory by path and number, and a session by its number.
+fn hash_of_scratch(scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Result<String, Refusal> {
+    let place = match scratch {
+        None => None,
+        Some(opened) => {
+            let path = &opened.facts.path;
+            let unreadable = |errno| Refusal::sandbox_error("host_unreadable", format!("cannot look at {}: {errno}", path.display()));
+            Some((path.as_os_str().as_bytes(), opened.file_id().map_err(unreadable)?))
+        }
+    };
+    hash(&(place, origin.number_of_session()))
+}
+
+/// Why code that needs approval is refused at once, and what to do; none: it waits.
+pub(crate) fn hindrance(origin: Origin<'_>, policy: &Policy, options: &Options) -> Option<&'static str> {
+    match (origin, options.approved_by) {
+        (Origin::Command { .. } | Origin::Interpreter { .. }, _) => {
+            Some("a command cannot wait for that: send it as a request to `stockade exec`, where it can be approved")
+        }
+        (_, ApprovedBy::NoOne) => Some("no user can approve it here: send it as a request to `stockade exec`, where it can be approved"),
+        (_, ApprovedBy::Approvers) if policy.screen.approvers.is_empty() => Some(
+            "no user can approve it here, because the caller is a program: do without it, have a person send it to `stockade exec`, or let a user approve it that the policy names in `approvers`",
+        ),
+        _ => None,
+    }
+}
+
+/// Refuses under `approvers` what is more than they see.
+fn check_self_contained(origin: Origin<'_>, policy: &Policy, options: &Options) -> Result<(), Refusal> {
+    if policy.screen.approvers.is_empty() {
+        return Ok(());
+    }
+    let why = if let Some(path) = scratch_of(origin, options)? {
+        format!(
+            "what lies in the scratch {path} they do not see, and it can change until the code runs; leave it out, send what the code needs by `files` and take what it makes by `collect`"
+        )
+    } else if let Some((name, path)) = options.interpreters.first() {
+        format!(
+            "the interpreter {} and its packages they do not see; name it for `{name}` in the policy instead of by --runtime",
+            path.display()
+        )
+    } else if let Some(state) = origin.session_state()
+        && !state.is_left_empty()?
+    {
+        String::from(
+            "what this session holds already, in scratch, home or /tmp or as an attribute of these, they do not see; `reset` it, and send what the code needs with the request, by `files`",
+        )
+    } else {
+        return Ok(());
+    };
+    let why = format!(
+        "policy `{}` has this code approved by others, who approve what they see: {why}; or take a policy without `approvers`",
+        policy.name
+    );
+    Err(Refusal::bad_request("approval_not_self_contained", why))
+}
+
+/// Refuses what no token is for where it would be the way past approvers: a caller's
+/// command, and what a shim starts.
+///
+/// # Errors
+/// The policy has them.
+pub(crate) fn check_approvable(origin: Origin<'_>, policy: &Policy) -> Result<(), Refusal> {
+    if !matches!(origin, Origin::Command { .. } | Origin::Interpreter { .. }) || policy.screen.approvers.is_empty() {
+        return Ok(());
+    }
+    let why = format!("policy `{}` has code approved by others, which requests of `exec` and `session` can be alone", policy.name);
+    Err(Refusal::bad_request("approval_needs_request", why))
+}
+
+/// What approvers are shown.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ApprovalView {
+    /// The policy's name.
+    pub policy: String,
+    /// Where it came from.
+    pub origin: String,
+    /// Its hash.
+    pub policy_sha256: String,
+    /// The runtime that runs the code.
+    pub language: String,
+    /// How the lines of the code end; none: not known.
+    pub grammar: Option<Grammar>,
+    /// In a session that holds nothing yet, and keeps what the code leaves.
+    pub session: bool,
+    /// What screening found.
+    pub findings: Vec<Finding>,
+    /// How much more it found; one of each rule is listed.
+    pub findings_omitted: u64,
+    /// What is run: a request as JSON, with all that the token is for and nothing else.
+    pub request: String,
+}
+
+/// Answers a request whose code has to be approved.
+///
+/// # Errors
+/// It would not be run at all, or the token cannot be kept.
+pub(crate) fn request_approval(
+    origin: Origin<'_>,
+    request: &Request,
+    loaded: &LoadedPolicy,
+    options: &Options,
+    screening: &Screening,
+) -> Result<Report, Refusal> {
+    let policy = &loaded.policy;
+    let identity = caller::identify(options.peer.as_ref())?;
+    let approvers = &policy.screen.approvers;
+    if !approvers.is_empty() && !identity.privileged {
+        let why = format!(
+            "policy `{}` has code approved by others, and what your own launcher keeps you could change; run it through root, by sudo or a socket",
+            policy.name
+        );
+        return Err(Refusal::sandbox_error("approvers_need_root", why));
+    }
+    check_self_contained(origin, policy, options)?;
+    // What would be refused in any case is refused before an approver is asked.
+    let admission = Admission::new(origin, loaded, options, Purpose::Plan, crate::pool::Pool::default())?;
+    let scratch = admission.scratch();
+    let time = policy.screen.approval_time;
+    let bound = bound(request)?;
+    let held = HeldRequest {
+        requester: identity.caller.uid,
+        request: text::sha256(bound.as_bytes()),
+        policy: hash_of_policy(policy, options)?,
+        scratch: hash_of_scratch(scratch, origin)?,
+        approvers: approvers.clone(),
+        ..HeldRequest::for_time(time)?
+    };
+    let shown = match approvers.as_slice() {
+        [] => None,
+        _ => Some(shown(bound, origin, request, policy, screening)?),
+    };
+    let token = Store::open(&identity)?.hold(&held, shown.as_deref())?;
+    let wanted = screening.sentences(Action::Approve);
+    let why = format!("policy `{}` has this code approved before it runs, for what is in it: {wanted}", policy.name);
+    Ok(waits(&held, &token, time / 1000, policy, &why))
+}
+
+fn shown(bound: String, origin: Origin<'_>, request: &Request, policy: &Policy, screening: &Screening) -> Result<String, Refusal> {
+    let PolicyRef { name, origin: policy_origin, sha256 } = policy_ref(policy);
+    let runtime = screen::runtime(policy, request.language.as_deref().unwrap_or(&policy.language));
+    let shown = ApprovalView {
+        policy: name,
+        origin: policy_origin,
+        policy_sha256: sha256,
+        language: runtime.map_or_else(String::new, |(name, _)| name.to_owned()),
+        grammar: runtime.and_then(|(_, runtime)| screen::grammar(runtime)),
+        session: origin.session_state().is_some(),
+        findings: screening.findings.clone(),
+        findings_omitted: screening.omitted,
+        request: bound,
+    };
+    let text = json(&shown)?;
+    if text.len() > MAX_SHOWN {
+        let why = format!(
+            "others have to read what they approve, and this request has {} bytes, more than {MAX_SHOWN}; send less, or have the policy show large data read-only",
+            text.len()
+        );
+        return Err(Refusal::bad_request("approval_too_large", why));
+    }
+    Ok(text)
+}
+
+/// The result of code that waits.
+fn waits(held: &HeldRequest, token: &Token, seconds_left: u64, policy: &Policy, why: &str) -> Report {
+    let approvers: Vec<String> = held.approvers.iter().map(ToString::to_string).collect();
+    let time = LimitKey::Wall.format(Some(seconds_left * 1000));
+    let how = match approvers.as_slice() {
+        [] => format!("to approve it, send the same request again within {time} with `approve` (or --approve), and in it `approval.token`"),
+        some => format!(
+            "one of {} approves it within {time} by `sudo stockade approve` with `approval.token`; then send the same request again with that as `approve`",
+            some.join(", ")
+        ),
+    };
+    let error = format!("{why}; {how}");
+    let approval = Approval { token: token.text().to_owned(), seconds_left, approvers };
+    Report {
+        approval: Some(approval),
+        policy: Some(report::policy_id(policy)),
+        ..Report::refused(Verdict::ApprovalRequired, "approval_required", error)
+    }
+}
+
+/// What a token comes to.
+pub(crate) enum TokenCheck {
+    /// It is good for this request, if scratch is the same too.
+    Good(ApprovalPass),
+    /// Its approvers have not approved it yet.
+    Waits(Box<Report>),
+}
+
+/// A token that is good for a request.
+pub(crate) struct ApprovalPass {
+    store: Store,
+    token: Token,
+    held: HeldRequest,
+    claimed: Cell<bool>,
+    /// Who has approved.
+    pub(crate) approver: u32,
+}
+
+/// Looks at the token of a request.
+///
+/// # Errors
+/// It is none, or for something else.
+pub(crate) fn judge_token(
+    token: &str,
+    origin: Origin<'_>,
+    request: &Request,
+    loaded: &LoadedPolicy,
+    options: &Options,
+) -> Result<TokenCheck, Refusal> {
+    check_self_contained(origin, &loaded.policy, options)?;
+    let identity = caller::identify(options.peer.as_ref())?;
+    let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
+    let held = match store.find(&token)? {
+        // Of a token that is another's nothing is said, not even that there is one.
+        FoundToken::Held(held) | FoundToken::Used(held) if held.requester != identity.caller.uid => return Err(unknown()),
+        FoundToken::None => return Err(unknown()),
+        FoundToken::Used(_) => return Err(used()),
+        FoundToken::Held(held) => held,
+    };
+    let Some(seconds_left) = held.seconds_left()? else { return Err(expired()) };
+    let other = |reason: &str, what: &str| Err(Refusal::bad_request(reason, format!("approve: this token is for {what}")));
+    if held.request != text::sha256(bound(request)?.as_bytes()) {
+        return other(
+            "approval_of_other_request",
+            "another request: code, language, args, stdin, env, files, collect and limits must be as they were when it was given",
+        );
+    }
+    if held.policy != hash_of_policy(&loaded.policy, options)? {
+        let what =
+            format!("another policy than `{}` as it stands, or other interpreters; send the request again without it", loaded.policy.name);
+        return other("approval_of_other_policy", &what);
+    }
+    let approver = if held.approvers.is_empty() { Some(held.requester) } else { store.approver(&token)? };
+    Ok(match approver {
+        Some(approver) => TokenCheck::Good(ApprovalPass { store, token, held, claimed: Cell::new(false), approver }),
+        None => {
+            let why = format!("policy `{}` has this code approved by somebody else, who has not done so yet", loaded.policy.name);
+            TokenCheck::Waits(Box::new(Report {
+                reason: Some(String::from("approval_pending")),
+                ..waits(&held, &token, seconds_left, &loaded.policy, &why)
+            }))
+        }
+    })
+}
+
+impl ApprovalPass {
+    /// Uses the token up for a run in this scratch; for a second try of the same run it has
+    /// been.
+    ///
+    /// # Errors
+    /// Scratch is another, or the token is not good any more: of two who claim it at one
+    /// time one is late.
+    pub(crate) fn claim(&self, scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Result<(), Refusal> {
+        if self.held.scratch != hash_of_scratch(scratch, origin)? {
+            let why = "approve: this token is for another scratch: the directory, or the session, must be the one that it was given for";
+            return Err(Refusal::bad_request("approval_of_other_scratch", why));
+        }
+        if self.claimed.replace(true) {
+            return Ok(());
+        }
+        self.held.seconds_left()?.ok_or_else(expired)?;
+        if self.store.claim(&self.token)? { Ok(()) } else { Err(used()) }
+    }
+}
+
+fn unknown() -> Refusal {
+    let why = "approve: no such token waits for you; it is another's, from before the last start of this host, or long past; send the request again without it";
+    Refusal::bad_request("approval_unknown", why)
+}
+
+fn used() -> Refusal {
+    Refusal::bad_request("approval_used", "approve: this token has been used, and is good once; send the request again without it")
+}
+
+fn expired() -> Refusal {
+    Refusal::bad_request("approval_expired", "approve: this token's time is over; send the request again without it")
+}
+
+/// Code that waits for somebody's approval.
+#[derive(Debug)]
+pub struct WaitingApproval {
+    /// Who has asked for it.
+    pub requester: u32,
+    /// For how long it still waits.
+    pub seconds_left: u64,
+    /// Who has approved it already.
+    pub approver: Option<u32>,
+    /// What it is.
+    pub shown: ApprovalView,
+}
+
+/// Shows what waits under a token to somebody who may approve it.
+///
+/// # Errors
+/// There is none, or it is not theirs to approve.
+pub fn look(token: &str) -> Result<WaitingApproval, Refusal> {
+    let identity = caller::identify(None)?;
+    let store = Store::open(&identity)?;
+    look_as(&identity, &store, &Token::parse(token)?)
+}
+
+fn look_as(identity: &Identity, store: &Store, token: &Token) -> Result<WaitingApproval, Refusal> {
+    let caller = &identity.caller;
+    let not_yours = || {
+        let why = "no such token waits for your approval: it is used, long past, or not yours to approve; approvers come through root, as by `sudo stockade approve`";
+        Refusal::bad_request("approval_unknown", why)
+    };
+    let FoundToken::Held(held) = store.find(token)? else { return Err(not_yours()) };
+    let own = held.requester == caller.uid;
+    let is_approver = || {
+        approver::is_approver(&held.approvers, caller)
+            .map_err(|error| Refusal::sandbox_error("accounts_unreadable", format!("cannot tell who may approve: {error}")))
+    };
+    match (own, held.approvers.is_empty()) {
+        (true, true) => {
+            let why = "you approve it by sending the request again, with this token as `approve` (or --approve)";
+            return Err(Refusal::bad_request("approval_by_request", why));
+        }
+        (true, false) => {
+            return Err(Refusal::bad_request(
+                "approval_of_own_request",
+                "you have asked for this yourself; somebody else has to approve it",
+            ));
+        }
+        (false, _) if !is_approver()? => return Err(not_yours()),
+        (false, _) => {}
+    }
+    let seconds_left = held.seconds_left()?.ok_or_else(expired)?;
+    Ok(WaitingApproval { requester: held.requester, seconds_left, approver: store.approver(token)?, shown: store.shown(token)? })
+}
+
+/// Approves what waits under a token. It is written down first, or not approved.
+///
+/// # Errors
+/// It is not this caller's to approve, or it cannot be written down.
+pub fn approve(token: &str) -> Result<WaitingApproval, Refusal> {
+    let identity = caller::identify(None)?;
+    let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
+    let waiting = look_as(&identity, &store, &token)?;
+    if waiting.approver.is_some() {
+        return Ok(waiting);
+    }
+    let ApprovalView { policy, origin, policy_sha256, request, .. } = &waiting.shown;
+    let approved = ApprovalRecord { token_sha256: token.sha256(), requester: Some(waiting.requester), approver: Some(identity.caller.uid) };
+    let policy = PolicyRef { name: policy.clone(), origin: origin.clone(), sha256: policy_sha256.clone() };
+    let request = parse_request(request.as_bytes())?;
+    AuditRecorder::new(AuditSubject::Request(&request), None, &Options::default()).approve(policy, approved)?;
+    store.approve(&token, identity.caller.uid)?;
+    Ok(WaitingApproval { approver: Some(identity.caller.uid), ..waiting })
+}
+
+/// Whether a text has the form of a token.
+///
+/// # Errors
+/// It has not.
+pub fn check_token(text: &str) -> Result<&str, Refusal> {
+    Token::parse(text).map(|_| text)
+}
+
+/// The hash by which a token stands in the audit log.
+pub(crate) fn hash_of_token(token: &str) -> String {
+    text::sha256(token.as_bytes())
+}

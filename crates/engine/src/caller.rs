@@ -1,0 +1,202 @@
+//! Who asks, and with whose rights the launcher acts.
+//!
+//! Accounts are read from `/etc/passwd` and `/etc/group` alone: a static program has no
+//! safe way to ask name services. When root acts, no environment variable is read but
+//! the two that sudo sets, and those can only take rights away; behind a socket, none.
+
+use std::{env, ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::OnceLock};
+
+use caps::{CapSet, Capability};
+use rlimit::Resource;
+use rustix::fs::Mode;
+use stockade_launcher::{CONTAINER, signals::hold_back_stops};
+use stockade_policy::facts::Caller;
+
+use crate::Refusal;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The launcher has root's rights.
+    pub privileged: bool,
+    /// The caller's ids.
+    pub caller: Caller,
+    /// Root acts for somebody else, whose grants decide.
+    pub on_behalf: bool,
+}
+
+fn own_groups() -> Vec<u32> {
+    rustix::process::getgroups().unwrap_or_default().iter().map(|group| group.as_raw()).collect()
+}
+
+/// The caller: the user who started this process, unless the kernel named a peer.
+///
+/// # Errors
+/// The program was started with more rights than its caller has (set-ID bits or file
+/// capabilities), sudo's variables make no sense, or only root could act for the peer.
+pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
+    /// Asked at every gate of a run; what a process was started with does not change.
+    static OWN: OnceLock<Result<Identity, Refusal>> = OnceLock::new();
+    let own = OWN.get_or_init(own_identity).clone()?;
+    match (peer, env::var_os("SUDO_UID")) {
+        (Some(peer), _) => behind_a_socket(own, peer),
+        (None, Some(sudo_uid)) if own.privileged => behind_sudo(&sudo_uid),
+        _ => Ok(own),
+    }
+}
+
+/// Whether this program was started with more rights than its caller has.
+fn has_more_rights() -> Result<bool, Refusal> {
+    let missing = || Refusal::sandbox_error("no_proc", "/proc/self cannot be read; mount proc on /proc");
+    // What this process writes there would meet others.
+    let of_others = || {
+        Refusal::sandbox_error("no_proc", "/proc is that of another PID namespace; mount proc on /proc in this one (unshare --mount-proc)")
+    };
+    // From Linux 6.4 on; a fifth of the time that the file takes.
+    if let Ok(secure) = stockade_sys::process::is_secure_exec() {
+        // Much else depends on it.
+        let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing())?;
+        let is_ours = own.to_str().is_ok_and(|pid| pid == std::process::id().to_string());
+        return if is_ours { Ok(secure) } else { Err(of_others()) };
+    }
+    match std::fs::read("/proc/self/auxv") {
+        Ok(auxv) if !auxv.is_empty() => Ok(stockade_sys::process::says_secure_exec(&auxv)),
+        // It belongs to root where a set-ID bit changed only the group.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(true),
+        _ => Err(missing()),
+    }
+}
+
+/// The user who started this process.
+fn own_identity() -> Result<Identity, Refusal> {
+    if has_more_rights()? {
+        return Err(Refusal::sandbox_error(
+            "set_id_program",
+            "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",
+        ));
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let privileged = uid == 0 && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
+    if uid == 0 && !privileged {
+        return Err(Refusal::sandbox_error(
+            "root_without_capabilities",
+            format!(
+                "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
+            ),
+        ));
+    }
+    Ok(Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false })
+}
+
+/// Root acts for its peer as for a caller of sudo; an ordinary user acts only for itself.
+fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
+    if peer.uid == own.caller.uid {
+        return Ok(own);
+    }
+    if !own.privileged {
+        return Err(Refusal::sandbox_error(
+            "peer_not_served",
+            format!(
+                "uid {} serves this socket without root's rights, so it runs nothing for uid {}; run stockade as yourself",
+                own.caller.uid, peer.uid
+            ),
+        ));
+    }
+    Ok(Identity { privileged: true, caller: peer.clone(), on_behalf: true })
+}
+
+/// Once is enough.
+static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
+
+/// Resets what sudo's caller has handed down: limits and timers that end this
+/// process or fail its writes at a moment of the caller's choice, after the run and before
+/// its record; and a umask that closes the log to its readers. What code may use is the
+/// policy's to say.
+///
+/// # Errors
+/// One is in force, and root has not the right to lift it.
+fn lift_limits() -> Result<(), Refusal> {
+    /// Enough for a launcher.
+    const DESCRIPTORS: u64 = 256;
+    const STACK: u64 = 8 << 20;
+    stockade_sys::process::stop_timers();
+    hold_back_stops();
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    for (resource, least) in [
+        (Resource::CPU, rlimit::INFINITY),
+        (Resource::FSIZE, rlimit::INFINITY),
+        (Resource::DATA, rlimit::INFINITY),
+        (Resource::AS, rlimit::INFINITY),
+        (Resource::STACK, STACK),
+        (Resource::NOFILE, DESCRIPTORS),
+    ] {
+        let lifted = resource.get().and_then(|(soft, hard)| match soft < least {
+            true => resource.set(least, hard.max(least)),
+            false => Ok(()),
+        });
+        lifted.map_err(|error| {
+            let name = resource.as_name();
+            Refusal::sandbox_error(
+                "limits_of_caller",
+                format!(
+                    "the limit {name} that came along through sudo could keep this run out of the audit log, and root cannot lift it here: {error}; call sudo without that limit (ulimit), or give root CAP_SYS_RESOURCE"
+                ),
+            )
+        })?;
+    }
+    Ok(())
+}
+
+fn behind_sudo(sudo_uid: &OsStr) -> Result<Identity, Refusal> {
+    let number = |name: &str, text: &OsStr| {
+        // No sign, which Rust would take.
+        let digits = text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+        digits.and_then(|digits| digits.parse::<u32>().ok()).ok_or_else(|| {
+            let text = text.display();
+            Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it"))
+        })
+    };
+    let uid = number("SUDO_UID", sudo_uid)?;
+    let gid = number("SUDO_GID", &env::var_os("SUDO_GID").unwrap_or_default())?;
+    if uid == 0 {
+        return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
+    }
+    LIFTED.get_or_init(lift_limits).clone()?;
+    let groups = supplementary_groups(uid, gid);
+    Ok(Identity { privileged: true, caller: Caller { uid, gid, groups }, on_behalf: true })
+}
+
+/// Lines of an account file, split at colons.
+fn account_lines(path: &str) -> Vec<Vec<String>> {
+    // A name in it may be in any encoding.
+    let bytes = std::fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).lines().map(|line| line.split(':').map(String::from).collect()).collect()
+}
+
+fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
+    let passwd = account_lines("/etc/passwd");
+    let name = passwd.iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid))).and_then(|fields| fields.first());
+    let mut groups = vec![gid];
+    if let Some(name) = name {
+        for fields in account_lines("/etc/group") {
+            if let (Some(number), Some(members)) = (fields.get(2).and_then(|field| field.parse().ok()), fields.get(3))
+                && members.split(',').any(|member| member == name)
+            {
+                groups.push(number);
+            }
+        }
+    }
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// Every account's home directory; none of them may be a scratch itself.
+pub fn homes() -> Vec<PathBuf> {
+    let accounts = std::fs::read("/etc/passwd").unwrap_or_default();
+    let in_accounts = accounts.split(|byte| *byte == b'\n').filter_map(|account| account.split(|byte| *byte == b':').nth(5));
+    let mut homes: Vec<&OsStr> = in_accounts.filter(|home| home.len() > 1).map(OsStr::from_bytes).collect();
+    homes.sort_unstable();
+    homes.dedup();
+    homes.into_iter().map(PathBuf::from).collect()
+}

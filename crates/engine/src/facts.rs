@@ -1,0 +1,386 @@
+//! Reading what a plan needs to know of the host.
+//!
+//! Read, not probed: whether a feature works is shown by the run itself, and by
+//! `doctor`. Every source is a small file. One that does not exist says something of the
+//! host; one that cannot be read says nothing, and nothing is run on a guess.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use rlimit::Resource;
+use rustix::{
+    fs::{Access, Mode, OFlags, access},
+    io::Errno,
+    thread::sched_getaffinity,
+};
+use stockade_launcher::registry::{Record, Registry};
+use stockade_policy::facts::{CgroupFacts, HostFacts};
+
+use crate::{Refusal, audit, caller::Identity};
+
+/// The first host id that runs use; the run's number is added.
+const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
+
+/// A host id that is the run's own, or why there is none. Neither: it was not asked for.
+///
+/// # Errors
+/// A file that is there cannot be read.
+pub fn unique_id(identity: &Identity, record: Option<&Record>) -> Result<UniqueId, Refusal> {
+    let Some(record) = record.filter(|_| identity.privileged) else { return Ok(UniqueId::default()) };
+    let id = FIRST_UNIQUE_ID + record.slot();
+    let refusal = why_not_unique(id)?;
+    Ok(UniqueId { id: refusal.is_none().then_some(id), refusal })
+}
+
+/// See [`unique_id`].
+#[derive(Debug, Default)]
+pub struct UniqueId {
+    /// The id.
+    pub id: Option<u32>,
+    /// Why there is none.
+    pub refusal: Option<String>,
+}
+
+/// Reads the facts that do not depend on the request.
+///
+/// # Errors
+/// A file that is there cannot be read.
+pub fn read(identity: &Identity, unique: UniqueId, cgroup: CgroupFacts) -> Result<HostFacts, Refusal> {
+    Ok(HostFacts {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        landlock_abi: stockade_sys::landlock::abi(),
+        privileged: identity.privileged,
+        caller: identity.caller.clone(),
+        unique_id: unique.id,
+        unique_id_refusal: unique.refusal,
+        user_namespace_refusal: None,
+        cpus: sched_getaffinity(None).map_or(1, |usable| usable.count() as usize),
+        cgroup,
+        swap: rustix::system::sysinfo().totalswap > 0,
+        paths: BTreeMap::new(),
+        led: BTreeMap::new(),
+        codecs: BTreeMap::new(),
+        links: merged_usr_links()?,
+        hard_limits: hard_limits(),
+    })
+}
+
+/// Reads a small file. One that does not exist is empty.
+///
+/// # Errors
+/// It cannot be read for any other reason, which says nothing of what stands in it.
+pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
+    let path = path.as_ref();
+    let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    match opened.and_then(stockade_launcher::read_to_string) {
+        Err(Errno::NOENT) => Ok(String::new()),
+        read => read.map_err(|errno| unreadable("read", path, &errno.into())),
+    }
+}
+
+pub(crate) fn unreadable(attempt: &str, path: &Path, error: &io::Error) -> Refusal {
+    Refusal::sandbox_error(
+        "host_unreadable",
+        format!("{attempt} {}: {error}; the confinement of a run depends on it: let the user who runs stockade read it", path.display()),
+    )
+}
+
+/// Why a host id may be somebody's: the launcher's own map must hold it, and no account
+/// may have it among its subordinate ids.
+fn why_not_unique(id: u32) -> Result<Option<String>, Refusal> {
+    /// The initial user namespace (PROC_USER_INIT_INO), which maps every id.
+    const INITIAL: &[u8] = b"user:[4026531837]";
+    let initial = rustix::fs::readlink("/proc/self/ns/user", Vec::new()).is_ok_and(|link| link.as_bytes() == INITIAL);
+    let maps: &[&str] = if initial { &[] } else { &["/proc/self/uid_map", "/proc/self/gid_map"] };
+    for map in maps {
+        let text = small_file(map)?;
+        let mapped = text.lines().any(|line| {
+            let numbers: Vec<u64> = line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+            matches!(numbers[..], [inside, _, count] if (inside..inside + count).contains(&u64::from(id)))
+        });
+        if !mapped {
+            return Ok(Some(format!("the launcher's own {map} does not map id {id}, as in a container with a map of its own")));
+        }
+    }
+    for file in ["/etc/subuid", "/etc/subgid"] {
+        let text = small_file(file)?;
+        let taken = text.lines().find(|line| {
+            let mut fields = line.split(':').skip(1).map(str::parse::<u64>);
+            matches!((fields.next(), fields.next()), (Some(Ok(first)), Some(Ok(count))) if (first..first.saturating_add(count)).contains(&u64::from(id)))
+        });
+        if let Some(line) = taken {
+            return Ok(Some(format!("{file} gives id {id} away (`{line}`); change that range")));
+        }
+    }
+    Ok(None)
+}
+
+fn merged_usr_links() -> Result<Vec<(String, String)>, Refusal> {
+    let mut links = Vec::new();
+    for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+        let path = Path::new("/").join(name);
+        match fs::read_link(&path) {
+            Ok(target) => links.extend(target.to_str().map(|target| (name.to_owned(), target.to_owned()))),
+            // It is not there, or is a directory.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {}
+            Err(error) => return Err(unreadable("read the link", &path, &error)),
+        }
+    }
+    Ok(links)
+}
+
+/// Finite hard limits of the launcher, which no child can exceed.
+fn hard_limits() -> BTreeMap<u32, u64> {
+    let resources = [
+        (0, Resource::CPU),
+        (1, Resource::FSIZE),
+        (2, Resource::DATA),
+        (3, Resource::STACK),
+        (6, Resource::NPROC),
+        (7, Resource::NOFILE),
+        (9, Resource::AS),
+        (12, Resource::MSGQUEUE),
+    ];
+    let finite =
+        |(number, resource): (u32, Resource)| resource.get_hard().ok().filter(|hard| *hard != rlimit::INFINITY).map(|hard| (number, hard));
+    resources.into_iter().filter_map(finite).collect()
+}
+
+/// A mounted cgroup hierarchy.
+struct Mount {
+    /// Where it is mounted.
+    point: PathBuf,
+    /// Which of its directories is mounted there.
+    root: PathBuf,
+    version2: bool,
+    controllers: Vec<String>,
+}
+
+fn cgroup_mounts(mountinfo: &str) -> Vec<Mount> {
+    let mut mounts = Vec::new();
+    for line in mountinfo.lines() {
+        // "36 35 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
+        let Some((head, tail)) = line.split_once(" - ") else { continue };
+        let mut tail = tail.split(' ');
+        let (Some(kind), options) = (tail.next(), tail.nth(1).unwrap_or_default()) else { continue };
+        if kind != "cgroup" && kind != "cgroup2" {
+            continue;
+        }
+        let mut fields = head.split(' ').skip(3);
+        let (Some(root), Some(point)) = (fields.next(), fields.next()) else { continue };
+        mounts.push(Mount {
+            point: PathBuf::from(point),
+            root: PathBuf::from(root),
+            version2: kind == "cgroup2",
+            controllers: options.split(',').map(String::from).collect(),
+        });
+    }
+    mounts
+}
+
+/// The hierarchies where every distribution mounts them, as far as they are there and hold
+/// the launcher's own directories; empty where anything is unusual. The kernel writes the
+/// list of all mounts anew for each reader, which takes longer than all other facts.
+fn usual_mounts(membership: &str) -> Vec<Mount> {
+    /// CGROUP_SUPER_MAGIC.
+    const V1: i64 = 0x27_e0eb;
+    let mount_of = |line: &str| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let version2 = controllers.is_empty();
+        if !version2 && !controllers.split(',').any(|name| V1_NEEDED.contains(&name) || name == "cpuacct") {
+            return None;
+        }
+        let point = Path::new("/sys/fs/cgroup").join(controllers);
+        let mount = Mount { point, root: PathBuf::from("/"), version2, controllers: controllers.split(',').map(String::from).collect() };
+        // Not there where only a part of the hierarchy is mounted, or nothing.
+        let own = rustix::fs::statfs(own_directory(&mount, path));
+        own.is_ok_and(|stat| stat.f_type == if version2 { V2_MAGIC } else { V1 }).then_some(mount)
+    };
+    let mounts: Vec<Mount> = membership.lines().filter_map(mount_of).collect();
+    let v1 = V1_NEEDED.iter().all(|needed| mounts.iter().any(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == needed)));
+    if v1 || mounts.iter().any(|mount| mount.version2) { mounts } else { Vec::new() }
+}
+
+/// The directory of a hierarchy in which the launcher is.
+fn own_directory(mount: &Mount, path: &str) -> PathBuf {
+    let below = Path::new(path).strip_prefix(&mount.root).or_else(|_| Path::new(path).strip_prefix("/"));
+    mount.point.join(below.unwrap_or(Path::new("")))
+}
+
+/// CGROUP2_SUPER_MAGIC.
+const V2_MAGIC: i64 = 0x6367_7270;
+
+/// Whether /sys/fs/cgroup is cgroup v2, as on any host of recent years.
+pub fn is_unified() -> bool {
+    rustix::fs::statfs("/sys/fs/cgroup").is_ok_and(|stat| stat.f_type == V2_MAGIC)
+}
+
+/// What cgroups offer: v1 where memory, pids and cpu are mounted there, else v2.
+///
+/// # Errors
+/// A file that says so cannot be read.
+pub fn cgroup_facts() -> Result<CgroupFacts, Refusal> {
+    let membership = small_file("/proc/self/cgroup")?;
+    let mut mounts = usual_mounts(&membership);
+    if mounts.is_empty() {
+        mounts = cgroup_mounts(&small_file("/proc/self/mountinfo")?);
+    }
+    let path_of = |controller: &str| {
+        membership.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            controllers.split(',').any(|c| c == controller).then_some(path)
+        })
+    };
+    let v1 = |controller: &str| {
+        let mount = mounts.iter().find(|mount| !mount.version2 && mount.controllers.iter().any(|c| c == controller))?;
+        Some((controller.to_owned(), own_directory(mount, path_of(controller)?)))
+    };
+    let mut controllers: BTreeMap<String, PathBuf> = V1_NEEDED.into_iter().filter_map(v1).collect();
+    if controllers.len() == 3 {
+        controllers.extend(v1("cpuacct"));
+        let closed = controllers.values().find_map(|directory| Some((directory, access(directory, Access::WRITE_OK).err()?)));
+        return Ok(match closed {
+            Some((closed, Errno::ROFS)) => CgroupFacts::Unavailable {
+                reason: format!(
+                    "{} is mounted read-only, as in a container; mount it writable (Docker: --privileged), or use the host",
+                    closed.display()
+                ),
+            },
+            Some((closed, _)) => CgroupFacts::Unavailable {
+                reason: format!(
+                    "{} is not writable: an ordinary user has no cgroup v1 of its own; run as root, or on a host with cgroup v2 and systemd through `systemd-run --user --scope -p Delegate=yes stockade …`",
+                    closed.display()
+                ),
+            },
+            None => CgroupFacts::V1 { controllers },
+        });
+    }
+    match (mounts.iter().find(|mount| mount.version2), path_of("")) {
+        (Some(mount), Some(path)) => v2_facts(&own_directory(mount, path), &mount.point),
+        _ => Ok(CgroupFacts::Unavailable {
+            reason: String::from(
+                "neither cgroup v2 nor the v1 controllers memory, pids and cpu are mounted; mount cgroup2 at /sys/fs/cgroup",
+            ),
+        }),
+    }
+}
+
+const V1_NEEDED: [&str; 3] = ["memory", "pids", "cpu"];
+const V2_NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
+const DELEGATE: &str = "start it in a cgroup of its own: `systemd-run --user --scope -p Delegate=yes stockade …` (as root without --user)";
+
+fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
+    let read = |directory: &Path, file: &str| small_file(directory.join(file));
+    let has_all = |directory: &Path, file: &str| -> Result<bool, Refusal> {
+        let text = read(directory, file)?;
+        Ok(V2_NEEDED.iter().all(|needed| text.split_ascii_whitespace().any(|word| word == *needed)))
+    };
+    let below = |parent: &Path, vacate| Ok(CgroupFacts::V2 { parent: parent.to_path_buf(), vacate });
+    let unavailable = |why: String| Ok(CgroupFacts::Unavailable { reason: format!("{why}; {DELEGATE}") });
+    let writable = |directory: &Path| {
+        access(directory, Access::WRITE_OK).is_ok() && access(directory.join("cgroup.subtree_control"), Access::WRITE_OK).is_ok()
+    };
+    // A launcher that has left for the child of its cgroup before, in this scope.
+    if own.file_name().is_some_and(|name| name == "stockade-launcher")
+        && let Some(above) = own.parent().filter(|above| writable(above))
+        && has_all(above, "cgroup.subtree_control")?
+    {
+        return below(above, false);
+    }
+    if !has_all(own, "cgroup.controllers")? {
+        return unavailable(format!(
+            "cgroup {} is not given the controllers cpu, memory and pids (it has: {})",
+            own.display(),
+            read(own, "cgroup.controllers")?.trim()
+        ));
+    }
+    if !writable(own) {
+        return unavailable(format!("cgroup {} is not delegated to this user", own.display()));
+    }
+    // The root cgroup has no limits, and may hold processes beside children.
+    let is_root = own == top && !own.join("cgroup.type").exists();
+    if is_root || has_all(own, "cgroup.subtree_control")? {
+        return below(own, false);
+    }
+    let alone = read(own, "cgroup.procs")?.lines().map(str::trim).eq([std::process::id().to_string().as_str()]);
+    if alone {
+        return below(own, true);
+    }
+    // A sibling loses no cap on memory or CPU, where the launcher's own cgroup sets none.
+    // systemd gives every unit a cap on its tasks: that one a sibling escapes, but its own
+    // process limit is far below.
+    let mut uncapped = read(own, "cpu.max")?.trim_start().starts_with("max");
+    for file in ["memory.max", "memory.high", "memory.swap.max"] {
+        uncapped &= matches!(read(own, file)?.trim(), "max" | "");
+    }
+    match own.parent() {
+        Some(above) if uncapped && above.starts_with(top) && writable(above) && has_all(above, "cgroup.subtree_control")? => {
+            below(above, false)
+        }
+        _ => unavailable(format!("other processes share cgroup {}, so no limits can be handed down in it", own.display())),
+    }
+}
+
+/// Device and inode.
+pub(crate) type FileId = (u64, u64);
+
+/// The registry of the user who runs this.
+///
+/// # Errors
+/// Its directory is somebody else's, or cannot be made.
+pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
+    let directory = registry_directory(identity);
+    if let Some(parent) = directory.parent().filter(|parent| !identity.privileged && !parent.exists()) {
+        // What went wrong with it is said by the open after it.
+        let _there_or_not = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
+    }
+    Ok(Registry::open(&directory, rustix::process::geteuid().as_raw())?)
+}
+
+/// Where that is. `/tmp` is everybody's: where somebody else has taken the name there, the
+/// user's own state directory has it.
+pub fn registry_directory(identity: &Identity) -> PathBuf {
+    if identity.privileged {
+        return PathBuf::from("/run/stockade");
+    }
+    let uid = identity.caller.uid;
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    if let Some(runtime) = runtime {
+        return runtime.join("stockade");
+    }
+    let shared = PathBuf::from(format!("/tmp/stockade-{uid}"));
+    // Somebody else can also put a file of this user's there.
+    let taken = std::fs::symlink_metadata(&shared).is_ok_and(|there| there.uid() != uid || !there.is_dir() || there.mode() & 0o022 != 0);
+    audit::directory(identity).filter(|_| taken).map_or(shared, |log| log.with_file_name("runs"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_does_not_exist_is_empty_and_one_that_cannot_be_read_is_an_error() {
+        let directory = std::env::temp_dir().join(format!("facts-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("file"), "text").unwrap();
+        std::os::unix::fs::symlink("link", directory.join("link")).unwrap();
+        let read = |name: &str| small_file(directory.join(name)).map_err(|refusal| (refusal.verdict, refusal.reason, refusal.message));
+        let found = [read("file"), read("missing"), read("missing/file"), read("."), read("link"), read("file/file")];
+        fs::remove_dir_all(&directory).unwrap();
+        let [file, missing, below_missing, unreadable @ ..] = found;
+        assert_eq!((file.unwrap(), missing.unwrap(), below_missing.unwrap()), ("text".into(), String::new(), String::new()));
+        for (refusal, why) in unreadable.into_iter().zip(["Is a directory", "symbolic links", "Not a directory"]) {
+            let (verdict, reason, message) = refusal.unwrap_err();
+            assert_eq!((verdict, reason.as_str()), (stockade_protocol::Verdict::SandboxError, "host_unreadable"));
+            assert!(message.contains(directory.to_str().unwrap()) && message.contains(why), "{message}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! An interpreter in place of the host's: what a shim runs.
+//!
+//! The caller's working directory is the scratch, the arguments are the caller's as they
+//! are, and of the caller's variables those come along that the policy accepts. The
+//! difference to a command of `run` ends here: admission and launch are the same. Where
+//! the shims are and what stands in them is the command line's business.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use stockade_launcher::Relay;
+use stockade_protocol::Verdict;
+
+use crate::{
+    CommandResult, LoadedPolicy, Options, Origin, Refusal,
+    audit::{AuditRecorder, AuditSubject},
+    end_command, load_policy, relay, with_callers_rights,
+};
+
+/// Arguments that are looked at as paths.
+const MAX_ALIAS_CANDIDATES: usize = 16;
+
+/// What a shim asks for.
+#[derive(Clone, Debug)]
+pub struct Interpreter {
+    /// The runtime, or an alias of it.
+    pub runtime: String,
+    /// Every argument of the interpreter.
+    pub arguments: Vec<String>,
+    /// The caller's variables.
+    pub variables: BTreeMap<String, String>,
+    /// The caller's working directory, without links.
+    pub directory: PathBuf,
+    /// The shim.
+    pub shim: PathBuf,
+    /// Output is passed on as it is, also where it is not UTF-8.
+    pub exact: bool,
+}
+
+/// Runs it, its streams relayed.
+///
+/// # Errors
+/// It was not started.
+pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult, Refusal> {
+    let options = Options { scratch: Some(asked.directory.clone()), trusted: vec![asked.shim.clone()], ..options.clone() };
+    let loaded = load_policy(&options);
+    let words: Vec<String> = std::iter::once(&asked.runtime).chain(&asked.arguments).cloned().collect();
+    let recorder = AuditRecorder::new(AuditSubject::Command(&words), loaded.as_ref().ok().map(|loaded| &loaded.policy), &options);
+    let run = || {
+        let loaded: &LoadedPolicy = loaded.as_ref().map_err(Refusal::clone)?;
+        let accepted = |(name, _): &(&String, &String)| loaded.policy.environment.accepts(name);
+        let environment = asked.variables.iter().filter(accepted).map(|(name, value)| (name.clone(), value.clone())).collect();
+        let terminal = stockade_launcher::terminal::is_interactive();
+        let alias = alias(asked)?;
+        let origin = Origin::Interpreter {
+            runtime: &asked.runtime,
+            arguments: &asked.arguments,
+            environment: &environment,
+            alias: alias.as_deref(),
+            terminal,
+        };
+        // A caller of a shim sends SIGTERM at its own timeout, and waits for the pipes to close.
+        let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
+        relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, &asked.directory))
+    };
+    let came = run();
+    end_command(recorder, came)
+}
+
+/// The path by which the caller speaks of its working directory, where that leads there
+/// through links: of an argument such as a script's, or of the shell that it works in.
+///
+/// # Errors
+/// The caller's rights cannot be taken on.
+fn alias(asked: &Interpreter) -> Result<Option<PathBuf>, Refusal> {
+    let other = |path: &&Path| path.is_absolute() && !path.starts_with(&asked.directory);
+    let arguments = asked.arguments.iter().map(Path::new).filter(other).take(MAX_ALIAS_CANDIDATES);
+    let candidates: Vec<&Path> = arguments.chain(asked.variables.get("PWD").map(Path::new).filter(other)).collect();
+    if candidates.is_empty() {
+        return Ok(None);
+    }
+    let leads_here = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|real| real == asked.directory);
+    with_callers_rights(|| candidates.iter().flat_map(|path| path.ancestors()).find(leads_here).map(Path::to_path_buf))
+}
+
+/// A refused scratch is the working directory here, which the caller may not have thought of.
+fn of_directory(refusal: Refusal, directory: &Path) -> Refusal {
+    if refusal.verdict != Verdict::BadRequest || !refusal.reason.starts_with("scratch_") {
+        return refusal;
+    }
+    let message = format!(
+        "the working directory {} cannot be the sandbox's scratch, which is where code may write: {}",
+        directory.display(),
+        refusal.message
+    );
+    Refusal { message, ..refusal }
+}

@@ -1,0 +1,384 @@
+//! What one request goes through: admission, launch, result.
+//!
+//! Every door (the command line, the socket, later sessions, MCP) comes through here,
+//! so that one set of rules decides who may do what. Nothing here makes a system call
+//! that confines anything (that is `launcher`), and nothing is printed.
+#![forbid(unsafe_code)]
+
+pub mod admit;
+pub mod approval;
+pub mod audit;
+pub mod caller;
+pub mod companion;
+pub mod facts;
+pub mod interpreter;
+mod policies;
+mod pool;
+mod report;
+pub mod screen;
+pub mod session;
+pub mod tempdir;
+mod trusted;
+
+use std::{cell::Cell, path::PathBuf};
+
+use rustix::io::Errno;
+use stockade_launcher::{Client, ErrorKind, LaunchError, Outcome, Relay, Stdin, Streams, Teardown};
+use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
+use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
+
+use admit::RunSandbox;
+pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose};
+use approval::{ApprovalPass, ApprovedBy, TokenCheck};
+use audit::{AuditRecorder, AuditSubject};
+pub use policies::{LoadedPolicy, list_policies, load_policy, lookup_context};
+use pool::Pool;
+
+/// What is fixed beforehand, whatever a request says.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// A policy's name or file; none: `default`.
+    pub policy: Option<String>,
+    /// The directory that a request's scratch must be or lie below.
+    pub scratch: Option<PathBuf>,
+    /// Interpreters in place of the policy's, by runtime.
+    pub interpreters: Vec<(String, PathBuf)>,
+    /// Files of the caller's, beside the policy and this program, that say what is run.
+    pub trusted: Vec<PathBuf>,
+    /// Who asks, where the kernel has named somebody else than who started this process.
+    pub peer: Option<Caller>,
+    /// Who may approve what waits.
+    pub approved_by: ApprovedBy,
+}
+
+/// Why a request is not run.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// `bad_request` or `sandbox_error`.
+    pub verdict: Verdict,
+    /// A stable identifier.
+    pub reason: String,
+    /// What, where, why and how to fix it.
+    pub message: String,
+    /// The errno, where a system call failed at the program's execve.
+    pub exec_errno: Option<i32>,
+}
+
+impl Refusal {
+    /// The caller must change the request.
+    pub fn bad_request(reason: &str, message: impl Into<String>) -> Self {
+        Refusal { verdict: Verdict::BadRequest, reason: reason.to_owned(), message: message.into(), exec_errno: None }
+    }
+
+    /// The host or the policy must be fixed.
+    pub fn sandbox_error(reason: &str, message: impl Into<String>) -> Self {
+        Refusal { verdict: Verdict::SandboxError, reason: reason.to_owned(), message: message.into(), exec_errno: None }
+    }
+
+    /// The result that says so.
+    pub fn report(&self) -> Report {
+        Report::refused(self.verdict, &self.reason, self.message.clone())
+    }
+}
+
+impl From<LaunchError> for Refusal {
+    fn from(error: LaunchError) -> Self {
+        let (kind, message) = (error.kind(), error.to_string());
+        match (kind, error.step_errno()) {
+            (ErrorKind::Step(Step::WriteProgram), Some(Errno::NOSPC | Errno::DQUOT)) => Refusal::sandbox_error("scratch_full", message),
+            (ErrorKind::Step(Step::WriteFile), _) => Refusal::bad_request("files_not_writable", message),
+            (ErrorKind::Step(Step::ExecPayload), errno) => {
+                Refusal { exec_errno: errno.map(Errno::raw_os_error), ..Refusal::sandbox_error("program_not_started", message) }
+            }
+            _ => Refusal::sandbox_error(kind.reason(), message),
+        }
+    }
+}
+
+/// Runs one JSON request. Always gives a result: a refusal is one too.
+pub fn exec(request: &[u8], options: &Options) -> Report {
+    exec_for(request, options, None)
+}
+
+/// The same, for as long as its client waits if there is one.
+pub fn exec_for(request: &[u8], options: &Options, client: Option<&mut dyn Client>) -> Report {
+    let request = admit::parse_request(request);
+    let loaded = load_policy(options);
+    match &request {
+        Ok(request) => answer(request, Origin::Request(request), loaded.as_ref(), options, client, Pool::default()),
+        Err(refusal) => {
+            let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
+            AuditRecorder::new(AuditSubject::Nothing, policy, options).end(refusal.report())
+        }
+    }
+}
+
+/// The result of a request, which `origin` asks for.
+fn answer(
+    request: &Request,
+    origin: Origin<'_>,
+    loaded: Result<&LoadedPolicy, &Refusal>,
+    options: &Options,
+    client: Option<&mut dyn Client>,
+    pool: Pool,
+) -> Report {
+    let recorder = AuditRecorder::new(AuditSubject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
+    // Dropped before the recorder, as that lets signals through; what takes its time to go does so
+    // while the result is worded and written down.
+    let mut teardown = None;
+    let run = || -> Result<Report, Refusal> {
+        let loaded = loaded.map_err(Refusal::clone)?;
+        let policy = &loaded.policy;
+        let privileged = caller::identify(options.peer.as_ref())?.privileged;
+        let job = screen::ScreeningJob::of_request(request, policy, options.scratch.as_deref(), privileged);
+        let screening = CodeScreening::new(job, policy);
+        if let Some(refused) = screening.refusal(origin, policy, options) {
+            return Ok(refused);
+        }
+        if let CodeScreening::Judged(known) = &screening
+            && known.severest() == Action::Approve
+            && request.approve.is_none()
+        {
+            let report = approval::request_approval(origin, request, loaded, options, known)?;
+            return Ok(known.clone().onto(report));
+        }
+        let pass =
+            match request.approve.as_deref().map(|token| approval::judge_token(token, origin, request, loaded, options)).transpose()? {
+                Some(TokenCheck::Waits(report)) => return Ok(screening.finish().onto(*report)),
+                Some(TokenCheck::Good(pass)) => Some(pass),
+                None => None,
+            };
+        let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_ref() };
+        let ran = attempt(spec, Streams::Capture, client, pool);
+        let report = ran.map_or_else(
+            |refusal| origin.worded(refusal).report(),
+            |RunResult { outcome, plan, teardown: some }| {
+                teardown = Some(some);
+                report::from_outcome(outcome, &plan, policy, request.encoding)
+            },
+        );
+        Ok(screening.finish().onto(report))
+    };
+    let report = run().unwrap_or_else(|refusal| origin.worded(refusal).report());
+    report::Echo::of(request).onto(recorder.end(report))
+}
+
+/// A screening that the run waits for where the policy may stop it, and else runs beside it.
+enum CodeScreening<'p> {
+    Judged(screen::Screening),
+    Running(screen::ScreeningJob<'p>),
+}
+
+impl<'p> CodeScreening<'p> {
+    /// On cgroup v2 the run always waits: a cgroup that hands limits down may hold no process
+    /// but the launcher.
+    fn new(job: screen::ScreeningJob<'p>, policy: &Policy) -> Self {
+        let only_notes = matches!(policy.screen.severest(), Action::Allow | Action::Note);
+        if only_notes && !facts::is_unified() { CodeScreening::Running(job) } else { CodeScreening::Judged(job.finish()) }
+    }
+
+    /// The result of code that does not run for what was found in it.
+    fn refusal(&self, origin: Origin<'_>, policy: &Policy, options: &Options) -> Option<Report> {
+        match self {
+            CodeScreening::Judged(screening) => screening.refusal(policy, approval::hindrance(origin, policy, options)),
+            CodeScreening::Running(_) => None,
+        }
+    }
+
+    fn finish(self) -> screen::Screening {
+        match self {
+            CodeScreening::Judged(screening) => screening,
+            CodeScreening::Running(job) => job.finish(),
+        }
+    }
+}
+
+/// A request that could not even be read is written down too.
+pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
+    let loaded = load_policy(options).ok();
+    AuditRecorder::new(AuditSubject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy), options).end(refusal.report())
+}
+
+/// What is to be run, and what goes with it.
+#[derive(Clone, Copy)]
+struct RunSpec<'a> {
+    origin: Origin<'a>,
+    loaded: &'a LoadedPolicy,
+    options: &'a Options,
+    /// Where it is written down.
+    recorder: Option<&'a AuditRecorder<'a>>,
+    /// Its approval, where it needs one.
+    pass: Option<&'a ApprovalPass>,
+}
+
+/// What came of it.
+struct RunResult {
+    outcome: Outcome,
+    plan: Plan,
+    teardown: Teardown,
+}
+
+/// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
+/// every file system can; where it cannot, the run is planned once more without. Where a
+/// sandbox that stood ready turns out not to be fit, it gets another one.
+fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, pool: Pool) -> Result<RunResult, Refusal> {
+    let RunSpec { origin, loaded, options, recorder, pass } = spec;
+    // The receipt of a command without `--report` is not printed.
+    let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
+    let noted = Cell::new(false);
+    let mut run = |purpose, pool| -> Result<_, Refusal> {
+        let hash = Cell::new(None);
+        let (plan, mut inputs, sandbox) = Admission::new(origin, loaded, options, purpose, pool)?.into_parts(streams)?;
+        // After all that can refuse the run but the log, so that a refused run leaves the token usable.
+        if let Some(pass) = pass {
+            pass.claim(inputs.scratch.as_ref(), origin)?;
+            recorder.into_iter().for_each(|recorder| recorder.approved(pass.approver));
+        }
+        if let (false, Some(recorder)) = (noted.replace(true), recorder) {
+            recorder.begin()?;
+        }
+        inputs.client = client.as_mut().map(|client| &mut **client as _);
+        let sweep = inputs.meanwhile.take();
+        inputs.meanwhile = Some(Box::new(|| {
+            sweep.into_iter().for_each(|sweep| sweep());
+            hash.set(wants_hash.then(|| report::plan_hash(&plan)));
+            recorder.into_iter().for_each(AuditRecorder::prepare);
+        }));
+        let was_prepared = matches!(sandbox, RunSandbox::Ready(_));
+        let mut launched = sandbox.run(&plan, inputs);
+        if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
+            receipt.plan_sha256 = hash.take().unwrap_or_default();
+        }
+        Ok((launched, plan, was_prepared))
+    };
+    let again = match run(Purpose::Run, pool)? {
+        (Err(error), ..) if error.kind() == ErrorKind::Idmap => Purpose::RunAfterRefusedIdmap,
+        (Err(error), _, true) if pool::may_be_to_blame(&error) => Purpose::Run,
+        (launched, plan, _) => return launched.map(|(outcome, teardown)| RunResult { outcome, plan, teardown }).map_err(Refusal::from),
+    };
+    let (launched, plan, _) = run(again, Pool::default())?;
+    let (outcome, teardown) = launched?;
+    Ok(RunResult { outcome, plan, teardown })
+}
+
+/// What came of a command whose streams were relayed.
+pub struct CommandResult {
+    /// The exit status for the caller.
+    pub code: i32,
+    /// The result, without streams.
+    pub report: Report,
+}
+
+/// Runs a command with relayed streams. `wants_report`: the result will be kept.
+///
+/// # Errors
+/// It was not started.
+pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
+    let loaded = load_policy(options);
+    let recorder = AuditRecorder::new(AuditSubject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
+    let run = || {
+        let loaded = loaded.as_ref().map_err(Refusal::clone)?;
+        let origin = Origin::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
+        let how = Relay { keep_errors: wants_report, ..Relay::default() };
+        relay(origin, loaded, options, how, &recorder)
+    };
+    let came = run();
+    end_command(recorder, came)
+}
+
+/// What came of a command, and what still stands of it.
+type Relayed = (Report, Option<Teardown>);
+
+/// Runs something whose streams are relayed; the report is without them.
+fn relay(
+    origin: Origin<'_>,
+    loaded: &LoadedPolicy,
+    options: &Options,
+    how: Relay,
+    recorder: &AuditRecorder<'_>,
+) -> Result<Relayed, Refusal> {
+    approval::check_approvable(origin, &loaded.policy)?;
+    let policy = &loaded.policy;
+    let screening = CodeScreening::new(screen::ScreeningJob::of_command(&origin.words(), policy, options, how.keep_errors)?, policy);
+    if let Some(refused) = screening.refusal(origin, policy, options) {
+        return Ok((refused, None));
+    }
+    let spec = RunSpec { origin, loaded, options, recorder: Some(recorder), pass: None };
+    let RunResult { outcome, plan, teardown } = attempt(spec, Streams::Relay(how), None, Pool::default())?;
+    let message = outcome.message.clone();
+    let report = report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text);
+    Ok((screening.finish().onto(report::without_streams(report, message)), Some(teardown)))
+}
+
+/// Writes down what came of a command.
+fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> Result<CommandResult, Refusal> {
+    match came {
+        Ok((report, _teardown)) => {
+            let report = Report { output: None, ..recorder.end(report) };
+            Ok(CommandResult { code: report.code, report })
+        }
+        Err(refusal) => {
+            recorder.end(refusal.report());
+            Err(refusal)
+        }
+    }
+}
+
+/// What came of an image's run.
+pub struct ImageResult {
+    /// What it printed, as far as it was kept.
+    pub output: Vec<u8>,
+    /// The result.
+    pub report: Report,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Runs a program of stockade's own under a policy. It leaves no record in the audit log,
+/// because no caller sent it.
+///
+/// # Errors
+/// It was not started.
+pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) -> Result<ImageResult, Refusal> {
+    let spec = RunSpec { origin: Origin::Image(image), loaded, options, recorder: None, pass: None };
+    let RunResult { outcome, plan, teardown: _ } = attempt(spec, Streams::Capture, None, Pool::default())?;
+    let output = outcome.output.bytes.clone();
+    let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
+    Ok(ImageResult { output, report, plan })
+}
+
+/// Runs a command of stockade's own under a policy, with empty stdin, and keeps what it
+/// prints. It leaves no record in the audit log.
+///
+/// # Errors
+/// It was not started.
+pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Outcome, Refusal> {
+    let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
+    let origin = Origin::Command { command: &command, terminal: false };
+    let admission = Admission::new(origin, loaded, options, Purpose::Run, Pool::default())?;
+    let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
+    inputs.stdin = Stdin::Null;
+    let (outcome, _) = sandbox.run(&plan, inputs)?;
+    Ok(outcome)
+}
+
+/// Calls `act` with the caller's rights, where root acts for another user.
+///
+/// # Errors
+/// It cannot be known who that is, or the rights cannot be changed.
+pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
+    let identity = caller::identify(None)?;
+    stockade_launcher::scratch::as_caller(&identity.caller, identity.privileged, act)
+        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))
+}
+
+/// The plan of a request or a command, without running it.
+///
+/// # Errors
+/// There is none.
+pub fn plan(origin: Origin<'_>, options: &Options) -> Result<Plan, Refusal> {
+    let loaded = load_policy(options)?;
+    approval::check_approvable(origin, &loaded.policy)?;
+    Admission::new(origin, &loaded, options, Purpose::Plan, Pool::default()).map(|admission| admission.plan)
+}

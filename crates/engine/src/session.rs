@@ -1,0 +1,387 @@
+//! A session: requests one after the other, with files that outlive each of them.
+//!
+//! Every request is a whole run of its own, in a sandbox made for it: nothing but files is
+//! kept, and no guarantee of a run is another than without a session. Files are read and
+//! written between two runs, never during one. How requests arrive is not known here.
+
+use std::path::{Path, PathBuf};
+
+use rustix::fd::BorrowedFd;
+use stockade_audit::FileAct;
+use stockade_launcher::{
+    Client, OpenedScratch,
+    files::{FileError, Listed, Part, Tree},
+    registry::Record,
+    scratch::{Idmap, Opener},
+    volumes::{SessionVolumes, VolumeCopies},
+};
+use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
+use stockade_protocol::{
+    LimitKey, Report, Request, Verdict,
+    session::{List, Only, Read, Write},
+};
+
+use crate::{
+    Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
+    admit::{check_grants, check_relative, decode, open_scratch, random_bytes},
+    answer,
+    audit::{AuditRecorder, AuditSubject},
+    caller::{self, Identity},
+    facts, load_policy,
+    pool::Pool,
+    report::Echo,
+    trusted::refuse_replaceable,
+};
+
+/// The most bytes of a file that are read at once.
+pub const MAX_READ: u64 = 16 << 20;
+/// The most entries of a listing.
+pub const MAX_LISTED: usize = 10_000;
+
+/// What a session keeps.
+pub struct SessionState {
+    /// The place in the registry that makes the runs' uid the session's own.
+    record: Option<Record>,
+    store: Result<SessionVolumes, Refusal>,
+    /// Of this store alone: what is approved for one session is so in no other, nor in
+    /// the same one after a reset.
+    number: String,
+}
+
+impl SessionState {
+    pub(crate) fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    pub(crate) fn number(&self) -> &str {
+        &self.number
+    }
+
+    /// Whether neither a request nor a `write` has left anything in it that code could read.
+    pub(crate) fn is_left_empty(&self) -> Result<bool, Refusal> {
+        Ok(self.store()?.is_left_empty()?)
+    }
+
+    fn store(&self) -> Result<&SessionVolumes, Refusal> {
+        self.store.as_ref().map_err(Refusal::clone)
+    }
+
+    pub(crate) fn check_request(&self, request: &Request, run_request: &RunRequest, options: &Options) -> Result<(), Refusal> {
+        if request.scratch.is_some() {
+            return Err(Refusal::bad_request(
+                "scratch_of_session",
+                "scratch: it is the session's, which `--scratch` has named or not; leave it out",
+            ));
+        }
+        let private = [LimitKey::ScratchSize, LimitKey::ScratchFiles].into_iter().filter(|_| options.scratch.is_none());
+        match private.chain([LimitKey::TmpSize]).find(|key| run_request.limits.contains_key(key)) {
+            Some(key) => Err(Refusal::bad_request(
+                "limit_of_session",
+                format!("limits.{}: what a session keeps has the size that its policy gives it from the start; set it there", key.name()),
+            )),
+            None => self.store().map(drop),
+        }
+    }
+
+    /// For one run.
+    pub(crate) fn copies(&self, plan: &Plan) -> Result<VolumeCopies, Refusal> {
+        let store = self.store()?;
+        if store.owner() != plan.identity.outside {
+            return Err(Refusal::sandbox_error(
+                "session_owner_changed",
+                "the run would have other ids than the session, since scratch is on another file system now; start another session",
+            ));
+        }
+        Ok(store.copies()?)
+    }
+}
+
+/// Whether the next request's sandbox may be set up before it comes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Preparing {
+    Now,
+    /// The last one has ended by itself, and what has ended one may end them all.
+    WhenAnswered,
+    /// It could not be set up, or no request would take it.
+    Never,
+}
+
+/// See the module.
+pub struct Session {
+    /// The next request's sandbox. First, so that it goes before what it has mounted.
+    pool: Pool,
+    preparing: Preparing,
+    /// What the last request was written in, as the next one will be.
+    language: Option<String>,
+    options: Options,
+    loaded: LoadedPolicy,
+    identity: Identity,
+    plan: Plan,
+    state: SessionState,
+}
+
+impl Session {
+    /// Opens a session: everything that a run could be refused for, but the request, is
+    /// looked at now.
+    ///
+    /// # Errors
+    /// It is not granted, its policy or scratch is refused, or the host lacks a layer.
+    pub fn open(options: Options) -> Result<Self, Refusal> {
+        let loaded = load_policy(&options)?;
+        let identity = caller::identify(options.peer.as_ref())?;
+        let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
+        let mut state = SessionState { record, store: Err(ended("it was never begun")), number: new_number()? };
+        let origin = Origin::Session { request: None, state: &state };
+        let plan = Admission::new(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
+        state.store = Ok(SessionVolumes::make(&plan)?);
+        Ok(Session { pool: Pool::default(), preparing: Preparing::Now, language: None, options, loaded, identity, plan, state })
+    }
+
+    /// The plan that what it keeps was made by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Where home stands inside.
+    pub fn home(&self) -> &Path {
+        if self.loaded.policy.scratch.home { &self.plan.scratch.path } else { Path::new(HOME) }
+    }
+
+    /// Runs a request.
+    pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
+        let pool = std::mem::take(&mut self.pool);
+        let origin = Origin::Session { request: Some(request), state: &self.state };
+        let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), pool);
+        if self.preparing == Preparing::WhenAnswered {
+            self.preparing = Preparing::Now;
+        }
+        if report.started {
+            self.language.clone_from(&request.language);
+        }
+        report
+    }
+
+    /// Whether there is something to do for the next request before it comes. Not where its
+    /// beginning changes what a client may ask about before.
+    pub fn can_prepare(&self) -> bool {
+        self.preparing == Preparing::Now && self.pool.is_empty() && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
+    }
+
+    /// Does it: sets up the sandbox of a request without options. That it cannot be is said
+    /// to such a request, when it comes.
+    pub fn prepare(&mut self) {
+        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options);
+        if self.pool.is_empty() {
+            self.preparing = Preparing::Never;
+        }
+    }
+
+    /// What becomes readable when that has ended before its request came, if there is any.
+    pub fn end_of_prepared(&self) -> Option<BorrowedFd<'_>> {
+        self.pool.end()
+    }
+
+    /// Takes down what has ended so.
+    pub fn clear_prepared(&mut self) {
+        self.pool = Pool::default();
+        self.preparing = Preparing::WhenAnswered;
+    }
+
+    /// The result of a request that was cancelled, as this signal would, before its turn came.
+    pub fn never_begun(&self, request: &Request, signal: i32) -> Report {
+        let refusal =
+            Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
+        let report = Report { code: 128 + signal, ..refusal.report() };
+        let recorder = AuditRecorder::new(AuditSubject::Request(request), Some(&self.loaded.policy), &self.options);
+        Echo::of(request).onto(recorder.end(report))
+    }
+
+    /// Writes down a request that could not even be read.
+    pub fn refuse(&self, refusal: &Refusal) {
+        AuditRecorder::new(AuditSubject::Nothing, Some(&self.loaded.policy), &self.options).end(refusal.report());
+    }
+
+    /// Makes everything that it keeps anew. A host scratch is left as it is.
+    ///
+    /// # Errors
+    /// It cannot; the session then has nothing, and answers so, until another try succeeds.
+    pub fn reset(&mut self, asked: &Only) -> Result<(), Refusal> {
+        // First, so that there is never twice as much as the limits say.
+        self.pool = Pool::default();
+        self.preparing = Preparing::Now;
+        self.state.store = Err(ended("it is being reset"));
+        let made = SessionVolumes::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
+        self.state.store = made.map_err(|error| ended(&format!("its reset failed: {error}"))).map(|(store, number)| {
+            self.state.number = number;
+            store
+        });
+        self.noted("reset", "", asked.id.as_ref(), |()| None, self.state.store().map(drop))
+    }
+
+    /// Reads a file, or a part of one.
+    ///
+    /// # Errors
+    /// There is none, it is kept from the code, or it is too large.
+    pub fn read(&self, asked: &Read) -> Result<Part, Refusal> {
+        self.noted("read", &asked.path, asked.id.as_ref(), |part| Some(part.bytes.len() as u64), self.try_read(asked))
+    }
+
+    fn try_read(&self, Read { path, offset, length, .. }: &Read) -> Result<Part, Refusal> {
+        let place = self.place(path, false)?;
+        // No file is longer, and lseek takes no more.
+        let offset = (*offset).min(i64::MAX.cast_unsigned());
+        place.tree(self)?.read(&place.below, offset, *length, MAX_READ).map_err(|error| refused(path, error))
+    }
+
+    /// Writes a file, or adds to it. Returns its size.
+    ///
+    /// # Errors
+    /// The code could not write it either, or there is no room.
+    pub fn write(&self, asked: &Write) -> Result<u64, Refusal> {
+        let op = if asked.append { "append" } else { "write" };
+        self.noted(op, &asked.path, asked.id.as_ref(), |size| Some(*size), self.try_write(asked))
+    }
+
+    fn try_write(&self, Write { path, contents, append, .. }: &Write) -> Result<u64, Refusal> {
+        let bytes = decode(contents, "contents")?;
+        let place = self.place(path, false)?;
+        if let Some(opened) = &place.host {
+            if self.plan.scratch.read_only || opened.protection(&place.below, &self.loaded.policy) == Some(Protection::ReadOnly) {
+                let why = format!("{path:?}: policy `{}` shows it read-only", self.loaded.policy.name);
+                return Err(Refusal::bad_request("path_read_only", why));
+            }
+        } else if self.plan.scratch.read_only && place.root == self.plan.scratch.path {
+            let why = format!("{path:?}: policy `{}` shows scratch read-only (access = \"ro\")", self.loaded.policy.name);
+            return Err(Refusal::bad_request("path_read_only", why));
+        }
+        place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| refused(path, error))
+    }
+
+    /// Lists a directory, and whether there is more in it than is listed.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn list(&self, asked: &List) -> Result<(Vec<Listed>, bool), Refusal> {
+        self.noted("list", &asked.path, asked.id.as_ref(), |_| None, self.try_list(asked))
+    }
+
+    fn try_list(&self, List { path, recursive, .. }: &List) -> Result<(Vec<Listed>, bool), Refusal> {
+        let place = self.place(path, true)?;
+        let (mut entries, truncated) =
+            place.tree(self)?.list(&place.below, *recursive, MAX_LISTED).map_err(|error| refused(path, error))?;
+        if let Some(opened) = &place.host {
+            entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
+        }
+        let above = path.trim_end_matches('/');
+        let above = if path.starts_with('/') && above.is_empty() { "/" } else { above };
+        if !matches!(above, "" | ".") {
+            entries.iter_mut().for_each(|entry| entry.path = Path::new(above).join(&entry.path));
+        }
+        Ok((entries, truncated))
+    }
+
+    /// Writes down what was asked for files, and passes on what came of it.
+    fn noted<T>(
+        &self,
+        op: &'static str,
+        path: &str,
+        id: Option<&String>,
+        bytes: impl FnOnce(&T) -> Option<u64>,
+        came: Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let act = FileAct { op, path: path.to_owned(), bytes: came.as_ref().ok().and_then(bytes) };
+        let recorder = AuditRecorder::new(AuditSubject::Nothing, Some(&self.loaded.policy), &self.options);
+        recorder.end_files(act, id, came.as_ref().err())?;
+        came
+    }
+
+    /// Finds the place that a path of the protocol means. `top`: it may be that place itself.
+    fn place(&self, path: &str, top: bool) -> Result<Place, Refusal> {
+        let store = self.state.store()?;
+        let scratch = self.plan.scratch.path.as_path();
+        let absolute = if path.starts_with('/') {
+            PathBuf::from(path)
+        } else if top && matches!(path, "" | ".") {
+            scratch.to_path_buf()
+        } else {
+            check_relative("path", path)?;
+            scratch.join(path)
+        };
+        let roots = store.directories().map(|(root, _)| root).chain([scratch.to_path_buf()]);
+        let root = roots.filter(|root| absolute.starts_with(root)).max_by_key(|root| root.as_os_str().len()).ok_or_else(|| {
+            let why = format!("{path:?}: files are read and written in scratch ({}), home and /tmp only", scratch.display());
+            Refusal::bad_request("path_outside", why)
+        })?;
+        let below = path.strip_prefix(&*root.to_string_lossy()).map_or(path, |below| below.trim_matches('/'));
+        let below = if matches!(below, "." | "") { "" } else { below };
+        match (top, below) {
+            (true, "") => {}
+            (false, "") => return Err(Refusal::bad_request("is_a_directory", format!("{path:?}: it is a directory"))),
+            _ => check_relative("path", below)?,
+        }
+        let host = if root == scratch && self.plan.scratch.host { Some(self.open_scratch()?) } else { None };
+        let below = PathBuf::from(below);
+        if host.as_ref().and_then(|opened| opened.protection(&below, &self.loaded.policy)) == Some(Protection::Hidden) {
+            let why = format!("{path:?}: policy `{}` hides it from the code, and from the session too", self.loaded.policy.name);
+            return Err(Refusal::bad_request("path_hidden", why));
+        }
+        Ok(Place { root, below, host })
+    }
+
+    /// The host scratch, with every rule of a run's.
+    fn open_scratch(&self) -> Result<OpenedScratch, Refusal> {
+        let homes = caller::homes();
+        let registry = facts::registry_directory(&self.identity);
+        let opener = Opener {
+            caller: &self.identity.caller,
+            privileged: self.identity.privileged,
+            unique_id: None,
+            idmap: Idmap::Refused,
+            homes: &homes,
+            registry: Some(&registry),
+            ceiling: self.options.scratch.as_deref(),
+        };
+        let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
+        open_scratch(&path, &self.loaded.policy, &opener, |real| {
+            refuse_replaceable(real, &self.identity, &self.loaded.policy, &self.options)?;
+            check_grants(&self.identity, &self.loaded.policy.name, Some(real), &self.options)
+        })
+    }
+}
+
+/// A place where files are read and written.
+struct Place {
+    /// A directory inside.
+    root: PathBuf,
+    /// The path below it.
+    below: PathBuf,
+    /// That directory, where it is the host's.
+    host: Option<OpenedScratch>,
+}
+
+impl Place {
+    fn tree<'a>(&'a self, session: &'a Session) -> Result<Tree<'a>, Refusal> {
+        let privileged = session.identity.privileged;
+        if let Some(opened) = &self.host {
+            return Ok(Tree::host(opened, &session.identity.caller, privileged));
+        }
+        let store = session.state.store()?;
+        let other = store.directories().find(|(root, _)| *root == self.root).map(|(_, directory)| directory);
+        let directory = other.or(store.scratch()).ok_or_else(|| ended("it has no such directory"))?;
+        Ok(Tree::kept(directory, store.owner(), privileged))
+    }
+}
+
+fn refused(path: &str, error: FileError) -> Refusal {
+    Refusal::bad_request(error.reason(), format!("{path:?}: {error}"))
+}
+
+fn new_number() -> Result<String, Refusal> {
+    let mut bits = [0; 16];
+    random_bytes(&mut bits)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
+}
+
+fn ended(why: &str) -> Refusal {
+    Refusal::sandbox_error("session_ended", format!("the session has nothing any more: {why}; `reset` begins it anew"))
+}

@@ -1,0 +1,158 @@
+//! Keeps files that later runs on this host trust out of a writable scratch.
+//!
+//! Code may write every file in its scratch. A scratch with the policies, the program, a shim
+//! or the audit log would let it choose what the host runs next, or change the record of this
+//! run, so it is refused, unless the policy shows the scratch read-only. It does not find other
+//! files that the host starts from a scratch (hooks, profiles, services).
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use stockade_policy::{
+    model::{Access, Policy},
+    plan::Interpreter,
+};
+
+use crate::{Options, Refusal, audit, caller::Identity, facts::registry_directory, policies::lookup_context};
+
+/// The package's directory for companion files, relative to the program's directory.
+const COMPANIONS: &str = "../lib/stockade";
+
+/// Refuses an interpreter whose environment lies in the scratch and needs host directories
+/// that the policy does not show: code could have written the names of these directories.
+///
+/// # Errors
+/// There is such an interpreter.
+pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, Interpreter>, policy: &Policy) -> Result<(), Refusal> {
+    if policy.scratch.access == Access::Ro {
+        return Ok(());
+    }
+    let is_shown = |path: &Path| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
+    let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
+    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch)) {
+        if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
+            return Err(Refusal::bad_request(
+                "scratch_holds_the_environment",
+                format!(
+                    "scratch {}: the {runtime} environment of {} lies in it and leads to {}, which the policy does not show and code could have written there; make the environment elsewhere, or add the directory to [filesystem] read_only",
+                    scratch.display(),
+                    interpreter.program.display(),
+                    astray.display()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a writable scratch that contains the program, a policy, the audit log or the
+/// registry. `scratch` has no symlinks.
+///
+/// # Errors
+/// It contains one of them.
+pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &Policy, options: &Options) -> Result<(), Refusal> {
+    if policy.scratch.access == Access::Ro {
+        return Ok(());
+    }
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
+    // The program may have been started through a symlink.
+    let started = PathBuf::from(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()));
+    let programs = own.into_iter().chain(beside).chain([started]).chain(options.trusted.iter().cloned());
+    let programs = programs.map(|path| ("scratch_holds_the_launcher", path, "which code could then replace"));
+    let named = options.policy.as_ref().filter(|policy| policy.contains('/')).map(PathBuf::from);
+    let sought = lookup_context().user_dir.filter(|_| !identity.privileged);
+    let found = sought.iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten().flatten().map(|entry| entry.path());
+    let policies = named.into_iter().chain(found).chain(sought.clone());
+    let policies = policies.map(|path| ("scratch_holds_a_policy", path, "where code could write what the next run obeys"));
+    let log = audit::directory(identity).into_iter().map(|path| ("scratch_holds_the_log", path, "where code could rewrite the audit log"));
+    let registry =
+        std::iter::once(("scratch_holds_registry", registry_directory(identity), "where code could rewrite the launcher's own records"));
+    match programs.chain(policies).chain(log).chain(registry).find(|(_, path, _)| lies_in(path, scratch)) {
+        None => Ok(()),
+        Some((reason, path, why)) => Err(Refusal::bad_request(
+            reason,
+            format!("scratch {}: {} lies in it, {why}; use a directory that does not hold it", scratch.display(), path.display()),
+        )),
+    }
+}
+
+/// Whether a path leads into a directory, or a name in the path or in one of its symlinks lies
+/// there. The path need not exist.
+fn lies_in(path: &Path, directory: &Path) -> bool {
+    let mut passes = false;
+    // Write permission in a directory does not allow replacing the directory itself.
+    let end = resolved(path, &mut |at| passes |= at.starts_with(directory) && at != directory);
+    passes || end.starts_with(directory)
+}
+
+/// A path with its symlinks resolved, as far as it exists. `passed` gets each path on the way,
+/// the result last, but not the working directory.
+fn resolved(path: &Path, passed: &mut dyn FnMut(&Path)) -> PathBuf {
+    // The kernel's limit (path_resolution(7)).
+    let mut links = 40;
+    let names = |path: &Path| -> Vec<OsString> { path.components().rev().map(|part| part.as_os_str().to_owned()).collect() };
+    let mut pending = names(path);
+    let mut at = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    while let Some(name) = pending.pop() {
+        if name == "." {
+            continue;
+        }
+        if name == ".." {
+            at.pop();
+            continue;
+        }
+        // Pushing the root directory replaces the whole path.
+        at.push(name);
+        passed(&at);
+        if let Some(to) = std::fs::read_link(&at).ok().filter(|_| links > 0) {
+            links -= 1;
+            at.pop();
+            pending.extend(names(&to));
+        }
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+
+    #[test]
+    fn a_path_lies_where_it_leads_and_where_its_name_stands() {
+        let root = std::env::temp_dir().canonicalize().unwrap().join(format!("trusted-{}", std::process::id()));
+        let [inner, other] = ["inner", "other"].map(|name| root.join(name));
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        std::fs::write(inner.join("file"), "").unwrap();
+        std::os::unix::fs::symlink(inner.join("file"), other.join("link")).unwrap();
+        std::os::unix::fs::symlink(&inner, root.join("way")).unwrap();
+        for within in [inner.join("file"), other.join("link"), root.join("way/not/yet"), inner.clone()] {
+            assert!(lies_in(&within, &inner), "{}", within.display());
+        }
+        assert!(lies_in(&other.join("link"), &other));
+        // A symlink on the way, which is neither the given path nor its target.
+        std::os::unix::fs::symlink(other.join("link"), root.join("first")).unwrap();
+        std::os::unix::fs::symlink("first", root.join("before")).unwrap();
+        std::os::unix::fs::symlink("circle", root.join("circle")).unwrap();
+        for way in ["first", "before", "other/../before"] {
+            assert!(lies_in(&root.join(way), &other) && lies_in(&root.join(way), &inner), "{way}");
+        }
+        for outside in [root.join("before"), root.join("circle"), root.join("elsewhere/../file")] {
+            assert!(!lies_in(&outside, &root.join("elsewhere")), "{}", outside.display());
+        }
+        let here = std::env::current_dir().unwrap();
+        assert!(lies_in(Path::new("file"), &here) && !lies_in(Path::new("../file"), &here));
+        assert_eq!(resolved(&root.join("other/../before/x"), &mut |_| {}), inner.join("file/x"));
+        for outside in [other.join("file"), root.clone(), root.join("inner2")] {
+            assert!(!lies_in(&outside, &inner), "{}", outside.display());
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

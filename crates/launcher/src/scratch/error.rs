@@ -1,0 +1,143 @@
+//! Why a directory is no scratch.
+//!
+//! Each problem has a stable reason and, where there is one, a remedy. Whether the caller or the
+//! policy is at fault is not said here.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+use super::inspect::MAX_PROTECTED;
+use crate::{
+    error::describe,
+    resolve::{ForeignLink, ResolveError},
+};
+
+/// A directory that cannot be a scratch.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("scratch {path}: {problem}")]
+pub struct ScratchError {
+    /// As named by the caller.
+    pub path: String,
+    /// What is wrong with it.
+    pub problem: ScratchProblem,
+}
+
+/// What is wrong with a directory, and how to fix it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScratchProblem {
+    /// Its path has no root.
+    #[error("name an absolute path")]
+    Relative,
+    /// Its path can mean another directory than it seems to.
+    #[error("the path must hold no `..`, NUL or line break")]
+    Malformed,
+    /// Its path cannot be written in a result.
+    #[error("it is {0:?}, which is not UTF-8, as results and plans are; rename the directory")]
+    NotUtf8(PathBuf),
+    /// The caller may name none there.
+    #[error("it leads to {}; it must be {}, which --scratch names, or lie below it", real.display(), ceiling.display())]
+    OutsideCeiling {
+        /// Its path without links.
+        real: PathBuf,
+        /// What `--scratch` names.
+        ceiling: PathBuf,
+    },
+    /// It is not there.
+    #[error("it does not exist")]
+    Missing,
+    /// It is not there, and this policy makes none.
+    #[error("it does not exist; make it, or let policy `{0}` make it by `[scratch] create = true`")]
+    NotCreated(String),
+    /// Code in it could write what the caller's programs trust.
+    #[error("it is the root or a home directory itself; use a directory below it")]
+    Home,
+    /// It holds the registry or lies in it.
+    #[error("the launcher keeps its own records there; use another directory")]
+    Registry,
+    /// It is something else.
+    #[error("it is not a directory")]
+    NotDirectory,
+    /// What a run that was cut off with its launcher can leave behind.
+    #[error("{}; if earlier code has closed it, its owner opens it by chmod u+rwx {}", describe(Errno::ACCESS), .0.display())]
+    Closed(PathBuf),
+    /// The kernel does not open it.
+    #[error("{}", describe(*.0))]
+    Unreadable(Errno),
+    /// The kernel does not open a path that is shown on the caller's behalf.
+    #[error("{}", describe(*.0))]
+    PathUnreadable(Errno),
+    /// Code run for root would write as root.
+    #[error("it belongs to root, and code run for root would write as root there; give it to an ordinary user: chown -R USER:GROUP")]
+    RootOwned,
+    /// It is another user's.
+    #[error("it belongs to uid {owner}, not to the caller (uid {caller})")]
+    NotOwned {
+        /// Whose it is.
+        owner: u32,
+        /// Who asks for it.
+        caller: u32,
+    },
+    /// It holds too many paths that must be kept from the code.
+    #[error(
+        "more than {MAX_PROTECTED} paths in it are to be kept from the code, such as {path:?} (by [scratch] hidden and read_only of policy `{policy}`, or as sockets, fifos and closed directories); remove what earlier code may have left, name whole directories in the policy, or use another scratch"
+    )]
+    ProtectsTooMuch {
+        /// The first one beyond.
+        path: PathBuf,
+        /// The policy's name.
+        policy: String,
+    },
+    /// Its entries cannot be listed to the end, with the errno where there is one.
+    #[error("{}; what the policy hides in it could not be found", .0.map_or_else(|| String::from("its entries cannot be listed to the end"), describe))]
+    NotListed(Option<Errno>),
+    /// Its mount cannot be copied.
+    #[error("copy its mount: {}", describe(*.0))]
+    MountCopy(Errno),
+    /// The launcher cannot act with the caller's rights.
+    #[error("cannot change to the caller's rights: {}", describe(*.0))]
+    CallerRights(Errno),
+    /// It is missing and cannot be made.
+    #[error("cannot make it: {}; its parent must exist and be writable by the caller", describe(*.0))]
+    NotMade(Errno),
+    /// Its path has a link that is not root's.
+    #[error("{link}; {}", .real.as_ref().map_or_else(|| String::from("name the directory itself"), |real| format!("name it without the link: {}", real.display())))]
+    ForeignLink {
+        /// The link.
+        link: ForeignLink,
+        /// Where it leads, if the caller may find that out.
+        real: Option<PathBuf>,
+    },
+    /// Its path leads nowhere.
+    #[error(transparent)]
+    Unresolved(#[from] ResolveError),
+}
+
+impl ScratchProblem {
+    /// A stable identifier.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            ScratchProblem::Relative => "scratch_relative",
+            ScratchProblem::Malformed | ScratchProblem::NotUtf8(_) => "scratch_malformed",
+            ScratchProblem::OutsideCeiling { .. } => "scratch_outside_ceiling",
+            ScratchProblem::Missing | ScratchProblem::NotCreated(_) | ScratchProblem::Unresolved(ResolveError::Missing(_)) => {
+                "scratch_missing"
+            }
+            ScratchProblem::Home => "scratch_is_home",
+            ScratchProblem::Registry => "scratch_holds_registry",
+            ScratchProblem::NotDirectory | ScratchProblem::Unresolved(ResolveError::NotDirectory(_)) => "scratch_not_directory",
+            ScratchProblem::Closed(_)
+            | ScratchProblem::Unreadable(_)
+            | ScratchProblem::NotListed(_)
+            | ScratchProblem::Unresolved(ResolveError::Unreadable(..)) => "scratch_unreadable",
+            ScratchProblem::PathUnreadable(_) => "path_unreadable",
+            ScratchProblem::RootOwned => "scratch_root_owned",
+            ScratchProblem::NotOwned { .. } => "scratch_not_owned",
+            ScratchProblem::ProtectsTooMuch { .. } => "scratch_protects_too_much",
+            ScratchProblem::MountCopy(_) | ScratchProblem::CallerRights(_) => "scratch_failed",
+            ScratchProblem::NotMade(_) => "scratch_not_made",
+            ScratchProblem::ForeignLink { .. } | ScratchProblem::Unresolved(ResolveError::Foreign(_)) => "scratch_foreign_link",
+            ScratchProblem::Unresolved(ResolveError::TooManyLinks) => "scratch_link_loop",
+        }
+    }
+}

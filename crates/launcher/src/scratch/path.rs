@@ -1,0 +1,181 @@
+//! The path of a host scratch, and the making of one that is missing.
+//!
+//! Only root's links are followed: a caller cannot tell a link of their own from one that code
+//! left in an earlier scratch. Where the path leads is judged before anything is made, and a new
+//! directory is made, opened and given away by descriptors. What an existing directory holds is
+//! not judged here.
+
+use std::{
+    ffi::OsStr,
+    path::{Component, Path},
+    time::SystemTime,
+};
+
+use rustix::{
+    fd::OwnedFd,
+    fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, fstat, mkdirat, openat, unlinkat},
+    io::Errno,
+};
+use stockade_policy::model::Policy;
+
+use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish};
+use crate::{
+    resolve::{self, Follow, ResolveError, ResolvedPath},
+    tree,
+};
+
+/// The owner of a scratch that root makes for itself: no code may run as root, nor leave
+/// files that are root's.
+const NOBODY: u32 = 65534;
+
+/// Where a scratch is, or is to be made.
+#[derive(Clone, Debug)]
+pub struct ScratchPath {
+    named: String,
+    resolved: ResolvedPath,
+}
+
+impl ScratchPath {
+    /// Finds the place that `path` names, and changes nothing.
+    ///
+    /// # Errors
+    /// It is missing (and the policy makes none), outside its ceiling, a home directory
+    /// itself, the launcher's own, or reached through a link that is not root's.
+    pub fn find(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<Self, ScratchError> {
+        let resolved = Self::resolve(path, policy, opener).map_err(|problem| ScratchError { path: path.to_owned(), problem })?;
+        Ok(ScratchPath { named: path.to_owned(), resolved })
+    }
+
+    fn resolve(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<ResolvedPath, ScratchProblem> {
+        let named = Path::new(path);
+        if !named.is_absolute() {
+            return Err(ScratchProblem::Relative);
+        }
+        if path.contains('\0') || named.components().any(|part| part == Component::ParentDir) || path.contains('\n') {
+            return Err(ScratchProblem::Malformed);
+        }
+        let walked = as_caller(opener.caller, opener.privileged, || {
+            let resolved = walk(named)?;
+            let ceiling = opener.ceiling.map(walk).transpose()?;
+            Ok::<_, ScratchProblem>((resolved, ceiling))
+        });
+        let (resolved, ceiling) = walked.map_err(ScratchProblem::CallerRights)??;
+        if let Some(ceiling) = ceiling.filter(|ceiling| !resolved.real.starts_with(&ceiling.real)) {
+            return Err(ScratchProblem::OutsideCeiling { real: resolved.real, ceiling: ceiling.real });
+        }
+        judge(&resolved.real, opener)?;
+        if resolved.missing > 0 && !policy.scratch.create {
+            return Err(ScratchProblem::NotCreated(policy.name.to_string()));
+        }
+        Ok(resolved)
+    }
+
+    /// Its path without links.
+    pub fn path(&self) -> &Path {
+        &self.resolved.real
+    }
+
+    /// Whether it would be made.
+    pub fn is_missing(&self) -> bool {
+        self.resolved.missing > 0
+    }
+
+    /// Opens what is there as a scratch under `policy`, or makes it. A directory that was
+    /// made is removed where it is refused.
+    ///
+    /// # Errors
+    /// It cannot be made, is not a directory, not the caller's, or root's.
+    pub fn open(self, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchError> {
+        self.open_or_make(policy, opener).map_err(|problem| ScratchError { path: self.named, problem })
+    }
+
+    fn open_or_make(&self, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchProblem> {
+        let acted = |act: &dyn Fn() -> Result<OwnedFd, ScratchProblem>| {
+            as_caller(opener.caller, opener.privileged, act).map_err(ScratchProblem::CallerRights)?
+        };
+        let ResolvedPath { real, missing, .. } = &self.resolved;
+        if *missing == 0 {
+            return finish(acted(&|| open_existing(real))?, real.clone(), policy, opener);
+        }
+        let (Some(above), Some(name), 1) = (real.parent(), real.file_name(), missing) else {
+            return Err(ScratchProblem::NotMade(Errno::NOENT));
+        };
+        let begun = SystemTime::now();
+        let parent = acted(&|| {
+            let parent = tree::open_entry(above).map_err(ScratchProblem::NotMade)?;
+            mkdirat(&parent, name, Mode::from_raw_mode(0o755)).map_err(ScratchProblem::NotMade)?;
+            Ok(parent)
+        })?;
+        let made = acted(&|| open_made(&parent, name, opener, begun).map_err(ScratchProblem::NotMade));
+        let opened = made.and_then(|directory| finish(directory, real.clone(), policy, opener));
+        if opened.is_err() {
+            let remove = || unlinkat(&parent, name, AtFlags::REMOVEDIR);
+            let _first_error_counts = as_caller(opener.caller, opener.privileged, remove);
+        }
+        opened
+    }
+}
+
+/// What no directory at this path could be a scratch for.
+fn judge(real: &Path, opener: &Opener<'_>) -> Result<(), ScratchProblem> {
+    if real.to_str().is_none() {
+        return Err(ScratchProblem::NotUtf8(real.to_path_buf()));
+    }
+    if real == Path::new("/") || opener.homes.iter().any(|home| home == real) {
+        return Err(ScratchProblem::Home);
+    }
+    if opener.registry.is_some_and(|registry| real.starts_with(registry) || registry.starts_with(real)) {
+        return Err(ScratchProblem::Registry);
+    }
+    Ok(())
+}
+
+fn open_existing(real: &Path) -> Result<OwnedFd, ScratchProblem> {
+    tree::open_directory(real).map_err(|errno| match errno {
+        Errno::NOTDIR => ScratchProblem::NotDirectory,
+        Errno::NOENT => ScratchProblem::Missing,
+        Errno::ACCESS => ScratchProblem::Closed(real.to_path_buf()),
+        errno => ScratchProblem::Unreadable(errno),
+    })
+}
+
+/// Opens the directory of the host that an absolute path leads to, sought as a scratch is: for
+/// files that the launcher reads or writes where code may have put links. With the rights that
+/// this process has now, see [`as_caller`].
+///
+/// # Errors
+/// It is not there, or its path has a link that is not root's.
+pub fn open_directory(named: &Path) -> Result<OwnedFd, ScratchError> {
+    let opened = walk(named).and_then(|resolved| open_existing(&resolved.real));
+    opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
+}
+
+/// Opens the directory that was made a moment ago. One that root has made for itself is given to
+/// uid 65534. A user who may write above it can replace it meanwhile: a directory of root's
+/// stays root's where it holds anything, was not changed since `begun`, or can be written by
+/// others, who could have emptied it just now.
+fn open_made(parent: &OwnedFd, name: &OsStr, opener: &Opener<'_>, begun: SystemTime) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(parent, name, flags, Mode::empty())?;
+    let stat = fstat(&directory)?;
+    if stat.st_uid != opener.caller.uid || !tree::list(&directory, &mut |_| tree::Walk::Stop)? {
+        return Err(Errno::STALE);
+    }
+    if opener.privileged && opener.caller.uid == 0 {
+        let begun = begun.duration_since(SystemTime::UNIX_EPOCH).map_or(i64::MAX, |since| since.as_secs().cast_signed());
+        // The kernel's clock for files is a little behind.
+        if stat.st_mtime < begun.saturating_sub(1) || Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
+            return Err(Errno::STALE);
+        }
+        fchown(&directory, Some(Uid::from_raw(NOBODY)), Some(Gid::from_raw(NOBODY)))?;
+    }
+    Ok(directory)
+}
+
+/// Resolves the path of a scratch.
+fn walk(named: &Path) -> Result<ResolvedPath, ScratchProblem> {
+    resolve::resolve(named, Follow::Roots).map_err(|error| match error {
+        ResolveError::Foreign(link) => ScratchProblem::ForeignLink { link, real: resolve::instead_of(named) },
+        error => error.into(),
+    })
+}

@@ -1,0 +1,122 @@
+//! How much lies in a scratch, and how full a file system is.
+//!
+//! Hostile code may change a tree while it is counted, so a count can be told to end. Which
+//! amount is too much is decided by the caller.
+
+use std::collections::BTreeMap;
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{fstat, fstatvfs},
+    io::Errno,
+};
+use stockade_protocol::LimitKey;
+
+use crate::{
+    inside,
+    tree::{self, TreeEntry, Walk},
+};
+
+/// How many entries are looked at before it is asked whether to go on: some 50 us.
+const ASKED_EVERY: u64 = 32;
+
+/// Blocks and entries of a tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TreeUse {
+    pub(crate) bytes: u64,
+    pub(crate) entries: u64,
+    /// Directories that could not be counted, or not to the end: unreadable, or too deep.
+    pub(crate) closed: u64,
+}
+
+impl TreeUse {
+    pub(super) fn add(&mut self, found: &TreeEntry<'_>) {
+        self.bytes += found.allocated();
+        self.entries += 1;
+        self.closed += u64::from(found.closed);
+    }
+}
+
+/// Bytes that are free on a directory's file system.
+///
+/// # Errors
+/// What fstatfs(2) answers.
+pub(crate) fn free_bytes(directory: impl AsFd) -> Result<u64, Errno> {
+    fstatvfs(directory).map(|stat| stat.f_bfree * stat.f_frsize)
+}
+
+/// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,
+/// preallocated blocks do.
+///
+/// # Errors
+/// It cannot be walked.
+pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
+    // It is never told to end.
+    Ok(count_while(directory, |_| false, &mut || true)?.unwrap_or_default())
+}
+
+/// The same of a directory in which hostile code may move what was counted to where it is
+/// counted once more, for as long as it likes: none where `goes_on` said to end, which is
+/// asked now and then. What is seen to be `too_much` is counted no further.
+///
+/// # Errors
+/// Likewise.
+pub(crate) fn count_while(
+    directory: &OwnedFd,
+    too_much: impl Fn(&TreeUse) -> bool,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<Option<TreeUse>, Errno> {
+    let mut seen = TreeUse::default();
+    let mut enough = false;
+    let to_its_end = tree::walk(directory, &mut |found| {
+        seen.add(found);
+        enough = too_much(&seen);
+        let ends = enough || (seen.entries.is_multiple_of(ASKED_EVERY) && !goes_on());
+        if ends { Walk::Stop } else { Walk::On }
+    })?;
+    Ok((to_its_end || enough).then_some(seen))
+}
+
+/// Bytes of files in scratch that have no name any more but are held open inside: they
+/// take room that no walk finds. Descriptors are looked at, memory maps are not. None where
+/// `goes_on` said to end: code that forks and ends can keep ahead of the search.
+pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
+    let Ok(scratch) = fstat(directory) else { return Some(0) };
+    let mut seen = BTreeMap::new();
+    let mut looked_at: u64 = 0;
+    let all = inside::each(pid_one, &mut |pid| {
+        for link in inside::entries(&format!("/proc/{pid}/fd")) {
+            looked_at += 1;
+            if looked_at.is_multiple_of(ASKED_EVERY) && !goes_on() {
+                return false;
+            }
+            // Follows the link to the open file itself.
+            if let Ok(stat) = rustix::fs::stat(link)
+                && stat.st_nlink == 0
+                && stat.st_dev == scratch.st_dev
+            {
+                seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
+            }
+        }
+        goes_on()
+    });
+    all.then(|| seen.values().sum())
+}
+
+/// What the kernel reports of a file system of the run.
+pub(crate) struct FsUse {
+    pub(crate) bytes: u64,
+    /// The limit of scratch that it has reached, if it is scratch.
+    pub(crate) full: Option<LimitKey>,
+}
+
+/// None where the kernel does not answer.
+pub(crate) fn filesystem_use(fs: &OwnedFd) -> Option<FsUse> {
+    let stat = fstatvfs(fs).ok()?;
+    let full = match () {
+        () if stat.f_blocks > 0 && stat.f_bfree == 0 => Some(LimitKey::ScratchSize),
+        () if stat.f_files > 0 && stat.f_ffree == 0 => Some(LimitKey::ScratchFiles),
+        () => None,
+    };
+    Some(FsUse { bytes: (stat.f_blocks - stat.f_bfree) * stat.f_frsize, full })
+}

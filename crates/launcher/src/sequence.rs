@@ -1,0 +1,379 @@
+//! The privileged sequence, from the clone to the executor's first instruction: the launcher's
+//! column and the child's, step by step.
+//!
+//! Everything irreversible of a run happens in this file, top to bottom; what each step is made
+//! of stands in the files below it. The two columns meet where one waits for a message of the
+//! other (`sync.rs`). The child runs in the launcher's memory, beside it, so it makes only
+//! system calls on prepared data: it allocates nothing, takes no lock and calls no libc, whose
+//! thread-local storage is the launcher's. A step that fails sends its number, the errno and the
+//! entry's index to the launcher, and the process ends: there is no going on without.
+//!
+//! The order is the kernel's; the comment at each step says why it cannot come earlier or
+//! later. Nothing here reads a policy or decides anything.
+
+mod confine;
+mod root;
+
+use std::{convert::Infallible, mem::ManuallyDrop, sync::OnceLock};
+
+use rustix::{
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{AtFlags, Mode, unlinkat},
+    io::Errno,
+    mount::{MountPropagationFlags, mount_change},
+    process::{DumpableBehavior, set_dumpable_behavior, setsid, umask},
+    thread::{CpuSet, sched_setaffinity},
+};
+use stockade_egress::netns::Sockets;
+use stockade_policy::plan::{Plan, UserNamespaces};
+use stockade_protocol::{frame::failed_frame, step::Step};
+use stockade_sys::{
+    clone::{self, flags, unshare},
+    cred, landlock,
+    mount::attr,
+    net, process,
+};
+
+use crate::{
+    ErrorKind, InitProcess, Inputs, LaunchError, cgroup,
+    cgroup::Cgroup,
+    error::InputsError,
+    identity::{self, OuterNamespaces},
+    layers::Layers,
+    prepared::{self, LauncherPipes, Prepared},
+    registry::Record,
+    sync::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
+};
+use confine::{
+    die_with_launcher, drop_capabilities, enter_inner_namespace, forbid_core_dumps, limit_namespace_counts, limit_pending_signals,
+    load_filter, namespaces, ruleset, take_ids,
+};
+pub(crate) use confine::{raise_core_limit, some_cpus};
+pub(crate) use root::{INSIDE, attach, new_tmpfs};
+use root::{MASK_FILE, Made, Terminal, copy_tree, make_entry, mount_root, mount_scratch, open_terminal, pivot, place_program, seal_proc};
+
+/// What the launcher's column makes.
+pub(crate) struct InPlace {
+    pub(crate) cgroup: Cgroup,
+    pub(crate) outer: OuterNamespaces,
+    /// The write end, whose closing ends the sandbox.
+    pub(crate) lifeline: OwnedFd,
+    /// The job's file, still empty.
+    pub(crate) job: OwnedFd,
+    pub(crate) pipes: LauncherPipes,
+    /// What the session keeps, to see how full it is.
+    pub(crate) tmp: Option<OwnedFd>,
+}
+
+/// The launcher's column, after the clone (1). An early return leaves the child waiting for a
+/// message, and dropping the sandbox ends it.
+pub(crate) fn launcher(
+    init: &InitProcess,
+    founded: Option<cgroup::Founded>,
+    plan: &Plan,
+    inputs: &mut Inputs<'_>,
+    record: Option<&mut Record>,
+) -> Result<InPlace, LaunchError> {
+    let send = |message: &LauncherMessage<BorrowedFd<'_>>| {
+        message.send(&init.handover).map_err(LaunchError::system(ErrorKind::Prepare, "let the sandbox go on"))
+    };
+    if init.user_namespaces != plan.identity.user_namespaces {
+        return Err(InputsError::AnotherPlan.into());
+    }
+    // As soon as the plan has the ids: until then every id is the overflow id (2).
+    let proc = identity::write_maps(plan, init.sandbox.pid())?;
+    let (lifeline_read, lifeline) = prepared::pipe()?;
+    let (prepared, trees) = Prepared::new(plan, inputs)?;
+    init.sandbox.lend(prepared);
+    let mut sent = [None; MAX_TREES];
+    sent.iter_mut().zip(&trees).for_each(|(place, tree)| *place = Some(tree.as_fd()));
+    send(&LauncherMessage::Plan { lifeline: lifeline_read.as_fd(), trees: sent })?;
+    drop((lifeline_read, trees));
+    // What the child does not need yet is made beside its mounts: the idmap and v1 cgroups
+    // take as long.
+    let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
+    let idmap = |(tree, owner): &(OwnedFd, _)| {
+        let attempt = LaunchError::path(ErrorKind::Idmap, "idmap scratch", &plan.scratch.path);
+        identity::idmap(tree, *owner, plan.identity.outside).map_err(attempt)
+    };
+    // Reaped when the child has its last message.
+    let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
+    let (kept, tmp) = inputs.kept.take().map(|kept| (kept.scratch, kept.tmp)).unzip();
+    let (executor, pipes) = prepared::for_executor(plan, inputs)?;
+    // While the child is in the outer user namespace, which it leaves after the next message.
+    let outer = identity::check_maps(plan, proc)?;
+    let tree = scratch.map(|(tree, _)| tree).or(kept.flatten());
+    send(&LauncherMessage::Scratch { executor: executor.borrowed(), tree: tree.as_ref().map(AsFd::as_fd) })?;
+    // Before the last message: a failure after it would remove the cgroup under the child.
+    outer.proc.reset_oom_score_adj().map_err(LaunchError::system(ErrorKind::Cgroup, "raise oom_score_adj to 0"))?;
+    let cgroup = cgroup::complete(plan, founded, record)?;
+    let tasks = cgroup.tasks()?;
+    let mut files = tasks.iter().map(AsFd::as_fd);
+    send(&LauncherMessage::Cgroup { tasks: std::array::from_fn(|_| files.next()) })?;
+    Ok(InPlace { cgroup, outer, lifeline, job: executor.job, pipes, tmp })
+}
+
+/// What the child has in common with the launcher.
+pub(crate) struct Shared {
+    /// Its own ends, which the launcher closes in its table right after the clone: else
+    /// nothing would tell it that they are gone with the child.
+    pub(crate) status_write: ManuallyDrop<OwnedFd>,
+    pub(crate) handover: ManuallyDrop<OwnedFd>,
+    /// The number of the launcher's end of it, which the child's table has too.
+    pub(crate) launchers_handover: u32,
+    /// Where it may run.
+    pub(crate) cpus: Option<CpuSet>,
+    /// Set before the child gets the message `Plan`.
+    pub(crate) prepared: OnceLock<Prepared>,
+    /// All layers, but in builds for tests.
+    pub(crate) layers: Layers,
+}
+
+/// A step that failed.
+pub(crate) struct Failure {
+    pub(crate) step: Step,
+    pub(crate) errno: Errno,
+    pub(crate) index: u32,
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+/// Ties an errno to its step.
+trait At<T> {
+    fn at(self, step: Step) -> Outcome<T>;
+    fn at_entry(self, step: Step, index: usize) -> Outcome<T>;
+}
+
+impl<T> At<T> for Result<T, Errno> {
+    fn at(self, step: Step) -> Outcome<T> {
+        self.map_err(|errno| Failure { step, errno, index: u32::MAX })
+    }
+    fn at_entry(self, step: Step, index: usize) -> Outcome<T> {
+        self.map_err(|errno| Failure { step, errno, index: u32::try_from(index).unwrap_or(u32::MAX) })
+    }
+}
+
+impl Shared {
+    /// Does a step and names its failure. A build for tests may leave the step out.
+    fn step(&self, step: Step, act: impl FnOnce() -> Result<(), Errno>) -> Outcome<()> {
+        if self.layers.keeps(step) { act().at(step) } else { Ok(()) }
+    }
+
+    /// Waits for the launcher's next message.
+    fn recv(&self, step: Step) -> Outcome<LauncherMessage<OwnedFd>> {
+        LauncherMessage::recv(&self.handover).at(step)
+    }
+}
+
+/// The child's column. Returns only when a step failed: the launcher has learnt which.
+pub(crate) fn child(shared: &Shared) -> i32 {
+    let failure = match sequence(shared) {
+        Ok(never) => match never {},
+        Err(failure) => failure,
+    };
+    let frame = failed_frame(failure.step, u16::try_from(failure.errno.raw_os_error()).unwrap_or(0), failure.index);
+    // If the launcher is gone too, no process is left to read it.
+    let _unheard = rustix::io::write(&*shared.status_write, &frame);
+    125
+}
+
+/// The crossings. Each state owns the descriptors that the next one needs.
+fn sequence(shared: &Shared) -> Outcome<Infallible> {
+    unshare_namespaces(shared)?;
+    let rooted = Rooted::build(shared)?;
+    let confined = rooted.confine()?;
+    confined.exec()
+}
+
+/// All that needs neither the plan nor an id, while the launcher plans: namespaces with
+/// nothing in them yet.
+fn unshare_namespaces(shared: &Shared) -> Outcome<()> {
+    // Modes below are meant as written.
+    umask(Mode::empty());
+    // Our copy of the launcher's end would hide its death from us.
+    shared.step(Step::AwaitLauncher, || process::close_range(shared.launchers_handover, shared.launchers_handover))?;
+    shared.step(Step::Namespaces, || unshare(namespaces(shared.layers)))?;
+    shared.step(Step::NetworkNamespace, || unshare(flags::NEWNET))?;
+    shared.step(Step::Loopback, net::bring_up_loopback)?;
+    shared.step(Step::Session, || setsid().map(drop))?;
+    shared.step(Step::Scheduling, process::give_up_precedence)?;
+    // pivot_root refuses shared propagation (EINVAL), and no mount event may leave.
+    shared.step(Step::PrivateMounts, || mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC))
+}
+
+/// In its own root, with nothing of the host in reach by path.
+struct Rooted<'p> {
+    shared: &'p Shared,
+    prepared: &'p Prepared,
+    lifeline: OwnedFd,
+    for_executor: ExecutorFiles<OwnedFd>,
+    root: OwnedFd,
+    scratch: OwnedFd,
+    executor: OwnedFd,
+    image: Option<OwnedFd>,
+    proc: OwnedFd,
+    modules: Option<OwnedFd>,
+    terminal: Option<Terminal>,
+}
+
+impl<'p> Rooted<'p> {
+    /// Waits for the id maps and the plan, switches to the sandbox's ids, builds the root and
+    /// pivots into it.
+    fn build(shared: &'p Shared) -> Outcome<Self> {
+        let LauncherMessage::Plan { lifeline, trees } = shared.recv(Step::AwaitLauncher)? else {
+            return Err(Errno::PROTO).at(Step::AwaitLauncher);
+        };
+        let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
+        // After the gid map, before the uid change takes the capability away; rootless it
+        // is refused for ever (setgroups=deny), and the receipt names the groups kept.
+        shared.step(Step::Groups, || if prepared.clear_groups { cred::set_groups(&[]) } else { Ok(()) })?;
+        // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
+        shared.step(Step::Ids, || take_ids(prepared.ids, prepared.user_namespaces))?;
+        // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
+        shared.step(Step::DeathSignal, || set_dumpable_behavior(DumpableBehavior::Dumpable))?;
+        shared.step(Step::DeathSignal, || die_with_launcher(&lifeline))?;
+        shared.step(Step::Keyring, cred::join_new_session_keyring)?;
+        shared.step(Step::Hostname, || rustix::system::sethostname(prepared.hostname.as_bytes()))?;
+        // Before the inner user namespace, whose maximum it becomes.
+        limit_pending_signals().at(Step::NamespaceLimits)?;
+        let root = mount_root(prepared).at(Step::RootTmpfs)?;
+        let mut made = Made::default();
+        for (index, entry) in prepared.entries.iter().enumerate() {
+            make_entry(&root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
+        }
+        let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
+        if prepared.egress {
+            let sockets = Sockets::open().map_err(|made| Failure {
+                step: Step::EgressSockets,
+                errno: made.errno,
+                index: u32::try_from(made.index).unwrap_or(u32::MAX),
+            })?;
+            sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
+        }
+        let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
+        let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
+        let LauncherMessage::Scratch { executor: for_executor, tree } = shared.recv(Step::AwaitScratch)? else {
+            return Err(Errno::PROTO).at(Step::AwaitScratch);
+        };
+        let scratch = mount_scratch(prepared, shared.layers, tree, &root)?;
+        // The stand-in for masked files stays mounted, its name goes.
+        unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
+        // After the last path of the host was used.
+        pivot(&root, shared.layers)?;
+        shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(&root, attr::RDONLY, false))?;
+        // The pivot left us at the root of the tmpfs, which is "/" now.
+        shared.step(Step::PivotRoot, || rustix::process::chdir(c"/"))?;
+        let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
+        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
+    }
+
+    /// Gives up everything that could undo the above.
+    fn confine(self) -> Outcome<Confined<'p>> {
+        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
+        let nested = prepared.user_namespaces == UserNamespaces::Nested;
+        // While we still own the outer namespace: its counts bind whatever is made below it.
+        // Without one they would be the host's.
+        if nested && shared.layers.keeps(Step::NamespaceLimits) {
+            limit_namespace_counts(&proc)?;
+        }
+        // To be sealed /proc wants the outer namespace's rights, and the inner one's maps one
+        // that is not: a copy that is mounted nowhere.
+        let enters_inner = nested && shared.layers.keeps(Step::InnerUserNamespace);
+        let writable = enters_inner.then(|| copy_tree(&proc, c"")).transpose().at(Step::InnerUserNamespace)?;
+        seal_proc(&proc, shared.layers).at(Step::SealRoot)?;
+        // That was the last mount: the launcher can look at them while the rest is done.
+        ChildMessage::MountsStand.send(&shared.handover).at(Step::SealRoot)?;
+        // After the last mount call, which its domain forbids. Put on when nothing else is to come.
+        let landlock =
+            if prepared.landlock_handled == 0 { None } else { Some(ruleset(prepared, std::iter::once(&executor).chain(&image))?) };
+        // That was the last use of the outer namespace's rights. The inner one comes before the
+        // drop, because it refills the sets, the bounding set too. From here on mounts, host name
+        // and network of the outer one are out of reach for any capability.
+        if let Some(writable) = &writable {
+            enter_inner_namespace(prepared, writable).at(Step::InnerUserNamespace)?;
+        }
+        shared.step(Step::WorkingDirectory, || rustix::process::chdir(prepared.scratch_path.as_c_str()))?;
+        umask(Mode::from_raw_mode(0o022));
+        shared.step(Step::CoreLimit, forbid_core_dumps)?;
+        // As late as can be, since the launcher takes long to make it.
+        let LauncherMessage::Cgroup { tasks } = shared.recv(Step::AwaitCgroup)? else {
+            return Err(Errno::PROTO).at(Step::AwaitCgroup);
+        };
+        for (index, tasks) in tasks.iter().flatten().enumerate() {
+            // 0 is this process; naming another, or itself by number, would wait (v1.rs).
+            rustix::io::write(tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
+        }
+        // After the join, or its path would show from inside. On v2 it was part of the clone.
+        shared.step(Step::CgroupNamespace, || if prepared.unshare_cgroup_namespace { unshare(flags::NEWCGROUP) } else { Ok(()) })?;
+        shared.step(Step::Capabilities, || drop_capabilities(shared.layers))?;
+        // Without capabilities, Landlock and the filter are refused until this is set.
+        shared.step(Step::NoNewPrivs, || rustix::thread::set_no_new_privs(true))?;
+        shared.step(Step::Landlock, || landlock.as_ref().map_or(Ok(()), landlock::restrict_self))?;
+        // A change of credentials clears it (prctl(2)).
+        shared.step(Step::DeathSignal, || die_with_launcher(&lifeline))?;
+        // The code sees as many CPUs as its quota is worth, and the launcher's among them last:
+        // it had sent us to another.
+        if let Some(usable) = &shared.cpus {
+            sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), prepared.cpus)).at(Step::Cpus)?;
+        }
+        // Last: what follows must pass the filter itself.
+        let listener = load_filter(prepared)?;
+        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal, writable })
+    }
+}
+
+/// Behind every layer. What is left is to become the executor.
+struct Confined<'p> {
+    shared: &'p Shared,
+    lifeline: OwnedFd,
+    for_executor: ExecutorFiles<OwnedFd>,
+    root: OwnedFd,
+    scratch: OwnedFd,
+    executor: OwnedFd,
+    image: Option<OwnedFd>,
+    listener: Option<OwnedFd>,
+    modules: Option<OwnedFd>,
+    terminal: Option<Terminal>,
+    /// The copy of /proc, which has no use any more.
+    writable: Option<OwnedFd>,
+}
+
+impl Confined<'_> {
+    fn exec(mut self) -> Outcome<Infallible> {
+        let handover = ChildMessage::Handover {
+            root: self.root.as_fd(),
+            scratch: self.scratch.as_fd(),
+            listener: self.listener.as_ref().map(AsFd::as_fd),
+            terminal: self.terminal.as_ref().map(|terminal| terminal.master.as_fd()),
+            modules: self.modules.as_ref().map(AsFd::as_fd),
+            proc: self.writable.as_ref().map(AsFd::as_fd),
+        };
+        handover.send(&self.shared.handover).at(Step::HandOver)?;
+        // The launcher has it now: the last close waits for all CPUs.
+        drop(self.writable.take());
+        let ExecutorFiles { job, stdin, stdout, stderr } = &self.for_executor;
+        // Clear of the fixed numbers, so that placing one cannot overwrite another.
+        let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
+        let job = above(job.as_fd())?;
+        let status = above(self.shared.status_write.as_fd())?;
+        let (input, output, error) = match &self.terminal {
+            Some(terminal) => (above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?, above(terminal.slave.as_fd())?),
+            None => (above(stdin.as_fd())?, above(stdout.as_fd())?, above(stderr.as_fd())?),
+        };
+        let lifeline = above(self.lifeline.as_fd())?;
+        let executor = above(self.executor.as_fd())?;
+        let image = self.image.as_ref().map(|image| above(image.as_fd())).transpose()?;
+        let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];
+        for (fd, number) in fixed.into_iter().chain(image.iter().map(|image| (image, IMAGE))) {
+            process::place_descriptor(fd, number).at(Step::Descriptors)?;
+        }
+        // Every other descriptor, of the launcher or of its caller, is closed by
+        // the exec; none was opened without close-on-exec after this.
+        process::close_on_exec_from(if image.is_some() { 7 } else { 6 }).at(Step::Descriptors)?;
+        Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
+    }
+}
+
+const LOWEST_FREE: i32 = 16;
+/// Where the executor finds the image of the payload's program.
+const IMAGE: i32 = 6;

@@ -1,0 +1,291 @@
+//! The parts of which the sandbox's root is made: mounts, entries, scratch, programs.
+//!
+//! Each is one entry of the plan. In which order they come, and why, stands in `sequence.rs`;
+//! what may be done between clone and exec too.
+
+use std::ffi::CStr;
+
+use rustix::{
+    fd::{AsFd, OwnedFd},
+    fs::{
+        Access, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, accessat, mkdirat, mknodat, open, openat, openat2, symlinkat, unlinkat,
+    },
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string,
+        fsmount, fsopen, move_mount, open_tree, unmount,
+    },
+};
+use stockade_protocol::step::Step;
+use stockade_sys::mount::attr;
+
+use super::{At, Outcome};
+use crate::{
+    layers::{Layer, Layers},
+    prepared::{Entry, Laid, Prepared, PreparedScratch, ScratchRule},
+    tree,
+};
+
+pub(crate) const INSIDE: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+/// Names in the root tmpfs, gone before the payload starts.
+const HIDDEN_FILE: &CStr = c".hidden-file";
+const HIDDEN_DIRECTORY: &CStr = c".hidden-directory";
+pub(super) const MASK_FILE: &CStr = c".mask";
+const COVER_FILE: &CStr = c".cover";
+
+pub(crate) fn new_tmpfs(size: Option<&CStr>, inodes: Option<&CStr>, mode: &CStr, attributes: MountAttrFlags) -> Result<OwnedFd, Errno> {
+    let context = fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&context, c"mode", mode)?;
+    if let Some(size) = size {
+        fsconfig_set_string(&context, c"size", size)?;
+    }
+    if let Some(inodes) = inodes {
+        fsconfig_set_string(&context, c"nr_inodes", inodes)?;
+    }
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+pub(crate) fn attach(mount: impl AsFd, root: &OwnedFd, target: &CStr) -> Result<(), Errno> {
+    move_mount(mount, c"", root, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+}
+
+/// A copy of a mount, not attached anywhere. AT_RECURSIVE: without it a directory with
+/// mounts below it is refused (EINVAL), as it would uncover what they hide.
+pub(super) fn copy_tree(directory: impl AsFd, path: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    open_tree(directory, path, if path.is_empty() { flags | OpenTreeFlags::AT_EMPTY_PATH } else { flags })
+}
+
+/// What is needed again of the entries that were made.
+#[derive(Default)]
+pub(super) struct Made {
+    pub(super) proc: Option<OwnedFd>,
+    /// The launcher's end of what watched interpreters write to.
+    pub(super) modules: Option<OwnedFd>,
+}
+
+pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>], made: &mut Made, layers: Layers) -> Result<(), Errno> {
+    let set = |mount: &OwnedFd, attributes, recursive| stockade_sys::mount::set_attributes(mount, attributes, recursive);
+    match entry {
+        Entry::Directory { target, mode } => match mkdirat(root, target.as_c_str(), Mode::from_raw_mode(*mode)) {
+            // Above a scratch in /tmp, say, another entry has made it.
+            Err(Errno::EXIST) => Ok(()),
+            other => other,
+        },
+        Entry::Link { target, to } => symlinkat(to.as_c_str(), root, target.as_c_str()),
+        // A mount point needs no contents, and so no descriptor.
+        Entry::File { target, mode, text } if text.is_empty() => {
+            mknodat(root, target.as_c_str(), FileType::RegularFile, Mode::from_raw_mode(*mode), 0)
+        }
+        Entry::File { target, mode, text } => write_file(root, target, *mode, text).map(drop),
+        Entry::Bind { source, tree, target, executable } => {
+            let copy;
+            // Root has opened what belongs to the caller with the caller's rights.
+            let tree = match tree {
+                Some(index) => trees.get(*index).and_then(Option::as_ref).ok_or(Errno::BADF)?,
+                None => {
+                    // Where its links lead stands in the plan; any other was put there since.
+                    copy = copy_tree(tree::open_unlinked(source.as_c_str())?, c"")?;
+                    &copy
+                }
+            };
+            let noexec = if *executable { 0 } else { attr::NOEXEC };
+            set(tree, attr::RDONLY | attr::NOSUID | attr::NODEV | noexec, true)?;
+            attach(tree, root, target)
+        }
+        Entry::Device { source, target } => {
+            // mknod is refused in a user namespace; nodev would make the node useless.
+            let node = open_tree(CWD, source.as_c_str(), OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+            set(&node, attr::RDONLY | attr::NOSUID | attr::NOEXEC, false)?;
+            attach(&node, root, target)
+        }
+        Entry::Writable { target } => {
+            // A mount of its own stays writable when the root mount is sealed.
+            let own = copy_tree(root, target)?;
+            attach(&own, root, target)
+        }
+        Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
+        Entry::Proc { target } => {
+            // Before the old root is detached: afterwards "mount too revealing" (EPERM).
+            let placed = if layers.keep(Layer::PidNamespace) {
+                let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
+                fsconfig_create(&context)?;
+                fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?
+            } else {
+                // One that shows another user namespace's processes is refused to us.
+                copy_tree(CWD, c"/proc")?
+            };
+            attach(&placed, root, target)?;
+            // Still writable, for the inner user namespace's maps and counts.
+            made.proc = Some(placed);
+            Ok(())
+        }
+        Entry::Devpts { target } => {
+            let context = fsopen(c"devpts", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            // Not gid=5: that group is not mapped (EINVAL).
+            fsconfig_set_string(&context, c"mode", c"0620")?;
+            fsconfig_set_string(&context, c"ptmxmode", c"0666")?;
+            fsconfig_create(&context)?;
+            let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+            attach(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?, root, target)
+        }
+        // Not every kernel has each file. A copy that is not needed after all would be taken down
+        // again, which waits for all CPUs.
+        Entry::Mask { target } => match accessat(root, target.as_c_str(), Access::EXISTS, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            _ => attach(read_only_copy(root, MASK_FILE)?, root, target),
+        },
+        Entry::Cover { target, text } => {
+            write_file(root, COVER_FILE, 0o444, text)?;
+            attach(read_only_copy(root, COVER_FILE)?, root, target)?;
+            unlinkat(root, COVER_FILE, AtFlags::empty())
+        }
+        Entry::Pipe { target } => {
+            // Owned by the sandbox's user, who may only write: no process of the run reads
+            // what another has written.
+            mknodat(root, target.as_c_str(), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
+            // To write as well, so that it does not hang up with each writer.
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let pipe = openat(root, target.as_c_str(), flags, Mode::empty())?;
+            rustix::fs::fchmod(&pipe, Mode::from_raw_mode(0o200))?;
+            made.modules = Some(pipe);
+            Ok(())
+        }
+        Entry::StandIn => mknodat(root, MASK_FILE, FileType::RegularFile, Mode::from_raw_mode(0o444), 0),
+    }
+}
+
+/// A read-only copy of one of the root's own files, to be laid over another.
+fn read_only_copy(root: &OwnedFd, stand_in: &CStr) -> Result<OwnedFd, Errno> {
+    let copy = copy_tree(root, stand_in)?;
+    stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV | attr::NOEXEC, false)?;
+    Ok(copy)
+}
+
+pub(super) fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u8]) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = openat(root, target, flags, Mode::from_raw_mode(mode))?;
+    while !text.is_empty() {
+        let written = rustix::io::write(&file, text)?;
+        text = text.get(written..).unwrap_or_default();
+    }
+    Ok(file)
+}
+
+/// Mounts scratch at its place and returns its root.
+pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
+    let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
+    let scratch = match &prepared.scratch {
+        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
+        // Root's is idmapped already, which only the initial user namespace's root may do; a
+        // session's is its own.
+        PreparedScratch::Tree => sent.ok_or(Errno::BADF).at(Step::Scratch)?,
+        // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
+        // so it is opened again here, and must be the directory that was checked.
+        PreparedScratch::Path { path, device, inode } => {
+            let again = copy_tree(CWD, path).at(Step::Scratch)?;
+            let found = rustix::fs::fstat(&again).at(Step::Scratch)?;
+            if (found.st_dev, found.st_ino) != (*device, *inode) {
+                return Err(Errno::STALE).at(Step::Scratch);
+            }
+            again
+        }
+    };
+    let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
+    stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
+    attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
+    let hides = prepared.scratch_rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
+    if hides {
+        mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).at(Step::ScratchRule)?;
+        mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).at(Step::ScratchRule)?;
+    }
+    for (index, rule) in prepared.scratch_rules.iter().enumerate() {
+        protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
+    }
+    // What was laid over a path stays, without a name.
+    if hides {
+        unlinkat(root, HIDDEN_FILE, AtFlags::empty()).at(Step::SealRoot)?;
+        unlinkat(root, HIDDEN_DIRECTORY, AtFlags::REMOVEDIR).at(Step::SealRoot)?;
+    }
+    Ok(scratch)
+}
+
+/// Lays over a path of scratch what its rule says. Another run may be at work in the same
+/// directory: the path is opened once, no link on it is followed, it must be what the rule was
+/// made for, and what is laid there lies over what was opened, wherever that has gone.
+fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
+    let found = rustix::fs::fstat(&place)?;
+    if rule.number.is_some_and(|number| number != (found.st_dev, found.st_ino)) {
+        return Err(Errno::STALE);
+    }
+    let laid = match rule.how {
+        Laid::HiddenDirectory => read_only_copy(root, HIDDEN_DIRECTORY)?,
+        Laid::HiddenFile => read_only_copy(root, HIDDEN_FILE)?,
+        Laid::ReadOnly => {
+            let copy = copy_tree(&place, c"")?;
+            stockade_sys::mount::set_attributes(&copy, attr::RDONLY | attr::NOSUID | attr::NODEV, true)?;
+            copy
+        }
+        Laid::Pinned => copy_tree(&place, c"")?,
+    };
+    let both_empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&laid, c"", &place, c"", both_empty)
+}
+
+/// Mounts the root tmpfs over `/`, so that no directory of the host is needed; paths still start
+/// at the old root, where this process's root directory stays until the pivot.
+pub(super) fn mount_root(prepared: &Prepared) -> Result<OwnedFd, Errno> {
+    let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755", INSIDE)?;
+    move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    Ok(root)
+}
+
+/// Makes the new root this process's `/`, and detaches the old one, after which no path leads
+/// to the host.
+pub(super) fn pivot(root: &OwnedFd, layers: Layers) -> Outcome<()> {
+    rustix::process::fchdir(root).at(Step::PivotRoot)?;
+    if layers.keep(Layer::DetachedRoot) {
+        rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
+        // The old root now lies over the new one.
+        return unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot);
+    }
+    // In builds for tests alone. Not over the new one, or it counts as a chroot, in which no
+    // user namespace can be made.
+    mkdirat(root, c".host", Mode::from_raw_mode(0o755)).at(Step::PivotRoot)?;
+    rustix::process::pivot_root(c".", c".host").at(Step::PivotRoot)
+}
+
+/// Makes `/proc` read-only, the last of the mounts.
+pub(super) fn seal_proc(proc: &OwnedFd, layers: Layers) -> Result<(), Errno> {
+    let sealed = if layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
+    stockade_sys::mount::set_attributes(proc, sealed, false)
+}
+
+/// Writes a program into the root and takes its name away again: a file of this run
+/// alone, through which nothing on the host can be reached.
+pub(super) fn place_program(root: &OwnedFd, bytes: &[u8]) -> Result<OwnedFd, Errno> {
+    const NAME: &CStr = c".executor";
+    // Closed before the exec, which refuses a file open for writing (ETXTBSY).
+    drop(write_file(root, NAME, 0o500, bytes)?);
+    let program = openat(root, NAME, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    unlinkat(root, NAME, AtFlags::empty())?;
+    Ok(program)
+}
+
+/// The two ends of a terminal of the sandbox's own devpts.
+pub(super) struct Terminal {
+    pub(super) master: OwnedFd,
+    pub(super) slave: OwnedFd,
+}
+
+pub(super) fn open_terminal() -> Result<Terminal, Errno> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let master = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
+    rustix::pty::unlockpt(&master)?;
+    // The first terminal of a fresh instance.
+    let slave = open(c"/dev/pts/0", flags, Mode::empty())?;
+    Ok(Terminal { master, slave })
+}

@@ -1,0 +1,141 @@
+//! A sandbox that is set up for a plan and waits for its job.
+//!
+//! [`InitProcess::setup`] puts every layer in place that a plan has, and does not wait for the
+//! child, which goes on until it is the executor. From there on it does nothing until
+//! [`ReadySandbox::run`]. How long that is makes no difference: everything that the receipt
+//! tells is read, and what was mounted is looked for, when the job has come. Whether a later
+//! plan may be run in it is not judged here ([`Plan::is_set_up_like`] does).
+
+use rustix::{
+    fd::{AsFd, BorrowedFd, OwnedFd},
+    process::Pid,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+use stockade_policy::plan::Plan;
+
+use crate::{
+    InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown, egress,
+    error::InputsError,
+    layers,
+    prepared::{self, LauncherPipes},
+    registry::Record,
+    relay::is_readable,
+    sequence::{self, InPlace},
+    supervise::{self, BegunSandbox, JOB_TIMEOUT, SETUP_TIMEOUT},
+};
+
+/// See the module. Whatever becomes of it, dropping it leaves nothing behind.
+pub struct ReadySandbox {
+    begun: BegunSandbox,
+    /// The job's file, still empty.
+    job: OwnedFd,
+    pipes: LauncherPipes,
+    /// What the session keeps, to see how full it is.
+    tmp: Option<OwnedFd>,
+    /// It was set up before its run was asked for.
+    is_prepared: bool,
+    // Last: it says what to remove if the rest is not.
+    record: Option<Record>,
+}
+
+impl InitProcess {
+    /// Sets it up for a plan. Takes of the inputs what belongs to the sandbox; what belongs to
+    /// the run stays in them.
+    ///
+    /// # Errors
+    /// Something could not be put in place. Nothing of the payload has run, and nothing is left
+    /// behind.
+    pub fn setup(mut self, plan: &Plan, inputs: &mut Inputs<'_>) -> Result<ReadySandbox, LaunchError> {
+        let mut record = inputs.record.take();
+        let layers = layers::Layers::of_environment();
+        #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
+        let plan: &Plan = &layers.applied_to(plan);
+        let founded = self.cgroup.take();
+        // A child that failed first is the cause of what failed here.
+        let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
+        let in_place = sequence::launcher(&self, founded, plan, inputs, record.as_mut());
+        let InPlace { cgroup, outer, lifeline, job, pipes, tmp } = in_place.map_err(|error| cause(error, &self.status_read))?;
+        // The last is dropped first: a signal that was held back may end this process, so it
+        // comes through when the sandbox is gone.
+        let InitProcess { signals, handover, status_read, sandbox, .. } = self;
+        let mut begun = BegunSandbox {
+            sandbox,
+            cgroup,
+            outer,
+            gate: None,
+            lifeline,
+            status_read,
+            handover,
+            usable_cpus: None,
+            timeout: SETUP_TIMEOUT,
+            signals,
+        };
+        if let Some(egress) = &plan.egress {
+            // Beside the child's last steps, none of which needs the network. The program waits
+            // for one word more, which comes when the gate has said that it is confined.
+            let gate = egress::begin(plan, egress, &begun.handover).map_err(|error| cause(error, &begun.status_read))?;
+            begun.gate = Some(gate);
+        }
+        Ok(ReadySandbox { begun, job, pipes, tmp, is_prepared: false, record })
+    }
+}
+
+impl ReadySandbox {
+    /// Whether it is alive and nothing has failed, as far as is known.
+    pub fn is_sound(&self) -> bool {
+        let quiet = |fd| is_readable(fd).is_ok_and(|readable| !readable);
+        quiet(self.end()) && quiet(self.begun.status_read.as_fd())
+    }
+
+    /// What becomes readable when it has ended by itself.
+    pub fn end(&self) -> BorrowedFd<'_> {
+        self.begun.sandbox.child.pidfd.as_fd()
+    }
+
+    /// The run's place in the registry.
+    pub fn record(&mut self) -> Option<&mut Record> {
+        self.record.as_mut()
+    }
+
+    /// Keeps it for a run that is yet to be asked for. That run gives it less time to become
+    /// ready, since another sandbox can take its place, and lets it wake on any CPU.
+    pub fn keep_prepared(&mut self) {
+        self.is_prepared = true;
+    }
+
+    /// Whether it was set up before its run was asked for.
+    pub fn is_prepared(&self) -> bool {
+        self.is_prepared
+    }
+
+    /// Runs the plan in it that it was set up for. What then still stands of it goes when that
+    /// is dropped.
+    ///
+    /// # Errors
+    /// The program was not started. Nothing of it has run, and nothing is left behind.
+    pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
+        let ReadySandbox { record, is_prepared, tmp, pipes, job, mut begun } = self;
+        let layers = layers::Layers::of_environment();
+        #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
+        let plan: &Plan = &layers.applied_to(plan);
+        if matches!(inputs.stdin, Stdin::Null) != pipes.stdin.is_none() {
+            return Err(InputsError::Stdin.into());
+        }
+        if is_prepared {
+            begun.timeout = JOB_TIMEOUT;
+            begun.usable_cpus = unpin(&begun, plan.cpus);
+        }
+        let handed_in = prepared::hand_in_job(&job, &begun.lifeline, plan, &inputs);
+        handed_in.map_err(|error| supervise::failure_of_child(plan, &begun.status_read).unwrap_or(error))?;
+        supervise::supervise(plan, Inputs { record, ..inputs }, begun, pipes, tmp)
+    }
+}
+
+/// Lets an executor that has stood ready wake where there is room now: the CPUs of code with a
+/// quota were chosen when it was set up. Which they may be; none where it stays.
+fn unpin(begun: &BegunSandbox, cpus: usize) -> Option<CpuSet> {
+    let usable = sched_getaffinity(None).ok().filter(|usable| (cpus as u64) < u64::from(usable.count()))?;
+    // One that is still on its way chooses for itself.
+    let has_chosen = is_readable(&begun.handover).unwrap_or(false);
+    (has_chosen && sched_setaffinity(Pid::from_raw(begun.sandbox.pid()), &usable).is_ok()).then_some(usable)
+}

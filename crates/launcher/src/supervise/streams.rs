@@ -1,0 +1,199 @@
+//! The payload's streams while it runs, and the caller's terminal in front of them.
+//!
+//! No read or write here waits. What the bytes mean is not looked at.
+
+use std::mem::MaybeUninit;
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    fd::{AsFd, OwnedFd},
+    io::Errno,
+};
+use stockade_policy::plan::Plan;
+use stockade_protocol::{LimitKey, PerStream};
+
+use super::{PUMP, Token};
+use crate::{
+    Stdin, Streams,
+    capture::Capture,
+    nonblocking::NonblockingStdio,
+    prepared::LauncherPipes,
+    relay::{OutputSink, StdinPump, StdinSource, Transfer, is_readable, unregister},
+    signals::Signals,
+    terminal::{self, RawTerminal},
+    utf8::LossyUtf8,
+};
+
+/// Bytes kept of relayed errors; hints are read off the last half.
+const KEPT_OF_ERRORS: u64 = 32 << 10;
+/// A program that prints this many times the limit is ended.
+const OUTPUT_FACTOR: u64 = 64;
+/// How long a slow reader may take for the rest, where the run was to end.
+const SLOW_READER: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+
+/// The payload's stdin, stdout and stderr.
+pub(super) struct PayloadStreams<'a> {
+    pub(super) mode: Streams,
+    pub(super) output: OutputStream,
+    pub(super) error: OutputStream,
+    pub(super) stdin: Option<StdinPump<'a>>,
+    /// The inner terminal, where the payload has one.
+    pub(super) terminal: Option<InnerTerminal>,
+    pub(super) buffer: Box<[MaybeUninit<u8>]>,
+}
+
+/// The sandbox's terminal, and the caller's as long as it is raw.
+pub(super) struct InnerTerminal {
+    pub(super) master: OwnedFd,
+    _raw: RawTerminal,
+}
+
+impl<'a> PayloadStreams<'a> {
+    pub(super) fn new(plan: &Plan, mode: Streams, pipes: LauncherPipes, stdin: Stdin<'a>) -> Result<Self, Errno> {
+        let sink = |stream, has_errors: bool| match mode {
+            Streams::Capture => OutputSink::Capture(Capture::new(plan.limits.get(LimitKey::OutputSize))),
+            Streams::Relay(relay) => {
+                let kept = (relay.keep_errors && has_errors).then(|| Capture::new(Some(KEPT_OF_ERRORS)));
+                let text = (relay.as_text && !plan.terminal).then(LossyUtf8::default);
+                OutputSink::relay(stream, kept, text)
+            }
+        };
+        let source = match stdin {
+            Stdin::Bytes(all) => Some(StdinSource::Bytes { all, passed: 0 }),
+            Stdin::Relay if !plan.terminal => Some(StdinSource::stdin()),
+            Stdin::Relay | Stdin::Null => None,
+        };
+        let pump = pipes.stdin.zip(source).map(|(pipe, source)| StdinPump::new(pipe, source, false));
+        // A terminal carries both.
+        let (output, error) = (sink(NonblockingStdio::stdout(), plan.terminal), sink(NonblockingStdio::stderr(), !plan.terminal));
+        Ok(PayloadStreams {
+            mode,
+            output: OutputStream { pipe: Some(pipes.stdout), sink: output, tokens: [Token::Stdout, Token::StdoutTarget] },
+            error: OutputStream { pipe: Some(pipes.stderr), sink: error, tokens: [Token::Stderr, Token::StderrTarget] },
+            stdin: pump.transpose()?,
+            terminal: None,
+            buffer: Box::new_uninit_slice(1 << 16),
+        })
+    }
+
+    pub(super) fn register(&self, epoll: &OwnedFd) -> Result<(), Errno> {
+        self.output.register(epoll)?;
+        self.error.register(epoll)
+    }
+
+    /// The inner terminal takes the place of the pipes.
+    pub(super) fn use_terminal(&mut self, epoll: &OwnedFd, master: OwnedFd) -> Result<(), Errno> {
+        terminal::copy_size(&master);
+        let raw = RawTerminal::enter()?;
+        let stream = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
+        if let Some(pipe) = self.output.pipe.replace(stream) {
+            epoll::delete(epoll, &pipe)?;
+        }
+        self.output.register(epoll)?;
+        let input = rustix::io::fcntl_dupfd_cloexec(&master, 0)?;
+        self.stdin = Some(StdinPump::new(input, StdinSource::stdin(), true)?);
+        self.terminal = Some(InnerTerminal { master, _raw: raw });
+        Ok(())
+    }
+
+    /// Begins to feed stdin.
+    pub(super) fn feed(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
+        self.stdin.as_mut().map_or(Ok(()), |stdin| stdin.start(epoll, &PUMP))
+    }
+
+    pub(super) fn forward_output(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
+        self.output.forward(epoll, &mut self.buffer)
+    }
+
+    pub(super) fn forward_error(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
+        self.error.forward(epoll, &mut self.buffer)
+    }
+
+    /// Whether so much was captured of a stream that the program is to be ended.
+    pub(super) fn is_flooded(&self, limit: Option<u64>) -> bool {
+        let most = limit.map(|limit| limit.saturating_mul(OUTPUT_FACTOR));
+        self.mode == Streams::Capture && most.is_some_and(|most| self.output.sink.total().max(self.error.sink.total()) > most)
+    }
+
+    /// Takes what the program had written when it ended; of a slow reader's as much as it
+    /// reads in time, where the run `must_end`.
+    pub(super) fn drain(&mut self, signals: &Signals, must_end: bool) -> [Result<(), Errno>; 2] {
+        let timeout = must_end.then_some(SLOW_READER);
+        [&mut self.output, &mut self.error].map(|stream| stream.drain(signals, timeout.as_ref(), &mut self.buffer))
+    }
+
+    /// Bytes that each stream carried.
+    pub(super) fn total(&self) -> PerStream<u64> {
+        PerStream { output: self.output.sink.total(), error: self.error.sink.total() }
+    }
+}
+
+/// One of the payload's output streams.
+pub(super) struct OutputStream {
+    /// None when it has ended.
+    pipe: Option<OwnedFd>,
+    pub(super) sink: OutputSink,
+    /// Of the pipe, and of the launcher's own stream behind it.
+    tokens: [Token; 2],
+}
+
+impl OutputStream {
+    fn register(&self, epoll: &OwnedFd) -> Result<(), Errno> {
+        let [source, _] = self.tokens;
+        self.pipe.as_ref().map_or(Ok(()), |pipe| epoll::add(epoll, pipe, source.data(), epoll::EventFlags::IN))
+    }
+
+    fn forward(&mut self, epoll: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+        let Some(pipe) = &self.pipe else { return Ok(()) };
+        let [source, target] = self.tokens;
+        match self.sink.transfer(pipe, buffer)? {
+            Transfer::More => {
+                if let Some(to) = self.sink.target() {
+                    // It may have been waiting for its receiver.
+                    epoll::modify(epoll, pipe, source.data(), epoll::EventFlags::IN)?;
+                    unregister(epoll, to)?;
+                }
+            }
+            Transfer::Blocked => {
+                epoll::modify(epoll, pipe, source.data(), epoll::EventFlags::empty())?;
+                if let Some(to) = self.sink.target() {
+                    match epoll::add(epoll, to, target.data(), epoll::EventFlags::OUT) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+            }
+            Transfer::Ended => {
+                epoll::delete(epoll, pipe)?;
+                self.pipe = None;
+                if let Some(to) = self.sink.target() {
+                    // A receiver that went away would stay ready for ever.
+                    unregister(epoll, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, signals: &Signals, timeout: Option<&Timespec>, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+        let Some(pipe) = self.pipe.take() else { return Ok(()) };
+        // Every writer is dead, so what the pipe holds is finite. A writer that is alive against
+        // all reason is not waited for.
+        while self.sink.holds() || is_readable(&pipe)? {
+            match self.sink.transfer(&pipe, buffer)? {
+                Transfer::Ended => break,
+                Transfer::More => {}
+                Transfer::Blocked => {
+                    let Some(target) = self.sink.target() else { break };
+                    let mut fds = [PollFd::new(&target, PollFlags::OUT), PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+                    let polled = poll(&mut fds, timeout);
+                    let [_, signals] = &fds;
+                    if matches!(polled, Ok(0)) || !signals.revents().is_empty() {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! What a run still has on the host: its processes, its cgroup, its place in the registry.
+//!
+//! Dropping it ends and removes all of that, and waits until it is done. Once the outcome is
+//! known no process of the code is alive in it, but pid 1 may take a while to end: a caller with
+//! other work does that first. What a killed launcher leaves, the next start sweeps.
+
+use crate::{cgroup::Cgroup, registry::Record, sandbox::Sandbox, signals::Signals};
+
+/// What is removed when it is dropped.
+pub struct Teardown {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) cgroup: Cgroup,
+    pub(crate) record: Option<Record>,
+    /// Whether the program's file is out of the scratch.
+    pub(crate) program_gone: bool,
+    // Last: a signal that was held back may end this process.
+    pub(crate) signals: Signals,
+}
+
+impl Teardown {
+    /// Kills everything inside, and does not wait for its end.
+    pub(crate) fn kill(&self) {
+        self.cgroup.kill();
+        self.sandbox.kill();
+    }
+}
+
+impl Drop for Teardown {
+    fn drop(&mut self) {
+        self.sandbox.end();
+        if let (true, true, Some(record)) = (self.cgroup.remove(), self.program_gone, &mut self.record) {
+            record.settle();
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Explanation and comparison cover each key of the format.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+
+use serde_json::Value;
+use stockade_policy::{load_shipped, load_text, model::Policy, schema};
+use stockade_protocol::{LimitKey, Quantity, screen::Rule};
+
+use super::explain;
+use crate::compare::compare;
+
+/// Keys that change neither, each with its reason.
+const SILENT: &[(&str, &str)] =
+    &[("schema", "has one value"), ("extends", "is shown by what it brings: a policy is explained with all that it inherits")];
+
+/// Keys that change the explanation and no permission.
+const UNCOMPARED: &[(&str, &str)] = &[("description", "is for a person")];
+
+/// Where a limit that is unlimited by default can be raised, it has to be limited first.
+const LIMITED: &str = "[limits]\ncpu = \"5s\"\naddress_space = \"1GiB\"\n";
+
+/// For each key the lines of a policy before and after it changes.
+fn changes() -> Vec<(String, String, String)> {
+    let plain = [
+        ("description", "description = \"of another test\""),
+        ("language", "language = \"bash\""),
+        ("remove_runtimes", "remove_runtimes = [\"node\"]"),
+        ("filesystem.read_only", "[filesystem]\nread_only = { add = [\"/opt/x\"] }"),
+        ("filesystem.read_only_optional", "[filesystem]\nread_only_optional = { add = [\"/opt/x\"] }"),
+        ("filesystem.devices", "[filesystem]\ndevices = { remove = [\"tty\"] }"),
+        ("identity.user", "[identity]\nuser = \"somebody\""),
+        ("identity.uid", "[identity]\nuid = 1234"),
+        ("identity.gid", "[identity]\ngid = 1234"),
+        ("identity.hostname", "[identity]\nhostname = \"elsewhere\""),
+        ("environment.accept", "[environment]\naccept = { add = [\"EXTRA\"] }"),
+        ("environment.set", "[environment.set]\nEXTRA = \"1\""),
+        ("runtimes.*.command", "[runtimes.python]\ncommand = [\"/usr/bin/python3\", \"-I\", \"{file}\"]"),
+        ("runtimes.*.aliases", "[runtimes.python]\naliases = [\"snake\"]"),
+        ("runtimes.*.extension", "[runtimes.python]\nextension = \"pyw\""),
+        ("runtimes.*.venv", "[runtimes.python]\nvenv = \"/opt/venv\""),
+        ("runtimes.*.environment", "[runtimes.python.environment]\nEXTRA = \"1\""),
+        ("runtimes.*.modules", "[runtimes.python.modules]\n\"os.*\" = \"note\""),
+        ("seccomp.allow", "[seccomp]\nallow = { add = [\"ptrace\"] }"),
+        ("seccomp.kill", "[seccomp]\nkill = { add = [\"ptrace\"] }"),
+        ("seccomp.enosys", "[seccomp]\nenosys = { add = [\"ptrace\"] }"),
+        ("seccomp.socket_families", "[seccomp]\nsocket_families = { remove = [\"inet6\"] }"),
+        ("seccomp.ioctl", "[seccomp]\nioctl = { add = [\"FIOQSIZE\"] }"),
+        ("egress.whitelist", "[egress]\nwhitelist = { add = [\"pypi.org:443\"] }"),
+        ("scratch.access", "[scratch]\naccess = \"ro\""),
+        ("scratch.create", "[scratch]\ncreate = true"),
+        ("scratch.home", "[scratch]\nhome = true"),
+        ("scratch.read_only", "[scratch]\nread_only = { add = [\".git\"] }"),
+        ("scratch.hidden", "[scratch]\nhidden = { add = [\"*.key\"] }"),
+        ("degrade.rootless", "[degrade]\nrootless = { add = [\"landlock\"] }"),
+        ("audit.mode", "[audit]\nmode = \"required\""),
+        ("audit.preview", "[audit]\npreview = \"1KiB\""),
+        ("audit.alerts", "[audit]\nalerts = { add = [\"verdict:out_of_memory\"] }"),
+        ("degrade.root", "[degrade]\nroot = { add = [\"cgroup\"] }"),
+    ];
+    let mut all: Vec<_> = plain.map(|(key, after)| (key.to_owned(), String::new(), after.to_owned())).to_vec();
+    for rule in Rule::ALL {
+        let list = match rule {
+            Rule::Module => "modules = { replace = [\"math\"] }\n",
+            Rule::Builtin => "builtins = { replace = [\"print\"] }\n",
+            _ => "",
+        };
+        let with = |action: &str| format!("[screen]\n{list}{} = \"{action}\"", rule.name());
+        all.push((format!("screen.{}", rule.name()), with("note"), with("deny")));
+    }
+    for (list, rule) in [("modules", "module"), ("builtins", "builtin")] {
+        let with = |names: &str| format!("[screen]\n{rule} = \"note\"\n{list} = {{ replace = [{names}] }}");
+        all.push((format!("screen.{list}"), with("\"a\""), with("\"a\", \"b\"")));
+    }
+    let with = |more: &str| format!("[screen]\nprocess = \"approve\"\n{more}");
+    all.push((String::from("screen.approval_time"), with(""), with("approval_time = \"1h\"")));
+    all.push((String::from("screen.approvers"), with("approvers = { add = [\"uid:7\"] }"), with("approvers = { add = [\"group:x\"] }")));
+    for key in LimitKey::ALL {
+        let (value, most) = match key.quantity() {
+            Quantity::Duration => ("\"7s\"", "\"9h\""),
+            Quantity::Size if key == LimitKey::Memory => ("\"300MiB\"", "\"9GiB\""),
+            Quantity::Size => ("\"9MiB\"", "\"9GiB\""),
+            Quantity::Count => ("9", "999999"),
+            Quantity::Cpus => ("0.5", "9"),
+        };
+        all.push((format!("limits.{}", key.name()), String::new(), format!("[limits]\n{} = {value}", key.name())));
+        let after = format!("{LIMITED}[limits.max]\n{} = {most}", key.name());
+        all.push((format!("limits.max.{}", key.name()), LIMITED.to_owned(), after));
+    }
+    all
+}
+
+fn policy(lines: &str) -> Policy {
+    let description = if lines.contains("description") { "" } else { "description = \"of a test\"\n" };
+    load_text(&format!("schema = 1\n{description}extends = \"default\"\n{lines}\n")).unwrap_or_else(|error| panic!("{lines}: {error}"))
+}
+
+/// Every key of the format, as a path, read off its schema.
+fn every_key(table: &Value, above: &str, out: &mut Vec<String>) {
+    for (name, key) in table["properties"].as_object().into_iter().flatten() {
+        let path = format!("{above}{name}");
+        let named = &key["additionalProperties"];
+        match () {
+            () if key["properties"].is_object() => every_key(key, &format!("{path}."), out),
+            () if named["properties"].is_object() => every_key(named, &format!("{path}.*."), out),
+            () => out.push(path),
+        }
+    }
+}
+
+#[test]
+fn every_key_changes_the_explanation_and_the_comparison() {
+    let strict = load_shipped("strict").unwrap();
+    let mut tried: Vec<String> = SILENT.iter().map(|(key, _)| (*key).to_owned()).collect();
+    for (key, before, after) in changes() {
+        let (before, after) = (policy(&before), policy(&after));
+        let lines_of = |policy: &Policy| {
+            let explanation = explain(policy, &strict);
+            (explanation.sections, explanation.description)
+        };
+        assert_ne!(lines_of(&before), lines_of(&after), "{key}: the explanation is the same");
+        let comparison = compare(&before, &after);
+        let differs = !(comparison.more.is_empty() && comparison.less.is_empty() && comparison.other.is_empty());
+        assert_eq!(differs, UNCOMPARED.iter().all(|(silent, _)| *silent != key), "{key}: {comparison:?}");
+        tried.push(key);
+    }
+    let mut all = Vec::new();
+    every_key(&schema(), "", &mut all);
+    all.sort();
+    tried.sort();
+    assert_eq!(all, tried, "a key without a change that tries it");
+}
+
+#[test]
+fn every_loosening_has_a_consequence() {
+    let strict = load_shipped("strict").unwrap();
+    for (_, _, after) in changes() {
+        for difference in explain(&policy(&after), &strict).loosened.differences {
+            assert!(difference.consequence.is_some_and(|text| !text.is_empty()), "{}", difference.text);
+        }
+    }
+}

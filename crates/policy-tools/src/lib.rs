@@ -1,0 +1,11 @@
+//! Policies explained and compared, and the remedies for what a run was refused.
+//!
+//! Everything here is pure: it reads a policy, a plan and what was refused, asks no host and
+//! decides nothing. The launcher does not link it.
+#![forbid(unsafe_code)]
+
+pub mod compare;
+mod explain;
+pub mod remedy;
+
+pub use explain::{Explanation, Section, Statement, explain};

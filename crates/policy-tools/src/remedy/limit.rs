@@ -1,0 +1,143 @@
+//! Limits that ended a run or refused something: the value in force, the maximum of a request,
+//! and the lines that double it.
+//!
+//! A doubled limit may need more memory: then the remedy raises `memory` as well. It does not
+//! know what the host can give.
+
+use stockade_policy::model::Policy;
+use stockade_protocol::{LimitDenial, LimitKey, Limits, Quantity};
+
+/// How to raise a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRemedy {
+    /// Who set the value: the policy, or the request below it.
+    pub rule: String,
+    /// The lines that double it; none if the policy's own value is at least that.
+    pub allow: Option<String>,
+    /// What a request can do.
+    pub help: String,
+    /// The values.
+    pub limit: LimitDenial,
+}
+
+/// The remedy for a limit. `limits` were in force. The size of a host scratch does not count
+/// as memory.
+pub fn limit(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
+    let (value, most) = (limits.get(key), policy.limits_max.get(key));
+    let twice = value.map(|value| value.saturating_mul(2));
+    let by_request = limits.get(key) != policy.limits.get(key);
+    let rule = if by_request { format!("the request's limits.{}", key.name()) } else { format!("[limits] {}", key.name()) };
+    let within = |wanted: Option<u64>, most: Option<u64>| wanted.unwrap_or(u64::MAX) <= most.unwrap_or(u64::MAX);
+    // The maximum, if the double is above it.
+    let asked = if within(twice, most) { twice } else { most };
+    let request = (value.is_some() && asked != value)
+        .then(|| together(limits, key, asked, host_scratch))
+        .filter(|wanted| wanted.iter().all(|(key, value)| within(*value, policy.limits_max.get(*key))));
+    let allow = (!within(twice, policy.limits.get(key))).then(|| lines(policy, key, twice));
+    let raise_maximum = most.map(|most| format!("[limits.max] {} = {}", key.name(), written(key, Some(most.saturating_mul(2)))));
+    let request = request.map(|wanted| {
+        let members: Vec<String> = wanted.iter().map(|(key, value)| format!("\"{}\": {}", key.name(), written(*key, *value))).collect();
+        format!("\"limits\": {{{}}}", members.join(", "))
+    });
+    let help = match &request {
+        Some(request) if most.is_none() => format!("ask for more by {request} in the request, or for \"none\""),
+        Some(request) => format!("ask for more by {request} in the request, at most {}", key.format(most)),
+        None => format!("the request may not ask for more than {}; the policy must allow it", key.format(most)),
+    };
+    let limit = LimitDenial {
+        key: key.name(),
+        value: key.format(value),
+        peak: peak.map(|peak| key.format(Some(peak))),
+        maximum: key.format(most),
+        request,
+        raise_maximum,
+    };
+    LimitRemedy { rule, allow, help, limit }
+}
+
+/// A limit with the `memory` that it needs: tmpfs counts as memory, and `memory` must exceed
+/// the tmpfs sizes.
+fn together(limits: &Limits, key: LimitKey, value: Option<u64>, host_scratch: bool) -> Vec<(LimitKey, Option<u64>)> {
+    let mut all = vec![(key, value)];
+    let mut raised = limits.clone();
+    raised.set(key, value);
+    let get = |key| raised.get(key);
+    let held = [Some(LimitKey::TmpSize), (!host_scratch).then_some(LimitKey::ScratchSize)];
+    let held = held.into_iter().flatten().map(|key| get(key).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    if let Some(memory) = get(LimitKey::Memory).filter(|memory| held >= *memory) {
+        let more = value.unwrap_or(u64::MAX).saturating_sub(limits.get(key).unwrap_or(u64::MAX));
+        all.push((LimitKey::Memory, Some(memory.saturating_add(more))));
+    }
+    all
+}
+
+/// The lines under `[limits]` that make this value the default.
+fn lines(policy: &Policy, key: LimitKey, value: Option<u64>) -> String {
+    let mut lines = Vec::new();
+    for (key, value) in together(&policy.limits, key, value, false) {
+        lines.push(format!("{} = {}", key.name(), written(key, value)));
+        if value.unwrap_or(u64::MAX) > policy.limits_max.get(key).unwrap_or(u64::MAX) {
+            lines.push(format!("max.{} = {}", key.name(), written(key, value)));
+        }
+    }
+    super::line("limits", &lines)
+}
+
+/// A value as TOML and JSON write it.
+fn written(key: LimitKey, value: Option<u64>) -> String {
+    let text = key.format(value);
+    if value.is_some() && matches!(key.quantity(), Quantity::Count | Quantity::Cpus) { text } else { format!("\"{text}\"") }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
+    use stockade_policy::{SHIPPED, load_shipped, load_text};
+
+    use super::*;
+
+    #[test]
+    fn every_line_for_a_limit_loads_and_doubles_it() {
+        for (name, _) in SHIPPED {
+            let policy = load_shipped(name).unwrap();
+            for key in LimitKey::ALL {
+                let Some(value) = policy.limits.get(key) else { continue };
+                let remedy = limit(&policy, &policy.limits, false, key, None);
+                for line in [remedy.allow.unwrap()].into_iter().chain(remedy.limit.raise_maximum) {
+                    let (section, rest) = line.split_once("] ").unwrap();
+                    let text = format!("schema = 1\ndescription = \"x\"\nextends = \"{name}\"\n{section}]\n{rest}\n");
+                    let raised = load_text(&text).unwrap_or_else(|error| panic!("{name} {key:?}: {error}"));
+                    let most = raised.limits_max.get(key) > policy.limits_max.get(key);
+                    assert!(raised.limits.get(key) == Some(2 * value) || most, "{name} {key:?}: {line}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_remedy_has_the_maximum_of_a_request() {
+        let policy = load_shipped("default").unwrap();
+        let remedy_for = |key, value| {
+            let mut limits = policy.limits.clone();
+            limits.set(key, value);
+            limit(&policy, &limits, false, key, Some(1))
+        };
+        let remedy = remedy_for(LimitKey::Memory, Some(512 << 20));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"memory\": \"1GiB\"}"));
+        assert_eq!((remedy.rule.as_str(), remedy.allow.as_deref()), ("[limits] memory", Some("[limits] memory = \"1GiB\"")));
+        assert_eq!(
+            (remedy.limit.maximum.as_str(), remedy.limit.raise_maximum.as_deref()),
+            ("4GiB", Some("[limits.max] memory = \"8GiB\""))
+        );
+        // Below the policy's own value no line is needed.
+        let remedy = remedy_for(LimitKey::Wall, Some(1000));
+        assert_eq!((remedy.rule.as_str(), remedy.allow), ("the request's limits.wall", None));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"wall\": \"2s\"}"));
+        // At the maximum, both have to be raised.
+        let remedy = remedy_for(LimitKey::Processes, Some(512));
+        assert_eq!((remedy.limit.request, remedy.allow.as_deref()), (None, Some("[limits] processes = 1024\nmax.processes = 1024")));
+        // `memory` rises with a tmpfs size.
+        let remedy = remedy_for(LimitKey::ScratchSize, Some(256 << 20));
+        assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"scratch_size\": \"512MiB\", \"memory\": \"768MiB\"}"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Parses one line of the protocol strictly. Every error names the field and what is wrong.
+//! Nothing is executed here.
+
+use serde::Deserialize;
+use stockade_protocol::session::Line;
+
+const OPS: [&str; 7] = ["run", "write", "read", "list", "cancel", "reset", "close"];
+
+/// Why a line cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MalformedLine {
+    /// Its op, if that is known.
+    pub op: Option<&'static str>,
+    /// Its `id`, if it could be read.
+    pub id: Option<String>,
+    /// A stable identifier.
+    pub reason: &'static str,
+    /// What is wrong with it.
+    pub error: String,
+}
+
+/// The fields that are read first, to say which line is wrong.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Head {
+    op: Option<serde_json::Value>,
+    id: Option<serde_json::Value>,
+}
+
+/// Parses a line, without its end.
+///
+/// # Errors
+/// The line is not JSON, or not as the protocol has it.
+pub fn parse(bytes: &[u8]) -> Result<Line, MalformedLine> {
+    let wrong = |reason, error: String| MalformedLine { op: None, id: None, reason, error };
+    if bytes.trim_ascii().is_empty() {
+        return Err(wrong(
+            "line_empty",
+            String::from("the line is empty; send one JSON object such as {\"op\": \"run\", \"code\": \"print(6*7)\"}"),
+        ));
+    }
+    let head: Head = serde_json::from_slice(bytes).map_err(|error| {
+        let what = if error.is_syntax() || error.is_eof() { "line_not_json" } else { "line_malformed" };
+        wrong(what, format!("the line is not one JSON object: {error}"))
+    })?;
+    // serde's derived reader accepts an array, too.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(wrong("line_malformed", String::from("the line is JSON, but not one object")));
+    }
+    let id = head.id.as_ref().and_then(|id| id.as_str()).map(String::from);
+    let named = head.op.as_ref().and_then(|op| op.as_str());
+    let Some(op) = OPS.into_iter().find(|op| Some(*op) == named) else {
+        let (reason, what) = match &head.op {
+            None => ("op_missing", String::from("the line has no `op`")),
+            Some(op) => ("op_unknown", format!("there is no op {op}")),
+        };
+        return Err(MalformedLine { id, ..wrong(reason, format!("{what}; there are {}", OPS.join(", "))) });
+    };
+    let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        let place = if path == "." || path == "?" { String::new() } else { format!(" at `{path}`") };
+        MalformedLine {
+            op: Some(op),
+            id,
+            reason: "line_malformed",
+            error: format!("{op}: not as it must be{place}: {}", error.into_inner()),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    #[test]
+    fn each_op_is_understood() {
+        for (line, op) in [
+            (r#"{"op":"run","code":"1","stdin":{"base64":"AA=="},"limits":{"wall":"1s"}}"#, "Run"),
+            (r#"{"code":"1","id":"x","op":"run"}"#, "Run"),
+            (r#"{"op":"write","path":"a","contents":{"base64":"AA=="},"append":true}"#, "Write"),
+            (r#"{"op":"read","path":"a","offset":1,"length":2,"encoding":"base64"}"#, "Read"),
+            (r#"{"op":"list"}"#, "List"),
+            (r#"{"op":"cancel","run":"x"}"#, "Cancel"),
+            (r#" {"op":"reset"} "#, "Reset"),
+            (r#"{"op":"close","id":"y"}"#, "Close"),
+        ] {
+            assert!(format!("{:?}", parse(line.as_bytes()).unwrap()).starts_with(op), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_the_protocol_is_refused_with_its_reason() {
+        for (line, op, id, reason) in [
+            ("", None, None, "line_empty"),
+            ("print(1)", None, None, "line_not_json"),
+            ("{\"op\":\"run\"", None, None, "line_not_json"),
+            ("{\"op\":\"close\"} x", None, None, "line_not_json"),
+            ("[1]", None, None, "line_malformed"),
+            ("\"\u{e9}\"", None, None, "line_malformed"),
+            ("{\"code\":\"1\",\"id\":\"a\"}", None, Some("a"), "op_missing"),
+            ("{\"op\":\"exec\",\"id\":\"a\"}", None, Some("a"), "op_unknown"),
+            ("{\"op\":[\"run\"]}", None, None, "op_unknown"),
+            ("{\"op\":\"run\",\"id\":\"a\"}", Some("run"), Some("a"), "line_malformed"),
+            ("{\"op\":\"run\",\"code\":\"1\",\"cod\":2}", Some("run"), None, "line_malformed"),
+            ("{\"op\":\"run\",\"code\":\"1\",\"id\":7}", Some("run"), None, "line_malformed"),
+            ("{\"op\":\"read\",\"path\":\"a\",\"offset\":-1}", Some("read"), None, "line_malformed"),
+            ("{\"op\":\"reset\",\"all\":true}", Some("reset"), None, "line_malformed"),
+        ] {
+            let wrong = parse(line.as_bytes()).unwrap_err();
+            assert_eq!((wrong.op, wrong.id.as_deref(), wrong.reason), (op, id, reason), "{line}: {}", wrong.error);
+        }
+        assert_eq!(parse(b"{\"op\":\"\xff\"}").unwrap_err().reason, "line_not_json");
+    }
+}

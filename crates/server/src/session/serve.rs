@@ -1,0 +1,149 @@
+//! The main loop of one session.
+//!
+//! Signals that end programs are blocked throughout, so the session always takes its
+//! sandboxes down before it exits. After SIGKILL the kernel does that: every sandbox ends with
+//! its launcher, and the session's file systems with their last descriptor. Admission and
+//! launch are the engine's.
+
+use std::io::Write;
+
+use rustix::event::Timespec;
+use serde::Serialize;
+use stockade_engine::{Options, Refusal, session::Session};
+use stockade_launcher::signals::Signals;
+use stockade_protocol::{
+    Report, Verdict,
+    session::{Line, WrittenFile},
+};
+
+use super::{
+    answer::{CancelAnswer, ErrorAnswer, NoFields, OkAnswer, ReadyAnswer, RunAnswer, directory_listing, file_part},
+    queue::{CANCEL, Command, Event, LineQueue},
+    writer::ResponseWriter,
+};
+
+/// After this time without a line the next request's sandbox is prepared. A client that sends
+/// lines without pause gets its sandbox while its line is read.
+const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionEnd {
+    /// By a line, or with its input.
+    Closed,
+    /// It was refused; its first line has the reason.
+    Refused(Verdict),
+    /// By this signal.
+    Signal(i32),
+    /// The reader of its answers has closed its end.
+    OutputClosed,
+}
+
+/// Executes the lines of stdin and writes the answers to stdout. `remark` gets each result, to
+/// print warnings for a person.
+///
+/// # Errors
+/// Stdin cannot be read, or stdout not written.
+pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, std::io::Error> {
+    let opened = Signals::block().map_err(Refusal::from).and_then(|signals| Ok((signals, Session::open(options)?)));
+    let (mut signals, mut session) = match opened {
+        Ok(opened) => opened,
+        Err(refusal) => {
+            let line = serde_json::to_vec(&ErrorAnswer::new("ready", None, &refusal))?;
+            std::io::stdout().write_all(&[line.as_slice(), b"\n"].concat())?;
+            return Ok(SessionEnd::Refused(refusal.verdict));
+        }
+    };
+    let mut queue = LineQueue::new(&mut signals);
+    let writer = ResponseWriter::new();
+    let mut ended = writer.write(queue.signals(), &OkAnswer::new("ready", None, ReadyAnswer::of(&session)))?;
+    loop {
+        if let Some(ended) = ended {
+            return Ok(ended);
+        }
+        let command = match queue.next(session.can_prepare().then_some(PAUSE), session.end_of_prepared())? {
+            Event::Command(command) => command,
+            Event::Idle => {
+                session.prepare();
+                continue;
+            }
+            Event::PrewarmExited => {
+                session.clear_prepared();
+                continue;
+            }
+            Event::End => return Ok(SessionEnd::Closed),
+            Event::Signal(signal) => return Ok(SessionEnd::Signal(signal)),
+            Event::OutputClosed => return Ok(SessionEnd::OutputClosed),
+        };
+        ended = match command {
+            Command::MalformedLine(wrong) => {
+                // It may have been a `run`, so the audit log has it as a refused one.
+                if matches!(wrong.op, None | Some("run")) {
+                    session.refuse(&Refusal::bad_request(wrong.reason, wrong.error.clone()));
+                }
+                writer.write(queue.signals(), &ErrorAnswer::from(&wrong))?
+            }
+            Command::CancelledBeforeStart(request) => {
+                writer.write(queue.signals(), &RunAnswer::new(&session.never_begun(&request, CANCEL)))?
+            }
+            Command::Cancelled { id, done } => {
+                writer.write(queue.signals(), &OkAnswer::new("cancel", id.as_ref(), CancelAnswer { cancelled: done }))?
+            }
+            Command::Line(Line::Run(request)) => {
+                queue.begin(request.id.clone());
+                let report = session.run(&request, &mut queue);
+                let told_to_end = queue.end();
+                remark(&report);
+                let ended = writer.write(queue.signals(), &RunAnswer::new(&report))?;
+                if let Some(signal) = told_to_end {
+                    return Ok(SessionEnd::Signal(signal));
+                }
+                ended
+            }
+            Command::Line(Line::Close(only)) => {
+                let _ends_anyway = writer.write(queue.signals(), &OkAnswer::new("close", only.id.as_ref(), NoFields {}))?;
+                return Ok(SessionEnd::Closed);
+            }
+            Command::Line(line) => answer(&mut session, &line, &writer, queue.signals())?,
+        };
+    }
+}
+
+/// Executes what is neither `run`, `cancel` nor `close`. Returns why the session ends, if it
+/// does.
+fn answer(
+    session: &mut Session,
+    line: &Line,
+    writer: &ResponseWriter,
+    signals: &mut Signals,
+) -> Result<Option<SessionEnd>, std::io::Error> {
+    match line {
+        Line::Write(asked) => {
+            let written = session.write(asked).map(|size| WrittenFile { path: asked.path.clone(), size });
+            write_result(writer, signals, "write", asked.id.as_ref(), written)
+        }
+        Line::Read(asked) => {
+            let part = session.read(asked).map(|part| file_part(asked, part));
+            write_result(writer, signals, "read", asked.id.as_ref(), part)
+        }
+        Line::List(asked) => {
+            let listed = session.list(asked).map(|listed| directory_listing(asked, listed));
+            write_result(writer, signals, "list", asked.id.as_ref(), listed)
+        }
+        Line::Reset(asked) => write_result(writer, signals, "reset", asked.id.as_ref(), session.reset(asked).map(|()| NoFields {})),
+        Line::Run(_) | Line::Cancel(_) | Line::Close(_) => Ok(None),
+    }
+}
+
+fn write_result<A: Serialize>(
+    writer: &ResponseWriter,
+    signals: &mut Signals,
+    op: &'static str,
+    id: Option<&String>,
+    result: Result<A, Refusal>,
+) -> Result<Option<SessionEnd>, std::io::Error> {
+    match result {
+        Ok(fields) => writer.write(signals, &OkAnswer::new(op, id, fields)),
+        Err(refusal) => writer.write(signals, &ErrorAnswer::new(op, id, &refusal)),
+    }
+}

@@ -1,0 +1,135 @@
+//! A `stockade session` as a child process: one line out, one line back.
+//!
+//! The companions `stockade-mcp` and `stockade-markdown` share it. All calls block. Sending
+//! and reading have a lock each, so that one thread can cancel a run whose answer another
+//! thread is reading. It holds no rights and judges no answer.
+#![forbid(unsafe_code)]
+
+use std::{
+    ffi::OsString,
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use serde_json::{Map, Value};
+use stockade_protocol::session::Line;
+
+/// An answer: one JSON object.
+pub type Answer = Map<String, Value>;
+
+/// Why there is no session, or no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The program could not be started.
+    #[error("start {program}: {error}", program = .0.display(), error = .1)]
+    NotStarted(PathBuf, #[source] io::Error),
+    /// The session refused to begin; this is its first line.
+    #[error("{}", refusal_text(.0))]
+    Refused(Answer),
+    /// It closed its output before it answered.
+    #[error("it ended before it had answered; stderr may say why")]
+    Closed,
+    /// Its answer is no JSON object.
+    #[error("its answer is no object: {0}")]
+    Malformed(#[source] serde_json::Error),
+    /// A pipe to it failed.
+    #[error("{0}")]
+    Pipe(#[from] io::Error),
+}
+
+fn refusal_text(refusal: &Answer) -> &str {
+    refusal.get("error").and_then(Value::as_str).unwrap_or("the session did not begin")
+}
+
+/// A session that has begun. Its pipes close when this is dropped, which ends it.
+#[derive(Debug)]
+pub struct SessionClient {
+    child: Mutex<Child>,
+    pid: u32,
+    lines: Mutex<Option<ChildStdin>>,
+    answers: Mutex<BufReader<ChildStdout>>,
+}
+
+/// A lock whose holder panicked still holds a usable pipe.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SessionClient {
+    /// Starts `PROGRAM session OPTIONS`.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start(program: &Path, options: &[OsString]) -> Result<Self, SessionError> {
+        let failed = |error| SessionError::NotStarted(program.to_path_buf(), error);
+        let mut command = Command::new(program);
+        command.arg("session").args(options).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let (lines, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = answers.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        let pid = child.id();
+        let answers = Mutex::new(BufReader::new(answers));
+        Ok(SessionClient { child: Mutex::new(child), pid, lines: Mutex::new(lines), answers })
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// Its first line refuses to begin.
+    pub fn wait_until_ready(&self) -> Result<(), SessionError> {
+        let ready = self.answer()?;
+        if ready.get("ok") == Some(&Value::Bool(true)) { Ok(()) } else { Err(SessionError::Refused(ready)) }
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends a line.
+    ///
+    /// # Errors
+    /// The session has closed its input.
+    pub fn send(&self, line: &Line) -> Result<(), SessionError> {
+        let mut bytes = serde_json::to_vec(line).map_err(SessionError::Malformed)?;
+        bytes.push(b'\n');
+        let mut lines = lock(&self.lines);
+        let pipe = lines.as_mut().ok_or(SessionError::Closed)?;
+        Ok(pipe.write_all(&bytes).and_then(|()| pipe.flush())?)
+    }
+
+    /// Reads the next answer; answers come in the order of the lines.
+    ///
+    /// # Errors
+    /// The session has ended, or its answer is none.
+    pub fn answer(&self) -> Result<Answer, SessionError> {
+        let mut line = Vec::new();
+        match lock(&self.answers).read_until(b'\n', &mut line)? {
+            0 => Err(SessionError::Closed),
+            _ => serde_json::from_slice(&line).map_err(SessionError::Malformed),
+        }
+    }
+
+    /// Closes the session's input, which ends it, and waits for that. After a timeout it is
+    /// killed; the kernel then ends what runs in it.
+    ///
+    /// # Errors
+    /// Its end cannot be waited for.
+    pub fn end(&self, timeout: Option<Duration>) -> io::Result<ExitStatus> {
+        drop(lock(&self.lines).take());
+        let mut child = lock(&self.child);
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        let limit = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        if poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref())? == 0 {
+            child.kill()?;
+        }
+        child.wait()
+    }
+}

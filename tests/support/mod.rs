@@ -1,0 +1,13 @@
+//! What every suite shares: the runner and the helpers of tests. No test stands here, and no
+//! helper here uses a module of tests.
+
+pub mod audit_log;
+pub mod control;
+pub mod exec;
+pub mod leftovers;
+pub mod needs;
+pub mod policy_dir;
+pub mod runner;
+pub mod session;
+pub mod timeouts;
+pub mod tracer;
