@@ -1,6 +1,6 @@
 //! Whether a policy can be enforced on this host, by doing it.
 //!
-//! One real run through the same door as `exec` decides, so that doctor and exec cannot
+//! One real run, started as `exec` starts one, decides, so that doctor and exec cannot
 //! disagree; probes of single features, each in a separate process, then explain what is
 //! missing and how to fix it. Nothing is changed on the host, and nothing is left
 //! behind. What is printed is not worded here beyond findings and remedies.

@@ -39,7 +39,7 @@ use store::{FoundToken, HeldRequest, Store, Token};
 /// The longest request that others approve, as JSON: more than that nobody reads.
 const MAX_SHOWN: usize = 256 << 10;
 
-/// Who may approve what waits at a door.
+/// Who may approve a request that waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ApprovedBy {
     /// The policy's `approvers`; without them the caller, by the token.

@@ -1,7 +1,8 @@
 //! What is written down about one request, and when.
 //!
-//! A record is made from the result alone and from what was asked; it never holds values
-//! of `env`, arguments, files, stdin, or the words of an error, which could quote them.
+//! A record is made from the result alone and from what was asked; it never holds values of
+//! `env`, a request's arguments, files or stdin, or the words of an error, which could quote
+//! them. Of `stockade run` it holds the beginning of the command line.
 //! Under `mode = "required"` a run has a record on disk before it starts, and its result is
 //! withheld where the record of its end cannot be written. What a record looks like and how
 //! it is kept is `stockade-audit`'s.

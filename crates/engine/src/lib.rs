@@ -1,7 +1,6 @@
 //! What one request goes through: admission, launch, result.
 //!
-//! Every door (the command line, the socket, later sessions, MCP) comes through here,
-//! so that one set of rules decides who may do what. Nothing here makes a system call
+//! Every request, from the command line, the socket, a session or MCP, comes through here, so that one set of rules decides who may do what. Nothing here makes a system call
 //! that confines anything (that is `launcher`), and nothing is printed.
 #![forbid(unsafe_code)]
 
@@ -124,8 +123,8 @@ fn answer(
     pool: Pool,
 ) -> Report {
     let recorder = AuditRecorder::new(AuditSubject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
-    // Dropped before the recorder, as that lets signals through; what takes its time to go does so
-    // while the result is worded and written down.
+    // Declared after the recorder, so dropped before it: dropping the recorder unblocks signals.
+    // What takes long to end does so while the result is worded and recorded.
     let mut teardown = None;
     let run = || -> Result<Report, Refusal> {
         let loaded = loaded.map_err(Refusal::clone)?;

@@ -22,7 +22,7 @@ pub(crate) type PathIds = BTreeMap<PathBuf, Option<FileId>>;
 /// would soon cost more than a sandbox.
 const MAX_ENTRIES: u64 = 1024;
 
-/// See the module.
+/// At most one prepared sandbox, which the next request of a session may take.
 #[derive(Default)]
 pub(crate) struct Pool {
     prepared: Option<PreparedSandbox>,

@@ -176,7 +176,7 @@ struct ScreenerProcess {
 }
 
 impl<'p> ScreeningJob<'p> {
-    /// Begins to screen a request's code; `scratch` is what its caller's door has named.
+    /// Begins to screen a request's code; `scratch` is what the command line has named.
     pub(crate) fn of_request(request: &Request, policy: &'p Policy, scratch: Option<&Path>, privileged: bool) -> Self {
         // Without a runtime admission refuses it, and says more than could be said here.
         let sources = if policy.screen.severest() == Action::Allow { None } else { sources::of_request(request, policy, scratch) };

@@ -106,7 +106,7 @@ enum Preparing {
     Never,
 }
 
-/// See the module.
+/// One session: a policy, the file systems that its requests share, and the next one's sandbox.
 pub struct Session {
     /// The next request's sandbox. First, so that it goes before what it has mounted.
     pool: Pool,
@@ -161,14 +161,14 @@ impl Session {
         report
     }
 
-    /// Whether there is something to do for the next request before it comes. Not where its
-    /// beginning changes what a client may ask about before.
+    /// Whether a sandbox can be prepared now. None is prepared while its set-up would change
+    /// what a client may still ask about.
     pub fn can_prepare(&self) -> bool {
         self.preparing == Preparing::Now && self.pool.is_empty() && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
     }
 
-    /// Does it: sets up the sandbox of a request without options. That it cannot be is said
-    /// to such a request, when it comes.
+    /// Sets up the sandbox of a request without options. Where that fails, such a request gets
+    /// the error when it comes.
     pub fn prepare(&mut self) {
         self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options);
         if self.pool.is_empty() {
@@ -176,12 +176,13 @@ impl Session {
         }
     }
 
-    /// What becomes readable when that has ended before its request came, if there is any.
+    /// Becomes readable when the prepared sandbox has ended before a request took it; None
+    /// without one.
     pub fn end_of_prepared(&self) -> Option<BorrowedFd<'_>> {
         self.pool.end()
     }
 
-    /// Takes down what has ended so.
+    /// Takes down a prepared sandbox that has ended.
     pub fn clear_prepared(&mut self) {
         self.pool = Pool::default();
         self.preparing = Preparing::WhenAnswered;

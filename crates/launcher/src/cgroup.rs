@@ -1,8 +1,9 @@
 //! One run's cgroup, on v1 or v2.
 //!
 //! Every limit is read back after it was written: cgroup files accept values that they
-//! round, and libraries ignore files that are not there. The launcher never enters the
-//! cgroup of a run. Which limits there are is the plan's decision.
+//! round, and libraries ignore files that are not there. A limit that the plan calls optional
+//! may be missing; the receipt has the limits as read back, without it. The launcher never
+//! enters the cgroup of a run. Which limits there are is the plan's decision.
 
 mod v1;
 mod v2;
@@ -203,23 +204,41 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// Writes a limit and reads it back.
-fn apply_setting(directory: impl AsFd, setting: &CgroupSetting) -> Result<(), CgroupError> {
+/// Writes each limit and reads it back. Returns `file=value`, as read back, of those that the
+/// kernel kept.
+///
+/// # Errors
+/// The kernel did not keep a limit that is not optional.
+fn apply<'d>(
+    settings: &[CgroupSetting],
+    directory_of: impl Fn(&CgroupSetting) -> Result<BorrowedFd<'d>, CgroupError>,
+) -> Result<String, CgroupError> {
+    let mut kept = Vec::new();
+    for setting in settings {
+        if let Some(value) = apply_setting(directory_of(setting)?, setting)? {
+            kept.push(format!("{}={value}", setting.file));
+        }
+    }
+    Ok(kept.join(" "))
+}
+
+/// Writes a limit and returns what the kernel then has; None if an optional one is not there.
+fn apply_setting(directory: BorrowedFd<'_>, setting: &CgroupSetting) -> Result<Option<String>, CgroupError> {
     let CgroupSetting { file, value, optional, .. } = setting;
     let failed = |errno| CgroupError::Limit { file, value: value.clone(), errno };
-    let handle = match open_in(&directory, file, OFlags::RDWR) {
-        Err(Errno::NOENT) if *optional => return Ok(()),
+    let handle = match open_in(directory, file, OFlags::RDWR) {
+        Err(Errno::NOENT) if *optional => return Ok(None),
         other => other.map_err(failed)?,
     };
     match rustix::io::write(&handle, value.as_bytes()) {
-        Err(_) if *optional => return Ok(()),
+        Err(_) if *optional => return Ok(None),
         other => other.map(drop).map_err(failed)?,
     }
     let mut kept = [0; 64];
     let length = rustix::io::pread(&handle, &mut kept, 0).map_err(failed)?;
     let kept = String::from_utf8_lossy(kept.get(..length).unwrap_or_default()).trim().to_owned();
     if kept == *value || *optional {
-        return Ok(());
+        return Ok(Some(kept));
     }
     Err(CgroupError::NotKept { file, value: value.clone(), kept })
 }
@@ -233,7 +252,26 @@ fn unique_name() -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
+
+    #[test]
+    fn the_receipt_has_the_limits_as_read_back() {
+        let directory = std::env::temp_dir().join(format!("cgroup-limits-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        // A file of a file system, unlike one of a cgroup, keeps what is longer than the new value.
+        std::fs::write(directory.join("pids.max"), "max").unwrap();
+        let opened = openat(rustix::fs::CWD, &directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let setting = |file, value: &str, optional| CgroupSetting { controller: None, file, value: value.to_owned(), optional };
+        let limits = |settings: &[CgroupSetting]| apply(settings, |_| Ok(opened.as_fd()));
+        let absent = setting("memory.swap.max", "0", true);
+        assert_eq!(limits(&[setting("pids.max", "641", false), absent.clone()]).unwrap(), "pids.max=641");
+        assert_eq!(limits(&[setting("pids.max", "64", true)]).unwrap(), "pids.max=641");
+        assert!(matches!(limits(&[setting("pids.max", "64", false)]), Err(CgroupError::NotKept { .. })));
+        assert!(matches!(limits(&[CgroupSetting { optional: false, ..absent }]), Err(CgroupError::Limit { .. })));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn cpu_time_since_a_reading_leaves_out_what_was_used_before_it() {

@@ -19,7 +19,7 @@ pub enum Asked {
     Cancel(i32),
 }
 
-/// See the module.
+/// The client of a run: what it asks for while the run goes on.
 pub trait Client {
     /// What becomes readable when the client asks for something.
     fn requests(&self) -> Option<BorrowedFd<'_>>;

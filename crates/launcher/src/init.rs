@@ -2,8 +2,8 @@
 //!
 //! [`spawn`] is the one place where a sandbox's first process is started. Making a network
 //! namespace takes as long as planning, so the child makes its namespaces while the launcher
-//! reads, checks and plans, and then waits. It holds nothing of the request and has not touched
-//! the host; dropping it kills and reaps it.
+//! reads, checks and plans, and then waits. It holds nothing of the request and has changed
+//! nothing of the host; dropping it kills and reaps it, and removes its cgroup.
 
 use std::{
     mem::ManuallyDrop,
@@ -34,7 +34,7 @@ use crate::{
 /// The child's stack. Its frames are small; pages that are not touched cost nothing.
 const STACK: usize = 256 << 10;
 
-/// See the module.
+/// A child that makes its namespaces and then waits for the plan.
 pub struct InitProcess {
     pub(crate) sandbox: Sandbox,
     pub(crate) user_namespaces: UserNamespaces,

@@ -10,7 +10,7 @@ use stockade_policy::plan::Plan;
 pub(crate) use stockade_protocol::layer::Layer;
 use stockade_protocol::step::Step;
 
-/// See the module.
+/// The layers of this build.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Layers {
     #[cfg(feature = "ablation")]

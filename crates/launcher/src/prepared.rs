@@ -86,7 +86,7 @@ pub(crate) enum PreparedScratch {
         size: Option<CString>,
         inodes: Option<CString>,
     },
-    /// It comes with the third word.
+    /// It comes with `LauncherMessage::Scratch`.
     Tree,
     Path {
         path: CString,

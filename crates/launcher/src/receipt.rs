@@ -1,8 +1,9 @@
 //! The receipt: what was in force, as the kernel reports it.
 //!
-//! The launcher reads from outside what the kernel reports of the sandbox; what only the
-//! executor can try comes from inside. Both are compared with the plan, and a mismatch is an
-//! error. What the plan should be is not decided here.
+//! The launcher reads from outside what the kernel reports of the sandbox and compares it with
+//! the plan; a mismatch is an error. What only the executor can try, it tries and judges itself
+//! (`executor/src/evidence.rs`); the launcher keeps that evidence for the receipt. What the plan
+//! should be is not decided here.
 
 mod mounts;
 mod status;

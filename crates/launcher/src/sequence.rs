@@ -1,8 +1,9 @@
 //! The privileged sequence, from the clone to the executor's first instruction: the launcher's
 //! column and the child's, step by step.
 //!
-//! Everything irreversible of a run happens in this file, top to bottom; what each step is made
-//! of stands in the files below it. The two columns meet where one waits for a message of the
+//! Everything irreversible between the two happens in this file, top to bottom; what each step
+//! is made of stands in the files below it. The clone is in `init.rs`, and what the executor does
+//! to itself and to the payload is in its own crate. The two columns meet where one waits for a message of the
 //! other (`sync.rs`). The child runs in the launcher's memory, beside it, so it makes only
 //! system calls on prepared data: it allocates nothing, takes no lock and calls no libc, whose
 //! thread-local storage is the launcher's. A step that fails sends its number, the errno and the

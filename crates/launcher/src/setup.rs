@@ -2,8 +2,8 @@
 //!
 //! [`InitProcess::setup`] puts every layer in place that a plan has, and does not wait for the
 //! child, which goes on until it is the executor. From there on it does nothing until
-//! [`ReadySandbox::run`]. How long that is makes no difference: everything that the receipt
-//! tells is read, and what was mounted is looked for, when the job has come. Whether a later
+//! [`ReadySandbox::run`]. How long that is makes no difference: evidence is read, and
+//! mounts are checked, only after the job has arrived. Whether a later
 //! plan may be run in it is not judged here ([`Plan::is_set_up_like`] does).
 
 use rustix::{
@@ -24,7 +24,8 @@ use crate::{
     supervise::{self, BegunSandbox, JOB_TIMEOUT, SETUP_TIMEOUT},
 };
 
-/// See the module. Whatever becomes of it, dropping it leaves nothing behind.
+/// A sandbox with every layer of its plan, which waits for its job. Dropping it leaves nothing
+/// behind.
 pub struct ReadySandbox {
     begun: BegunSandbox,
     /// The job's file, still empty.
@@ -108,8 +109,8 @@ impl ReadySandbox {
         self.is_prepared
     }
 
-    /// Runs the plan in it that it was set up for. What then still stands of it goes when that
-    /// is dropped.
+    /// Runs the plan that the sandbox was set up for. Dropping the teardown removes what is left
+    /// of it.
     ///
     /// # Errors
     /// The program was not started. Nothing of it has run, and nothing is left behind.

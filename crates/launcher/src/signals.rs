@@ -13,7 +13,7 @@ use rustix::{
 
 use crate::{ErrorKind, LaunchError};
 
-/// See the module.
+/// Signals that arrive as readable events; dropping it restores the mask.
 pub struct Signals {
     fd: SignalFd,
     before: SigSet,

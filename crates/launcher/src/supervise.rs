@@ -1,4 +1,4 @@
-//! Watching one run from the clone to the last byte.
+//! Watching one run from its job to the last byte of its output.
 //!
 //! One loop over pidfd, pipes, the filter's listener, the cgroup's oom event, signals
 //! and deadlines. The launcher tells the executor nothing but by descriptors, believes

@@ -3,6 +3,8 @@
 //! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a refused
 //! fork. A counter decides only where its limit ended the run or the program failed; else it is
 //! listed in `limits_hit`. This module is pure: it reads nothing of the host.
+//! It judges runs that were started; the engine words refusals, what screening stopped and a
+//! result that had to be withheld.
 
 use stockade_protocol::{LimitKey, Verdict};
 

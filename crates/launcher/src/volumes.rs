@@ -39,10 +39,10 @@ use crate::{
 const MAX_PLACES: usize = 8;
 /// The mode that [`Maker`] mounts scratch with.
 const SCRATCH_MODE: u32 = 0o755;
-/// What they lie in, and scratch, in the store's own root.
+/// Names in the private root: the parent of the writable places, and scratch.
 const TMP: &CStr = c"tmp";
 const SCRATCH: &CStr = c"scratch";
-/// Names in the first, by number.
+/// Names of the writable places.
 const NAMES: [&CStr; MAX_PLACES] = [c"tmp/0", c"tmp/1", c"tmp/2", c"tmp/3", c"tmp/4", c"tmp/5", c"tmp/6", c"tmp/7"];
 
 /// The file systems of one session.
@@ -130,7 +130,7 @@ impl SessionVolumes {
         Ok(SessionVolumes { user, mounts, tmp, scratch, writable, modes, owner: outside })
     }
 
-    /// VolumeCopies of the mounts, for one run.
+    /// Copies of the mounts, for one run.
     ///
     /// # Errors
     /// The kernel refuses.

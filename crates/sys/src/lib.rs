@@ -1,8 +1,8 @@
 //! System calls that nix and rustix lack, one function each.
 //!
-//! The only crate with `unsafe`. No function allocates, panics or touches
-//! thread-local storage, so all may be called between clone and exec. Wrappers decide
-//! nothing: they return the kernel's result.
+//! Nearly all `unsafe` of the workspace: `tests/lints` lists the exceptions. Outside `start`,
+//! no function allocates, panics or touches thread-local storage, so all may be called between
+//! clone and exec. Wrappers decide nothing: they return the kernel's result.
 //!
 //! Numbers and structure layouts are those of x86_64, from the kernel's
 //! `include/uapi`; other architectures are refused at compile time.

@@ -1,8 +1,8 @@
-//! The sandbox of a run while that is admitted.
+//! The sandbox of a run, while the run is admitted.
 //!
 //! Its init process is spawned as soon as the caller may have one, and makes its namespaces
 //! while the host is read and the plan is made; where a prepared sandbox may fit, none is
-//! spawned before that is known. Whether the run may be is not decided here.
+//! spawned before that is known. Whether the run is allowed is not decided here.
 
 use stockade_launcher::{
     InitProcess, Inputs, LaunchError, Outcome, ReadySandbox, Teardown,
@@ -25,8 +25,8 @@ pub enum RunSandbox {
 }
 
 impl RunSandbox {
-    /// Sets it up, where that is still to be done, and runs the plan in it. What then still
-    /// stands of it goes when that is dropped.
+    /// Sets the sandbox up, where that is still to be done, and runs the plan in it. Dropping
+    /// the teardown removes what is left of it: processes, cgroup, mounts, record.
     ///
     /// # Errors
     /// The program was not started.

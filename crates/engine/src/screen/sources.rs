@@ -46,7 +46,7 @@ fn scratch<'a>(request: Option<&'a str>, option: Option<&'a Path>) -> &'a str {
     request.or_else(|| option.and_then(Path::to_str)).unwrap_or(PRIVATE_SCRATCH)
 }
 
-/// Of a request; `option` is the scratch that its caller's door has named. None where no
+/// Of a request; `option` is the scratch that the command line has named. None where no
 /// runtime is meant, which admission refuses.
 pub(super) fn of_request<'a>(request: &'a Request, policy: &Policy, option: Option<&'a Path>) -> Option<Sources<'a>> {
     let (name, runtime) = runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;

@@ -17,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::plan::CgroupSetting;
 
-use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name};
+use super::{Counters, CpuTime, apply, keyed, number_in, open_in, read_in, unique_name};
 use crate::{ErrorKind, LaunchError, error::CgroupError, registry::Record};
 
 struct Hierarchy {
@@ -26,12 +26,13 @@ struct Hierarchy {
     directory: OwnedFd,
 }
 
-/// See the module.
+/// The directories of one run.
 pub(crate) struct V1 {
     name: String,
     hierarchies: BTreeMap<String, Hierarchy>,
     oom_event: OwnedFd,
-    described: String,
+    /// As read back.
+    limits: String,
 }
 
 impl V1 {
@@ -47,8 +48,7 @@ impl V1 {
         }
         let oom_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(LaunchError::system(ErrorKind::Cgroup, "make an eventfd"))?;
-        let described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
-        let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), oom_event, described };
+        let mut made = V1 { name: name.clone(), hierarchies: BTreeMap::new(), oom_event, limits: String::new() };
         for (kind, parent) in parents {
             let path = parent.join(&name);
             let controller = controller(kind, path.clone());
@@ -58,12 +58,10 @@ impl V1 {
                 .map_err(LaunchError::path(ErrorKind::Cgroup, "open cgroup", &path))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
         }
-        for setting in settings {
+        made.limits = apply(settings, |setting| {
             let controller = setting.controller.unwrap_or_default();
-            let missing = || CgroupError::NoController { file: setting.file, controller };
-            let hierarchy = made.hierarchies.get(controller).ok_or_else(missing)?;
-            apply_setting(&hierarchy.directory, setting)?;
-        }
+            made.directory(controller).ok_or(CgroupError::NoController { file: setting.file, controller })
+        })?;
         made.register_oom_event()?;
         Ok(made)
     }
@@ -123,7 +121,7 @@ impl V1 {
     }
 
     pub(super) fn describe(&self) -> String {
-        format!("v1 {}: {}", self.name, self.described)
+        format!("v1 {}: {}", self.name, self.limits)
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -13,16 +13,17 @@ use rustix::{
 };
 use stockade_policy::plan::CgroupSetting;
 
-use super::{Counters, CpuTime, apply_setting, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
+use super::{Counters, CpuTime, apply, keyed, number_in, open_in, read_in, unique_name, v1::without_executor};
 use crate::{ErrorKind, LaunchError, error::CgroupError, registry::Record};
 
-/// See the module.
+/// The directory of one run.
 pub(crate) struct V2 {
     name: String,
     path: PathBuf,
     directory: OwnedFd,
     events: OwnedFd,
-    described: String,
+    /// As read back.
+    limits: String,
 }
 
 const NEEDED: [&str; 3] = ["cpu", "memory", "pids"];
@@ -47,7 +48,7 @@ impl V2 {
         mkdir(&path, Mode::from_raw_mode(0o755)).map_err(LaunchError::path(ErrorKind::Cgroup, "make cgroup", &path))?;
         let open = |path: &Path| openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let opened = open(&path).and_then(|directory| Ok((open_in(&directory, "memory.events", OFlags::RDONLY)?, directory)));
-        let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, described: String::new() });
+        let made = opened.map(|(events, directory)| V2 { name, path: path.clone(), directory, events, limits: String::new() });
         made.map_err(|errno| {
             // Nothing else knows of it yet; the record does, should this fail too.
             let _swept_later = rustix::fs::rmdir(&path);
@@ -57,8 +58,8 @@ impl V2 {
 
     /// Sets the limits.
     pub(super) fn limit(&mut self, settings: &[CgroupSetting]) -> Result<(), LaunchError> {
-        self.described = settings.iter().map(|setting| format!("{}={}", setting.file, setting.value)).collect::<Vec<_>>().join(" ");
-        Ok(settings.iter().try_for_each(|setting| apply_setting(&self.directory, setting))?)
+        self.limits = apply(settings, |_| Ok(self.directory()))?;
+        Ok(())
     }
 
     pub(super) fn directory(&self) -> BorrowedFd<'_> {
@@ -94,7 +95,7 @@ impl V2 {
     }
 
     pub(super) fn describe(&self) -> String {
-        format!("v2 {}: {}", self.name, self.described)
+        format!("v2 {}: {}", self.name, self.limits)
     }
 
     pub(super) fn counters(&self) -> Counters {

@@ -1,5 +1,5 @@
 //! What the child hands over and the executor reports, and when the executor is told to start
-//! the program: only after everything was verified.
+//! the program: only after everything that is read from outside was verified.
 //!
 //! A malformed event, or one of another state, ends the run. What the evidence must be is
 //! decided in `receipt.rs`.

@@ -15,10 +15,9 @@ use crate::receipt::{ExpectedSandbox, MountEvidence, OutsideEvidence};
 pub(super) enum State {
     /// The child sets itself up.
     Setup(Setup),
-    /// The launcher has compared the sandbox with the plan, and has told the executor to start
-    /// the program.
+    /// The launcher has compared what it can read from outside with the plan, and has sent Go.
     Verified(Verified),
-    /// The executor has sent its own evidence: the program may run from now on.
+    /// The executor has sent its own evidence too: the program may run from now on.
     Ready(Ready),
     /// The executor has started the program.
     Running(Ready),
