@@ -25,10 +25,10 @@ use stockade_launcher::{
     scratch::{Idmap, OpenedScratch},
 };
 use stockade_policy::plan::{Plan, plan};
-use stockade_protocol::{LimitKey, Request};
+use stockade_protocol::{LimitKey, Request, Verdict};
 
 use crate::{
-    LoadedPolicy, Options, Refusal, caller,
+    LoadedPolicy, Options, Refusal, RefusalCause, caller,
     pool::{PathIds, Pool},
     session::SessionState,
 };
@@ -108,7 +108,7 @@ impl<'a> Origin<'a> {
             return refusal;
         }
         let message = format!("{}; or empty files of the session by `write`, or `reset` it", refusal.message);
-        Refusal { verdict: stockade_protocol::Verdict::DiskLimit, message, ..refusal }
+        Refusal { verdict: Verdict::DiskLimit, message, ..refusal }
     }
 }
 
@@ -177,6 +177,17 @@ pub struct Admission<'a> {
     sandbox: Option<Result<RunSandbox, LaunchError>>,
 }
 
+/// A run that was admitted for its plan alone.
+#[derive(Debug, thiserror::Error)]
+#[error("this run was only planned")]
+struct OnlyPlanned;
+
+impl RefusalCause for OnlyPlanned {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        (Verdict::SandboxError, "not_claimed")
+    }
+}
+
 /// A file's bytes: the request's own text, or decoded.
 pub type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
 
@@ -217,10 +228,7 @@ impl<'a> Admission<'a> {
         let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         run_request.interpreters = interpreters;
-        let plan = plan(policy, filters, &host, &run_request).map_err(|error| match error.callers_fault {
-            true => Refusal::bad_request(error.reason, error.message),
-            false => Refusal::sandbox_error(error.reason, error.message),
-        })?;
+        let plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
         // One that does not fit ends here, before another is spawned.
         let prepared = pool.take(&plan, &seen, scratch.as_ref()).filter(|_| matches!(parts.stdin, StdinBytes::Null));
@@ -241,7 +249,7 @@ impl<'a> Admission<'a> {
     /// # Errors
     /// It could not be begun, or the run was not claimed.
     pub fn into_parts(self, streams: Streams) -> Result<(Plan, Inputs<'a>, RunSandbox), Refusal> {
-        let sandbox = self.sandbox.ok_or_else(|| Refusal::sandbox_error("not_claimed", "this run was only planned"))??;
+        let sandbox = self.sandbox.ok_or(OnlyPlanned)??;
         // One that was set up has them.
         let state = self.state.filter(|_| matches!(sandbox, RunSandbox::Init(_)));
         let kept = state.map(|state| state.copies(&self.plan)).transpose()?;

@@ -4,15 +4,59 @@
 //! safe way to ask name services. When root acts, no environment variable is read but
 //! the two that sudo sets, and those can only take rights away; behind a socket, none.
 
-use std::{env, ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, sync::OnceLock};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+    sync::OnceLock,
+};
 
 use caps::{CapSet, Capability};
 use rlimit::Resource;
-use rustix::fs::Mode;
+use rustix::{fs::Mode, io::Errno};
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 use stockade_policy::facts::Caller;
+use stockade_protocol::Verdict;
 
-use crate::Refusal;
+use crate::{Refusal, RefusalCause, facts::HostError};
+
+/// Why nothing is done for who asks.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallerError {
+    #[error(
+        "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)"
+    )]
+    SetId,
+    #[error(
+        "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
+    )]
+    PowerlessRoot,
+    #[error("uid {own} serves this socket without root's rights, so it runs nothing for uid {peer}; run stockade as yourself")]
+    PeerNotServed { own: u32, peer: u32 },
+    #[error(
+        "the limit {limit} that came along through sudo could keep this run out of the audit log, and root cannot lift it here: {error}; call sudo without that limit (ulimit), or give root CAP_SYS_RESOURCE"
+    )]
+    Limit { limit: &'static str, error: std::io::Error },
+    #[error("{name}={} is not a number; start through sudo, or unset it", text.display())]
+    SudoVariable { name: &'static str, text: OsString },
+    #[error("cannot change to the caller's rights: {0}")]
+    Rights(Errno),
+}
+
+impl RefusalCause for CallerError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            CallerError::SetId => "set_id_program",
+            CallerError::PowerlessRoot => "root_without_capabilities",
+            CallerError::PeerNotServed { .. } => "peer_not_served",
+            CallerError::Limit { .. } => "limits_of_caller",
+            CallerError::SudoVariable { .. } => "sudo_variables",
+            CallerError::Rights(_) => "caller_rights",
+        };
+        (Verdict::SandboxError, reason)
+    }
+}
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,68 +83,51 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
     static OWN: OnceLock<Result<Identity, Refusal>> = OnceLock::new();
     let own = OWN.get_or_init(own_identity).clone()?;
     match (peer, env::var_os("SUDO_UID")) {
-        (Some(peer), _) => behind_a_socket(own, peer),
+        (Some(peer), _) => Ok(behind_a_socket(own, peer)?),
         (None, Some(sudo_uid)) if own.privileged => behind_sudo(&sudo_uid),
         _ => Ok(own),
     }
 }
 
 /// Whether this program was started with more rights than its caller has.
-fn has_more_rights() -> Result<bool, Refusal> {
-    let missing = || Refusal::sandbox_error("no_proc", "/proc/self cannot be read; mount proc on /proc");
-    // What this process writes there would meet others.
-    let of_others = || {
-        Refusal::sandbox_error("no_proc", "/proc is that of another PID namespace; mount proc on /proc in this one (unshare --mount-proc)")
-    };
+fn has_more_rights() -> Result<bool, HostError> {
+    let missing = HostError::NoProc("/proc/self");
     // From Linux 6.4 on; a fifth of the time that the file takes.
     if let Ok(secure) = stockade_sys::process::is_secure_exec() {
         // Much else depends on it.
-        let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing())?;
+        let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing)?;
         let is_ours = own.to_str().is_ok_and(|pid| pid == std::process::id().to_string());
-        return if is_ours { Ok(secure) } else { Err(of_others()) };
+        // What this process writes there would meet others.
+        return if is_ours { Ok(secure) } else { Err(HostError::OtherProc) };
     }
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) if !auxv.is_empty() => Ok(stockade_sys::process::says_secure_exec(&auxv)),
         // It belongs to root where a set-ID bit changed only the group.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(true),
-        _ => Err(missing()),
+        _ => Err(missing),
     }
 }
 
 /// The user who started this process.
 fn own_identity() -> Result<Identity, Refusal> {
     if has_more_rights()? {
-        return Err(Refusal::sandbox_error(
-            "set_id_program",
-            "this program was started with more rights than its caller has; it must have no set-ID bit and no file capabilities (chmod u-s,g-s; setcap -r)",
-        ));
+        return Err(CallerError::SetId.into());
     }
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let privileged = uid == 0 && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
     if uid == 0 && !privileged {
-        return Err(Refusal::sandbox_error(
-            "root_without_capabilities",
-            format!(
-                "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
-            ),
-        ));
+        return Err(CallerError::PowerlessRoot.into());
     }
     Ok(Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false })
 }
 
 /// Root acts for its peer as for a caller of sudo; an ordinary user acts only for itself.
-fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, Refusal> {
+fn behind_a_socket(own: Identity, peer: &Caller) -> Result<Identity, CallerError> {
     if peer.uid == own.caller.uid {
         return Ok(own);
     }
     if !own.privileged {
-        return Err(Refusal::sandbox_error(
-            "peer_not_served",
-            format!(
-                "uid {} serves this socket without root's rights, so it runs nothing for uid {}; run stockade as yourself",
-                own.caller.uid, peer.uid
-            ),
-        ));
+        return Err(CallerError::PeerNotServed { own: own.caller.uid, peer: peer.uid });
     }
     Ok(Identity { privileged: true, caller: peer.clone(), on_behalf: true })
 }
@@ -115,7 +142,7 @@ static LIFTED: OnceLock<Result<(), Refusal>> = OnceLock::new();
 ///
 /// # Errors
 /// One is in force, and root has not the right to lift it.
-fn lift_limits() -> Result<(), Refusal> {
+fn lift_limits() -> Result<(), CallerError> {
     /// Enough for a launcher.
     const DESCRIPTORS: u64 = 256;
     const STACK: u64 = 8 << 20;
@@ -134,34 +161,23 @@ fn lift_limits() -> Result<(), Refusal> {
             true => resource.set(least, hard.max(least)),
             false => Ok(()),
         });
-        lifted.map_err(|error| {
-            let name = resource.as_name();
-            Refusal::sandbox_error(
-                "limits_of_caller",
-                format!(
-                    "the limit {name} that came along through sudo could keep this run out of the audit log, and root cannot lift it here: {error}; call sudo without that limit (ulimit), or give root CAP_SYS_RESOURCE"
-                ),
-            )
-        })?;
+        lifted.map_err(|error| CallerError::Limit { limit: resource.as_name(), error })?;
     }
     Ok(())
 }
 
 fn behind_sudo(sudo_uid: &OsStr) -> Result<Identity, Refusal> {
-    let number = |name: &str, text: &OsStr| {
+    let number = |name: &'static str, text: &OsStr| {
         // No sign, which Rust would take.
         let digits = text.to_str().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-        digits.and_then(|digits| digits.parse::<u32>().ok()).ok_or_else(|| {
-            let text = text.display();
-            Refusal::sandbox_error("sudo_variables", format!("{name}={text} is not a number; start through sudo, or unset it"))
-        })
+        digits.and_then(|digits| digits.parse::<u32>().ok()).ok_or_else(|| CallerError::SudoVariable { name, text: text.to_owned() })
     };
     let uid = number("SUDO_UID", sudo_uid)?;
     let gid = number("SUDO_GID", &env::var_os("SUDO_GID").unwrap_or_default())?;
     if uid == 0 {
         return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
     }
-    LIFTED.get_or_init(lift_limits).clone()?;
+    LIFTED.get_or_init(|| Ok(lift_limits()?)).clone()?;
     let groups = supplementary_groups(uid, gid);
     Ok(Identity { privileged: true, caller: Caller { uid, gid, groups }, on_behalf: true })
 }

@@ -19,8 +19,9 @@ use rustix::{
 };
 use stockade_launcher::registry::{Record, Registry};
 use stockade_policy::facts::{CgroupFacts, HostFacts};
+use stockade_protocol::Verdict;
 
-use crate::{Refusal, audit, caller::Identity};
+use crate::{Refusal, RefusalCause, audit, caller::Identity};
 
 /// The first host id that runs use; the run's number is added.
 const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
@@ -78,15 +79,33 @@ pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
     let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     match opened.and_then(stockade_launcher::read_to_string) {
         Err(Errno::NOENT) => Ok(String::new()),
-        read => read.map_err(|errno| unreadable("read", path, &errno.into())),
+        read => Ok(read.map_err(|errno| unreadable("read", path)(errno.into()))?),
     }
 }
 
-pub(crate) fn unreadable(attempt: &str, path: &Path, error: &io::Error) -> Refusal {
-    Refusal::sandbox_error(
-        "host_unreadable",
-        format!("{attempt} {}: {error}; the confinement of a run depends on it: let the user who runs stockade read it", path.display()),
-    )
+/// Why nothing is known of a part of the host.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostError {
+    #[error("{attempt} {}: {error}; the confinement of a run depends on it: let the user who runs stockade read it", path.display())]
+    Unreadable { attempt: &'static str, path: PathBuf, error: io::Error },
+    #[error("{0} cannot be read; mount proc on /proc")]
+    NoProc(&'static str),
+    #[error("/proc is that of another PID namespace; mount proc on /proc in this one (unshare --mount-proc)")]
+    OtherProc,
+}
+
+impl RefusalCause for HostError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            HostError::Unreadable { .. } => "host_unreadable",
+            HostError::NoProc(_) | HostError::OtherProc => "no_proc",
+        };
+        (Verdict::SandboxError, reason)
+    }
+}
+
+pub(crate) fn unreadable(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> HostError {
+    move |error| HostError::Unreadable { attempt, path: path.to_path_buf(), error }
 }
 
 /// Why a host id may be somebody's: the launcher's own map must hold it, and no account
@@ -127,7 +146,7 @@ fn merged_usr_links() -> Result<Vec<(String, String)>, Refusal> {
             Ok(target) => links.extend(target.to_str().map(|target| (name.to_owned(), target.to_owned()))),
             // It is not there, or is a directory.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {}
-            Err(error) => return Err(unreadable("read the link", &path, &error)),
+            Err(error) => return Err(unreadable("read the link", &path)(error).into()),
         }
     }
     Ok(links)

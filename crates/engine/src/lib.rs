@@ -13,6 +13,7 @@ pub mod facts;
 pub mod interpreter;
 mod policies;
 mod pool;
+mod refusal;
 mod report;
 pub mod screen;
 pub mod session;
@@ -21,17 +22,18 @@ mod trusted;
 
 use std::{cell::Cell, path::PathBuf};
 
-use rustix::io::Errno;
-use stockade_launcher::{Client, ErrorKind, LaunchError, Outcome, Relay, Stdin, Streams, Teardown};
+use stockade_launcher::{Client, ErrorKind, Outcome, Relay, Stdin, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
-use stockade_protocol::{Report, Request, Verdict, screen::Action, step::Step};
+use stockade_protocol::{Report, Request, screen::Action};
 
 use admit::RunSandbox;
 pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
+use caller::CallerError;
 pub use policies::{LoadedPolicy, list_policies, load_policy, lookup_context};
 use pool::Pool;
+pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
 
 /// What is fixed beforehand, whatever a request says.
 #[derive(Clone, Debug, Default)]
@@ -48,51 +50,6 @@ pub struct Options {
     pub peer: Option<Caller>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
-}
-
-/// Why a request is not run.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct Refusal {
-    /// `bad_request` or `sandbox_error`.
-    pub verdict: Verdict,
-    /// A stable identifier.
-    pub reason: String,
-    /// What, where, why and how to fix it.
-    pub message: String,
-    /// The errno, where a system call failed at the program's execve.
-    pub exec_errno: Option<i32>,
-}
-
-impl Refusal {
-    /// The caller must change the request.
-    pub fn bad_request(reason: &str, message: impl Into<String>) -> Self {
-        Refusal { verdict: Verdict::BadRequest, reason: reason.to_owned(), message: message.into(), exec_errno: None }
-    }
-
-    /// The host or the policy must be fixed.
-    pub fn sandbox_error(reason: &str, message: impl Into<String>) -> Self {
-        Refusal { verdict: Verdict::SandboxError, reason: reason.to_owned(), message: message.into(), exec_errno: None }
-    }
-
-    /// The result that says so.
-    pub fn report(&self) -> Report {
-        Report::refused(self.verdict, &self.reason, self.message.clone())
-    }
-}
-
-impl From<LaunchError> for Refusal {
-    fn from(error: LaunchError) -> Self {
-        let (kind, message) = (error.kind(), error.to_string());
-        match (kind, error.step_errno()) {
-            (ErrorKind::Step(Step::WriteProgram), Some(Errno::NOSPC | Errno::DQUOT)) => Refusal::sandbox_error("scratch_full", message),
-            (ErrorKind::Step(Step::WriteFile), _) => Refusal::bad_request("files_not_writable", message),
-            (ErrorKind::Step(Step::ExecPayload), errno) => {
-                Refusal { exec_errno: errno.map(Errno::raw_os_error), ..Refusal::sandbox_error("program_not_started", message) }
-            }
-            _ => Refusal::sandbox_error(kind.reason(), message),
-        }
-    }
 }
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
@@ -368,8 +325,7 @@ pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) 
 /// It cannot be known who that is, or the rights cannot be changed.
 pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
     let identity = caller::identify(None)?;
-    stockade_launcher::scratch::as_caller(&identity.caller, identity.privileged, act)
-        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))
+    stockade_launcher::scratch::as_caller(&identity.caller, identity.privileged, act).map_err(|errno| CallerError::Rights(errno).into())
 }
 
 /// The plan of a request or a command, without running it.

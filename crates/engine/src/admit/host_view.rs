@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Options, Refusal, audit,
-    caller::{self, Identity},
+    caller::{self, CallerError, Identity},
     facts,
     pool::PathIds,
     trusted::{refuse_led_astray, refuse_replaceable},
@@ -79,7 +79,7 @@ impl HostView {
                 (interpreters, led, codecs)
             })
         })
-        .map_err(|errno| Refusal::sandbox_error("caller_rights", format!("cannot change to the caller's rights: {errno}")))??;
+        .map_err(CallerError::Rights)??;
         host.codecs = codecs;
         let judge = |real: &Path| {
             refuse_replaceable(real, identity, policy, options)?;

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 use stockade_launcher::{
-    resolve::{self, Follow, ResolveError},
+    resolve::{self, Follow, ForeignLink, ResolveError},
     scratch,
 };
 use stockade_policy::{
@@ -24,13 +24,42 @@ use stockade_policy::{
     model::Policy,
     plan::Interpreter,
 };
+use stockade_protocol::Verdict::{self, BadRequest, SandboxError};
 
 use super::interpreters::ResolvedPrefixes;
 use crate::{
-    Refusal,
+    Refusal, RefusalCause,
     caller::Identity,
     facts::{FileId, unreadable},
 };
+
+/// Why a path is not shown.
+#[derive(Debug, thiserror::Error)]
+enum ShownError {
+    #[error("policy `{policy}` shows {}: {link}; {}", path.display(), match instead {
+        Some(real) => format!("if that is meant, name it without the link: {}", real.display()),
+        None => String::from("name what it leads to instead"),
+    })]
+    OfPolicy { policy: String, path: PathBuf, link: ForeignLink, instead: Option<PathBuf> },
+    #[error(transparent)]
+    OfInterpreter(ForeignLink),
+    #[error(
+        "{} leads to {}, which no run is shown: the whole host, or what the sandbox has of its own or not at all; name the directories that the code needs",
+        path.display(),
+        real.display()
+    )]
+    SystemDirectory { path: PathBuf, real: PathBuf },
+}
+
+impl RefusalCause for ShownError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        match self {
+            ShownError::OfPolicy { .. } => (SandboxError, "shown_foreign_link"),
+            ShownError::OfInterpreter(_) => (BadRequest, "shown_foreign_link"),
+            ShownError::SystemDirectory { .. } => (SandboxError, "shown_system_directory"),
+        }
+    }
+}
 
 /// The file or directory of each path; `None` where it does not exist.
 pub(super) type Inspected<'a> = BTreeMap<&'a Path, Option<FileId>>;
@@ -58,14 +87,9 @@ pub(super) fn inspect<'a>(
         seen.insert(path, found.map(|stat| (stat.st_dev, stat.st_ino)));
     };
     for path in policy.filesystem.read_only.iter().chain(&policy.filesystem.read_only_optional) {
-        let (real, found) = find(path, |no_way| {
+        let (real, found) = find(path, |link| {
             let instead = scratch::as_caller(&identity.caller, identity.privileged, || resolve::instead_of(path)).ok().flatten();
-            let remedy = instead.map_or_else(
-                || String::from("name what it leads to instead"),
-                |real| format!("if that is meant, name it without the link: {}", real.display()),
-            );
-            let shows = format!("policy `{}` shows {}", policy.name, path.display());
-            Refusal::sandbox_error("shown_foreign_link", format!("{shows}: {no_way}; {remedy}"))
+            ShownError::OfPolicy { policy: policy.name.clone(), path: path.clone(), link, instead }
         })?;
         note(path, found);
         if let Some(real) = real {
@@ -74,7 +98,7 @@ pub(super) fn inspect<'a>(
     }
     for (path, real) in led {
         // It has no symlink, unless one has been made since it was resolved.
-        let (_, found) = find(real, |no_way| Refusal::bad_request("shown_foreign_link", no_way.to_string()))?;
+        let (_, found) = find(real, ShownError::OfInterpreter)?;
         note(path, found);
         if real != path {
             refuse_never_shown(path, real)?;
@@ -90,10 +114,10 @@ pub(super) fn inspect<'a>(
 }
 
 /// The path without symlinks, where it differs, and the file that it leads to.
-fn find(path: &Path, foreign: impl FnOnce(ResolveError) -> Refusal) -> Result<(Option<PathBuf>, Option<Stat>), Refusal> {
+fn find(path: &Path, foreign: impl FnOnce(ForeignLink) -> ShownError) -> Result<(Option<PathBuf>, Option<Stat>), Refusal> {
     let way = match resolve::resolve(path, Follow::Roots) {
         Ok(way) => way,
-        Err(no_way @ ResolveError::Foreign(_)) => return Err(foreign(no_way)),
+        Err(ResolveError::Foreign(link)) => return Err(foreign(link).into()),
         Err(ResolveError::TooManyLinks | ResolveError::Missing(_) | ResolveError::NotDirectory(_)) => return Ok((None, None)),
         Err(ResolveError::Unreadable(at, errno)) => return Ok((None, there(&at, Err(errno))?)),
     };
@@ -109,20 +133,13 @@ fn there(path: &Path, looked: Result<Stat, Errno>) -> Result<Option<Stat>, Refus
     match looked {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::LOOP) => Ok(None),
-        Err(errno) => Err(unreadable("look at", path, &errno.into())),
+        Err(errno) => Err(unreadable("look at", path)(errno.into()).into()),
     }
 }
 
-fn refuse_never_shown(path: &Path, real: &Path) -> Result<(), Refusal> {
+fn refuse_never_shown(path: &Path, real: &Path) -> Result<(), ShownError> {
     if !is_never_shown(real) {
         return Ok(());
     }
-    Err(Refusal::sandbox_error(
-        "shown_system_directory",
-        format!(
-            "{} leads to {}, which no run is shown: the whole host, or what the sandbox has of its own or not at all; name the directories that the code needs",
-            path.display(),
-            real.display()
-        ),
-    ))
+    Err(ShownError::SystemDirectory { path: path.to_path_buf(), real: real.to_path_buf() })
 }

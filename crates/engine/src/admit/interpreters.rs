@@ -10,15 +10,38 @@ use std::{
 };
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::scratch::{self, Opener};
+use stockade_launcher::scratch::{self, Opener, ScratchError};
 use stockade_policy::{
     facts::Codec,
     model::Policy,
-    plan::{Interpreter, Program, RunRequest},
+    plan::{Interpreter, PlanError, Program, RunRequest},
 };
+use stockade_protocol::Verdict;
 
 use super::prefixes::{self, Prefix};
-use crate::{Options, Refusal, caller::Identity};
+use crate::{Options, Refusal, RefusalCause, caller::Identity};
+
+/// Why an interpreter cannot be taken, or not what it needs.
+#[derive(Debug, thiserror::Error)]
+enum InterpreterError {
+    #[error("--runtime: {0}")]
+    Runtime(PlanError),
+    #[error("--runtime {runtime}={}: name an interpreter by its absolute path", path.display())]
+    Missing { runtime: String, path: PathBuf },
+    #[error("{}: {}", .0.path, .0.problem)]
+    Tree(ScratchError),
+}
+
+impl RefusalCause for InterpreterError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            InterpreterError::Runtime(error) => error.reason,
+            InterpreterError::Missing { .. } => "interpreter_missing",
+            InterpreterError::Tree(error) => error.problem.reason(),
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
 
 /// Directories of the host, and each without links: where it leads.
 pub(super) type ResolvedPrefixes = BTreeMap<PathBuf, PathBuf>;
@@ -39,13 +62,9 @@ pub(super) fn check_interpreters(
     };
     let mut all = BTreeMap::new();
     for (name, path) in &options.interpreters {
-        let (name, _) = stockade_policy::plan::find_runtime(policy, name)
-            .map_err(|error| Refusal::bad_request(error.reason, format!("--runtime: {}", error.message)))?;
+        let (name, _) = stockade_policy::plan::find_runtime(policy, name).map_err(InterpreterError::Runtime)?;
         if !path.is_absolute() || !path.is_file() {
-            return Err(Refusal::bad_request(
-                "interpreter_missing",
-                format!("--runtime {name}={}: name an interpreter by its absolute path", path.display()),
-            ));
+            return Err(InterpreterError::Missing { runtime: name.to_owned(), path: path.clone() }.into());
         }
         all.insert(name.to_owned(), interpreter(name, path)?);
     }
@@ -93,9 +112,7 @@ pub(super) fn open_trees(identity: &Identity, led: &ResolvedPrefixes, opener: &O
     let mut trees = BTreeMap::new();
     if identity.privileged {
         for path in led.values() {
-            let tree = scratch::open_tree_as_caller(path, opener)
-                .map_err(|error| Refusal::bad_request(error.problem.reason(), format!("{}: {}", error.path, error.problem)))?;
-            trees.insert(path.clone(), tree);
+            trees.insert(path.clone(), scratch::open_tree_as_caller(path, opener).map_err(InterpreterError::Tree)?);
         }
     }
     Ok(trees)

@@ -15,10 +15,11 @@ use rustix::{
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, ResolveFlags, openat2},
 };
-use stockade_launcher::resolve::{self, Follow};
+use stockade_launcher::resolve::{self, Follow, ForeignLink};
 use stockade_policy::model::Policy;
+use stockade_protocol::Verdict;
 
-use crate::Refusal;
+use crate::RefusalCause;
 
 /// The size in bytes from which a small file is not read.
 const MAX_SMALL_FILE: u64 = 64 << 10;
@@ -28,6 +29,29 @@ const MAX_VERSIONS: usize = 16;
 const MAX_ENTRIES: usize = 256;
 /// Dot files that conda and Homebrew keep there.
 const KNOWN_DOTS: [&str; 3] = [".brew", ".condarc", ".nonadmin"];
+
+/// Why a directory is not shown for an interpreter.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PrefixError {
+    #[error("runtime `{runtime}`: {}: {foreign}; if that is meant, name it without the link: in {}", program.display(), real.display())]
+    Foreign { runtime: String, program: PathBuf, foreign: ForeignLink, real: PathBuf },
+    #[error(
+        "runtime `{runtime}`: {}: {how} {}, which policy `{policy}` does not show, and which is not plainly an interpreter's own directory (with bin/python3 and lib/python3.*/os.py, and nothing whose name begins with a dot). Code that could write to the environment may have had a hand in it: make it anew, name the interpreter by its path without links, or add the directory to [filesystem] read_only",
+        program.display(),
+        path.display()
+    )]
+    LedAstray { runtime: String, program: PathBuf, how: &'static str, path: PathBuf, policy: String },
+}
+
+impl RefusalCause for PrefixError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            PrefixError::Foreign { .. } => "shown_foreign_link",
+            PrefixError::LedAstray { .. } => "interpreter_led_astray",
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
 
 /// The environment directory of an interpreter's path: the parent of its `bin`.
 pub(super) fn environment(program: &Path) -> Option<PathBuf> {
@@ -52,7 +76,7 @@ pub(super) fn real(program: &Path) -> Option<PathBuf> {
 ///
 /// # Errors
 /// One of them does not look like an interpreter's directory.
-pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<Vec<(PathBuf, PathBuf)>, Refusal> {
+pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<Vec<(PathBuf, PathBuf)>, PrefixError> {
     let filesystem = &policy.filesystem;
     let shown = |path: &Path| filesystem.read_only.iter().chain(&filesystem.read_only_optional).any(|shown| path.starts_with(shown));
     let mut needed: Vec<(PathBuf, PathBuf)> = Vec::new();
@@ -76,25 +100,11 @@ pub(super) fn needed(runtime: &str, program: &Path, policy: &Policy) -> Result<V
         let is_meant = is_named && (real == path || foreign.is_none() && has_settings(&real));
         let is_believed = || is_clean && (shown(&path) || Prefix::open(&real).is_some_and(|prefix| prefix.is_interpreters()));
         if !is_meant && !is_believed() {
-            if let Some(foreign) = foreign.filter(|_| is_named && has_settings(&real)) {
-                return Err(Refusal::bad_request(
-                    "shown_foreign_link",
-                    format!(
-                        "runtime `{runtime}`: {}: {foreign}; if that is meant, name it without the link: in {}",
-                        program.display(),
-                        real.display()
-                    ),
-                ));
-            }
-            return Err(Refusal::bad_request(
-                "interpreter_led_astray",
-                format!(
-                    "runtime `{runtime}`: {}: {how} {}, which policy `{}` does not show, and which is not plainly an interpreter's own directory (with bin/python3 and lib/python3.*/os.py, and nothing whose name begins with a dot). Code that could write to the environment may have had a hand in it: make it anew, name the interpreter by its path without links, or add the directory to [filesystem] read_only",
-                    program.display(),
-                    path.display(),
-                    policy.name
-                ),
-            ));
+            let (runtime, program) = (runtime.to_owned(), program.to_path_buf());
+            return Err(match foreign.filter(|_| is_named && has_settings(&real)) {
+                Some(foreign) => PrefixError::Foreign { runtime, program, foreign, real },
+                None => PrefixError::LedAstray { runtime, program, how, path, policy: policy.name.clone() },
+            });
         }
         needed.push((path, real));
     }

@@ -10,12 +10,12 @@ use rustix::{io::Errno, rand::GetRandomFlags};
 use stockade_launcher::registry::PROGRAM_PREFIX;
 use stockade_policy::{
     model::Policy,
-    plan::{Plan, PlanError, Program, RunRequest},
+    plan::{Plan, Program, RunRequest},
 };
-use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64};
+use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64, Verdict};
 
 use super::{FileBytes, Origin, StdinBytes};
-use crate::{Options, Refusal};
+use crate::{Options, Refusal, RefusalCause};
 
 /// The largest request, in bytes.
 pub const MAX_REQUEST: usize = 64 << 20;
@@ -63,15 +63,13 @@ pub(crate) enum RequestError {
     UnknownLimit(String, String, String),
     #[error("limits: {0}")]
     Limit(String),
-    #[error("{}", .0.message)]
-    Language(PlanError),
     #[error("the kernel gives no random bytes: {0}; a filter over the launcher must let it call getrandom(2)")]
     Randomness(Errno),
 }
 
-impl RequestError {
-    fn reason(&self) -> &'static str {
-        match self {
+impl RefusalCause for RequestError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
             RequestError::Unreadable(_) => "request_unreadable",
             RequestError::TooLarge => "request_too_large",
             RequestError::Empty => "request_empty",
@@ -88,16 +86,9 @@ impl RequestError {
             RequestError::Path { .. } => "path_malformed",
             RequestError::UnknownLimit(..) => "unknown_limit",
             RequestError::Limit(_) => "limit_malformed",
-            RequestError::Language(error) => error.reason,
-            RequestError::Randomness(_) => "no_randomness",
-        }
-    }
-}
-
-impl From<RequestError> for Refusal {
-    fn from(error: RequestError) -> Self {
-        let refuse = if matches!(error, RequestError::Randomness(_)) { Refusal::sandbox_error } else { Refusal::bad_request };
-        refuse(error.reason(), error.to_string())
+            RequestError::Randomness(_) => return (Verdict::SandboxError, "no_randomness"),
+        };
+        (Verdict::BadRequest, reason)
     }
 }
 
@@ -248,7 +239,7 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
     run_request.environment = request.env.clone();
     run_request.program = Program::Code { language: request.language.clone(), stem: unique_stem()? };
     // Named early, so that a misspelt language is refused before anything is opened.
-    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language)).map_err(RequestError::Language)?;
+    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
     parts.program = request.code.as_bytes();
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {

@@ -9,12 +9,44 @@ use std::path::{Component, Path, PathBuf};
 use stockade_launcher::{
     OpenedScratch,
     registry::{Record, Registry},
-    scratch::{Opener, ScratchError, path::ScratchPath},
+    scratch::{Opener, path::ScratchPath},
 };
-use stockade_policy::{Grants, facts::CgroupFacts, grants, model::Policy};
+use stockade_policy::{
+    Grants,
+    facts::CgroupFacts,
+    grants::{self, GrantRefusal, GrantsError},
+    model::Policy,
+};
+use stockade_protocol::Verdict::{self, BadRequest, SandboxError};
 
 use super::Origin;
-use crate::{Options, Refusal, caller::Identity, facts};
+use crate::{Options, Refusal, RefusalCause, caller::Identity, facts};
+
+/// Why the caller may not have what it asks for.
+#[derive(Debug, thiserror::Error)]
+enum RightsError {
+    #[error("scratch {wanted}: it must be {ceiling}, which --scratch names, or lie below it")]
+    OutsideCeiling { wanted: String, ceiling: String },
+    #[error(transparent)]
+    GrantsUnreadable(#[from] GrantsError),
+    #[error(
+        "{} does not exist, so root runs nothing for uid {uid}; name there what this user may run, or have it run stockade with its own rights",
+        grants::PATH
+    )]
+    NoGrants { uid: u32 },
+    #[error(transparent)]
+    NotGranted(#[from] GrantRefusal),
+}
+
+impl RefusalCause for RightsError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        match self {
+            RightsError::OutsideCeiling { .. } => (BadRequest, "scratch_outside_ceiling"),
+            RightsError::GrantsUnreadable(_) => (SandboxError, "grants_unreadable"),
+            RightsError::NoGrants { .. } | RightsError::NotGranted(_) => (SandboxError, "not_granted"),
+        }
+    }
+}
 
 /// The request's scratch, below the command line's if that names one.
 pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option<String>, Refusal> {
@@ -27,14 +59,7 @@ pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option
         (Some(wanted), Some(ceiling)) => {
             let inside =
                 Path::new(&wanted).starts_with(&ceiling) && !Path::new(&wanted).components().any(|part| part == Component::ParentDir);
-            if inside {
-                Ok(Some(wanted))
-            } else {
-                Err(Refusal::bad_request(
-                    "scratch_outside_ceiling",
-                    format!("scratch {wanted}: it must be {ceiling}, which --scratch names, or lie below it"),
-                ))
-            }
+            if inside { Ok(Some(wanted)) } else { Err(RightsError::OutsideCeiling { wanted, ceiling }.into()) }
         }
         (wanted, ceiling) => Ok(wanted.or(ceiling)),
     }
@@ -48,12 +73,11 @@ pub(crate) fn open_scratch(
     opener: &Opener<'_>,
     judge: impl Fn(&Path) -> Result<(), Refusal>,
 ) -> Result<OpenedScratch, Refusal> {
-    let refused = |error: ScratchError| Refusal::bad_request(error.problem.reason(), error.to_string());
-    let place = ScratchPath::find(path, policy, opener).map_err(refused)?;
+    let place = ScratchPath::find(path, policy, opener)?;
     if place.is_missing() {
         judge(place.path())?;
     }
-    let opened = place.open(policy, opener).map_err(refused)?;
+    let opened = place.open(policy, opener)?;
     // By the path that was opened: the one that was named may lead elsewhere now.
     judge(&opened.facts.path)?;
     Ok(opened)
@@ -68,22 +92,12 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
     if !identity.on_behalf {
         return Ok(());
     }
-    let path = Path::new(grants::PATH);
-    let loaded = Grants::load(path).map_err(|error| Refusal::sandbox_error("grants_unreadable", error.to_string()))?;
-    let grants = loaded.ok_or_else(|| {
-        Refusal::sandbox_error(
-            "not_granted",
-            format!(
-                "{} does not exist, so root runs nothing for uid {}; name there what this user may run, or have it run stockade with its own rights",
-                path.display(),
-                identity.caller.uid
-            ),
-        )
-    })?;
+    let loaded = Grants::load(Path::new(grants::PATH)).map_err(RightsError::from)?;
+    let grants = loaded.ok_or(RightsError::NoGrants { uid: identity.caller.uid })?;
     let asker = stockade_policy::Caller { uid: identity.caller.uid, gids: identity.caller.groups.clone() };
     let interpreters: Vec<PathBuf> = options.interpreters.iter().map(|(_, path)| path.clone()).collect();
     let name = options.policy.as_deref().unwrap_or(policy);
-    grants.decide(&asker, name, scratch, &interpreters).map_err(|refusal| Refusal::sandbox_error("not_granted", refusal.to_string()))
+    Ok(grants.decide(&asker, name, scratch, &interpreters).map_err(RightsError::from)?)
 }
 
 /// The run's record, and the registry, which is still to be swept; none where nothing could be
