@@ -13,6 +13,7 @@
 //!
 //! Doors that cannot wait refuse such code: commands, shims, and whatever says so itself.
 
+mod error;
 mod store;
 
 use std::{cell::Cell, collections::BTreeMap, os::unix::ffi::OsStrExt};
@@ -31,9 +32,10 @@ use crate::{
     admit::{parse_request, scratch_of},
     audit::{ApprovalRecord, AuditRecorder, AuditSubject, policy_ref},
     caller::{self, Identity},
-    report,
+    facts, report,
     screen::{self, Screening},
 };
+use error::{ApprovalError, Unseen};
 use store::{FoundToken, HeldRequest, Store, Token};
 
 /// The longest request that others approve, as JSON: more than that nobody reads.
@@ -64,23 +66,22 @@ struct BoundFields<'a> {
     limits: &'a BTreeMap<String, LimitValue>,
 }
 
-fn json(value: &impl Serialize) -> Result<String, Refusal> {
-    serde_json::to_string(value)
-        .map_err(|error| Refusal::sandbox_error("approval_unwritable", format!("write what is to be approved: {error}")))
+fn json(value: &impl Serialize) -> Result<String, ApprovalError> {
+    serde_json::to_string(value).map_err(ApprovalError::Unwritable)
 }
 
-fn hash(value: &impl Serialize) -> Result<String, Refusal> {
+fn hash(value: &impl Serialize) -> Result<String, ApprovalError> {
     Ok(text::sha256(json(value)?.as_bytes()))
 }
 
 /// What a token is for and approvers see is one text.
-fn bound(request: &Request) -> Result<String, Refusal> {
+fn bound(request: &Request) -> Result<String, ApprovalError> {
     let Request { code, scratch: _, language, args, stdin, env, files, collect, limits, encoding: _, id: _, labels: _, approve: _ } =
         request;
     json(&BoundFields { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
 }
 
-fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, Refusal> {
+fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, ApprovalError> {
     let interpreters: Vec<_> = options.interpreters.iter().map(|(name, path)| (name, path.as_os_str().as_bytes())).collect();
     hash(&(&policy.name, &policy.sha256, interpreters))
 }
@@ -91,11 +92,10 @@ fn hash_of_scratch(scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Resul
         None => None,
         Some(opened) => {
             let path = &opened.facts.path;
-            let unreadable = |errno| Refusal::sandbox_error("host_unreadable", format!("cannot look at {}: {errno}", path.display()));
-            Some((path.as_os_str().as_bytes(), opened.file_id().map_err(unreadable)?))
+            Some((path.as_os_str().as_bytes(), opened.file_id().map_err(|errno| facts::unknown(path)(errno.into()))?))
         }
     };
-    hash(&(place, origin.number_of_session()))
+    Ok(hash(&(place, origin.number_of_session()))?)
 }
 
 /// Why code that needs approval is refused at once, and what to do; none: it waits.
@@ -117,29 +117,18 @@ fn check_self_contained(origin: Origin<'_>, policy: &Policy, options: &Options) 
     if policy.screen.approvers.is_empty() {
         return Ok(());
     }
-    let why = if let Some(path) = scratch_of(origin, options)? {
-        format!(
-            "what lies in the scratch {path} they do not see, and it can change until the code runs; leave it out, send what the code needs by `files` and take what it makes by `collect`"
-        )
-    } else if let Some((name, path)) = options.interpreters.first() {
-        format!(
-            "the interpreter {} and its packages they do not see; name it for `{name}` in the policy instead of by --runtime",
-            path.display()
-        )
+    let unseen = if let Some(path) = scratch_of(origin, options)? {
+        Unseen::Scratch(path)
+    } else if let Some((runtime, path)) = options.interpreters.first() {
+        Unseen::Interpreter { runtime: runtime.clone(), path: path.clone() }
     } else if let Some(state) = origin.session_state()
         && !state.is_left_empty()?
     {
-        String::from(
-            "what this session holds already, in scratch, home or /tmp or as an attribute of these, they do not see; `reset` it, and send what the code needs with the request, by `files`",
-        )
+        Unseen::Session
     } else {
         return Ok(());
     };
-    let why = format!(
-        "policy `{}` has this code approved by others, who approve what they see: {why}; or take a policy without `approvers`",
-        policy.name
-    );
-    Err(Refusal::bad_request("approval_not_self_contained", why))
+    Err(ApprovalError::NotSelfContained { policy: policy.name.clone(), unseen }.into())
 }
 
 /// Refuses what no token is for where it would be the way past approvers: a caller's
@@ -147,12 +136,11 @@ fn check_self_contained(origin: Origin<'_>, policy: &Policy, options: &Options) 
 ///
 /// # Errors
 /// The policy has them.
-pub(crate) fn check_approvable(origin: Origin<'_>, policy: &Policy) -> Result<(), Refusal> {
+pub(crate) fn check_approvable(origin: Origin<'_>, policy: &Policy) -> Result<(), ApprovalError> {
     if !matches!(origin, Origin::Command { .. } | Origin::Interpreter { .. }) || policy.screen.approvers.is_empty() {
         return Ok(());
     }
-    let why = format!("policy `{}` has code approved by others, which requests of `exec` and `session` can be alone", policy.name);
-    Err(Refusal::bad_request("approval_needs_request", why))
+    Err(ApprovalError::NeedsRequest(policy.name.clone()))
 }
 
 /// What approvers are shown.
@@ -193,11 +181,7 @@ pub(crate) fn request_approval(
     let identity = caller::identify(options.peer.as_ref())?;
     let approvers = &policy.screen.approvers;
     if !approvers.is_empty() && !identity.privileged {
-        let why = format!(
-            "policy `{}` has code approved by others, and what your own launcher keeps you could change; run it through root, by sudo or a socket",
-            policy.name
-        );
-        return Err(Refusal::sandbox_error("approvers_need_root", why));
+        return Err(ApprovalError::NeedsRoot(policy.name.clone()).into());
     }
     check_self_contained(origin, policy, options)?;
     // What would be refused in any case is refused before an approver is asked.
@@ -223,7 +207,7 @@ pub(crate) fn request_approval(
     Ok(waits(&held, &token, time / 1000, policy, &why))
 }
 
-fn shown(bound: String, origin: Origin<'_>, request: &Request, policy: &Policy, screening: &Screening) -> Result<String, Refusal> {
+fn shown(bound: String, origin: Origin<'_>, request: &Request, policy: &Policy, screening: &Screening) -> Result<String, ApprovalError> {
     let PolicyRef { name, origin: policy_origin, sha256 } = policy_ref(policy);
     let runtime = screen::runtime(policy, request.language.as_deref().unwrap_or(&policy.language));
     let shown = ApprovalView {
@@ -239,11 +223,7 @@ fn shown(bound: String, origin: Origin<'_>, request: &Request, policy: &Policy, 
     };
     let text = json(&shown)?;
     if text.len() > MAX_SHOWN {
-        let why = format!(
-            "others have to read what they approve, and this request has {} bytes, more than {MAX_SHOWN}; send less, or have the policy show large data read-only",
-            text.len()
-        );
-        return Err(Refusal::bad_request("approval_too_large", why));
+        return Err(ApprovalError::TooLarge(text.len()));
     }
     Ok(text)
 }
@@ -302,23 +282,19 @@ pub(crate) fn judge_token(
     let (store, token) = (Store::open(&identity)?, Token::parse(token)?);
     let held = match store.find(&token)? {
         // Of a token that is another's nothing is said, not even that there is one.
-        FoundToken::Held(held) | FoundToken::Used(held) if held.requester != identity.caller.uid => return Err(unknown()),
-        FoundToken::None => return Err(unknown()),
-        FoundToken::Used(_) => return Err(used()),
+        FoundToken::Held(held) | FoundToken::Used(held) if held.requester != identity.caller.uid => {
+            return Err(ApprovalError::Unknown.into());
+        }
+        FoundToken::None => return Err(ApprovalError::Unknown.into()),
+        FoundToken::Used(_) => return Err(ApprovalError::Used.into()),
         FoundToken::Held(held) => held,
     };
-    let Some(seconds_left) = held.seconds_left()? else { return Err(expired()) };
-    let other = |reason: &str, what: &str| Err(Refusal::bad_request(reason, format!("approve: this token is for {what}")));
+    let seconds_left = held.seconds_left()?.ok_or(ApprovalError::Expired)?;
     if held.request != text::sha256(bound(request)?.as_bytes()) {
-        return other(
-            "approval_of_other_request",
-            "another request: code, language, args, stdin, env, files, collect and limits must be as they were when it was given",
-        );
+        return Err(ApprovalError::OtherRequest.into());
     }
     if held.policy != hash_of_policy(&loaded.policy, options)? {
-        let what =
-            format!("another policy than `{}` as it stands, or other interpreters; send the request again without it", loaded.policy.name);
-        return other("approval_of_other_policy", &what);
+        return Err(ApprovalError::OtherPolicy(loaded.policy.name.clone()).into());
     }
     let approver = if held.approvers.is_empty() { Some(held.requester) } else { store.approver(&token)? };
     Ok(match approver {
@@ -342,28 +318,14 @@ impl ApprovalPass {
     /// time one is late.
     pub(crate) fn claim(&self, scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Result<(), Refusal> {
         if self.held.scratch != hash_of_scratch(scratch, origin)? {
-            let why = "approve: this token is for another scratch: the directory, or the session, must be the one that it was given for";
-            return Err(Refusal::bad_request("approval_of_other_scratch", why));
+            return Err(ApprovalError::OtherScratch.into());
         }
         if self.claimed.replace(true) {
             return Ok(());
         }
-        self.held.seconds_left()?.ok_or_else(expired)?;
-        if self.store.claim(&self.token)? { Ok(()) } else { Err(used()) }
+        self.held.seconds_left()?.ok_or(ApprovalError::Expired)?;
+        if self.store.claim(&self.token)? { Ok(()) } else { Err(ApprovalError::Used.into()) }
     }
-}
-
-fn unknown() -> Refusal {
-    let why = "approve: no such token waits for you; it is another's, from before the last start of this host, or long past; send the request again without it";
-    Refusal::bad_request("approval_unknown", why)
-}
-
-fn used() -> Refusal {
-    Refusal::bad_request("approval_used", "approve: this token has been used, and is good once; send the request again without it")
-}
-
-fn expired() -> Refusal {
-    Refusal::bad_request("approval_expired", "approve: this token's time is over; send the request again without it")
 }
 
 /// Code that waits for somebody's approval.
@@ -391,31 +353,16 @@ pub fn look(token: &str) -> Result<WaitingApproval, Refusal> {
 
 fn look_as(identity: &Identity, store: &Store, token: &Token) -> Result<WaitingApproval, Refusal> {
     let caller = &identity.caller;
-    let not_yours = || {
-        let why = "no such token waits for your approval: it is used, long past, or not yours to approve; approvers come through root, as by `sudo stockade approve`";
-        Refusal::bad_request("approval_unknown", why)
-    };
-    let FoundToken::Held(held) = store.find(token)? else { return Err(not_yours()) };
+    let FoundToken::Held(held) = store.find(token)? else { return Err(ApprovalError::NotYours.into()) };
     let own = held.requester == caller.uid;
-    let is_approver = || {
-        approver::is_approver(&held.approvers, caller)
-            .map_err(|error| Refusal::sandbox_error("accounts_unreadable", format!("cannot tell who may approve: {error}")))
-    };
+    let is_approver = || approver::is_approver(&held.approvers, caller).map_err(ApprovalError::Accounts);
     match (own, held.approvers.is_empty()) {
-        (true, true) => {
-            let why = "you approve it by sending the request again, with this token as `approve` (or --approve)";
-            return Err(Refusal::bad_request("approval_by_request", why));
-        }
-        (true, false) => {
-            return Err(Refusal::bad_request(
-                "approval_of_own_request",
-                "you have asked for this yourself; somebody else has to approve it",
-            ));
-        }
-        (false, _) if !is_approver()? => return Err(not_yours()),
+        (true, true) => return Err(ApprovalError::ByRequest.into()),
+        (true, false) => return Err(ApprovalError::OwnRequest.into()),
+        (false, _) if !is_approver()? => return Err(ApprovalError::NotYours.into()),
         (false, _) => {}
     }
-    let seconds_left = held.seconds_left()?.ok_or_else(expired)?;
+    let seconds_left = held.seconds_left()?.ok_or(ApprovalError::Expired)?;
     Ok(WaitingApproval { requester: held.requester, seconds_left, approver: store.approver(token)?, shown: store.shown(token)? })
 }
 
@@ -444,7 +391,8 @@ pub fn approve(token: &str) -> Result<WaitingApproval, Refusal> {
 /// # Errors
 /// It has not.
 pub fn check_token(text: &str) -> Result<&str, Refusal> {
-    Token::parse(text).map(|_| text)
+    Token::parse(text)?;
+    Ok(text)
 }
 
 /// The hash by which a token stands in the audit log.

@@ -88,6 +88,8 @@ pub(crate) fn small_file(path: impl AsRef<Path>) -> Result<String, Refusal> {
 pub(crate) enum HostError {
     #[error("{attempt} {}: {error}; the confinement of a run depends on it: let the user who runs stockade read it", path.display())]
     Unreadable { attempt: &'static str, path: PathBuf, error: io::Error },
+    #[error("cannot look at {}: {error}", path.display())]
+    Unknown { path: PathBuf, error: io::Error },
     #[error("{0} cannot be read; mount proc on /proc")]
     NoProc(&'static str),
     #[error("/proc is that of another PID namespace; mount proc on /proc in this one (unshare --mount-proc)")]
@@ -97,7 +99,7 @@ pub(crate) enum HostError {
 impl RefusalCause for HostError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
-            HostError::Unreadable { .. } => "host_unreadable",
+            HostError::Unreadable { .. } | HostError::Unknown { .. } => "host_unreadable",
             HostError::NoProc(_) | HostError::OtherProc => "no_proc",
         };
         (Verdict::SandboxError, reason)
@@ -106,6 +108,10 @@ impl RefusalCause for HostError {
 
 pub(crate) fn unreadable(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> HostError {
     move |error| HostError::Unreadable { attempt, path: path.to_path_buf(), error }
+}
+
+pub(crate) fn unknown(path: &Path) -> impl Fn(io::Error) -> HostError {
+    move |error| HostError::Unknown { path: path.to_path_buf(), error }
 }
 
 /// Why a host id may be somebody's: the launcher's own map must hold it, and no account

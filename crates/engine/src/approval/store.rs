@@ -11,7 +11,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
@@ -22,11 +22,16 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use stockade_policy::approver::Approver;
 
-use super::{ApprovalView, hash_of_token};
-use crate::{Refusal, admit::random_bytes, caller::Identity, facts};
+use super::{ApprovalError, ApprovalView, hash_of_token};
+use crate::{
+    Refusal,
+    admit::random_bytes,
+    caller::Identity,
+    facts::{self, HostError},
+};
 
 /// How many requests of one caller may wait.
-const MAX_HELD: usize = 16;
+pub(super) const MAX_HELD: usize = 16;
 /// How many used tokens of one caller are remembered, to tell them from unknown ones.
 const MAX_USED: usize = 64;
 /// For how long an expired token is remembered, to tell it from an unknown one.
@@ -48,14 +53,11 @@ impl Token {
         Ok(Token(format!("{:032x}", u128::from_ne_bytes(bits))))
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, Refusal> {
+    pub(super) fn parse(text: &str) -> Result<Self, ApprovalError> {
         if text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
             return Ok(Token(text.to_owned()));
         }
-        Err(Refusal::bad_request(
-            "approval_malformed",
-            "approve: a token has 32 hexadecimal digits, as `approval.token` of a result has them",
-        ))
+        Err(ApprovalError::Malformed)
     }
 
     pub(super) fn text(&self) -> &str {
@@ -100,9 +102,10 @@ fn now_ms() -> u64 {
 }
 
 fn boot() -> Result<String, Refusal> {
-    let id = facts::small_file("/proc/sys/kernel/random/boot_id")?;
+    const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+    let id = facts::small_file(BOOT_ID)?;
     match id.trim() {
-        "" => Err(Refusal::sandbox_error("no_proc", "/proc/sys/kernel/random/boot_id cannot be read; mount proc on /proc")),
+        "" => Err(HostError::NoProc(BOOT_ID).into()),
         id => Ok(id.to_owned()),
     }
 }
@@ -121,9 +124,8 @@ pub(super) struct Store {
     waiting: usize,
 }
 
-fn failed(attempt: &str, path: &std::path::Path, error: &io::Error) -> Refusal {
-    let why = format!("cannot {attempt} {}: {error}; nothing was approved", path.display());
-    Refusal::sandbox_error("approval_not_kept", why)
+fn failed(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> ApprovalError {
+    move |error| ApprovalError::NotKept { attempt, path: path.to_path_buf(), error }
 }
 
 impl Store {
@@ -138,7 +140,7 @@ impl Store {
         self.directory.join(format!("{PREFIX}{}.{ending}", token.sha256()))
     }
 
-    fn read(&self, path: &std::path::Path) -> io::Result<Option<Vec<u8>>> {
+    fn read(&self, path: &Path) -> io::Result<Option<Vec<u8>>> {
         let opened = OpenOptions::new().read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed()).open(path);
         match opened {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -150,13 +152,13 @@ impl Store {
         }
     }
 
-    fn held(&self, path: &std::path::Path) -> Result<Option<HeldRequest>, Refusal> {
-        let bytes = self.read(path).map_err(|error| failed("read", path, &error))?;
+    fn held(&self, path: &Path) -> Result<Option<HeldRequest>, ApprovalError> {
+        let bytes = self.read(path).map_err(failed("read", path))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
     /// Creates a new file; removes it again where it cannot be written whole.
-    fn make(&self, path: &std::path::Path, bytes: &[u8]) -> Result<(), Refusal> {
+    fn make(&self, path: &Path, bytes: &[u8]) -> Result<(), ApprovalError> {
         let flags = OFlags::NOFOLLOW.bits().cast_signed();
         let made = OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(path);
         let written = made.and_then(|mut file: File| {
@@ -165,18 +167,16 @@ impl Store {
                 let _swept_later = std::fs::remove_file(path);
             })
         });
-        written.map_err(|error| failed("write", path, &error))
+        written.map_err(failed("write", path))
     }
 
     /// Stores a waiting request and returns its token.
     pub(super) fn hold(&self, held: &HeldRequest, shown: Option<&str>) -> Result<Token, Refusal> {
         if self.waiting >= MAX_HELD {
-            let why =
-                format!("{MAX_HELD} requests of yours wait for approval already; have them approved, or wait until their time is over");
-            return Err(Refusal::bad_request("too_many_approvals", why));
+            return Err(ApprovalError::TooMany.into());
         }
         let token = Token::new()?;
-        let line = serde_json::to_vec(held).map_err(|error| failed("write", &self.directory, &error.into()))?;
+        let line = serde_json::to_vec(held).map_err(|error| failed("write", &self.directory)(error.into()))?;
         self.make(&self.path(&token, "held"), &line)?;
         if let Some(shown) = shown {
             self.make(&self.path(&token, "shown"), shown.as_bytes()).inspect_err(|_| {
@@ -197,11 +197,11 @@ impl Store {
     }
 
     /// Marks a token as used; `false` where no request waits under it any more.
-    pub(super) fn claim(&self, token: &Token) -> Result<bool, Refusal> {
+    pub(super) fn claim(&self, token: &Token) -> Result<bool, ApprovalError> {
         let held = self.path(token, "held");
         match std::fs::rename(&held, self.path(token, "used")) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-            renamed => renamed.map_err(|error| failed("use up", &held, &error))?,
+            renamed => renamed.map_err(failed("use up", &held))?,
         }
         self.forget(&self.path(token, "shown"));
         self.forget(&self.path(token, "approved"));
@@ -209,35 +209,35 @@ impl Store {
     }
 
     /// The uid that has approved it.
-    pub(super) fn approver(&self, token: &Token) -> Result<Option<u32>, Refusal> {
+    pub(super) fn approver(&self, token: &Token) -> Result<Option<u32>, ApprovalError> {
         let path = self.path(token, "approved");
-        let bytes = self.read(&path).map_err(|error| failed("read", &path, &error))?;
+        let bytes = self.read(&path).map_err(failed("read", &path))?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
     /// Stores the approver, unless it is approved already.
-    pub(super) fn approve(&self, token: &Token, approver: u32) -> Result<(), Refusal> {
+    pub(super) fn approve(&self, token: &Token, approver: u32) -> Result<(), ApprovalError> {
         let path = self.path(token, "approved");
-        self.make(&path, approver.to_string().as_bytes()).or_else(|refusal| match self.approver(token)? {
+        self.make(&path, approver.to_string().as_bytes()).or_else(|error| match self.approver(token)? {
             Some(_) => Ok(()),
-            None => Err(refusal),
+            None => Err(error),
         })
     }
 
-    pub(super) fn shown(&self, token: &Token) -> Result<ApprovalView, Refusal> {
+    pub(super) fn shown(&self, token: &Token) -> Result<ApprovalView, ApprovalError> {
         let path = self.path(token, "shown");
-        let bytes = self.read(&path).map_err(|error| failed("read", &path, &error))?.unwrap_or_default();
-        serde_json::from_slice(&bytes).map_err(|error| failed("read", &path, &error.into()))
+        let bytes = self.read(&path).map_err(failed("read", &path))?.unwrap_or_default();
+        serde_json::from_slice(&bytes).map_err(|error| failed("read", &path)(error.into()))
     }
 
-    fn forget(&self, path: &std::path::Path) {
+    fn forget(&self, path: &Path) {
         // `sweep` removes it later; without `.held` it has no effect.
         let _swept_later = std::fs::remove_file(path);
     }
 
     /// Removes expired files; returns how many requests of this caller wait.
     fn sweep(&self, requester: u32) -> Result<usize, Refusal> {
-        let entries = std::fs::read_dir(&self.directory).map_err(|error| failed("read", &self.directory, &error))?;
+        let entries = std::fs::read_dir(&self.directory).map_err(failed("read", &self.directory))?;
         let (this_boot, now) = (boot()?, now_ms());
         let (mut waiting, mut used) = (0, 0);
         for path in entries.flatten().map(|entry| entry.path()) {
@@ -272,7 +272,7 @@ impl Store {
 }
 
 /// Whether another process may still be writing a file.
-fn is_unfinished(path: &std::path::Path) -> bool {
+fn is_unfinished(path: &Path) -> bool {
     let since = |metadata: std::fs::Metadata| {
         let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(metadata.mtime()).unwrap_or(0));
         SystemTime::now().duration_since(changed).unwrap_or_default()
