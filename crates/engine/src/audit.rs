@@ -38,9 +38,9 @@ use stockade_protocol::{
 use stockade_sys::process::{Turns, take_turns_like_others};
 
 use crate::{
-    Options, Refusal, approval,
+    Options, Refusal, RefusalCause, approval,
     caller::{self, Identity},
-    facts::FileId,
+    facts::{FileId, HostError, unknown},
 };
 
 /// Root's log.
@@ -68,11 +68,8 @@ pub fn own_directory() -> Result<Option<PathBuf>, Refusal> {
     Ok(directory(&caller::identify(None)?))
 }
 
-fn open(identity: &Identity) -> Result<Log, Failure> {
-    let path = directory(identity).ok_or_else(|| Failure {
-        reason: "audit_nowhere",
-        message: String::from("neither XDG_STATE_HOME nor HOME says where this user's audit log is; set one of them"),
-    })?;
+fn open(identity: &Identity) -> Result<Log, RecordError> {
+    let path = directory(identity).ok_or(RecordError::Nowhere)?;
     let open = |mode| Log::open(&path, rustix::process::geteuid().as_raw(), mode);
     if identity.privileged {
         return Ok(open(0o750)?);
@@ -88,14 +85,51 @@ fn open(identity: &Identity) -> Result<Log, Failure> {
 }
 
 /// Why something is not written down.
-struct Failure {
-    reason: &'static str,
-    message: String,
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    #[error("neither XDG_STATE_HOME nor HOME says where this user's audit log is; set one of them")]
+    Nowhere,
+    #[error("it is not known who asks")]
+    UnknownCaller,
+    #[error(transparent)]
+    Log(#[from] AuditError),
 }
 
-impl From<AuditError> for Failure {
-    fn from(error: AuditError) -> Self {
-        Failure { reason: error.reason(), message: error.to_string() }
+/// What does not happen, or is not said, for want of its record; or because it would show the
+/// log.
+#[derive(Debug, thiserror::Error)]
+enum RecordRefusal {
+    #[error("policy `{policy}` requires an audit log ([audit] mode = \"required\"): {error}")]
+    Begin { policy: String, error: RecordError },
+    #[error("an approval is written down or not given, and the audit log cannot be written: {0}")]
+    Approval(RecordError),
+    #[error(
+        "the code has run, but its end could not be written to the audit log, which policy `{policy}` requires, so its result is withheld: {error}"
+    )]
+    End { policy: String, error: RecordError },
+    #[error("it may have been done, but could not be written to the audit log, which policy `{policy}` requires: {error}")]
+    Files { policy: String, error: RecordError },
+    #[error(
+        "{} would show the audit log {} inside the sandbox; show directories beside it, and not the one that holds it",
+        path.display(),
+        log.display()
+    )]
+    Shown { path: PathBuf, log: PathBuf },
+}
+
+impl RefusalCause for RecordRefusal {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            RecordRefusal::Begin { error, .. }
+            | RecordRefusal::Approval(error)
+            | RecordRefusal::End { error, .. }
+            | RecordRefusal::Files { error, .. } => match error {
+                RecordError::Nowhere | RecordError::UnknownCaller => "audit_nowhere",
+                RecordError::Log(error) => error.reason(),
+            },
+            RecordRefusal::Shown { .. } => "audit_log_shown",
+        };
+        (Verdict::SandboxError, reason)
     }
 }
 
@@ -196,10 +230,8 @@ impl<'a> AuditRecorder<'a> {
             return Ok(());
         }
         let event = Event { event: Kind::Begun, approval: self.approval(None), ..self.base().clone() };
-        self.write(&event).map(drop).map_err(|failure| {
-            let why = format!("policy `{}` requires an audit log ([audit] mode = \"required\"): {}", self.policy_name(), failure.message);
-            Refusal::sandbox_error(failure.reason, why)
-        })
+        self.write(&event).map_err(|error| RecordRefusal::Begin { policy: self.policy_name(), error })?;
+        Ok(())
     }
 
     /// Notes that the run has been approved, for the records to come.
@@ -213,10 +245,8 @@ impl<'a> AuditRecorder<'a> {
     /// It is not written down.
     pub(crate) fn approve(&self, policy: PolicyRef, approved: ApprovalRecord) -> Result<(), Refusal> {
         let event = Event { event: Kind::Approved, policy: Some(policy), approval: Some(approved), ..self.base().clone() };
-        self.write(&event).map(drop).map_err(|failure| {
-            let why = format!("an approval is written down or not given, and the audit log cannot be written: {}", failure.message);
-            Refusal::sandbox_error(failure.reason, why)
-        })
+        self.write(&event).map_err(RecordRefusal::Approval)?;
+        Ok(())
     }
 
     /// Of the token that the request brought, or that the result gives.
@@ -230,8 +260,8 @@ impl<'a> AuditRecorder<'a> {
         Some(ApprovalRecord { token_sha256, requester: None, approver: self.approver.get() })
     }
 
-    fn policy_name(&self) -> &str {
-        self.policy.map_or("", |policy| policy.name.as_str())
+    fn policy_name(&self) -> String {
+        self.policy.map_or_else(String::new, |policy| policy.name.clone())
     }
 
     /// Writes down how it ended, and says so in the result.
@@ -244,18 +274,13 @@ impl<'a> AuditRecorder<'a> {
         let run = event.run.clone();
         match self.write(&event) {
             Ok(audit) => Report { audit: Some(audit), ..report },
-            Err(failure) if self.audit.mode == AuditMode::Required && report.started => {
-                let audit = AuditRef { run, failure: Some(failure.message.clone()), ..AuditRef::default() };
-                let message = format!(
-                    "the code has run, but its end could not be written to the audit log, which policy `{}` requires, so its result is withheld: {}",
-                    self.policy_name(),
-                    failure.message
-                );
-                let withheld = Report::refused(Verdict::SandboxError, failure.reason, message);
+            Err(error) if self.audit.mode == AuditMode::Required && report.started => {
+                let audit = AuditRef { run, failure: Some(error.to_string()), ..AuditRef::default() };
+                let withheld = Refusal::from(RecordRefusal::End { policy: self.policy_name(), error }).report();
                 Report { started: true, policy: report.policy, receipt: report.receipt, audit: Some(audit), ..withheld }
             }
-            Err(failure) => {
-                let audit = AuditRef { run, failure: Some(failure.message), ..AuditRef::default() };
+            Err(error) => {
+                let audit = AuditRef { run, failure: Some(error.to_string()), ..AuditRef::default() };
                 Report { audit: Some(audit), ..report }
             }
         }
@@ -278,22 +303,15 @@ impl<'a> AuditRecorder<'a> {
             ..self.base().clone()
         };
         match self.write(&event) {
-            Err(failure) if self.audit.mode == AuditMode::Required => {
-                let why = format!(
-                    "it may have been done, but could not be written to the audit log, which policy `{}` requires: {}",
-                    self.policy_name(),
-                    failure.message
-                );
-                Err(Refusal::sandbox_error(failure.reason, why))
-            }
+            Err(error) if self.audit.mode == AuditMode::Required => Err(RecordRefusal::Files { policy: self.policy_name(), error }.into()),
             // What is only tried is missed in the result of the next run.
             _ => Ok(()),
         }
     }
 
-    fn write(&self, event: &Event) -> Result<AuditRef, Failure> {
+    fn write(&self, event: &Event) -> Result<AuditRef, RecordError> {
         let Some(identity) = &self.identity else {
-            return Err(Failure { reason: "audit_nowhere", message: String::from("it is not known who asks") });
+            return Err(RecordError::UnknownCaller);
         };
         // Other runs wait for a lock that this process holds: a caller of sudo that runs slowly
         // must not delay them.
@@ -303,7 +321,7 @@ impl<'a> AuditRecorder<'a> {
         written
     }
 
-    fn write_as(&self, identity: &Identity, event: &Event) -> Result<AuditRef, Failure> {
+    fn write_as(&self, identity: &Identity, event: &Event) -> Result<AuditRef, RecordError> {
         let log = open(identity);
         if !event.alerts.is_empty() {
             // A count that cannot be kept does not silence anybody.
@@ -509,7 +527,7 @@ pub(crate) fn check_unseen<'p>(
     for path in log.ancestors() {
         if let Some(number) = number(path)? {
             if above.is_empty() {
-                let there = path.canonicalize().map_err(|error| unreadable(path, &error))?;
+                let there = path.canonicalize().map_err(unknown(path))?;
                 real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
                 // Of the real path, where links have led elsewhere.
                 for path in there.ancestors().skip(1).filter(|_| there != path) {
@@ -523,32 +541,21 @@ pub(crate) fn check_unseen<'p>(
         let inside = path.starts_with(&real) || path.starts_with(&log);
         let number = || seen.get(path).map_or_else(|| number(path), |number| Ok(*number));
         if inside || real.starts_with(path) || number()?.is_some_and(|number| above.contains(&number)) {
-            return Err(Refusal::sandbox_error(
-                "audit_log_shown",
-                format!(
-                    "{} would show the audit log {} inside the sandbox; show directories beside it, and not the one that holds it",
-                    path.display(),
-                    log.display()
-                ),
-            ));
+            return Err(RecordRefusal::Shown { path: path.to_path_buf(), log }.into());
         }
     }
     Ok(())
 }
 
 /// None where the path does not exist or the caller cannot look at it.
-fn number(path: &Path) -> Result<Option<FileId>, Refusal> {
+fn number(path: &Path) -> Result<Option<FileId>, HostError> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) => Ok(None),
         // A circle of links leads nowhere.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Ok(None),
-        Err(error) => Err(unreadable(path, &error)),
+        Err(error) => Err(unknown(path)(error)),
     }
-}
-
-fn unreadable(path: &Path, error: &std::io::Error) -> Refusal {
-    Refusal::sandbox_error("host_unreadable", format!("cannot look at {}: {error}", path.display()))
 }
 
 /// Who keeps the heads of the chain here.
