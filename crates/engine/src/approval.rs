@@ -90,10 +90,7 @@ fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, Approval
 fn hash_of_scratch(scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Result<String, Refusal> {
     let place = match scratch {
         None => None,
-        Some(opened) => {
-            let path = &opened.facts.path;
-            Some((path.as_os_str().as_bytes(), opened.file_id().map_err(|errno| facts::unknown(path)(errno.into()))?))
-        }
+        Some(opened) => Some((opened.facts.path.as_os_str().as_bytes(), facts::scratch_id(opened)?)),
     };
     Ok(hash(&(place, origin.number_of_session()))?)
 }

@@ -17,7 +17,10 @@ use rustix::{
     io::Errno,
     thread::sched_getaffinity,
 };
-use stockade_launcher::registry::{Record, Registry};
+use stockade_launcher::{
+    OpenedScratch,
+    registry::{Record, Registry},
+};
 use stockade_policy::facts::{CgroupFacts, HostFacts};
 use stockade_protocol::Verdict;
 
@@ -354,6 +357,11 @@ fn v2_facts(own: &Path, top: &Path) -> Result<CgroupFacts, Refusal> {
 
 /// Device and inode.
 pub(crate) type FileId = (u64, u64);
+
+/// Which directory a scratch is.
+pub(crate) fn scratch_id(scratch: &OpenedScratch) -> Result<FileId, HostError> {
+    scratch.file_id().map_err(|errno| unknown(&scratch.facts.path)(errno.into()))
+}
 
 /// The registry of the user who runs this.
 ///

@@ -5,9 +5,14 @@
 
 use std::{env, path::PathBuf};
 
-use stockade_policy::{LookupContext, PolicyError, filter::Filters, model::Policy};
+use stockade_policy::{
+    LookupContext, PolicyError,
+    filter::{FilterError, Filters},
+    model::Policy,
+};
+use stockade_protocol::Verdict;
 
-use crate::{Options, Refusal, admit::check_grants, caller};
+use crate::{Options, Refusal, RefusalCause, admit::check_grants, caller};
 
 /// The policy of a run that names none.
 const DEFAULT: &str = "default";
@@ -32,6 +37,32 @@ pub struct LoadedPolicy {
     pub filters: Filters,
 }
 
+impl RefusalCause for PolicyError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            PolicyError::Name { .. } => "policy_name",
+            PolicyError::NotFound { .. } => "policy_not_found",
+            PolicyError::Read(_) => "policy_unreadable",
+            PolicyError::Invalid(_) => "policy_invalid",
+        };
+        (Verdict::SandboxError, reason)
+    }
+}
+
+/// A policy whose system calls no filter can allow.
+#[derive(Debug, thiserror::Error)]
+#[error("policy `{policy}`: {error}")]
+struct UnusableFilter {
+    policy: String,
+    error: FilterError,
+}
+
+impl RefusalCause for UnusableFilter {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        (Verdict::SandboxError, "filter_unusable")
+    }
+}
+
 /// Loads the policy that the options name.
 ///
 /// # Errors
@@ -44,17 +75,8 @@ pub fn load_policy(options: &Options) -> Result<LoadedPolicy, Refusal> {
     if let Some((policy, filters)) = shipped(name, &context) {
         return Ok(LoadedPolicy { policy, filters });
     }
-    let policy = stockade_policy::load(name, &context).map_err(|error| {
-        let reason = match &error {
-            PolicyError::Name { .. } => "policy_name",
-            PolicyError::NotFound { .. } => "policy_not_found",
-            PolicyError::Read(_) => "policy_unreadable",
-            PolicyError::Invalid(_) => "policy_invalid",
-        };
-        Refusal::sandbox_error(reason, error.to_string())
-    })?;
-    let filters = Filters::new(&policy.seccomp)
-        .map_err(|error| Refusal::sandbox_error("filter_unusable", format!("policy `{}`: {error}", policy.name)))?;
+    let policy = stockade_policy::load(name, &context)?;
+    let filters = Filters::new(&policy.seccomp).map_err(|error| UnusableFilter { policy: policy.name.clone(), error })?;
     Ok(LoadedPolicy { policy, filters })
 }
 

@@ -13,7 +13,12 @@ use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, ReadySandbox, Str
 use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Request, step::Step};
 
-use crate::{Admission, LoadedPolicy, Options, Origin, Purpose, Refusal, admit::RunSandbox, facts::FileId, session::SessionState};
+use crate::{
+    Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
+    admit::RunSandbox,
+    facts::{FileId, scratch_id},
+    session::SessionState,
+};
 
 /// Which file or directory each path of the host is that a plan shows.
 pub(crate) type PathIds = BTreeMap<PathBuf, Option<FileId>>;
@@ -84,7 +89,7 @@ impl PreparedSandbox {
             return Ok(None);
         }
         let seen = std::mem::take(&mut admission.seen);
-        let scratch = admission.scratch().map(OpenedScratch::file_id).transpose().map_err(unknown_scratch)?;
+        let scratch = admission.scratch().map(scratch_id).transpose()?;
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(None) };
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
@@ -98,8 +103,4 @@ impl PreparedSandbox {
 /// the request: then another one is tried.
 pub(crate) fn may_be_to_blame(error: &LaunchError) -> bool {
     !matches!(error.kind(), ErrorKind::Step(Step::WriteFile | Step::WriteProgram | Step::ExecPayload))
-}
-
-fn unknown_scratch(errno: rustix::io::Errno) -> Refusal {
-    Refusal::sandbox_error("scratch_failed", format!("the scratch cannot be told from others: {errno}"))
 }

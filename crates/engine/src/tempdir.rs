@@ -7,13 +7,15 @@
 
 use std::{
     fs::{DirBuilder, Permissions, set_permissions},
+    io,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
 use stockade_launcher::registry::{PROOF_PREFIX, Record, remove_directory};
+use stockade_protocol::Verdict;
 
-use crate::{Refusal, caller, facts};
+use crate::{Refusal, RefusalCause, caller, facts};
 
 /// On a disk rather than in memory where the host has it so: a tmpfs cannot be idmapped
 /// before Linux 6.3.
@@ -26,8 +28,23 @@ pub struct TempDir {
     record: Record,
 }
 
-fn failed(attempt: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Refusal {
-    move |error| Refusal::sandbox_error("prover", format!("{attempt} {}: {error}", path.display()))
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+enum TempDirError {
+    #[error("{attempt} {}: {error}", path.display())]
+    Io { attempt: &'static str, path: PathBuf, error: io::Error },
+    #[error("others could exchange what is made in {PARENT}; it must be root's, with mode 1777 (chmod 1777 {PARENT})")]
+    Unsafe,
+}
+
+impl RefusalCause for TempDirError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        (Verdict::SandboxError, "prover")
+    }
+}
+
+fn failed(attempt: &'static str, path: &Path) -> impl Fn(io::Error) -> TempDirError {
+    move |error| TempDirError::Io { attempt, path: path.to_path_buf(), error }
 }
 
 impl TempDir {
@@ -44,8 +61,7 @@ impl TempDir {
         const STICKY: u32 = 0o1000;
         let safe = found.is_dir() && (found.uid() == 0 || found.uid() == own) && (found.mode() & 0o022 == 0 || found.mode() & STICKY != 0);
         if !safe {
-            let why = format!("others could exchange what is made in {PARENT}; it must be root's, with mode 1777 (chmod 1777 {PARENT})");
-            return Err(Refusal::sandbox_error("prover", why));
+            return Err(TempDirError::Unsafe.into());
         }
         let identity = caller::identify(None)?;
         let registry = facts::registry(&identity)?;

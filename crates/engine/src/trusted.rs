@@ -16,18 +16,66 @@ use stockade_policy::{
     model::{Access, Policy},
     plan::Interpreter,
 };
+use stockade_protocol::Verdict;
 
-use crate::{Options, Refusal, audit, caller::Identity, facts::registry_directory, policies::lookup_context};
+use crate::{Options, RefusalCause, audit, caller::Identity, facts::registry_directory, policies::lookup_context};
 
 /// The package's directory for companion files, relative to the program's directory.
 const COMPANIONS: &str = "../lib/stockade";
+
+/// Why code may not write in a scratch.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TrustError {
+    #[error(
+        "scratch {}: the {runtime} environment of {} lies in it and leads to {}, which the policy does not show and code could have written there; make the environment elsewhere, or add the directory to [filesystem] read_only",
+        scratch.display(),
+        program.display(),
+        astray.display()
+    )]
+    Environment { scratch: PathBuf, runtime: String, program: PathBuf, astray: PathBuf },
+    #[error("scratch {}: {} lies in it, {}; use a directory that does not hold it", scratch.display(), path.display(), held.harm())]
+    Holds { scratch: PathBuf, path: PathBuf, held: TrustedFile },
+}
+
+/// A file that later runs trust.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TrustedFile {
+    Launcher,
+    Policy,
+    AuditLog,
+    Registry,
+}
+
+impl TrustedFile {
+    fn harm(self) -> &'static str {
+        match self {
+            TrustedFile::Launcher => "which code could then replace",
+            TrustedFile::Policy => "where code could write what the next run obeys",
+            TrustedFile::AuditLog => "where code could rewrite the audit log",
+            TrustedFile::Registry => "where code could rewrite the launcher's own records",
+        }
+    }
+}
+
+impl RefusalCause for TrustError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            TrustError::Environment { .. } => "scratch_holds_the_environment",
+            TrustError::Holds { held: TrustedFile::Launcher, .. } => "scratch_holds_the_launcher",
+            TrustError::Holds { held: TrustedFile::Policy, .. } => "scratch_holds_a_policy",
+            TrustError::Holds { held: TrustedFile::AuditLog, .. } => "scratch_holds_the_log",
+            TrustError::Holds { held: TrustedFile::Registry, .. } => "scratch_holds_registry",
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
 
 /// Refuses an interpreter whose environment lies in the scratch and needs host directories
 /// that the policy does not show: code could have written the names of these directories.
 ///
 /// # Errors
 /// There is such an interpreter.
-pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, Interpreter>, policy: &Policy) -> Result<(), Refusal> {
+pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, Interpreter>, policy: &Policy) -> Result<(), TrustError> {
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
@@ -35,15 +83,8 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
     let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
     for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch)) {
         if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
-            return Err(Refusal::bad_request(
-                "scratch_holds_the_environment",
-                format!(
-                    "scratch {}: the {runtime} environment of {} lies in it and leads to {}, which the policy does not show and code could have written there; make the environment elsewhere, or add the directory to [filesystem] read_only",
-                    scratch.display(),
-                    interpreter.program.display(),
-                    astray.display()
-                ),
-            ));
+            let (runtime, program) = (runtime.clone(), interpreter.program.clone());
+            return Err(TrustError::Environment { scratch: scratch.to_path_buf(), runtime, program, astray: astray.clone() });
         }
     }
     Ok(())
@@ -54,7 +95,7 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
 ///
 /// # Errors
 /// It contains one of them.
-pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &Policy, options: &Options) -> Result<(), Refusal> {
+pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &Policy, options: &Options) -> Result<(), TrustError> {
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
@@ -63,21 +104,17 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     // The program may have been started through a symlink.
     let started = PathBuf::from(OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()));
     let programs = own.into_iter().chain(beside).chain([started]).chain(options.trusted.iter().cloned());
-    let programs = programs.map(|path| ("scratch_holds_the_launcher", path, "which code could then replace"));
+    let programs = programs.map(|path| (TrustedFile::Launcher, path));
     let named = options.policy.as_ref().filter(|policy| policy.contains('/')).map(PathBuf::from);
     let sought = lookup_context().user_dir.filter(|_| !identity.privileged);
     let found = sought.iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten().flatten().map(|entry| entry.path());
     let policies = named.into_iter().chain(found).chain(sought.clone());
-    let policies = policies.map(|path| ("scratch_holds_a_policy", path, "where code could write what the next run obeys"));
-    let log = audit::directory(identity).into_iter().map(|path| ("scratch_holds_the_log", path, "where code could rewrite the audit log"));
-    let registry =
-        std::iter::once(("scratch_holds_registry", registry_directory(identity), "where code could rewrite the launcher's own records"));
-    match programs.chain(policies).chain(log).chain(registry).find(|(_, path, _)| lies_in(path, scratch)) {
+    let policies = policies.map(|path| (TrustedFile::Policy, path));
+    let log = audit::directory(identity).into_iter().map(|path| (TrustedFile::AuditLog, path));
+    let registry = [(TrustedFile::Registry, registry_directory(identity))];
+    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch)) {
         None => Ok(()),
-        Some((reason, path, why)) => Err(Refusal::bad_request(
-            reason,
-            format!("scratch {}: {} lies in it, {why}; use a directory that does not hold it", scratch.display(), path.display()),
-        )),
+        Some((held, path)) => Err(TrustError::Holds { scratch: scratch.to_path_buf(), path, held }),
     }
 }
 
