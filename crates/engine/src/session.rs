@@ -4,6 +4,8 @@
 //! kept, and no guarantee of a run is another than without a session. Files are read and
 //! written between two runs, never during one. How requests arrive is not known here.
 
+mod error;
+
 use std::path::{Path, PathBuf};
 
 use rustix::fd::BorrowedFd;
@@ -17,12 +19,12 @@ use stockade_launcher::{
 };
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
 use stockade_protocol::{
-    LimitKey, Report, Request, Verdict,
+    LimitKey, Report, Request,
     session::{List, Only, Read, Write},
 };
 
 use crate::{
-    Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
+    Admission, CancelledBeforeStart, LoadedPolicy, Options, Origin, Purpose, Refusal,
     admit::{check_grants, check_relative, decode, open_scratch, random_bytes},
     answer,
     audit::{AuditRecorder, AuditSubject},
@@ -32,6 +34,7 @@ use crate::{
     report::Echo,
     trusted::refuse_replaceable,
 };
+use error::{NoVolumes, PathProblem, SessionError};
 
 /// The most bytes of a file that are read at once.
 pub const MAX_READ: u64 = 16 << 20;
@@ -42,7 +45,7 @@ pub const MAX_LISTED: usize = 10_000;
 pub struct SessionState {
     /// The place in the registry that makes the runs' uid the session's own.
     record: Option<Record>,
-    store: Result<SessionVolumes, Refusal>,
+    store: Result<SessionVolumes, NoVolumes>,
     /// Of this store alone: what is approved for one session is so in no other, nor in
     /// the same one after a reset.
     number: String,
@@ -62,23 +65,17 @@ impl SessionState {
         Ok(self.store()?.is_left_empty()?)
     }
 
-    fn store(&self) -> Result<&SessionVolumes, Refusal> {
-        self.store.as_ref().map_err(Refusal::clone)
+    fn store(&self) -> Result<&SessionVolumes, SessionError> {
+        self.store.as_ref().map_err(|why| SessionError::NoVolumes(why.clone()))
     }
 
-    pub(crate) fn check_request(&self, request: &Request, run_request: &RunRequest, options: &Options) -> Result<(), Refusal> {
+    pub(crate) fn check_request(&self, request: &Request, run_request: &RunRequest, options: &Options) -> Result<(), SessionError> {
         if request.scratch.is_some() {
-            return Err(Refusal::bad_request(
-                "scratch_of_session",
-                "scratch: it is the session's, which `--scratch` has named or not; leave it out",
-            ));
+            return Err(SessionError::Scratch);
         }
         let private = [LimitKey::ScratchSize, LimitKey::ScratchFiles].into_iter().filter(|_| options.scratch.is_none());
         match private.chain([LimitKey::TmpSize]).find(|key| run_request.limits.contains_key(key)) {
-            Some(key) => Err(Refusal::bad_request(
-                "limit_of_session",
-                format!("limits.{}: what a session keeps has the size that its policy gives it from the start; set it there", key.name()),
-            )),
+            Some(key) => Err(SessionError::Limit(key)),
             None => self.store().map(drop),
         }
     }
@@ -87,10 +84,7 @@ impl SessionState {
     pub(crate) fn copies(&self, plan: &Plan) -> Result<VolumeCopies, Refusal> {
         let store = self.store()?;
         if store.owner() != plan.identity.outside {
-            return Err(Refusal::sandbox_error(
-                "session_owner_changed",
-                "the run would have other ids than the session, since scratch is on another file system now; start another session",
-            ));
+            return Err(SessionError::OwnerChanged.into());
         }
         Ok(store.copies()?)
     }
@@ -130,7 +124,7 @@ impl Session {
         let loaded = load_policy(&options)?;
         let identity = caller::identify(options.peer.as_ref())?;
         let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
-        let mut state = SessionState { record, store: Err(ended("it was never begun")), number: new_number()? };
+        let mut state = SessionState { record, store: Err(NoVolumes::NotBegun), number: new_number()? };
         let origin = Origin::Session { request: None, state: &state };
         let plan = Admission::new(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
@@ -190,9 +184,7 @@ impl Session {
 
     /// The result of a request that was cancelled, as this signal would, before its turn came.
     pub fn never_begun(&self, request: &Request, signal: i32) -> Report {
-        let refusal =
-            Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
-        let report = Report { code: 128 + signal, ..refusal.report() };
+        let report = Report { code: 128 + signal, ..Refusal::from(CancelledBeforeStart).report() };
         let recorder = AuditRecorder::new(AuditSubject::Request(request), Some(&self.loaded.policy), &self.options);
         Echo::of(request).onto(recorder.end(report))
     }
@@ -210,13 +202,13 @@ impl Session {
         // First, so that there is never twice as much as the limits say.
         self.pool = Pool::default();
         self.preparing = Preparing::Now;
-        self.state.store = Err(ended("it is being reset"));
+        self.state.store = Err(NoVolumes::BeingReset);
         let made = SessionVolumes::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
-        self.state.store = made.map_err(|error| ended(&format!("its reset failed: {error}"))).map(|(store, number)| {
+        self.state.store = made.map_err(|refusal| NoVolumes::ResetFailed(Box::new(refusal))).map(|(store, number)| {
             self.state.number = number;
             store
         });
-        self.noted("reset", "", asked.id.as_ref(), |()| None, self.state.store().map(drop))
+        self.noted("reset", "", asked.id.as_ref(), |()| None, self.state.store().map(drop).map_err(Refusal::from))
     }
 
     /// Reads a file, or a part of one.
@@ -231,7 +223,7 @@ impl Session {
         let place = self.place(path, false)?;
         // No file is longer, and lseek takes no more.
         let offset = (*offset).min(i64::MAX.cast_unsigned());
-        place.tree(self)?.read(&place.below, offset, *length, MAX_READ).map_err(|error| refused(path, error))
+        Ok(place.tree(self)?.read(&place.below, offset, *length, MAX_READ).map_err(|error| wrong(path, error))?)
     }
 
     /// Writes a file, or adds to it. Returns its size.
@@ -248,14 +240,12 @@ impl Session {
         let place = self.place(path, false)?;
         if let Some(opened) = &place.host {
             if self.plan.scratch.read_only || opened.protection(&place.below, &self.loaded.policy) == Some(Protection::ReadOnly) {
-                let why = format!("{path:?}: policy `{}` shows it read-only", self.loaded.policy.name);
-                return Err(Refusal::bad_request("path_read_only", why));
+                return Err(wrong(path, PathProblem::ReadOnly(self.loaded.policy.name.clone())).into());
             }
         } else if self.plan.scratch.read_only && place.root == self.plan.scratch.path {
-            let why = format!("{path:?}: policy `{}` shows scratch read-only (access = \"ro\")", self.loaded.policy.name);
-            return Err(Refusal::bad_request("path_read_only", why));
+            return Err(wrong(path, PathProblem::ReadOnlyScratch(self.loaded.policy.name.clone())).into());
         }
-        place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| refused(path, error))
+        Ok(place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| wrong(path, error))?)
     }
 
     /// Lists a directory, and whether there is more in it than is listed.
@@ -268,8 +258,7 @@ impl Session {
 
     fn try_list(&self, List { path, recursive, .. }: &List) -> Result<(Vec<Listed>, bool), Refusal> {
         let place = self.place(path, true)?;
-        let (mut entries, truncated) =
-            place.tree(self)?.list(&place.below, *recursive, MAX_LISTED).map_err(|error| refused(path, error))?;
+        let (mut entries, truncated) = place.tree(self)?.list(&place.below, *recursive, MAX_LISTED).map_err(|error| wrong(path, error))?;
         if let Some(opened) = &place.host {
             entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
         }
@@ -309,22 +298,19 @@ impl Session {
             scratch.join(path)
         };
         let roots = store.directories().map(|(root, _)| root).chain([scratch.to_path_buf()]);
-        let root = roots.filter(|root| absolute.starts_with(root)).max_by_key(|root| root.as_os_str().len()).ok_or_else(|| {
-            let why = format!("{path:?}: files are read and written in scratch ({}), home and /tmp only", scratch.display());
-            Refusal::bad_request("path_outside", why)
-        })?;
+        let root = roots.filter(|root| absolute.starts_with(root)).max_by_key(|root| root.as_os_str().len());
+        let root = root.ok_or_else(|| wrong(path, PathProblem::Outside { scratch: scratch.to_path_buf() }))?;
         let below = path.strip_prefix(&*root.to_string_lossy()).map_or(path, |below| below.trim_matches('/'));
         let below = if matches!(below, "." | "") { "" } else { below };
         match (top, below) {
             (true, "") => {}
-            (false, "") => return Err(Refusal::bad_request("is_a_directory", format!("{path:?}: it is a directory"))),
+            (false, "") => return Err(wrong(path, FileError::Directory).into()),
             _ => check_relative("path", below)?,
         }
         let host = if root == scratch && self.plan.scratch.host { Some(self.open_scratch()?) } else { None };
         let below = PathBuf::from(below);
         if host.as_ref().and_then(|opened| opened.protection(&below, &self.loaded.policy)) == Some(Protection::Hidden) {
-            let why = format!("{path:?}: policy `{}` hides it from the code, and from the session too", self.loaded.policy.name);
-            return Err(Refusal::bad_request("path_hidden", why));
+            return Err(wrong(path, PathProblem::Hidden(self.loaded.policy.name.clone())).into());
         }
         Ok(Place { root, below, host })
     }
@@ -361,28 +347,24 @@ struct Place {
 }
 
 impl Place {
-    fn tree<'a>(&'a self, session: &'a Session) -> Result<Tree<'a>, Refusal> {
+    fn tree<'a>(&'a self, session: &'a Session) -> Result<Tree<'a>, SessionError> {
         let privileged = session.identity.privileged;
         if let Some(opened) = &self.host {
             return Ok(Tree::host(opened, &session.identity.caller, privileged));
         }
         let store = session.state.store()?;
         let other = store.directories().find(|(root, _)| *root == self.root).map(|(_, directory)| directory);
-        let directory = other.or(store.scratch()).ok_or_else(|| ended("it has no such directory"))?;
+        let directory = other.or(store.scratch()).ok_or(SessionError::NoVolumes(NoVolumes::NoSuchDirectory))?;
         Ok(Tree::kept(directory, store.owner(), privileged))
     }
 }
 
-fn refused(path: &str, error: FileError) -> Refusal {
-    Refusal::bad_request(error.reason(), format!("{path:?}: {error}"))
+fn wrong(path: &str, problem: impl Into<PathProblem>) -> SessionError {
+    SessionError::Path { path: path.to_owned(), problem: problem.into() }
 }
 
 fn new_number() -> Result<String, Refusal> {
     let mut bits = [0; 16];
     random_bytes(&mut bits)?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bits)))
-}
-
-fn ended(why: &str) -> Refusal {
-    Refusal::sandbox_error("session_ended", format!("the session has nothing any more: {why}; `reset` begins it anew"))
 }
