@@ -9,8 +9,6 @@ use stockade_protocol::{
     session::{DirectoryEntry, DirectoryListing, FilePart, List, Read},
 };
 
-use super::line::MalformedLine;
-
 /// The result of a request.
 #[derive(Serialize)]
 pub(crate) struct RunAnswer<'a> {
@@ -114,15 +112,8 @@ pub(crate) struct ErrorAnswer<'a> {
 }
 
 impl<'a> ErrorAnswer<'a> {
-    pub(crate) fn new(op: &'static str, id: Option<&'a String>, refusal: &'a Refusal) -> Self {
+    pub(crate) fn new(op: impl Into<Option<&'static str>>, id: Option<&'a String>, refusal: &'a Refusal) -> Self {
         let Refusal { verdict, reason, message, .. } = refusal;
-        ErrorAnswer { op: Some(op), ok: false, id: id.map(String::as_str), verdict: *verdict, reason, error: message }
-    }
-}
-
-impl<'a> From<&'a MalformedLine> for ErrorAnswer<'a> {
-    fn from(wrong: &'a MalformedLine) -> Self {
-        let MalformedLine { op, id, reason, error } = wrong;
-        ErrorAnswer { op: *op, ok: false, id: id.as_deref(), verdict: Verdict::BadRequest, reason, error }
+        ErrorAnswer { op: op.into(), ok: false, id: id.map(String::as_str), verdict: *verdict, reason, error: message }
     }
 }

@@ -2,21 +2,61 @@
 //! Nothing is executed here.
 
 use serde::Deserialize;
-use stockade_protocol::session::Line;
+use stockade_engine::RefusalCause;
+use stockade_protocol::{Verdict, session::Line};
 
 const OPS: [&str; 7] = ["run", "write", "read", "list", "cancel", "reset", "close"];
 
-/// Why a line cannot be executed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MalformedLine {
+/// A line that cannot be executed.
+#[derive(Debug)]
+pub(crate) struct MalformedLine {
     /// Its op, if that is known.
-    pub op: Option<&'static str>,
+    pub(crate) op: Option<&'static str>,
     /// Its `id`, if it could be read.
-    pub id: Option<String>,
-    /// A stable identifier.
-    pub reason: &'static str,
+    pub(crate) id: Option<String>,
     /// What is wrong with it.
-    pub error: String,
+    pub(crate) error: LineError,
+}
+
+/// What is wrong with a line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LineError {
+    #[error("the line is longer than 64 MiB; write large files in parts (`append`), or into a host scratch")]
+    TooLong,
+    #[error("the line is empty; send one JSON object such as {{\"op\": \"run\", \"code\": \"print(6*7)\"}}")]
+    Empty,
+    #[error("the line is not one JSON object: {0}")]
+    NotJson(serde_json::Error),
+    #[error("the line is not one JSON object: {0}")]
+    NotObject(serde_json::Error),
+    #[error("the line is JSON, but not one object")]
+    Array,
+    #[error("the line has no `op`; there are {}", OPS.join(", "))]
+    OpMissing,
+    #[error("there is no op {}; there are {}", .0, OPS.join(", "))]
+    OpUnknown(serde_json::Value),
+    #[error("{op}: not as it must be{place}: {error}")]
+    Malformed { op: &'static str, place: String, error: serde_json::Error },
+}
+
+impl RefusalCause for LineError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        let reason = match self {
+            LineError::TooLong => "line_too_long",
+            LineError::Empty => "line_empty",
+            LineError::NotJson(_) => "line_not_json",
+            LineError::NotObject(_) | LineError::Array | LineError::Malformed { .. } => "line_malformed",
+            LineError::OpMissing => "op_missing",
+            LineError::OpUnknown(_) => "op_unknown",
+        };
+        (Verdict::BadRequest, reason)
+    }
+}
+
+impl From<LineError> for MalformedLine {
+    fn from(error: LineError) -> Self {
+        MalformedLine { op: None, id: None, error }
+    }
 }
 
 /// The fields that are read first, to say which line is wrong.
@@ -31,41 +71,26 @@ struct Head {
 ///
 /// # Errors
 /// The line is not JSON, or not as the protocol has it.
-pub fn parse(bytes: &[u8]) -> Result<Line, MalformedLine> {
-    let wrong = |reason, error: String| MalformedLine { op: None, id: None, reason, error };
+pub(crate) fn parse(bytes: &[u8]) -> Result<Line, MalformedLine> {
     if bytes.trim_ascii().is_empty() {
-        return Err(wrong(
-            "line_empty",
-            String::from("the line is empty; send one JSON object such as {\"op\": \"run\", \"code\": \"print(6*7)\"}"),
-        ));
+        return Err(LineError::Empty.into());
     }
-    let head: Head = serde_json::from_slice(bytes).map_err(|error| {
-        let what = if error.is_syntax() || error.is_eof() { "line_not_json" } else { "line_malformed" };
-        wrong(what, format!("the line is not one JSON object: {error}"))
-    })?;
+    let head: Head = serde_json::from_slice(bytes)
+        .map_err(|error| if error.is_syntax() || error.is_eof() { LineError::NotJson(error) } else { LineError::NotObject(error) })?;
     // serde's derived reader accepts an array, too.
     if !bytes.trim_ascii_start().starts_with(b"{") {
-        return Err(wrong("line_malformed", String::from("the line is JSON, but not one object")));
+        return Err(LineError::Array.into());
     }
     let id = head.id.as_ref().and_then(|id| id.as_str()).map(String::from);
     let named = head.op.as_ref().and_then(|op| op.as_str());
     let Some(op) = OPS.into_iter().find(|op| Some(*op) == named) else {
-        let (reason, what) = match &head.op {
-            None => ("op_missing", String::from("the line has no `op`")),
-            Some(op) => ("op_unknown", format!("there is no op {op}")),
-        };
-        return Err(MalformedLine { id, ..wrong(reason, format!("{what}; there are {}", OPS.join(", "))) });
+        return Err(MalformedLine { op: None, id, error: head.op.map_or(LineError::OpMissing, LineError::OpUnknown) });
     };
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();
         let place = if path == "." || path == "?" { String::new() } else { format!(" at `{path}`") };
-        MalformedLine {
-            op: Some(op),
-            id,
-            reason: "line_malformed",
-            error: format!("{op}: not as it must be{place}: {}", error.into_inner()),
-        }
+        MalformedLine { op: Some(op), id, error: LineError::Malformed { op, place, error: error.into_inner() } }
     })
 }
 
@@ -109,8 +134,9 @@ mod tests {
             ("{\"op\":\"reset\",\"all\":true}", Some("reset"), None, "line_malformed"),
         ] {
             let wrong = parse(line.as_bytes()).unwrap_err();
-            assert_eq!((wrong.op, wrong.id.as_deref(), wrong.reason), (op, id, reason), "{line}: {}", wrong.error);
+            let expected = (op, id, (Verdict::BadRequest, reason));
+            assert_eq!((wrong.op, wrong.id.as_deref(), wrong.error.verdict_and_reason()), expected, "{line}: {}", wrong.error);
         }
-        assert_eq!(parse(b"{\"op\":\"\xff\"}").unwrap_err().reason, "line_not_json");
+        assert_eq!(parse(b"{\"op\":\"\xff\"}").unwrap_err().error.verdict_and_reason().1, "line_not_json");
     }
 }

@@ -18,7 +18,7 @@ use stockade_protocol::{
     session::{Cancel, Line},
 };
 
-use super::line::{MalformedLine, parse};
+use super::line::{LineError, MalformedLine, parse};
 
 /// Bytes of one read.
 const PIECE: usize = 1 << 16;
@@ -195,8 +195,7 @@ impl<'s> LineQueue<'s> {
     fn complete(&mut self) {
         let line = std::mem::take(&mut self.partial);
         let command = if std::mem::take(&mut self.too_long) {
-            let error = String::from("the line is longer than 64 MiB; write large files in parts (`append`), or into a host scratch");
-            Command::MalformedLine(MalformedLine { op: None, id: None, reason: "line_too_long", error })
+            Command::MalformedLine(LineError::TooLong.into())
         } else {
             match parse(&line) {
                 Ok(Line::Cancel(Cancel { run, id })) => Command::Cancelled { id, done: self.cancel(run.as_ref()) },

@@ -18,6 +18,7 @@ use stockade_protocol::{
 
 use super::{
     answer::{CancelAnswer, ErrorAnswer, NoFields, OkAnswer, ReadyAnswer, RunAnswer, directory_listing, file_part},
+    line::MalformedLine,
     queue::{CANCEL, Command, Event, LineQueue},
     writer::ResponseWriter,
 };
@@ -76,12 +77,13 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
             Event::OutputClosed => return Ok(SessionEnd::OutputClosed),
         };
         ended = match command {
-            Command::MalformedLine(wrong) => {
+            Command::MalformedLine(MalformedLine { op, id, error }) => {
+                let refusal = Refusal::from(error);
                 // It may have been a `run`, so the audit log has it as a refused one.
-                if matches!(wrong.op, None | Some("run")) {
-                    session.refuse(&Refusal::bad_request(wrong.reason, wrong.error.clone()));
+                if matches!(op, None | Some("run")) {
+                    session.refuse(&refusal);
                 }
-                writer.write(queue.signals(), &ErrorAnswer::from(&wrong))?
+                writer.write(queue.signals(), &ErrorAnswer::new(op, id.as_ref(), &refusal))?
             }
             Command::CancelledBeforeStart(request) => {
                 writer.write(queue.signals(), &RunAnswer::new(&session.never_begun(&request, CANCEL)))?

@@ -4,7 +4,11 @@
 //! result itself; it has `started: false` only where the code cannot have run. Nothing is sent
 //! to a server that is neither root's nor the caller's own.
 
-use std::{io, os::unix::net::UnixStream, path::Path};
+use std::{
+    io,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -13,9 +17,12 @@ use rustix::{
     process::geteuid,
 };
 use serde::Deserialize;
-use stockade_engine::{Refusal, caller};
+use stockade_engine::{Refusal, RefusalCause, caller};
 use stockade_launcher::signals::Signals;
-use stockade_protocol::{Report, Verdict};
+use stockade_protocol::{
+    Report,
+    Verdict::{self, SandboxError},
+};
 
 use super::END_OF_REQUEST;
 
@@ -68,6 +75,65 @@ impl ServerAnswer {
     }
 }
 
+/// Why there is no answer of the server.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error("connect to {}: {error}; root makes it with: systemctl enable --now stockade-exec@{}.socket", socket.display(), unit(socket))]
+    Missing { socket: PathBuf, error: io::Error },
+    #[error("connect to {}: {error}; it is for members of its group: adduser USER stockade, and then a new login of that user", socket.display())]
+    Denied { socket: PathBuf, error: io::Error },
+    #[error("connect to {}: {error}; nobody listens there: systemctl restart stockade-exec@{}.socket", socket.display(), unit(socket))]
+    NotListening { socket: PathBuf, error: io::Error },
+    #[error("connect to {}: {error}; --socket takes the path of a UNIX socket, at most 107 bytes long", socket.display())]
+    Unusable { socket: PathBuf, error: io::Error },
+    #[error("--socket through sudo would have root ask, and not uid {0}, who called sudo; leave sudo out, or --socket")]
+    ThroughSudo(u32),
+    #[error(
+        "uid {uid} listens on {}, who is neither root nor you, so nothing was sent; name a socket of root's, as in /run/stockade-exec",
+        socket.display()
+    )]
+    Untrusted { socket: PathBuf, uid: u32 },
+    #[error(
+        "the server behind {} went away without a result ({}); {}; its journal may say more: journalctl --unit 'stockade-exec@*'",
+        socket.display(),
+        why.map_or_else(|| String::from("it closed the connection"), |errno| errno.to_string()),
+        if *may_have_started { "the code may have run" } else { "the code has not run, and the request can be sent again" }
+    )]
+    Lost { socket: PathBuf, why: Option<Errno>, may_have_started: bool, cancelled: bool },
+}
+
+impl AskError {
+    fn connect(socket: &Path, error: io::Error) -> Self {
+        let socket = socket.to_path_buf();
+        match error.kind() {
+            io::ErrorKind::NotFound => AskError::Missing { socket, error },
+            io::ErrorKind::PermissionDenied => AskError::Denied { socket, error },
+            io::ErrorKind::ConnectionRefused => AskError::NotListening { socket, error },
+            _ => AskError::Unusable { socket, error },
+        }
+    }
+}
+
+/// The instance of systemd's units that makes a socket.
+fn unit(socket: &Path) -> &str {
+    socket.file_stem().and_then(|stem| stem.to_str()).unwrap_or("POLICY")
+}
+
+impl RefusalCause for AskError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        match self {
+            AskError::Missing { .. } => (SandboxError, "socket_missing"),
+            AskError::Denied { .. } => (SandboxError, "socket_denied"),
+            AskError::NotListening { .. } => (SandboxError, "socket_refused"),
+            AskError::Unusable { .. } => (SandboxError, "socket_unusable"),
+            AskError::ThroughSudo(_) => (Verdict::BadRequest, "socket_through_sudo"),
+            AskError::Untrusted { .. } => (SandboxError, "socket_untrusted"),
+            AskError::Lost { cancelled: true, .. } => (Verdict::Cancelled, "cancelled_before_start"),
+            AskError::Lost { .. } => (SandboxError, "server_lost"),
+        }
+    }
+}
+
 /// Sends a request to the server behind a socket and waits for its result. A signal that
 /// would end this process cancels the run instead, and the result still arrives.
 ///
@@ -77,41 +143,23 @@ pub fn ask(socket: &Path, request: &[u8]) -> Result<ServerAnswer, Box<Report>> {
     let refused = |refusal: Refusal| Box::new(refusal.report());
     check_own_name().map_err(refused)?;
     let mut signals = Signals::block().map_err(|error| refused(error.into()))?;
-    let stream = UnixStream::connect(socket).map_err(|error| refused(unconnected(socket, &error)))?;
-    check_server(socket, &stream).map_err(refused)?;
+    let stream = UnixStream::connect(socket).map_err(|error| refused(AskError::connect(socket, error).into()))?;
+    check_server(socket, &stream).map_err(|error| refused(error.into()))?;
     let mut exchange = ClientExchange { stream: &stream, request, sent: 0, cancel: None, unread: false, answer: Vec::new() };
     let broken = exchange.run(&mut signals).err();
     let ClientExchange { sent, unread, answer, cancel, .. } = exchange;
     ServerAnswer::read(answer).ok_or_else(|| {
         // A server reads the complete request before it starts anything.
         let may_have_started = sent > request.len() && !unread;
-        let again = if may_have_started { "the code may have run" } else { "the code has not run, and the request can be sent again" };
-        let why = broken.map_or_else(|| String::from("it closed the connection"), |errno| errno.to_string());
-        let error = format!("the server behind {} went away without a result ({why}); {again}; its journal may say more: journalctl --unit 'stockade-exec@*'", socket.display());
-        let report = Refusal::sandbox_error("server_lost", error).report();
-        let report = Report { started: may_have_started, ..report };
-        Box::new(match cancel {
-            // The server did not have the complete request yet.
-            Some(signal) if !may_have_started => Report { verdict: Verdict::Cancelled, code: 128 + i32::from(signal), reason: Some(String::from("cancelled_before_start")), ..report },
-            _ => report,
+        // Else the server did not have the complete request yet.
+        let cancelled = cancel.filter(|_| !may_have_started);
+        let lost = AskError::Lost { socket: socket.to_path_buf(), why: broken, may_have_started, cancelled: cancelled.is_some() };
+        let report = Report { started: may_have_started, ..Refusal::from(lost).report() };
+        Box::new(match cancelled {
+            Some(signal) => Report { code: 128 + i32::from(signal), ..report },
+            None => report,
         })
     })
-}
-
-/// Why the connection failed, and how to fix it.
-fn unconnected(socket: &Path, error: &io::Error) -> Refusal {
-    let unit = socket.file_stem().and_then(|stem| stem.to_str()).map_or_else(|| String::from("POLICY"), String::from);
-    let (reason, remedy) = match error.kind() {
-        io::ErrorKind::NotFound => ("socket_missing", format!("root makes it with: systemctl enable --now stockade-exec@{unit}.socket")),
-        io::ErrorKind::PermissionDenied => {
-            ("socket_denied", String::from("it is for members of its group: adduser USER stockade, and then a new login of that user"))
-        }
-        io::ErrorKind::ConnectionRefused => {
-            ("socket_refused", format!("nobody listens there: systemctl restart stockade-exec@{unit}.socket"))
-        }
-        _ => ("socket_unusable", String::from("--socket takes the path of a UNIX socket, at most 107 bytes long")),
-    };
-    Refusal::sandbox_error(reason, format!("connect to {}: {error}; {remedy}", socket.display()))
 }
 
 /// The kernel tells the server the caller's uid. Through sudo that is 0: the server would
@@ -121,26 +169,17 @@ fn check_own_name() -> Result<(), Refusal> {
     if !identity.on_behalf {
         return Ok(());
     }
-    let why = format!(
-        "--socket through sudo would have root ask, and not uid {}, who called sudo; leave sudo out, or --socket",
-        identity.caller.uid
-    );
-    Err(Refusal::bad_request("socket_through_sudo", why))
+    Err(AskError::ThroughSudo(identity.caller.uid).into())
 }
 
 /// A request goes to root's launcher or to the caller's own. Another user who bound the path
 /// would read the code and could forge its result.
-fn check_server(socket: &Path, stream: &UnixStream) -> Result<(), Refusal> {
-    let listener = socket_peercred(stream).map_err(|errno| unconnected(socket, &errno.into()))?.uid;
+fn check_server(socket: &Path, stream: &UnixStream) -> Result<(), AskError> {
+    let listener = socket_peercred(stream).map_err(|errno| AskError::connect(socket, errno.into()))?.uid;
     if listener.is_root() || listener == geteuid() {
         return Ok(());
     }
-    let why = format!(
-        "uid {} listens on {}, who is neither root nor you, so nothing was sent; name a socket of root's, as in /run/stockade-exec",
-        listener.as_raw(),
-        socket.display()
-    );
-    Err(Refusal::sandbox_error("socket_untrusted", why))
+    Err(AskError::Untrusted { socket: socket.to_path_buf(), uid: listener.as_raw() })
 }
 
 struct ClientExchange<'a> {

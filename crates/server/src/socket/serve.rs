@@ -11,10 +11,13 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
-use stockade_engine::{Options, Refusal, admit, caller::identify, facts::registry, load_policy, refuse};
+use stockade_engine::{
+    CancelledBeforeStart, Options, Refusal, RefusalCause, admit, caller::identify, facts::registry, load_policy, refuse,
+};
 use stockade_launcher::SocketClient;
 use stockade_policy::facts::Caller;
 use stockade_protocol::{Report, Verdict};
@@ -35,6 +38,29 @@ pub enum ServeError {
     /// No policy is named, and the socket's own name is none.
     #[error("no policy: neither --policy nor the socket's name says which one; a socket is named POLICY.sock")]
     NoPolicy,
+}
+
+/// Why a client is not served, beside what any run may be refused for.
+#[derive(Debug, thiserror::Error)]
+enum ClientError {
+    #[error("count the connections of uid {uid} in {}: {error}", registry.display())]
+    Uncounted { uid: u32, registry: PathBuf, error: io::Error },
+    #[error(
+        "uid {uid} has {most} connections to this host's sockets already, as many as one user may have at a time; wait until one has ended, or have root allow more: `--per-user` in stockade-exec@.service"
+    )]
+    TooMany { uid: u32, most: u32 },
+    #[error("the request did not end within {} s; close your half of the connection after it", CLIENT_TIMEOUT.as_secs())]
+    Late,
+}
+
+impl RefusalCause for ClientError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        match self {
+            ClientError::Uncounted { .. } => (Verdict::SandboxError, "registry_failed"),
+            ClientError::TooMany { .. } => (Verdict::SandboxError, "too_many_connections"),
+            ClientError::Late => (Verdict::BadRequest, "request_timeout"),
+        }
+    }
 }
 
 /// The outcome of one connection, for the journal.
@@ -106,32 +132,20 @@ fn take_slot(uid: u32, options: &Options, most: u32) -> Result<Option<Connection
         return Ok(None);
     }
     let registry = registry(&identity)?;
-    let slot = ConnectionSlot::take(registry.directory(), uid, most).map_err(|error| {
-        let attempt = format!("count the connections of uid {uid} in {}", registry.directory().display());
-        Refusal::sandbox_error("registry_failed", format!("{attempt}: {error}"))
+    let slot = ConnectionSlot::take(registry.directory(), uid, most).map_err(|error| ClientError::Uncounted {
+        uid,
+        registry: registry.directory().to_path_buf(),
+        error,
     })?;
-    slot.map(Some).ok_or_else(|| {
-        let message = format!(
-            "uid {uid} has {most} connections to this host's sockets already, as many as one user may have at a time; wait until one has ended, or have root allow more: `--per-user` in stockade-exec@.service"
-        );
-        Refusal::sandbox_error("too_many_connections", message)
-    })
+    Ok(Some(slot.ok_or(ClientError::TooMany { uid, most })?))
 }
 
 /// Reads the request and runs it. `take_slot` has checked the grants before.
 fn answer(stream: &UnixStream, options: &Options) -> Result<Report, Refusal> {
     let mut incoming = IncomingRequest { stream, deadline: Instant::now() + CLIENT_TIMEOUT, ended: false, surplus: None, late: false };
-    let request = admit::read_request(&mut incoming).map_err(|refusal| match incoming.late {
-        true => Refusal::bad_request(
-            "request_timeout",
-            format!("the request did not end within {} s; close your half of the connection after it", CLIENT_TIMEOUT.as_secs()),
-        ),
-        false => refusal,
-    })?;
+    let request = admit::read_request(&mut incoming).map_err(|refusal| if incoming.late { ClientError::Late.into() } else { refusal })?;
     if let Some(signal) = incoming.surplus {
-        let refusal =
-            Refusal { verdict: Verdict::Cancelled, ..Refusal::bad_request("cancelled_before_start", "cancelled before it was begun") };
-        return Ok(Report { code: 128 + i32::from(signal), ..refuse(&refusal, options) });
+        return Ok(Report { code: 128 + i32::from(signal), ..refuse(&CancelledBeforeStart.into(), options) });
     }
     let mut client = SocketClient { socket: stream.as_fd(), may_cancel: incoming.ended };
     Ok(stockade_engine::exec_for(&request, options, Some(&mut client)))
