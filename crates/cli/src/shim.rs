@@ -18,7 +18,7 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use stockade_engine::{
     Options, Origin, Refusal,
-    interpreter::{Interpreter, interpret},
+    interpreter::{ArgumentNotUtf8, Interpreter, interpret},
 };
 use stockade_policy::plan::Plan;
 
@@ -139,10 +139,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     let arguments: Result<Vec<String>, OsString> = arguments.iter().cloned().map(OsString::into_string).collect();
     let arguments = match arguments {
         Ok(arguments) => arguments,
-        Err(argument) => {
-            let message = format!("the argument {} is not UTF-8", argument.to_string_lossy());
-            return Ok(refuse(&Refusal::bad_request("command_malformed", message)));
-        }
+        Err(argument) => return Ok(refuse(&ArgumentNotUtf8(argument).into())),
     };
     let asked = Interpreter {
         runtime: shim_file.runtime.clone(),

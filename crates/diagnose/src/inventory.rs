@@ -205,12 +205,8 @@ fn why_not(report: &Report, program: &Path, runtime: &Runtime) -> Result<String,
         }
         Some("interpreter_missing" | "program_not_started") => Ok(message),
         _ => {
-            let reason = reason.unwrap_or("not_started");
-            Err(if report.verdict == Verdict::BadRequest {
-                Refusal::bad_request(reason, message)
-            } else {
-                Refusal::sandbox_error(reason, message)
-            })
+            let verdict = if report.verdict == Verdict::BadRequest { Verdict::BadRequest } else { Verdict::SandboxError };
+            Err(Refusal { verdict, reason: reason.unwrap_or("not_started").to_owned(), message, exec_errno: None })
         }
     }
 }

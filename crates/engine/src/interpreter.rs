@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +15,7 @@ use stockade_launcher::Relay;
 use stockade_protocol::Verdict;
 
 use crate::{
-    CommandResult, LoadedPolicy, Options, Origin, Refusal,
+    CommandResult, LoadedPolicy, Options, Origin, Refusal, RefusalCause,
     audit::{AuditRecorder, AuditSubject},
     end_command, load_policy, relay, with_callers_rights,
 };
@@ -37,6 +38,17 @@ pub struct Interpreter {
     pub shim: PathBuf,
     /// Output is passed on as it is, also where it is not UTF-8.
     pub exact: bool,
+}
+
+/// An argument of a shim's caller that no request can hold.
+#[derive(Debug, thiserror::Error)]
+#[error("the argument {} is not UTF-8", .0.to_string_lossy())]
+pub struct ArgumentNotUtf8(pub OsString);
+
+impl RefusalCause for ArgumentNotUtf8 {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        (Verdict::BadRequest, "command_malformed")
+    }
 }
 
 /// Runs it, its streams relayed.

@@ -28,16 +28,6 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The caller must change the request.
-    pub fn bad_request(reason: &str, message: impl Into<String>) -> Self {
-        Refusal { verdict: Verdict::BadRequest, reason: reason.to_owned(), message: message.into(), exec_errno: None }
-    }
-
-    /// The host or the policy must be fixed.
-    pub fn sandbox_error(reason: &str, message: impl Into<String>) -> Self {
-        Refusal { verdict: Verdict::SandboxError, reason: reason.to_owned(), message: message.into(), exec_errno: None }
-    }
-
     /// The result that says so.
     pub fn report(&self) -> Report {
         Report::refused(self.verdict, &self.reason, self.message.clone())

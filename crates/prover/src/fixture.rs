@@ -28,6 +28,7 @@ use stockade_protocol::{Receipt, probe::Answer};
 
 use crate::{
     attack::ControlHost,
+    error::{ProveError, failed},
     outside::Outside,
     script::{n, one},
     target::Target,
@@ -68,15 +69,10 @@ pub(crate) struct Fixture {
     listeners: (TcpListener, Option<TcpListener>, UdpSocket, UnixListener, UnixListener),
 }
 
-fn failed(what: &'static str) -> impl Fn(io::Error) -> Refusal {
-    move |error| Refusal::sandbox_error("prover", format!("{what}: {error}"))
-}
-
 impl Fixture {
     /// Makes it.
     pub(crate) fn new(loaded: &LoadedPolicy, plan: Plan, receipt: Receipt, outside: &Outside) -> Result<Self, Refusal> {
-        let rules = Rules::new(&loaded.policy.seccomp, plan.scratch.host && !plan.scratch.read_only)
-            .map_err(|error| Refusal::sandbox_error("filter_unusable", error.to_string()))?;
+        let rules = Rules::new(&loaded.policy.seccomp, plan.scratch.host && !plan.scratch.read_only).map_err(ProveError::from)?;
         let nonce = crate::nonce()?;
         let uid = rustix::process::geteuid().as_raw();
         let aside = TempDir::new(nonce)?;

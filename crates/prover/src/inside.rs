@@ -6,7 +6,7 @@ use stockade_protocol::{
     probe::{Answer, Batch, NOT_PREPARED, Script, decode_answers},
 };
 
-use crate::{LONG_SCRIPT_TIMEOUT_S, PROBE, SCRIPT_TIMEOUT_S, attack::Limits};
+use crate::{LONG_SCRIPT_TIMEOUT_S, PROBE, SCRIPT_TIMEOUT_S, attack::Limits, error::ProveError};
 
 /// Scripts in one sandbox: so few that their answers stay below any output limit.
 const MAX_SCRIPTS: usize = 80;
@@ -94,7 +94,7 @@ impl Inside<'_> {
         let result = run_image(&image, self.loaded, self.options)?;
         if result.report.verdict == Verdict::Cancelled {
             // A signal ended that run, and with it the proof.
-            return Err(Refusal::sandbox_error("cancelled", "a signal ended the attacks"));
+            return Err(ProveError::Cancelled.into());
         }
         let answers = decode_answers(&result.output, nonce, count).ok();
         Ok(ProbeRun { answers, result })

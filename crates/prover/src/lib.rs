@@ -16,6 +16,7 @@
 mod attack;
 mod attacks;
 mod concurrent_run;
+mod error;
 mod fixture;
 mod html;
 mod inside;

@@ -13,12 +13,12 @@ use rustix::{
     fd::{AsRawFd, OwnedFd},
     fs::{MemfdFlags, memfd_create},
 };
-use stockade_engine::Refusal;
 use stockade_protocol::probe::{Answer, Batch, Script, decode_answers};
 
 use crate::{
     PROBE,
     attack::ControlHost,
+    error::{ProveError, failed},
     script::{Builder, n, script},
 };
 
@@ -30,8 +30,8 @@ pub(crate) struct Outside {
 
 impl Outside {
     /// Puts it into a memory file, so that nothing is left on disk.
-    pub(crate) fn new() -> Result<Self, Refusal> {
-        let failed = |error: std::io::Error| Refusal::sandbox_error("prover", format!("make the probe for the controls: {error}"));
+    pub(crate) fn new() -> Result<Self, ProveError> {
+        let failed = failed("make the probe for the controls");
         let program = memfd_create(c"stockade-probe", MemfdFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let mut file = std::fs::File::from(program);
         file.write_all(PROBE).map_err(failed)?;

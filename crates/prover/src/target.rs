@@ -4,15 +4,13 @@
 //! container with few processes the launcher itself has such a small pid; then the target is
 //! a child of it, with the same namespaces and user and a larger pid.
 
-use std::{io, process::Child};
+use std::process::Child;
 
-use stockade_engine::Refusal;
-
-use crate::outside::Outside;
+use crate::{error::ProveError, outside::Outside};
 
 /// Processes inside can have pids below this: every sandbox of a proof begins at 1 and holds
 /// a few dozen scripts with a few children each.
-const FEW: u32 = 1000;
+pub(crate) const FEW: u32 = 1000;
 
 /// The target; dropping this ends a child that was made for it.
 pub(crate) struct Target {
@@ -22,14 +20,13 @@ pub(crate) struct Target {
 impl Target {
     /// Finds or makes it: the kernel gives pids out in order, so after as many children as
     /// there are small pids one has a larger pid.
-    pub(crate) fn new(outside: &Outside) -> Result<Self, Refusal> {
+    pub(crate) fn new(outside: &Outside) -> Result<Self, ProveError> {
         let mut target = Target { child: None };
-        let failed = |error: io::Error| Refusal::sandbox_error("prover", format!("start a process with a pid of at least {FEW}: {error}"));
         for _ in 0..FEW {
             if target.pid() >= FEW {
                 break;
             }
-            let child = outside.start().map_err(failed)?;
+            let child = outside.start().map_err(ProveError::Target)?;
             drop(std::mem::replace(&mut target, Target { child: Some(child) }));
         }
         Ok(target)
