@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::ExitCode;
 
-use stockade_policy::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
+use stockade_engine::plan::{CgroupPlan, Mode, Plan, Protection, RootEntry, UserNamespaces};
 
 use crate::output::{print_json, print_text};
 

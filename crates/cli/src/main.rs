@@ -258,7 +258,7 @@ fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
 fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
     if run.plan.dry_run {
-        let origin = Origin::Command { command: &run.command, terminal: stockade_launcher::terminal::is_interactive() };
+        let origin = Origin::Command { command: &run.command, terminal: stockade_engine::is_interactive() };
         return match stockade_engine::plan(origin, &options) {
             Ok(plan) => dry_run::print(&plan, run.plan.json),
             Err(refusal) => Ok(refuse(&refusal)),
@@ -327,7 +327,7 @@ fn open_report(path: &Path) -> anyhow::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // With the caller's rights: root must not write files that the caller could not.
     let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_launcher::scratch::path::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
+        let directory = stockade_engine::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
         Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
     })?
     .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;

@@ -19,8 +19,8 @@ use anyhow::{Context, anyhow, bail};
 use stockade_engine::{
     Options, Origin, Refusal,
     interpreter::{ArgumentNotUtf8, Interpreter, interpret},
+    plan::Plan,
 };
-use stockade_policy::plan::Plan;
 
 use crate::{
     ExitCode,

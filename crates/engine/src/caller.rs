@@ -16,7 +16,7 @@ use caps::{CapSet, Capability};
 use rlimit::Resource;
 use rustix::{fs::Mode, io::Errno};
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
-use stockade_policy::facts::Caller;
+pub use stockade_policy::facts::Caller;
 use stockade_protocol::Verdict;
 
 use crate::{Refusal, RefusalCause, facts::HostError};

@@ -17,7 +17,7 @@ use stockade_protocol::Verdict;
 use crate::{
     CommandResult, LoadedPolicy, Options, Origin, Refusal, RefusalCause,
     audit::{AuditRecorder, AuditSubject},
-    end_command, load_policy, relay, with_callers_rights,
+    end_command, is_interactive, load_policy, relay, with_callers_rights,
 };
 
 /// Arguments that are looked at as paths.
@@ -64,7 +64,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         let loaded: &LoadedPolicy = loaded.as_ref().map_err(Refusal::clone)?;
         let accepted = |(name, _): &(&String, &String)| loaded.policy.environment.accepts(name);
         let environment = asked.variables.iter().filter(accepted).map(|(name, value)| (name.clone(), value.clone())).collect();
-        let terminal = stockade_launcher::terminal::is_interactive();
+        let terminal = is_interactive();
         let alias = alias(asked)?;
         let origin = Origin::Interpreter {
             runtime: &asked.runtime,

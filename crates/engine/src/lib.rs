@@ -22,7 +22,7 @@ mod trusted;
 
 use std::{cell::Cell, path::PathBuf};
 
-use stockade_launcher::{Client, ErrorKind, Outcome, Relay, Stdin, Streams, Teardown};
+use stockade_launcher::{ErrorKind, Outcome, Relay, Stdin, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, screen::Action};
 
@@ -34,6 +34,9 @@ use caller::CallerError;
 pub use policies::{LoadedPolicy, list_policies, load_policy, lookup_context};
 use pool::Pool;
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
+// What clients of a run need of the crates below: they link this one alone.
+pub use stockade_launcher::{Asked, Client, SocketClient, nonblocking, scratch::path::open_directory, signals, terminal::is_interactive};
+pub use stockade_policy::plan;
 
 /// What is fixed beforehand, whatever a request says.
 #[derive(Clone, Debug, Default)]
@@ -235,7 +238,7 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
     let recorder = AuditRecorder::new(AuditSubject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        let origin = Origin::Command { command, terminal: stockade_launcher::terminal::is_interactive() };
+        let origin = Origin::Command { command, terminal: is_interactive() };
         let how = Relay { keep_errors: wants_report, ..Relay::default() };
         relay(origin, loaded, options, how, &recorder)
     };

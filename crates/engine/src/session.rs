@@ -12,7 +12,7 @@ use rustix::fd::BorrowedFd;
 use stockade_audit::FileAct;
 use stockade_launcher::{
     Client, OpenedScratch,
-    files::{FileError, Listed, Part, Tree},
+    files::{FileError, Tree},
     registry::Record,
     scratch::{Idmap, Opener},
     volumes::{SessionVolumes, VolumeCopies},
@@ -35,6 +35,7 @@ use crate::{
     trusted::refuse_replaceable,
 };
 use error::{NoVolumes, PathProblem, SessionError};
+pub use stockade_launcher::files::{Listed, Part};
 
 /// The most bytes of a file that are read at once.
 pub const MAX_READ: u64 = 16 << 20;

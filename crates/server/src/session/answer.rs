@@ -2,8 +2,10 @@
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Serialize;
-use stockade_engine::{Refusal, session::Session};
-use stockade_launcher::files::{Listed, Part};
+use stockade_engine::{
+    Refusal,
+    session::{Listed, Part, Session},
+};
 use stockade_protocol::{
     Encoding, Report, Verdict,
     session::{DirectoryEntry, DirectoryListing, FilePart, List, Read},

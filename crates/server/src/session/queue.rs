@@ -11,8 +11,7 @@ use rustix::{
     fd::BorrowedFd,
     io::Errno,
 };
-use stockade_engine::MAX_REQUEST;
-use stockade_launcher::{Asked, Client, signals::Signals};
+use stockade_engine::{Asked, Client, MAX_REQUEST, signals::Signals};
 use stockade_protocol::{
     Request,
     session::{Cancel, Line},

@@ -9,8 +9,7 @@ use std::io::Write;
 
 use rustix::event::Timespec;
 use serde::Serialize;
-use stockade_engine::{Options, Refusal, session::Session};
-use stockade_launcher::signals::Signals;
+use stockade_engine::{Options, Refusal, session::Session, signals::Signals};
 use stockade_protocol::{
     Report, Verdict,
     session::{Line, WrittenFile},

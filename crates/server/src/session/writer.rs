@@ -8,7 +8,7 @@ use rustix::{
     io::Errno,
 };
 use serde::Serialize;
-use stockade_launcher::{nonblocking::NonblockingStdio, signals::Signals};
+use stockade_engine::{nonblocking::NonblockingStdio, signals::Signals};
 
 use super::{queue::ending, serve::SessionEnd};
 

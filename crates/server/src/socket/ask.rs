@@ -17,8 +17,7 @@ use rustix::{
     process::geteuid,
 };
 use serde::Deserialize;
-use stockade_engine::{Refusal, RefusalCause, caller};
-use stockade_launcher::signals::Signals;
+use stockade_engine::{Refusal, RefusalCause, caller, signals::Signals};
 use stockade_protocol::{
     Report,
     Verdict::{self, SandboxError},

@@ -16,10 +16,11 @@ use std::{
 };
 
 use stockade_engine::{
-    CancelledBeforeStart, Options, Refusal, RefusalCause, admit, caller::identify, facts::registry, load_policy, refuse,
+    CancelledBeforeStart, Options, Refusal, RefusalCause, SocketClient, admit,
+    caller::{Caller, identify},
+    facts::registry,
+    load_policy, refuse,
 };
-use stockade_launcher::SocketClient;
-use stockade_policy::facts::Caller;
 use stockade_protocol::{Report, Verdict};
 
 use super::{CLIENT_TIMEOUT, END_OF_REQUEST, slot::ConnectionSlot};
