@@ -88,7 +88,7 @@ fn an_ended_run_leaves_nothing() {
 
 /// From before the first system call of the setup to the middle of the run.
 fn delays() -> impl Iterator<Item = Duration> {
-    (0..64u64).map(|step| Duration::from_micros(step * step * 10)).chain([60, 90, 150, 300].map(Duration::from_millis))
+    (0..64u64).map(|step| Duration::from_micros(step * step * 10)).chain([60, 90, 150, 300, 3000].map(Duration::from_millis))
 }
 
 test!(serial Both, a_launcher_killed_at_any_moment_leaves_nothing_running_and_the_next_start_sweeps, seconds 120);

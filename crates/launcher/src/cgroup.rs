@@ -208,7 +208,7 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
 /// kernel kept.
 ///
 /// # Errors
-/// The kernel did not keep a limit that is not optional.
+/// A limit is not there and not optional, or the kernel did not keep it.
 fn apply<'d>(
     settings: &[CgroupSetting],
     directory_of: impl Fn(&CgroupSetting) -> Result<BorrowedFd<'d>, CgroupError>,
@@ -230,14 +230,11 @@ fn apply_setting(directory: BorrowedFd<'_>, setting: &CgroupSetting) -> Result<O
         Err(Errno::NOENT) if *optional => return Ok(None),
         other => other.map_err(failed)?,
     };
-    match rustix::io::write(&handle, value.as_bytes()) {
-        Err(_) if *optional => return Ok(None),
-        other => other.map(drop).map_err(failed)?,
-    }
+    rustix::io::write(&handle, value.as_bytes()).map_err(failed)?;
     let mut kept = [0; 64];
     let length = rustix::io::pread(&handle, &mut kept, 0).map_err(failed)?;
     let kept = String::from_utf8_lossy(kept.get(..length).unwrap_or_default()).trim().to_owned();
-    if kept == *value || *optional {
+    if kept == *value {
         return Ok(Some(kept));
     }
     Err(CgroupError::NotKept { file, value: value.clone(), kept })
@@ -267,8 +264,7 @@ mod tests {
         let limits = |settings: &[CgroupSetting]| apply(settings, |_| Ok(opened.as_fd()));
         let absent = setting("memory.swap.max", "0", true);
         assert_eq!(limits(&[setting("pids.max", "641", false), absent.clone()]).unwrap(), "pids.max=641");
-        assert_eq!(limits(&[setting("pids.max", "64", true)]).unwrap(), "pids.max=641");
-        assert!(matches!(limits(&[setting("pids.max", "64", false)]), Err(CgroupError::NotKept { .. })));
+        assert!(matches!(limits(&[setting("pids.max", "64", true)]), Err(CgroupError::NotKept { .. })));
         assert!(matches!(limits(&[CgroupSetting { optional: false, ..absent }]), Err(CgroupError::Limit { .. })));
         std::fs::remove_dir_all(&directory).unwrap();
     }
