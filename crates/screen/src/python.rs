@@ -56,7 +56,7 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     };
     if let ruff_python_ast::Mod::Module(module) = parsed.syntax() {
         walk.visit_body(&module.body);
-        walk.functions(0);
+        walk.functions();
     }
     // Dropping a deep tree overflows the stack. The process ends soon.
     std::mem::forget(parsed);
@@ -135,7 +135,7 @@ impl<'a> Walk<'a, '_, '_> {
         // `from http import client` imports a module; `from urllib import parse` imports one that
         // is harmless, unlike its parent.
         self.import(&whole, alias);
-        let value = self.names.attribute(&Value::name(module), alias.name.as_str());
+        let value = Value::name(module).attribute(alias.name.as_str());
         self.names.bind(alias.asname.as_ref().unwrap_or(&alias.name).as_str(), value);
     }
 
@@ -203,35 +203,27 @@ impl<'a> Walk<'a, '_, '_> {
         self.function.push(Function { name: name.to_owned(), forks: false, calls_itself: false });
         // A loop around a definition is no loop around its body.
         let (endless, vital) = (std::mem::take(&mut self.endless), std::mem::take(&mut self.vital));
-        let mark = self.names.enter();
         let outer = std::mem::take(&mut self.later);
+        self.names.enter();
         body(self);
-        self.functions(mark);
+        self.functions();
+        self.names.leave();
         self.later = outer;
-        self.names.leave(mark);
         (self.endless, self.vital) = (endless, vital);
         self.function.pop();
     }
 
-    /// Reads the functions of the scope that began at `mark`, after all its names are bound.
-    fn functions(&mut self, mark: usize) {
-        if self.later.is_empty() {
-            return;
-        }
-        self.names.settle(mark);
+    /// Reads the functions of a scope, after all its names are bound.
+    fn functions(&mut self) {
         for function in std::mem::take(&mut self.later) {
-            self.body_of(function);
+            // The body is elsewhere in the text.
+            let told = std::mem::take(&mut self.told);
+            self.function(function.name.as_str(), |walk| {
+                walk.names.bind_parameters(&function.parameters);
+                walk.visit_body(&function.body);
+            });
+            self.told = told;
         }
-    }
-
-    fn body_of(&mut self, function: &'a StmtFunctionDef) {
-        // The body is elsewhere in the text.
-        let told = std::mem::take(&mut self.told);
-        self.function(function.name.as_str(), |walk| {
-            walk.names.bind_parameters(&function.parameters);
-            walk.visit_body(&function.body);
-        });
-        self.told = told;
     }
 
     fn define(&mut self, function: &'a StmtFunctionDef) {
@@ -241,10 +233,6 @@ impl<'a> Walk<'a, '_, '_> {
             self.visit_annotation(returned);
         }
         self.names.bind(function.name.as_str(), Value::default());
-        // Its global names are bound for the code that follows.
-        if self.function.is_empty() && function.body.iter().any(Stmt::is_global_stmt) {
-            self.body_of(function);
-        }
         self.later.push(function);
     }
 
@@ -253,27 +241,24 @@ impl<'a> Walk<'a, '_, '_> {
         if let Some(arguments) = &class.arguments {
             self.visit_arguments(arguments);
         }
-        let outer = std::mem::take(&mut self.later);
-        let mark = self.names.enter();
+        // Its methods, which do not see its names, are read later.
+        self.names.enter();
         self.visit_body(&class.body);
-        self.names.leave_class(mark, class.name.as_str());
-        // Methods do not see the names of the class. Attributes that one sets, the others see.
-        let mut methods = std::mem::replace(&mut self.later, outer);
-        methods.sort_by_key(|method| method.name.as_str() != "__init__");
-        self.later.append(&mut methods);
+        self.names.leave();
         self.names.bind(class.name.as_str(), Value::default());
     }
 
     /// Code that may not run.
     fn branch(&mut self, read: impl FnOnce(&mut Self)) {
-        let mark = self.names.enter();
+        self.names.enter();
         read(self);
-        self.names.join(mark);
+        self.names.join();
     }
 
     /// A comprehension with its own names; `read` reads its elements.
     fn comprehension(&mut self, generators: &'a [Comprehension], read: impl FnOnce(&mut Self)) {
-        let (mark, before) = (self.names.enter(), self.told);
+        let before = self.told;
+        self.names.enter();
         for each in generators {
             self.visit_expr(&each.iter);
             self.visit_expr(&each.target);
@@ -284,7 +269,7 @@ impl<'a> Walk<'a, '_, '_> {
         let behind = std::mem::replace(&mut self.told, before);
         read(self);
         self.told = self.told.max(behind);
-        self.names.leave(mark);
+        self.names.leave();
     }
 
     fn loop_over_vital(&mut self, iterated: &Expr) -> bool {
@@ -336,15 +321,12 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
             }
             Stmt::AugAssign(assign) => {
                 visitor::walk_stmt(self, stmt);
-                if let Expr::Name(name) = &*assign.target {
-                    // The result is unknown, its provenance is not.
-                    let made = self.names.value(&assign.value).made;
-                    self.names.bind(name.id.as_str(), Value { made, ..Value::default() });
-                }
+                // The result is unknown, its provenance is not.
+                let made = self.names.value(&assign.value).made;
+                self.names.assign(&assign.target, &Value::unknown(made));
             }
             Stmt::FunctionDef(function) => self.define(function),
             Stmt::ClassDef(class) => self.class(class),
-            Stmt::Global(global) => global.names.iter().for_each(|name| self.names.share(name.as_str())),
             Stmt::If(branches) => {
                 self.visit_expr(&branches.test);
                 self.branch(|walk| walk.visit_body(&branches.body));
@@ -374,7 +356,7 @@ impl<'a> Visitor<'a> for Walk<'a, '_, '_> {
                 let vital = u32::from(self.loop_over_vital(&each.iter));
                 self.vital += vital;
                 self.branch(|walk| {
-                    walk.names.assign(&each.target, &Value { made, ..Value::default() });
+                    walk.names.assign(&each.target, &Value::unknown(made));
                     walk.visit_body(&each.body);
                 });
                 self.vital -= vital;
@@ -450,16 +432,13 @@ impl<'a> Walk<'a, '_, '_> {
                     self.attribute(expr, &inner.value, inner.attr.as_str());
                     base = &inner.value;
                 }
-                if self.is_environment(expr) {
+                let of_environment = self.is_environment(&attribute.value);
+                if self.is_environment(expr) || (of_environment && matches!(name, "items" | "values")) {
                     self.add(Rule::Credentials, expr, "the whole of os.environ");
                     return;
                 }
                 // `os.environ.get(…)` reads one variable only.
-                if self.is_environment(&attribute.value) && matches!(name, "get" | "setdefault" | "pop" | "copy" | "update" | "keys") {
-                    return;
-                }
-                if self.is_environment(&attribute.value) && matches!(name, "items" | "values") {
-                    self.add(Rule::Credentials, expr, "the whole of os.environ");
+                if of_environment && matches!(name, "get" | "setdefault" | "pop" | "copy" | "update" | "keys") {
                     return;
                 }
                 if self.reference(expr) && base.is_name_expr() {
@@ -521,7 +500,9 @@ impl<'a> Walk<'a, '_, '_> {
             Expr::FString(_) | Expr::BinOp(_) => self.text(expr),
             Expr::Named(named) => {
                 self.visit_expr(&named.value);
-                self.names.value(expr);
+                let value = self.names.value(&named.value);
+                // It may not run, after `and` for example.
+                self.branch(|walk| walk.names.assign(&named.target, &value));
                 return;
             }
             Expr::ListComp(made) => return self.comprehension(&made.generators, |walk| walk.visit_expr(&made.elt)),

@@ -84,10 +84,11 @@ fn names_that_are_bound_again_and_again_are_followed() {
 
 #[test]
 fn names_bound_beyond_the_budget_are_reported_once() {
-    let ifs: String = (0..80).map(|n| format!("{}if a:\n", " ".repeat(n))).collect();
+    let nested = |depth: usize| (0..depth).map(|n| format!("{}if a:\n", " ".repeat(n))).collect::<String>() + &" ".repeat(depth);
     let names: String = (0..20_000).map(|n| format!("a{n} = 1; ")).collect();
-    let own: String = (0..2000).map(|n| format!("    import os as a{n}\n")).collect();
-    for code in [format!("{ifs}{}{names}\n", " ".repeat(80)), format!("class {}:\n{own}", "A".repeat(200_000))] {
+    // Each name is sought in every branch around it.
+    let reads = "a; ".repeat(50_000);
+    for code in [format!("{}{names}\n", nested(80)), format!("{}{reads}\n", nested(300))] {
         let told = found(Grammar::Python, &code);
         assert_eq!(told.iter().filter(|rule| **rule == Rule::Screener).count(), 1, "{told:?}");
     }
