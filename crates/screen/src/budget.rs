@@ -7,6 +7,8 @@
 
 use std::cell::Cell;
 
+use stockade_protocol::screen::{Grammar, Source};
+
 /// The longest string that is built.
 pub(crate) const MAX_TEXT_LEN: usize = 64 << 10;
 /// The budget of an empty program: at most a few hundred milliseconds.
@@ -56,9 +58,12 @@ impl Budget {
     }
 }
 
-/// The cost of this many bytes of Python in a string.
-pub(crate) fn of_python(length: usize) -> usize {
-    PARSER.saturating_add(length)
+/// The cost of reading code in a string.
+pub(crate) fn of_code(source: Source<'_>) -> usize {
+    match source.grammar {
+        Grammar::Python => PARSER.saturating_add(source.code.len()),
+        Grammar::Shell => of_shell(source.code.len()),
+    }
 }
 
 /// The cost of this many bytes of shell code in a string.

@@ -44,6 +44,15 @@ pub fn screen(question: &Question<'_>) -> Answer {
     findings::answer(found, all)
 }
 
+/// Screens code in the string at `place` of a program.
+fn screen_string(question: &Question<'_>, source: Source<'_>, depth: u8, place: (usize, usize), findings: &mut Findings<'_>) {
+    let Some(depth) = depth.checked_sub(1) else { return };
+    findings.inside(place, budget::of_code(source), |findings| match source.grammar {
+        Grammar::Python => python::screen(question, source.code, depth, findings),
+        Grammar::Shell => shell::screen(question, source.code, depth, findings),
+    });
+}
+
 /// The code as its interpreter reads it: a shell skips NUL bytes.
 fn as_read<'c>(source: &Source<'c>) -> Cow<'c, str> {
     match source.grammar {

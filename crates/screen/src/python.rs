@@ -483,16 +483,7 @@ impl<'a> Walk<'a, '_, '_> {
                 self.text(expr);
                 return;
             }
-            Expr::Lambda(lambda) => {
-                self.function("", |walk| {
-                    if let Some(parameters) = &lambda.parameters {
-                        walk.visit_parameters(parameters);
-                        walk.names.bind_parameters(parameters);
-                    }
-                    walk.visit_expr(&lambda.body);
-                });
-                return;
-            }
+            Expr::Lambda(lambda) => return self.lambda(lambda, &[]),
             Expr::StringLiteral(_) | Expr::BytesLiteral(_) => {
                 self.text(expr);
                 return;

@@ -2,11 +2,11 @@
 //!
 //! It evaluates nothing itself; [`super::value`] does.
 
-use ruff_python_ast::{Expr, ExprCall, visitor::Visitor};
-use stockade_protocol::screen::Rule;
+use ruff_python_ast::{Expr, ExprCall, ExprLambda, visitor::Visitor};
+use stockade_protocol::screen::{Grammar, Rule, Source};
 
 use super::{Walk, place, tables, value::Value};
-use crate::{budget, paths, shell};
+use crate::{budget, paths, screen_string, shell};
 
 /// Calls that write to the path of this argument.
 const WRITERS: [(&str, usize); 20] = [
@@ -56,16 +56,7 @@ impl<'a> Walk<'a, '_, '_> {
             }
         }
         match &*call.func {
-            Expr::Lambda(lambda) => self.function("", |walk| {
-                if let Some(parameters) = &lambda.parameters {
-                    walk.visit_parameters(parameters);
-                    walk.names.bind_parameters(parameters);
-                    for (parameter, value) in parameters.posonlyargs.iter().chain(&parameters.args).zip(&arguments) {
-                        walk.names.bind(parameter.parameter.name.as_str(), value.clone());
-                    }
-                }
-                walk.visit_expr(&lambda.body);
-            }),
+            Expr::Lambda(lambda) => self.lambda(lambda, &arguments),
             // The function is the result of a call, which no other rule reports by name.
             function @ Expr::Call(_) => {
                 self.reference(function);
@@ -75,11 +66,24 @@ impl<'a> Walk<'a, '_, '_> {
         }
         call.arguments.args.iter().for_each(|argument| self.visit_expr(argument));
         for keyword in &call.arguments.keywords {
-            let environment = keyword.arg.as_ref().is_some_and(|name| name.as_str() == "env");
-            if !(environment && self.is_environment(&keyword.value)) {
+            if !(keyword.arg.as_deref() == Some("env") && self.is_environment(&keyword.value)) {
                 self.visit_expr(&keyword.value);
             }
         }
+    }
+
+    /// The body of a lambda that is called with these arguments.
+    pub(super) fn lambda(&mut self, lambda: &'a ExprLambda, arguments: &[Value]) {
+        self.function("", |walk| {
+            if let Some(parameters) = &lambda.parameters {
+                walk.visit_parameters(parameters);
+                walk.names.bind_parameters(parameters);
+                for (parameter, value) in parameters.iter().zip(arguments) {
+                    walk.names.bind(parameter.name().as_str(), value.clone());
+                }
+            }
+            walk.visit_expr(&lambda.body);
+        });
     }
 
     fn by_name(&mut self, expr: &Expr, call: &ExprCall, name: &str, arguments: &[Value]) {
@@ -93,37 +97,21 @@ impl<'a> Walk<'a, '_, '_> {
             }
             "builtins.getattr" => self.gets_attribute(expr, call, arguments),
             "builtins.open" | "io.open" | "codecs.open" | "gzip.open" | "bz2.open" | "lzma.open" | "tarfile.open" => {
-                self.opens(expr, call, arguments, 1)
+                let (path, mode) = (self.argument(call, "file", 0), self.argument(call, "mode", 1));
+                self.opens(expr, path.as_ref(), mode.as_ref());
             }
-            "os.open" => {
-                let flags =
-                    call.arguments.args.get(1).map(|flags| self.mentions(flags, &["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"]));
-                if flags == Some(true) {
-                    self.writes(expr, name, first);
-                }
-            }
+            "os.open" if call.arguments.find_positional(1).is_some_and(|flags| self.writes_by(flags)) => self.writes(expr, name, first),
             "shutil.rmtree" | "os.removedirs" => {
                 let vital = first.and_then(Value::as_text).is_some_and(paths::is_vital);
                 self.add(if vital || self.vital > 0 { Rule::Destroy } else { Rule::Delete }, expr, name);
             }
             "yaml.load" => {
-                let safe = call.arguments.keywords.iter().map(|keyword| &keyword.value).chain(call.arguments.args.get(1)).any(|loader| {
-                    let loader = self.names.value(loader);
-                    loader.as_name().is_some_and(|name| name.ends_with("SafeLoader"))
-                });
-                if !safe {
+                let loader = self.argument(call, "Loader", 1);
+                if !loader.as_ref().and_then(Value::as_name).is_some_and(|name| name.ends_with("SafeLoader")) {
                     self.add(Rule::Deserialize, expr, name);
                 }
             }
-            "numpy.load"
-                if call
-                    .arguments
-                    .keywords
-                    .iter()
-                    .any(|keyword| keyword.arg.as_ref().is_some_and(|name| name.as_str() == "allow_pickle")) =>
-            {
-                self.add(Rule::Deserialize, expr, name);
-            }
+            "numpy.load" if call.arguments.find_keyword("allow_pickle").is_some() => self.add(Rule::Deserialize, expr, name),
             "operator.methodcaller" | "operator.attrgetter" => {
                 if let Some(attribute) = first.and_then(Value::as_text).filter(|text| tables::is_strong(text)) {
                     self.add(Rule::Internals, expr, attribute);
@@ -140,7 +128,7 @@ impl<'a> Walk<'a, '_, '_> {
             _ => {}
         }
         if let Some((_, at)) = WRITERS.iter().find(|(writer, _)| *writer == name) {
-            let path = arguments.get(*at).cloned().or_else(|| self.keyword(call, "dst"));
+            let path = self.argument(call, "dst", *at);
             self.writes(expr, name, path.as_ref());
             if REMOVERS.contains(&name) && self.vital > 0 {
                 self.add(Rule::Destroy, expr, name);
@@ -148,16 +136,20 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    fn keyword(&mut self, call: &ExprCall, name: &str) -> Option<Value> {
-        let found = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == name))?;
-        Some(self.names.value(&found.value))
+    /// The value of an argument, by name or position.
+    fn argument(&self, call: &ExprCall, name: &str, position: usize) -> Option<Value> {
+        call.arguments.find_argument_value(name, position).map(|argument| self.names.value(argument))
     }
 
-    /// Whether an expression names one of these attributes.
-    fn mentions(&mut self, expr: &Expr, names: &[&str]) -> bool {
-        match expr {
-            Expr::BinOp(both) => self.mentions(&both.left, names) || self.mentions(&both.right, names),
-            other => self.names.value(other).as_name().is_some_and(|name| names.iter().any(|known| name.ends_with(known))),
+    /// Whether these flags of `os.open` write.
+    fn writes_by(&self, flags: &Expr) -> bool {
+        match flags {
+            Expr::BinOp(both) => self.writes_by(&both.left) || self.writes_by(&both.right),
+            flag => self
+                .names
+                .value(flag)
+                .as_name()
+                .is_some_and(|name| matches!(name, "os.O_WRONLY" | "os.O_RDWR" | "os.O_CREAT" | "os.O_TRUNC" | "os.O_APPEND")),
         }
     }
 
@@ -176,18 +168,13 @@ impl<'a> Walk<'a, '_, '_> {
 
     /// Code in a known string.
     fn inner_python(&mut self, call: &ExprCall, text: Option<&Value>) {
-        let (Some(argument), Some(code)) = (call.arguments.args.first(), text.and_then(Value::as_whole)) else { return };
-        if let Some(depth) = self.depth.checked_sub(1) {
-            let question = self.question;
-            self.findings.inside(place(argument), budget::of_python(code.len()), |findings| super::screen(question, code, depth, findings));
+        if let (Some(argument), Some(code)) = (call.arguments.args.first(), text.and_then(Value::as_whole)) {
+            self.inner(argument, Source { grammar: Grammar::Python, code });
         }
     }
 
-    fn inner_shell(&mut self, at: &Expr, script: &str) {
-        if let Some(depth) = self.depth.checked_sub(1) {
-            let question = self.question;
-            self.findings.inside(place(at), budget::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
-        }
+    fn inner(&mut self, at: &Expr, source: Source<'_>) {
+        screen_string(self.question, source, self.depth, place(at), self.findings);
     }
 
     fn imports(&mut self, expr: &Expr, name: &str, module: Option<&Value>) {
@@ -243,11 +230,10 @@ impl<'a> Walk<'a, '_, '_> {
         }
     }
 
-    fn opens(&mut self, expr: &Expr, call: &ExprCall, arguments: &[Value], mode_at: usize) {
-        let mode = arguments.get(mode_at).cloned().or_else(|| self.keyword(call, "mode"));
-        let path = arguments.first().cloned().or_else(|| self.keyword(call, "file"));
-        if mode.as_ref().and_then(Value::as_text).is_some_and(is_writing) {
-            self.writes(expr, "open", path.as_ref());
+    fn opens(&mut self, expr: &Expr, path: Option<&Value>, mode: Option<&Value>) {
+        // A longer text in its place is no mode.
+        if mode.and_then(Value::as_text).is_some_and(|mode| mode.len() <= 4 && mode.contains(['w', 'a', 'x', '+'])) {
+            self.writes(expr, "open", path);
             if self.vital > 0 {
                 self.add(Rule::Destroy, expr, "open");
             }
@@ -271,12 +257,7 @@ impl<'a> Walk<'a, '_, '_> {
             return;
         }
         match attribute.attr.as_str() {
-            "open" => {
-                let mode = arguments.first().cloned().or_else(|| self.keyword(call, "mode"));
-                if mode.as_ref().and_then(Value::as_text).is_some_and(is_writing) {
-                    self.writes(expr, "open", Some(&object));
-                }
-            }
+            "open" => self.opens(expr, Some(&object), self.argument(call, "mode", 0).as_ref()),
             "rename" | "replace" if arguments.len() == 1 => self.writes(expr, attribute.attr.as_str(), arguments.first()),
             name if WRITING_METHODS.contains(&name) => self.writes(expr, name, Some(&object)),
             _ => {}
@@ -292,8 +273,7 @@ impl<'a> Walk<'a, '_, '_> {
             self.add(Rule::RemoteCode, expr, "shell");
         }
         if let (Some(script), Some(at)) = (value.as_text(), call.arguments.args.first()) {
-            let script = script.to_owned();
-            self.inner_shell(at, &script);
+            self.inner(at, Source { grammar: Grammar::Shell, code: script });
         }
     }
 
@@ -333,11 +313,10 @@ impl<'a> Walk<'a, '_, '_> {
         let spawns = name == "multiprocessing.Process" || name.starts_with("subprocess.");
         let own_file =
             |value: &Value| value.as_name() == Some("__file__") || value.items().iter().any(|item| item.as_name() == Some("__file__"));
-        let target = call.arguments.keywords.iter().find(|keyword| keyword.arg.as_ref().is_some_and(|arg| arg.as_str() == "target"));
-        let starts_itself = target.is_some_and(|target| match &target.value {
-            Expr::Name(name) => self.function.iter().any(|function| function.name == name.id.as_str()),
+        let starts_itself = match call.arguments.find_keyword("target").map(|target| &target.value) {
+            Some(Expr::Name(name)) => self.function.iter().any(|function| function.name == name.id.as_str()),
             _ => false,
-        });
+        };
         if (forks && self.endless > 0)
             || (spawns && self.endless > 0 && arguments.iter().any(own_file))
             || (name == "multiprocessing.Process" && starts_itself)
@@ -353,10 +332,6 @@ impl<'a> Walk<'a, '_, '_> {
             }
         }
     }
-}
-
-fn is_writing(mode: &str) -> bool {
-    mode.len() <= 4 && mode.contains(['w', 'a', 'x', '+'])
 }
 
 fn word(value: &Value) -> String {

@@ -2,14 +2,14 @@
 //!
 //! It runs and looks up nothing; a command is known by its name alone.
 
-use stockade_protocol::screen::Rule;
+use stockade_protocol::screen::{Grammar, Rule, Source};
 
 use super::{
     Stage, Walk, passwords, words,
     words::Word,
     wrappers::{base, is_wrapper, started, unwrapped},
 };
-use crate::{budget, paths, python, shell};
+use crate::{budget, paths, screen_string};
 
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "zsh", "ash", "ksh", "fish"];
 const INTERPRETERS: [&str; 7] = ["python", "python3", "python2", "perl", "ruby", "node", "php"];
@@ -314,16 +314,8 @@ impl Walk<'_, '_> {
 
     /// Screens a string that a command runs as code.
     pub(super) fn runs(&mut self, name: &str, script: &str, at: (usize, usize)) {
-        let Some(depth) = self.depth.checked_sub(1) else { return };
-        let question = self.question;
-        match name.starts_with("python") {
-            true => {
-                self.findings.inside(at, budget::of_python(script.len()), |findings| python::screen(question, script, depth, findings));
-            }
-            false => {
-                self.findings.inside(at, budget::of_shell(script.len()), |findings| shell::screen(question, script, depth, findings));
-            }
-        }
+        let grammar = if name.starts_with("python") { Grammar::Python } else { Grammar::Shell };
+        screen_string(self.question, Source { grammar, code: script }, self.depth, at, self.findings);
     }
 
     /// What this command reads from earlier commands of a pipeline.
