@@ -6,7 +6,6 @@
 
 mod commands;
 mod passwords;
-mod pieces;
 mod words;
 mod wrappers;
 
@@ -18,12 +17,8 @@ use words::{Variables, Word};
 
 /// Nodes that are nested deeper are not walked.
 const MAX_DEPTH: u16 = 400;
-/// Characters in braces that are read.
-const MAX_BRACES_LEN: usize = 256;
 /// How often a script is parsed again after an error.
 const MAX_ROUNDS: usize = 32;
-/// Nodes that can be skipped at the cost of 1.
-const PASSED: usize = 16;
 /// Stages of a pipeline that may feed a later one.
 const MAX_PIPELINE_LEN: usize = 16;
 
@@ -36,33 +31,32 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
         return;
     }
     let (mut begin, mut variables, mut directory) = (0, Variables::default(), String::new());
-    for round in 1.. {
+    for _ in 0..MAX_ROUNDS {
         // Lines that were read are blanked, so that offsets stay.
-        let rest = pieces::without_start(code, begin);
-        let Some(tree) = parser.parse(rest.as_ref(), None) else {
+        let rest = " ".repeat(begin) + code.get(begin..).unwrap_or_default();
+        let Some(tree) = parser.parse(&rest, None) else {
             findings.add(Rule::Screener, (begin, begin), "not parsed");
             return;
         };
         let root = tree.root_node();
         let mut walk = Walk { variables, directory, ..Walk::new(question, &rest, depth, findings) };
         walk.node(root, 0);
-        walk.torn_words(root);
-        walk.braces(root);
         if !root.has_error() {
             return;
         }
+        (variables, directory) = (walk.variables, walk.directory);
         let error = first_error(root);
-        if !walk.findings.is_inside() {
-            walk.findings.add(Rule::Syntax, span(error), "not understood");
+        if !findings.is_inside() {
+            findings.add(Rule::Syntax, span(error), "not understood");
         }
         let at = error.start_byte().max(begin);
+        let Some(end) = code.get(at..).and_then(|rest| rest.find('\n')) else { return };
+        begin = at + end + 1;
         // The rest is parsed once more.
-        let anew = round < MAX_ROUNDS && walk.findings.budget().spend(budget::of_shell(code.len().saturating_sub(at)));
-        begin = walk.pieces(at, anew);
-        if begin >= code.len() {
+        if !findings.budget().spend(budget::of_shell(code.len() - begin)) {
+            findings.report_budget((begin, begin));
             return;
         }
-        (variables, directory) = (walk.variables, walk.directory);
     }
 }
 
@@ -100,9 +94,8 @@ struct Walk<'w, 'c> {
     directory: String,
     /// The functions whose bodies are read.
     functions: Vec<String>,
-    /// Endless loops around this place, and those of them that never wait.
+    /// Endless loops around this place.
     endless: u32,
-    unheld: u32,
 }
 
 impl<'w, 'c> Walk<'w, 'c> {
@@ -116,7 +109,6 @@ impl<'w, 'c> Walk<'w, 'c> {
             directory: String::new(),
             functions: Vec::new(),
             endless: 0,
-            unheld: 0,
         }
     }
 }
@@ -159,16 +151,12 @@ impl Walk<'_, '_> {
                 self.functions.pop();
                 return;
             }
-            "while_statement" | "c_style_for_statement" if self.is_endless(node) => {
-                let unheld = u32::from(!self.is_held_up(node));
+            "while_statement" if self.is_endless(node) => {
                 self.endless += 1;
-                self.unheld += unheld;
                 self.descend(node, depth);
                 self.endless -= 1;
-                self.unheld -= unheld;
                 return;
             }
-            "expansion" => self.backquotes(node),
             "string" | "raw_string" | "ansi_c_string" | "word" | "concatenation" => self.text(node),
             _ => {}
         }
@@ -177,23 +165,8 @@ impl Walk<'_, '_> {
 
     /// Whether the condition of a loop never ends it.
     fn is_endless(&self, node: Node<'_>) -> bool {
-        let text = self.source(node);
-        if node.kind() == "c_style_for_statement" {
-            return text
-                .split_once("))")
-                .is_some_and(|(head, _)| head.chars().filter(|c| !c.is_whitespace()).collect::<String>().ends_with(";;"));
-        }
         let condition = node.child_by_field_name("condition").map(|condition| self.source(condition).trim().trim_end_matches(';'));
-        match text.starts_with("until") {
-            true => matches!(condition, Some("false" | "! true" | "! :")),
-            false => matches!(condition, Some("true" | ":" | "[ 1 ]" | "[[ 1 ]]" | "((1))" | "(( 1 ))")),
-        }
-    }
-
-    /// Whether a loop contains a command that waits or ends it.
-    fn is_held_up(&self, node: Node<'_>) -> bool {
-        let waits = ["wait", "sleep", "read", "inotifywait", "break", "exit", "return"];
-        self.source(node).split(|c: char| !c.is_alphanumeric()).any(|word| waits.contains(&word))
+        matches!(condition, Some("true" | ":" | "[ 1 ]" | "[[ 1 ]]" | "((1))" | "(( 1 ))"))
     }
 
     fn descend(&mut self, node: Node<'_>, depth: u16) {
@@ -224,10 +197,6 @@ impl Walk<'_, '_> {
         let (name, word) = (self.source(name).to_owned(), self.word(value));
         if word.known && secrets::under_name(&name, &word.text) {
             self.findings.secret(span(value), &word.text, &name);
-        }
-        // An interactive shell runs its value before each prompt.
-        if name == "PROMPT_COMMAND" && word.known {
-            self.runs("sh", &word.text, span(node));
         }
         self.variables.set(&name, word);
     }
@@ -271,29 +240,22 @@ impl Walk<'_, '_> {
 
     fn command(&mut self, node: Node<'_>) {
         let words = self.words_of(node);
-        let name_built = node.child_by_field_name("name").is_some_and(|name| words::is_put_together(name, self.code));
+        let name_built = node.child_by_field_name("name").is_some_and(words::is_put_together);
         if name_built && words.first().is_some_and(|name| name.known && commands::is_known(&name.text)) {
             self.findings.add(Rule::HiddenName, span(node), &words.first().map(|name| name.text.clone()).unwrap_or_default());
-        }
-        let printed = |name: Node<'_>| self.inner_stages(name, 0).iter().any(|stage| commands::makes_text(&stage.words));
-        if node.child_by_field_name("name").is_some_and(printed) {
-            self.findings.add(Rule::HiddenName, span(node), "the name of a command");
         }
         if let (Some(name), Some(script)) = (commands::reads_code(&words), self.here_string(node)) {
             self.runs(&name, &script, span(node));
         }
         let fed = self.fed_by_here_string(node);
         self.command_of(&words, span(node), &fed);
+        self.substituted(&words, node);
         let name = words.first().map(|word| word.text.as_str()).unwrap_or_default();
         let starts_itself = words.iter().any(|word| word.text == "$0");
         let statement = node.parent().filter(|parent| parent.kind() == "redirected_statement").unwrap_or(node);
         let in_background = statement.next_sibling().is_some_and(|next| self.source(next) == "&");
-        if in_background && self.endless > 0 && (starts_itself || self.unheld > 0) {
-            self.findings.add(
-                Rule::ForkBomb,
-                span(node),
-                if starts_itself { "starts itself without end" } else { "starts programs without end" },
-            );
+        if in_background && self.endless > 0 && starts_itself {
+            self.findings.add(Rule::ForkBomb, span(node), "starts itself without end");
         }
         let in_pipeline = node.parent().is_some_and(|parent| parent.kind() == "pipeline");
         if in_pipeline && self.functions.iter().any(|function| function == name) {
@@ -329,7 +291,6 @@ impl Walk<'_, '_> {
         let Some(script) = parts.iter().find(|part| part.kind() == "heredoc_body").map(|body| self.source(*body).to_owned()) else {
             return;
         };
-        self.backquotes(node);
         let before = node.parent().filter(|parent| parent.kind() == "redirected_statement");
         let readers: Vec<Node<'_>> = before
             .and_then(|statement| statement.child_by_field_name("body"))
@@ -377,50 +338,6 @@ impl Walk<'_, '_> {
                 .flat_map(|child| if child.kind() == "pipeline" { Vec::new() } else { self.commands_in(child) })
                 .collect(),
             _ => Vec::new(),
-        }
-    }
-
-    /// Whether a place is code, and no string, comment or here-document. False when the budget
-    /// is spent.
-    fn is_code(&self, root: Node<'_>, at: usize) -> bool {
-        if !self.findings.budget().spend(1 + root.named_child_count() / PASSED) {
-            return false;
-        }
-        let kind = root.descendant_for_byte_range(at, at + 1).map_or("", |node| node.kind());
-        !(kind.contains("string") || kind.contains("heredoc") || matches!(kind, "comment" | "\"" | "'"))
-    }
-
-    /// Words with an escaped line break, which the shell removes.
-    fn torn_words(&mut self, root: Node<'_>) {
-        let of_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '/' | '.'));
-        let code = self.code;
-        let torn = code.match_indices("\\\n").find(|(at, tear)| {
-            of_word(code[..*at].chars().next_back()) && of_word(code[at + tear.len()..].chars().next()) && self.is_code(root, *at)
-        });
-        if let Some((at, tear)) = torn {
-            let start = code[..at].rfind(char::is_whitespace).map_or(0, |before| before + 1);
-            let place =
-                (start, at + tear.len() + code[at + tear.len()..].find(char::is_whitespace).unwrap_or(code.len() - at - tear.len()));
-            self.findings.add(Rule::HiddenName, place, "a word in two lines");
-            self.runs("sh", &code.replace(tear, ""), place);
-        }
-    }
-
-    /// Commands whose words come from a brace expansion.
-    fn braces(&mut self, root: Node<'_>) {
-        let code = self.code;
-        for (at, _) in code.match_indices('{') {
-            let begins = code[..at].trim_end_matches([' ', '\t']).chars().next_back().is_none_or(|c| "\n;&|(".contains(c));
-            if !begins {
-                continue;
-            }
-            let inner: String = code[at + 1..].chars().take(MAX_BRACES_LEN).take_while(|c| *c != '}' && !c.is_whitespace()).collect();
-            let closed = code[at + 1 + inner.len()..].starts_with('}');
-            if closed && inner.contains(',') && self.is_code(root, at) {
-                let place = (at, at + inner.len() + 2);
-                self.findings.add(Rule::HiddenName, place, "words in braces");
-                self.runs("sh", &inner.replace(',', " "), place);
-            }
         }
     }
 }

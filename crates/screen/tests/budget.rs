@@ -62,12 +62,12 @@ fn a_page_built_line_by_line_is_within_the_budget() {
 
 #[test]
 fn nested_commands_are_followed_within_the_budget() {
-    for chain in ["nice ".repeat(5000), "watch ".repeat(12), "find / -exec ".repeat(5)] {
+    for chain in ["nice ".repeat(5000), "find / -exec ".repeat(5)] {
         let told = found(Grammar::Shell, &format!("{chain}rm -rf /\n"));
         assert!(told.contains(&Rule::Destroy) && !told.contains(&Rule::Screener), "{told:?}");
     }
     // Each of these words contains all words after it.
-    for chain in ["watch ".repeat(5000), "find / -exec ".repeat(40), "python -m ".repeat(5000)] {
+    for chain in ["find / -exec ".repeat(40), "python -m ".repeat(5000)] {
         let told = found(Grammar::Shell, &format!("{chain}rm -rf /\n"));
         assert_eq!(told.iter().filter(|rule| **rule == Rule::Screener).count(), 1, "{told:?}");
     }

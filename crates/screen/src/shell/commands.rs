@@ -3,9 +3,10 @@
 //! It runs and looks up nothing; a command is known by its name alone.
 
 use stockade_protocol::screen::{Grammar, Rule, Source};
+use tree_sitter::Node;
 
 use super::{
-    Stage, Walk, passwords, words,
+    Stage, Walk, passwords, span, words,
     words::Word,
     wrappers::{base, is_wrapper, started, unwrapped},
 };
@@ -123,7 +124,9 @@ impl Walk<'_, '_> {
                 self.findings.add(Rule::System, at, wrapper);
             }
         }
-        started.scripts.iter().for_each(|script| self.runs("sh", script, at));
+        if let Some(script) = started.script {
+            self.runs("sh", script, at);
+        }
         let inner = started.words;
         let Some(name) = inner.first().map(|word| base(&word.text).to_owned()) else { return };
         let arguments = inner.get(1..).unwrap_or_default();
@@ -188,14 +191,9 @@ impl Walk<'_, '_> {
                 let scripts: Vec<String> = arguments.iter().flat_map(|word| commands_of_awk(&word.text)).map(str::to_owned).collect();
                 scripts.iter().for_each(|script| self.runs("sh", script, at));
             }
-            "set" => self.variables.set_arguments(arguments),
             "eval" => self.evaluates(arguments, at),
             // Code for a signal or the end of the shell.
             "trap" if arguments.first().is_some_and(|word| word.known && !word.text.starts_with('-')) => self.runs("sh", text(0), at),
-            "alias" => {
-                let scripts: Vec<&str> = arguments.iter().filter_map(|word| Some(word.text.split_once('=')?.1)).collect();
-                scripts.into_iter().for_each(|script| self.runs("sh", script, at));
-            }
             "perl" | "ruby" | "php" | "node" => {
                 let script = arguments.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
                 for (rule, signs) in [(Rule::Network, ["socket", "Socket", "net."]), (Rule::Process, ["exec", "system", "spawn"])] {
@@ -207,16 +205,16 @@ impl Walk<'_, '_> {
             _ => {}
         }
         if let Some(script) = script_of(&name, arguments) {
-            self.runs(&name, &script, at);
+            self.runs(&name, script, at);
         }
-        if let Some((module, rest)) = module_of(&name, arguments)
+        if let Some((module, rest)) = python_option(arguments, 'm').filter(|_| name.starts_with("python"))
+            && module.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'))
             && self.findings.budget().spend(rest.len().saturating_mul(COPIED))
         {
             self.runs(&name, &format!("import {module}"), at);
-            self.command_of(&[&[Word::plain(module)], rest].concat(), at, &[]);
+            self.command_of(&[&[Word::plain(module.to_owned())], rest].concat(), at, &[]);
         }
         self.fed(words, fed, at);
-        self.substituted(&name, at);
     }
 
     fn place(&self, path: &str) -> String {
@@ -338,24 +336,14 @@ impl Walk<'_, '_> {
     }
 
     /// Substitutions in the words of a command that runs their output.
-    fn substituted(&mut self, name: &str, at: (usize, usize)) {
-        if !(SHELLS.contains(&name) || matches!(name, "eval" | "source" | ".")) || self.code.is_empty() {
-            return;
+    pub(super) fn substituted(&mut self, words: &[Word], node: Node<'_>) {
+        let Some(name) = unwrapped(words).first().map(|word| base(&word.text)) else { return };
+        let runs_output = SHELLS.contains(&name) || matches!(name, "eval" | "source" | ".");
+        // The words were read before: this is work for each level of substitutions.
+        if runs_output && self.findings.budget().spend(budget::of_shell(node.byte_range().len())) {
+            let stages: Vec<Stage> = self.children(node).into_iter().flat_map(|part| self.inner_stages(part, 0)).collect();
+            self.code_from(name, &stages, span(node));
         }
-        let Some(text) = self.code.get(at.0..at.1) else { return };
-        if !(text.contains("$(") || text.contains("<(") || text.contains('`'))
-            || !self.findings.budget().spend(budget::of_shell(text.len()))
-        {
-            return;
-        }
-        let mut parser = tree_sitter::Parser::new();
-        if parser.set_language(&tree_sitter_bash::LANGUAGE.into()).is_err() {
-            return;
-        }
-        let Some(tree) = parser.parse(text, None) else { return };
-        let inner = Walk::new(self.question, text, 0, self.findings);
-        let stages = inner.inner_stages(tree.root_node(), 0);
-        self.code_from(name, stages.get(1..).unwrap_or_default(), at);
     }
 
     /// These commands print code for the command of this name.
@@ -376,58 +364,41 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The script of `-c`. Python takes the rest of the word or the next word, a shell the first
-/// word after all options.
-fn script_of(name: &str, arguments: &[Word]) -> Option<String> {
-    let mut texts = arguments.iter().map(|word| word.text.as_str());
+/// The script of `-c`: Python takes the next word, a shell the first word after all options.
+fn script_of<'w>(name: &str, arguments: &'w [Word]) -> Option<&'w str> {
     if name.starts_with("python") {
-        return python_option(name, arguments, 'c').map(|(script, _)| script);
+        return python_option(arguments, 'c').map(|(script, _)| script);
     }
-    if !SHELLS.contains(&name) {
-        return None;
-    }
+    let mut texts = arguments.iter().map(|word| word.text.as_str()).filter(|_| SHELLS.contains(&name));
     let mut wanted = false;
-    while let Some(text) = texts.next() {
+    loop {
+        let text = texts.next()?;
         match text.strip_prefix(['-', '+']) {
-            Some("-") => return wanted.then(|| texts.next().map(str::to_owned)).flatten(),
+            Some("-") => return texts.next().filter(|_| wanted),
             Some(options) if !options.is_empty() => {
                 wanted |= is_flag(text, 'c', "--command");
-                if !options.starts_with('-') && options.ends_with(['o', 'O']) {
+                if options.ends_with(['o', 'O']) {
                     texts.next();
                 }
             }
-            _ => return wanted.then(|| text.to_owned()),
+            _ => return wanted.then_some(text),
         }
     }
-    None
 }
 
-/// The module of `python -m`, with its arguments.
-fn module_of<'w>(name: &str, arguments: &'w [Word]) -> Option<(String, &'w [Word])> {
-    let (module, rest) = python_option(name, arguments, 'm')?;
-    let is_name = !module.is_empty() && module.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.'));
-    is_name.then_some((module, rest))
-}
-
-/// The value of `wanted` where it ends Python's options, and the words after it.
-fn python_option<'w>(name: &str, arguments: &'w [Word], wanted: char) -> Option<(String, &'w [Word])> {
-    if !name.starts_with("python") {
-        return None;
-    }
-    let mut at = 0;
-    while let Some(options) = arguments.get(at)?.text.strip_prefix('-').filter(|options| !options.is_empty() && *options != "-") {
-        at += 1;
-        let Some((ends, letter)) = options.char_indices().find(|(_, letter)| matches!(letter, 'c' | 'm' | 'W' | 'X')) else { continue };
-        let value = &options[ends + 1..];
-        match (letter, value.is_empty()) {
-            _ if options.starts_with('-') => {}
-            ('W' | 'X', empty) => at += usize::from(empty),
-            (letter, _) if letter != wanted => return None,
-            (_, false) => return Some((value.to_owned(), arguments.get(at..)?)),
-            (_, true) => return Some((arguments.get(at)?.text.clone(), arguments.get(at + 1..)?)),
+/// The value of `-c` or `-m`, which ends Python's options, and the words after it.
+fn python_option(arguments: &[Word], wanted: char) -> Option<(&str, &[Word])> {
+    let mut words = arguments.iter();
+    loop {
+        match words.next()?.text.strip_prefix('-')?.chars().last()? {
+            'W' | 'X' => drop(words.next()),
+            letter @ ('c' | 'm') => {
+                let value = words.next()?.text.as_str();
+                return (letter == wanted).then_some((value, words.as_slice()));
+            }
+            _ => {}
         }
     }
-    None
 }
 
 /// The commands in strings of an awk program.
@@ -482,13 +453,6 @@ fn printed(words: &[Word]) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// Whether a command prints or transforms text.
-pub(super) fn makes_text(words: &[Word]) -> bool {
-    let words = unwrapped(words);
-    let Some(name) = words.first().map(|word| base(&word.text)) else { return false };
-    matches!(name, "echo" | "printf" | "tr" | "sed") || decodes(name, words.get(1..).unwrap_or_default())
 }
 
 /// Whether a command decodes.

@@ -56,21 +56,6 @@ impl Variables {
         self.0.insert(name.to_owned(), value);
     }
 
-    /// Sets the positional parameters, as `set` does.
-    pub(super) fn set_arguments(&mut self, words: &[Word]) {
-        let options = words.iter().take_while(|word| word.text.starts_with(['-', '+']) && word.text != "--").count();
-        let all = words.get(options..).unwrap_or_default();
-        let all = all.strip_prefix([Word::plain("--".to_owned())].as_slice()).unwrap_or(all);
-        if all.is_empty() {
-            return;
-        }
-        let text = all.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
-        let list = Word { text, known: all.iter().all(|word| word.known), spaced: true };
-        all.iter().zip(1..10).for_each(|(word, number)| self.set(&number.to_string(), word.clone()));
-        self.set("*", list.clone());
-        self.set("@", list);
-    }
-
     fn get(&self, name: &str) -> Word {
         match (self.0.get(name), name) {
             (Some(word), _) => word.clone(),
@@ -96,12 +81,7 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
         "raw_string" => Word::plain(whole.trim_matches('\'').to_owned()),
         "ansi_c_string" => Word::plain(escapes(whole.strip_prefix("$'").and_then(|text| text.strip_suffix('\'')).unwrap_or(whole))),
         "number" | "string_content" | "special_character" => Word::plain(whole.to_owned()),
-        "simple_expansion" => {
-            let name = whole.trim_start_matches('$');
-            let word = variables.get(name);
-            // "$@" is several words, also in quotes.
-            Word { spaced: word.spaced && matches!(name, "@" | "*"), ..word }
-        }
+        "simple_expansion" => variables.get(whole.trim_start_matches('$')),
         "expansion" => {
             let name: String = whole.trim_start_matches("${").chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let form = whole.get(name.len() + 2..whole.len() - 1).unwrap_or_default();
@@ -110,7 +90,6 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
                 "" => value,
                 // The value is set, so its default is not used.
                 _ if value.known && form.trim_start_matches(':').starts_with(['-', '=', '?']) => value,
-                "%/" | "%%/" if value.known => Word { text: value.text.trim_end_matches('/').to_owned(), ..value },
                 // Substrings and replacements are not followed.
                 _ => Word::unknown(&format!("${name}")),
             }
@@ -135,18 +114,13 @@ fn parts(node: Node<'_>, code: &str, variables: &Variables, depth: u8, (left, ri
     word.and(Word::plain(code.get(at..end).unwrap_or_default().to_owned()))
 }
 
-/// Whether the name of a command was built from parts or quoted without need.
-pub(super) fn is_put_together(name: Node<'_>, code: &str) -> bool {
+/// Whether the name of a command is built from several variables.
+pub(super) fn is_put_together(name: Node<'_>) -> bool {
+    let is_variable = |part: &Node<'_>| matches!(part.kind(), "simple_expansion" | "expansion");
     let mut cursor = name.walk();
-    let expansions = |node: Node<'_>| {
-        let mut cursor = node.walk();
-        node.named_children(&mut cursor).filter(|child| matches!(child.kind(), "simple_expansion" | "expansion")).count()
-    };
-    let inner: Vec<Node<'_>> = name.named_children(&mut cursor).collect();
-    inner.iter().any(|child| match child.kind() {
-        "concatenation" => expansions(*child) >= 2 || source(*child, code).contains("''") || source(*child, code).contains("\"\""),
-        "ansi_c_string" => true,
-        _ => false,
+    name.named_children(&mut cursor).any(|word| {
+        let mut cursor = word.walk();
+        word.named_children(&mut cursor).filter(is_variable).count() >= 2
     })
 }
 
