@@ -315,32 +315,6 @@ const FORBIDDEN: [&str; 40] = [
     "urllib.request",
 ];
 
-/// Modules whose names are reported when they are built from parts.
-const WATCHED: [&str; 22] = [
-    "os",
-    "sys",
-    "subprocess",
-    "socket",
-    "ctypes",
-    "builtins",
-    "importlib",
-    "posix",
-    "pty",
-    "shutil",
-    "pickle",
-    "marshal",
-    "requests",
-    "urllib",
-    "http",
-    "code",
-    "runpy",
-    "multiprocessing",
-    "cffi",
-    "_posixsubprocess",
-    "gc",
-    "inspect",
-];
-
 /// Functions that decode.
 const DECODERS: [&str; 31] = [
     "base64.b64decode",
@@ -411,9 +385,11 @@ pub(super) fn is_forbidden(name: &str) -> bool {
     FORBIDDEN.contains(&name)
 }
 
-/// Whether hiding this module is reported.
+/// Whether hiding this module is reported: one of which a rule knows something.
 pub(super) fn is_watched(module: &str) -> bool {
-    WATCHED.contains(&module.split('.').next().unwrap_or_default())
+    let top = module.split('.').next().unwrap_or_default();
+    let mut known = MODULES.iter().flat_map(|(_, tops)| *tops).chain(NAMES.iter().flat_map(|(_, names)| *names));
+    known.any(|name| below(name, top))
 }
 
 /// Whether this function decodes.

@@ -276,13 +276,9 @@ impl Walk<'_, '_> {
 
     /// Signals to pid 1, and to all processes.
     fn kills(&mut self, arguments: &[Word], at: (usize, usize)) {
-        let mut texts = arguments.iter().map(|word| word.text.as_str()).peekable();
         // The first option is a signal.
-        if let Some(option) = texts.next_if(|text| text.starts_with('-'))
-            && matches!(option, "-s" | "-n")
-        {
-            texts.next();
-        }
+        let options = usize::from(arguments.first().is_some_and(|word| word.text.starts_with('-')));
+        let mut texts = arguments.iter().skip(options).map(|word| word.text.as_str());
         if let Some(target) = texts.find(|text| matches!(*text, "1" | "-1")) {
             self.findings.add(Rule::Process, at, &format!("kill {target}"));
         }
