@@ -1,4 +1,5 @@
-//! Root where user namespaces are forbidden: runs that are their host id inside too.
+//! Root where user namespaces are forbidden: runs that are their host id inside too. Root with
+//! a scratch that takes no idmap: runs that are its owner on the host.
 //!
 //! A user namespace of the test's own stands for the host: its count of further ones can be
 //! set to none without touching that of the machine. The control allows some.
@@ -6,7 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, program_path, run_under, run_with_stdin},
+    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, text},
     policy_dir::{PolicyDirectory, derived},
     runner::test,
 };
@@ -145,4 +146,27 @@ fn without_user_namespaces_an_id_of_the_runs_own_cannot_be_missing_too() {
     let both = "[degrade]\nroot = { add = [\"user_namespace\", \"unique_uid\"] }";
     exec_where("0", "0 0 1", both, &[], "print(1)").broke("unique_uid_unavailable", &["user_namespace", "does not map id"]);
     exec_where("0", EVERY_ID, both, &[], "print(1)").succeeded();
+}
+
+test!(RootOnly, a_scratch_that_takes_no_idmap_is_refused_or_belongs_to_the_run_by_leave_of_the_policy);
+fn a_scratch_that_takes_no_idmap_is_refused_or_belongs_to_the_run_by_leave_of_the_policy() {
+    let place = scratch();
+    // Mounted where the run alone sees it; ramfs takes no idmap.
+    let ask = |lines: &str, mount: &str| {
+        let script = format!(r#"{mount} && exec "$STOCKADE" exec --policy "$0" --scratch "$1""#);
+        let policies = PolicyDirectory::new();
+        let policy = policies.write("leave", &derived(lines));
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", &script, &policy, text(&place)]);
+        let code = "import os\nopen('made', 'w').close()\nprint(os.stat('made').st_uid == os.stat('.').st_uid == os.getuid())";
+        ExecResult::of(run_with_stdin(&mut command, json!({"code": code}).to_string().as_bytes()))
+    };
+    let (leave, ramfs) =
+        ("[degrade]\nroot = { add = [\"unique_uid\"] }", format!(r#"mount -t ramfs none "$1" && chown {OWNER}:{OWNER} "$1""#));
+    ask("", &ramfs).broke("unique_uid_unavailable", &[text(&place), "cannot be idmapped", "[degrade] root = [\"unique_uid\"]"]);
+    ask(leave, &ramfs).succeeded().expect(json!({"output": "True\n"}));
+    assert_eq!(ask(leave, &ramfs)["receipt"]["degraded"], json!(["unique_uid"]));
+    // The control: a disk takes it, so the policy's leave is not used.
+    let done = ask(leave, "true");
+    done.succeeded().expect(json!({"output": "True\n"}));
+    assert_eq!(done["receipt"]["degraded"], json!([]));
 }
