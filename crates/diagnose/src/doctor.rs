@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 use stockade_audit::AnchorSink;
-use stockade_launcher::scratch::{Opener, path::ScratchPath};
+use stockade_launcher::scratch::{self, Opener, path::ScratchPath};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     model::{AuditMode, Degradable, Policy},
@@ -381,6 +381,7 @@ impl<'a> Examiner<'a> {
             caller: &self.identity.caller,
             privileged: true,
             unique_id: self.host.unique_id,
+            idmap: scratch::Idmap::Try,
             homes: &[],
             registry: None,
             ceiling: None,

@@ -7,11 +7,7 @@ use rustix::{fd::OwnedFd, io::Errno};
 use stockade_policy::plan::{Mode, Plan, UserNamespaces};
 use stockade_sys::{clone, mount};
 
-use crate::{
-    ErrorKind, LaunchError,
-    layers::{Layer, Layers},
-    proc::ProcDirectory,
-};
+use crate::{ErrorKind, LaunchError, proc::ProcDirectory};
 
 /// The outer user namespace, as read back.
 pub(crate) struct OuterNamespaces {
@@ -66,7 +62,7 @@ fn maps_failed(errno: Errno) -> LaunchError {
 }
 
 /// The ended process that holds an idmap's user namespace; reaped when dropped.
-struct UsernsHolder(clone::Child);
+pub(crate) struct UsernsHolder(clone::Child);
 
 impl Drop for UsernsHolder {
     fn drop(&mut self) {
@@ -76,21 +72,19 @@ impl Drop for UsernsHolder {
 }
 
 /// Idmaps a detached copy of a directory: every id to itself, except the owner's and
-/// the run's, which change places. Files that the run makes so belong to the owner. A mount
-/// can be idmapped once; one that was refused is as it was.
+/// the run's, which change places. Files that the run makes so belong to the owner. Who
+/// held the namespace for it has served, but may take a moment to end.
 ///
 /// # Errors
 /// EINVAL where the file system cannot idmap, EPERM without privilege over it.
-pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: u32) -> Result<(), Errno> {
-    if !Layers::of_environment().keep(Layer::Idmap) {
-        return Ok(());
-    }
+pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<UsernsHolder, Errno> {
     let holder = UsernsHolder(clone::user_namespace_holder()?);
     let proc = ProcDirectory::open(holder.0.pid)?;
-    proc.write("uid_map", &exchange(owner.0, run))?;
-    proc.write("gid_map", &exchange(owner.1, run))?;
+    proc.write("uid_map", &exchange(owner.0, run.0))?;
+    proc.write("gid_map", &exchange(owner.1, run.1))?;
     let namespace = proc.open_namespace("user")?;
-    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)
+    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)?;
+    Ok(holder)
 }
 
 fn reap(holder: &clone::Child) -> Result<(), Errno> {
