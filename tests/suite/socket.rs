@@ -560,15 +560,15 @@ fn the_capabilities_of_the_units_are_enough_for_them() {
     assert_eq!(done.succeeded()["receipt"]["degraded"], json!([]));
     assert_eq!(done.file("made")["text"], "x");
     // The controls: a set that lacks one of those that every run with a scratch needs.
-    for (missing, reason) in [
-        ("+sys_admin", "root_without_capabilities"),
-        ("+setuid", "maps_refused"),
-        ("+setgid", "maps_refused"),
-        ("+chown", "prepare_failed"),
-        ("+setfcap", "unique_uid_unavailable"),
+    for (missing, reason, words) in [
+        ("+sys_admin", "root_without_capabilities", "root without CAP_SYS_ADMIN"),
+        ("+setuid", "root_without_capabilities", "root without CAP_SETUID"),
+        ("+setgid", "root_without_capabilities", "root without CAP_SETGID"),
+        ("+chown", "prepare_failed", ""),
+        ("+setfcap", "unique_uid_unavailable", "give the launcher CAP_SETFCAP"),
     ] {
         let without: Vec<String> = all.iter().filter(|name| *name != missing).cloned().collect();
-        ask(&without).broke(reason, &[]);
+        ask(&without).broke(reason, &[words]);
     }
 }
 

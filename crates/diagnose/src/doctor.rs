@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 use stockade_audit::AnchorSink;
-use stockade_launcher::scratch::{self, Opener, path::ScratchPath};
+use stockade_launcher::scratch::{Opener, path::ScratchPath};
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
     model::{AuditMode, Degradable, Policy},
@@ -353,35 +353,41 @@ impl<'a> Examiner<'a> {
             return fine("scratch", "any directory of the caller's; its files stay the caller's");
         }
         let owner = if self.identity.caller.uid == 0 { (NOBODY, NOBODY) } else { (self.identity.caller.uid, self.identity.caller.gid) };
-        let (mut able, mut unable) = (Vec::new(), Vec::new());
+        let (mut able, mut unable, mut remedy) = (Vec::new(), Vec::new(), None);
         for place in ["/tmp", "/var/tmp"] {
             match self.try_idmap(Path::new(place), owner) {
-                Ok(true) => able.push(place),
-                Ok(false) => unable.push(format!("{place} cannot be idmapped")),
+                Ok(None) => able.push(place),
+                Ok(Some(refusal)) => {
+                    let (why, how) = split(&refusal);
+                    unable.push(format!("{place} cannot be idmapped: {why}"));
+                    remedy = how;
+                }
                 Err(why) => unable.push(why),
             }
         }
-        let remedy = "put scratch on ext4, xfs, btrfs or (Linux 6.3) tmpfs; root of a container's user namespace cannot idmap at all";
         match (able.as_slice(), unable.is_empty()) {
             (able, true) => fine("scratch", format!("idmapped scratch works in {}", able.join(" and "))),
             ([], false) => finding(
                 "scratch",
                 if self.may_degrade(Degradable::UniqueUid) { State::Degraded } else { State::Absent },
-                (unable.join(", "), Some(remedy.to_owned())),
+                (unable.join(", "), remedy),
             ),
-            (able, false) => fine("scratch", format!("idmapped scratch works in {}; {}: {remedy}", able.join(" and "), unable.join(", "))),
+            (able, false) => fine("scratch", format!("idmapped scratch works in {}; {}", able.join(" and "), unable.join(", "))),
         }
     }
 
-    fn try_idmap(&self, place: &Path, owner: (u32, u32)) -> Result<bool, String> {
+    /// Idmaps a directory of its own there. Says why the kernel refuses it.
+    fn try_idmap(&self, place: &Path, owner: (u32, u32)) -> Result<Option<String>, String> {
         let directory = place.join(format!("stockade-doctor-{}", std::process::id()));
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", directory.display());
+        if self.host.unique_id.is_none() {
+            return Ok(Some(String::from("there is no host uid to map its owner's files to")));
+        }
         fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|error| failed(&error))?;
         let opener = Opener {
             caller: &self.identity.caller,
             privileged: true,
             unique_id: self.host.unique_id,
-            idmap: scratch::Idmap::Try,
             homes: &[],
             registry: None,
             ceiling: None,
@@ -391,8 +397,8 @@ impl<'a> Examiner<'a> {
             found.and_then(|place| place.open(self.policy, &opener)).map_err(|error| error.to_string())
         });
         let removed = fs::remove_dir(&directory).map_err(|error| failed(&error));
-        let idmappable = opened?.facts.idmappable;
-        removed.map(|()| idmappable)
+        let idmap_refusal = opened?.facts.idmap_refusal;
+        removed.map(|()| idmap_refusal)
     }
 
     /// As the run above was written down, and who keeps the heads of the chain.

@@ -22,7 +22,7 @@ use rustix::fd::OwnedFd;
 use stockade_launcher::{
     Inputs, LaunchError, Stdin, Streams,
     registry::{Record, Registry},
-    scratch::{Idmap, OpenedScratch},
+    scratch::OpenedScratch,
 };
 use stockade_policy::plan::{Plan, plan};
 use stockade_protocol::{LimitKey, Request, Verdict};
@@ -138,22 +138,12 @@ pub enum Purpose {
     Run,
     /// A sandbox for a run that is yet to be asked for.
     Prepare,
-    /// The run, whose scratch turned out not to be idmappable.
-    RunAfterRefusedIdmap,
 }
 
 impl Purpose {
     /// Whether something is made on the host.
     fn claims(self) -> bool {
         self != Purpose::Plan
-    }
-
-    fn idmap(self) -> Idmap {
-        match self {
-            Purpose::Plan => Idmap::Try,
-            Purpose::Run | Purpose::Prepare => Idmap::Assume,
-            Purpose::RunAfterRefusedIdmap => Idmap::Refused,
-        }
     }
 }
 
@@ -224,7 +214,7 @@ impl<'a> Admission<'a> {
         let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some(), !pool.is_empty())?;
         let state = origin.session_state();
         let mut host = builder.read_host(state)?;
-        let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), idmap: purpose.idmap(), is_compared };
+        let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
         let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         run_request.interpreters = interpreters;

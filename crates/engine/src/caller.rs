@@ -29,9 +29,9 @@ pub(crate) enum CallerError {
     )]
     SetId,
     #[error(
-        "the launcher is root without CAP_SYS_ADMIN, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
+        "the launcher is root without {0}, which is neither root nor an ordinary user; start it as one of them, in a container as an ordinary user (Docker: --user) and {CONTAINER}"
     )]
-    PowerlessRoot,
+    PowerlessRoot(Capability),
     #[error("uid {own} serves this socket without root's rights, so it runs nothing for uid {peer}; run stockade as yourself")]
     PeerNotServed { own: u32, peer: u32 },
     #[error(
@@ -48,7 +48,7 @@ impl RefusalCause for CallerError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
             CallerError::SetId => "set_id_program",
-            CallerError::PowerlessRoot => "root_without_capabilities",
+            CallerError::PowerlessRoot(_) => "root_without_capabilities",
             CallerError::PeerNotServed { .. } => "peer_not_served",
             CallerError::Limit { .. } => "limits_of_caller",
             CallerError::SudoVariable { .. } => "sudo_variables",
@@ -114,9 +114,12 @@ fn own_identity() -> Result<Identity, Refusal> {
         return Err(CallerError::SetId.into());
     }
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let privileged = uid == 0 && caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_ADMIN).unwrap_or(false);
-    if uid == 0 && !privileged {
-        return Err(CallerError::PowerlessRoot.into());
+    let privileged = uid == 0;
+    // Mounts want the first, maps of the run's ids the others.
+    for needed in [Capability::CAP_SYS_ADMIN, Capability::CAP_SETUID, Capability::CAP_SETGID] {
+        if privileged && !caps::has_cap(None, CapSet::Effective, needed).unwrap_or(false) {
+            return Err(CallerError::PowerlessRoot(needed).into());
+        }
     }
     Ok(Identity { privileged, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false })
 }

@@ -22,7 +22,7 @@ mod trusted;
 
 use std::{cell::Cell, path::PathBuf};
 
-use stockade_launcher::{ErrorKind, Outcome, Relay, Stdin, Streams, Teardown};
+use stockade_launcher::{Outcome, Relay, Stdin, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, screen::Action};
 
@@ -178,17 +178,16 @@ struct RunResult {
     teardown: Teardown,
 }
 
-/// Admits and launches. That a scratch can be idmapped is taken for granted, as almost
-/// every file system can; where it cannot, the run is planned once more without. Where a
-/// sandbox that stood ready turns out not to be fit, it gets another one.
+/// Admits and launches. Where a prepared sandbox turns out not to be fit, the run gets another
+/// one.
 fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, pool: Pool) -> Result<RunResult, Refusal> {
     let RunSpec { origin, loaded, options, recorder, pass } = spec;
     // The receipt of a command without `--report` is not printed.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let noted = Cell::new(false);
-    let mut run = |purpose, pool| -> Result<_, Refusal> {
+    let mut run = |pool| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let (plan, mut inputs, sandbox) = Admission::new(origin, loaded, options, purpose, pool)?.into_parts(streams)?;
+        let (plan, mut inputs, sandbox) = Admission::new(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
             pass.claim(inputs.scratch.as_ref(), origin)?;
@@ -211,12 +210,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         }
         Ok((launched, plan, was_prepared))
     };
-    let again = match run(Purpose::Run, pool)? {
-        (Err(error), ..) if error.kind() == ErrorKind::Idmap => Purpose::RunAfterRefusedIdmap,
-        (Err(error), _, true) if pool::may_be_to_blame(&error) => Purpose::Run,
-        (launched, plan, _) => return launched.map(|(outcome, teardown)| RunResult { outcome, plan, teardown }).map_err(Refusal::from),
+    let (launched, plan, _) = match run(pool)? {
+        (Err(error), _, true) if pool::may_be_to_blame(&error) => run(Pool::default())?,
+        ran => ran,
     };
-    let (launched, plan, _) = run(again, Pool::default())?;
     let (outcome, teardown) = launched?;
     Ok(RunResult { outcome, plan, teardown })
 }

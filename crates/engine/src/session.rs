@@ -14,7 +14,7 @@ use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Tree},
     registry::Record,
-    scratch::{Idmap, Opener},
+    scratch::Opener,
     volumes::{SessionVolumes, VolumeCopies},
 };
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
@@ -324,7 +324,6 @@ impl Session {
             caller: &self.identity.caller,
             privileged: self.identity.privileged,
             unique_id: None,
-            idmap: Idmap::Refused,
             homes: &homes,
             registry: Some(&registry),
             ceiling: self.options.scratch.as_deref(),

@@ -31,8 +31,6 @@ pub enum ErrorKind {
     Clone,
     /// Uid and gid maps.
     Maps,
-    /// The idmap of scratch: without it the run may still be planned, on other terms.
-    Idmap,
     /// The registry of runs.
     Registry,
     /// A step behind the clone.
@@ -55,7 +53,6 @@ impl ErrorKind {
             ErrorKind::Cgroup => "cgroup_failed",
             ErrorKind::Clone => "namespaces_refused",
             ErrorKind::Maps => "maps_refused",
-            ErrorKind::Idmap => "scratch_not_idmappable",
             ErrorKind::Registry => "registry_failed",
             ErrorKind::Step(Step::RootEntry) => "root_entry_failed",
             ErrorKind::Step(_) => "setup_step_failed",
@@ -193,6 +190,9 @@ pub enum InputsError {
     /// The plan protects more than was found.
     #[error("the plan and its inputs disagree on what scratch holds")]
     Scratch,
+    /// The scratch's idmap is not the plan's.
+    #[error("the plan and its inputs disagree on the ids of files in scratch")]
+    Idmap,
     /// Only one of them has a stdin.
     #[error("the sandbox and what is to be run in it disagree on there being a stdin")]
     Stdin,

@@ -7,7 +7,11 @@ use rustix::{fd::OwnedFd, io::Errno};
 use stockade_policy::plan::{Mode, Plan, UserNamespaces};
 use stockade_sys::{clone, mount};
 
-use crate::{ErrorKind, LaunchError, proc::ProcDirectory};
+use crate::{
+    ErrorKind, LaunchError,
+    layers::{Layer, Layers},
+    proc::ProcDirectory,
+};
 
 /// The outer user namespace, as read back.
 pub(crate) struct OuterNamespaces {
@@ -62,7 +66,7 @@ fn maps_failed(errno: Errno) -> LaunchError {
 }
 
 /// The ended process that holds an idmap's user namespace; reaped when dropped.
-pub(crate) struct UsernsHolder(clone::Child);
+struct UsernsHolder(clone::Child);
 
 impl Drop for UsernsHolder {
     fn drop(&mut self) {
@@ -71,20 +75,31 @@ impl Drop for UsernsHolder {
     }
 }
 
+/// Why the kernel refuses to idmap a mount.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum IdmapError {
+    #[error("a user namespace for the idmap cannot be made: {0}")]
+    Namespace(Errno),
+    // user_namespaces(7): a map that holds the parent's uid 0 needs CAP_SETFCAP.
+    #[error("a map of all ids cannot be written ({0}); give the launcher CAP_SETFCAP, outside any container's user namespace")]
+    Map(Errno),
+    #[error("its file system does not take it ({0}); put scratch on ext4, xfs or btrfs (tmpfs from Linux 6.3)")]
+    FileSystem(Errno),
+}
+
 /// Idmaps a detached copy of a directory: every id to itself, except the owner's and
-/// the run's, which change places. Files that the run makes so belong to the owner. Who
-/// held the namespace for it has served, but may take a moment to end.
-///
-/// # Errors
-/// EINVAL where the file system cannot idmap, EPERM without privilege over it.
-pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: (u32, u32)) -> Result<UsernsHolder, Errno> {
-    let holder = UsernsHolder(clone::user_namespace_holder()?);
-    let proc = ProcDirectory::open(holder.0.pid)?;
-    proc.write("uid_map", &exchange(owner.0, run.0))?;
-    proc.write("gid_map", &exchange(owner.1, run.1))?;
-    let namespace = proc.open_namespace("user")?;
-    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace)?;
-    Ok(holder)
+/// the run's, which change places. Files that the run makes so belong to the owner. A mount
+/// can be idmapped once; one that was refused is as it was.
+pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: u32) -> Result<(), IdmapError> {
+    if !Layers::of_environment().keep(Layer::Idmap) {
+        return Ok(());
+    }
+    let holder = UsernsHolder(clone::user_namespace_holder().map_err(IdmapError::Namespace)?);
+    let proc = ProcDirectory::open(holder.0.pid).map_err(IdmapError::Namespace)?;
+    proc.write("uid_map", &exchange(owner.0, run)).map_err(IdmapError::Map)?;
+    proc.write("gid_map", &exchange(owner.1, run)).map_err(IdmapError::Map)?;
+    let namespace = proc.open_namespace("user").map_err(IdmapError::Namespace)?;
+    mount::set_idmap(tree, mount::attr::NOSUID | mount::attr::NODEV, &namespace).map_err(IdmapError::FileSystem)
 }
 
 fn reap(holder: &clone::Child) -> Result<(), Errno> {

@@ -88,7 +88,6 @@ impl Layers {
             Layer::UserNamespaces => {
                 plan.identity.user_namespaces = UserNamespaces::Missing;
                 plan.identity.inside = plan.identity.outside;
-                plan.identity.idmapped_to = None;
             }
             Layer::ProcMasks => {
                 plan.root.retain(|entry| !matches!(entry, RootEntry::Mask { .. }));
@@ -101,7 +100,6 @@ impl Layers {
             }
             Layer::ScratchCount if plan.scratch.host => (plan.scratch.size, plan.scratch.files) = (None, None),
             Layer::ScratchRules => plan.scratch.protected.clear(),
-            Layer::Idmap => plan.identity.idmapped_to = None,
             Layer::Seccomp => plan.filter.program = Arc::new([RETURN_ALLOW]),
             Layer::Landlock => plan.landlock = LandlockPlan::default(),
             Layer::PayloadLandlock => plan.payload_landlock = LandlockPlan::default(),
@@ -120,6 +118,7 @@ impl Layers {
             | Layer::ReadOnlyRoot
             | Layer::ReadOnlyProc
             | Layer::ScratchFlags
+            | Layer::Idmap
             | Layer::PidNamespace
             | Layer::NetworkNamespace
             | Layer::UtsNamespace

@@ -277,6 +277,10 @@ fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, 
         // One more for the root directory itself.
         return Ok(PreparedScratch::Private { size: number(plan.scratch.size)?, inodes: number(plan.scratch.files.map(|n| n + 1))? });
     };
+    // An idmap for another id would give the run's files an owner that the plan does not name.
+    if opened.idmapped_for != plan.identity.idmapped_to.map(|_| plan.identity.outside.0) {
+        return Err(InputsError::Idmap.into());
+    }
     if opened.tree.is_some() {
         return Ok(PreparedScratch::Tree);
     }

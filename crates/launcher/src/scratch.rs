@@ -39,8 +39,10 @@ pub type FileId = (u64, u64);
 /// A host directory, opened.
 pub struct OpenedScratch {
     pub(crate) directory: OwnedFd,
-    /// Root: a copy of its mount, to be idmapped.
+    /// Root: a copy of its mount.
     pub(crate) tree: Option<OwnedFd>,
+    /// The host id that the copy is idmapped for.
+    pub(crate) idmapped_for: Option<u32>,
     /// Which file or directory each of `facts.protected` was when that was decided. None: what
     /// another mount shows there, and not the one that the run gets.
     pub(crate) file_ids: Vec<Option<FileId>>,
@@ -87,17 +89,6 @@ impl OpenedScratch {
     }
 }
 
-/// What is known of a file system's being able to idmap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Idmap {
-    /// It shall be tried now. The opened scratch can then only be looked at.
-    Try,
-    /// It is taken for granted until the launch, as almost all can.
-    Assume,
-    /// It cannot.
-    Refused,
-}
-
 /// With which user's rights a scratch is opened, and within which bounds.
 #[derive(Clone, Debug)]
 pub struct Opener<'a> {
@@ -105,10 +96,8 @@ pub struct Opener<'a> {
     pub caller: &'a Caller,
     /// The launcher is root.
     pub privileged: bool,
-    /// The run's own host id, for the idmap.
+    /// The run's own host id, for the idmap; none: no idmap.
     pub unique_id: Option<u32>,
-    /// Whether the file system can idmap.
-    pub idmap: Idmap,
     /// Home directories, none of which may be a scratch itself.
     pub homes: &'a [PathBuf],
     /// The registry's directory, which a scratch must neither be nor hold nor lie in.
@@ -180,20 +169,16 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
         return Err(ScratchProblem::Closed(real));
     }
     let Inspected { protected, before } = inspect(&directory, policy, opener.privileged)?;
-    let mut idmappable = true;
-    let mut tree = None;
-    if opener.privileged {
-        let copied = detached_copy(&directory, false).map_err(ScratchProblem::MountCopy)?;
-        idmappable = opener.unique_id.is_some_and(|id| match opener.idmap {
-            Idmap::Try => identity::idmap(&copied, owner, (id, id)).is_ok(),
-            Idmap::Assume => true,
-            Idmap::Refused => false,
-        });
-        // A mount can be idmapped once.
-        tree = (opener.idmap != Idmap::Try).then_some(copied);
-    }
+    let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
+    // Before the plan, which needs to know whether the kernel and the file system take it.
+    let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();
+    let (idmapped_for, idmap_refusal) = match idmapped {
+        Ok(id) => (id, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
     let (protected, file_ids) = protected.into_iter().unzip();
-    Ok(OpenedScratch { directory, tree, file_ids, before, rights, facts: HostScratch { path: real, owner, idmappable, protected } })
+    let facts = HostScratch { path: real, owner, idmap_refusal, protected };
+    Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, rights, facts })
 }
 
 /// Gives the owner of a scratch back what code has taken of the directory itself, and

@@ -90,20 +90,13 @@ pub(crate) fn launcher(
     sent.iter_mut().zip(&trees).for_each(|(place, tree)| *place = Some(tree.as_fd()));
     send(&LauncherMessage::Plan { lifeline: lifeline_read.as_fd(), trees: sent })?;
     drop((lifeline_read, trees));
-    // What the child does not need yet is made beside its mounts: the idmap and v1 cgroups
-    // take as long.
-    let scratch = inputs.scratch.as_mut().and_then(|opened| Some((opened.tree.take()?, opened.facts.owner)));
-    let idmap = |(tree, owner): &(OwnedFd, _)| {
-        let attempt = LaunchError::path(ErrorKind::Idmap, "idmap scratch", &plan.scratch.path);
-        identity::idmap(tree, *owner, plan.identity.outside).map_err(attempt)
-    };
-    // Reaped when the child has its last message.
-    let _holder = scratch.as_ref().filter(|_| plan.identity.idmapped_to.is_some()).map(idmap).transpose()?;
+    // What the child does not need yet is made beside its mounts: v1 cgroups take as long.
+    let scratch = inputs.scratch.as_mut().and_then(|opened| opened.tree.take());
     let (kept, tmp) = inputs.kept.take().map(|kept| (kept.scratch, kept.tmp)).unzip();
     let (executor, pipes) = prepared::for_executor(plan, inputs)?;
     // While the child is in the outer user namespace, which it leaves after the next message.
     let outer = identity::check_maps(plan, proc)?;
-    let tree = scratch.map(|(tree, _)| tree).or(kept.flatten());
+    let tree = scratch.or(kept.flatten());
     send(&LauncherMessage::Scratch { executor: executor.borrowed(), tree: tree.as_ref().map(AsFd::as_fd) })?;
     // Before the last message: a failure after it would remove the cgroup under the child.
     outer.proc.reset_oom_score_adj().map_err(LaunchError::system(ErrorKind::Cgroup, "raise oom_score_adj to 0"))?;

@@ -87,8 +87,8 @@ pub struct HostScratch {
     pub path: PathBuf,
     /// Its owner.
     pub owner: (u32, u32),
-    /// Its file system took an idmap, or root does not launch.
-    pub idmappable: bool,
+    /// Why root's launcher could not idmap it; an ordinary user's has no need to.
+    pub idmap_refusal: Option<String>,
     /// What lies there and matches the policy's `hidden` and `read_only`, by path below it.
     pub protected: Vec<(PathBuf, PathKind, Protection)>,
 }
@@ -302,10 +302,9 @@ fn plan_identity(
     if facts.privileged {
         let refusal = match (&run_request.scratch, facts.unique_id) {
             (_, None) => facts.unique_id_refusal.clone().or_else(|| Some(String::from("no host uid could be set aside for the run"))),
-            (Some(scratch), _) if !scratch.idmappable => Some(format!(
-                "the file system of {} cannot be idmapped; put scratch on ext4, xfs or btrfs (tmpfs from Linux 6.3)",
-                scratch.path.display()
-            )),
+            (Some(HostScratch { path, idmap_refusal: Some(why), .. }), _) => {
+                Some(format!("scratch {} cannot be idmapped: {why}", path.display()))
+            }
             _ => None,
         };
         match (refusal, facts.unique_id) {

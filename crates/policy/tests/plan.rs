@@ -47,7 +47,7 @@ fn code() -> RunRequest {
 
 fn in_scratch(path: &str) -> RunRequest {
     let protected = vec![(PathBuf::from(".env"), PathKind::File, Protection::Hidden)];
-    RunRequest { scratch: Some(HostScratch { path: PathBuf::from(path), owner: (1234, 1234), idmappable: true, protected }), ..code() }
+    RunRequest { scratch: Some(HostScratch { path: PathBuf::from(path), owner: (1234, 1234), idmap_refusal: None, protected }), ..code() }
 }
 
 fn planned(policy: &Policy, facts: &HostFacts, run_request: &RunRequest) -> Result<Plan, PlanError> {
@@ -198,7 +198,7 @@ fn a_layer_that_is_missing_is_refused_unless_the_policy_lets_it_go() {
     let no_id = HostFacts { unique_id: None, ..facts(true) };
     refused(planned(&load_shipped("default").unwrap(), &no_id, &code()), "unique_uid_unavailable", false);
     let mut run_request = in_scratch("/srv/work");
-    run_request.scratch.as_mut().unwrap().idmappable = false;
+    run_request.scratch.as_mut().unwrap().idmap_refusal = Some(String::from("its file system does not take it"));
     refused(planned(&load_shipped("default").unwrap(), &facts(true), &run_request), "unique_uid_unavailable", false);
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::scratch::{self, Idmap, OpenedScratch, Opener};
+use stockade_launcher::scratch::{self, OpenedScratch, Opener};
 use stockade_policy::{
     facts::HostFacts,
     model::Policy,
@@ -38,7 +38,6 @@ pub(super) struct HostQuery<'a> {
     pub(super) options: &'a Options,
     /// The host directory to expose.
     pub(super) scratch: Option<&'a str>,
-    pub(super) idmap: Idmap,
     /// The paths are compared with a later look at the host.
     pub(super) is_compared: bool,
 }
@@ -68,7 +67,6 @@ impl HostView {
             caller: &identity.caller,
             privileged: identity.privileged,
             unique_id: host.unique_id,
-            idmap: query.idmap,
             homes: &homes,
             registry: Some(&registry),
             ceiling: options.scratch.as_deref(),

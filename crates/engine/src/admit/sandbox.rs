@@ -117,7 +117,7 @@ impl<'a> SandboxBuilder<'a> {
             Some(Ok(RunSandbox::Ready(ready))) => ready.record(),
             _ => self.record.as_mut(),
         };
-        let writes_program = plan.scratch.host && matches!(self.purpose, Purpose::Run | Purpose::RunAfterRefusedIdmap);
+        let writes_program = plan.scratch.host && self.purpose == Purpose::Run;
         if let (Some(record), Some((directory, name)), true) = (record, &plan.program_file, writes_program) {
             record.note_program(&directory.join(name))?;
         }

@@ -34,7 +34,7 @@ fn planned(policy: &Policy, more: &[&str]) -> Plan {
         (PathBuf::from(".git"), PathKind::Directory, Protection::ReadOnly),
         (PathBuf::from("socket"), PathKind::File, Protection::Hidden),
     ];
-    let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmappable: true, protected };
+    let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmap_refusal: None, protected };
     let run_request = RunRequest {
         program: Program::Code { language: None, stem: String::from("code") },
         scratch: Some(scratch),
