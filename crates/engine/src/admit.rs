@@ -98,7 +98,7 @@ impl<'a> Origin<'a> {
 
     /// What no other session has; none of a run by itself.
     pub(crate) fn number_of_session(self) -> Option<&'a str> {
-        self.session_state().map(SessionState::number)
+        self.session_state().map(SessionState::store_id)
     }
 
     /// A refusal as it is meant here: earlier code of a session may have left no room for
@@ -195,7 +195,7 @@ impl<'a> Admission<'a> {
     /// # Errors
     /// The request is malformed, asks for too much, is not granted, or the host lacks a
     /// layer that the policy requires.
-    pub(crate) fn new(
+    pub(crate) fn admit(
         origin: Origin<'a>,
         loaded: &LoadedPolicy,
         options: &Options,

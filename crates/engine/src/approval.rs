@@ -182,7 +182,7 @@ pub(crate) fn request_approval(
     }
     check_self_contained(origin, policy, options)?;
     // What would be refused in any case is refused before an approver is asked.
-    let admission = Admission::new(origin, loaded, options, Purpose::Plan, crate::pool::Pool::default())?;
+    let admission = Admission::admit(origin, loaded, options, Purpose::Plan, crate::pool::Pool::default())?;
     let scratch = admission.scratch();
     let time = policy.screen.approval_time;
     let bound = bound(request)?;

@@ -199,7 +199,7 @@ impl<'a> AuditRecorder<'a> {
         self.base.get_or_init(|| {
             let Some(identity) = &self.identity else { return Event::default() };
             Event {
-                run: run_number(),
+                run: run_id(),
                 who: who(identity),
                 policy: self.policy.map(policy_ref),
                 code: match self.subject {
@@ -503,8 +503,8 @@ fn unit(cgroups: &str) -> Option<String> {
     cgroups.lines().filter(of_systemd).find_map(|line| line.rsplit('/').find(is_unit)).map(|name| text::clip(name, MAX_TEXT_LEN))
 }
 
-/// A number that no other run has. It is a name, no secret.
-fn run_number() -> String {
+/// An id that no other run has. It is a name, no secret.
+fn run_id() -> String {
     let mut bytes = [0; 8];
     // Without randomness the run is refused elsewhere; time and process tell refusals apart.
     if crate::admit::random_bytes(&mut bytes).is_err() {
@@ -525,22 +525,22 @@ pub(crate) fn check_unseen<'p>(
     let Some(log) = directory(identity) else { return Ok(()) };
     let (mut above, mut real) = (Vec::new(), log.clone());
     for path in log.ancestors() {
-        if let Some(number) = number(path)? {
+        if let Some(file_id) = file_id(path)? {
             if above.is_empty() {
                 let there = path.canonicalize().map_err(unknown(path))?;
                 real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
                 // Of the real path, where links have led elsewhere.
                 for path in there.ancestors().skip(1).filter(|_| there != path) {
-                    above.extend(self::number(path)?);
+                    above.extend(self::file_id(path)?);
                 }
             }
-            above.push(number);
+            above.push(file_id);
         }
     }
     for path in shown {
         let inside = path.starts_with(&real) || path.starts_with(&log);
-        let number = || seen.get(path).map_or_else(|| number(path), |number| Ok(*number));
-        if inside || real.starts_with(path) || number()?.is_some_and(|number| above.contains(&number)) {
+        let own_id = || seen.get(path).map_or_else(|| file_id(path), |id| Ok(*id));
+        if inside || real.starts_with(path) || own_id()?.is_some_and(|id| above.contains(&id)) {
             return Err(RecordRefusal::Shown { path: path.to_path_buf(), log }.into());
         }
     }
@@ -548,7 +548,7 @@ pub(crate) fn check_unseen<'p>(
 }
 
 /// None where the path does not exist or the caller cannot look at it.
-fn number(path: &Path) -> Result<Option<FileId>, HostError> {
+fn file_id(path: &Path) -> Result<Option<FileId>, HostError> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) => Ok(None),

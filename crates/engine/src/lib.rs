@@ -187,7 +187,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     let noted = Cell::new(false);
     let mut run = |pool| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let (plan, mut inputs, sandbox) = Admission::new(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
+        let (plan, mut inputs, sandbox) = Admission::admit(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
             pass.claim(inputs.scratch.as_ref(), origin)?;
@@ -312,7 +312,7 @@ pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) ->
 pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Outcome, Refusal> {
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let origin = Origin::Command { command: &command, terminal: false };
-    let admission = Admission::new(origin, loaded, options, Purpose::Run, Pool::default())?;
+    let admission = Admission::admit(origin, loaded, options, Purpose::Run, Pool::default())?;
     let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
     inputs.stdin = Stdin::Null;
     let (outcome, _) = sandbox.run(&plan, inputs)?;
@@ -335,5 +335,5 @@ pub fn with_callers_rights<T>(act: impl FnOnce() -> T) -> Result<T, Refusal> {
 pub fn plan(origin: Origin<'_>, options: &Options) -> Result<Plan, Refusal> {
     let loaded = load_policy(options)?;
     approval::check_approvable(origin, &loaded.policy)?;
-    Admission::new(origin, &loaded, options, Purpose::Plan, Pool::default()).map(|admission| admission.plan)
+    Admission::admit(origin, &loaded, options, Purpose::Plan, Pool::default()).map(|admission| admission.plan)
 }

@@ -82,7 +82,7 @@ impl PreparedSandbox {
         }
         let request = Request { language, ..Request::default() };
         let origin = Origin::Session { request: Some(&request), state };
-        let mut admission = Admission::new(origin, loaded, options, Purpose::Prepare, Pool::default())?;
+        let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, Pool::default())?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MAX_ENTRIES);
         let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.file_ids().to_vec());
         if large || covered.contains(&None) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {

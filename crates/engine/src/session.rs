@@ -49,7 +49,7 @@ pub struct SessionState {
     store: Result<SessionVolumes, NoVolumes>,
     /// Of this store alone: what is approved for one session is so in no other, nor in
     /// the same one after a reset.
-    number: String,
+    store_id: String,
 }
 
 impl SessionState {
@@ -57,8 +57,8 @@ impl SessionState {
         self.record.as_ref()
     }
 
-    pub(crate) fn number(&self) -> &str {
-        &self.number
+    pub(crate) fn store_id(&self) -> &str {
+        &self.store_id
     }
 
     /// Whether neither a request nor a `write` has left anything in it that code could read.
@@ -125,9 +125,9 @@ impl Session {
         let loaded = load_policy(&options)?;
         let identity = caller::identify(options.peer.as_ref())?;
         let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
-        let mut state = SessionState { record, store: Err(NoVolumes::NotBegun), number: new_number()? };
+        let mut state = SessionState { record, store: Err(NoVolumes::NotBegun), store_id: new_store_id()? };
         let origin = Origin::Session { request: None, state: &state };
-        let plan = Admission::new(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
+        let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
         Ok(Session { pool: Pool::default(), preparing: Preparing::Now, language: None, options, loaded, identity, plan, state })
     }
@@ -204,9 +204,9 @@ impl Session {
         self.pool = Pool::default();
         self.preparing = Preparing::Now;
         self.state.store = Err(NoVolumes::BeingReset);
-        let made = SessionVolumes::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_number()?)));
-        self.state.store = made.map_err(|refusal| NoVolumes::ResetFailed(Box::new(refusal))).map(|(store, number)| {
-            self.state.number = number;
+        let made = SessionVolumes::make(&self.plan).map_err(Refusal::from).and_then(|store| Ok((store, new_store_id()?)));
+        self.state.store = made.map_err(|refusal| NoVolumes::ResetFailed(Box::new(refusal))).map(|(store, store_id)| {
+            self.state.store_id = store_id;
             store
         });
         self.noted("reset", "", asked.id.as_ref(), |()| None, self.state.store().map(drop).map_err(Refusal::from))
@@ -363,7 +363,7 @@ fn wrong(path: &str, problem: impl Into<PathProblem>) -> SessionError {
     SessionError::Path { path: path.to_owned(), problem: problem.into() }
 }
 
-fn new_number() -> Result<String, Refusal> {
+fn new_store_id() -> Result<String, Refusal> {
     let mut bits = [0; 16];
     random_bytes(&mut bits)?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bits)))

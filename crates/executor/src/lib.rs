@@ -23,7 +23,7 @@ use rustix::{
     process::{DumpableBehavior, set_dumpable_behavior},
 };
 use stockade_protocol::{
-    frame::{Event, Job, Word},
+    frame::{Event, ExecutorCommand, Job},
     step::Step,
 };
 use stockade_sys::{
@@ -77,7 +77,7 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     // First: from here on the payload's uid may not trace or read this process.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     // Nothing above depends on the job, which may become known much later.
-    let Word::Job = await_word().map_err(|errno| Failure::new(Step::ReadJob, errno))? else {
+    let ExecutorCommand::Job = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))? else {
         return Err(Failure::new(Step::ReadJob, Errno::PROTO));
     };
     let bytes = files::map_job(descriptor::JOB).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
@@ -89,7 +89,7 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     let evidence = evidence::gather(&job)?;
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
 
-    let Word::Go { ignored_signals } = await_word().map_err(|errno| Failure::new(Step::Receipt, errno))? else {
+    let ExecutorCommand::Go { ignored_signals } = await_command().map_err(|errno| Failure::new(Step::Receipt, errno))? else {
         return Err(Failure::new(Step::Receipt, Errno::PROTO));
     };
     let pid = payload::start(&job, ignored_signals)?;
@@ -132,18 +132,18 @@ fn watch(status: BorrowedFd<'_>, pid: i32, terminal: bool) -> Result<(), Errno> 
     if !is_last {
         // The launcher inspects the processes that are left and kills this one. If the launcher
         // has exited, the read returns end of file and this process exits.
-        let _until_killed = await_word();
+        let _until_killed = await_command();
     }
     Ok(())
 }
 
 /// Waits for the launcher's next message.
-fn await_word() -> Result<Word, Errno> {
-    let mut word = [0; Word::BYTES];
+fn await_command() -> Result<ExecutorCommand, Errno> {
+    let mut command = [0; ExecutorCommand::BYTES];
     loop {
         // A message is one write of less than PIPE_BUF bytes, which a read returns whole (pipe(7)).
-        match rustix::io::read(descriptor::LIFELINE, &mut word) {
-            Ok(Word::BYTES) => return Word::decode(word).map_err(|_| Errno::PROTO),
+        match rustix::io::read(descriptor::LIFELINE, &mut command) {
+            Ok(ExecutorCommand::BYTES) => return ExecutorCommand::decode(command).map_err(|_| Errno::PROTO),
             Ok(0) => return Err(Errno::PIPE),
             Ok(_) => return Err(Errno::PROTO),
             Err(Errno::INTR) => {}

@@ -18,7 +18,7 @@ use stockade_sys::{
 
 use crate::Failure;
 
-struct Prepared<'a> {
+struct PreparedExec<'a> {
     job: &'a Job<'a>,
     arguments: Arguments<'a>,
     /// Paths to try, in this order: one, or the name below each directory of PATH.
@@ -34,7 +34,7 @@ pub(crate) fn start(job: &Job<'_>, ignored_signals: u64) -> Result<i32, Failure>
     let name = job.argv.first().copied().ok_or_else(|| Failure::new(Step::ExecPayload, Errno::INVAL))?;
     let (argv, envp) = (with_nul(&job.argv), with_nul(&job.envp));
     let candidates = candidates(name, &job.envp);
-    let prepared = Prepared {
+    let prepared = PreparedExec {
         job,
         arguments: Arguments::new(&terminated(&argv)?, &terminated(&envp)?),
         candidates: terminated(&candidates)?,
@@ -71,7 +71,7 @@ fn candidates(name: &[u8], envp: &[&[u8]]) -> Vec<Vec<u8>> {
     path.split(|&byte| byte == b':').filter(|directory| !directory.is_empty()).map(join).collect()
 }
 
-fn become_payload(prepared: &Prepared<'_>) -> i32 {
+fn become_payload(prepared: &PreparedExec<'_>) -> i32 {
     match confine_and_exec(prepared) {
         Ok(never) => match never {},
         Err(errno) => {
@@ -81,7 +81,7 @@ fn become_payload(prepared: &Prepared<'_>) -> i32 {
     }
 }
 
-fn confine_and_exec(prepared: &Prepared<'_>) -> Result<core::convert::Infallible, Errno> {
+fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infallible, Errno> {
     let job = prepared.job;
     let begin = |step: Step| prepared.step.store(u32::from(step as u16), Relaxed);
     process::reset_signals(prepared.ignored_signals);

@@ -62,9 +62,9 @@ pub(crate) enum Cgroup {
 /// A cgroup that stands before the clone and has no limits yet: on v2 the child starts
 /// in it. On v1 it joins later, so there is none; its directories are made beside the
 /// child's work, since making them costs as much as a network namespace.
-pub(crate) struct Founded(v2::V2);
+pub(crate) struct EmptyCgroup(v2::V2);
 
-impl Founded {
+impl EmptyCgroup {
     /// The directory that clone3 starts the child in.
     pub(crate) fn directory(&self) -> BorrowedFd<'_> {
         self.0.directory()
@@ -77,18 +77,18 @@ impl Founded {
 ///
 /// # Errors
 /// A directory cannot be made.
-pub(crate) fn found(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<Founded, LaunchError> {
-    v2::V2::make(parent, vacate, record).map(Founded)
+pub(crate) fn make_empty(parent: &Path, vacate: bool, record: Option<&mut Record>) -> Result<EmptyCgroup, LaunchError> {
+    v2::V2::make(parent, vacate, record).map(EmptyCgroup)
 }
 
 /// Makes what is not made yet, and sets the plan's limits.
 ///
 /// # Errors
 /// A directory cannot be made, or a limit is not kept.
-pub(crate) fn complete(plan: &Plan, founded: Option<Founded>, record: Option<&mut Record>) -> Result<Cgroup, LaunchError> {
-    match (&plan.cgroup, founded) {
+pub(crate) fn complete(plan: &Plan, empty_cgroup: Option<EmptyCgroup>, record: Option<&mut Record>) -> Result<Cgroup, LaunchError> {
+    match (&plan.cgroup, empty_cgroup) {
         (CgroupPlan::V1 { parents, settings }, None) => v1::V1::make(parents, settings, record).map(Cgroup::V1),
-        (CgroupPlan::V2 { settings, .. }, Some(Founded(mut v2))) => v2.limit(settings).map(|()| Cgroup::V2(v2)),
+        (CgroupPlan::V2 { settings, .. }, Some(EmptyCgroup(mut v2))) => v2.limit(settings).map(|()| Cgroup::V2(v2)),
         (CgroupPlan::Absent { .. }, None) => Ok(Cgroup::Absent),
         _ => Err(CgroupError::OtherVersion.into()),
     }

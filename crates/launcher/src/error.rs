@@ -197,7 +197,7 @@ pub enum InputsError {
     #[error("the sandbox and what is to be run in it disagree on there being a stdin")]
     Stdin,
     /// More directories are to be shown than can be sent.
-    #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::sync::MAX_TREES)]
+    #[error("the run needs {0} directories of the caller's own; at most {most} fit", most = crate::messages::MAX_TREES)]
     TooManyTrees(usize),
 }
 

@@ -91,7 +91,7 @@ pub(crate) enum IdmapError {
 /// the run's, which change places. Files that the run makes so belong to the owner. A mount
 /// can be idmapped once; one that was refused is as it was.
 pub(crate) fn idmap(tree: &OwnedFd, owner: (u32, u32), run: u32) -> Result<(), IdmapError> {
-    if !Layers::of_environment().keep(Layer::Idmap) {
+    if !Layers::in_this_build().has(Layer::Idmap) {
         return Ok(());
     }
     let holder = UsernsHolder(clone::user_namespace_holder().map_err(IdmapError::Namespace)?);

@@ -39,7 +39,7 @@ pub struct InitProcess {
     pub(crate) sandbox: Sandbox,
     pub(crate) user_namespaces: UserNamespaces,
     pub(crate) user_namespace_refusal: Option<String>,
-    pub(crate) cgroup: Option<cgroup::Founded>,
+    pub(crate) cgroup: Option<cgroup::EmptyCgroup>,
     /// Where the child reports, by the executor's frames.
     pub(crate) status_read: OwnedFd,
     /// Where messages go to the child and come from it.
@@ -64,10 +64,10 @@ impl InitProcess {
 /// The kernel refuses the namespaces, or the cgroup cannot be made.
 pub fn spawn(privileged: bool, cgroup: &CgroupFacts, record: Option<&mut Record>) -> Result<InitProcess, LaunchError> {
     let failed = LaunchError::system(ErrorKind::Prepare, "make the pipes");
-    let layers = Layers::of_environment();
+    let layers = Layers::in_this_build();
     let signals = Signals::block()?;
     let cgroup = match cgroup {
-        CgroupFacts::V2 { parent, vacate } => Some(cgroup::found(parent, *vacate, record)?),
+        CgroupFacts::V2 { parent, vacate } => Some(cgroup::make_empty(parent, *vacate, record)?),
         _ => None,
     };
     let (status_read, status_write) = pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
@@ -79,24 +79,24 @@ pub fn spawn(privileged: bool, cgroup: &CgroupFacts, record: Option<&mut Record>
         handover: ManuallyDrop::new(childs),
         launchers_handover: launchers,
         cpus: sched_getaffinity(None).ok(),
-        prepared: OnceLock::new(),
+        data: OnceLock::new(),
         layers,
     });
     let mut stack = vec![0; STACK];
-    let directory = cgroup.as_ref().map(cgroup::Founded::directory);
-    let mut namespaces = if layers.keep(Layer::PidNamespace) { clone::flags::NEWPID } else { 0 };
-    if cgroup.is_some() && layers.keep(Layer::CgroupNamespace) {
+    let directory = cgroup.as_ref().map(cgroup::EmptyCgroup::directory);
+    let mut namespaces = if layers.has(Layer::PidNamespace) { clone::flags::NEWPID } else { 0 };
+    if cgroup.is_some() && layers.has(Layer::CgroupNamespace) {
         namespaces |= clone::flags::NEWCGROUP;
     }
     let mut clone_into = |namespaces| {
         // SAFETY: `Sandbox` keeps both until it has seen the executor or reaped the child;
-        // `sequence::child` makes only system calls on prepared data.
+        // `sequence::child` makes only system calls on data made ready.
         #[expect(unsafe_code, reason = "the one process that shares our memory")]
         unsafe {
             clone::clone_sharing(namespaces, directory, &mut stack, sequence::child, &*shared)
         }
     };
-    let nested = layers.keep(Layer::UserNamespaces);
+    let nested = layers.has(Layer::UserNamespaces);
     let mut cloned = clone_into(if nested { namespaces | clone::flags::NEWUSER } else { namespaces });
     // Any other cause would meet the process without one as well.
     let refusal = if nested && privileged && cloned.is_err() { identity::user_namespace_refusal() } else { None };

@@ -20,17 +20,17 @@ pub(crate) struct Layers {
 #[cfg(not(feature = "ablation"))]
 impl Layers {
     /// All of them.
-    pub(crate) const fn of_environment() -> Self {
+    pub(crate) const fn in_this_build() -> Self {
         Layers {}
     }
 
     /// Whether a layer is put in place.
-    pub(crate) const fn keep(self, _layer: Layer) -> bool {
+    pub(crate) const fn has(self, _layer: Layer) -> bool {
         true
     }
 
     /// Whether a step is done.
-    pub(crate) const fn keeps(self, _step: Step) -> bool {
+    pub(crate) const fn has_step(self, _step: Step) -> bool {
         true
     }
 
@@ -43,7 +43,7 @@ impl Layers {
 #[cfg(feature = "ablation")]
 impl Layers {
     /// All but the one that the variable names.
-    pub(crate) fn of_environment() -> Self {
+    pub(crate) fn in_this_build() -> Self {
         let name = std::env::var("STOCKADE_WITHOUT").unwrap_or_default();
         let missing = Layer::ALL.iter().copied().find(|layer| layer.name() == name);
         assert!(missing.is_some() || name.is_empty(), "STOCKADE_WITHOUT: there is no layer {name}");
@@ -51,12 +51,12 @@ impl Layers {
     }
 
     /// Whether a layer is put in place.
-    pub(crate) fn keep(self, layer: Layer) -> bool {
+    pub(crate) fn has(self, layer: Layer) -> bool {
         self.missing != Some(layer)
     }
 
     /// Whether a step is done: all but those that are the layer and nothing else.
-    pub(crate) fn keeps(self, step: Step) -> bool {
+    pub(crate) fn has_step(self, step: Step) -> bool {
         let layer = match step {
             Step::NetworkNamespace | Step::Loopback => Layer::NetworkNamespace,
             Step::Keyring => Layer::SessionKeyring,
@@ -69,7 +69,7 @@ impl Layers {
             Step::NoNewPrivs => Layer::NoNewPrivs,
             _ => return true,
         };
-        self.keep(layer)
+        self.has(layer)
     }
 
     /// For the executor, which else would refuse to go on.

@@ -142,9 +142,7 @@ impl ExpectedSandbox {
             _ => None,
         };
         match self.look_at_namespace(name, outer)? {
-            (_, true) if left_out.is_none_or(|layer| Layers::of_environment().keep(layer)) => {
-                Err(ReceiptError::SharedNamespace(name).into())
-            }
+            (_, true) if left_out.is_none_or(|layer| Layers::in_this_build().has(layer)) => Err(ReceiptError::SharedNamespace(name).into()),
             (theirs, _) => Ok(theirs),
         }
     }
@@ -154,7 +152,7 @@ impl ExpectedSandbox {
             ((_, true), None) => Ok(None),
             (_, None) => Err(ReceiptError::UserNamespace.into()),
             ((_, true), _) => Err(ReceiptError::SharedNamespace(USER).into()),
-            ((theirs, _), Some(outer)) if theirs == *outer && Layers::of_environment().keep(Layer::InnerUserNamespace) => {
+            ((theirs, _), Some(outer)) if theirs == *outer && Layers::in_this_build().has(Layer::InnerUserNamespace) => {
                 Err(ReceiptError::OuterUserNamespace.into())
             }
             ((theirs, _), _) => Ok(Some(theirs)),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::process::{Signal, pidfd_send_signal};
 use stockade_sys::clone::Child;
 
-use crate::{prepared::Prepared, sequence::Shared};
+use crate::{child_data::ChildData, sequence::Shared};
 
 /// Pid 1 and everything below it; killed and reaped when dropped, at the latest.
 pub(crate) struct Sandbox {
@@ -60,9 +60,9 @@ impl Sandbox {
     }
 
     /// Puts the plan where the child reads it, once in a sandbox's life: it is told when.
-    pub(crate) fn lend(&self, prepared: Prepared) {
+    pub(crate) fn lend(&self, data: ChildData) {
         if let Some((shared, _)) = &self.lent {
-            let _first = shared.prepared.set(prepared);
+            let _first = shared.data.set(data);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! is made of stands in the files below it. The clone is in `init.rs`, and what the executor does
 //! to itself and to the payload is in its own crate. The two columns meet where one waits for a message of the
 //! other (`sync.rs`). The child runs in the launcher's memory, beside it, so it makes only
-//! system calls on prepared data: it allocates nothing, takes no lock and calls no libc, whose
+//! system calls on data made ready: it allocates nothing, takes no lock and calls no libc, whose
 //! thread-local storage is the launcher's. A step that fails sends its number, the errno and the
 //! entry's index to the launcher, and the process ends: there is no going on without.
 //!
@@ -38,12 +38,12 @@ use stockade_sys::{
 use crate::{
     ErrorKind, InitProcess, Inputs, LaunchError, cgroup,
     cgroup::Cgroup,
+    child_data::{self, ChildData, LauncherPipes},
     error::InputsError,
     identity::{self, OuterNamespaces},
     layers::Layers,
-    prepared::{self, LauncherPipes, Prepared},
+    messages::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
     registry::Record,
-    sync::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
 };
 use confine::{
     die_with_launcher, drop_capabilities, enter_inner_namespace, forbid_core_dumps, limit_namespace_counts, limit_pending_signals,
@@ -70,7 +70,7 @@ pub(crate) struct InPlace {
 /// message, and dropping the sandbox ends it.
 pub(crate) fn launcher(
     init: &InitProcess,
-    founded: Option<cgroup::Founded>,
+    empty_cgroup: Option<cgroup::EmptyCgroup>,
     plan: &Plan,
     inputs: &mut Inputs<'_>,
     record: Option<&mut Record>,
@@ -83,9 +83,9 @@ pub(crate) fn launcher(
     }
     // As soon as the plan has the ids: until then every id is the overflow id (2).
     let proc = identity::write_maps(plan, init.sandbox.pid())?;
-    let (lifeline_read, lifeline) = prepared::pipe()?;
-    let (prepared, trees) = Prepared::new(plan, inputs)?;
-    init.sandbox.lend(prepared);
+    let (lifeline_read, lifeline) = child_data::pipe()?;
+    let (data, trees) = ChildData::new(plan, inputs)?;
+    init.sandbox.lend(data);
     let mut sent = [None; MAX_TREES];
     sent.iter_mut().zip(&trees).for_each(|(place, tree)| *place = Some(tree.as_fd()));
     send(&LauncherMessage::Plan { lifeline: lifeline_read.as_fd(), trees: sent })?;
@@ -93,14 +93,14 @@ pub(crate) fn launcher(
     // What the child does not need yet is made beside its mounts: v1 cgroups take as long.
     let scratch = inputs.scratch.as_mut().and_then(|opened| opened.tree.take());
     let (kept, tmp) = inputs.kept.take().map(|kept| (kept.scratch, kept.tmp)).unzip();
-    let (executor, pipes) = prepared::for_executor(plan, inputs)?;
+    let (executor, pipes) = child_data::for_executor(plan, inputs)?;
     // While the child is in the outer user namespace, which it leaves after the next message.
     let outer = identity::check_maps(plan, proc)?;
     let tree = scratch.or(kept.flatten());
     send(&LauncherMessage::Scratch { executor: executor.borrowed(), tree: tree.as_ref().map(AsFd::as_fd) })?;
     // Before the last message: a failure after it would remove the cgroup under the child.
     outer.proc.reset_oom_score_adj().map_err(LaunchError::system(ErrorKind::Cgroup, "raise oom_score_adj to 0"))?;
-    let cgroup = cgroup::complete(plan, founded, record)?;
+    let cgroup = cgroup::complete(plan, empty_cgroup, record)?;
     let tasks = cgroup.tasks()?;
     let mut files = tasks.iter().map(AsFd::as_fd);
     send(&LauncherMessage::Cgroup { tasks: std::array::from_fn(|_| files.next()) })?;
@@ -118,7 +118,7 @@ pub(crate) struct Shared {
     /// Where it may run.
     pub(crate) cpus: Option<CpuSet>,
     /// Set before the child gets the message `Plan`.
-    pub(crate) prepared: OnceLock<Prepared>,
+    pub(crate) data: OnceLock<ChildData>,
     /// All layers, but in builds for tests.
     pub(crate) layers: Layers,
 }
@@ -130,31 +130,31 @@ pub(crate) struct Failure {
     pub(crate) index: u32,
 }
 
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type StepResult<T> = Result<T, Failure>;
 
 /// Ties an errno to its step.
 trait At<T> {
-    fn at(self, step: Step) -> Outcome<T>;
-    fn at_entry(self, step: Step, index: usize) -> Outcome<T>;
+    fn at(self, step: Step) -> StepResult<T>;
+    fn at_entry(self, step: Step, index: usize) -> StepResult<T>;
 }
 
 impl<T> At<T> for Result<T, Errno> {
-    fn at(self, step: Step) -> Outcome<T> {
+    fn at(self, step: Step) -> StepResult<T> {
         self.map_err(|errno| Failure { step, errno, index: u32::MAX })
     }
-    fn at_entry(self, step: Step, index: usize) -> Outcome<T> {
+    fn at_entry(self, step: Step, index: usize) -> StepResult<T> {
         self.map_err(|errno| Failure { step, errno, index: u32::try_from(index).unwrap_or(u32::MAX) })
     }
 }
 
 impl Shared {
     /// Does a step and names its failure. A build for tests may leave the step out.
-    fn step(&self, step: Step, act: impl FnOnce() -> Result<(), Errno>) -> Outcome<()> {
-        if self.layers.keeps(step) { act().at(step) } else { Ok(()) }
+    fn step(&self, step: Step, act: impl FnOnce() -> Result<(), Errno>) -> StepResult<()> {
+        if self.layers.has_step(step) { act().at(step) } else { Ok(()) }
     }
 
     /// Waits for the launcher's next message.
-    fn recv(&self, step: Step) -> Outcome<LauncherMessage<OwnedFd>> {
+    fn recv(&self, step: Step) -> StepResult<LauncherMessage<OwnedFd>> {
         LauncherMessage::recv(&self.handover).at(step)
     }
 }
@@ -172,7 +172,7 @@ pub(crate) fn child(shared: &Shared) -> i32 {
 }
 
 /// The crossings. Each state owns the descriptors that the next one needs.
-fn sequence(shared: &Shared) -> Outcome<Infallible> {
+fn sequence(shared: &Shared) -> StepResult<Infallible> {
     unshare_namespaces(shared)?;
     let rooted = Rooted::build(shared)?;
     let confined = rooted.confine()?;
@@ -181,7 +181,7 @@ fn sequence(shared: &Shared) -> Outcome<Infallible> {
 
 /// All that needs neither the plan nor an id, while the launcher plans: namespaces with
 /// nothing in them yet.
-fn unshare_namespaces(shared: &Shared) -> Outcome<()> {
+fn unshare_namespaces(shared: &Shared) -> StepResult<()> {
     // Modes below are meant as written.
     umask(Mode::empty());
     // Our copy of the launcher's end would hide its death from us.
@@ -198,7 +198,7 @@ fn unshare_namespaces(shared: &Shared) -> Outcome<()> {
 /// In its own root, with nothing of the host in reach by path.
 struct Rooted<'p> {
     shared: &'p Shared,
-    prepared: &'p Prepared,
+    data: &'p ChildData,
     lifeline: OwnedFd,
     for_executor: ExecutorFiles<OwnedFd>,
     root: OwnedFd,
@@ -213,30 +213,30 @@ struct Rooted<'p> {
 impl<'p> Rooted<'p> {
     /// Waits for the id maps and the plan, switches to the sandbox's ids, builds the root and
     /// pivots into it.
-    fn build(shared: &'p Shared) -> Outcome<Self> {
+    fn build(shared: &'p Shared) -> StepResult<Self> {
         let LauncherMessage::Plan { lifeline, trees } = shared.recv(Step::AwaitLauncher)? else {
             return Err(Errno::PROTO).at(Step::AwaitLauncher);
         };
-        let prepared = shared.prepared.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
+        let data = shared.data.get().ok_or(Errno::NODATA).at(Step::AwaitLauncher)?;
         // After the gid map, before the uid change takes the capability away; rootless it
         // is refused for ever (setgroups=deny), and the receipt names the groups kept.
-        shared.step(Step::Groups, || if prepared.clear_groups { cred::set_groups(&[]) } else { Ok(()) })?;
+        shared.step(Step::Groups, || if data.clear_groups { cred::set_groups(&[]) } else { Ok(()) })?;
         // Before the first file: a tmpfs refuses unmapped owners (EOVERFLOW).
-        shared.step(Step::Ids, || take_ids(prepared.ids, prepared.user_namespaces))?;
+        shared.step(Step::Ids, || take_ids(data.ids, data.user_namespaces))?;
         // setresuid has cleared both: /proc/self must be ours, and the launcher's death our own.
         shared.step(Step::DeathSignal, || set_dumpable_behavior(DumpableBehavior::Dumpable))?;
         shared.step(Step::DeathSignal, || die_with_launcher(&lifeline))?;
         shared.step(Step::Keyring, cred::join_new_session_keyring)?;
-        shared.step(Step::Hostname, || rustix::system::sethostname(prepared.hostname.as_bytes()))?;
+        shared.step(Step::Hostname, || rustix::system::sethostname(data.hostname.as_bytes()))?;
         // Before the inner user namespace, whose maximum it becomes.
         limit_pending_signals().at(Step::NamespaceLimits)?;
-        let root = mount_root(prepared).at(Step::RootTmpfs)?;
+        let root = mount_root(data).at(Step::RootTmpfs)?;
         let mut made = Made::default();
-        for (index, entry) in prepared.entries.iter().enumerate() {
+        for (index, entry) in data.entries.iter().enumerate() {
             make_entry(&root, entry, &trees, &mut made, shared.layers).at_entry(Step::RootEntry, index)?;
         }
         let proc = made.proc.ok_or(Errno::NOENT).at(Step::RootEntry)?;
-        if prepared.egress {
+        if data.egress {
             let sockets = Sockets::open().map_err(|made| Failure {
                 step: Step::EgressSockets,
                 errno: made.errno,
@@ -244,12 +244,12 @@ impl<'p> Rooted<'p> {
             })?;
             sockets.send(shared.handover.as_fd()).at(Step::EgressSockets)?;
         }
-        let executor = place_program(&root, prepared.executor).at(Step::PlaceExecutor)?;
-        let image = prepared.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
+        let executor = place_program(&root, data.executor).at(Step::PlaceExecutor)?;
+        let image = data.image.map(|bytes| place_program(&root, bytes)).transpose().at(Step::PlaceExecutor)?;
         let LauncherMessage::Scratch { executor: for_executor, tree } = shared.recv(Step::AwaitScratch)? else {
             return Err(Errno::PROTO).at(Step::AwaitScratch);
         };
-        let scratch = mount_scratch(prepared, shared.layers, tree, &root)?;
+        let scratch = mount_scratch(data, shared.layers, tree, &root)?;
         // The stand-in for masked files stays mounted, its name goes.
         unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
         // After the last path of the host was used.
@@ -257,36 +257,35 @@ impl<'p> Rooted<'p> {
         shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(&root, attr::RDONLY, false))?;
         // The pivot left us at the root of the tmpfs, which is "/" now.
         shared.step(Step::PivotRoot, || rustix::process::chdir(c"/"))?;
-        let terminal = if prepared.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
-        Ok(Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
+        let terminal = if data.terminal { Some(open_terminal().at(Step::OpenTerminal)?) } else { None };
+        Ok(Rooted { shared, data, lifeline, for_executor, root, scratch, executor, image, proc, modules: made.modules, terminal })
     }
 
     /// Gives up everything that could undo the above.
-    fn confine(self) -> Outcome<Confined<'p>> {
-        let Rooted { shared, prepared, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
-        let nested = prepared.user_namespaces == UserNamespaces::Nested;
+    fn confine(self) -> StepResult<Confined<'p>> {
+        let Rooted { shared, data, lifeline, for_executor, root, scratch, executor, image, proc, modules, terminal } = self;
+        let nested = data.user_namespaces == UserNamespaces::Nested;
         // While we still own the outer namespace: its counts bind whatever is made below it.
         // Without one they would be the host's.
-        if nested && shared.layers.keeps(Step::NamespaceLimits) {
+        if nested && shared.layers.has_step(Step::NamespaceLimits) {
             limit_namespace_counts(&proc)?;
         }
         // To be sealed /proc wants the outer namespace's rights, and the inner one's maps one
         // that is not: a copy that is mounted nowhere.
-        let enters_inner = nested && shared.layers.keeps(Step::InnerUserNamespace);
+        let enters_inner = nested && shared.layers.has_step(Step::InnerUserNamespace);
         let writable = enters_inner.then(|| copy_tree(&proc, c"")).transpose().at(Step::InnerUserNamespace)?;
         seal_proc(&proc, shared.layers).at(Step::SealRoot)?;
         // That was the last mount: the launcher can look at them while the rest is done.
         ChildMessage::MountsStand.send(&shared.handover).at(Step::SealRoot)?;
         // After the last mount call, which its domain forbids. Put on when nothing else is to come.
-        let landlock =
-            if prepared.landlock_handled == 0 { None } else { Some(ruleset(prepared, std::iter::once(&executor).chain(&image))?) };
+        let landlock = if data.landlock_handled == 0 { None } else { Some(ruleset(data, std::iter::once(&executor).chain(&image))?) };
         // That was the last use of the outer namespace's rights. The inner one comes before the
         // drop, because it refills the sets, the bounding set too. From here on mounts, host name
         // and network of the outer one are out of reach for any capability.
         if let Some(writable) = &writable {
-            enter_inner_namespace(prepared, writable).at(Step::InnerUserNamespace)?;
+            enter_inner_namespace(data, writable).at(Step::InnerUserNamespace)?;
         }
-        shared.step(Step::WorkingDirectory, || rustix::process::chdir(prepared.scratch_path.as_c_str()))?;
+        shared.step(Step::WorkingDirectory, || rustix::process::chdir(data.scratch_path.as_c_str()))?;
         umask(Mode::from_raw_mode(0o022));
         shared.step(Step::CoreLimit, forbid_core_dumps)?;
         // As late as can be, since the launcher takes long to make it.
@@ -298,7 +297,7 @@ impl<'p> Rooted<'p> {
             rustix::io::write(tasks, b"0").map(drop).at_entry(Step::JoinCgroup, index)?;
         }
         // After the join, or its path would show from inside. On v2 it was part of the clone.
-        shared.step(Step::CgroupNamespace, || if prepared.unshare_cgroup_namespace { unshare(flags::NEWCGROUP) } else { Ok(()) })?;
+        shared.step(Step::CgroupNamespace, || if data.unshare_cgroup_namespace { unshare(flags::NEWCGROUP) } else { Ok(()) })?;
         shared.step(Step::Capabilities, || drop_capabilities(shared.layers))?;
         // Without capabilities, Landlock and the filter are refused until this is set.
         shared.step(Step::NoNewPrivs, || rustix::thread::set_no_new_privs(true))?;
@@ -308,10 +307,10 @@ impl<'p> Rooted<'p> {
         // The code sees as many CPUs as its quota is worth, and the launcher's among them last:
         // it had sent us to another.
         if let Some(usable) = &shared.cpus {
-            sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), prepared.cpus)).at(Step::Cpus)?;
+            sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), data.cpus)).at(Step::Cpus)?;
         }
         // Last: what follows must pass the filter itself.
-        let listener = load_filter(prepared)?;
+        let listener = load_filter(data)?;
         Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal, writable })
     }
 }
@@ -333,7 +332,7 @@ struct Confined<'p> {
 }
 
 impl Confined<'_> {
-    fn exec(mut self) -> Outcome<Infallible> {
+    fn exec(mut self) -> StepResult<Infallible> {
         let handover = ChildMessage::Handover {
             root: self.root.as_fd(),
             scratch: self.scratch.as_fd(),

@@ -14,10 +14,11 @@ use rustix::{
 use stockade_policy::plan::Plan;
 
 use crate::{
-    InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown, egress,
+    InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown,
+    child_data::{self, LauncherPipes},
+    egress,
     error::InputsError,
     layers,
-    prepared::{self, LauncherPipes},
     registry::Record,
     relay::is_readable,
     sequence::{self, InPlace},
@@ -48,13 +49,13 @@ impl InitProcess {
     /// behind.
     pub fn setup(mut self, plan: &Plan, inputs: &mut Inputs<'_>) -> Result<ReadySandbox, LaunchError> {
         let mut record = inputs.record.take();
-        let layers = layers::Layers::of_environment();
+        let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
-        let founded = self.cgroup.take();
+        let empty_cgroup = self.cgroup.take();
         // A child that failed first is the cause of what failed here.
         let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
-        let in_place = sequence::launcher(&self, founded, plan, inputs, record.as_mut());
+        let in_place = sequence::launcher(&self, empty_cgroup, plan, inputs, record.as_mut());
         let InPlace { cgroup, outer, lifeline, job, pipes, tmp } = in_place.map_err(|error| cause(error, &self.status_read))?;
         // The last is dropped first: a signal that was held back may end this process, so it
         // comes through when the sandbox is gone.
@@ -73,7 +74,7 @@ impl InitProcess {
         };
         if let Some(egress) = &plan.egress {
             // Beside the child's last steps, none of which needs the network. The program waits
-            // for one word more, which comes when the gate has said that it is confined.
+            // for one more command, which comes when the gate has said that it is confined.
             let gate = egress::begin(plan, egress, &begun.handover).map_err(|error| cause(error, &begun.status_read))?;
             begun.gate = Some(gate);
         }
@@ -116,7 +117,7 @@ impl ReadySandbox {
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
         let ReadySandbox { record, is_prepared, tmp, pipes, job, mut begun } = self;
-        let layers = layers::Layers::of_environment();
+        let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
         if matches!(inputs.stdin, Stdin::Null) != pipes.stdin.is_none() {
@@ -126,7 +127,7 @@ impl ReadySandbox {
             begun.timeout = JOB_TIMEOUT;
             begun.usable_cpus = unpin(&begun, plan.cpus);
         }
-        let handed_in = prepared::hand_in_job(&job, &begun.lifeline, plan, &inputs);
+        let handed_in = child_data::hand_in_job(&job, &begun.lifeline, plan, &inputs);
         handed_in.map_err(|error| supervise::failure_of_child(plan, &begun.status_read).unwrap_or(error))?;
         supervise::supervise(plan, Inputs { record, ..inputs }, begun, pipes, tmp)
     }

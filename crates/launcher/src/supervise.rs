@@ -29,11 +29,11 @@ use stockade_protocol::LimitKey;
 use crate::{
     Client, ErrorKind, Inputs, LaunchError, Outcome,
     cgroup::Cgroup,
+    child_data::LauncherPipes,
     identity::OuterNamespaces,
-    inside,
     modules::HookEvents,
     notify::{Denials, Served},
-    prepared::LauncherPipes,
+    processes,
     receipt::ExpectedSandbox,
     relay::{PumpTokens, is_readable},
     sandbox::Sandbox,
@@ -347,7 +347,7 @@ impl<'a> Supervision<'a> {
     fn kill(&mut self) {
         if self.cpu_us_of_killed.is_none() && self.state.started_at().is_some() && self.teardown.cgroup.cpu().is_none() {
             let until = Instant::now() + MAX_LOOK;
-            self.cpu_us_of_killed = Some(inside::cpu_of_living(self.teardown.sandbox.pid(), &mut || Instant::now() < until));
+            self.cpu_us_of_killed = Some(processes::cpu_of_living(self.teardown.sandbox.pid(), &mut || Instant::now() < until));
         }
         self.teardown.kill();
     }

@@ -31,7 +31,7 @@ use stockade_sys::clone::{self, flags};
 
 use crate::{
     ErrorKind, LaunchError,
-    prepared::c_string,
+    child_data::c_string,
     sequence::{INSIDE, attach, new_tmpfs},
 };
 

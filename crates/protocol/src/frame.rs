@@ -1,6 +1,6 @@
 //! The frames between launcher and executor.
 //!
-//! Launcher to executor: two [`Word`]s on the lifeline, and one [`Job`], in a file that is
+//! Launcher to executor: two [`ExecutorCommand`]s on the lifeline, and one [`Job`], in a file that is
 //! sealed before the first of them and that the executor maps then. Executor to launcher:
 //! [`Event`]s on a pipe. Both are binary, because everything in them is ready-made: no text
 //! is parsed behind the clone. What comes out of the sandbox is untrusted: every length is
@@ -114,7 +114,7 @@ pub type ResourceLimit = (u32, Option<u64>);
 
 /// What the launcher sends to the executor, each once and in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum ExecutorCommand {
     /// The job is written, and sealed.
     Job,
     /// The sandbox is as it should be, seen from outside: the program may start.
@@ -125,29 +125,29 @@ pub enum Word {
     },
 }
 
-impl Word {
-    /// Bytes of a word.
+impl ExecutorCommand {
+    /// Bytes of a command.
     pub const BYTES: usize = 9;
 
-    /// The word's bytes.
-    pub fn encode(self) -> [u8; Word::BYTES] {
+    /// The command's bytes.
+    pub fn encode(self) -> [u8; ExecutorCommand::BYTES] {
         let (kind, value) = match self {
-            Word::Job => (b'j', 0),
-            Word::Go { ignored_signals } => (b'g', ignored_signals),
+            ExecutorCommand::Job => (b'j', 0),
+            ExecutorCommand::Go { ignored_signals } => (b'g', ignored_signals),
         };
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
         [kind, a, b, c, d, e, f, g, h]
     }
 
-    /// The word of these bytes.
+    /// The command of these bytes.
     ///
     /// # Errors
     /// They are none.
-    pub fn decode(bytes: [u8; Word::BYTES]) -> Result<Self, Malformed> {
+    pub fn decode(bytes: [u8; ExecutorCommand::BYTES]) -> Result<Self, Malformed> {
         let [kind, value @ ..] = bytes;
         match (kind, u64::from_le_bytes(value)) {
-            (b'j', 0) => Ok(Word::Job),
-            (b'g', ignored_signals) => Ok(Word::Go { ignored_signals }),
+            (b'j', 0) => Ok(ExecutorCommand::Job),
+            (b'g', ignored_signals) => Ok(ExecutorCommand::Go { ignored_signals }),
             _ => Err(Malformed),
         }
     }
@@ -481,11 +481,13 @@ mod tests {
 
     #[test]
     fn words_survive_the_crossing_and_nothing_else_is_one() {
-        for word in [Word::Job, Word::Go { ignored_signals: 0 }, Word::Go { ignored_signals: 1 << 63 | 1 << 12 }] {
-            assert_eq!(Word::decode(word.encode()), Ok(word));
+        for command in
+            [ExecutorCommand::Job, ExecutorCommand::Go { ignored_signals: 0 }, ExecutorCommand::Go { ignored_signals: 1 << 63 | 1 << 12 }]
+        {
+            assert_eq!(ExecutorCommand::decode(command.encode()), Ok(command));
         }
-        assert_eq!(Word::decode([b'x', 0, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
-        assert_eq!(Word::decode([b'j', 1, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
+        assert_eq!(ExecutorCommand::decode([b'x', 0, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
+        assert_eq!(ExecutorCommand::decode([b'j', 1, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
     }
 
     #[test]

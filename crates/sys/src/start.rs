@@ -170,7 +170,7 @@ pub mod descriptor {
         unsafe { BorrowedFd::borrow_raw(number) }
     }
 
-    /// The job: empty until the launcher sends `Word::Job`, and sealed from then on.
+    /// The job: empty until the launcher sends `ExecutorCommand::Job`, and sealed from then on.
     pub const JOB: BorrowedFd<'static> = fixed(0);
     /// The pipe for events.
     pub const STATUS: BorrowedFd<'static> = fixed(3);

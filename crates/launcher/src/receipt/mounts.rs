@@ -31,7 +31,7 @@ impl ExpectedMounts {
         ExpectedMounts {
             writable: points(plan.writable_mounts()),
             required: points(plan.required_mounts()),
-            layers: Layers::of_environment(),
+            layers: Layers::in_this_build(),
         }
     }
 
@@ -63,7 +63,7 @@ impl ExpectedMounts {
         };
         unescape(escaped, point);
         let has = |option: &[u8]| options.split(|&byte| byte == b',').any(|o| o == option);
-        let all_are_kept = |layers: &[Layer]| layers.iter().all(|layer| self.layers.keep(*layer));
+        let all_are_kept = |layers: &[Layer]| layers.iter().all(|layer| self.layers.has(*layer));
         let must_be_read_only =
             !self.writable.contains(point) && all_are_kept(&[Layer::ReadOnlyRoot, Layer::ReadOnlyProc, Layer::DetachedRoot]);
         if must_be_read_only && !has(b"ro") {
@@ -134,7 +134,7 @@ mod tests {
 
     fn check(required: &[&str], lines: &str) -> Result<u32, String> {
         let points = |paths: &[&str]| paths.iter().map(|path| path.as_bytes().to_vec()).collect();
-        let expected = ExpectedMounts { writable: points(&["/tmp"]), required: points(required), layers: Layers::of_environment() };
+        let expected = ExpectedMounts { writable: points(&["/tmp"]), required: points(required), layers: Layers::in_this_build() };
         let mut file = File::from(rustix::fs::memfd_create("mountinfo", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all(lines.as_bytes()).unwrap();
         file.rewind().unwrap();

@@ -28,12 +28,12 @@ const CONFINED: [(&str, &str); 7] = [
 /// # Errors
 /// It is not so.
 pub(super) fn check_confinement(status: &str) -> Result<(), LaunchError> {
-    let layers = Layers::of_environment();
+    let layers = Layers::in_this_build();
     for (key, expected) in CONFINED {
         let found = line(status, key);
         // Without no_new_privs a capability must take its place until the payload starts.
         let by: &[Layer] = if key.starts_with("Cap") { &[Layer::Capabilities, Layer::NoNewPrivs] } else { &[Layer::NoNewPrivs] };
-        if found != expected && by.iter().all(|layer| layers.keep(*layer)) {
+        if found != expected && by.iter().all(|layer| layers.has(*layer)) {
             return Err(wrong(key, found, expected));
         }
     }

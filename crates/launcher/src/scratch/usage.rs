@@ -13,7 +13,7 @@ use rustix::{
 use stockade_protocol::LimitKey;
 
 use crate::{
-    inside,
+    processes,
     tree::{self, TreeEntry, Walk},
 };
 
@@ -84,8 +84,8 @@ pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd, goes_on: &mut dyn FnM
     let Ok(scratch) = fstat(directory) else { return Some(0) };
     let mut seen = BTreeMap::new();
     let mut looked_at: u64 = 0;
-    let all = inside::each(pid_one, &mut |pid| {
-        for link in inside::entries(&format!("/proc/{pid}/fd")) {
+    let all = processes::each(pid_one, &mut |pid| {
+        for link in processes::entries(&format!("/proc/{pid}/fd")) {
             looked_at += 1;
             if looked_at.is_multiple_of(ASKED_EVERY) && !goes_on() {
                 return false;

@@ -25,10 +25,10 @@ use stockade_sys::{
     seccomp::{self, Instruction},
 };
 
-use super::{At, Outcome};
+use super::{At, StepResult};
 use crate::{
+    child_data::ChildData,
     layers::{Layer, Layers},
-    prepared::Prepared,
 };
 
 /// So many of the usable CPUs, from this one on.
@@ -43,7 +43,7 @@ pub(crate) fn some_cpus(usable: &CpuSet, first: usize, count: usize) -> CpuSet {
 /// which the last of them takes away.
 pub(super) fn drop_capabilities(_layers: Layers) -> Result<(), Errno> {
     #[cfg(feature = "ablation")]
-    if !_layers.keep(Layer::NoNewPrivs) {
+    if !_layers.has(Layer::NoNewPrivs) {
         keep_over_exec()?;
         cred::lock_securebits()?;
         return cred::drop_bounding_set();
@@ -55,13 +55,13 @@ pub(super) fn drop_capabilities(_layers: Layers) -> Result<(), Errno> {
 
 /// The namespaces that are left to the child: those of mounts, host name and System V IPC.
 pub(super) fn namespaces(layers: Layers) -> u64 {
-    let uts = if layers.keep(Layer::UtsNamespace) { flags::NEWUTS } else { 0 };
-    let ipc = if layers.keep(Layer::IpcNamespace) { flags::NEWIPC } else { 0 };
+    let uts = if layers.has(Layer::UtsNamespace) { flags::NEWUTS } else { 0 };
+    let ipc = if layers.has(Layer::IpcNamespace) { flags::NEWIPC } else { 0 };
     flags::NEWNS | uts | ipc
 }
 
 /// Limits the counts of the namespace that this process owns.
-pub(super) fn limit_namespace_counts(proc: &OwnedFd) -> Outcome<()> {
+pub(super) fn limit_namespace_counts(proc: &OwnedFd) -> StepResult<()> {
     for (index, (file, value)) in NAMESPACE_COUNTS.iter().enumerate() {
         write_proc(proc, file, value).at_entry(Step::NamespaceLimits, index)?;
     }
@@ -120,11 +120,11 @@ pub(super) fn keep_over_exec() -> Result<(), Errno> {
 
 /// Makes the inner user namespace, and enters it: with the ids of the outer one, mapped to
 /// themselves, which is allowed for one's own. `proc`: writable.
-pub(super) fn enter_inner_namespace(prepared: &Prepared, proc: &OwnedFd) -> Result<(), Errno> {
+pub(super) fn enter_inner_namespace(data: &ChildData, proc: &OwnedFd) -> Result<(), Errno> {
     unshare(flags::NEWUSER)?;
     write_own(proc, c"self/setgroups", b"deny")?;
-    write_own(proc, c"self/gid_map", prepared.inner_gid_map.as_bytes())?;
-    write_own(proc, c"self/uid_map", prepared.inner_uid_map.as_bytes())
+    write_own(proc, c"self/gid_map", data.inner_gid_map.as_bytes())?;
+    write_own(proc, c"self/uid_map", data.inner_uid_map.as_bytes())
 }
 
 /// Where the launcher, whose memory this is, takes on a caller's ids meanwhile, that clears
@@ -166,9 +166,9 @@ fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
 }
 
 /// What the code may do with which paths; in force when a process puts it on.
-pub(super) fn ruleset<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'f OwnedFd>) -> Outcome<OwnedFd> {
-    let ruleset = landlock::create_ruleset(prepared.landlock_handled, prepared.landlock_scoped).at(Step::Landlock)?;
-    for (index, (path, rights)) in prepared.landlock_rules.iter().enumerate() {
+pub(super) fn ruleset<'f>(data: &ChildData, programs: impl Iterator<Item = &'f OwnedFd>) -> StepResult<OwnedFd> {
+    let ruleset = landlock::create_ruleset(data.landlock_handled, data.landlock_scoped).at(Step::Landlock)?;
+    for (index, (path, rights)) in data.landlock_rules.iter().enumerate() {
         let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
         // A right on directories is refused for a plain file (EINVAL).
         let is_directory = rustix::fs::fstat(&parent)
@@ -186,8 +186,8 @@ pub(super) fn ruleset<'f>(prepared: &Prepared, programs: impl Iterator<Item = &'
 
 /// Loads the filter. Where an outer supervisor already listens (EBUSY), its denials
 /// stay and only their reports are lost.
-pub(super) fn load_filter(prepared: &Prepared) -> Outcome<Option<OwnedFd>> {
-    let filter = Instruction::of_words(&prepared.filter);
+pub(super) fn load_filter(data: &ChildData) -> StepResult<Option<OwnedFd>> {
+    let filter = Instruction::of_words(&data.filter);
     match seccomp::load_filter_with_listener(filter) {
         Ok(listener) => Ok(Some(listener)),
         Err(Errno::BUSY) => load_without_listener(filter).map(|()| None).at(Step::Seccomp),

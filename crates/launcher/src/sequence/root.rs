@@ -19,10 +19,10 @@ use rustix::{
 use stockade_protocol::step::Step;
 use stockade_sys::mount::attr;
 
-use super::{At, Outcome};
+use super::{At, StepResult};
 use crate::{
+    child_data::{ChildData, ChildScratch, Entry, Laid, ScratchRule},
     layers::{Layer, Layers},
-    prepared::{Entry, Laid, Prepared, PreparedScratch, ScratchRule},
     tree,
 };
 
@@ -108,7 +108,7 @@ pub(super) fn make_entry(root: &OwnedFd, entry: &Entry, trees: &[Option<OwnedFd>
         Entry::Kept { tree, target } => attach(trees.get(*tree).and_then(Option::as_ref).ok_or(Errno::BADF)?, root, target),
         Entry::Proc { target } => {
             // Before the old root is detached: afterwards "mount too revealing" (EPERM).
-            let placed = if layers.keep(Layer::PidNamespace) {
+            let placed = if layers.has(Layer::PidNamespace) {
                 let context = fsopen(c"proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
                 fsconfig_create(&context)?;
                 fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, INSIDE | MountAttrFlags::MOUNT_ATTR_NOEXEC)?
@@ -174,16 +174,16 @@ pub(super) fn write_file(root: &OwnedFd, target: &CStr, mode: u32, mut text: &[u
 }
 
 /// Mounts scratch at its place and returns its root.
-pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<OwnedFd>, root: &OwnedFd) -> Outcome<OwnedFd> {
-    let flags = if layers.keep(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
-    let scratch = match &prepared.scratch {
-        PreparedScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
+pub(super) fn mount_scratch(data: &ChildData, layers: Layers, sent: Option<OwnedFd>, root: &OwnedFd) -> StepResult<OwnedFd> {
+    let flags = if layers.has(Layer::ScratchFlags) { INSIDE } else { MountAttrFlags::empty() };
+    let scratch = match &data.scratch {
+        ChildScratch::Private { size, inodes } => new_tmpfs(size.as_deref(), inodes.as_deref(), c"0755", flags).at(Step::Scratch)?,
         // Root's is idmapped already, which only the initial user namespace's root may do; a
         // session's is its own.
-        PreparedScratch::Tree => sent.ok_or(Errno::BADF).at(Step::Scratch)?,
+        ChildScratch::Tree => sent.ok_or(Errno::BADF).at(Step::Scratch)?,
         // Rootless: a descriptor of the host's mount namespace cannot be copied (EINVAL),
         // so it is opened again here, and must be the directory that was checked.
-        PreparedScratch::Path { path, device, inode } => {
+        ChildScratch::Path { path, device, inode } => {
             let again = copy_tree(CWD, path).at(Step::Scratch)?;
             let found = rustix::fs::fstat(&again).at(Step::Scratch)?;
             if (found.st_dev, found.st_ino) != (*device, *inode) {
@@ -192,15 +192,15 @@ pub(super) fn mount_scratch(prepared: &Prepared, layers: Layers, sent: Option<Ow
             again
         }
     };
-    let read_only = if prepared.scratch_read_only { attr::RDONLY } else { 0 };
+    let read_only = if data.scratch_read_only { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(&scratch, u64::from(flags.bits()) | read_only, true).at(Step::Scratch)?;
-    attach(&scratch, root, &prepared.scratch_target).at(Step::Scratch)?;
-    let hides = prepared.scratch_rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
+    attach(&scratch, root, &data.scratch_target).at(Step::Scratch)?;
+    let hides = data.scratch_rules.iter().any(|rule| matches!(rule.how, Laid::HiddenDirectory | Laid::HiddenFile));
     if hides {
         mknodat(root, HIDDEN_FILE, FileType::RegularFile, Mode::empty(), 0).at(Step::ScratchRule)?;
         mkdirat(root, HIDDEN_DIRECTORY, Mode::empty()).at(Step::ScratchRule)?;
     }
-    for (index, rule) in prepared.scratch_rules.iter().enumerate() {
+    for (index, rule) in data.scratch_rules.iter().enumerate() {
         protect(root, &scratch, rule).at_entry(Step::ScratchRule, index)?;
     }
     // What was laid over a path stays, without a name.
@@ -218,7 +218,7 @@ fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), 
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let place = openat2(scratch, &*rule.path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), resolve)?;
     let found = rustix::fs::fstat(&place)?;
-    if rule.number.is_some_and(|number| number != (found.st_dev, found.st_ino)) {
+    if rule.file_id.is_some_and(|file_id| file_id != (found.st_dev, found.st_ino)) {
         return Err(Errno::STALE);
     }
     let laid = match rule.how {
@@ -237,17 +237,17 @@ fn protect(root: &OwnedFd, scratch: &OwnedFd, rule: &ScratchRule) -> Result<(), 
 
 /// Mounts the root tmpfs over `/`, so that no directory of the host is needed; paths still start
 /// at the old root, where this process's root directory stays until the pivot.
-pub(super) fn mount_root(prepared: &Prepared) -> Result<OwnedFd, Errno> {
-    let root = new_tmpfs(prepared.root_size.as_deref(), Some(prepared.root_inodes.as_c_str()), c"0755", INSIDE)?;
+pub(super) fn mount_root(data: &ChildData) -> Result<OwnedFd, Errno> {
+    let root = new_tmpfs(data.root_size.as_deref(), Some(data.root_inodes.as_c_str()), c"0755", INSIDE)?;
     move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     Ok(root)
 }
 
 /// Makes the new root this process's `/`, and detaches the old one, after which no path leads
 /// to the host.
-pub(super) fn pivot(root: &OwnedFd, layers: Layers) -> Outcome<()> {
+pub(super) fn pivot(root: &OwnedFd, layers: Layers) -> StepResult<()> {
     rustix::process::fchdir(root).at(Step::PivotRoot)?;
-    if layers.keep(Layer::DetachedRoot) {
+    if layers.has(Layer::DetachedRoot) {
         rustix::process::pivot_root(c".", c".").at(Step::PivotRoot)?;
         // The old root now lies over the new one.
         return unmount(c".", UnmountFlags::DETACH).at(Step::DetachOldRoot);
@@ -260,7 +260,7 @@ pub(super) fn pivot(root: &OwnedFd, layers: Layers) -> Outcome<()> {
 
 /// Makes `/proc` read-only, the last of the mounts.
 pub(super) fn seal_proc(proc: &OwnedFd, layers: Layers) -> Result<(), Errno> {
-    let sealed = if layers.keep(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
+    let sealed = if layers.has(Layer::ReadOnlyProc) { attr::RDONLY } else { 0 };
     stockade_sys::mount::set_attributes(proc, sealed, false)
 }
 

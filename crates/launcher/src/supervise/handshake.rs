@@ -16,22 +16,22 @@ use rustix::{
 use stockade_egress::gate::Gate;
 use stockade_policy::plan::Plan;
 use stockade_protocol::{
-    frame::{Event, Evidence, Word},
+    frame::{Event, Evidence, ExecutorCommand},
     step::Step,
 };
 
 use super::{Listener, Supervision, Token, failed, quota::ScratchFs};
 use crate::{
     LaunchError,
+    child_data::tell,
     error::{ExecutorError, StepFailure},
+    messages::ChildMessage,
     modules::HookEvents,
     notify::Denials,
-    prepared::tell,
     receipt::{self, OutsideEvidence},
     relay::is_readable,
     sequence::some_cpus,
     supervise::state::{Ended, Ready, State, Verified},
-    sync::ChildMessage,
 };
 
 /// The descriptors by which child and executor speak to the launcher, and it to them.
@@ -220,7 +220,7 @@ impl Supervision<'_> {
             self.pin(&usable)?;
         }
         let ignored_signals = evidence.ignored_signals();
-        let told = tell(&self.handshake.lifeline, Word::Go { ignored_signals })?;
+        let told = tell(&self.handshake.lifeline, ExecutorCommand::Go { ignored_signals })?;
         self.state = State::Verified(Verified { since, timeout, evidence, told });
         Ok(())
     }

@@ -16,8 +16,8 @@ use super::{PUMP, Token};
 use crate::{
     Stdin, Streams,
     capture::Capture,
+    child_data::LauncherPipes,
     nonblocking::NonblockingStdio,
-    prepared::LauncherPipes,
     relay::{OutputSink, StdinPump, StdinSource, Transfer, is_readable, unregister},
     signals::Signals,
     terminal::{self, RawTerminal},

@@ -51,7 +51,7 @@ pub(crate) enum Event {
     /// No line has come for the given time.
     Idle,
     /// The prepared sandbox has exited.
-    PrewarmExited,
+    PreparedExited,
     /// The input has ended.
     End,
     /// A signal that ends the session.
@@ -133,7 +133,7 @@ impl<'s> LineQueue<'s> {
             if !input.is_empty() {
                 self.take_in()?;
             } else if prepared.contains(PollFlags::IN) {
-                return Ok(Event::PrewarmExited);
+                return Ok(Event::PreparedExited);
             }
         }
     }

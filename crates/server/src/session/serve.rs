@@ -67,7 +67,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
                 session.prepare();
                 continue;
             }
-            Event::PrewarmExited => {
+            Event::PreparedExited => {
                 session.clear_prepared();
                 continue;
             }

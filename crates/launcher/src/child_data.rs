@@ -14,13 +14,13 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
 };
 use stockade_policy::plan::{Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
-use stockade_protocol::frame::{FileToWrite, Job, Word};
+use stockade_protocol::frame::{ExecutorCommand, FileToWrite, Job};
 
 use crate::{
     ErrorKind, Inputs, LaunchError, OpenedScratch, Stdin,
     error::InputsError,
+    messages::{ExecutorFiles, MAX_TREES},
     scratch::FileId,
-    sync::{ExecutorFiles, MAX_TREES},
 };
 
 /// The executor's program.
@@ -81,7 +81,7 @@ pub(crate) enum Entry {
 }
 
 /// Where scratch comes from.
-pub(crate) enum PreparedScratch {
+pub(crate) enum ChildScratch {
     Private {
         size: Option<CString>,
         inodes: Option<CString>,
@@ -100,7 +100,7 @@ pub(crate) struct ScratchRule {
     pub(crate) path: CString,
     pub(crate) how: Laid,
     /// What must lie there, where that is known.
-    pub(crate) number: Option<FileId>,
+    pub(crate) file_id: Option<FileId>,
 }
 
 /// What is laid over a protected path.
@@ -125,7 +125,7 @@ pub(crate) struct LauncherPipes {
 }
 
 /// The plan as the child reads it.
-pub(crate) struct Prepared {
+pub(crate) struct ChildData {
     pub(crate) user_namespaces: UserNamespaces,
     pub(crate) ids: (u32, u32),
     pub(crate) clear_groups: bool,
@@ -141,7 +141,7 @@ pub(crate) struct Prepared {
     /// The payload's program, where it is an image.
     pub(crate) image: Option<&'static [u8]>,
     pub(crate) entries: Vec<Entry>,
-    pub(crate) scratch: PreparedScratch,
+    pub(crate) scratch: ChildScratch,
     pub(crate) scratch_read_only: bool,
     pub(crate) scratch_target: CString,
     pub(crate) scratch_path: CString,
@@ -174,7 +174,7 @@ fn relative(path: &Path) -> Result<CString, LaunchError> {
 /// Files that the root tmpfs may hold: the limit of `/tmp`, `/dev/shm` and home.
 const ROOT_INODES: u64 = 32 << 10;
 
-impl Prepared {
+impl ChildData {
     /// With the host trees that were opened as the caller, which go to the child.
     pub(crate) fn new(plan: &Plan, inputs: &mut Inputs<'_>) -> Result<(Self, Vec<OwnedFd>), LaunchError> {
         if plan.session != inputs.kept.is_some() {
@@ -199,18 +199,18 @@ impl Prepared {
             return Err(InputsError::Scratch.into());
         }
         let rules = plan.scratch.protected.iter().zip(file_ids);
-        let scratch_rules = rules.map(|((path, kind, protection), number)| {
+        let scratch_rules = rules.map(|((path, kind, protection), file_id)| {
             let how = match (protection, kind) {
                 (Protection::Hidden, PathKindName::Directory) => Laid::HiddenDirectory,
                 (Protection::Hidden, PathKindName::File) => Laid::HiddenFile,
                 (Protection::ReadOnly, _) => Laid::ReadOnly,
                 (Protection::Pinned, _) => Laid::Pinned,
             };
-            Ok(ScratchRule { path: c_path(path)?, how, number: *number })
+            Ok(ScratchRule { path: c_path(path)?, how, file_id: *file_id })
         });
         let scratch_rules = scratch_rules.collect::<Result<_, LaunchError>>()?;
         let (uid, gid) = plan.identity.inside;
-        let prepared = Prepared {
+        let data = ChildData {
             user_namespaces: plan.identity.user_namespaces,
             ids: plan.identity.inside,
             clear_groups: plan.mode == Mode::Root,
@@ -236,7 +236,7 @@ impl Prepared {
             landlock_rules,
             filter: Arc::clone(&plan.filter.program),
         };
-        Ok((prepared, trees))
+        Ok((data, trees))
     }
 }
 
@@ -268,24 +268,24 @@ fn prepare_entry(entry: &RootEntry, inputs: &mut Inputs<'_>, trees: &mut Vec<Own
     })
 }
 
-fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<PreparedScratch, LaunchError> {
+fn prepare_scratch(plan: &Plan, inputs: &Inputs<'_>) -> Result<ChildScratch, LaunchError> {
     let Some(opened) = &inputs.scratch else {
         if inputs.kept.as_ref().is_some_and(|kept| kept.scratch.is_some()) {
-            return Ok(PreparedScratch::Tree);
+            return Ok(ChildScratch::Tree);
         }
         let number = |value: Option<u64>| value.map(|n| c_string(n.to_string().as_bytes())).transpose();
         // One more for the root directory itself.
-        return Ok(PreparedScratch::Private { size: number(plan.scratch.size)?, inodes: number(plan.scratch.files.map(|n| n + 1))? });
+        return Ok(ChildScratch::Private { size: number(plan.scratch.size)?, inodes: number(plan.scratch.files.map(|n| n + 1))? });
     };
     // An idmap for another id would give the run's files an owner that the plan does not name.
     if opened.idmapped_for != plan.identity.idmapped_to.map(|_| plan.identity.outside.0) {
         return Err(InputsError::Idmap.into());
     }
     if opened.tree.is_some() {
-        return Ok(PreparedScratch::Tree);
+        return Ok(ChildScratch::Tree);
     }
     let stat = rustix::fs::fstat(&opened.directory).map_err(LaunchError::system(ErrorKind::Prepare, "look at scratch"))?;
-    Ok(PreparedScratch::Path { path: c_path(&plan.scratch.path)?, device: stat.st_dev, inode: stat.st_ino })
+    Ok(ChildScratch::Path { path: c_path(&plan.scratch.path)?, device: stat.st_dev, inode: stat.st_ino })
 }
 
 fn pipe_failed(errno: Errno) -> LaunchError {
@@ -354,7 +354,7 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
         terminal: plan.terminal,
         image: plan.image,
         #[cfg(feature = "ablation")]
-        without: crate::layers::Layers::of_environment().number(),
+        without: crate::layers::Layers::in_this_build().number(),
     };
     job.place_contents();
     let frame = job.encode();
@@ -368,12 +368,12 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
         }
     }
     rustix::fs::fcntl_add_seals(memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(job_failed)?;
-    tell(lifeline, Word::Job).map(drop).map_err(job_failed)
+    tell(lifeline, ExecutorCommand::Job).map(drop).map_err(job_failed)
 }
 
-/// Says a word to the executor; false if it is gone, and will have said why.
-pub(crate) fn tell(lifeline: &OwnedFd, word: Word) -> Result<bool, Errno> {
-    match rustix::io::write(lifeline, &word.encode()) {
+/// Says a command to the executor; false if it is gone, and will have said why.
+pub(crate) fn tell(lifeline: &OwnedFd, command: ExecutorCommand) -> Result<bool, Errno> {
+    match rustix::io::write(lifeline, &command.encode()) {
         Ok(_) => Ok(true),
         Err(Errno::PIPE) => Ok(false),
         Err(errno) => Err(errno),
