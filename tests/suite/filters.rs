@@ -240,7 +240,7 @@ fn script(probes: &[Probe], i386: &[u32]) -> String {
 }
 
 fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
-    let limits = json!({"wall": scaled_limit(60_000), "cpus": 1, "memory": "256MiB"});
+    let limits = json!({"wall": scaled_limit(60_000), "cpu": scaled_limit(60_000), "cpus": 1, "memory": "256MiB"});
     let i386: Vec<u32> = (0..470).collect();
     let policies = PolicyDirectory::new();
     let policy = policies.write(name, &unscreened(name, ""));

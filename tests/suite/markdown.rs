@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use crate::support::{
     exec::{ExecResult, program_path, run_under, run_with_stdin, scratch, start, stockade, text},
     leftovers::no_process_is_left,
-    runner::{directory, eventually, is_root, test, wait_within},
+    policy_dir::PolicyDirectory,
+    runner::{directory, eventually, test, wait_within},
     timeouts::scaled,
 };
 
@@ -200,17 +201,14 @@ fn killing_it_leaves_nothing() {
 
 test!(Both, without_its_companion_it_says_what_to_install);
 fn without_its_companion_it_says_what_to_install() {
-    let alone =
-        if is_root() { std::path::PathBuf::from(format!("/run/suite-alone-{}", std::process::id())) } else { directory().join("alone") };
-    fs::create_dir(&alone).unwrap();
-    let program = alone.join("stockade");
+    let alone = PolicyDirectory::new();
+    let program = alone.0.join("stockade");
     fs::copy(program_path().unwrap(), &program).unwrap();
     let missing = ExecResult::of(run_with_stdin(&mut run_under(&[text(&program), "exec", "--markdown"]), b"```sh\necho x\n```"));
     // One that was made for another version does not run anything either.
     let companion = program_path().unwrap().with_file_name("stockade-markdown");
     let words = [text(&companion), "--program", text(&program), "--program-version", "0.0.1", "--"];
     let other = ExecResult::of(run_with_stdin(&mut run_under(&words), b"```sh\necho x\n```"));
-    fs::remove_dir_all(&alone).unwrap();
     missing.expect(json!({"verdict": "sandbox_error", "reason": "companion_missing", "started": false}));
     assert!(missing.error().contains("stockade-markdown") && missing.error().contains("install"), "{}", missing.error());
     other.expect(json!({"verdict": "sandbox_error", "reason": "companion_version", "started": false}));

@@ -10,15 +10,17 @@ use std::{
 use super::{
     exec::{program_path, run_under, run_with_stdin, text},
     runner::{directory, is_root},
+    timeouts::{is_slow, scaled_limit},
 };
 
-/// A directory for policies that this launcher believes: root's must be root's alone on
-/// the whole way, which nothing in /tmp is.
+/// A directory for policies that this launcher believes, and for copies of the program: root's
+/// must be root's alone on the whole way, which nothing in /tmp is, and take programs with a
+/// set-ID bit, which /run does not where systemd mounts it.
 pub struct PolicyDirectory(pub PathBuf);
 
 impl PolicyDirectory {
     pub fn new() -> Self {
-        let path = if is_root() { PathBuf::from(format!("/run/suite-{}", std::process::id())) } else { directory().join("policies") };
+        let path = if is_root() { PathBuf::from(format!("/var/lib/suite-{}", std::process::id())) } else { directory().join("policies") };
         fs::create_dir(&path).unwrap();
         PolicyDirectory(path)
     }
@@ -47,12 +49,14 @@ pub fn derived_from(base: &str, lines: &str) -> String {
 }
 
 /// A policy that is a shipped one but for these lines, and for refusing code before it runs:
-/// for what the sandbox does with such code.
+/// for what the sandbox does with such code. On a slow machine its longest times are as long
+/// as others are there.
 pub fn unscreened(base: &str, lines: &str) -> String {
+    let most = if is_slow() { format!("[limits.max]\nwall = \"{0}\"\ncpu = \"{0}\"\n", scaled_limit(60_000)) } else { String::new() };
     let screen = stockade_policy::load_shipped(base).unwrap().screen;
     let refused = screen.actions.iter().filter(|(_, action)| action.name() != "allow");
     let notes: String = refused.map(|(rule, _)| format!("{} = \"note\"\n", rule.name())).collect();
-    derived_from(base, &format!("[screen]\n{notes}\n{lines}"))
+    derived_from(base, &format!("[screen]\n{notes}\n{most}{lines}"))
 }
 
 /// Runs a command line of the program where `/etc` is a copy that holds these files, in a

@@ -91,20 +91,21 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
 
 /// Whether this program was started with more rights than its caller has.
 fn has_more_rights() -> Result<bool, HostError> {
-    let missing = HostError::NoProc("/proc/self");
+    let missing = || HostError::NoProc("/proc/self");
+    // Much else depends on it, and what this process writes in another's would meet others.
+    let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing())?;
+    if !own.to_str().is_ok_and(|pid| pid == std::process::id().to_string()) {
+        return Err(HostError::OtherProc);
+    }
     // From Linux 6.4 on; a fifth of the time that the file takes.
     if let Ok(secure) = stockade_sys::process::is_secure_exec() {
-        // Much else depends on it.
-        let own = rustix::fs::readlink("/proc/self", [0; 16]).map_err(|_| missing)?;
-        let is_ours = own.to_str().is_ok_and(|pid| pid == std::process::id().to_string());
-        // What this process writes there would meet others.
-        return if is_ours { Ok(secure) } else { Err(HostError::OtherProc) };
+        return Ok(secure);
     }
     match std::fs::read("/proc/self/auxv") {
         Ok(auxv) if !auxv.is_empty() => Ok(stockade_sys::process::says_secure_exec(&auxv)),
         // It belongs to root where a set-ID bit changed only the group.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(true),
-        _ => Err(missing),
+        _ => Err(missing()),
     }
 }
 
