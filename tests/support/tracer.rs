@@ -50,9 +50,12 @@ pub struct Point {
 
 impl Point {
     /// Calls that cannot fail, or do not come back. What close(2) answers is of earlier
-    /// writes; the descriptor is gone in any case.
+    /// writes; the descriptor is gone in any case. clock_gettime(2) is a call only where the
+    /// vDSO cannot answer, as under emulation.
     pub fn is_sure(&self) -> bool {
-        self.is_one_of(&[libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn, libc::SYS_close, libc::SYS_uname])
+        let sure =
+            [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn, libc::SYS_close, libc::SYS_uname, libc::SYS_clock_gettime];
+        self.is_one_of(&sure)
     }
 
     pub fn is_one_of(&self, calls: &[i64]) -> bool {
