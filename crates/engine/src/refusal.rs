@@ -71,7 +71,7 @@ impl RefusalCause for LaunchError {
 
 impl RefusalCause for PlanError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
-        (if self.callers_fault { BadRequest } else { SandboxError }, self.reason)
+        (if self.is_the_callers_fault() { BadRequest } else { SandboxError }, self.reason())
     }
 }
 

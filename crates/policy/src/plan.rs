@@ -6,6 +6,7 @@
 //! environment variables only what the policy itself sets.
 
 mod confinement;
+mod error;
 mod modules;
 mod root;
 mod value;
@@ -25,6 +26,7 @@ use crate::{
     whitelist,
 };
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
+pub use error::PlanError;
 use root::plan_root;
 pub use root::{PROC_MASKS, WRITABLE, is_program_directory};
 
@@ -115,26 +117,6 @@ pub struct Interpreter {
     pub read_only: Vec<PathBuf>,
 }
 
-/// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct PlanError {
-    /// The caller asked for too much (else the host offers too little).
-    pub callers_fault: bool,
-    /// A stable identifier.
-    pub reason: &'static str,
-    /// What, where, why and how to fix it.
-    pub message: String,
-}
-
-fn request_error(reason: &'static str, message: String) -> PlanError {
-    PlanError { callers_fault: true, reason, message }
-}
-
-fn host_error(reason: &'static str, message: String) -> PlanError {
-    PlanError { callers_fault: false, reason, message }
-}
-
 /// The path of the private scratch.
 pub const PRIVATE_SCRATCH: &str = "/scratch";
 /// The path of home, unless it is in scratch.
@@ -203,17 +185,12 @@ fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
 
 /// Setting up the sandbox must not reach the limit: see [`MIN_MEMORY`].
 fn refuse_too_little_memory(facts: &HostFacts, run_request: &RunRequest, limits: &Limits) -> Result<(), PlanError> {
-    let memory = limits.get(LimitKey::Memory);
-    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) || memory.is_none_or(|memory| memory >= MIN_MEMORY) {
+    let Some(memory) = limits.get(LimitKey::Memory).filter(|memory| *memory < MIN_MEMORY) else { return Ok(()) };
+    if matches!(facts.cgroup, CgroupFacts::Unavailable { .. }) {
         return Ok(());
     }
-    let message = format!(
-        "limits.memory: {} is too little for the sandbox itself; at least {}, and an interpreter needs some 16MiB",
-        LimitKey::Memory.format(memory),
-        LimitKey::Memory.format(Some(MIN_MEMORY))
-    );
     let asked_for = run_request.limits.contains_key(&LimitKey::Memory);
-    Err(if asked_for { request_error("memory_too_small", message) } else { host_error("memory_too_small", message) })
+    Err(PlanError::MemoryTooSmall { memory, asked_for })
 }
 
 fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, PlanError> {
@@ -226,14 +203,7 @@ fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, Pl
             (None, Some(_)) => false,
         };
         if !fits {
-            let (name, wanted, most) = (key.name(), key.format(wanted), key.format(most));
-            return Err(request_error(
-                "limit_above_maximum",
-                format!(
-                    "limits.{name}: {wanted} is above the maximum {most} of policy `{}`; ask for at most {most}, or raise `{name}` under [limits.max] in a policy of your own",
-                    policy.name
-                ),
-            ));
+            return Err(PlanError::LimitAboveMaximum { policy: policy.name.clone(), key, wanted, most });
         }
         limits.set(key, wanted);
     }
@@ -241,15 +211,8 @@ fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, Pl
         let tmp = limits.get(LimitKey::TmpSize).unwrap_or(u64::MAX);
         let scratch = if run_request.scratch.is_some() { Some(0) } else { limits.get(LimitKey::ScratchSize) };
         if tmp.saturating_add(scratch.unwrap_or(u64::MAX)) >= memory {
-            return Err(request_error(
-                "tmpfs_above_memory",
-                format!(
-                    "limits: tmp_size {} and a private scratch_size {} are charged to memory {}, so their sum must be below it; lower them or raise `memory`",
-                    LimitKey::TmpSize.format(limits.get(LimitKey::TmpSize)),
-                    LimitKey::ScratchSize.format(limits.get(LimitKey::ScratchSize)),
-                    LimitKey::Memory.format(Some(memory)),
-                ),
-            ));
+            let (tmp, scratch) = (limits.get(LimitKey::TmpSize), limits.get(LimitKey::ScratchSize));
+            return Err(PlanError::TmpfsAboveMemory { tmp, scratch, memory });
         }
     }
     Ok(limits)
@@ -272,20 +235,8 @@ fn degrade(
         degraded.push((layer.name(), reason));
         return Ok(());
     }
-    let (name, mode) = (layer.name(), if facts.privileged { "root" } else { "rootless" });
-    let id = match layer {
-        Degradable::Cgroup => "cgroup_unavailable",
-        Degradable::Landlock => "landlock_unavailable",
-        Degradable::UniqueUid => "unique_uid_unavailable",
-        Degradable::UserNamespace => "namespaces_refused",
-    };
-    Err(host_error(
-        id,
-        format!(
-            "policy `{}` requires the layer `{name}`: {reason}; or allow runs without it by `[degrade] {mode} = [\"{name}\"]`",
-            policy.name
-        ),
-    ))
+    let mode = if facts.privileged { "root" } else { "rootless" };
+    Err(PlanError::LayerMissing { policy: policy.name.clone(), layer, mode, why: reason })
 }
 
 fn plan_identity(
@@ -316,10 +267,7 @@ fn plan_identity(
                 degrade(policy, facts, Degradable::UniqueUid, refusal.unwrap_or_default(), degraded)?;
                 outside = run_request.scratch.as_ref().map_or(caller, |scratch| scratch.owner);
                 if outside.0 == 0 || outside.1 == 0 {
-                    return Err(host_error(
-                        "root_uid",
-                        String::from("without a uid of its own the run would be root's; run through sudo as an ordinary user"),
-                    ));
+                    return Err(PlanError::RootUid);
                 }
             }
         }
@@ -347,26 +295,14 @@ fn plan_identity_on_host(
     degrade(policy, facts, Degradable::UserNamespace, refusal.to_owned(), degraded)?;
     let Some(id) = facts.unique_id else {
         let why = facts.unique_id_refusal.as_deref().unwrap_or("no host uid could be set aside for the run");
-        return Err(host_error(
-            "unique_uid_unavailable",
-            format!("a run without `user_namespace` must have a host uid of its own, whatever `[degrade]` says: {why}"),
-        ));
+        return Err(PlanError::NoUniqueUid(why.to_owned()));
     };
     if !policy.egress.whitelist.is_empty() {
         // The gate has the run's uid on the host: a user namespace must separate the two.
-        return Err(host_error(
-            "egress_unavailable",
-            format!("policy `{}` has an egress whitelist, which is not opened without user namespaces: {refusal}", policy.name),
-        ));
+        return Err(PlanError::EgressOnHost { policy: policy.name.clone(), why: refusal.to_owned() });
     }
     if let Some(scratch) = &run_request.scratch {
-        return Err(host_error(
-            "scratch_not_idmappable",
-            format!(
-                "scratch {}: its files could not be the caller's, as an idmap needs a user namespace ({refusal}); or leave scratch out: `files` go in and `collect` brings them back",
-                scratch.path.display()
-            ),
-        ));
+        return Err(PlanError::ScratchOnHost { path: scratch.path.clone(), why: refusal.to_owned() });
     }
     Ok(Identity {
         user_namespaces: UserNamespaces::Missing,
@@ -402,14 +338,7 @@ fn plan_scratch(policy: &Policy, run_request: &RunRequest, limits: &Limits) -> R
 /// A host scratch has the same path inside, so it must not cover a directory of the sandbox.
 fn refuse_covered_scratch(policy: &Policy, path: &Path) -> Result<(), PlanError> {
     match taken(policy, path) {
-        Some(taken) => Err(request_error(
-            "scratch_in_system_directory",
-            format!(
-                "scratch {}: it would stand at the same path inside, where {} belongs to the sandbox; use a directory elsewhere, such as below /srv, /tmp or a home directory",
-                path.display(),
-                taken.display()
-            ),
-        )),
+        Some(taken) => Err(PlanError::ScratchCovered { path: path.to_path_buf(), taken: taken.to_path_buf() }),
         None => Ok(()),
     }
 }
@@ -457,14 +386,8 @@ fn plan_interpreter(name: &str, runtime: &Runtime, facts: &HostFacts, run_reques
     if facts.paths.get(&interpreter) == Some(&PathKind::File) {
         return Ok(interpreter);
     }
-    let remedy = match &runtime.venv {
-        Some(venv) if chosen.is_none() => format!(
-            "make the virtual environment {} (policies/README.md says how), or name another by --runtime {name}=PATH",
-            venv.display()
-        ),
-        _ => format!("install it, name another by --runtime {name}=PATH, or change `command` under [runtimes.{name}]"),
-    };
-    Err(host_error("interpreter_missing", format!("runtime `{name}`: {} is not on this host; {remedy}", interpreter.display())))
+    let venv = runtime.venv.clone().filter(|_| chosen.is_none());
+    Err(PlanError::InterpreterMissing { runtime: name.to_owned(), interpreter, venv })
 }
 
 /// Every directory that a chosen interpreter needs, and the runtime's own venv.
@@ -486,14 +409,7 @@ pub fn find_runtime<'a>(policy: &'a Policy, language: &str) -> Result<(&'a str, 
         .map(|(name, runtime)| (name.as_str(), runtime))
         .ok_or_else(|| {
             let known: Vec<&str> = policy.runtimes.keys().map(String::as_str).collect();
-            request_error(
-                "unknown_language",
-                format!(
-                    "language `{language}`: policy `{}` has no such runtime; it has {}; add one by a [runtimes.NAME] section",
-                    policy.name,
-                    known.join(", ")
-                ),
-            )
+            PlanError::UnknownLanguage { language: language.to_owned(), policy: policy.name.clone(), known: known.join(", ") }
         })
 }
 
@@ -526,10 +442,7 @@ fn plan_environment(policy: &Policy, run_request: &RunRequest, scratch: &Scratch
     }
     for (name, value) in &run_request.environment {
         if !policy.environment.accepts(name) {
-            return Err(request_error(
-                "env_not_accepted",
-                format!("env: policy `{}` does not accept the variable `{name}`; add it to `accept` under [environment]", policy.name),
-            ));
+            return Err(PlanError::VariableNotAccepted { policy: policy.name.clone(), name: name.clone() });
         }
         all.insert(name.clone(), value.clone());
     }

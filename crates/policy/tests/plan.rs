@@ -186,7 +186,7 @@ fn the_same_inputs_give_the_same_plan() {
 #[track_caller]
 fn refused(result: Result<Plan, PlanError>, reason: &str, callers_fault: bool) {
     let error = result.unwrap_err();
-    assert_eq!((error.reason, error.callers_fault), (reason, callers_fault), "{error}");
+    assert_eq!((error.reason(), error.is_the_callers_fault()), (reason, callers_fault), "{error}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ enum InterpreterError {
 impl RefusalCause for InterpreterError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
-            InterpreterError::Runtime(error) => error.reason,
+            InterpreterError::Runtime(error) => error.reason(),
             InterpreterError::Missing { .. } => "interpreter_missing",
             InterpreterError::Tree(error) => error.problem.reason(),
         };

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use stockade_protocol::{modules::PIPE, screen::Action};
 
-use super::{HOME, PlanError, Program, RootEntry, RunRequest, ScratchPlan, find_runtime, host_error};
+use super::{HOME, PlanError, Program, RootEntry, RunRequest, ScratchPlan, find_runtime};
 use crate::{
     facts::HostFacts,
     model::{Modules, Policy},
@@ -48,10 +48,7 @@ pub(super) fn plan_modules(
             }
         }
         if !found && Some(name.as_str()) == own && runtime.modules.denies() {
-            let message = format!(
-                "[runtimes.{name}.modules]: the policy refuses modules or events, and no interpreter of `{name}` can be watched for them: none of its prefixes has lib/python3.*/encodings/utf_8.py; name a CPython by --runtime {name}=PATH, or only note them"
-            );
-            return Err(host_error("modules_not_watchable", message));
+            return Err(PlanError::ModulesNotWatchable { runtime: (*name).clone() });
         }
     }
     if !watched.is_empty() {

@@ -11,8 +11,7 @@ use std::{
 use stockade_protocol::Limits;
 
 use super::{
-    HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, confinement::usable_cpus, home_of, host_error, modules::plan_modules,
-    taken,
+    HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, confinement::usable_cpus, home_of, modules::plan_modules, taken,
 };
 use crate::{
     facts::{HostFacts, PathKind},
@@ -116,12 +115,7 @@ pub(super) fn plan_root(
         root.entries.push(RootEntry::Link { target: PathBuf::from(name), to: PathBuf::from(to) });
     }
     for path in &policy.filesystem.read_only {
-        let kind = facts.paths.get(path).copied().ok_or_else(|| {
-            host_error(
-                "path_missing",
-                format!("[filesystem] read_only: {} is not on this host; remove it, or move it to read_only_optional", path.display()),
-            )
-        })?;
+        let kind = facts.paths.get(path).copied().ok_or_else(|| PlanError::PathMissing(path.clone()))?;
         root.bind(path, facts, kind, is_program_directory(path));
     }
     for path in &policy.filesystem.read_only_optional {
@@ -130,11 +124,7 @@ pub(super) fn plan_root(
         }
     }
     for path in extra {
-        let kind = facts
-            .paths
-            .get(path)
-            .copied()
-            .ok_or_else(|| host_error("interpreter_missing", format!("{} is not on this host", path.display())))?;
+        let kind = facts.paths.get(path).copied().ok_or_else(|| PlanError::PrefixMissing(path.clone()))?;
         root.bind(path, facts, kind, true);
     }
     let watch = plan_modules(policy, facts, run_request, scratch, |path| root.bound.iter().any(|bound| path.starts_with(bound)))?;
