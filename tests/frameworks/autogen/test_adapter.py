@@ -239,6 +239,24 @@ async def test_without_a_directory_the_blocks_share_a_session():
     await executor.stop()
 
 
+@pytest.mark.parametrize("directory", [True, False])
+def test_it_goes_on_in_a_second_event_loop(work_dir: Path, directory: bool):
+    executor = StockadeCodeExecutor(work_dir=work_dir if directory else None)
+    asyncio.run(executor.start())
+    asyncio.run(run(executor, ("sh", "echo kept > n")))
+    assert asyncio.run(run(executor, ("sh", "cat n"))).output == "kept\n"
+    asyncio.run(executor.restart())
+    assert asyncio.run(run(executor, ("sh", "cat n"))).exit_code == (0 if directory else 1)
+    asyncio.run(executor.stop())
+
+
+async def test_blocks_at_the_same_time_share_one_session():
+    executor = StockadeCodeExecutor()
+    await asyncio.gather(*(run(executor, ("sh", f"echo > n{number}")) for number in range(3)))
+    assert (await run(executor, ("sh", "ls n*"))).output == "n0\nn1\nn2\n"
+    await executor.stop()
+
+
 async def test_what_the_caller_got_wrong_is_raised(work_dir: Path):
     with pytest.raises(ValueError, match="positive number"):
         StockadeCodeExecutor(timeout=0)

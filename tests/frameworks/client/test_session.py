@@ -181,6 +181,68 @@ async def test_a_task_cancelled_at_any_moment_leaves_the_session_in_step():
             assert (await session.run(f"print({turns})")).output == f"{turns}\n"
 
 
+async def three_at_a_time(session: stockade.AsyncSession, name: str) -> list[str]:
+    results = await asyncio.gather(*(session.run(f"print('{name}{number}')") for number in range(3)))
+    return [result.output for result in results]
+
+
+def test_it_goes_on_in_a_second_event_loop():
+    session = stockade.AsyncSession()
+    asyncio.run(session.start())
+    # Several at a time, so that they wait for each other in each loop.
+    for name in ("a", "b"):
+        assert asyncio.run(three_at_a_time(session, name)) == [f"{name}0\n", f"{name}1\n", f"{name}2\n"]
+    asyncio.run(session.write_file("n", b"\xff" * 1_000_000))
+    assert asyncio.run(session.read_file("n")) == b"\xff" * 1_000_000
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(session.run("import time; time.sleep(300)"), 0.5)
+
+    asyncio.run(cancelled())
+    assert asyncio.run(three_at_a_time(session, "c")) == ["c0\n", "c1\n", "c2\n"]
+    asyncio.run(session.close())
+    with pytest.raises(stockade.SessionEnded, match="was closed; start another"):
+        asyncio.run(session.run("pass"))
+    asyncio.run(session.start())
+    asyncio.run(session.close())
+
+
+def test_event_loops_of_several_threads_wait_for_each_other():
+    session = stockade.AsyncSession()
+    asyncio.run(session.start())
+    outputs: dict[str, list[str]] = {}
+    threads = [
+        threading.Thread(target=lambda name=name: outputs.update({name: asyncio.run(three_at_a_time(session, name))}))
+        for name in "abc"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == {name: [f"{name}0\n", f"{name}1\n", f"{name}2\n"] for name in "abc"}
+    asyncio.run(session.close())
+
+
+async def test_who_gives_up_waiting_keeps_nobody_back():
+    async with stockade.AsyncSession() as session:
+        first = asyncio.ensure_future(session.run("import time; time.sleep(1); print('first')"))
+        waiting = [asyncio.ensure_future(session.run(f"print({number})")) for number in range(6)]
+        await asyncio.sleep(0.2)
+        for task in waiting[::2]:
+            task.cancel()
+        results = await asyncio.gather(first, *waiting, return_exceptions=True)
+        assert [getattr(result, "output", None) for result in results] == [
+            "first\n",
+            None,
+            "1\n",
+            None,
+            "3\n",
+            None,
+            "5\n",
+        ]
+
+
 async def test_a_session_that_was_killed_says_so_under_asyncio():
     async with stockade.AsyncSession() as session:
         assert session._process is not None

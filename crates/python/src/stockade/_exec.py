@@ -105,7 +105,7 @@ class AsyncStockade(Configuration):
         return judge(output, remarks, process.returncode)
 
 
-async def to_the_end(work: Any, process: asyncio.subprocess.Process) -> None:
+async def to_the_end(work: Any, process: asyncio.subprocess.Process | subprocess.Popen[bytes]) -> None:
     """Awaits `work` although the task is being cancelled; cancelled again, it kills."""
     task = asyncio.ensure_future(work)
     while not task.done():

@@ -8,7 +8,6 @@ others wait for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import select
@@ -19,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from . import _operations, _program, _request
+from . import _operations, _program, _request, _turns
 from ._errors import SessionEnded
 from ._exec import END_TIMEOUT, Configuration, to_the_end
 from ._operations import FileEntry, Operation
@@ -41,6 +40,25 @@ class _Session(Configuration):
     _facts: Mapping[str, Any] | None = None
     _why_ended = "it has not been started: use it in a `with` statement, or call start()"
     _remarks: IO[bytes] | None = None
+    # Not asyncio's, which would be lost with its event loop.
+    _process: subprocess.Popen[bytes] | None = None
+
+    def __init__(self, **configuration: Any) -> None:
+        super().__init__(**configuration)
+        # What the process has printed after its last whole line.
+        self._buffer = bytearray()
+
+    def _start_process(self) -> subprocess.Popen[bytes]:
+        _program.require(self.program, "session")
+        self._remarks = tempfile.TemporaryFile()
+        self._buffer.clear()
+        return subprocess.Popen(
+            self.command_line("session"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._remarks,
+            bufsize=0,
+        )
 
     def _note_why(self, why: str) -> None:
         self._why_ended = f"{why}; start another, which has none of its files"
@@ -84,29 +102,17 @@ class _Session(Configuration):
 class Session(_Session):
     """A session that blocks its caller. Threads may share it; they wait for each other."""
 
-    _process: subprocess.Popen[bytes] | None = None
-
     def __init__(self, **configuration: Any) -> None:
         """Takes what `Stockade` takes; starts nothing yet."""
         super().__init__(**configuration)
         self._lock = threading.Lock()
-        self._buffer = bytearray()
 
     def start(self) -> None:
         """Starts the session, unless it is running."""
         with self._lock:
             if self._process is not None:
                 return
-            _program.require(self.program, "session")
-            self._remarks = tempfile.TemporaryFile()
-            self._buffer.clear()
-            self._process = subprocess.Popen(
-                self.command_line("session"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._remarks,
-                bufsize=0,
-            )
+            self._process = self._start_process()
             try:
                 self._facts = _operations.ready(self._receive(None))
             except BaseException:
@@ -241,30 +247,28 @@ class Session(_Session):
 
 
 class AsyncSession(_Session):
-    """A session for asyncio. Cancelling a task that waits for a run ends the run."""
+    """A session for asyncio. Cancelling a task that waits for a run ends the run.
 
-    _process: asyncio.subprocess.Process | None = None
+    It belongs to no event loop: tasks of any may use it, also of several at a time, and it
+    goes on when the loop that started it has ended. They wait for each other.
+    """
 
     def __init__(self, **configuration: Any) -> None:
         """Takes what `AsyncStockade` takes; starts nothing yet."""
         super().__init__(**configuration)
-        self._lock = asyncio.Lock()
+        self._turns = _turns.Turns()
+        self._unsent = bytearray()
 
     async def start(self) -> None:
         """Starts the session, unless it is running."""
-        async with self._lock:
+        async with self._turns:
             if self._process is not None:
                 return
-            _program.require(self.program, "session")
-            self._remarks = tempfile.TemporaryFile()
-            self._process = await asyncio.create_subprocess_exec(
-                *self.command_line("session"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._remarks,
-                # How long an answer may be: collected files and both streams in base64.
-                limit=1 << 30,
-            )
+            self._unsent.clear()
+            self._process = self._start_process()
+            assert self._process.stdin is not None and self._process.stdout is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+            os.set_blocking(self._process.stdout.fileno(), False)
             try:
                 self._facts = _operations.ready(await self._receive())
             except BaseException:
@@ -273,7 +277,7 @@ class AsyncSession(_Session):
 
     async def close(self) -> None:
         """Ends the session and removes its files. Calling it again does nothing."""
-        async with self._lock:
+        async with self._turns:
             if self._process is not None:
                 self._note_why("it was closed")
                 await to_the_end(self._end(kill=False), self._process)
@@ -308,7 +312,7 @@ class AsyncSession(_Session):
         await self._carry_out(_operations.reset())
 
     async def _carry_out(self, operation: Operation[T]) -> T:
-        async with self._lock:
+        async with self._turns:
             self._begun()
             try:
                 request = next(operation)
@@ -323,7 +327,6 @@ class AsyncSession(_Session):
         process = self._process
         assert process is not None
         try:
-            # The transport buffers the whole line, however long the pipe takes.
             await self._send(line)
             return await self._receive()
         except SessionEnded:
@@ -332,7 +335,7 @@ class AsyncSession(_Session):
             await to_the_end(self._cancel(process), process)
             raise
 
-    async def _cancel(self, process: asyncio.subprocess.Process) -> None:
+    async def _cancel(self, process: subprocess.Popen[bytes]) -> None:
         """Reads both answers, or the next request would get them."""
 
         async def both() -> None:
@@ -349,17 +352,27 @@ class AsyncSession(_Session):
 
     async def _send(self, line: bytes) -> None:
         assert self._process is not None and self._process.stdin is not None
+        # What a cancelled call left of its line goes first.
+        self._unsent += line
         try:
-            self._process.stdin.write(line)
-            await self._process.stdin.drain()
-        except (BrokenPipeError, ConnectionResetError):
+            while self._unsent:
+                await _turns.writable(self._process.stdin)
+                del self._unsent[: self._process.stdin.write(self._unsent) or 0]
+        except BrokenPipeError:
             raise await self._lost() from None
 
     async def _receive(self) -> Mapping[str, Any]:
         assert self._process is not None and self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise await self._lost()
+        source, scanned = self._process.stdout, 0
+        while (end := self._buffer.find(b"\n", scanned)) < 0:
+            scanned = len(self._buffer)
+            await _turns.readable(source)
+            part = os.read(source.fileno(), 1 << 20)
+            if not part:
+                raise await self._lost()
+            self._buffer += part
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         answer: Mapping[str, Any] = json.loads(line)
         return answer
 
@@ -367,27 +380,33 @@ class AsyncSession(_Session):
         process = self._process
         assert process is not None
         try:
-            await asyncio.wait_for(process.wait(), END_TIMEOUT)
+            await asyncio.wait_for(_turns.ended(process), END_TIMEOUT)
         except asyncio.TimeoutError:
             process.kill()
-        self._note_end(await process.wait())
+        self._note_end(process.wait())
         await self._end(kill=True)
         return self._ended()
 
     async def _end(self, *, kill: bool) -> None:
         process, self._process, self._facts = self._process, None, None
         if process is not None:
-            if kill and process.returncode is None:
+            assert process.stdin is not None and process.stdout is not None
+            if kill:
                 process.kill()
-            assert process.stdin is not None
-            # The end of its stdin ends the session.
+            # The end of its stdin ends the session; its remaining output is read.
             process.stdin.close()
             try:
-                await asyncio.wait_for(process.communicate(), END_TIMEOUT)
+                await asyncio.wait_for(_drain(process.stdout), END_TIMEOUT)
+                await asyncio.wait_for(_turns.ended(process), END_TIMEOUT)
             except asyncio.TimeoutError:
                 process.kill()
-                await process.wait()
-            # Lines that it did not read any more are dropped.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                await process.stdin.wait_closed()
+            process.wait()
+            process.stdout.close()
         self._close_remarks()
+
+
+async def _drain(stream: IO[bytes]) -> None:
+    while True:
+        await _turns.readable(stream)
+        if not os.read(stream.fileno(), 1 << 20):
+            return

@@ -52,7 +52,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     is made if it is missing; without it the blocks share the private files of a session,
     which lives from the first block to stop(). Between start() and stop() there is a
     session with a `work_dir` too: each block starts sooner, and home and /tmp persist from
-    block to block. It belongs to the event loop that start() was called in.
+    block to block. It may be used from any event loop, and from one after the other.
     `policy` and `runtimes` are as for `stockade.Stockade`.
     """
 
@@ -102,10 +102,15 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
         """Makes the working directory and starts the session."""
         if self._work_dir is not None:
             self._work_dir.mkdir(exist_ok=True)
-        if self._session is None:
-            session = AsyncSession(scratch=self._work_dir, **self._options)
+        session = self._session
+        if session is None:
+            session = self._session = AsyncSession(scratch=self._work_dir, **self._options)
+        try:
+            # Blocks that come meanwhile wait for it.
             await session.start()
-            self._session = session
+        except BaseException:
+            self._session = None
+            raise
 
     async def stop(self) -> None:
         """Ends the session, if there is one; a working directory of the host stays."""
