@@ -21,6 +21,8 @@ mod screen;
 mod shim;
 
 use std::{
+    cell::RefCell,
+    collections::BTreeSet,
     ffi::OsString,
     fs::{self, File, Metadata},
     io::{self, Write},
@@ -200,8 +202,14 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 /// A session that began and was closed exits with 0, whatever its requests did.
 fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
     let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.options.sandbox) };
+    let told = RefCell::new(BTreeSet::new());
     let ended = stockade_server::session::serve(options, |report| {
-        warn_of_degraded(report);
+        for (layer, detail) in degraded(report) {
+            // Once for a session: every receipt has it.
+            if told.borrow_mut().insert((layer, detail.to_owned())) {
+                warn_of(layer, detail);
+            }
+        }
         warn_of_audit(report);
     })?;
     Ok(match ended {
@@ -222,11 +230,13 @@ fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
 
 /// Prints missing layers to stderr too, where a person sees them.
 fn warn_of_degraded(report: &Report) {
-    for layer in report.receipt.iter().flat_map(|receipt| &receipt.layers) {
-        if layer.known == stockade_protocol::Known::Degraded {
-            warn_of(layer.layer, &layer.detail);
-        }
-    }
+    degraded(report).for_each(|(layer, detail)| warn_of(layer, detail));
+}
+
+/// The layers that a run was without, each with the reason.
+fn degraded(report: &Report) -> impl Iterator<Item = (&'static str, &str)> {
+    let layers = report.receipt.iter().flat_map(|receipt| &receipt.layers);
+    layers.filter(|layer| layer.known == stockade_protocol::Known::Degraded).map(|layer| (layer.layer, layer.detail.as_str()))
 }
 
 /// Prints to stderr that a run is not in the audit log.
