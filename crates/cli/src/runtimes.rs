@@ -77,7 +77,10 @@ fn prompt(inventory: &Inventory) -> Text {
     for language in available.iter().filter(|language| !language.packages.is_empty()) {
         writeln!(out, "Packages for {}, besides its standard library: {}.", language.name, packages(&language.packages))?;
     }
-    writeln!(out, "No network: nothing can be downloaded or installed.")?;
+    match inventory.network.as_slice() {
+        [] => writeln!(out, "No network: nothing can be downloaded or installed.")?,
+        peers => writeln!(out, "Network: only {}.", peers.join(", "))?,
+    }
     let scratch = match (inventory.writable, inventory.home_in_scratch) {
         (true, false) => {
             "Files go into the working directory (scratch). They outlive the run only if the caller gave that directory; /tmp and the home directory are always lost."

@@ -63,6 +63,9 @@ pub struct Inventory {
     /// HOME lies in scratch.
     #[serde(skip)]
     pub home_in_scratch: bool,
+    /// The rules of the whitelist; empty: no network.
+    #[serde(skip)]
+    pub network: Vec<String>,
 }
 
 /// Asks every interpreter of the policy.
@@ -83,6 +86,7 @@ pub fn take(options: &Options) -> Result<Inventory, Refusal> {
         limits: policy.limits.clone(),
         writable: policy.scratch.access == stockade_policy::model::Access::Rw,
         home_in_scratch: policy.scratch.home,
+        network: policy.egress.whitelist.clone().into(),
     })
 }
 
