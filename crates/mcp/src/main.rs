@@ -6,20 +6,22 @@
 //! fields are checked.
 #![forbid(unsafe_code)]
 
+mod input;
+mod long;
 mod results;
+mod schema;
 mod session;
 mod tools;
 
 use std::{ffi::OsString, io::Write, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use rmcp::{ServiceExt, transport::async_rw::AsyncRwTransport};
+use rmcp::ServiceExt;
 
+use input::Checked;
 use session::Session;
-use tools::Server;
+use tools::{Server, instructions};
 
-/// The largest message of a client, the same as a session's line.
-const MAX_MESSAGE_LEN: usize = 64 << 20;
 const SANDBOX_ERROR: u8 = 125;
 
 /// The Model Context Protocol in front of a session; started by `stockade mcp`.
@@ -62,11 +64,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     }
     // Before the handshake: the person who configures it sees why a session cannot start, not
     // the model later.
-    let session = Session::start(args.program, args.options).await?;
-    let server = Server::new(session.clone());
+    let (session, instructions) =
+        tokio::join!(Session::start(args.program.clone(), args.options.clone()), instructions(&args.program, &args.options));
+    let session = session?;
+    let server = Server::new(session.clone(), instructions);
     let (stdin, stdout) = rmcp::transport::stdio();
-    let transport = AsyncRwTransport::new_server(stdin, stdout).with_max_line_length(MAX_MESSAGE_LEN);
-    let running = server.serve(transport).await?;
+    let running = server.serve(Checked::new(stdin, stdout)).await?;
     running.waiting().await?;
     session.close().await;
     Ok(())

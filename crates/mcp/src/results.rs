@@ -12,11 +12,13 @@ use rmcp::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stockade_protocol::{
-    Approval, CollectedFile, Verdict,
+    Approval, CollectedFile, PerStream, Verdict,
     screen::Finding,
     session::{DirectoryListing, FilePart, WrittenFile},
     text::{escape, is_hidden},
 };
+
+use crate::long;
 
 /// The result of a piece of code.
 #[derive(Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -34,6 +36,10 @@ pub(crate) struct Executed {
     output: String,
     /// What it printed to stderr, or why it was not run.
     error: String,
+    /// How many bytes each stream carried.
+    bytes: PerStream<u64>,
+    /// Whether a part of each stream is left out here.
+    truncated: PerStream<bool>,
     /// Whether its first instruction ran.
     started: bool,
     /// How long it ran.
@@ -66,6 +72,10 @@ pub(crate) struct Denied {
 
 /// Entries of a directory in the text; the structured content has all of them.
 const MAX_LINES: usize = 1000;
+/// Refusals and files in the text of a result.
+const MAX_REMARKS: usize = 100;
+/// How many bytes in base64 a model is given without having asked for a length.
+const MAX_BYTES: usize = long::MAX_TEXT / 4 * 3;
 
 /// A name with what breaks a line, steers a terminal or is not drawn escaped.
 fn visible(name: &str) -> String {
@@ -78,10 +88,30 @@ fn is_error(answer: &Value) -> bool {
         || answer.get("verdict").is_some_and(|verdict| verdict == "bad_request" || verdict == "sandbox_error")
 }
 
-/// The result of `execute_code`.
-pub(crate) fn executed(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+/// The streams of a run that are too long to be given whole: `output` or `error`, and the text.
+pub(crate) fn long_streams(answer: &Value) -> Vec<(&'static str, String)> {
+    let stream = |name: &str| answer.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (output, error) = (stream("output"), stream("error"));
+    let shares = long::shares(output, error);
+    [("output", output, shares.0), ("error", error, shares.1)]
+        .into_iter()
+        .filter(|(_, text, share)| text.chars().count() > *share)
+        .map(|(name, text, _)| (name, text.to_owned()))
+        .collect()
+}
+
+/// The result of `execute_code`. `kept`: where the long streams are whole.
+pub(crate) fn executed(answer: Value, kept: &[(&'static str, &'static str)]) -> Result<CallToolResult, serde_json::Error> {
     let failed = is_error(&answer);
     let mut executed: Executed = serde_json::from_value(answer)?;
+    let place = |name: &str| kept.iter().find(|(stream, _)| *stream == name).map(|(_, place)| *place);
+    let shares = long::shares(&executed.output, &executed.error);
+    if let Some(cut) = long::head_and_tail(&executed.output, shares.0, place("output")) {
+        (executed.output, executed.truncated.output) = (cut, true);
+    }
+    if let Some(cut) = long::head_and_tail(&executed.error, shares.1, place("error")) {
+        (executed.error, executed.truncated.error) = (cut, true);
+    }
     let mut text = executed.output.clone();
     let mut add = |label: &str, more: &str| {
         if !more.is_empty() {
@@ -93,13 +123,18 @@ pub(crate) fn executed(answer: Value) -> Result<CallToolResult, serde_json::Erro
         }
     };
     add("[stderr]\n", &executed.error);
-    for denied in &executed.denials {
+    let denials = executed.denials.iter().map(|denied| {
         let help = denied.help.as_ref().map(|help| format!(": {}", visible(help))).unwrap_or_default();
-        add("", &format!("[refused ({}): {}{help}]", denied.answer, visible(&denied.what)));
-    }
-    for file in &executed.files {
+        format!("[refused ({}): {}{help}]", denied.answer, visible(&denied.what))
+    });
+    let files = executed.files.iter().map(|file| {
         let omitted = file.omitted.as_ref().map(|why| format!(", not returned: {why}")).unwrap_or_default();
-        add("", &format!("[file {}, {} bytes{omitted}]", visible(&file.path), file.size));
+        format!("[file {}, {} bytes{omitted}]", visible(&file.path), file.size)
+    });
+    let (remarks, left_out) = long::lines(denials.chain(files), MAX_REMARKS);
+    remarks.iter().for_each(|remark| add("", remark));
+    if left_out > 0 {
+        add("", &format!("[and {left_out} more]"));
     }
     // A program can print a line in brackets too. The last line is always this function's if it
     // is in brackets.
@@ -163,21 +198,39 @@ pub(crate) fn written(answer: Value) -> Result<CallToolResult, serde_json::Error
     result(false, vec![ContentBlock::text(text)], serde_json::to_value(written)?)
 }
 
-/// The result of `read_file`.
-pub(crate) fn file_part(answer: Value) -> Result<CallToolResult, serde_json::Error> {
+/// The result of `read_file`. `all`: as much as the model asked for, however long.
+pub(crate) fn file_part(answer: Value, all: bool) -> Result<CallToolResult, serde_json::Error> {
     if let Some(refused) = refusal(&answer) {
         return Ok(refused);
     }
     let mut found: FilePart = serde_json::from_value(answer)?;
-    let content = match (&found.text, image_type(&found.path)) {
-        (Some(text), _) => ContentBlock::text(text.clone()),
-        (None, Some(mime)) => ContentBlock::image(found.base64.take().unwrap_or_default(), mime),
-        (None, None) => {
-            let length = found.base64.as_deref().and_then(|data| BASE64_STANDARD.decode(data).ok()).map_or(0, |bytes| bytes.len());
-            ContentBlock::text(format!("{length} bytes that are not UTF-8; see base64"))
+    let image = if found.text.is_none() { image_type(&found.path) } else { None };
+    if let Some((mime, data)) = image.zip(found.base64.take_if(|_| image.is_some())) {
+        return result(false, vec![ContentBlock::image(data, mime)], serde_json::to_value(found)?);
+    }
+    let bytes = found.base64.as_deref().and_then(|data| BASE64_STANDARD.decode(data).ok()).unwrap_or_default();
+    let mut end = found.offset + found.text.as_ref().map_or(bytes.len(), String::len) as u64;
+    match &found.text {
+        Some(text) if !all => {
+            let (given, _) = long::head(text);
+            end = found.offset + given.len() as u64;
+            found.text = Some(given.to_owned());
         }
-    };
-    result(false, vec![content], serde_json::to_value(found)?)
+        None if !all && bytes.len() > MAX_BYTES => {
+            end = found.offset + MAX_BYTES as u64;
+            found.base64 = Some(BASE64_STANDARD.encode(&bytes[..MAX_BYTES]));
+        }
+        _ => {}
+    }
+    let given = end.saturating_sub(found.offset);
+    let mut content = vec![ContentBlock::text(match &found.text {
+        Some(text) => text.clone(),
+        None => format!("{given} bytes that are not UTF-8; see base64"),
+    })];
+    if end < found.size {
+        content.push(ContentBlock::text(format!("[{given} of {} bytes; read on with offset {end}]", found.size)));
+    }
+    result(false, content, serde_json::to_value(found)?)
 }
 
 /// The result of `list_files`.
@@ -186,17 +239,12 @@ pub(crate) fn listed(answer: Value) -> Result<CallToolResult, serde_json::Error>
         return Ok(refused);
     }
     let listing: DirectoryListing = serde_json::from_value(answer)?;
-    let mut lines: Vec<String> = listing
-        .entries
-        .iter()
-        .take(MAX_LINES)
-        .map(|entry| match entry.kind.as_str() {
-            "file" => format!("{} ({} bytes)", visible(&entry.path), entry.size),
-            "directory" => format!("{}/", visible(&entry.path)),
-            kind => format!("{} ({kind})", visible(&entry.path)),
-        })
-        .collect();
-    let left_out = listing.entries.len().saturating_sub(MAX_LINES);
+    let entries = listing.entries.iter().map(|entry| match entry.kind.as_str() {
+        "file" => format!("{} ({} bytes)", visible(&entry.path), entry.size),
+        "directory" => format!("{}/", visible(&entry.path)),
+        kind => format!("{} ({kind})", visible(&entry.path)),
+    });
+    let (mut lines, left_out) = long::lines(entries, MAX_LINES);
     match (left_out, listing.truncated) {
         (0, false) => {}
         (0, true) => lines.push(String::from("… and more")),
@@ -230,7 +278,7 @@ mod tests {
     /// Of a program that prints this and leaves a file.
     fn ran(output: &str, code: i64, file: Option<&str>) -> CallToolResult {
         let files: Vec<Value> = file.iter().map(|path| json!({"path": path, "size": 1})).collect();
-        executed(json!({"success": code == 0, "verdict": "exited", "code": code, "output": output, "files": files})).unwrap()
+        executed(json!({"success": code == 0, "verdict": "exited", "code": code, "output": output, "files": files}), &[]).unwrap()
     }
 
     #[test]
@@ -259,6 +307,38 @@ mod tests {
             assert_eq!(result.structured_content.unwrap()["entries"][0], json!({"path": name, "kind": kind, "size": 7}));
         }
         assert_eq!(words(&written(json!({"path": name, "size": 7})).unwrap()), format!("{shown}: 7 bytes"));
+    }
+
+    #[test]
+    fn long_streams_are_cut_in_the_text_and_beside_it_and_say_where_they_are_whole() {
+        let (long, short) = ("x".repeat(100_000), "y".repeat(5000));
+        let answer = json!({"success": true, "verdict": "exited", "output": long, "error": short,
+            "bytes": {"output": 100_000, "error": 5000}, "truncated": {"output": false, "error": false}});
+        assert_eq!(long_streams(&answer), [("output", long)]);
+        let result = executed(answer.clone(), &[("output", "/tmp/all")]).unwrap();
+        let said = words(&result);
+        assert!(said.chars().count() < long::MAX_TEXT + 200, "{}", said.len());
+        assert!(said.contains("\n[stockade: 75000 characters left out here; the rest is in /tmp/all]\nx") && said.contains(&short));
+        let beside = result.structured_content.unwrap();
+        assert!(said.starts_with(beside["output"].as_str().unwrap()));
+        assert_eq!((&beside["error"], &beside["bytes"]), (&json!(short), &answer["bytes"]));
+        assert_eq!(beside["truncated"], json!({"output": true, "error": false}));
+        assert!(words(&executed(answer, &[]).unwrap()).contains("print less, or into a file"));
+    }
+
+    #[test]
+    fn a_long_file_is_given_in_parts_unless_its_length_was_asked_for() {
+        let file = |text: Option<String>, base64: Option<String>, size: usize| json!({"path": "f", "size": size, "offset": 0, "text": text, "base64": base64});
+        let text = "é".repeat(40_000);
+        let part = file_part(file(Some(text.clone()), None, 80_000), false).unwrap();
+        assert!(words(&part).ends_with("é[60000 of 80000 bytes; read on with offset 60000]"));
+        assert_eq!(part.structured_content.unwrap()["text"], text[..60_000]);
+        let all = file_part(file(Some(text.clone()), None, 80_000), true).unwrap();
+        assert_eq!((words(&all), &all.structured_content.unwrap()["text"]), (text.clone(), &json!(text)));
+        let bytes = BASE64_STANDARD.encode(vec![0xff; 40_000]);
+        let part = file_part(file(None, Some(bytes.clone()), 40_000), false).unwrap();
+        assert_eq!(words(&part), "22500 bytes that are not UTF-8; see base64[22500 of 40000 bytes; read on with offset 22500]");
+        assert_eq!(part.structured_content.unwrap()["base64"], bytes[..30_000]);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //!
 //! Each call becomes one line of the session, which alone judges the arguments.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, path::Path, process::Stdio, sync::Arc, time::Duration};
 
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
-    handler::server::{common::schema_for_output, tool::ToolCallContext, wrapper::Parameters},
+    handler::server::{common::schema_for_output, router::tool::ToolRouter, tool::ToolCallContext, wrapper::Parameters},
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, Implementation, ProgressNotificationParam, ServerCapabilities,
         ServerConfig,
@@ -22,22 +22,54 @@ use stockade_protocol::{
     session::{DirectoryListing, FilePart, Line, List, Read, Write, WrittenFile},
 };
 
+use tokio::process::Command;
+
 use crate::{
     results::{self, Executed, Reset},
+    schema::slim,
     session::Session,
 };
 
 /// How much of an unknown tool's name an error repeats.
 const MAX_NAME_LEN: usize = 64;
+/// Where the session keeps the last streams that were too long for a model.
+const ALL_OUTPUT: &str = "/tmp/stockade-output.txt";
+const ALL_ERROR: &str = "/tmp/stockade-error.txt";
 /// How often a client gets progress while code runs.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 const INSTRUCTIONS: &str = "Runs code in a sandbox on this machine. Files stay from one call to the next (in the working directory, home and /tmp) until `reset`; processes, variables and open connections do not. Paths are relative to the working directory. A program that fails is a normal result: read `error` and try again.";
 
+/// How long the program may take to say what the sandbox has.
+const INVENTORY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What a client is told about the tools, with languages, packages, network and limits as
+/// `stockade runtimes --prompt` words them. Without that, if it cannot be had: a session that
+/// cannot begin says why itself.
+pub(crate) async fn instructions(program: &Path, options: &[OsString]) -> String {
+    let of_the_policy = options.chunks(2).filter(|pair| pair[0] == "--policy" || pair[0] == "--runtime").flatten();
+    let mut inventory = Command::new(program);
+    inventory.args(["runtimes", "--prompt"]).args(of_the_policy);
+    inventory.stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let known = match tokio::time::timeout(INVENTORY_TIMEOUT, inventory.output()).await {
+        Ok(Ok(done)) if done.status.success() => String::from_utf8_lossy(&done.stdout).into_owned(),
+        _ => String::new(),
+    };
+    let mut words = String::from(INSTRUCTIONS);
+    // How long files stay is different in a session, and said already.
+    for line in known.lines().filter(|line| !line.starts_with("Code runs") && !line.starts_with("Files go")) {
+        words.push('\n');
+        words.push_str(&line.replace(", which is lost after the run", ""));
+    }
+    words
+}
+
 /// The server of one client.
 #[derive(Clone)]
 pub(crate) struct Server {
     session: Arc<Session>,
+    instructions: Arc<str>,
+    tools: ToolRouter<Server>,
 }
 
 /// What `execute_code` takes.
@@ -56,6 +88,8 @@ pub(crate) struct Execute {
     /// Globs of files to return, such as *.png: images come back as images
     #[serde(default)]
     collect: Vec<String>,
+    /// Seconds that it may take: the same as {"wall": …} in `limits`
+    timeout: Option<f64>,
     /// Limits, up to the policy's maximum, such as {"wall": "60s", "memory": "256MiB"}
     #[serde(default)]
     limits: BTreeMap<String, String>,
@@ -63,11 +97,22 @@ pub(crate) struct Execute {
     approve: Option<String>,
 }
 
-impl From<Execute> for Request {
-    fn from(execute: Execute) -> Self {
-        let Execute { code, language, args, stdin, collect, limits, approve } = execute;
+impl TryFrom<Execute> for Request {
+    type Error = &'static str;
+
+    fn try_from(execute: Execute) -> Result<Self, Self::Error> {
+        let Execute { code, language, args, stdin, collect, timeout, mut limits, approve } = execute;
+        if let Some(seconds) = timeout {
+            if !(seconds.is_finite() && seconds > 0.0) {
+                return Err("timeout must be a positive number of seconds");
+            }
+            // No less than was asked for.
+            if limits.insert(String::from("wall"), format!("{:.0}ms", (seconds * 1000.0).ceil())).is_some() {
+                return Err("execute_code takes either `timeout` or `limits.wall`");
+            }
+        }
         let limits = limits.into_iter().map(|(key, value)| (key, LimitValue::Text(value))).collect();
-        Request { code, language, args, stdin: stdin.map(TextOrBase64::Text), collect, limits, approve, ..Request::default() }
+        Ok(Request { code, language, args, stdin: stdin.map(TextOrBase64::Text), collect, limits, approve, ..Request::default() })
     }
 }
 
@@ -78,6 +123,7 @@ pub(crate) struct WriteFile {
     /// The file's path
     path: String,
     /// Its text; or else `base64`
+    #[serde(alias = "content")]
     text: Option<String>,
     /// Its bytes in base64
     base64: Option<String>,
@@ -95,7 +141,7 @@ pub(crate) struct ReadFile {
     /// From which byte on
     #[serde(default)]
     offset: u64,
-    /// How many bytes; default: all, up to 16 MiB
+    /// How many bytes, up to 16 MiB; default: of text the first 30000 characters, of an image all
     length: Option<u64>,
 }
 
@@ -118,20 +164,29 @@ pub(crate) struct Nothing {}
 
 #[tool_router]
 impl Server {
-    pub(crate) fn new(session: Arc<Session>) -> Self {
-        Server { session }
+    pub(crate) fn new(session: Arc<Session>, instructions: String) -> Self {
+        let mut tools = Self::tool_router();
+        for route in tools.map.values_mut() {
+            slim(&mut route.attr);
+        }
+        Server { session, instructions: instructions.into(), tools }
     }
 
     #[tool(
+        title = "Run code",
         description = "Run code in a sandbox and return what it printed. Files stay from one call to the next; nothing else does. If the last line is in brackets, it states how the program ended; any line before it may be the program's.",
-        output_schema = schema_for_output::<Executed>()
+        output_schema = schema_for_output::<Executed>(),
+        annotations(read_only_hint = false, destructive_hint = true, idempotent_hint = false, open_world_hint = true)
     )]
     async fn execute_code(
         &self,
         Parameters(execute): Parameters<Execute>,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResult, ErrorData> {
-        let line = Line::Run(Box::new(execute.into()));
+        let line = match Request::try_from(execute) {
+            Ok(request) => Line::Run(Box::new(request)),
+            Err(why) => return Ok(results::error(why)),
+        };
         let cancel = context.ct.clone();
         let ran = self.session.ask(line, Some(Box::pin(async move { cancel.cancelled().await })));
         tokio::pin!(ran);
@@ -150,10 +205,24 @@ impl Server {
                 }
             }
         };
-        finish(answer, results::executed)
+        let mut kept = Vec::new();
+        for (stream, text) in answer.as_ref().map(results::long_streams).unwrap_or_default() {
+            let place = if stream == "output" { ALL_OUTPUT } else { ALL_ERROR };
+            let whole = Write { path: place.to_owned(), contents: TextOrBase64::Text(text), append: false, id: None };
+            // Where there is no room for it, the model is told to print less.
+            if self.session.ask(Line::Write(whole), None).await.is_ok_and(|answer| answer.get("ok") == Some(&Value::Bool(true))) {
+                kept.push((stream, place));
+            }
+        }
+        finish(answer, |answer| results::executed(answer, &kept))
     }
 
-    #[tool(description = "Write a file where the code finds it.", output_schema = schema_for_output::<WrittenFile>())]
+    #[tool(
+        title = "Write a file",
+        description = "Write a file where the code finds it.",
+        output_schema = schema_for_output::<WrittenFile>(),
+        annotations(read_only_hint = false, destructive_hint = true, idempotent_hint = false, open_world_hint = false)
+    )]
     async fn write_file(&self, Parameters(asked): Parameters<WriteFile>) -> Result<CallToolResult, ErrorData> {
         let contents = match (asked.text, asked.base64) {
             (Some(text), None) => TextOrBase64::Text(text),
@@ -165,25 +234,33 @@ impl Server {
     }
 
     #[tool(
+        title = "Read a file",
         description = "Read a file that the code left. Text comes as text, an image as an image, other bytes in base64.",
         output_schema = schema_for_output::<FilePart>(),
-        annotations(read_only_hint = true)
+        annotations(read_only_hint = true, open_world_hint = false)
     )]
     async fn read_file(&self, Parameters(asked): Parameters<ReadFile>) -> Result<CallToolResult, ErrorData> {
+        let all = asked.length.is_some();
         let line = Line::Read(Read { path: asked.path, offset: asked.offset, length: asked.length, encoding: Encoding::Text, id: None });
-        finish(self.session.ask(line, None).await, results::file_part)
+        finish(self.session.ask(line, None).await, |answer| results::file_part(answer, all))
     }
 
-    #[tool(description = "List the files of a directory, a thousand at most as text.", output_schema = schema_for_output::<DirectoryListing>(), annotations(read_only_hint = true))]
+    #[tool(
+        title = "List files",
+        description = "List the files of a directory, a thousand at most as text.",
+        output_schema = schema_for_output::<DirectoryListing>(),
+        annotations(read_only_hint = true, open_world_hint = false)
+    )]
     async fn list_files(&self, Parameters(asked): Parameters<ListFiles>) -> Result<CallToolResult, ErrorData> {
         let line = Line::List(List { path: asked.path, recursive: asked.recursive, id: None });
         finish(self.session.ask(line, None).await, results::listed)
     }
 
     #[tool(
+        title = "Start over",
         description = "Start over: removes the files in home, /tmp and a private working directory.",
         output_schema = schema_for_output::<Reset>(),
-        annotations(destructive_hint = true)
+        annotations(read_only_hint = false, destructive_hint = true, idempotent_hint = true, open_world_hint = false)
     )]
     async fn reset(&self, Parameters(Nothing {}): Parameters<Nothing>) -> Result<CallToolResult, ErrorData> {
         finish(self.session.reset().await, |answer| results::reset(&answer))
@@ -205,17 +282,17 @@ fn internal(error: serde_json::Error) -> ErrorData {
     ErrorData::internal_error(format!("the session's answer is malformed: {error}"), None)
 }
 
-#[tool_handler]
+#[tool_handler(router = self.tools)]
 impl ServerHandler for Server {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
             .with_server_info(Implementation::new("stockade", env!("CARGO_PKG_VERSION")))
-            .with_instructions(INSTRUCTIONS)
+            .with_instructions(&*self.instructions)
     }
 
     /// As the macro would write it, except for the error about an unknown tool.
     async fn call_tool(&self, request: CallToolRequestParams, context: RequestContext<RoleServer>) -> Result<CallToolResponse, ErrorData> {
-        let router = Self::tool_router();
+        let router = &self.tools;
         if !router.has_route(&request.name) {
             let asked: String = request.name.chars().take(MAX_NAME_LEN).collect();
             let names: Vec<String> = router.list_all().into_iter().map(|tool| tool.name.into_owned()).collect();

@@ -49,7 +49,8 @@ pub enum Verdict {
 pub struct StreamText(pub String);
 
 /// One value for each of the program's two streams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PerStream<T> {
     /// For stdout.
     pub output: T,

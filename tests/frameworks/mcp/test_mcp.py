@@ -126,6 +126,36 @@ async def test_a_failed_program_is_data_and_what_was_not_run_is_an_error() -> No
         assert words(await mcp.call_tool("execute_code", {"code": "print('on')"})) == "on\n"
 
 
+@pytest.mark.root_too
+async def test_a_model_gets_long_output_in_part_and_the_rest_is_in_a_file() -> None:
+    async with client() as mcp:
+        code = "print('o' * 900_000, 'end of it'); import sys; sys.stderr.write('e' * 100_000)"
+        ran = await mcp.call_tool("execute_code", {"code": code})
+        beside = ran.structured_content
+        assert len(words(ran)) < 31_000 and len(json.dumps(beside)) < 32_000
+        assert beside["bytes"] == {"output": 900_011, "error": 100_000}
+        assert beside["truncated"] == {"output": True, "error": True}
+        assert beside["output"].endswith("o end of it\n") and beside["output"] in words(ran)
+        assert "/tmp/stockade-output.txt]" in beside["output"] and "/tmp/stockade-error.txt]" in beside["error"]
+        counted = await mcp.call_tool("execute_code", {"code": "wc -c < /tmp/stockade-output.txt", "language": "sh"})
+        assert words(counted) == "900011\n"
+        # A file is read in parts, and of one length where a length is named.
+        part = await mcp.call_tool("read_file", {"path": "/tmp/stockade-error.txt"})
+        assert words(part).endswith("e\n[30000 of 100000 bytes; read on with offset 30000]")
+        assert part.structured_content["text"] == "e" * 30_000
+        rest = await mcp.call_tool("read_file", {"path": "/tmp/stockade-error.txt", "offset": 30_000, "length": 70_000})
+        assert words(rest) == "e" * 70_000
+        # Where there is no room, the model is told.
+        full = "open('/tmp/full', 'wb').write(b'x' * (60 << 20)); print('o' * 900_000)"
+        await mcp.call_tool("execute_code", {"code": "import os; os.remove('/tmp/stockade-output.txt')"})
+        told = await mcp.call_tool("execute_code", {"code": full + "\nopen('/tmp/rest', 'wb').write(b'x' * (5 << 20))"})
+        assert "left out here; print less, or into a file]" in words(told), words(told)[-300:]
+        await mcp.call_tool("reset", {})
+        short = await mcp.call_tool("execute_code", {"code": "print('o' * 20_000)"})
+        assert words(short) == "o" * 20_000 + "\n"
+        assert short.structured_content["truncated"] == {"output": False, "error": False}
+
+
 async def test_images_come_as_images_and_bytes_as_bytes() -> None:
     async with client() as mcp:
         code = f"import base64; open('dot.png', 'wb').write(base64.b64decode('{PNG}')); open('raw', 'wb').write(b'\\xff\\x00'); open('t.txt', 'w').write('text')"
@@ -220,12 +250,83 @@ def test_a_companion_of_another_version_or_none_is_an_error_with_its_remedy(tmp_
     assert done.returncode == 125 and "lib/stockade" in done.stderr and done.stdout == "", done
 
 
-def test_nonsense_on_stdin_ends_nothing_but_itself() -> None:
-    # Nothing of a request is needed to end: the end of stdin does.
-    done = subprocess.run([PROGRAM, "mcp"], input="nonsense\n{}\n[]\n", capture_output=True, text=True, timeout=30)
-    assert "panicked" not in done.stderr, done
-    for line in done.stdout.splitlines():
-        assert json.loads(line)["jsonrpc"] == "2.0"
+def exchange(*lines: str | bytes) -> subprocess.CompletedProcess:
+    """What a server says to these lines, one after the other, before its input ends."""
+    given = b"".join(line if isinstance(line, bytes) else line.encode() + b"\n" for line in lines)
+    done = subprocess.run([PROGRAM, "mcp"], input=given, capture_output=True, timeout=60)
+    assert b"panicked" not in done.stderr, done
+    return done
+
+
+def test_what_is_no_message_is_answered_and_ends_nothing() -> None:
+    begin = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    }
+    long = b'"' + b"x" * (64 << 20) + b'"\n'
+    done = exchange("nonsense", '{"jsonrpc": "2.0",', long, "[1, 2]", "", json.dumps(begin))
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(answer["jsonrpc"] == "2.0" for answer in answers)
+    codes = [answer["error"]["code"] for answer in answers if "error" in answer]
+    assert sorted(codes) == [-32700, -32700, -32600, -32600], answers
+    assert "the line is no JSON" in answers[codes.index(-32700)]["error"]["message"]
+    # The control: what is a message has its answer.
+    assert [answer["id"] for answer in answers if "result" in answer] == [7]
+
+
+async def test_names_that_models_use_are_taken() -> None:
+    async with client() as mcp:
+        assert not (await mcp.call_tool("write_file", {"path": "a", "content": "kept"})).is_error
+        assert words(await mcp.call_tool("read_file", {"path": "a"})) == "kept"
+        for seconds in (1, 0.5):
+            slow = await mcp.call_tool("execute_code", {"code": "while True: pass", "timeout": seconds})
+            assert slow.structured_content["verdict"] == "wall_timeout", slow
+        for arguments, said in (
+            ({"timeout": -1}, "positive number of seconds"),
+            ({"timeout": 1, "limits": {"wall": "2s"}}, "either `timeout` or `limits.wall`"),
+            ({"timeout": 86400}, "at most 10min"),
+        ):
+            refused = await mcp.call_tool("execute_code", {"code": "1", **arguments})
+            assert refused.is_error and said in words(refused), refused
+
+
+def inventory(policy: str) -> list[str]:
+    line = [PROGRAM, "runtimes", "--prompt", "--policy", policy]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.root_too
+async def test_it_says_what_the_sandbox_has_and_what_each_tool_does() -> None:
+    async with client("--policy", "pypi") as mcp:
+        told = mcp.instructions
+        assert "\nLanguages: " in told and "python 3" in told and "\nLimits: wall clock " in told, told
+        # What is said of a single run does not hold for a session.
+        assert "fresh each time" not in told and "always lost" not in told
+        assert {line for line in inventory("pypi") if not line.startswith(("Code runs", "Files go"))} <= set(
+            told.splitlines()
+        )
+        assert "\nNetwork: only pypi.org:443, files.pythonhosted.org:443.\n" in told
+        assert any(line.startswith("No network") for line in inventory("default"))  # the control
+        tools = (await mcp.list_tools()).tools
+        assert all(tool.title and tool.annotations and tool.annotations.read_only_hint is not None for tool in tools)
+        assert [tool.name for tool in tools if tool.annotations.read_only_hint] == ["list_files", "read_file"]
+        size = sum(len(json.dumps(schema)) for tool in tools for schema in (tool.input_schema, tool.output_schema))
+        assert size < 6000, size
+
+
+def test_a_missing_layer_is_told_once_for_a_session() -> None:
+    line = '{"op": "run", "code": "pass"}\n'
+    done = subprocess.run([PROGRAM, "session"], input=line * 3, capture_output=True, text=True, timeout=60, check=True)
+    missing = {
+        layer["layer"]
+        for answer in map(json.loads, done.stdout.splitlines())
+        for layer in (answer.get("receipt") or {}).get("layers", [])
+        if layer["known"] == "degraded"
+    }
+    told = [said for said in done.stderr.splitlines() if said.startswith("stockade: running without ")]
+    assert len(told) == len(missing), (told, missing)
 
 
 def children(pid: int) -> list[int]:
