@@ -108,7 +108,9 @@ def test_requests_that_cannot_run_say_why_and_how_to_mend_it(tmp_path: Path):
         ({"timeout": float("nan")}, "timeout_malformed", "positive number of seconds"),
         ({"stdin": "\ud800"}, "request_not_unicode", "as bytes"),
         ({"labels": {"a": object()}}, "request_not_json", "cannot be written as JSON"),
+        ({"limits": {"cpus": float("nan")}}, "request_not_json", "`limits` cannot be written as JSON"),
         ({"colour": "red"}, "request_malformed", "unknown field `colour`"),
+        ({"on_stdout": print}, "request_malformed", "unknown field `on_stdout`: a run takes language, args, stdin"),
         ({"scratch": tmp_path / "none"}, "scratch_missing", "make it"),
     ):
         with pytest.raises(stockade.BadRequest) as caught:
@@ -117,11 +119,17 @@ def test_requests_that_cannot_run_say_why_and_how_to_mend_it(tmp_path: Path):
         assert words in str(caught.value)
 
 
-def test_a_policy_that_is_not_there_is_an_error_and_not_a_result():
-    with pytest.raises(stockade.StockadeError, match="nonesuch") as caught:
-        stockade.run("pass", policy="nonesuch")
-    assert caught.value.result is not None
-    assert not caught.value.result.started
+def test_a_policy_that_cannot_be_had_is_the_callers_mistake(tmp_path: Path):
+    mistaken = tmp_path / "mistaken.toml"
+    mistaken.write_text("x = 1")
+    for policy, words in (("nonesuch", "nonesuch"), (mistaken, "mistaken.toml"), (tmp_path / "none.toml", "none.toml")):
+        with pytest.raises(stockade.BadRequest, match=words) as caught:
+            stockade.run("pass", policy=policy)
+        assert caught.value.reason.startswith("policy_")
+        assert caught.value.result is not None
+        assert not caught.value.result.started
+        with pytest.raises(stockade.BadRequest, match=words), stockade.Session(policy=policy):
+            pass
 
 
 def test_a_scratch_keeps_files_from_run_to_run(work_dir: Path):

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ._errors import BadRequest
-from ._exec import Configuration
+from ._exec import Configuration, Options
 from ._request import RunOptions
 from ._result import Result, Verdict
 
@@ -53,11 +52,16 @@ class Executor:
         if timeout <= 0:
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         self._timeout = timeout
-        self._options: dict[str, Any] = {"policy": policy, "runtimes": runtimes, "program": program}
-        # Raises now, and not at the first block, if the program is missing.
-        Configuration(**self._options)
         self._told_work_dir = work_dir
         self._work_dir = None if work_dir is None else Path(work_dir).absolute()
+        self._options: Options = {
+            "policy": policy,
+            "scratch": self._work_dir,
+            "runtimes": runtimes,
+            "program": program,
+        }
+        # Raises now, and not at the first block, if the program is missing.
+        Configuration(**self._options)
 
     @property
     def timeout(self) -> float:

@@ -27,7 +27,7 @@ class NotInstalled(StockadeError, ImportError):
 
 
 class BadRequest(StockadeError, ValueError):
-    """The request cannot be run as written: fix it, or loosen the policy."""
+    """The request cannot be run as written: fix it, or the policy that it names, or loosen that."""
 
 
 class SandboxError(StockadeError):

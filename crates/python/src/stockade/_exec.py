@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _program, _request, _result
 from ._errors import BadRequest, SandboxError
@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 
 #: Seconds that the program has to end a cancelled run; it takes milliseconds.
 END_TIMEOUT = 10.0
+
+
+class Options(TypedDict, total=False):
+    """The arguments of `Configuration`, for those that pass them on."""
+
+    policy: str | os.PathLike[str] | None
+    scratch: str | os.PathLike[str] | None
+    runtimes: Mapping[str, str | os.PathLike[str]] | None
+    program: str | os.PathLike[str] | None
 
 
 class Configuration:
@@ -144,8 +153,14 @@ def judge(output: bytes, remarks: bytes, status: int | None) -> Result:
 def checked(data: Mapping[str, Any]) -> Result:
     """A result object; raises where no sandbox could be set up."""
     result = _result.parse(data)
-    if result.verdict == Verdict.BAD_REQUEST:
-        raise BadRequest(result.error, reason=result.reason or "bad_request", result=result)
-    if result.verdict == Verdict.SANDBOX_ERROR:
-        raise SandboxError(result.error, reason=result.reason or "sandbox_error", result=result)
+    if result.verdict in (Verdict.BAD_REQUEST, Verdict.SANDBOX_ERROR):
+        raise refusal(result.verdict, result.error, result.reason or result.verdict, result)
     return result
+
+
+def refusal(verdict: str, message: str, reason: str, result: Result | None = None) -> BadRequest | SandboxError:
+    """The error of a request that was refused. The policy is the caller's own words here, which
+    no second try makes better."""
+    if verdict == Verdict.BAD_REQUEST or reason.startswith("policy_"):
+        return BadRequest(message, reason=reason, result=result)
+    return SandboxError(message, reason=reason, result=result)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _request
 from ._errors import BadRequest, SandboxError, SessionEnded
-from ._exec import checked
+from ._exec import checked, refusal
 from ._result import Result
 
 if TYPE_CHECKING:
@@ -120,6 +120,4 @@ def _refuse(answer: Mapping[str, Any]) -> None:
     reason = str(answer.get("reason") or "refused")
     if reason == "session_ended":
         raise SessionEnded(message, reason=reason)
-    if answer.get("verdict") == "sandbox_error":
-        raise SandboxError(message, reason=reason)
-    raise BadRequest(message, reason=reason)
+    raise refusal(str(answer.get("verdict") or "bad_request"), message, reason)

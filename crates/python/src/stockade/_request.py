@@ -48,7 +48,11 @@ class RunOptions(TypedDict, total=False):
 def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
     """A request as an object; its streams come back in base64, so that no byte is lost."""
     request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
-    given = dict(options)
+    given: dict[str, Any] = dict(options)
+    for name in given:
+        if name not in RunOptions.__annotations__:
+            known = ", ".join(RunOptions.__annotations__)
+            raise BadRequest(f"unknown field `{name}`: a run takes {known}", reason="request_malformed")
     timeout = given.pop("timeout", None)
     limits = given.pop("limits", None)
     if limits is not None or timeout is not None:
@@ -87,11 +91,24 @@ def content(value: object) -> object:
 def encode(request: Mapping[str, object]) -> bytes:
     """One line of JSON."""
     try:
-        return json.dumps(request, ensure_ascii=False, separators=(",", ":"), default=os.fspath).encode() + b"\n"
+        text = json.dumps(request, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=os.fspath)
+        return text.encode() + b"\n"
     except UnicodeEncodeError as error:
         raise BadRequest(
             f"{error.object[error.start : error.end]!r} is no Unicode text; pass stdin and files as bytes",
             reason="request_not_unicode",
         ) from None
-    except TypeError as error:
-        raise BadRequest(f"the request cannot be written as JSON: {error}", reason="request_not_json") from None
+    except (TypeError, ValueError) as error:
+        raise BadRequest(
+            f"{_not_json(request)} cannot be written as JSON: {error}", reason="request_not_json"
+        ) from None
+
+
+def _not_json(request: Mapping[str, object]) -> str:
+    """Which field it is."""
+    for name, value in request.items():
+        try:
+            json.dumps(value, allow_nan=False, default=os.fspath)
+        except (TypeError, ValueError):
+            return f"`{name}`"
+    return "the request"

@@ -27,6 +27,7 @@ from ._result import Result
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
+    from ._exec import Options
     from ._request import RunOptions
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class _Session(Configuration):
     # Not asyncio's, which would be lost with its event loop.
     _process: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, **configuration: Any) -> None:
+    def __init__(self, **configuration: Unpack[Options]) -> None:
         super().__init__(**configuration)
         # What the process has printed after its last whole line.
         self._buffer = bytearray()
@@ -102,7 +103,7 @@ class _Session(Configuration):
 class Session(_Session):
     """A session that blocks its caller. Threads may share it; they wait for each other."""
 
-    def __init__(self, **configuration: Any) -> None:
+    def __init__(self, **configuration: Unpack[Options]) -> None:
         """Takes what `Stockade` takes; starts nothing yet."""
         super().__init__(**configuration)
         self._lock = threading.Lock()
@@ -253,7 +254,7 @@ class AsyncSession(_Session):
     goes on when the loop that started it has ended. They wait for each other.
     """
 
-    def __init__(self, **configuration: Any) -> None:
+    def __init__(self, **configuration: Unpack[Options]) -> None:
         """Takes what `AsyncStockade` takes; starts nothing yet."""
         super().__init__(**configuration)
         self._turns = _turns.Turns()

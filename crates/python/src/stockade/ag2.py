@@ -43,7 +43,7 @@ class StockadeCodeExecutor(_blocks.Executor):
         """What runs the blocks, and their working directory."""
         if self._work_dir is not None:
             self._work_dir.mkdir(exist_ok=True)
-            return Stockade(scratch=self._work_dir, **self._options), str(self._work_dir)
+            return Stockade(**self._options), str(self._work_dir)
         if self._session is None:
             session = Session(**self._options)
             session.start()

@@ -68,7 +68,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
         else:
             self._work_dir.mkdir(exist_ok=True)
         if self._session is None:
-            return AsyncStockade(scratch=self._work_dir, **self._options), str(self._work_dir)
+            return AsyncStockade(**self._options), str(self._work_dir)
         return self._session, str(self._work_dir or self._session.scratch)
 
     async def execute_code_blocks(
@@ -104,7 +104,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
             self._work_dir.mkdir(exist_ok=True)
         session = self._session
         if session is None:
-            session = self._session = AsyncSession(scratch=self._work_dir, **self._options)
+            session = self._session = AsyncSession(**self._options)
         try:
             # Blocks that come meanwhile wait for it.
             await session.start()
@@ -128,13 +128,12 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
         def text(path: str | os.PathLike[str] | None) -> str | None:
             return None if path is None else os.fspath(path)
 
-        policy, runtimes, program = (self._options[name] for name in ("policy", "runtimes", "program"))
         return StockadeCodeExecutorConfig(
             timeout=self._timeout,
             work_dir=text(self._told_work_dir),
-            policy=text(policy),
-            runtimes={name: os.fspath(path) for name, path in (runtimes or {}).items()},
-            program=text(program),
+            policy=text(self._options["policy"]),
+            runtimes={name: os.fspath(path) for name, path in (self._options["runtimes"] or {}).items()},
+            program=text(self._options["program"]),
         )
 
     @classmethod
