@@ -114,6 +114,27 @@ async def test_a_block_with_a_file_name_stays_for_later_ones(work_dir: Path):
     assert (work_dir / "again.sh").read_text().endswith("echo again")
 
 
+async def test_the_first_blocks_file_is_named_and_kept_where_asked_for(work_dir: Path):
+    blocks = (("python", "print(1)"), ("sh", "# filename: say.sh\necho 2"))
+    result = await run(StockadeCodeExecutor(work_dir=work_dir), *blocks)
+    assert result.output == "1\n2\n"
+    assert Path(result.code_file).parent == work_dir
+    assert [path.name for path in work_dir.iterdir()] == ["say.sh"]
+    named = await run(StockadeCodeExecutor(work_dir=work_dir), *reversed(blocks))
+    assert named.code_file == str(work_dir / "say.sh")
+    for executor in (StockadeCodeExecutor(work_dir=work_dir, cleanup_temp_files=False), StockadeCodeExecutor()):
+        written = CodeExecutor.load_component(executor.dump_component().model_dump())
+        kept = await run(written, *blocks)
+        # The name is the one that the framework's own executor gives.
+        assert Path(kept.code_file).name == Path(result.code_file).name
+        await written.stop()
+    assert (work_dir / Path(kept.code_file).name).read_text() == "print(1)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        local = LocalCommandLineCodeExecutor(work_dir=work_dir)
+    assert (await run(local, *blocks)).code_file == result.code_file
+
+
 @pytest.mark.parametrize("name", ["../out.py", "/etc/out.py", "a/../../out.py"])
 async def test_a_file_name_cannot_lead_out_of_the_directory(work_dir: Path, name: str):
     result = await run(StockadeCodeExecutor(work_dir=work_dir), ("python", f"# filename: {name}\nprint(1)"))

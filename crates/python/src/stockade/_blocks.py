@@ -84,7 +84,6 @@ class Collected:
 
     exit_code: int = 0
     output: str = ""
-    code_file: str | None = None
     results: list[Result] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
@@ -108,17 +107,18 @@ class Collected:
         self.exit_code = 1
 
 
-def options(language: str, code: str, work_dir: str, timeout: float) -> RunOptions:
-    """How a block is run; raises `NotInWorkspace`."""
+def options(language: str, code: str, work_dir: str, timeout: float, keep_as: str | None = None) -> RunOptions:
+    """How a block is run; raises `NotInWorkspace`. `keep_as`: the name of its file, if it names none itself."""
     # For these frameworks `shell` is sh; the program takes it for Bash.
     chosen: RunOptions = {"language": "sh" if language.lower() == "shell" else language, "timeout": timeout}
-    name = _file_name(code, work_dir)
+    name = file_name(code, work_dir) or keep_as
     if name is not None:
         chosen["files"] = {name: code}
     return chosen
 
 
-def _file_name(code: str, work_dir: str) -> str | None:
+def file_name(code: str, work_dir: str) -> str | None:
+    """The path below the working directory that a block names; raises `NotInWorkspace`."""
     named = _FILE_NAME.match(code.split("\n", 1)[0])
     if named is None:
         return None

@@ -9,7 +9,9 @@ caller's environment reaches the code.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from . import _blocks, _framework
@@ -33,6 +35,8 @@ class StockadeCodeResult(CodeResult):
     """A `CodeResult` that also has each block's whole result."""
 
     results: tuple[Result, ...] = ()
+    #: The first block's file; there if the block named itself, or was not cleaned up.
+    code_file: str | None = None
 
 
 class StockadeCodeExecutorConfig(BaseModel):
@@ -40,6 +44,7 @@ class StockadeCodeExecutorConfig(BaseModel):
 
     timeout: float = 60
     work_dir: str | None = None
+    cleanup_temp_files: bool = True
     policy: str | None = None
     runtimes: dict[str, str] = {}
     program: str | None = None
@@ -53,6 +58,8 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     which lives from the first block to stop(). Between start() and stop() there is a
     session with a `work_dir` too: each block starts sooner, and home and /tmp persist from
     block to block. It may be used from any event loop, and from one after the other.
+    A block's file stays if the block named it by `# filename: NAME`; other files stay as
+    `tmp_code_….py` and so on without `cleanup_temp_files`.
     `policy` and `runtimes` are as for `stockade.Stockade`.
     """
 
@@ -60,6 +67,20 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     component_provider_override = "stockade.autogen.StockadeCodeExecutor"
 
     _session: AsyncSession | None = None
+
+    def __init__(
+        self,
+        timeout: float = 60,
+        work_dir: str | os.PathLike[str] | None = None,
+        *,
+        cleanup_temp_files: bool = True,
+        policy: str | os.PathLike[str] | None = None,
+        runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        program: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Starts nothing; raises `NotInstalled` if the program is missing."""
+        super().__init__(timeout, work_dir, policy=policy, runtimes=runtimes, program=program)
+        self._cleanup_temp_files = cleanup_temp_files
 
     async def _runner(self) -> tuple[AsyncStockade | AsyncSession, str]:
         """What runs the blocks, and their working directory."""
@@ -76,12 +97,16 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     ) -> StockadeCodeResult:
         """Runs the blocks until one fails. Cancelled by the token, the exit code is 125."""
         stockade, work_dir = await self._runner()
-        collected = _blocks.Collected()
+        collected, code_file = _blocks.Collected(), None
         for block in code_blocks:
+            own_name = _own_name(block)
             try:
-                options = _blocks.options(block.language, block.code, work_dir, self.timeout)
+                keep_as = None if self._cleanup_temp_files else own_name
+                options = _blocks.options(block.language, block.code, work_dir, self.timeout, keep_as)
+                named = _blocks.file_name(block.code, work_dir)
             except _blocks.NotInWorkspace:
                 return StockadeCodeResult(1, "Filename is not in the workspace", tuple(collected.results))
+            code_file = code_file or os.path.join(work_dir, named or own_name)
             run = asyncio.ensure_future(stockade.run(block.code, **options))
             cancellation_token.link_future(run)
             try:
@@ -96,7 +121,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
                 collected.exit_code = _blocks.CANCELLED
             if collected.exit_code != 0:
                 break
-        return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results))
+        return StockadeCodeResult(collected.exit_code, collected.output, tuple(collected.results), code_file)
 
     async def start(self) -> None:
         """Makes the working directory and starts the session."""
@@ -131,6 +156,7 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
         return StockadeCodeExecutorConfig(
             timeout=self._timeout,
             work_dir=text(self._told_work_dir),
+            cleanup_temp_files=self._cleanup_temp_files,
             policy=text(self._options["policy"]),
             runtimes={name: os.fspath(path) for name, path in (self._options["runtimes"] or {}).items()},
             program=text(self._options["program"]),
@@ -139,3 +165,10 @@ class StockadeCodeExecutor(_blocks.Executor, CodeExecutor, Component[StockadeCod
     @classmethod
     def _from_config(cls, config: StockadeCodeExecutorConfig) -> Self:
         return cls(**config.model_dump())
+
+
+def _own_name(block: CodeBlock) -> str:
+    """The name that the framework's executor gives to a block's file."""
+    language = block.language.lower()
+    ending = "py" if language in ("python", "py") else language
+    return f"tmp_code_{hashlib.sha256(block.code.encode()).hexdigest()}.{ending}"
