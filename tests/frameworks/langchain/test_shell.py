@@ -14,6 +14,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from stockade import BadRequest, SandboxError
 from stockade.langchain import StockadeExecutionPolicy
 
 
@@ -112,6 +113,39 @@ class TestShell:
 
     def test_output_need_not_be_utf8(self, shell):
         assert shell().execute("printf 'a\\377b\\n'", timeout=30).output == "a\ufffdb\n"
+
+
+@pytest.mark.root_too
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        ({"policy": "nonesuch"}, BadRequest, "no policy `nonesuch`"),
+        ({"runtimes": {"python": "/nonexistent"}}, BadRequest, "/nonexistent"),
+    ],
+)
+def test_a_refusal_is_an_error_and_no_timeout(work_dir: Path, agent, policy: dict, error: type, words: str):
+    middleware = ShellToolMiddleware(workspace_root=work_dir, execution_policy=StockadeExecutionPolicy(**policy))
+    graph = create_agent(ScriptedModel(agent=agent), middleware=[middleware])
+    begin = time.monotonic()
+    with pytest.raises(error, match=words):
+        graph.invoke({"messages": [("user", "Measure, and tell me the number.")]})
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.root_too
+def test_a_directory_that_may_be_no_scratch_is_an_error_that_says_why(tmp_path: Path):
+    # The middleware makes one of its own where none is named, as root with root's rights.
+    (tmp_path / "file").write_text("")
+    policy = StockadeExecutionPolicy()
+    with pytest.raises(BadRequest) as caught:
+        policy.spawn(workspace=tmp_path / "file", env={"A": "b"}, command=("/bin/bash",))
+    assert caught.value.reason.startswith("scratch_")
+
+
+def test_a_shell_that_is_not_there_is_an_error(work_dir: Path):
+    with pytest.raises(SandboxError, match="nonexistent") as caught:
+        StockadeExecutionPolicy().spawn(workspace=work_dir, env={}, command=("/nonexistent",))
+    assert caught.value.reason == "shell_not_started"
 
 
 def test_the_example_runs(example):
