@@ -428,3 +428,89 @@ fn a_limit_too_small_for_the_sandbox_itself_never_kills_the_launcher() {
     // The control.
     limited("64MiB").succeeded();
 }
+
+/// Runs one program of each language, and says what each result is called.
+#[track_caller]
+fn in_each_language(programs: [(&str, &str); 3], limits: &Value, judge: impl Fn(&ExecResult)) {
+    for (language, code) in programs {
+        println!("{language}");
+        judge(&exec(json!({"language": language, "code": code, "limits": limits})));
+    }
+}
+
+test!(Both, a_child_killed_for_memory_is_out_of_memory_however_its_parent_goes_on, needs[Cgroup]);
+/// The kill and the parent's end raced: the verdict went either way.
+fn a_child_killed_for_memory_is_out_of_memory_however_its_parent_goes_on() {
+    let limits = json!({"memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+    let child = "import subprocess, sys\nr = subprocess.run([sys.executable, '-c', 'x = bytearray(300 << 20)'])\n";
+    for end in ["sys.exit(0)", "sys.exit(3)", "import os; os.kill(os.getpid(), 9)"] {
+        for _ in 0..5 {
+            let done = exec(json!({"code": format!("{child}{end}"), "limits": limits}));
+            done.expect(json!({"verdict": "out_of_memory", "code": 137, "success": false, "started": true, "limits_hit": []}));
+        }
+    }
+    let done = exec(json!({"language": "bash", "code": "python3 -c 'x = bytearray(300 << 20)'; exit 0", "limits": limits}));
+    done.expect(json!({"verdict": "out_of_memory", "code": 137, "success": false}));
+    // The control: with room for the child the parent ends as it likes.
+    exec(json!({"code": format!("{child}sys.exit(0)"), "limits": {"memory": "512MiB"}})).succeeded();
+}
+
+test!(Both, a_disk_that_was_full_is_told_though_the_program_cleans_up);
+fn a_disk_that_was_full_is_told_though_the_program_cleans_up() {
+    let programs = [
+        (
+            "python",
+            "import os\nf = open('a', 'wb', 0)\ntry:\n    while True: f.write(b'x' * (1 << 20))\nfinally: f.close(); os.remove('a')",
+        ),
+        ("bash", "trap 'rm -f a' EXIT; set -e; cat /dev/zero > a"),
+        (
+            "node",
+            "const fs = require('fs'); const b = Buffer.alloc(1 << 20)\ntry { for (;;) fs.appendFileSync('a', b) } finally { fs.rmSync('a') }",
+        ),
+    ];
+    in_each_language(programs, &json!({"scratch_size": "64MiB"}), |done| {
+        done.expect(json!({"verdict": "exited", "code": 1, "success": false, "limits_hit": ["scratch_size"]}));
+        assert!(done["usage"]["scratch_bytes"].as_u64().is_some_and(|peak| peak >= 64 << 20), "{}", done["usage"]);
+        let denial = &done["denials"][0];
+        assert_eq!((&denial["kind"], &denial["limit"]["key"]), (&json!("limit"), &json!("scratch_size")), "{}", done.brief());
+    });
+    // The control: what fits is nobody's limit.
+    let code = "import os\nopen('a', 'wb').write(b'x' * (50 << 20)); os.remove('a'); raise SystemExit(1)";
+    let done = exec(json!({"code": code, "limits": {"scratch_size": "64MiB"}}));
+    done.expect(json!({"verdict": "exited", "code": 1, "limits_hit": []}));
+}
+
+test!(Both, a_tmp_that_was_full_is_told_though_the_program_cleans_up);
+fn a_tmp_that_was_full_is_told_though_the_program_cleans_up() {
+    let shm = "import mmap, os\nf = open('/dev/shm/a', 'w+b'); os.unlink('/dev/shm/a'); f.truncate(64 << 20)\nm = mmap.mmap(f.fileno(), 64 << 20)\nfor at in range(0, 64 << 20, 4096): m[at] = 1";
+    let done = exec(json!({"code": shm, "limits": {"tmp_size": "32MiB"}}));
+    done.expect(json!({"verdict": "signaled", "signal": "SIGBUS", "limits_hit": ["tmp_size"]}));
+    let directory = "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    for i in range(100): open(f'{d}/{i}', 'wb', 0).write(b'x' * (1 << 20))";
+    // It is emptied within a millisecond: what no look has seen is told by the program's own words.
+    let done = exec(json!({"code": directory, "limits": {"tmp_size": "32MiB"}}));
+    done.expect(json!({"verdict": "exited", "code": 1}));
+    assert_eq!(done["denials"][0]["limit"]["key"], "tmp_size", "{}", done.brief());
+    let inodes =
+        "import tempfile\nwith tempfile.TemporaryDirectory(dir='.') as d:\n    for i in range(9000): open(f'{d}/{i}', 'wb').close()";
+    let done = exec(json!({"code": inodes, "limits": {"scratch_files": 8192}}));
+    done.expect(json!({"verdict": "exited", "code": 1, "limits_hit": ["scratch_files"]}));
+}
+
+test!(Both, a_file_that_was_cut_short_is_told_in_each_language);
+fn a_file_that_was_cut_short_is_told_in_each_language() {
+    let programs = [
+        ("python", "open('big', 'wb').write(b'x' * (20 << 20))"),
+        ("bash", "head -c 20M /dev/zero > big"),
+        ("node", "require('fs').writeFileSync('big', Buffer.alloc(20 << 20))"),
+    ];
+    in_each_language(programs, &json!({"file_size": "10MiB"}), |done| {
+        done.expect(json!({"verdict": "disk_limit", "success": false, "limits_hit": []}));
+        assert_eq!(done["denials"][0]["limit"]["key"], "file_size", "{}", done.brief());
+    });
+    let survived = "head -c 20M /dev/zero > big; exit 0";
+    let done = exec(json!({"language": "bash", "code": survived, "limits": {"file_size": "10MiB"}}));
+    done.expect(json!({"verdict": "exited", "code": 0, "limits_hit": ["file_size"]}));
+    // The control: one byte less.
+    let less = "open('big', 'wb').write(b'x' * ((10 << 20) - 1)); raise SystemExit(1)";
+    exec(json!({"code": less, "limits": {"file_size": "10MiB"}})).expect(json!({"verdict": "exited", "code": 1, "limits_hit": []}));
+}

@@ -10,7 +10,7 @@ use std::{
 use super::{
     exec::{program_path, run_under, run_with_stdin, text},
     runner::{directory, is_root},
-    timeouts::{is_slow, scaled_limit},
+    timeouts::is_slow,
 };
 
 /// A directory for policies that this launcher believes, and for copies of the program: root's
@@ -49,10 +49,10 @@ pub fn derived_from(base: &str, lines: &str) -> String {
 }
 
 /// A policy that is a shipped one but for these lines, and for refusing code before it runs:
-/// for what the sandbox does with such code. On a slow machine its longest times are as long
-/// as others are there.
+/// for what the sandbox does with such code. On a slow machine a request may take as long as
+/// it needs.
 pub fn unscreened(base: &str, lines: &str) -> String {
-    let most = if is_slow() { format!("[limits.max]\nwall = \"{0}\"\ncpu = \"{0}\"\n", scaled_limit(60_000)) } else { String::new() };
+    let most = if is_slow() { "[limits.max]\nwall = \"none\"\ncpu = \"none\"\n" } else { "" };
     let screen = stockade_policy::load_shipped(base).unwrap().screen;
     let refused = screen.actions.iter().filter(|(_, action)| action.name() != "allow");
     let notes: String = refused.map(|(rule, _)| format!("{} = \"note\"\n", rule.name())).collect();

@@ -10,6 +10,7 @@ mod caller;
 mod finish;
 mod handshake;
 mod quota;
+mod sampler;
 mod state;
 mod streams;
 

@@ -75,6 +75,11 @@ impl TreeEntry<'_> {
         self.stat.stx_blocks * 512
     }
 
+    /// When its content or its status was last changed (ctime): seconds and nanoseconds.
+    pub(crate) fn changed(&self) -> (i64, u32) {
+        (self.stat.stx_ctime.tv_sec, self.stat.stx_ctime.tv_nsec)
+    }
+
     /// Device and inode.
     pub(crate) fn file_id(&self) -> (u64, u64) {
         (device(&self.stat), self.stat.stx_ino)

@@ -2,7 +2,10 @@
 //!
 //! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a refused
 //! fork. A counter decides only where its limit ended the run or the program failed; else it is
-//! listed in `limits_hit`. This module is pure: it reads nothing of the host.
+//! listed in `limits_hit`. A kill for memory decides always: whether the rest of the program was
+//! still alive when the launcher heard of it is chance. What a failed program failed for is not
+//! known: a limit that it stands at when it ends is taken for the cause. This module is pure: it
+//! reads nothing of the host.
 //! It judges runs that were started; the engine words refusals, what screening stopped and a
 //! result that had to be withheld.
 
@@ -35,9 +38,13 @@ pub(crate) struct RunEvidence {
     pub(crate) status: Option<i32>,
     pub(crate) oom_kills: u64,
     pub(crate) forks_refused: u64,
-    /// What a private scratch has no more of.
-    pub(crate) scratch_full: Option<LimitKey>,
-    pub(crate) tmp_full: bool,
+    /// The limit that a file system of the run stood at when the program ended.
+    pub(crate) full: Option<LimitKey>,
+    /// What was full at a time during the run.
+    pub(crate) scratch_was_full: Option<LimitKey>,
+    pub(crate) tmp_was_full: bool,
+    /// A file has just the size that no file may exceed.
+    pub(crate) file_is_full: bool,
     /// CPU time reached a limit that only rlimits enforce.
     pub(crate) cpu_limit_reached: bool,
 }
@@ -62,7 +69,7 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let exited = seen.status.filter(|status| status & 0x7f == 0).map(|status| status >> 8 & 0xff);
     let failed = exited != Some(0);
     let own_code = exited.unwrap_or_else(|| 128 + signal.unwrap_or(SIGKILL));
-    let disk_full = seen.scratch_full.or(seen.tmp_full.then_some(LimitKey::TmpSize));
+    let disk_full = seen.full.or(seen.file_is_full.then_some(LimitKey::FileSize));
     let (verdict, code) = match seen.cause {
         Some(Cause::Cancelled(by)) => (Verdict::Cancelled, 128 + by),
         Some(Cause::OutOfMemory) => (Verdict::OutOfMemory, 137),
@@ -71,20 +78,13 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
         Some(Cause::Output) => (Verdict::OutputLimit, 137),
         Some(Cause::Disk(_) | Cause::Uncounted) => (Verdict::DiskLimit, 137),
         Some(Cause::SystemCall) => (Verdict::SyscallDenied, 137),
-        None if failed && seen.oom_kills > 0 => (Verdict::OutOfMemory, own_code),
+        None if seen.oom_kills > 0 => (Verdict::OutOfMemory, 137),
         None if seen.cpu_limit_reached && matches!(signal, Some(SIGXCPU | SIGKILL)) => (Verdict::CpuTimeout, 137),
         None if failed && seen.forks_refused > 0 => (Verdict::ProcessLimit, own_code),
         None if signal == Some(SIGXFSZ) || (failed && disk_full.is_some()) => (Verdict::DiskLimit, own_code),
         None if signal.is_some() => (Verdict::Signaled, own_code),
         None => (Verdict::Exited, own_code),
     };
-    let touched = [
-        (seen.oom_kills > 0, Verdict::OutOfMemory, "memory"),
-        (seen.forks_refused > 0, Verdict::ProcessLimit, "processes"),
-        (seen.scratch_full.is_some(), Verdict::DiskLimit, seen.scratch_full.map_or("", LimitKey::name)),
-        (seen.tmp_full, Verdict::DiskLimit, "tmp_size"),
-    ];
-    let limits_hit = touched.iter().filter(|(hit, owner, _)| *hit && *owner != verdict).map(|(.., name)| *name).collect();
     let limit = match (verdict, seen.cause) {
         (Verdict::WallTimeout, _) => Some(LimitKey::Wall),
         (Verdict::CpuTimeout, _) => Some(LimitKey::Cpu),
@@ -97,6 +97,15 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
         (Verdict::DiskLimit, _) => disk_full,
         _ => None,
     };
+    let touched = [
+        (seen.oom_kills > 0, LimitKey::Memory),
+        (seen.forks_refused > 0, LimitKey::Processes),
+        (seen.scratch_was_full == Some(LimitKey::ScratchSize), LimitKey::ScratchSize),
+        (seen.scratch_was_full == Some(LimitKey::ScratchFiles), LimitKey::ScratchFiles),
+        (seen.tmp_was_full, LimitKey::TmpSize),
+        (seen.file_is_full, LimitKey::FileSize),
+    ];
+    let limits_hit = touched.iter().filter(|(hit, key)| *hit && Some(*key) != limit).map(|(_, key)| key.name()).collect();
     Decision { verdict, code, signal, limit, limits_hit }
 }
 
@@ -110,13 +119,43 @@ mod tests {
 
     #[test]
     fn counters_decide_only_where_the_program_failed() {
-        let seen = RunEvidence { status: exit(0), forks_refused: 3, tmp_full: true, ..RunEvidence::default() };
+        let full = Some(LimitKey::TmpSize);
+        let seen = RunEvidence { status: exit(0), forks_refused: 3, full, tmp_was_full: true, ..RunEvidence::default() };
         let decision = decide(&seen);
         assert_eq!((decision.verdict, decision.code), (Verdict::Exited, 0));
         assert_eq!(decision.limits_hit, ["processes", "tmp_size"]);
         let decision = decide(&RunEvidence { status: exit(1), ..seen });
         assert_eq!((decision.verdict, decision.code), (Verdict::ProcessLimit, 1));
         assert_eq!(decision.limits_hit, ["tmp_size"]);
+    }
+
+    #[test]
+    fn a_kill_for_memory_decides_whatever_the_rest_of_the_program_made_of_it() {
+        for status in [exit(0), exit(1), exit(137), Some(9), None] {
+            let decision = decide(&RunEvidence { status, oom_kills: 1, ..RunEvidence::default() });
+            assert_eq!((decision.verdict, decision.code, decision.limit), (Verdict::OutOfMemory, 137, Some(LimitKey::Memory)));
+            assert!(decision.limits_hit.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_was_full_and_is_no_more_is_told_and_decides_nothing() {
+        let seen =
+            RunEvidence { status: exit(1), scratch_was_full: Some(LimitKey::ScratchFiles), tmp_was_full: true, ..RunEvidence::default() };
+        let decision = decide(&seen);
+        assert_eq!((decision.verdict, decision.limits_hit), (Verdict::Exited, vec!["scratch_files", "tmp_size"]));
+        let decision = decide(&RunEvidence { full: Some(LimitKey::ScratchFiles), ..seen });
+        assert_eq!((decision.verdict, decision.limit), (Verdict::DiskLimit, Some(LimitKey::ScratchFiles)));
+        assert_eq!(decision.limits_hit, ["tmp_size"]);
+    }
+
+    #[test]
+    fn a_file_of_all_that_a_file_may_have_is_a_limit_that_was_reached() {
+        let seen = RunEvidence { status: exit(153), file_is_full: true, ..RunEvidence::default() };
+        let failed = decide(&seen);
+        assert_eq!((failed.verdict, failed.limit, failed.limits_hit.len()), (Verdict::DiskLimit, Some(LimitKey::FileSize), 0));
+        let survived = decide(&RunEvidence { status: exit(0), ..seen });
+        assert_eq!((survived.verdict, survived.limits_hit), (Verdict::Exited, vec!["file_size"]));
     }
 
     #[test]
@@ -135,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_counted_is_beyond_no_limit_that_could_be_raised() {
-        let seen = RunEvidence { tmp_full: true, ..RunEvidence::default() };
+        let seen = RunEvidence { full: Some(LimitKey::TmpSize), tmp_was_full: true, ..RunEvidence::default() };
         let limit = |cause| decide(&RunEvidence { cause: Some(cause), ..seen }).limit;
         assert_eq!(limit(Cause::Uncounted), None);
         assert_eq!(limit(Cause::Disk(LimitKey::ScratchSize)), Some(LimitKey::ScratchSize));

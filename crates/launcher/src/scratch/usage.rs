@@ -77,6 +77,15 @@ pub(crate) fn count_while(
     Ok((to_its_end || enough).then_some(seen))
 }
 
+/// Whether a file has just this size and was changed since then, in seconds and nanoseconds of
+/// the clock that files have: the kernel has cut a write to it short, or it happens to be so.
+/// Where the tree cannot be walked: false.
+pub(crate) fn has_changed_file_of(directory: &OwnedFd, size: u64, since: (i64, u32)) -> bool {
+    let of_size = |found: &TreeEntry<'_>| found.kind.is_file() && found.size() == size && found.changed() >= since;
+    let to_its_end = tree::walk(directory, &mut |found| if of_size(found) { Walk::Stop } else { Walk::On });
+    to_its_end == Ok(false)
+}
+
 /// Bytes of files in scratch that have no name any more but are held open inside: they
 /// take room that no walk finds. Descriptors are looked at, memory maps are not. None where
 /// `goes_on` said to end: code that forks and ends can keep ahead of the search.
@@ -104,8 +113,12 @@ pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd, goes_on: &mut dyn FnM
 }
 
 /// What the kernel reports of a file system of the run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FsUse {
     pub(crate) bytes: u64,
+    pub(crate) free_bytes: u64,
+    /// How many more files it can have.
+    pub(crate) free_files: u64,
     /// The limit of scratch that it has reached, if it is scratch.
     pub(crate) full: Option<LimitKey>,
 }
@@ -118,5 +131,12 @@ pub(crate) fn filesystem_use(fs: &OwnedFd) -> Option<FsUse> {
         () if stat.f_files > 0 && stat.f_ffree == 0 => Some(LimitKey::ScratchFiles),
         () => None,
     };
-    Some(FsUse { bytes: (stat.f_blocks - stat.f_bfree) * stat.f_frsize, full })
+    // A limit that is not set is 0.
+    let free = |total: u64, left: u64| if total > 0 { left } else { u64::MAX };
+    Some(FsUse {
+        bytes: (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        free_bytes: free(stat.f_blocks, stat.f_bfree).saturating_mul(stat.f_frsize),
+        free_files: free(stat.f_files, stat.f_ffree),
+        full,
+    })
 }

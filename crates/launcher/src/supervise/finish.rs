@@ -3,7 +3,7 @@
 //! Nothing of the code is alive any more, so what is read here is finite and stays as it is.
 //! What the run still has on the host is removed by [`Teardown`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::{
     fs::{AtFlags, unlinkat},
@@ -16,6 +16,7 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, Usage, Verdict};
 use super::{
     Supervision, failed,
     quota::{COUNT, ScratchFs},
+    sampler::FsSampler,
 };
 use crate::{
     LaunchError, Outcome,
@@ -25,10 +26,7 @@ use crate::{
     error::ExecutorError,
     modules::HookEvents,
     relay::OutputSink,
-    scratch::{
-        self,
-        usage::{self, filesystem_use},
-    },
+    scratch::{self, usage},
     teardown::Teardown,
     verdict::{Cause, Decision, RunEvidence, SCRATCH_UNCOUNTED, decide},
 };
@@ -51,19 +49,21 @@ impl Supervision<'_> {
         let cpu_of_all = self.reap();
         while self.handshake.has_status() && self.read_status().is_ok() {}
         self.drain();
-        let scratch_full = self.leave_scratch();
+        // With all that the program has left, its own file among it.
+        self.quota.sample(Instant::now());
+        self.leave_scratch();
         // Nothing inside is left to send: what the gate has seen is all.
         let gate = self.gate.take().map(Gate::finish).transpose();
         let counters = self.teardown.cgroup.counters();
-        if counters.oom_kills > 0 && self.state.end().is_none() && self.failure.is_none() {
-            // The event and pid 1's end can arrive together.
+        if counters.oom_kills > 0 && self.failure.is_none() {
+            // The event and the program's end can arrive together.
             self.cause.get_or_insert(Cause::OutOfMemory);
         }
         let egress = gate.unwrap_or_else(|error| {
             self.failure.get_or_insert(error.into());
             None
         });
-        let ended = self.decide(&counters, cpu_of_all, scratch_full, egress.unwrap_or_default(), globs);
+        let ended = self.decide(&counters, cpu_of_all, egress.unwrap_or_default(), globs);
         match ended {
             Err(failure) if !self.state.is_released() => Err(failure),
             ended => Ok(self.outcome(ended)),
@@ -100,23 +100,16 @@ impl Supervision<'_> {
         }
     }
 
-    /// Gives scratch back to its owner and removes the program's file. What a private scratch was
-    /// full of before.
-    fn leave_scratch(&mut self) -> Option<LimitKey> {
+    /// Gives scratch back to its owner and removes the program's file.
+    fn leave_scratch(&mut self) {
         let given_back = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only).map_or(Ok(()), |host| host.give_back());
         self.note(given_back, "give the scratch back to its owner");
-        let scratch = self.quota.scratch.as_ref()?;
-        let full = match scratch {
-            ScratchFs::Private(fs) => filesystem_use(fs).and_then(|used| used.full),
-            ScratchFs::Host(_) => None,
-        };
-        if let Some((_, name)) = &self.plan.program_file {
+        if let (Some((_, name)), Some(scratch)) = (&self.plan.program_file, &self.quota.scratch) {
             // A run that failed early has written none; a read-only scratch holds none.
             // A directory in its place is the code's own.
             let removed = unlinkat(scratch.root(), name.as_str(), AtFlags::empty());
             self.teardown.program_gone = matches!(removed, Ok(()) | Err(Errno::NOENT | Errno::ISDIR));
         }
-        full
     }
 
     /// What the run has come to.
@@ -128,7 +121,6 @@ impl Supervision<'_> {
         &mut self,
         counters: &Counters,
         cpu_of_all: Option<(u64, u64)>,
-        scratch_full: Option<LimitKey>,
         egress: EgressReport,
         globs: &[String],
     ) -> Result<RunEnd, LaunchError> {
@@ -146,8 +138,8 @@ impl Supervision<'_> {
             // It grew within the last interval, and its program is over.
             (self.cause, grown) = self.scratch_outgrown().map_err(failed(COUNT))?;
         }
-        let scratch_bytes = grown.or_else(|| self.scratch_bytes());
-        let tmp = self.quota.tmp.as_ref().and_then(filesystem_use);
+        let scratch_bytes = grown.or_else(|| self.scratch_growth()).map(|bytes| bytes.max(self.quota.scratch_peak));
+        let FsSampler { scratch, tmp, .. } = &self.quota.sampler;
         let status = self.state.end().map(|end| end.status);
         let cpu_of_program = self.state.end().map(|end| end.cpu_us);
         if status.is_none() && self.cause.is_none() {
@@ -158,8 +150,10 @@ impl Supervision<'_> {
             status,
             oom_kills: counters.oom_kills,
             forks_refused: counters.forks_refused,
-            scratch_full,
-            tmp_full: tmp.as_ref().is_some_and(|used| used.full.is_some()),
+            full: scratch.full_at_last().or(tmp.full_at_last().map(|_| LimitKey::TmpSize)),
+            scratch_was_full: scratch.full,
+            tmp_was_full: tmp.full.is_some(),
+            file_is_full: self.has_full_file(),
             cpu_limit_reached: self.has_reached_rlimit(cpu_of_program),
         });
         let files = self.collected(globs).map_err(failed("take on the rights of the scratch's owner"))?;
@@ -171,7 +165,7 @@ impl Supervision<'_> {
             cpu_user_ms: cpu.map(|(user, _)| user / 1000),
             cpu_system_ms: cpu.map(|(_, system)| system / 1000),
             scratch_bytes,
-            tmp_bytes: tmp.map(|used| used.bytes),
+            tmp_bytes: self.quota.tmp.as_ref().map(|_| tmp.bytes),
         };
         Ok(RunEnd { decision, egress, files, usage })
     }
@@ -196,12 +190,24 @@ impl Supervision<'_> {
         }
     }
 
-    /// By how many bytes scratch has grown.
-    fn scratch_bytes(&self) -> Option<u64> {
+    /// By how many bytes scratch has grown, or was full at most.
+    fn scratch_growth(&self) -> Option<u64> {
         match self.quota.scratch.as_ref()? {
             ScratchFs::Host(host) => Some(usage::count(&host.directory).ok()?.bytes.saturating_sub(host.before.bytes)),
-            ScratchFs::Private(fs) => filesystem_use(fs).map(|used| used.bytes),
+            ScratchFs::Private(_) => Some(self.quota.sampler.scratch.bytes),
         }
+    }
+
+    /// Whether the program has left a file of just the size that no file may exceed.
+    fn has_full_file(&self) -> bool {
+        let limit = self.plan.limits.get(LimitKey::FileSize);
+        let (Some(size), Some(started)) = (limit.filter(|size| *size > 0), self.state.started_at()) else { return false };
+        // Files have a clock of their own, which may be a tick behind.
+        let since = SystemTime::now().checked_sub(started.elapsed() + Duration::from_millis(10));
+        let Some(since) = since.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) else { return false };
+        let since = (since.as_secs().cast_signed(), since.subsec_nanos());
+        let writable = self.quota.scratch.as_ref().filter(|_| !self.plan.scratch.read_only).map(ScratchFs::root);
+        writable.into_iter().chain(&self.quota.tmp).any(|root| usage::has_changed_file_of(root, size, since))
     }
 
     fn outcome(self, ended: Result<RunEnd, LaunchError>) -> (Outcome, Teardown) {

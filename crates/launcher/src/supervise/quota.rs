@@ -1,4 +1,4 @@
-//! What happens by the clock: set-up time, wall clock, CPU time, the size of scratch.
+//! What happens by the clock: set-up time, wall clock, CPU time, the size of scratch and of /tmp.
 //!
 //! Limits that the kernel enforces by itself (memory, processes, open files) are not looked at
 //! here.
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::{event::epoll, fd::OwnedFd, fs::Mode, io::Errno};
 use stockade_protocol::LimitKey;
 
-use super::{Listener, Supervision, Token, failed};
+use super::{Listener, Supervision, Token, failed, sampler::FsSampler};
 use crate::{
     OpenedScratch,
     cgroup::CpuTime,
@@ -39,6 +39,9 @@ pub(super) struct Quota {
     /// None where no limit needs it, as below.
     next_cpu_check: Option<Instant>,
     next_scratch_count: Option<Instant>,
+    pub(super) sampler: FsSampler,
+    /// By how many bytes a host scratch had grown at most when it was counted.
+    pub(super) scratch_peak: u64,
     /// When the payload's time to end by itself is over, and the signal that it was told by.
     pub(super) grace: Option<(Instant, i32)>,
     /// None until the child has handed a private scratch over.
@@ -82,7 +85,16 @@ impl Quota {
             Ok(ScratchFs::Host(HostScratchFs { directory, before, rights, free }))
         });
         let scratch = host.transpose()?;
-        Ok(Quota { cpu_before: CpuTime::default(), next_cpu_check: None, next_scratch_count: None, grace: None, scratch, tmp })
+        Ok(Quota {
+            cpu_before: CpuTime::default(),
+            next_cpu_check: None,
+            next_scratch_count: None,
+            sampler: FsSampler::default(),
+            scratch_peak: 0,
+            grace: None,
+            scratch,
+            tmp,
+        })
     }
 
     /// The host scratch; none where the run has a private one.
@@ -91,6 +103,15 @@ impl Quota {
             Some(ScratchFs::Host(host)) => Some(host),
             Some(ScratchFs::Private(_)) | None => None,
         }
+    }
+
+    /// Looks at the file systems of the run's own.
+    pub(super) fn sample(&mut self, now: Instant) {
+        let private = match &self.scratch {
+            Some(ScratchFs::Private(root)) => Some(root),
+            Some(ScratchFs::Host(_)) | None => None,
+        };
+        self.sampler.look(private, self.tmp.as_ref(), now);
     }
 
     /// Whether scratch may have grown since it was last counted.
@@ -106,6 +127,7 @@ impl Supervision<'_> {
         if self.quota.host_scratch().is_some() && limits_scratch {
             self.quota.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
         }
+        self.quota.sample(now);
         if self.plan.limits.get(LimitKey::Cpu).is_some() && self.teardown.cgroup.cpu().is_some() {
             self.quota.next_cpu_check = Some(now);
         }
@@ -123,7 +145,8 @@ impl Supervision<'_> {
         let grace = self.quota.grace.map(|(at, _)| at);
         let next_state = self.state.deadline().map(|(at, ..)| at);
         let listener = self.listener.as_ref().and_then(|listener| listener.rests_until);
-        [next_state, wall, grace, self.quota.next_cpu_check, self.quota.next_scratch_count, listener].into_iter().flatten().min()
+        let Quota { next_cpu_check, next_scratch_count, sampler, .. } = &self.quota;
+        [next_state, wall, grace, *next_cpu_check, *next_scratch_count, sampler.next, listener].into_iter().flatten().min()
     }
 
     pub(super) fn check_deadlines(&mut self) {
@@ -140,6 +163,9 @@ impl Supervision<'_> {
         }
         if self.quota.next_cpu_check.as_ref().is_some_and(is_due) {
             self.check_cpu(now);
+        }
+        if self.quota.sampler.next.as_ref().is_some_and(is_due) {
+            self.quota.sample(now);
         }
         if self.quota.next_scratch_count.as_ref().is_some_and(is_due) {
             self.check_scratch();
@@ -169,7 +195,11 @@ impl Supervision<'_> {
     fn check_scratch(&mut self) {
         let before = Instant::now();
         self.quota.next_scratch_count = None;
-        match self.scratch_outgrown() {
+        let counted = self.scratch_outgrown();
+        if let Ok((_, Some(grown))) = counted {
+            self.quota.scratch_peak = self.quota.scratch_peak.max(grown);
+        }
+        match counted {
             Ok((None, _)) => {
                 let pause = (before.elapsed() * 9).clamp(Duration::from_millis(INTERVAL_MS), Duration::from_secs(1));
                 self.quota.next_scratch_count = Some(Instant::now() + pause);
