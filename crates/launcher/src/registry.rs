@@ -93,7 +93,8 @@ impl Registry {
         let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
         for entry in entries.flatten() {
             if let Some(record) = lock_existing(&entry.path()) {
-                cleared += usize::from(record.sweep());
+                // Its file goes when it is dropped.
+                cleared += usize::from(record.clear());
             }
         }
         Ok(cleared)
@@ -123,9 +124,8 @@ impl Registry {
                 Err(Errno::AGAIN) => continue,
                 other => other.map_err(|errno| attempt(errno.into()))?,
             }
-            let record = Record { file, path, slot, settled: false };
-            // Its last owner may have removed it between our opening and locking.
-            if record.file.metadata().map_err(&attempt)?.nlink() == 0 || (record.has_leftovers() && !record.clear()) {
+            let Some(record) = Record::standing(file, path.clone(), slot).map_err(&attempt)? else { continue };
+            if record.has_leftovers() && !record.clear() {
                 continue;
             }
             return Ok(record);
@@ -142,10 +142,19 @@ fn lock_existing(path: &Path) -> Option<Record> {
     let slot = path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()?;
     let file = OpenOptions::new().read(true).write(true).custom_flags(nofollow()).open(path).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-    (file.metadata().ok()?.nlink() > 0).then(|| Record { file, path: path.to_path_buf(), slot, settled: false })
+    Record::standing(file, path.to_path_buf(), slot).ok()?
 }
 
 impl Record {
+    /// The record in a file that is locked. None where its last owner has removed it between
+    /// our opening and our locking: another may stand at its path by now, which is not ours to
+    /// remove. One that is locked stands at its path until its owner removes it.
+    fn standing(file: File, path: PathBuf, slot: u32) -> std::io::Result<Option<Self>> {
+        let stands = file.metadata()?.nlink() > 0;
+        // Made only where it stands: a record that is dropped removes what is at its path.
+        Ok(stands.then(|| Record { file, path, slot, settled: false }))
+    }
+
     /// A number that no other live run of this registry has.
     pub fn slot(&self) -> u32 {
         self.slot
@@ -209,10 +218,6 @@ impl Record {
         let all_gone = lines.filter(|line| !leftover::remove(line)).count() == 0;
         all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
     }
-
-    fn sweep(&self) -> bool {
-        self.clear() && rustix::fs::unlink(&self.path).is_ok()
-    }
 }
 
 /// The run's own end: what was noted is gone by now, the file goes too.
@@ -221,5 +226,30 @@ impl Drop for Record {
         if self.settled || !self.has_leftovers() || self.clear() {
             let _next_start_removes_it = rustix::fs::unlink(&self.path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_was_removed_before_it_was_locked_takes_no_other_with_it() {
+        let directory = std::env::temp_dir().join(format!("stockade-registry-test-{}", std::process::id()));
+        let registry = Registry::open(&directory, rustix::process::geteuid().as_raw()).unwrap();
+        let first = registry.claim().unwrap();
+        let (path, slot) = (first.path.clone(), first.slot);
+        // Another launcher opens the file, and its owner removes it before that one has the lock.
+        let slow = File::open(&path).unwrap();
+        drop(first);
+        let next = registry.claim().unwrap();
+        assert_eq!(next.slot, slot);
+        flock(&slow, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(Record::standing(slow, path.clone(), slot).unwrap().is_none());
+        assert!(path.exists());
+        assert_ne!(registry.claim().unwrap().slot, slot);
+        drop(next);
+        assert!(!path.exists());
+        std::fs::remove_dir(&directory).unwrap();
     }
 }
