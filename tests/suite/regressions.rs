@@ -793,6 +793,9 @@ fn a_caller_that_ignores_its_children_is_served() {
 
 test!(Both, too_many_arguments_are_refused);
 fn too_many_arguments_are_refused() {
+    let patterns = |count: usize| exec(json!({"code": "open('f', 'w').close()", "collect": vec!["f"; count]}));
+    assert_eq!(patterns(256).succeeded()["files"].as_array().unwrap().len(), 1);
+    patterns(257).expect(json!({"verdict": "bad_request", "reason": "too_many_patterns", "started": false}));
     let ask = |count: usize| exec(json!({"code": "import sys; print(len(sys.argv))", "args": vec!["x"; count]}));
     ask(50_000).refused("arguments_too_large", &["args"]);
     ask(1000).succeeded().expect(json!({"output": "1001\n"}));

@@ -21,6 +21,9 @@ use crate::{Options, Refusal, RefusalCause};
 pub const MAX_REQUEST: usize = 64 << 20;
 /// Files that one request may bring.
 const MAX_FILES: usize = 10_000;
+/// Patterns of one request: the launcher compares each with every file of scratch, when no limit
+/// of the run holds any more.
+const MAX_PATTERNS: usize = 256;
 /// The longest path that the kernel takes.
 const MAX_PATH_LEN: usize = 4095;
 /// The most strings that execve(2) gets, of arguments and variables together.
@@ -55,6 +58,8 @@ pub(crate) enum RequestError {
     Variable(String),
     #[error("files: at most {MAX_FILES} in one request; put them into scratch instead")]
     TooManyFiles,
+    #[error("collect: at most {MAX_PATTERNS} patterns; put the files into one directory, and name it as `out/**`")]
+    TooManyPatterns,
     #[error("{0}: at most {MAX_STRINGS} strings, 1 MiB together, 127 KiB each; put data into `stdin` or `files`")]
     ArgumentsTooLarge(String),
     #[error("{field}: {path:?}: {why}")]
@@ -82,6 +87,7 @@ impl RefusalCause for RequestError {
             RequestError::NulInArgument(_) => "args_malformed",
             RequestError::Variable(_) => "env_malformed",
             RequestError::TooManyFiles => "too_many_files",
+            RequestError::TooManyPatterns => "too_many_patterns",
             RequestError::ArgumentsTooLarge(_) => "arguments_too_large",
             RequestError::Path { .. } => "path_malformed",
             RequestError::UnknownLimit(..) => "unknown_limit",
@@ -229,6 +235,9 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
     for (path, contents) in &request.files {
         check_relative("files", path)?;
         parts.files.push((path.clone(), decode(contents, &format!("files[{path:?}]"))?));
+    }
+    if request.collect.len() > MAX_PATTERNS {
+        return Err(RequestError::TooManyPatterns.into());
     }
     for glob in &request.collect {
         check_relative("collect", glob)?;
