@@ -474,7 +474,7 @@ fn a_disk_that_was_full_is_told_though_the_program_cleans_up() {
         let denial = &done["denials"][0];
         assert_eq!((&denial["kind"], &denial["limit"]["key"]), (&json!("limit"), &json!("scratch_size")), "{}", done.brief());
     });
-    // The control: what fits is nobody's limit.
+    // The control: what fits reaches no limit.
     let code = "import os\nopen('a', 'wb').write(b'x' * (50 << 20)); os.remove('a'); raise SystemExit(1)";
     let done = exec(json!({"code": code, "limits": {"scratch_size": "64MiB"}}));
     done.expect(json!({"verdict": "exited", "code": 1, "limits_hit": []}));

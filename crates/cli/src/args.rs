@@ -104,6 +104,11 @@ pub(crate) struct Sandbox {
     /// An interpreter in place of the policy's, with its virtual environment read-only
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
     pub(crate) runtimes: Vec<(String, PathBuf)>,
+    /// Let the run go on when the process that started stockade ends
+    ///
+    /// Else it ends too, as after SIGHUP; so it does not under nohup.
+    #[arg(long)]
+    pub(crate) outlive_caller: bool,
 }
 
 impl Sandbox {
@@ -116,7 +121,8 @@ impl Sandbox {
             pair.push(path);
             ["--runtime".into(), pair]
         });
-        policy.chain(scratch).chain(runtimes).collect()
+        let outlive = self.outlive_caller.then(|| "--outlive-caller".into());
+        policy.chain(scratch).chain(runtimes).chain(outlive).collect()
     }
 }
 
@@ -143,7 +149,7 @@ pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) plan: DryRun,
     /// Send it to the server behind this socket, whose name is the policy's
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "dry_run"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Approve what an earlier result of this request held back: its `approval.token`
     ///

@@ -29,13 +29,14 @@ use std::{
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::Path,
     process::ExitCode,
+    sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use rlimit::Resource;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
-use stockade_engine::{Options, Origin, Refusal, admit};
+use stockade_engine::{Options, Origin, Refusal, admit, caller::parent};
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
@@ -117,6 +118,7 @@ impl From<&Sandbox> for Options {
             policy: sandbox.policy.clone(),
             scratch: sandbox.scratch.clone(),
             interpreters: sandbox.runtimes.clone(),
+            ends_with: if sandbox.outlive_caller { None } else { parent().map(Arc::new) },
             ..Options::default()
         }
     }

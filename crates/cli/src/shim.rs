@@ -13,11 +13,13 @@ use std::{
     io::{self, ErrorKind, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail};
 use stockade_engine::{
     Options, Origin, Refusal,
+    caller::parent,
     interpreter::{ArgumentNotUtf8, Interpreter, interpret},
     plan::Plan,
 };
@@ -105,7 +107,12 @@ impl ShimFile {
     }
 
     fn options(&self) -> Options {
-        Options { policy: self.policy.clone(), interpreters: self.interpreters.clone(), ..Options::default() }
+        Options {
+            policy: self.policy.clone(),
+            interpreters: self.interpreters.clone(),
+            ends_with: parent().map(Arc::new),
+            ..Options::default()
+        }
     }
 }
 

@@ -259,6 +259,7 @@ impl<'a> Admission<'a> {
             collect: self.collect,
             record: self.record,
             client: None,
+            caller: None,
             // What cannot be cleared away stays for the next start.
             meanwhile: self.unswept.map(|registry| Box::new(move || drop(registry.sweep())) as _),
         };

@@ -14,7 +14,12 @@ use std::{
 
 use caps::{CapSet, Capability};
 use rlimit::Resource;
-use rustix::{fs::Mode, io::Errno};
+use rustix::{
+    fd::OwnedFd,
+    fs::Mode,
+    io::Errno,
+    process::{PidfdFlags, Signal, getppid, pidfd_open},
+};
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 pub use stockade_policy::facts::Caller;
 use stockade_protocol::Verdict;
@@ -67,6 +72,19 @@ pub struct Identity {
     pub caller: Caller,
     /// Root acts for somebody else, whose grants decide.
     pub on_behalf: bool,
+}
+
+/// The process that started this one, as a pidfd: who waits for a result, and with whose end a
+/// run ends. None where it lies in another PID namespace, where it ignores hang-ups on our
+/// behalf (nohup), and where it has ended by now.
+pub fn parent() -> Option<OwnedFd> {
+    if stockade_sys::process::ignores(Signal::HUP.as_raw()) {
+        return None;
+    }
+    let parent = getppid()?;
+    let pidfd = pidfd_open(parent, PidfdFlags::empty()).ok()?;
+    // Another process can have its pid only after it has ended.
+    (getppid() == Some(parent)).then_some(pidfd)
 }
 
 fn own_groups() -> Vec<u32> {
@@ -152,6 +170,7 @@ fn lift_limits() -> Result<(), CallerError> {
     const STACK: u64 = 8 << 20;
     stockade_sys::process::stop_timers();
     hold_back_stops();
+    protect_from_oom_killer();
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     for (resource, least) in [
         (Resource::CPU, rlimit::INFINITY),
@@ -168,6 +187,17 @@ fn lift_limits() -> Result<(), CallerError> {
         lifted.map_err(|error| CallerError::Limit { limit: resource.as_name(), error })?;
     }
     Ok(())
+}
+
+/// A caller that raised it could have root's launcher killed before the run is recorded. The
+/// kernel lets it be lowered to what it was before an unprivileged process raised it.
+fn protect_from_oom_killer() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let raised = std::fs::read_to_string(FILE).is_ok_and(|score| score.trim().parse::<i32>().is_ok_and(|score| score > 0));
+    if raised {
+        // Root of a container may have been started so.
+        let _as_it_is = std::fs::write(FILE, "0");
+    }
 }
 
 fn behind_sudo(sudo_uid: &OsStr) -> Result<Identity, Refusal> {

@@ -73,8 +73,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
             alias: alias.as_deref(),
             terminal,
         };
-        // A caller of a shim sends SIGTERM at its own timeout, and waits for the pipes to close.
-        let how = Relay { keep_errors: false, as_text: !asked.exact, ends_on_sigterm: true };
+        let how = Relay { keep_errors: false, as_text: !asked.exact };
         relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, &asked.directory))
     };
     let came = run();

@@ -20,8 +20,9 @@ pub mod session;
 pub mod tempdir;
 mod trusted;
 
-use std::{cell::Cell, path::PathBuf};
+use std::{cell::Cell, path::PathBuf, sync::Arc};
 
+use rustix::fd::{AsFd, OwnedFd};
 use stockade_launcher::{Outcome, Relay, Stdin, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, screen::Action};
@@ -53,6 +54,8 @@ pub struct Options {
     pub peer: Option<Caller>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
+    /// A pidfd: runs end when its process does. None: they outlive their caller.
+    pub ends_with: Option<Arc<OwnedFd>>,
 }
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
@@ -196,6 +199,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         if let (false, Some(recorder)) = (noted.replace(true), recorder) {
             recorder.begin()?;
         }
+        inputs.caller = options.ends_with.as_ref().map(|caller| caller.as_fd());
         inputs.client = client.as_mut().map(|client| &mut **client as _);
         let sweep = inputs.meanwhile.take();
         inputs.meanwhile = Some(Box::new(|| {
@@ -236,7 +240,7 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
         let origin = Origin::Command { command, terminal: is_interactive() };
-        let how = Relay { keep_errors: wants_report, ..Relay::default() };
+        let how = Relay { keep_errors: wants_report, as_text: false };
         relay(origin, loaded, options, how, &recorder)
     };
     let came = run();

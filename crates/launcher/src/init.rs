@@ -10,8 +10,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use nix::sys::{
+    personality::{self, Persona},
+    prctl::{set_thp_disable, set_timerslack},
+};
 use rustix::{
     fd::{AsRawFd, OwnedFd},
+    io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     pipe::{PipeFlags, pipe_with},
     thread::sched_getaffinity,
@@ -55,6 +60,25 @@ impl InitProcess {
     }
 }
 
+/// Resets what this process and the code would have of the caller, and what no limit takes
+/// account of.
+fn reset_inherited() -> Result<(), Errno> {
+    /// The kernel's own, in nanoseconds (prctl(2), PR_SET_TIMERSLACK).
+    const TIMER_SLACK: u64 = 50_000;
+    // With a slack of an hour epoll_wait(2) may be an hour late: no limit of time would hold.
+    set_timerslack(TIMER_SLACK).map_err(of_nix)?;
+    set_thp_disable(false).map_err(of_nix)?;
+    // setarch(8), such as addresses that are not random.
+    if !personality::get().map_err(of_nix)?.is_empty() {
+        personality::set(Persona::empty()).map_err(of_nix)?;
+    }
+    Ok(())
+}
+
+fn of_nix(errno: nix::errno::Errno) -> Errno {
+    Errno::from_raw_os_error(errno as i32)
+}
+
 /// Starts it, in user and PID namespaces. `privileged`: this process is root, which alone can
 /// do without user namespaces; where the host refuses them the process is started without, and
 /// the plan decides whether that may be. On cgroup v2 the run's cgroup is made first, because a
@@ -66,6 +90,7 @@ pub fn spawn(privileged: bool, cgroup: &CgroupFacts, record: Option<&mut Record>
     let failed = LaunchError::system(ErrorKind::Prepare, "make the pipes");
     let layers = Layers::in_this_build();
     let signals = Signals::block()?;
+    reset_inherited().map_err(|errno| LaunchError::system(ErrorKind::Prepare, "reset what the caller has handed down")(errno))?;
     let cgroup = match cgroup {
         CgroupFacts::V2 { parent, vacate } => Some(cgroup::make_empty(parent, *vacate, record)?),
         _ => None,

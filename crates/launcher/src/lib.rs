@@ -43,7 +43,7 @@ pub mod volumes;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
 
 pub use capture::Captured;
@@ -83,6 +83,8 @@ pub struct Inputs<'a> {
     pub record: Option<registry::Record>,
     /// Who waits for the result and may cancel the run.
     pub client: Option<&'a mut dyn Client>,
+    /// A pidfd: the run ends when its process does. None: it outlives its caller.
+    pub caller: Option<BorrowedFd<'a>>,
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
 }
@@ -113,8 +115,6 @@ pub struct Relay {
     pub keep_errors: bool,
     /// What is not UTF-8 becomes U+FFFD, but on a terminal.
     pub as_text: bool,
-    /// SIGTERM ends the run, once the payload has had a moment to end by itself.
-    pub ends_on_sigterm: bool,
 }
 
 /// What came of a run.

@@ -77,11 +77,12 @@ enum Token {
     Gate,
     Client,
     ClientGone,
+    CallerGone,
     Modules,
 }
 
 impl Token {
-    const ALL: [Token; 16] = [
+    const ALL: [Token; 17] = [
         Token::Pid,
         Token::Status,
         Token::Stdout,
@@ -97,6 +98,7 @@ impl Token {
         Token::Gate,
         Token::Client,
         Token::ClientGone,
+        Token::CallerGone,
         Token::Modules,
     ];
 
@@ -125,6 +127,7 @@ struct Supervision<'a> {
     outer: OuterNamespaces,
     gate: Option<Gate>,
     client: Option<&'a mut dyn Client>,
+    caller: Option<BorrowedFd<'a>>,
     /// None before the filter is loaded, and where another supervisor holds its listener.
     listener: Option<Listener>,
     /// None where the plan watches no modules.
@@ -218,6 +221,7 @@ impl<'a> Supervision<'a> {
             outer,
             gate,
             client: inputs.client.map(|client| client as _),
+            caller: inputs.caller,
             listener: None,
             hooks: None,
             cause: None,
@@ -237,6 +241,9 @@ impl<'a> Supervision<'a> {
         self.streams.register(&self.epoll)?;
         if let Some(gate) = &self.gate {
             add(gate.watch(), Token::Gate)?;
+        }
+        if let Some(caller) = self.caller {
+            add(caller, Token::CallerGone)?;
         }
         if let Some(client) = &self.client {
             // The kernel reports a hang-up whether it is asked for or not.
@@ -324,6 +331,11 @@ impl<'a> Supervision<'a> {
                 let gone = self.client.as_ref().and_then(|client| client.results());
                 gone.map_or(Ok(()), |fd| epoll::delete(&self.epoll, fd))?;
                 self.end(Cause::Cancelled(NixSignal::SIGHUP as i32));
+                Ok(())
+            }
+            Token::CallerGone => {
+                self.caller.take().map_or(Ok(()), |caller| epoll::delete(&self.epoll, caller))?;
+                self.hang_up();
                 Ok(())
             }
             Token::Modules => {

@@ -14,8 +14,9 @@ use rustix::{
 use super::{PUMP, Supervision};
 use crate::{Asked, Streams, terminal, verdict::Cause};
 
-/// How long a payload that was told to end has for it, where its caller will not wait.
-const GRACE: Duration = Duration::from_millis(500);
+/// How long a command that was told to end has for it. Its record must be written before a
+/// caller loses patience: timeout(1) and docker(1) are often told to wait two seconds.
+const GRACE: Duration = Duration::from_millis(1500);
 
 impl Supervision<'_> {
     /// The launcher's stdin has something, or has ended.
@@ -23,20 +24,29 @@ impl Supervision<'_> {
         self.streams.stdin.as_mut().map_or(Ok(()), |stdin| stdin.on_source(&self.epoll, &PUMP))?;
         // The kernel tells the leader of the terminal's session, which may be another process.
         if self.terminal_is_gone() && self.quota.grace.is_none() {
-            self.forward(NixSignal::SIGHUP as i32);
-            self.end_after_grace(NixSignal::SIGHUP);
+            self.hang_up();
         }
         Ok(())
     }
 
-    /// Whether the terminal is gone on which the program was run: no person is there to end it,
-    /// and its policy may have no wall clock.
+    /// Who started the run, or its terminal, is gone, and its policy may have no wall clock. A command is told, and has a moment to end by itself.
+    pub(super) fn hang_up(&mut self) {
+        match self.streams.mode {
+            Streams::Relay(_) if !self.state.is_before_ready() => {
+                self.forward(NixSignal::SIGHUP as i32);
+                self.end_after_grace(NixSignal::SIGHUP as i32);
+            }
+            Streams::Capture | Streams::Relay(_) => self.end(Cause::Cancelled(NixSignal::SIGHUP as i32)),
+        }
+    }
+
+    /// Whether the terminal is gone on which the program was run.
     fn terminal_is_gone(&self) -> bool {
         self.streams.terminal.is_some() && terminal::own_is_gone()
     }
 
-    fn end_after_grace(&mut self, signal: NixSignal) {
-        self.quota.grace.get_or_insert((Instant::now() + GRACE, signal as i32));
+    fn end_after_grace(&mut self, signal: i32) {
+        self.quota.grace.get_or_insert((Instant::now() + GRACE, signal));
     }
 
     pub(super) fn serve_signals(&mut self) -> Result<(), Errno> {
@@ -47,13 +57,11 @@ impl Supervision<'_> {
                         terminal::copy_size(&terminal.master);
                     }
                 }
-                Streams::Relay(relay) if !self.state.is_before_ready() => {
+                Streams::Relay(_) if !self.state.is_before_ready() => {
                     self.forward(signal);
-                    if relay.ends_on_sigterm && signal == NixSignal::SIGTERM as i32 {
-                        self.end_after_grace(NixSignal::SIGTERM);
-                    }
-                    if signal == NixSignal::SIGHUP as i32 && self.terminal_is_gone() {
-                        self.end_after_grace(NixSignal::SIGHUP);
+                    // The others are the program's to answer: an interpreter's prompt lives on.
+                    if [NixSignal::SIGTERM, NixSignal::SIGHUP].iter().any(|end| *end as i32 == signal) {
+                        self.end_after_grace(signal);
                     }
                 }
                 Streams::Capture | Streams::Relay(_) => {
