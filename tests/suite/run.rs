@@ -222,6 +222,30 @@ fn what_cannot_be_executed_is_126_and_what_is_not_there_127() {
     }
 }
 
+test!(Both, a_relative_scratch_begins_at_the_working_directory);
+fn a_relative_scratch_begins_at_the_working_directory() {
+    let place = scratch();
+    fs::create_dir(place.join("below")).unwrap();
+    chown_to_owner(&place.join("below"));
+    for (from, named, made) in [(&*place, ".", "a"), (&*place, "./below", "below/b"), (&place.join("below"), "..", "c")] {
+        let file = text(&place.join(made)).to_owned();
+        let output = stockade(["run", "--scratch", named, "--", "touch", &file]).current_dir(from).output().unwrap();
+        says(&output, b"", 0);
+        assert!(Path::new(&file).exists());
+    }
+}
+
+test!(Both, a_report_has_the_status_of_a_command_that_could_not_start);
+fn a_report_has_the_status_of_a_command_that_could_not_start() {
+    for (command, status) in [("/nonexistent", 127), ("/etc/passwd", 126)] {
+        let report = directory().join("report");
+        let output = stockade(["run", "--report", text(&report), "--", command]).output().unwrap();
+        assert_eq!(output.status.code(), Some(status));
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        assert_eq!((&report["code"], &report["started"]), (&json!(status), &json!(false)), "{report}");
+    }
+}
+
 test!(Both, a_mistake_on_the_command_line_is_2);
 fn a_mistake_on_the_command_line_is_2() {
     for arguments in [
@@ -230,7 +254,8 @@ fn a_mistake_on_the_command_line_is_2() {
         &["run", "true"],
         &["run", "--nonsense", "--", "true"],
         &["run", "--", ""],
-        &["run", "--scratch", "relative", "--", "true"],
+        &["run", "--scratch", "", "--", "true"],
+        &["run", "--scratch", "missing", "--", "true"],
         &["run", "--scratch", "/no/such", "--", "true"],
     ] {
         let output = stockade(arguments).output().unwrap();

@@ -520,7 +520,7 @@ fn a_session_that_cannot_begin_says_why_in_its_first_line() {
     for (options, verdict, reason, status) in [
         (["--policy", "nobody-has-it"], "sandbox_error", "policy_not_found", 125),
         (["--scratch", "/nonexistent-scratch"], "bad_request", "scratch_missing", 2),
-        (["--scratch", "relative"], "bad_request", "scratch_relative", 2),
+        (["--scratch", ""], "bad_request", "scratch_relative", 2),
     ] {
         let output = run_with_stdin(&mut stockade([&["session"], &options[..]].concat()), b"{\"op\":\"run\",\"code\":\"1\"}\n");
         let line: Value = serde_json::from_slice(&output.stdout).unwrap();

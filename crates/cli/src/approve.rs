@@ -34,7 +34,7 @@ pub(crate) fn run(asked: &args::Approve) -> anyhow::Result<ExitCode> {
     match waiting {
         Ok(waiting) if asked.json => print_json(&as_json(&waiting)?)?,
         Ok(waiting) => print_text(&in_words(&waiting, &asked.token)?)?,
-        Err(refusal) => return Ok(refuse(&refusal)),
+        Err(refusal) => return Ok(ExitCode::from(refuse(&refusal))),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,14 @@
 //! The command line as typed. This module neither resolves nor validates values.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Component, Path, PathBuf},
+};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 
 /// Run untrusted code in a fresh sandbox of Linux namespaces.
 ///
@@ -99,7 +105,7 @@ pub(crate) struct Sandbox {
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,
     /// The host directory to expose at its own path; a request's must be it or below it
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
     /// An interpreter in place of the policy's, with its virtual environment read-only
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
@@ -139,7 +145,26 @@ pub(crate) struct DryRun {
 
 fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
     let (name, path) = text.split_once('=').ok_or("write NAME=PATH, such as python=/opt/venv/bin/python")?;
-    Ok((name.to_owned(), PathBuf::from(path)))
+    Ok((name.to_owned(), from_here(Path::new(path))?))
+}
+
+fn path_from_here() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(|path| from_here(Path::new(&path)))
+}
+
+/// A path of the command line: a relative one begins at the working directory, which the
+/// kernel names without links. An empty one, as of a variable that is not set, stays empty.
+fn from_here(path: &Path) -> Result<PathBuf, String> {
+    if path.as_os_str().is_empty() || path.is_absolute() {
+        return Ok(path.to_path_buf());
+    }
+    let mut whole = std::env::current_dir().map_err(|error| format!("the working directory has no path: {error}"))?;
+    let mut parts = path.components().filter(|part| *part != Component::CurDir).peekable();
+    while parts.next_if_eq(&Component::ParentDir).is_some() {
+        whole.pop();
+    }
+    whole.extend(parts);
+    Ok(whole)
 }
 
 #[derive(Args, Debug)]
@@ -376,7 +401,7 @@ pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) policy: PolicyChoice,
     /// Try this host directory as scratch
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]

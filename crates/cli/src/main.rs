@@ -273,13 +273,16 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
         let origin = Origin::Command { command: &run.command, terminal: stockade_engine::is_interactive() };
         return match stockade_engine::plan(origin, &options) {
             Ok(plan) => dry_run::print(&plan, run.plan.json),
-            Err(refusal) => Ok(refuse(&refusal)),
+            Err(refusal) => Ok(ExitCode::from(refuse(&refusal))),
         };
     }
     let report_file = run.report.as_deref().map(open_report).transpose()?;
     let (report, code) = match stockade_engine::run(&run.command, &options, run.report.is_some()) {
         Ok(result) => (result.report, command_status(result.code)),
-        Err(refusal) => (Report { output: None, ..refusal.report() }, refused_command(&refusal)),
+        Err(refusal) => {
+            let status = refused_command(&refusal);
+            (Report { output: None, code: status.into(), ..refusal.report() }, ExitCode::from(status))
+        }
     };
     warn_of_degraded(&report);
     warn_of_audit(&report);
@@ -295,16 +298,16 @@ fn command_status(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(SANDBOX_ERROR))
 }
 
-/// A command that was not started.
-fn refused_command(refusal: &Refusal) -> ExitCode {
+/// Says why a command was not started. The status of this program.
+fn refused_command(refusal: &Refusal) -> u8 {
     const NOT_EXECUTABLE: u8 = 126;
     const NOT_FOUND: u8 = 127;
     const ENOENT: i32 = 2;
-    let code = refuse(refusal);
+    let status = refuse(refusal);
     match refusal.exec_errno {
-        Some(ENOENT) => ExitCode::from(NOT_FOUND),
-        Some(_) => ExitCode::from(NOT_EXECUTABLE),
-        None => code,
+        Some(ENOENT) => NOT_FOUND,
+        Some(_) => NOT_EXECUTABLE,
+        None => status,
     }
 }
 
@@ -325,9 +328,9 @@ fn explain(report: &Report) {
     warn(&format!("stockade: {why}"));
 }
 
-fn refuse(refusal: &Refusal) -> ExitCode {
+fn refuse(refusal: &Refusal) -> u8 {
     warn(&format!("stockade: {refusal}"));
-    ExitCode::from(if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR })
+    if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR }
 }
 
 /// Before the run, and through no link but root's: the file may lie where

@@ -21,7 +21,7 @@ const NOT_PROVEN: u8 = 3;
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     if let Some(scratch) = &asked.concurrent {
         let options = Options { scratch: Some(scratch.clone()), ..Options::from(&asked.policy) };
-        return Ok(run_concurrently(&options).map_or_else(|refusal| refuse(&refusal), |()| ExitCode::SUCCESS));
+        return Ok(run_concurrently(&options).map_or_else(|refusal| ExitCode::from(refuse(&refusal)), |()| ExitCode::SUCCESS));
     }
     // First, so that no proof is run whose page cannot be written.
     let page = asked.html.as_deref().map(Page::begin).transpose()?;
@@ -29,9 +29,9 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     let proof = match prove(&Options::from(&asked.policy)) {
         Ok(proof) => proof,
         Err(refusal) => {
-            let code = refuse(&refusal);
+            let status = refuse(&refusal);
             put(&unfinished(Some(&refusal.message)))?;
-            return Ok(code);
+            return Ok(status.into());
         }
     };
     if let Some(left) = &proof.left {

@@ -146,7 +146,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     let arguments: Result<Vec<String>, OsString> = arguments.iter().cloned().map(OsString::into_string).collect();
     let arguments = match arguments {
         Ok(arguments) => arguments,
-        Err(argument) => return Ok(refuse(&ArgumentNotUtf8(argument).into())),
+        Err(argument) => return Ok(ExitCode::from(refuse(&ArgumentNotUtf8(argument).into()))),
     };
     let asked = Interpreter {
         runtime: shim_file.runtime.clone(),
@@ -162,7 +162,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
             explain(&result.report);
             command_status(result.code)
         }
-        Err(refusal) => refused_command(&refusal),
+        Err(refusal) => ExitCode::from(refused_command(&refusal)),
     })
 }
 
@@ -175,7 +175,7 @@ fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Resu
     }
     let loaded = match stockade_engine::load_policy(&options) {
         Ok(loaded) => loaded,
-        Err(refusal) => return Ok(refuse(&refusal)),
+        Err(refusal) => return Ok(ExitCode::from(refuse(&refusal))),
     };
     let mut names: Vec<&str> = USUAL.to_vec();
     names.extend(loaded.policy.runtimes.keys().map(String::as_str).filter(|name| !USUAL.contains(name) && !name.contains('/')));
@@ -188,7 +188,7 @@ fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Resu
                 warn(&format!("stockade: left out {name}: {refusal}"));
                 continue;
             }
-            Err(refusal) => return Ok(refuse(&refusal)),
+            Err(refusal) => return Ok(ExitCode::from(refuse(&refusal))),
         }
         let shim_file =
             ShimFile { runtime: name.to_owned(), policy: options.policy.clone(), interpreters: options.interpreters.clone(), exact };
