@@ -92,6 +92,10 @@ fn harmless(name: &str) -> Vec<u64> {
         "sched_setaffinity" => vec![0, 8, BAD],
         // No lower than any other, since it cannot be raised again.
         "setpriority" => vec![0, 0, 19],
+        "prctl" => vec![15, BAD],
+        "mmap" => vec![BAD, 0, 0, 2, BAD, 0],
+        "memfd_create" => vec![BAD, 0],
+        "madvise" => vec![BAD, 0, BAD],
         "ioprio_set" => vec![1, 0, 0x4004],
         _ => vec![BAD; 6],
     }
@@ -126,8 +130,15 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("personality", 0, &[0x000_0008, 0x002_0000, 0x004_0000, 0x040_0000], false);
     both("renameat2", 4, &[0, 1, 2], true);
     both("renameat2", 4, &[4, 5, 6], false);
-    both("prctl", 0, &[15, 16, 0xffff_ffff], true);
-    both("prctl", 0, &[22, 59], false);
+    both("prctl", 0, &[15, 16, 39, 0x5356_4d41], true);
+    // PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE, PR_FUTEX_HASH and what no kernel has yet.
+    both("prctl", 0, &[22, 35, 59, 62, 67, 78, 79, 200, 0xffff_ffff], false);
+    both("mmap", 3, &[2, 0x22, 0x2_0022], true);
+    both("mmap", 3, &[0x4_0022, 0x4_0000, 0x7c04_0022], false);
+    both("memfd_create", 1, &[0, 1, 3, 8], true);
+    both("memfd_create", 1, &[4, 5, 0x7800_0004], false);
+    both("madvise", 2, &[4, 11, 13, 14], true);
+    both("madvise", 2, &[12], false);
     // F_NOTIFY; F_GETFD, and numbers beside it.
     both("fcntl", 1, &[1026], policy.seccomp.allow.iter().any(|name| name == "inotify_add_watch"));
     both("fcntl", 1, &[1, 1023, 1025, 1027, 1039, 1041, 0xffff_ffff], true);

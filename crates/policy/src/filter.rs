@@ -87,9 +87,51 @@ pub const F_NOTIFY: u32 = 1026;
 pub const LEASES: [u32; 2] = [1024, 1040];
 /// Where this call is not allowed, F_NOTIFY, the older way to watch, is refused too.
 pub const WATCHING: &str = "inotify_add_watch";
-/// PR_SET_SECCOMP and PR_SET_SYSCALL_USER_DISPATCH: a filter made by the code could answer
-/// in place of this one, unreported.
-pub const FORBIDDEN_PRCTL: [u32; 2] = [22, 59];
+/// What a program may ask of prctl(2) of itself: its death signal, dumpability, capabilities and
+/// securebits (of which it has none), name, filter mode, timer slack, subreaper, no_new_privs,
+/// huge pages, speculation, executable memory, names of mappings, who may trace it. A list of
+/// what is allowed, because what is new in the kernel may take memory that no limit counts:
+/// PR_FUTEX_HASH (78) did, and PR_SET_MEMORY_MERGE (67) shares pages between runs.
+/// PR_SET_SECCOMP (22) and PR_SET_SYSCALL_USER_DISPATCH (59) could answer in place of this filter,
+/// unreported.
+pub const ALLOWED_PRCTL: [u32; 30] = [
+    1,
+    2,
+    3,
+    4,
+    7,
+    8,
+    13,
+    15,
+    16,
+    21,
+    23,
+    24,
+    27,
+    29,
+    30,
+    36,
+    37,
+    38,
+    39,
+    40,
+    41,
+    42,
+    47,
+    52,
+    53,
+    65,
+    66,
+    0x4155_5856,
+    0x5356_4d41,
+    0x5961_6d61,
+];
+/// MAP_HUGETLB of mmap(2), MFD_HUGETLB of memfd_create(2), SHM_HUGETLB of shmget(2): pages of the
+/// host's pool, which count in no limit of a run.
+const HUGE_PAGES: [(&str, u8, u32); 3] = [("mmap", 3, 0x4_0000), ("memfd_create", 1, 4), ("shmget", 2, 0o4000)];
+/// MADV_MERGEABLE: the kernel shares equal pages between runs, and how long a write takes tells
+/// what another run holds.
+const MADV_MERGEABLE: u32 = 12;
 const SOL_SOCKET: u32 = 1;
 /// SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
 pub const FORBIDDEN_SOCKET_OPTIONS: [u32; 4] = [26, 50, 51, 52];
@@ -143,8 +185,12 @@ pub enum Check {
     Priority(u32),
     /// `personality` 0 or the query.
     Personality,
-    /// `prctl` without further filters and without system call dispatch.
+    /// `prctl` of [`ALLOWED_PRCTL`].
     Prctl,
+    /// Flags in this argument without this bit, which takes huge pages.
+    NoHugePages(u8, u32),
+    /// `madvise` without MADV_MERGEABLE.
+    Madvise,
     /// `setsockopt` without BPF programs, whose compiled form no cgroup counts.
     SetSockOpt,
     /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
@@ -177,10 +223,14 @@ impl Check {
             "ioprio_set" => Check::Priority(1),
             "personality" => Check::Personality,
             "prctl" => Check::Prctl,
+            "madvise" => Check::Madvise,
             "setsockopt" => Check::SetSockOpt,
             "renameat2" => Check::Rename,
             "fcntl" => Check::Fcntl { watching: policy.allow.iter().any(|name| name == WATCHING) },
-            _ => return None,
+            _ => {
+                let (_, argument, bit) = HUGE_PAGES.iter().find(|(call, ..)| *call == name)?;
+                Check::NoHugePages(*argument, *bit)
+            }
         })
     }
 }
@@ -349,9 +399,11 @@ impl Rules {
                 code.extend(none_of(&LEASES.into_iter().chain(watch).collect::<Vec<_>>())?);
                 code
             }
-            Check::Prctl => {
-                let mut code = vec![load(low(0))];
-                code.extend(none_of(&FORBIDDEN_PRCTL)?);
+            Check::Prctl => equals_any(0, &ALLOWED_PRCTL)?,
+            Check::NoHugePages(argument, bit) => no_bits(argument, bit),
+            Check::Madvise => {
+                let mut code = vec![load(low(2))];
+                code.extend(none_of(&[MADV_MERGEABLE])?);
                 code
             }
             Check::SetSockOpt => {

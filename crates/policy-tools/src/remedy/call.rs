@@ -188,6 +188,8 @@ mod tests {
                 Check::Priority(_) => (1, 7),
                 Check::Personality => (0, 8),
                 Check::Prctl => (0, 22),
+                Check::NoHugePages(index, bit) => (index, bit.into()),
+                Check::Madvise => (2, 12),
                 Check::SetSockOpt => {
                     arguments[2] = 26;
                     (1, 1)

@@ -4,7 +4,7 @@
 //! the call is listed at all is not asked here.
 
 use super::{
-    AF_UNIX, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, LEASES, MKNOD_TYPES, NEW_NAMESPACES,
+    AF_UNIX, ALLOWED_PRCTL, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_SOCKET_OPTIONS, LEASES, MADV_MERGEABLE, MKNOD_TYPES, NEW_NAMESPACES,
     O_CREAT_OR_TMPFILE, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM, SOCK_TYPE_MASK, SOL_SOCKET, WATCHING,
     family_rule,
 };
@@ -52,7 +52,11 @@ impl Check {
             Check::SetRlimit => Ok(()),
             Check::Priority(which) => fixed((low(0), low(1)) == (which, 0), "only oneself may be named"),
             Check::Personality => fixed(PERSONALITIES.contains(&low(0)), "only the plain personality is allowed"),
-            Check::Prctl => fixed(!FORBIDDEN_PRCTL.contains(&low(0)), "filters and system call dispatch made by the code are refused"),
+            Check::Prctl => fixed(ALLOWED_PRCTL.contains(&low(0)), "only what a program may ask of itself, a fixed list, is allowed"),
+            Check::NoHugePages(argument, bit) => {
+                fixed(low(argument) & bit == 0, "huge pages of the host's pool, which no limit counts, are refused")
+            }
+            Check::Madvise => fixed(low(2) != MADV_MERGEABLE, "pages shared with other runs (MADV_MERGEABLE) are refused"),
             Check::SetSockOpt => {
                 let loads = low(1) == SOL_SOCKET && FORBIDDEN_SOCKET_OPTIONS.contains(&low(2));
                 fixed(!loads, "BPF programs on sockets are refused")

@@ -5,7 +5,7 @@ mod sockets;
 
 use nix::libc::{ENOSYS, EPERM};
 use stockade_policy::{
-    filter::{Action, F_NOTIFY, FORBIDDEN_PRCTL, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
+    filter::{Action, F_NOTIFY, FORBIDDEN_SOCKET_OPTIONS, WATCHING},
     names::FORBIDDEN_IOCTLS,
 };
 use stockade_protocol::probe::Script;
@@ -334,13 +334,12 @@ fn switches(fixture: &Fixture) -> Vec<Attack> {
         }
     }
     if matches!(fixture.rules.action("prctl"), Some(Action::Check(_))) {
-        for option in FORBIDDEN_PRCTL {
-            let name = if option == 22 { "a seccomp filter" } else { "syscall user dispatch" };
+        for (option, name) in [(22, "a seccomp filter"), (59, "syscall user dispatch")] {
             for (high, how) in [(0, ""), (HIGH, ", with high bits")] {
                 all.push(attack(
                     format!("{name}{how}"),
                     format!("ask for {name} by prctl({option}){how}"),
-                    one("prctl", &[n(i64::from(option) | high), n(0xffff), n(0), n(0), n(0)]),
+                    one("prctl", &[n(option | high), n(0xffff), n(0), n(0), n(0)]),
                     Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
                 ));
             }
