@@ -101,6 +101,17 @@ fn unknown_fields_are_refused_by_name() {
     }
 }
 
+test!(Both, a_key_that_stands_twice_is_refused_in_every_map);
+fn a_key_that_stands_twice_is_refused_in_every_map() {
+    for (field, value) in [("limits", "\"1s\""), ("env", "\"x\""), ("files", "\"x\""), ("labels", "\"x\"")] {
+        let request = |other: &str| format!("{{\"code\": \"\", \"{field}\": {{\"wall\": {value}, \"{other}\": {value}}}}}");
+        exec_bytes(&[], request("wall").as_bytes()).refused("request_malformed", &[field, "duplicate key \"wall\""]);
+        // The control: two keys are no mistake of this kind.
+        assert!(!exec_bytes(&[], request("cpu").as_bytes()).error().contains("duplicate"));
+    }
+    exec_bytes(&[], br#"{"code": "", "code": ""}"#).refused("request_malformed", &["duplicate field `code`"]);
+}
+
 test!(Both, code_is_required);
 fn code_is_required() {
     exec(json!({})).refused("request_malformed", &["code"]);

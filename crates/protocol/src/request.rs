@@ -3,8 +3,12 @@
 //! Unknown fields are refused by name. Values are not judged here (paths, limits
 //! and base64 stay text), so that every refusal can name its field.
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use serde::{Deserialize, Serialize};
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
+use core::{fmt, marker::PhantomData};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error, MapAccess, Visitor},
+};
 
 /// One request of `stockade exec`, as the caller wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,16 +26,16 @@ pub struct Request {
     /// The program's stdin; absent: `/dev/null`.
     pub stdin: Option<Stdin>,
     /// Environment variables, of the names that the policy accepts.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub env: BTreeMap<String, String>,
     /// Files to write into scratch before the start, by relative path.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub files: BTreeMap<String, TextOrBase64>,
     /// Globs of the regular files under scratch to return.
     #[serde(default)]
     pub collect: Vec<String>,
     /// Limits, up to the policy's maximum.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub limits: BTreeMap<String, LimitValue>,
     /// How the streams come back.
     #[serde(default)]
@@ -39,10 +43,35 @@ pub struct Request {
     /// Echoed in the result.
     pub id: Option<String>,
     /// Claims of the caller, for the audit trail.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub labels: BTreeMap<String, String>,
     /// The token of an earlier answer `approval_required` to the same request.
     pub approve: Option<String>,
+}
+
+/// A map in which no key stands twice: of two values the reader of the request would see one,
+/// and the run have the other.
+fn map_of_distinct_keys<'de, V: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error> {
+    struct DistinctKeys<V>(PhantomData<V>);
+    impl<'de, V: Deserialize<'de>> Visitor<'de> for DistinctKeys<V> {
+        type Value = BTreeMap<String, V>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("a map")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+            let mut map = BTreeMap::new();
+            while let Some((key, value)) = entries.next_entry::<String, V>()? {
+                if map.contains_key(&key) {
+                    return Err(A::Error::custom(format!("duplicate key {key:?}")));
+                }
+                map.insert(key, value);
+            }
+            Ok(map)
+        }
+    }
+    deserializer.deserialize_map(DistinctKeys(PhantomData))
 }
 
 /// Text, or bytes in base64.
