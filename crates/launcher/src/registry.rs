@@ -17,6 +17,7 @@ use std::{
         fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -33,6 +34,12 @@ pub use leftover::remove_directory;
 
 /// How many runs may be alive at one time.
 const SLOTS: u32 = 16384;
+/// How long a start waits for processes of runs whose launchers were killed: they die with these,
+/// and what does not go is tried again by the next start. A process that cannot die would else
+/// hold up every run.
+const SWEEP_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a run waits for its own.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
 /// The name of every program file that a run makes begins so.
 pub const PROGRAM_PREFIX: &str = "stockade_";
 /// The name of every directory that a proof makes begins so.
@@ -50,12 +57,23 @@ pub struct Record {
     file: File,
     path: PathBuf,
     slot: u32,
-    settled: bool,
+    at_drop: AtDrop,
 }
 
 fn failed(attempt: &'static str, path: &Path) -> impl Fn(std::io::Error) -> LaunchError + use<> {
     let failed = LaunchError::path(ErrorKind::Registry, attempt, path);
     move |error| failed(errno_of(&error))
+}
+
+/// What becomes of a record's file with the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AtDrop {
+    /// It goes when what it lists is gone, which is removed first.
+    Clear,
+    /// It goes: nothing that it lists is left.
+    Remove,
+    /// It stays for the next start: what it lists could not be removed just now.
+    Keep,
 }
 
 impl Registry {
@@ -90,11 +108,12 @@ impl Registry {
     /// next start.
     pub fn sweep(&self) -> Result<usize, LaunchError> {
         let mut cleared = 0;
+        let until = Instant::now() + SWEEP_TIMEOUT;
         let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
         for entry in entries.flatten() {
-            if let Some(record) = lock_existing(&entry.path()) {
-                // Its file goes when it is dropped.
-                cleared += usize::from(record.clear());
+            if let Some(mut record) = lock_existing(&entry.path()) {
+                record.at_drop = if record.clear(until) { AtDrop::Remove } else { AtDrop::Keep };
+                cleared += usize::from(record.at_drop == AtDrop::Remove);
             }
         }
         Ok(cleared)
@@ -124,8 +143,9 @@ impl Registry {
                 Err(Errno::AGAIN) => continue,
                 other => other.map_err(|errno| attempt(errno.into()))?,
             }
-            let Some(record) = Record::standing(file, path.clone(), slot).map_err(&attempt)? else { continue };
-            if record.has_leftovers() && !record.clear() {
+            let Some(mut record) = Record::standing(file, path.clone(), slot).map_err(&attempt)? else { continue };
+            if record.has_leftovers() && !record.clear(Instant::now()) {
+                record.at_drop = AtDrop::Keep;
                 continue;
             }
             return Ok(record);
@@ -152,7 +172,7 @@ impl Record {
     fn standing(file: File, path: PathBuf, slot: u32) -> std::io::Result<Option<Self>> {
         let stands = file.metadata()?.nlink() > 0;
         // Made only where it stands: a record that is dropped removes what is at its path.
-        Ok(stands.then(|| Record { file, path, slot, settled: false }))
+        Ok(stands.then(|| Record { file, path, slot, at_drop: AtDrop::Clear }))
     }
 
     /// A number that no other live run of this registry has.
@@ -200,22 +220,22 @@ impl Record {
 
     /// Forgets what was noted: all of it is gone.
     pub fn settle(&mut self) {
-        self.settled = true;
+        self.at_drop = AtDrop::Remove;
     }
 
     fn has_leftovers(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
-    /// Removes what is listed; true if nothing of it is left.
-    fn clear(&self) -> bool {
+    /// Removes what is listed, and waits for it until then; true if nothing of it is left.
+    fn clear(&self, until: Instant) -> bool {
         let mut text = Vec::new();
         if rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_err() || (&self.file).read_to_end(&mut text).is_err() {
             return false;
         }
         // What cannot be removed keeps nothing else.
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-        let all_gone = lines.filter(|line| !leftover::remove(line)).count() == 0;
+        let all_gone = lines.filter(|line| !leftover::remove(line, until)).count() == 0;
         all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
     }
 }
@@ -223,7 +243,12 @@ impl Record {
 /// The run's own end: what was noted is gone by now, the file goes too.
 impl Drop for Record {
     fn drop(&mut self) {
-        if self.settled || !self.has_leftovers() || self.clear() {
+        let is_done = match self.at_drop {
+            AtDrop::Clear => !self.has_leftovers() || self.clear(Instant::now() + CLEAR_TIMEOUT),
+            AtDrop::Remove => true,
+            AtDrop::Keep => false,
+        };
+        if is_done {
             let _next_start_removes_it = rustix::fs::unlink(&self.path);
         }
     }

@@ -9,6 +9,7 @@ use std::{
     io,
     os::unix::ffi::OsStrExt,
     path::{Component, Path},
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -19,11 +20,12 @@ use rustix::{
 
 use super::{PROGRAM_PREFIX, PROOF_PREFIX};
 
-/// Removes what a line lists; true if nothing of it is left.
-pub(super) fn remove(line: &[u8]) -> bool {
+/// Removes what a line lists; true if nothing of it is left. A cgroup that processes are still
+/// leaving is tried until then.
+pub(super) fn remove(line: &[u8], until: Instant) -> bool {
     let path = |bytes| Path::new(OsStr::from_bytes(bytes));
     if let Some(cgroup) = line.strip_prefix(b"cgroup ") {
-        return remove_cgroup(path(cgroup));
+        return remove_cgroup(path(cgroup), until);
     }
     if let Some(program) = line.strip_prefix(b"program ") {
         return remove_program(path(program));
@@ -35,26 +37,27 @@ pub(super) fn remove(line: &[u8]) -> bool {
     true
 }
 
-fn remove_cgroup(path: &Path) -> bool {
+fn remove_cgroup(path: &Path, until: Instant) -> bool {
     let ours = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"stockade-"));
     let leads_up = path.components().any(|part| part == Component::ParentDir);
     if !ours || leads_up || !path.starts_with("/sys/fs/cgroup") {
         return true;
     }
-    // The sandbox died with its launcher; its last process may still be leaving.
-    for _ in 0..500 {
+    loop {
         match rustix::fs::rmdir(path) {
             Ok(()) | Err(Errno::NOENT) => return true,
             Err(Errno::BUSY) => {
                 if let Ok(kill) = openat(CWD, path.join("cgroup.kill"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty()) {
                     let _waits_for_it_anyway = rustix::io::write(&kill, b"1");
                 }
-                std::thread::sleep(std::time::Duration::from_millis(2));
+                if Instant::now() >= until {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(2));
             }
             Err(_) => return false,
         }
     }
-    false
 }
 
 /// Removes a program's file, and only such a file: no link is followed, so that a

@@ -206,8 +206,14 @@ impl Supervision<'_> {
         let since = SystemTime::now().checked_sub(started.elapsed() + Duration::from_millis(10));
         let Some(since) = since.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) else { return false };
         let since = (since.as_secs().cast_signed(), since.subsec_nanos());
-        let writable = self.quota.scratch.as_ref().filter(|_| !self.plan.scratch.read_only).map(ScratchFs::root);
-        writable.into_iter().chain(&self.quota.tmp).any(|root| usage::has_changed_file_of(root, size, since))
+        // What holds less than one such file is not searched.
+        let sampler = &self.quota.sampler;
+        let scratch = self.quota.scratch.as_ref().filter(|scratch| match scratch {
+            ScratchFs::Private(_) => sampler.scratch.bytes >= size,
+            ScratchFs::Host(_) => !self.plan.scratch.read_only,
+        });
+        let tmp = self.quota.tmp.as_ref().filter(|_| sampler.tmp.bytes >= size);
+        scratch.map(ScratchFs::root).into_iter().chain(tmp).any(|root| usage::has_changed_file_of(root, size, since))
     }
 
     fn outcome(self, ended: Result<RunEnd, LaunchError>) -> (Outcome, Teardown) {
