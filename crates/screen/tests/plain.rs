@@ -157,3 +157,38 @@ fn rebound_names_are_not_reported() {
         ],
     );
 }
+
+#[test]
+fn a_file_that_is_taken_away_outside_is_found() {
+    let outside = [
+        "rm /etc/passwd",
+        "rm -f /etc/*.conf",
+        "rm ~/.bashrc",
+        "unlink /etc/passwd",
+        "rmdir /usr/share/doc",
+        "cd /etc; rm passwd",
+        "sudo rm -f /usr/bin/ls",
+        "mv /opt/app/config.yml .",
+    ];
+    finds(Grammar::Shell, Rule::WriteOutside, &outside);
+    let destroys = ["rm -f /etc/*", "rm ~/*", "cd /etc && rm -f *", "shred /etc/passwd", "find /etc -name '*.conf' -exec unlink {} \\;"];
+    finds(Grammar::Shell, Rule::Destroy, &destroys);
+    let moved = [
+        "import os\nos.rename('/etc/passwd', 'x')",
+        "import os\nos.replace(src='/etc/passwd', dst='x')",
+        "import shutil\nshutil.move('/opt/app/x', 'x')",
+        "from pathlib import Path\nPath('/etc/passwd').rename('x')",
+    ];
+    finds(Grammar::Python, Rule::WriteOutside, &moved);
+    let own = [
+        "rm -f out/*.o /tmp/x",
+        "rm -f \"$OUT\"/*",
+        "rm /tmp/*",
+        "unlink latest",
+        "rmdir a/b \"$TMP\"",
+        "mv a.txt b.txt",
+        "mv *.csv /tmp/",
+    ];
+    finds_nothing(Grammar::Shell, &own);
+    finds_nothing(Grammar::Python, &["import os, shutil\nos.rename('a', 'b')\nshutil.move('a', '/tmp/b')\n'a'.replace('b', '/etc/c')"]);
+}

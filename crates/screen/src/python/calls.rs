@@ -8,8 +8,8 @@ use stockade_protocol::screen::{Grammar, Rule, Source};
 use super::{Walk, place, tables, value::Value};
 use crate::{budget, paths, screen_string, shell};
 
-/// Calls that write to the path of this argument.
-const WRITERS: [(&str, usize); 20] = [
+/// Calls that write to the path of this argument, or take it away.
+const WRITERS: [(&str, usize); 24] = [
     ("shutil.copy", 1),
     ("shutil.copy2", 1),
     ("shutil.copyfile", 1),
@@ -18,6 +18,10 @@ const WRITERS: [(&str, usize); 20] = [
     ("os.rename", 1),
     ("os.renames", 1),
     ("os.replace", 1),
+    ("shutil.move", 0),
+    ("os.rename", 0),
+    ("os.renames", 0),
+    ("os.replace", 0),
     ("os.link", 1),
     ("os.symlink", 1),
     ("os.makedirs", 0),
@@ -127,8 +131,8 @@ impl<'a> Walk<'a, '_, '_> {
             }
             _ => {}
         }
-        if let Some((_, at)) = WRITERS.iter().find(|(writer, _)| *writer == name) {
-            let path = self.argument(call, "dst", *at);
+        for (_, at) in WRITERS.iter().filter(|(writer, _)| *writer == name) {
+            let path = self.argument(call, if *at == 0 { "src" } else { "dst" }, *at);
             self.writes(expr, name, path.as_ref());
             if REMOVERS.contains(&name) && self.vital > 0 {
                 self.add(Rule::Destroy, expr, name);
@@ -258,7 +262,10 @@ impl<'a> Walk<'a, '_, '_> {
         }
         match attribute.attr.as_str() {
             "open" => self.opens(expr, Some(&object), self.argument(call, "mode", 0).as_ref()),
-            "rename" | "replace" if arguments.len() == 1 => self.writes(expr, attribute.attr.as_str(), arguments.first()),
+            name @ ("rename" | "replace") if arguments.len() == 1 => {
+                self.writes(expr, name, Some(&object));
+                self.writes(expr, name, arguments.first());
+            }
             name if WRITING_METHODS.contains(&name) => self.writes(expr, name, Some(&object)),
             _ => {}
         }

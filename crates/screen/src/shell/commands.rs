@@ -146,7 +146,7 @@ impl Walk<'_, '_> {
         }
         match name.as_str() {
             "cd" => self.directory = self.place(text(0)),
-            "rm" | "shred" | "srm" => self.removes(&name, arguments, &targets, at),
+            "rm" | "shred" | "srm" | "unlink" | "rmdir" => self.removes(&name, arguments, &targets, at),
             "find" => self.finds(arguments, at),
             "dd" => {
                 for word in arguments {
@@ -171,6 +171,8 @@ impl Walk<'_, '_> {
                 let (destination, sources) = targets.split_last().map(|(last, rest)| (last.clone(), rest.to_vec())).unwrap_or_default();
                 if sources.iter().any(|path| paths::is_vital(path)) {
                     self.findings.add(Rule::Destroy, at, "mv");
+                } else {
+                    sources.iter().for_each(|path| self.writes(path, at, "mv"));
                 }
                 self.writes(&destination, at, "mv");
             }
@@ -241,13 +243,16 @@ impl Walk<'_, '_> {
             |path: &str| path.strip_prefix('$').and_then(|rest| rest.split_once('/')).is_some_and(|(_, rest)| matches!(rest, "" | "*"));
         let disk = targets.iter().any(|path| paths::is_disk(path));
         let vital = targets.iter().any(|path| paths::is_vital(path) || unset(path));
-        if everything || disk || (vital && (recursive || name != "rm")) {
+        // Without `-r` the files of a directory, but no directory.
+        let files = targets.iter().any(|path| path.ends_with("/*") && paths::is_vital(path));
+        let destroys = everything || disk || files || (vital && (recursive || matches!(name, "shred" | "srm")));
+        if destroys {
             self.findings.add(Rule::Destroy, at, name);
         } else if recursive {
             self.findings.add(Rule::Delete, at, name);
         }
         for path in targets {
-            if !vital && paths::is_outside(path, self.question.scratch) {
+            if !destroys && paths::is_outside(path, self.question.scratch) {
                 self.findings.add(Rule::WriteOutside, at, &format!("{name} {path}"));
             }
         }
@@ -317,7 +322,7 @@ impl Walk<'_, '_> {
         let inner = unwrapped(words);
         let Some(name) = inner.first().map(|word| base(&word.text).to_owned()) else { return };
         let by_xargs = words.iter().take(4).any(|word| base(&word.text) == "xargs");
-        if by_xargs && matches!(name.as_str(), "rm" | "shred") {
+        if by_xargs && matches!(name.as_str(), "rm" | "shred" | "unlink") {
             let listed = fed
                 .iter()
                 .filter(|stage| stage.words.first().is_some_and(|word| matches!(base(&word.text), "echo" | "printf" | "find" | "ls")));
