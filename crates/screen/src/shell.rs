@@ -34,7 +34,7 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
     for _ in 0..MAX_ROUNDS {
         // Lines that were read are blanked, so that offsets stay.
         let rest = " ".repeat(begin) + code.get(begin..).unwrap_or_default();
-        let Some(tree) = parser.parse(&rest, None) else {
+        let Some(tree) = parser.parse(words::with_plain_offsets(&rest), None) else {
             findings.add(Rule::Screener, (begin, begin), "not parsed");
             return;
         };

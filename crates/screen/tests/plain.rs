@@ -192,3 +192,20 @@ fn a_file_that_is_taken_away_outside_is_found() {
     finds_nothing(Grammar::Shell, &own);
     finds_nothing(Grammar::Python, &["import os, shutil\nos.rename('a', 'b')\nshutil.move('a', '/tmp/b')\n'a'.replace('b', '/etc/c')"]);
 }
+
+/// Bash accepts each of these; the grammar takes many of them for errors.
+#[test]
+fn any_offset_of_a_substring_is_understood() {
+    let honest = [
+        "echo \"${x:$i:1}\" ${x:$i} ${x:$i:$n} ${x:0:$n - 1}",
+        "echo \"${a[@]:$i}\" \"${a[*]:$i:2}\" \"${a[i]:$i}\" \"${a[$i]:$i}\" \"${!x:$i}\"",
+        "set -- \"${@:$OPTIND}\" \"${@:$#}\" \"${*:1:$#-1}\"",
+        "p=${a:$i}${a:0:$i}",
+        "echo \"${x:$i+1:$n-1}\" \"${x:i++:1}\" \"${x:(i-1)*2:1}\" \"${x:$RANDOM%${#x}:1}\" \"${x:n[0]:1}\" \"${x:${y:$i:1}:1}\"",
+        "echo \"${x: -1}\" \"${x:(-1)}\" ${x:-$i} ${x:=$i} ${x:+$i} '${x:'",
+    ];
+    finds_nothing(Grammar::Shell, &honest);
+    finds(Grammar::Shell, Rule::Network, &["echo ${x:$i:$(curl x)}", "echo ${x:$(curl x):$i}", "echo ${x:$i} $(curl x)"]);
+    finds(Grammar::Shell, Rule::Destroy, &["echo '${x:'; rm -rf /", "# ${x:\nrm -rf /", "echo ${x:$i}; rm -rf /"]);
+    finds(Grammar::Shell, Rule::Syntax, &["echo ${x:$", "${", "${{x}", "${a["]);
+}

@@ -114,6 +114,30 @@ fn parts(node: Node<'_>, code: &str, variables: &Variables, depth: u8, (left, ri
     word.and(Word::plain(code.get(at..end).unwrap_or_default().to_owned()))
 }
 
+/// The script for the grammar, which takes the offset of a substring (`${x:$i:1}`, `${@:$#}`) for
+/// an error unless it is a number, a name or a substitution. Other signs in it become letters; all
+/// places stay the same.
+pub(super) fn with_plain_offsets(code: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(code.len()), code);
+    while let Some(begin) = rest.find("${").map(|at| at + 2) {
+        let name = rest[begin..].trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "_@*!".contains(c));
+        let indexed = name.strip_prefix('[').and_then(|index| index.split_at_checked(index.find(['[', ']', '{', '}', '\n'])?));
+        let form = indexed.and_then(|(_, rest)| rest.strip_prefix(']')).unwrap_or(name);
+        out.push_str(&rest[..rest.len() - form.len()]);
+        rest = form;
+        // Signs of a default value.
+        if !form.starts_with(':') || form[1..].starts_with(['-', '=', '?', '+']) {
+            continue;
+        }
+        let end = form.find(|c: char| !c.is_ascii_alphanumeric() && !":_$#@*![]()+-/% ".contains(c)).unwrap_or(form.len());
+        let offset = form[..end].trim_end_matches('$').split("$(").next().unwrap_or_default();
+        let letters = offset.replace("++", "__").replace("--", "__").replace(['$', '#', '@', '!', '[', ']', '(', ')', ' '], "_");
+        out.push_str(&letters);
+        rest = &form[offset.len()..];
+    }
+    out + rest
+}
+
 /// Whether the name of a command is built from several variables.
 pub(super) fn is_put_together(name: Node<'_>) -> bool {
     let is_variable = |part: &Node<'_>| matches!(part.kind(), "simple_expansion" | "expansion");
@@ -172,5 +196,19 @@ mod tests {
         assert_eq!(escapes(r"\x72\x6d"), "rm");
         assert_eq!(escapes(r"a\tb\\\101\u00e9"), "a\tb\\Aé");
         assert_eq!(without_backslashes(r"\rm"), "rm");
+    }
+
+    #[test]
+    fn an_offset_becomes_letters_and_all_places_stay() {
+        for (code, plain) in [
+            ("${x:$i:1}", "${x:_i:1}"),
+            ("${a[$i]:i++}$y", "${a[$i]:i__}$y"),
+            ("${@:$#-1}", "${@:__-1}"),
+            ("${x:$i:$(f $i)}", "${x:_i:$(f $i)}"),
+            ("${x:-$i}${x:${y:$i}}", "${x:-$i}${x:${y:_i}}"),
+            ("'${x:' $i é ${x:$", "'${x:' $i é ${x:$"),
+        ] {
+            assert_eq!(with_plain_offsets(code), plain);
+        }
     }
 }
