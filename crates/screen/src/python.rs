@@ -51,6 +51,7 @@ pub(crate) fn screen(question: &Question<'_>, code: &str, depth: u8, findings: &
         endless: 0,
         vital: 0,
         nested: 0,
+        psutil: false,
         function: Vec::new(),
         later: Vec::new(),
     };
@@ -87,6 +88,8 @@ struct Walk<'a, 'w, 'c> {
     vital: u32,
     /// Depth of nested expressions.
     nested: u16,
+    /// The program imports psutil, whose processes come from many calls.
+    psutil: bool,
     function: Vec<Function>,
     /// Functions of this scope whose bodies come later.
     later: Vec<&'a StmtFunctionDef>,
@@ -102,6 +105,7 @@ impl<'a> Walk<'a, '_, '_> {
         for rule in tables::rules(module).collect::<Vec<_>>() {
             self.add(rule, at, &format!("import {module}"));
         }
+        self.psutil |= module.split('.').next() == Some("psutil");
         let allowed = &self.question.modules;
         let covers = |allowed: &&str| module.strip_prefix(*allowed).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
         if !allowed.is_empty() && !allowed.iter().any(covers) {

@@ -209,3 +209,22 @@ fn any_offset_of_a_substring_is_understood() {
     finds(Grammar::Shell, Rule::Destroy, &["echo '${x:'; rm -rf /", "# ${x:\nrm -rf /", "echo ${x:$i}; rm -rf /"]);
     finds(Grammar::Shell, Rule::Syntax, &["echo ${x:$", "${", "${{x}", "${a["]);
 }
+
+#[test]
+fn psutil_that_only_looks_is_not_reported() {
+    let honest = [
+        "import psutil\nprint(psutil.cpu_percent(), psutil.virtual_memory().percent)",
+        "from psutil import Process\nprint(Process().memory_info().rss)",
+        "import psutil\nfor p in psutil.process_iter(['name']):\n    print(p.info)",
+        "class Game:\n    def kill(self): pass\nGame().kill()",
+    ];
+    finds_nothing(Grammar::Python, &honest);
+    let process = [
+        "import psutil\nfor p in psutil.process_iter():\n    p.kill()",
+        "def stop(p):\n    p.terminate()\nfrom psutil import Process as P\nstop(P(1))",
+        "import psutil\n[p.suspend() for p in psutil.Process(1).children()]",
+        "import psutil\npsutil.Popen(['ls'])",
+    ];
+    finds(Grammar::Python, Rule::Process, &process);
+    finds(Grammar::Python, Rule::HiddenName, &["__import__('psu' + 'til')"]);
+}

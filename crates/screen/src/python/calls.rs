@@ -39,6 +39,8 @@ const WRITERS: [(&str, usize); 24] = [
 const REMOVERS: [&str; 4] = ["os.remove", "os.unlink", "os.rmdir", "os.truncate"];
 /// Methods of paths that write.
 const WRITING_METHODS: [&str; 9] = ["write_text", "write_bytes", "touch", "mkdir", "unlink", "rmdir", "symlink_to", "hardlink_to", "chmod"];
+/// Methods of psutil's processes that act on them; others only look.
+const ACTS_ON_PROCESSES: [&str; 5] = ["kill", "terminate", "send_signal", "suspend", "resume"];
 /// Calls that give text to a shell.
 const SHELLS: [&str; 6] =
     ["os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "asyncio.create_subprocess_shell", "pexpect.run"];
@@ -256,6 +258,9 @@ impl<'a> Walk<'a, '_, '_> {
 
     fn by_method(&mut self, expr: &Expr, call: &ExprCall, arguments: &[Value]) {
         let Expr::Attribute(attribute) = &*call.func else { return };
+        if self.psutil && ACTS_ON_PROCESSES.contains(&attribute.attr.as_str()) {
+            self.add(Rule::Process, expr, attribute.attr.as_str());
+        }
         let object = self.names.value(&attribute.value);
         if object.as_text().is_none() {
             return;
