@@ -35,6 +35,8 @@ pub(crate) struct Findings<'a> {
     /// The places of secrets.
     secrets: BTreeSet<(usize, usize)>,
     values: BTreeSet<String>,
+    /// A shell script keeps the pids of what it has started.
+    pub(crate) keeps_pids: bool,
     /// The place of the string whose code is read.
     within: Option<(usize, usize)>,
     budget: Rc<Budget>,
@@ -45,7 +47,9 @@ impl<'a> Findings<'a> {
         let begin_of = |next: &mut usize, line: &str| Some(std::mem::replace(next, *next + line.len()));
         let lines = lines(code, Some(grammar)).scan(0, begin_of).collect();
         let budget = Rc::new(Budget::of(code));
-        Findings { code, rules, lines, noted: BTreeMap::new(), secrets: BTreeSet::new(), values: BTreeSet::new(), within: None, budget }
+        let keeps_pids = ["$!", "jobs -p", "-P $$", "-P \"$$\""].iter().any(|sign| code.contains(sign));
+        let (noted, secrets, values) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Findings { code, rules, lines, noted, secrets, values, keeps_pids, within: None, budget }
     }
 
     /// Adds a finding at `start..end`. The first one of a rule and line is kept.

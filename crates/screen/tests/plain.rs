@@ -62,7 +62,6 @@ fn a_command_is_found_behind_what_starts_it() {
 #[test]
 fn what_a_command_changes_is_found() {
     finds(Grammar::Shell, Rule::Delete, &["find . -name '*.pyc' -delete", "find build -exec rm -rf {} +"]);
-    finds(Grammar::Shell, Rule::Process, &["kill -9 1", "kill 1", "kill -s KILL -- -1"]);
     let outside = [
         "chmod 777 /etc/x",
         "chown me: /usr/bin/x",
@@ -76,15 +75,7 @@ fn what_a_command_changes_is_found() {
     finds(Grammar::Shell, Rule::ForkBomb, &bombs);
     finds_nothing(
         Grammar::Shell,
-        &[
-            "kill -9 \"$pid\"",
-            "kill -1 $pid",
-            "chmod 755 build/x",
-            "tar -czf x.tgz -C /etc hosts",
-            "tar xf a -C build",
-            "sed -n p /etc/x",
-            "for i in 1 2; do ./x & done",
-        ],
+        &["chmod 755 build/x", "tar -czf x.tgz -C /etc hosts", "tar xf a -C build", "sed -n p /etc/x", "for i in 1 2; do ./x & done"],
     );
 }
 
@@ -227,4 +218,37 @@ fn psutil_that_only_looks_is_not_reported() {
     ];
     finds(Grammar::Python, Rule::Process, &process);
     finds(Grammar::Python, Rule::HiddenName, &["__import__('psu' + 'til')"]);
+}
+
+#[test]
+fn signals_to_what_the_script_did_not_start_are_found() {
+    let others = [
+        "kill -9 1",
+        "kill 1",
+        "kill -s KILL -- -1",
+        "kill -9 4711",
+        "kill $pid",
+        "kill -TERM -- -$group",
+        "kill $(pidof sshd)",
+        "kill -9 \"$(cat server.pid)\"",
+        "sleep 9 & kill $(pgrep sshd); wait $!",
+        "pgrep x | xargs kill -9",
+        "ps ax | grep x | awk '{ print $1 }' | xargs -r sudo kill",
+        "cat server.pid | xargs kill",
+        "fuser -k 80/tcp",
+    ];
+    finds(Grammar::Shell, Rule::Process, &others);
+    let own = [
+        "sleep 9 & pid=$!; kill -9 \"$pid\"",
+        "sleep 9 & pid=$!; kill -1 $pid",
+        "sleep 9 & echo $! > pid; kill $(cat pid)",
+        "sleep 9 & trap 'kill $(jobs -p)' EXIT",
+        "sleep 9 & jobs -p | xargs kill",
+        "sleep 9 & pgrep -P $$ | xargs kill",
+        "for i in 1 2; do sleep 9 & pids+=($!); done; for pid in \"${pids[@]}\"; do kill \"$pid\"; done",
+        "kill %1; kill 0; kill -s TERM 0; kill $$; kill -l",
+        "kill -0 \"$pid\"; kill -s 0 12",
+        "fuser data.db",
+    ];
+    finds_nothing(Grammar::Shell, &own);
 }

@@ -183,7 +183,8 @@ impl Walk<'_, '_> {
             }
             "tee" | "touch" | "mkdir" | "truncate" => targets.clone().iter().for_each(|path| self.writes(path, at, &name)),
             "kill" => self.kills(arguments, at),
-            "killall" | "pkill" | "killall5" => self.findings.add(Rule::Process, at, &name),
+            "killall" | "pkill" | "killall5" | "skill" => self.findings.add(Rule::Process, at, &name),
+            "fuser" if arguments.iter().any(|word| is_flag(&word.text, 'k', "--kill")) => self.findings.add(Rule::Process, at, &name),
             "env" | "printenv" | "set" if arguments.is_empty() => self.findings.add(Rule::Credentials, at, &name),
             "sed" if arguments.iter().any(|word| is_flag(&word.text, 'i', "--in-place")) => {
                 targets.iter().skip(1).for_each(|path| self.writes(path, at, &name));
@@ -279,12 +280,26 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Signals to pid 1, and to all processes.
+    /// Signals to processes that the script has not started.
     fn kills(&mut self, arguments: &[Word], at: (usize, usize)) {
         // The first option is a signal.
-        let options = usize::from(arguments.first().is_some_and(|word| word.text.starts_with('-')));
-        let mut texts = arguments.iter().skip(options).map(|word| word.text.as_str());
-        if let Some(target) = texts.find(|text| matches!(*text, "1" | "-1")) {
+        let signal = arguments.first().map(|word| word.text.as_str()).filter(|text| text.starts_with('-'));
+        let named = matches!(signal, Some("-s" | "-n"));
+        let value = arguments.get(1).map(|word| word.text.as_str()).filter(|_| named);
+        // `-0` only asks whether a process lives; `-l` lists signals.
+        if matches!(signal, Some("-0" | "-l" | "-L")) || matches!(value, Some("0")) {
+            return;
+        }
+        // A script that keeps the pids of its children means one of them by an unknown pid.
+        let own = self.findings.keeps_pids;
+        let is_other = |text: &str| match text.trim_start_matches('-') {
+            "" | "0" => false,
+            text if text.starts_with('%') => false,
+            text if text.starts_with(|c: char| c.is_ascii_digit()) => true,
+            text => !own && text != "$$" && text != "$BASHPID",
+        };
+        let skipped = usize::from(signal.is_some()) + usize::from(named);
+        if let Some(target) = arguments.iter().skip(skipped).map(|word| word.text.as_str()).find(|text| is_other(text)) {
             self.findings.add(Rule::Process, at, &format!("kill {target}"));
         }
     }
@@ -322,6 +337,9 @@ impl Walk<'_, '_> {
         let inner = unwrapped(words);
         let Some(name) = inner.first().map(|word| base(&word.text).to_owned()) else { return };
         let by_xargs = words.iter().take(4).any(|word| base(&word.text) == "xargs");
+        if by_xargs && name == "kill" && (finds_processes(fed) || !self.findings.keeps_pids) {
+            self.findings.add(Rule::Process, at, "xargs kill");
+        }
         if by_xargs && matches!(name.as_str(), "rm" | "shred" | "unlink") {
             let listed = fed
                 .iter()
@@ -341,9 +359,13 @@ impl Walk<'_, '_> {
         let Some(name) = unwrapped(words).first().map(|word| base(&word.text)) else { return };
         let runs_output = SHELLS.contains(&name) || matches!(name, "eval" | "source" | ".");
         // The words were read before: this is work for each level of substitutions.
-        if runs_output && self.findings.budget().spend(budget::of_shell(node.byte_range().len())) {
+        if (runs_output || name == "kill") && self.findings.budget().spend(budget::of_shell(node.byte_range().len())) {
             let stages: Vec<Stage> = self.children(node).into_iter().flat_map(|part| self.inner_stages(part, 0)).collect();
-            self.code_from(name, &stages, span(node));
+            match runs_output {
+                true => self.code_from(name, &stages, span(node)),
+                false if finds_processes(&stages) => self.findings.add(Rule::Process, span(node), "kill"),
+                false => {}
+            }
         }
     }
 
@@ -363,6 +385,15 @@ impl Walk<'_, '_> {
             }
         }
     }
+}
+
+/// Whether these commands look for processes by name, other than the script's own children.
+fn finds_processes(stages: &[Stage]) -> bool {
+    let mut words = stages.iter().map(|stage| unwrapped(&stage.words));
+    words.any(|words| {
+        let name = words.first().map(|word| base(&word.text)).unwrap_or_default();
+        matches!(name, "pgrep" | "pidof" | "ps" | "lsof" | "fuser") && !words.iter().any(|word| word.text == "$$")
+    })
 }
 
 /// The script of `-c`: Python takes the next word, a shell the first word after all options.

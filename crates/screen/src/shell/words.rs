@@ -81,7 +81,7 @@ pub(super) fn evaluate(node: Node<'_>, code: &str, variables: &Variables, depth:
         "raw_string" => Word::plain(whole.trim_matches('\'').to_owned()),
         "ansi_c_string" => Word::plain(escapes(whole.strip_prefix("$'").and_then(|text| text.strip_suffix('\'')).unwrap_or(whole))),
         "number" | "string_content" | "special_character" => Word::plain(whole.to_owned()),
-        "simple_expansion" => variables.get(whole.trim_start_matches('$')),
+        "simple_expansion" => variables.get(whole.strip_prefix('$').unwrap_or(whole)),
         "expansion" => {
             let name: String = whole.trim_start_matches("${").chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
             let form = whole.get(name.len() + 2..whole.len() - 1).unwrap_or_default();
