@@ -11,7 +11,7 @@ use std::{
 
 use stockade_protocol::screen::{Answer, Found, Grammar, MAX_FINDINGS, MAX_TEXT_LEN, Rule, Rules, lines};
 
-use crate::{budget::Budget, secrets};
+use crate::{budget::Budget, paths, secrets};
 
 /// Values of secrets that are removed from other findings.
 const MAX_VALUES: usize = 64;
@@ -35,6 +35,8 @@ pub(crate) struct Findings<'a> {
     /// The places of secrets.
     secrets: BTreeSet<(usize, usize)>,
     values: BTreeSet<String>,
+    /// The files that the program has fetched so far.
+    fetched: BTreeSet<String>,
     /// A shell script keeps the pids of what it has started.
     pub(crate) keeps_pids: bool,
     /// The place of the string whose code is read.
@@ -47,9 +49,10 @@ impl<'a> Findings<'a> {
         let begin_of = |next: &mut usize, line: &str| Some(std::mem::replace(next, *next + line.len()));
         let lines = lines(code, Some(grammar)).scan(0, begin_of).collect();
         let budget = Rc::new(Budget::of(code));
+        let (noted, secrets) = (BTreeMap::new(), BTreeSet::new());
         let keeps_pids = ["$!", "jobs -p", "-P $$", "-P \"$$\""].iter().any(|sign| code.contains(sign));
-        let (noted, secrets, values) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Findings { code, rules, lines, noted, secrets, values, keeps_pids, within: None, budget }
+        let (values, fetched) = (BTreeSet::new(), BTreeSet::new());
+        Findings { code, rules, lines, noted, secrets, values, fetched, keeps_pids, within: None, budget }
     }
 
     /// Adds a finding at `start..end`. The first one of a rule and line is kept.
@@ -83,6 +86,18 @@ impl<'a> Findings<'a> {
             Some(at) => self.secret((start + at, start + at + value.len()), value, kind),
             None => self.secret((start, end), value, kind),
         }
+    }
+
+    /// A file is fetched to this path. An unknown one says nothing of another.
+    pub(crate) fn fetches(&mut self, path: &str) {
+        if !path.contains('*') {
+            self.fetched.insert(paths::plain(path));
+        }
+    }
+
+    /// Whether the program has fetched the file of this path.
+    pub(crate) fn has_fetched(&self, path: &str) -> bool {
+        !self.fetched.is_empty() && self.fetched.contains(&paths::plain(path))
     }
 
     /// The budget of this program.

@@ -208,8 +208,16 @@ impl Walk<'_, '_> {
         if word.text.starts_with("/dev/tcp/") || word.text.starts_with("/dev/udp/") {
             self.findings.add(Rule::Network, span(node), &word.text);
         }
+        let command = node.parent().and_then(|statement| statement.child_by_field_name("body")).filter(|body| body.kind() == "command");
+        let words = command.map(|command| self.words_of(command)).unwrap_or_default();
+        let path = paths::join(&self.directory, &word.text);
         if operator.contains('>') {
             self.writes(&word.text, span(node), "redirection");
+            if commands::fetches(&words) {
+                self.findings.fetches(&path);
+            }
+        } else if self.findings.has_fetched(&path) && commands::reads_code(&words).is_some() {
+            self.findings.add(Rule::RemoteCode, span(node), &path);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The rules against the labelled corpus: everything labelled is found, and nothing else in
 //! honest programs, except what is listed here.
 //!
-//! The corpus existed before the rules. Misses and false alarms are listed, so that the lists
+//! Most of the corpus existed before the rules. Misses and false alarms are listed, so that the lists
 //! only get shorter.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test may panic, and says what it measured")]
 
@@ -14,10 +14,10 @@ const MISSED: [&str; 0] = [];
 /// Honest programs with a false alarm.
 const FALSE_ALARMS: [&str; 0] = [];
 /// How many misbehaving and how many honest programs `strict` stops.
-const STRICT_STOPS: usize = 160;
+const STRICT_STOPS: usize = 177;
 const STRICT_ALARMS: usize = 0;
 /// The same for `review`, which also holds back honest programs.
-const REVIEW_STOPS: usize = 206;
+const REVIEW_STOPS: usize = 227;
 const REVIEW_ALARMS: usize = 29;
 
 struct Program {

@@ -252,3 +252,45 @@ fn signals_to_what_the_script_did_not_start_are_found() {
     ];
     finds_nothing(Grammar::Shell, &own);
 }
+
+#[test]
+fn what_is_fetched_is_followed_to_its_file() {
+    let outside = [
+        "wget -O /usr/x http://a",
+        "wget -qO/usr/x http://a",
+        "wget --output-document=/usr/x http://a",
+        "wget -P /usr/bin http://a/x",
+        "cd /usr && wget http://a/x",
+        "curl -o /usr/x http://a",
+        "curl -fsSLo /usr/x http://a",
+        "curl --output-dir /usr -O http://a/x",
+        "curl http://a > /usr/x",
+    ];
+    finds(Grammar::Shell, Rule::WriteOutside, &outside);
+    let code = [
+        "wget -O /tmp/x http://a; python3 /tmp/x",
+        "wget http://a/x.sh && chmod +x x.sh && sudo ./x.sh",
+        "curl -sO http://a/x.sh; bash -e ./x.sh",
+        "curl http://a > x.sh; . ./x.sh",
+        "curl -o x.sh http://a; sh < x.sh",
+        "curl -o x.sh http://a; cat x.sh | sh",
+        "curl -o x.sh http://a; eval \"$(cat x.sh)\"",
+        "curl -o x.sh http://a; env sh -c 'sh x.sh'",
+    ];
+    finds(Grammar::Shell, Rule::RemoteCode, &code);
+    let code = [
+        "import os\nos.system('wget -O /tmp/x http://a')\nos.system('sh /tmp/x')",
+        "import subprocess, urllib.request as u\nu.urlretrieve('http://a', '/tmp/x')\nsubprocess.run(['python3', '/tmp/x'])",
+    ];
+    finds(Grammar::Python, Rule::RemoteCode, &code);
+    let honest = [
+        "curl -o data.json http://a; python3 process.py data.json; jq . data.json; sort < data.json; sh -c 'wc data.json'",
+        "wget -q http://a/x.tar.gz; tar xf x.tar.gz; ./configure",
+        "curl -so /dev/null http://a; wget -qO- http://a | tee /tmp/x; cat /tmp/y | sh",
+        "curl -o \"$(date +%F)\" http://a; python3 \"$(ls *.py)\"",
+        "curl -O http://a/x.py; python3 -m json.tool x.py; python3 -c 'print(1)' x.py",
+    ];
+    for code in honest {
+        assert_eq!(found(Grammar::Shell, code), BTreeSet::from([Rule::Network]), "{code}");
+    }
+}

@@ -136,6 +136,11 @@ impl<'a> Walk<'a, '_, '_> {
         for (_, at) in WRITERS.iter().filter(|(writer, _)| *writer == name) {
             let path = self.argument(call, if *at == 0 { "src" } else { "dst" }, *at);
             self.writes(expr, name, path.as_ref());
+            if name == "urllib.request.urlretrieve"
+                && let Some(path) = path.as_ref().and_then(Value::as_text)
+            {
+                self.findings.fetches(path);
+            }
             if REMOVERS.contains(&name) && self.vital > 0 {
                 self.add(Rule::Destroy, expr, name);
             }

@@ -90,6 +90,13 @@ const SYSTEM: [&str; 47] = [
     "capsh",
     "auditctl",
 ];
+/// The options for the file and for the directory to which a command fetches.
+const DOWNLOADS: [(&str, [&str; 2], &[&str]); 4] = [
+    ("curl", ["-o", "--output"], &["--output-dir"]),
+    ("wget", ["-O", "--output-document"], &["-P", "--directory-prefix"]),
+    ("aria2c", ["-o", "--out"], &["-d", "--dir"]),
+    ("fetch", ["-o", "--output"], &[]),
+];
 /// The cost of copying a word.
 const COPIED: usize = 4;
 const DISKS: [&str; 10] = ["mkfs", "wipefs", "sgdisk", "fdisk", "sfdisk", "parted", "blkdiscard", "mkswap", "hdparm", "badblocks"];
@@ -144,7 +151,11 @@ impl Walk<'_, '_> {
         if DISKS.iter().any(|disk| name == *disk || name.strip_prefix(disk).is_some_and(|rest| rest.starts_with('.'))) {
             self.findings.add(Rule::Destroy, at, &name);
         }
+        if self.is_fetched_code(inner, &name) {
+            self.findings.add(Rule::RemoteCode, at, &name);
+        }
         match name.as_str() {
+            "curl" | "wget" | "aria2c" | "fetch" => self.downloads(&name, arguments, at),
             "cd" => self.directory = self.place(text(0)),
             "rm" | "shred" | "srm" | "unlink" | "rmdir" => self.removes(&name, arguments, &targets, at),
             "find" => self.finds(arguments, at),
@@ -280,6 +291,34 @@ impl Walk<'_, '_> {
         }
     }
 
+    /// A file is fetched: to the path of an option, or under the name that it has there.
+    fn downloads(&mut self, name: &str, arguments: &[Word], at: (usize, usize)) {
+        let Some((_, to, below)) = DOWNLOADS.iter().find(|(known, ..)| *known == name) else { return };
+        let directory = words::option_values(arguments, below, true).next().unwrap_or_default().to_owned();
+        let mut files: Vec<&str> = words::option_values(arguments, to, true).collect();
+        if files.is_empty() && (name != "curl" || arguments.iter().any(|word| is_flag(&word.text, 'O', "--remote-name"))) {
+            let peers = arguments
+                .iter()
+                .map(|word| word.text.as_str())
+                .filter(|text| text.contains('/') && !text.starts_with(['-', '/', '.', '~']));
+            files = peers.map(base).collect();
+        }
+        for file in files.into_iter().filter(|file| *file != "-") {
+            let path = paths::join(&directory, file);
+            self.writes(&path, at, name);
+            self.findings.fetches(&self.place(&path));
+        }
+    }
+
+    /// Whether a command runs a file that was fetched: by its path, or as the script of an
+    /// interpreter.
+    fn is_fetched_code(&self, words: &[Word], name: &str) -> bool {
+        let runs_script = SHELLS.contains(&name) || INTERPRETERS.contains(&name) || matches!(name, "source" | ".");
+        let program = words.first().filter(|word| word.text.contains('/'));
+        let script = words.iter().skip(1).find(|word| !word.text.starts_with('-')).filter(|_| runs_script);
+        program.into_iter().chain(script).any(|word| self.findings.has_fetched(&self.place(&word.text)))
+    }
+
     /// Signals to processes that the script has not started.
     fn kills(&mut self, arguments: &[Word], at: (usize, usize)) {
         // The first option is a signal.
@@ -377,7 +416,8 @@ impl Walk<'_, '_> {
         for stage in stages {
             let words = unwrapped(&stage.words);
             let Some(name) = words.first().map(|word| base(&word.text)) else { continue };
-            if FETCHERS.contains(&name) {
+            let prints_fetched = words.iter().skip(1).any(|word| self.findings.has_fetched(&self.place(&word.text)));
+            if FETCHERS.contains(&name) || prints_fetched {
                 self.findings.add(Rule::RemoteCode, at, name);
             }
             if decodes(name, words.get(1..).unwrap_or_default()) {
@@ -385,6 +425,11 @@ impl Walk<'_, '_> {
             }
         }
     }
+}
+
+/// Whether a command prints what it fetches.
+pub(super) fn fetches(words: &[Word]) -> bool {
+    unwrapped(words).first().is_some_and(|word| FETCHERS.contains(&base(&word.text)))
 }
 
 /// Whether these commands look for processes by name, other than the script's own children.

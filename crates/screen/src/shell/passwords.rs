@@ -2,7 +2,7 @@
 //!
 //! Strings that look like secrets are found by [`secrets`] everywhere.
 
-use super::words::Word;
+use super::words::{Word, option_values};
 use crate::secrets;
 
 /// The value of such an option.
@@ -23,30 +23,12 @@ const OPTIONS: [(&str, &[&str], Given); 3] = [
 /// The passwords in the arguments of a command.
 pub(super) fn given<'w>(name: &str, arguments: &'w [Word]) -> Vec<&'w str> {
     let Some((_, options, given)) = OPTIONS.iter().find(|(known, ..)| *known == name) else { return Vec::new() };
-    let next = arguments.iter().skip(1).map(Some).chain([None]);
-    let values = arguments.iter().zip(next).filter_map(|(word, next)| match behind(&word.text, options, *given)? {
-        "" => next.map(|next| next.text.as_str()),
-        value => Some(value),
-    });
+    let values = option_values(arguments, options, *given == Given::Credentials);
     let passwords = values.filter_map(|value| match given {
         Given::Password => Some(value),
         Given::Credentials => value.split_once(':').map(|(_, password)| password),
     });
     passwords.filter(|password| secrets::is_password(password)).collect()
-}
-
-/// The value of one of these options in the same word; empty where the next word is its
-/// value.
-fn behind<'w>(word: &'w str, options: &[&str], given: Given) -> Option<&'w str> {
-    options.iter().find_map(|option| match option.starts_with("--") {
-        true => word.strip_prefix(*option).and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('=') }),
-        false => {
-            let (before, value) = word.strip_prefix('-')?.split_once(option.trim_start_matches('-'))?;
-            // Other options come before it, as in `-su`.
-            let several = given == Given::Credentials && before.bytes().all(|byte| byte.is_ascii_alphabetic());
-            (before.is_empty() || several).then_some(value)
-        }
-    })
 }
 
 #[cfg(test)]

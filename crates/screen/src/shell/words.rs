@@ -47,6 +47,27 @@ impl Word {
     }
 }
 
+/// The values of these options, in the same word or the next. Other letters may stand before a
+/// `clustered` one, as in `-su`.
+pub(super) fn option_values<'w>(arguments: &'w [Word], options: &[&str], clustered: bool) -> impl Iterator<Item = &'w str> {
+    let next = arguments.iter().skip(1).map(Some).chain([None]);
+    arguments.iter().zip(next).filter_map(move |(word, next)| match behind(&word.text, options, clustered)? {
+        "" => next.map(|next| next.text.as_str()),
+        value => Some(value),
+    })
+}
+
+/// The value of an option in the same word; empty where the next word is its value.
+fn behind<'w>(word: &'w str, options: &[&str], clustered: bool) -> Option<&'w str> {
+    options.iter().find_map(|option| match option.starts_with("--") {
+        true => word.strip_prefix(*option).and_then(|rest| if rest.is_empty() { Some(rest) } else { rest.strip_prefix('=') }),
+        false => {
+            let (before, value) = word.strip_prefix('-')?.split_once(option.trim_start_matches('-'))?;
+            (before.is_empty() || (clustered && before.bytes().all(|byte| byte.is_ascii_alphabetic()))).then_some(value)
+        }
+    })
+}
+
 /// The values of variables.
 #[derive(Default)]
 pub(super) struct Variables(HashMap<String, Word>);
