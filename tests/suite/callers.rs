@@ -74,7 +74,7 @@ fn a_command_that_ignores_signals_is_ended_and_reported() {
         kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(status));
         let took = told.elapsed();
-        assert!((Duration::from_secs(1)..scaled(Duration::from_secs(2))).contains(&took), "{took:?}");
+        assert!((Duration::from_secs(1)..scaled(Duration::from_secs(6))).contains(&took), "{took:?}");
         let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
         assert_eq!((&report["verdict"], &report["code"]), (&json!("cancelled"), &json!(status)));
         fs::remove_dir_all(&place).unwrap();
@@ -94,7 +94,7 @@ fn a_callers_timer_slack_holds_up_no_limit() {
     };
     let done = ask("while True: pass");
     done.expect(json!({"verdict": "wall_timeout"}));
-    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < scaled(Duration::from_secs(4)), "{}", done.brief());
+    assert!(Duration::from_millis(done["duration_ms"].as_u64().unwrap()) < scaled(Duration::from_secs(10)), "{}", done.brief());
     ask("print(open('/proc/self/timerslack_ns').read())").expect(json!({"output": "50000\n\n"}));
     // The control: it was set.
     let shown = run_under(&["python3", "-c", set, "/usr/bin/cat", "/proc/self/timerslack_ns"]).output().unwrap();
