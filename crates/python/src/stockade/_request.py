@@ -50,7 +50,8 @@ def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
     request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
     given: dict[str, Any] = dict(options)
     for name in given:
-        if name not in RunOptions.__annotations__:
+        # A session has its scratch for good, and its answer says so.
+        if name not in RunOptions.__annotations__ and name != "scratch":
             known = ", ".join(RunOptions.__annotations__)
             raise BadRequest(f"unknown field `{name}`: a run takes {known}", reason="request_malformed")
     timeout = given.pop("timeout", None)
