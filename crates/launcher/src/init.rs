@@ -68,10 +68,9 @@ fn reset_inherited() -> Result<(), Errno> {
     // With a slack of an hour epoll_wait(2) may be an hour late: no limit of time would hold.
     set_timerslack(TIMER_SLACK).map_err(of_nix)?;
     set_thp_disable(false).map_err(of_nix)?;
-    // setarch(8), such as addresses that are not random.
-    if !personality::get().map_err(of_nix)?.is_empty() {
-        personality::set(Persona::empty()).map_err(of_nix)?;
-    }
+    // setarch(8), such as addresses that are not random. Not asked for first: a service's
+    // LockPersonality= lets a process set what it has, and refuses the question.
+    personality::set(Persona::empty()).map_err(of_nix)?;
     Ok(())
 }
 
