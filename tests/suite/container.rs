@@ -10,6 +10,7 @@ use std::{
     os::unix::fs::{PermissionsExt, symlink},
     path::Path,
     process::{Command, Output, Stdio},
+    sync::OnceLock,
 };
 
 use serde_json::{Value, json};
@@ -167,8 +168,14 @@ fn contained(place: &Path, uid: u32, unlike: Unlike, arguments: &[&str], stdin: 
     output
 }
 
-/// Why no container can be started here.
+/// Why no container can be started here. It is tried once: two tries at one time would have one
+/// name.
 pub fn missing() -> Option<String> {
+    static ANSWER: OnceLock<Option<String>> = OnceLock::new();
+    ANSWER.get_or_init(try_container).clone()
+}
+
+fn try_container() -> Option<String> {
     let place = std::env::temp_dir().join(format!("suite-container-{}", std::process::id()));
     fs::create_dir_all(&place).ok()?;
     let answer = match find_program("runc") {
