@@ -4,7 +4,7 @@
 use std::{
     fs::{self, Permissions},
     os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
@@ -155,7 +155,7 @@ fn paths_that_leave_scratch_are_refused() {
     }
     // What only looks like it is a name like any other.
     let done = exec(
-        json!({"code": "import os; print(sorted(n for n in os.listdir('.') if 'stockade' not in n))", "files": {"...": "", "..a": "", "~": "", "\\..": ""}}),
+        json!({"code": "import os; print(sorted(n for n in os.listdir('.') if n != 'main.py'))", "files": {"...": "", "..a": "", "~": "", "\\..": ""}}),
     );
     done.succeeded().expect(json!({"output": "['...', '..a', '\\\\..', '~']\n"}));
 }
@@ -285,7 +285,7 @@ fn system_directories_are_no_scratch() {
         let done = ask(path);
         done.expect(json!({"verdict": "bad_request", "code": 2, "started": false}));
         let reason = done["reason"].as_str().unwrap();
-        let known = ["scratch_is_home", "scratch_holds_registry", "scratch_root_owned", "scratch_not_owned", "scratch_in_system_directory"];
+        let known = ["scratch_is_home", "scratch_holds_registry", "scratch_in_system_directory", "scratch_shared", "scratch_not_owned"];
         assert!(known.contains(&reason), "{path}: {}", done.brief());
     }
     ask("/").refused("scratch_is_home", &["below it"]);
@@ -306,16 +306,74 @@ fn a_home_directory_is_no_scratch() {
     ask(home).refused("scratch_is_home", &["home directory"]);
 }
 
-test!(RootOnly, a_root_owned_scratch_is_refused_to_root);
-fn a_root_owned_scratch_is_refused_to_root() {
+test!(RootOnly, root_may_use_a_directory_of_its_own);
+fn root_may_use_a_directory_of_its_own() {
     let path = directory().join("of-root");
     fs::create_dir(&path).unwrap();
-    ask(text(&path)).refused("scratch_root_owned", &["chown"]);
-    // The group alone is enough.
+    fs::write(path.join("mine"), "1").unwrap();
+    let code =
+        "import os\nopen('mine', 'a').write('2')\nopen('new', 'w').write('x')\nos.mkdir('below')\nprint(os.getuid(), os.stat('.').st_uid)";
+    let done = exec(json!({"code": code, "scratch": text(&path)}));
+    assert_eq!(done.output(), "1000 1000\n", "{}", done.brief());
+    // Root's on the host, although the run had another uid.
+    for name in ["mine", "new", "below"] {
+        let found = fs::symlink_metadata(path.join(name)).unwrap();
+        assert_eq!((found.uid(), found.gid(), found.mode() & 0o7000), (0, 0, 0), "{name}");
+    }
+    assert_eq!(fs::read_to_string(path.join("mine")).unwrap(), "12");
+    assert!(done["receipt"].to_string().contains("1000:1000 is host 187"), "{}", done["receipt"]);
+    // Not another user's run.
+    ask_as(OWNER, &path).refused("scratch_not_owned", &[]);
+    // The group alone is enough, and is what is named.
     std::os::unix::fs::chown(&path, Some(OWNER), Some(0)).unwrap();
-    ask(text(&path)).refused("scratch_root_owned", &["chown"]);
-    chown_to_owner(&path);
     ask(text(&path)).succeeded();
+    let request = json!({"code": "", "scratch": text(&path)});
+    exec_with(&["--policy", "strict"], request.clone()).refused("scratch_root_owned", &["its group is root's", "chgrp"]);
+    chown_to_owner(&path);
+    exec_with(&["--policy", "strict"], request).succeeded();
+}
+
+test!(RootOnly, no_directory_that_the_host_trusts_is_a_scratch_of_root);
+fn no_directory_that_the_host_trusts_is_a_scratch_of_root() {
+    for path in ["/etc", "/etc/cron.d", "/opt", "/usr/local/bin", "/var", "/var/lib", "/boot", "/dev/shm", "/run/lock"] {
+        if Path::new(path).is_dir() {
+            let done = ask(path);
+            let known = ["scratch_in_system_directory", "scratch_is_home", "scratch_shared"];
+            assert!(known.contains(&done["reason"].as_str().unwrap()), "{path}: {}", done.brief());
+        }
+    }
+    ask("/tmp").refused("scratch_shared", &["below it"]);
+    ask("/home").refused("scratch_is_home", &["home"]);
+    // A policy forbids it, and another adds a place.
+    let path = directory().join("of-root");
+    fs::create_dir(&path).unwrap();
+    let request = |path: &Path| json!({"code": "open('made', 'w')", "scratch": text(path)});
+    exec_with(&["--policy", "strict"], request(&path)).refused("scratch_root_owned", &["[scratch] root"]);
+    let added = PathBuf::from(format!("/opt/{}", token("scratch")));
+    fs::create_dir(&added).unwrap();
+    let policies = PolicyDirectory::new();
+    let wider = policies.write("wider", &derived(&format!("[scratch]\nroot = {{ add = [\"{}\"] }}", added.display())));
+    let without = exec(request(&added));
+    let with = exec_with(&["--policy", &wider], request(&added));
+    fs::remove_dir_all(&added).unwrap();
+    without.refused("scratch_in_system_directory", &["/opt", "[scratch] root"]);
+    with.succeeded();
+}
+
+test!(Both, a_set_id_program_in_scratch_stays_as_it_is);
+fn a_set_id_program_in_scratch_stays_as_it_is() {
+    let scratch = scratch();
+    for (name, mode) in [("plain", 0o755), ("set-id", 0o4755), ("set-gid", 0o2755)] {
+        write_file(&scratch.join(name), "#!/bin/true");
+        chown_to_owner(&scratch.join(name));
+        fs::set_permissions(scratch.join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    // By a mapping, which takes no bits away as write(2) does.
+    let code = "import mmap\nfor name in ('plain', 'set-id', 'set-gid'):\n  try:\n    with open(name, 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[2:] = b'/bin/evil'; print(name)\n  except OSError as e: print(name, e.errno)";
+    let done = exec(json!({"code": code, "scratch": text(&scratch)}));
+    // The control is the one without the bits.
+    assert_eq!(done.output(), "plain\nset-id 30\nset-gid 30\n", "{}", done.brief());
+    assert_eq!(fs::read_to_string(scratch.join("set-id")).unwrap(), "#!/bin/true");
 }
 
 test!(RootlessOnly, a_scratch_of_somebody_else_is_refused);
@@ -418,8 +476,7 @@ fn a_scratch_that_is_made_is_made_where_it_was_named_or_not_at_all() {
         let new = ceiling.join("new");
         ask(options, &new).succeeded();
         let made = fs::metadata(&new).unwrap();
-        let owner = if is_root() { 65534 } else { uid };
-        assert_eq!((made.uid(), made.permissions().mode() & 0o7777), (owner, 0o755));
+        assert_eq!((made.uid(), made.permissions().mode() & 0o7777), (if is_root() { 0 } else { uid }, 0o755));
         assert!(new.join("made").exists());
     }
 }
@@ -540,4 +597,24 @@ fn a_backtrace_that_was_asked_for_changes_no_error() {
         assert!(plain.0.is_some_and(|code| code != 0) && plain.1.contains("nonexistent"), "{words:?}: {plain:?}");
         assert_eq!(failed(words, "full"), plain, "{words:?}");
     }
+}
+
+test!(RootOnly, what_keeps_a_launcher_from_its_work_is_named);
+/// A chroot, a set of capabilities without CAP_CHOWN, too few descriptors.
+fn what_keeps_a_launcher_from_its_work_is_named() {
+    let program = crate::support::exec::program_path().unwrap();
+    let asks = |words: &[&str]| ExecResult::of(run_with_stdin(&mut run_under(words), br#"{"code": ""}"#));
+    let place = directory().join("chroot");
+    fs::create_dir(&place).unwrap();
+    // A directory with all of the host's, and no mount itself.
+    let script = "cd \"$1\"; for it in /*; do if [ -L $it ]; then cp -P $it .; elif [ -d $it ]; then mkdir ./$it && mount --rbind $it ./$it; fi; done; exec chroot . \"$2\" exec";
+    let in_chroot = asks(&["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&program)]);
+    in_chroot.broke("namespaces_refused", &["chroot"]);
+    assert!(!in_chroot.error().contains("seccomp profile"), "{}", in_chroot.error());
+    let without = asks(&["setpriv", "--bounding-set=-chown", "--inh-caps=-chown", "--", text(&program), "exec"]);
+    without.broke("root_without_capabilities", &["root without CAP_CHOWN"]);
+    let few = asks(&["sh", "-c", "ulimit -Hn 20; ulimit -n 20; exec \"$0\" exec", text(&program)]);
+    assert!(few.error().contains("EMFILE") && few.error().contains("ulimit -Hn"), "{}", few.error());
+    // The control.
+    asks(&[text(&program), "exec"]).succeeded();
 }

@@ -267,7 +267,7 @@ fn accepted_variables_arrive() {
     let done = exec(json!({"code": code, "env": {"LC_ALL": "C", "DEBUG": "a=b c\n", "TERM": ""}}));
     assert_eq!(
         done.succeeded().json(),
-        json!(["C.UTF-8", "C", "a=b c\n", "", "/home/sandbox", "/tmp", "UTC", "/usr/local/bin:/usr/bin:/bin"])
+        json!(["C.UTF-8", "C", "a=b c\n", "", "/home/sandbox", "/tmp", "UTC", "/usr/local/bin:/usr/bin:/bin:/run/stockade/bin"])
     );
 }
 
@@ -758,11 +758,68 @@ fn plan(request: &Value) -> Value {
     assert_eq!(output.status.code(), Some(0));
     let mut plan: Value = serde_json::from_slice(&output.stdout).unwrap();
     let name = plan["program_file"][1].as_str().unwrap().to_owned();
-    assert!(name.starts_with("stockade_") && name.ends_with(".py") && name.len() == "stockade_0123456789abcdef.py".len(), "{name}");
+    let unique = name.starts_with("stockade_") && name.ends_with(".py") && name.len() == "stockade_0123456789abcdef.py".len();
+    assert_eq!((unique, name == "main.py"), (request["scratch"].is_string(), request["scratch"].is_null()), "{name}");
     if is_root() {
         plan["identity"]["outside"] = json!("new");
     }
     serde_json::from_str(&plan.to_string().replace(&name, "NAME")).unwrap()
+}
+
+test!(Both, a_program_has_the_name_that_its_request_gives);
+fn a_program_has_the_name_that_its_request_gives() {
+    const NAMES: &str = "import os, sys; print(os.path.basename(sys.argv[0]), sorted(os.listdir('.')))";
+    assert_eq!(exec(json!({"code": NAMES})).output(), "main.py ['main.py']\n");
+    assert_eq!(exec(json!({"code": "echo $0", "language": "sh"})).output(), "/scratch/main.sh\n");
+    assert_eq!(exec(json!({"code": NAMES, "filename": "sales.py"})).output(), "sales.py ['sales.py']\n");
+    let traceback = exec(json!({"code": "1/0", "filename": "sales.py"}));
+    assert!(traceback.error().contains("File \"/scratch/sales.py\", line 1"), "{}", traceback.error());
+    // A file that the request brings keeps its name.
+    let beside = exec(json!({"code": format!("{NAMES}; import main"), "files": {"main.py": "print('theirs')"}}));
+    assert!(beside.output().starts_with("stockade_") && beside.output().ends_with("theirs\n"), "{}", beside.output());
+    // Where scratch cannot be written the program stands in the sandbox's own /tmp.
+    let policy = PolicyDirectory::new();
+    let reader = policy.write("reader", &derived("[scratch]\naccess = \"ro\""));
+    let scratch = scratch();
+    let done = exec_with(&["--policy", &reader], json!({"code": NAMES, "scratch": text(&scratch)}));
+    assert_eq!(done.output(), "main.py []\n");
+    // In a directory of the caller's nothing is replaced, and nothing that was there is removed.
+    write_file(&scratch.join("sales.py"), "mine");
+    chown_to_owner(&scratch.join("sales.py"));
+    exec(json!({"code": NAMES, "scratch": text(&scratch), "filename": "sales.py"})).refused("filename_taken", &["sales.py", "`filename`"]);
+    assert_eq!(fs::read_to_string(scratch.join("sales.py")).unwrap(), "mine");
+    let free = exec(json!({"code": NAMES, "scratch": text(&scratch), "filename": "other.py"}));
+    assert_eq!(free.output(), "other.py ['other.py', 'sales.py']\n");
+    assert_eq!(fs::read_dir(&scratch).unwrap().count(), 1);
+    let unique = exec(json!({"code": NAMES, "scratch": text(&scratch)}));
+    assert!(unique.output().starts_with("stockade_"), "{}", unique.output());
+    for (name, reason) in [
+        ("", "path_malformed"),
+        ("a/b.py", "filename_malformed"),
+        ("..", "path_malformed"),
+        ("/etc/x.py", "path_malformed"),
+        ("stockade_0.py", "filename_malformed"),
+    ] {
+        exec(json!({"code": "", "filename": name})).refused(reason, &["filename"]);
+    }
+    exec(json!({"code": "", "filename": "a", "files": {"a/b": ""}})).refused("filename_malformed", &["`files` has it too"]);
+}
+
+test!(Both, the_names_of_a_policys_runtimes_are_commands);
+fn the_names_of_a_policys_runtimes_are_commands() {
+    let named = "echo 'print(6*7)' > x.py; python x.py; py x.py; /usr/bin/env python x.py; python3 -c 'import sys; print(sys.prefix)'; command -v python3";
+    assert_eq!(exec(json!({"code": named, "language": "bash"})).output(), "42\n42\n42\n/usr\n/usr/bin/python3\n");
+    let names = "import shutil; print([shutil.which(name) for name in ('python', 'shell', 'bash', 'js')])";
+    let found = exec(json!({"code": names}));
+    assert!(found.output().contains("'/run/stockade/bin/python', '/run/stockade/bin/shell', '/usr/bin/bash'"), "{}", found.output());
+    // They are the policy's: one without Node has no name for it.
+    let policies = PolicyDirectory::new();
+    let without = policies.write("without", &derived("remove_runtimes = [\"node\"]"));
+    let done = exec_with(&["--policy", &without], json!({"code": names}));
+    assert!(done.output().ends_with("'/usr/bin/bash', None]\n"), "{}", done.output());
+    // Code can neither add to them nor replace one.
+    let done = exec(json!({"code": "ln -sf /bin/true /run/stockade/bin/python; touch /run/stockade/bin/new", "language": "bash"}));
+    assert_eq!(done.error().matches("Read-only file system").count(), 2, "{}", done.error());
 }
 
 test!(Both, two_plans_of_one_request_are_equal);

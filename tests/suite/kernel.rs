@@ -250,18 +250,21 @@ fn every_other_mount_is_read_only() {
 
 test!(Both, the_root_holds_nothing_of_the_host_but_what_the_policy_names);
 fn the_root_holds_nothing_of_the_host_but_what_the_policy_names() {
-    let done = python("import json, os\nprint(json.dumps([sorted(os.listdir(p)) for p in ('/', '/dev', '/home', '/tmp', '/scratch')]))");
+    let done = python(
+        "import json, os\nprint(json.dumps([sorted(os.listdir(p)) for p in ('/', '/dev', '/home', '/tmp', '/scratch', '/run', '/run/stockade')]))",
+    );
     let listed = done.succeeded().json();
     let root: BTreeSet<&str> = listed[0].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-    let known = ["bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "scratch", "sys", "tmp", "usr"];
+    let known = ["bin", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "scratch", "sys", "tmp", "usr"];
     assert!(root.iter().all(|name| known.contains(name)), "{root:?}");
     assert_eq!(listed[1], json!(["fd", "full", "null", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom", "zero"]));
     assert_eq!(listed[2], json!(["sandbox"]));
+    assert_eq!((&listed[5], &listed[6]), (&json!(["stockade"]), &json!(["bin"])));
     assert_eq!(listed[3], json!([]));
     assert_eq!(listed[4].as_array().map(Vec::len), Some(1), "the program alone");
     denied("os.listdir('/sys/fs/cgroup')", "ENOENT", Control::Outside);
     denied("os.listdir('/var')", "ENOENT", Control::Outside);
-    denied("os.listdir('/run')", "ENOENT", Control::Outside);
+    denied("os.listdir('/run/lock')", "ENOENT", Control::Outside);
 }
 
 const DESCRIPTORS: &str = "import json, os\nfound = []\nfor fd in range(4096):\n    try: os.fstat(fd); found.append(fd)\n    except OSError: pass\nprint(json.dumps(found))";

@@ -361,7 +361,8 @@ fn a_blueprint_request_gives_output_error_and_code() {
     let done = exec_with(&["--policy", "blueprint"], json!({"code": code, "scratch": text(&scratch)}));
     done.expect(json!({"output": format!("hello from {}\n", text(&scratch)), "error": "careful\n", "code": 4, "verdict": "exited"}));
     assert_eq!(fs::read_to_string(scratch.join("result.txt")).unwrap(), "kept");
-    assert_ne!(fs::metadata(&scratch).unwrap().uid(), 0);
+    // Who makes it has it.
+    assert_eq!(fs::metadata(&scratch).unwrap().uid(), nix::unistd::geteuid().as_raw());
     // Once more, now that it is there.
     exec_with(&["--policy", "blueprint"], json!({"code": "print(open('result.txt').read())", "scratch": text(&scratch)}))
         .succeeded()
@@ -524,4 +525,26 @@ fn a_program_with_a_set_id_bit_refuses_to_start() {
     ask(0o755).succeeded();
     ask(0o4755).broke("set_id_program", &["set-ID"]);
     ask(0o2755).broke("set_id_program", &["set-ID"]);
+}
+
+test!(RootOnly, grants_are_checked_with_line_and_column);
+fn grants_are_checked_with_line_and_column() {
+    let check = |grants: &str| {
+        let output = with_etc(&[("stockade/grants.toml", grants)], &[], &["grants", "check"], "");
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let good = "[[grant]]\nuid = 1000\npolicies = [\"default\", \"strict\"]\n\n[[grant]]\ngid = 7\npolicies = [\"shell\"]\n";
+    let (status, said) = check(good);
+    assert!(status == Some(0) && said.contains("/etc/stockade/grants.toml: ok (2 grants)"), "{status:?}: {said}");
+    for (bad, words) in [
+        (good.replace("gid = 7", "gdi = 7"), &["grants.toml:6:1", "gid"][..]),
+        (good.replace("uid = 1000", "user = \"has-no-account\""), &["grants.toml:2:", "has-no-account"]),
+        (good.replace("\"shell\"", "\"shel\""), &["grants.toml:5", "shel"]),
+        (good.replace("gid = 7", "gid ="), &["grants.toml:6:"]),
+    ] {
+        let (status, said) = check(&bad);
+        assert!(status == Some(1) && words.iter().all(|word| said.contains(word)), "{bad}: {status:?}: {said}");
+    }
+    let missing = stockade(["grants", "check", "/etc/stockade/no-such-file.toml"]).output().unwrap();
+    assert_eq!(missing.status.code(), Some(1));
 }

@@ -656,11 +656,15 @@ fn a_registry_name_taken_in_tmp_first_stops_no_run() {
             let _removed = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_file(&self.0));
         }
     }
-    let place = Taken(format!("/tmp/stockade-{OWNER}"));
+    // A user who has run nothing else.
+    const USER: u32 = OWNER + 17;
+    let own = |path: &Path| std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
+    let place = Taken(format!("/tmp/stockade-{USER}"));
     let (home, scratch) = (directory().join("own"), scratch());
     fs::create_dir(&home).unwrap();
-    chown_to_owner(&home);
-    let id = OWNER.to_string();
+    own(&home);
+    own(&scratch);
+    let id = USER.to_string();
     let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
     let program = program_path().unwrap();
     let ask = || {
@@ -674,7 +678,7 @@ fn a_registry_name_taken_in_tmp_first_stops_no_run() {
     // A file of the user's own, which somebody else has moved there.
     fs::remove_dir(&place.0).unwrap();
     fs::write(&place.0, "").unwrap();
-    chown_to_owner(Path::new(&place.0));
+    own(Path::new(&place.0));
     ask().succeeded().expect(json!({"output": "42\n"}));
     // The control: left alone, it is where the runs are noted.
     fs::remove_file(&place.0).unwrap();

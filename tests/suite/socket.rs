@@ -564,7 +564,7 @@ fn the_capabilities_of_the_units_are_enough_for_them() {
         ("+sys_admin", "root_without_capabilities", "root without CAP_SYS_ADMIN"),
         ("+setuid", "root_without_capabilities", "root without CAP_SETUID"),
         ("+setgid", "root_without_capabilities", "root without CAP_SETGID"),
-        ("+chown", "prepare_failed", ""),
+        ("+chown", "root_without_capabilities", "root without CAP_CHOWN"),
         ("+setfcap", "unique_uid_unavailable", "give the launcher CAP_SETFCAP"),
     ] {
         let without: Vec<String> = all.iter().filter(|name| *name != missing).cloned().collect();

@@ -58,6 +58,9 @@ pub enum ApprovedBy {
 struct BoundFields<'a> {
     code: &'a str,
     language: Option<&'a String>,
+    /// Left out where there is none, so that a token from before this field stays one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    filename: Option<&'a String>,
     args: &'a [String],
     stdin: Option<&'a TextOrBase64>,
     env: &'a BTreeMap<String, String>,
@@ -76,9 +79,33 @@ fn hash(value: &impl Serialize) -> Result<String, ApprovalError> {
 
 /// What a token is for and approvers see is one text.
 fn bound(request: &Request) -> Result<String, ApprovalError> {
-    let Request { code, scratch: _, language, args, stdin, env, files, collect, limits, encoding: _, id: _, labels: _, approve: _ } =
-        request;
-    json(&BoundFields { code, language: language.as_ref(), args, stdin: stdin.as_ref(), env, files, collect, limits })
+    let Request {
+        code,
+        scratch: _,
+        language,
+        filename,
+        args,
+        stdin,
+        env,
+        files,
+        collect,
+        limits,
+        encoding: _,
+        id: _,
+        labels: _,
+        approve: _,
+    } = request;
+    json(&BoundFields {
+        code,
+        language: language.as_ref(),
+        filename: filename.as_ref(),
+        args,
+        stdin: stdin.as_ref(),
+        env,
+        files,
+        collect,
+        limits,
+    })
 }
 
 fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, ApprovalError> {

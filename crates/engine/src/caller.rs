@@ -22,6 +22,7 @@ use rustix::{
 };
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 pub use stockade_policy::facts::Caller;
+use stockade_policy::model::Policy;
 use stockade_protocol::Verdict;
 
 use crate::{Refusal, RefusalCause, facts::HostError};
@@ -72,6 +73,13 @@ pub struct Identity {
     pub caller: Caller,
     /// Root acts for somebody else, whose grants decide.
     pub on_behalf: bool,
+}
+
+impl Identity {
+    /// Where a scratch may be root's: nowhere while root acts for another user.
+    pub(crate) fn roots_scratch<'p>(&self, policy: &'p Policy) -> &'p [PathBuf] {
+        if self.on_behalf { &[] } else { &policy.scratch.root }
+    }
 }
 
 /// The process that started this one, as a pidfd: who waits for a result, and with whose end a
@@ -134,8 +142,8 @@ fn own_identity() -> Result<Identity, Refusal> {
     }
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let privileged = uid == 0;
-    // Mounts want the first, maps of the run's ids the others.
-    for needed in [Capability::CAP_SYS_ADMIN, Capability::CAP_SETUID, Capability::CAP_SETGID] {
+    // Mounts want the first, maps of the run's ids the next two, and the run's pipes the last.
+    for needed in [Capability::CAP_SYS_ADMIN, Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_CHOWN] {
         if privileged && !caps::has_cap(None, CapSet::Effective, needed).unwrap_or(false) {
             return Err(CallerError::PowerlessRoot(needed).into());
         }
@@ -221,6 +229,12 @@ fn account_lines(path: &str) -> Vec<Vec<String>> {
     // A name in it may be in any encoding.
     let bytes = std::fs::read(path).unwrap_or_default();
     String::from_utf8_lossy(&bytes).lines().map(|line| line.split(':').map(String::from).collect()).collect()
+}
+
+/// The name of an account.
+pub fn user_name(uid: u32) -> Option<String> {
+    let passwd = account_lines("/etc/passwd");
+    passwd.into_iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid)))?.into_iter().next()
 }
 
 fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {

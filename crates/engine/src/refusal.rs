@@ -57,6 +57,7 @@ impl RefusalCause for LaunchError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         match (self.kind(), self.step_errno()) {
             (ErrorKind::Step(Step::WriteProgram), Some(Errno::NOSPC | Errno::DQUOT)) => (SandboxError, "scratch_full"),
+            (ErrorKind::Step(Step::WriteProgram), Some(Errno::EXIST)) => (BadRequest, "filename_taken"),
             (ErrorKind::Step(Step::WriteFile), _) => (BadRequest, "files_not_writable"),
             (ErrorKind::Step(Step::ExecPayload), _) => (SandboxError, "program_not_started"),
             (kind, _) => (SandboxError, kind.reason()),

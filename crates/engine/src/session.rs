@@ -327,6 +327,7 @@ impl Session {
             homes: &homes,
             registry: Some(&registry),
             ceiling: self.options.scratch.as_deref(),
+            roots: self.identity.roots_scratch(&self.loaded.policy),
         };
         let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
         open_scratch(&path, &self.loaded.policy, &opener, |real| {

@@ -24,6 +24,7 @@ use crate::{identity, tree};
 mod error;
 mod inspect;
 pub mod path;
+mod roots;
 pub(crate) mod usage;
 
 pub use error::{ScratchError, ScratchProblem};
@@ -104,6 +105,8 @@ pub struct Opener<'a> {
     pub registry: Option<&'a Path>,
     /// What `--scratch` names: a scratch must be it or lie below it.
     pub ceiling: Option<&'a Path>,
+    /// Where a directory of root's may be a scratch; empty: nowhere.
+    pub roots: &'a [PathBuf],
 }
 
 /// Takes on the caller's ids for as long as host paths are resolved. Leaving effective
@@ -154,17 +157,18 @@ pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce(
 /// Judges what was opened at a place, and looks through it.
 ///
 /// # Errors
-/// It is root's or another's, or holds too much that must be kept from the code.
+/// It is another's, or root's and may not be a scratch, or holds too much that must be kept from the code.
 pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchProblem> {
     let stat = fstat(&directory).map_err(ScratchProblem::Unreadable)?;
     let owner = (stat.st_uid, stat.st_gid);
-    if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
-        return Err(ScratchProblem::RootOwned);
-    }
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
         return Err(ScratchProblem::NotOwned { owner: owner.0, caller: opener.caller.uid });
     }
-    let rights = Mode::from_raw_mode(stat.st_mode).intersection(Mode::RWXU);
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
+        roots::judge(&real, owner.0, mode, opener)?;
+    }
+    let rights = mode.intersection(Mode::RWXU);
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
         return Err(ScratchProblem::Closed(real));
     }

@@ -36,6 +36,7 @@ use crate::{
     notify::{Denials, Served},
     processes,
     receipt::ExpectedSandbox,
+    registry,
     relay::{PumpTokens, is_readable},
     sandbox::Sandbox,
     signals::Signals,
@@ -133,6 +134,9 @@ struct Supervision<'a> {
     /// None where the plan watches no modules.
     hooks: Option<HookEvents>,
     /// Why the launcher has ended the run; the first cause stays.
+    /// What stands under the program's name in scratch is the run's to remove: nothing else can
+    /// have the name, or pid 1 has made the file.
+    program_is_ours: bool,
     cause: Option<Cause>,
     /// What failed; the first failure stays.
     failure: Option<LaunchError>,
@@ -210,6 +214,7 @@ impl<'a> Supervision<'a> {
     ) -> Result<Supervision<'a>, LaunchError> {
         let BegunSandbox { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
         let program_gone = plan.program_file.is_none();
+        let program_is_ours = plan.program_file.as_ref().is_some_and(|(_, name)| name.starts_with(registry::PROGRAM_PREFIX));
         let teardown = Teardown { sandbox, cgroup, record: inputs.record, program_gone, signals };
         Ok(Supervision {
             plan,
@@ -224,6 +229,7 @@ impl<'a> Supervision<'a> {
             caller: inputs.caller,
             listener: None,
             hooks: None,
+            program_is_ours,
             cause: None,
             failure: None,
             asked_to_end: false,

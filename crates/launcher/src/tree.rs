@@ -70,6 +70,11 @@ impl TreeEntry<'_> {
         self.stat.stx_size
     }
 
+    /// Whether it is a program that runs with its owner's or its group's rights.
+    pub(crate) fn has_set_id(&self) -> bool {
+        self.kind.is_file() && Mode::from_raw_mode(self.stat.stx_mode.into()).intersects(Mode::SUID | Mode::SGID)
+    }
+
     /// The bytes that are allocated for it.
     pub(crate) fn allocated(&self) -> u64 {
         self.stat.stx_blocks * 512

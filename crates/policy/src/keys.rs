@@ -54,6 +54,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Item {
     Path,
+    Directory,
     Device,
     Pattern,
     AllowedSyscall,
@@ -75,6 +76,7 @@ impl Item {
     pub(crate) fn check(self, text: &str) -> Checked<String> {
         match self {
             Item::Path => check::shown(text),
+            Item::Directory => check::absolute(text),
             Item::Device | Item::Family | Item::Layer => check::listed(self.what(), &self.values(), text),
             Item::UsersLayer if text == Degradable::UserNamespace.name() => {
                 let why = "an ordinary user makes all other namespaces by means of it";
@@ -199,6 +201,7 @@ pub(crate) const SCRATCH: &[Key] = &[
     must("home", Kind::Flag, "HOME is in scratch and survives"),
     must("read_only", Kind::List(Item::Glob), "what stays read-only below scratch"),
     must("hidden", Kind::List(Item::Glob), "what cannot be read below scratch"),
+    must("root", Kind::List(Item::Directory), "where root itself may use a directory of its own; one of the system only where it is named"),
 ];
 
 pub(crate) const DEGRADE: &[Key] = &[

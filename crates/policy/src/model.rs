@@ -191,6 +191,11 @@ impl Runtime {
             None => first.to_path_buf(),
         }
     }
+
+    /// The name of a file of this language.
+    pub fn file_name(&self, stem: &str) -> String {
+        if self.extension.is_empty() { stem.to_owned() } else { format!("{stem}.{}", self.extension) }
+    }
 }
 
 /// What a system call's filter answers.
@@ -279,6 +284,9 @@ pub struct Scratch {
     pub read_only: Vec<String>,
     /// Globs below scratch that cannot be read.
     pub hidden: Vec<String>,
+    /// Directories at or below which one of root's may be a scratch of root itself. Those of the
+    /// system count only where they, or directories in them, are named.
+    pub root: Vec<PathBuf>,
 }
 
 /// A layer that a policy may let a run go without.

@@ -5,6 +5,7 @@
 //! Making a plan changes nothing on the host. It holds no contents: neither code nor files, and of
 //! environment variables only what the policy itself sets.
 
+mod commands;
 mod confinement;
 mod error;
 mod modules;
@@ -20,11 +21,14 @@ use serde::Serialize;
 use stockade_protocol::{LimitKey, Limits};
 
 use crate::{
+    alert::AlertKind,
     facts::{CgroupFacts, HostFacts, PathKind},
     filter::Filters,
     model::{Access, Degradable, Policy, Runtime},
     whitelist,
 };
+pub use commands::COMMANDS;
+use commands::Commands;
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
 pub use error::PlanError;
 use root::plan_root;
@@ -62,6 +66,9 @@ pub enum Program {
     Code {
         /// The request's `language`; none: the policy's.
         language: Option<String>,
+        /// The name of its file; none: `main` and the runtime's ending in a scratch that begins
+        /// empty, else the stem and that ending.
+        filename: Option<String>,
         /// A name without ending that nothing in scratch has.
         stem: String,
     },
@@ -119,6 +126,8 @@ pub struct Interpreter {
 
 /// The path of the private scratch.
 pub const PRIVATE_SCRATCH: &str = "/scratch";
+/// The name of a program's file, without its ending, where nothing else can have it.
+pub const MAIN: &str = "main";
 /// The path of home, unless it is in scratch.
 pub const HOME: &str = "/home/sandbox";
 /// The least `memory` that a cgroup may enforce. Until it becomes the executor the sandbox's
@@ -139,10 +148,11 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
     let identity = plan_identity(policy, facts, run_request, &mut degraded)?;
     let scratch = plan_scratch(policy, run_request, &limits)?;
     let (argv, program_file, extra) = plan_program(policy, facts, run_request, &scratch)?;
-    let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &extra, &limits)?;
+    let commands = Commands::new(policy, facts, run_request, extra);
+    let (root, writable) = plan_root(policy, facts, run_request, &identity, &scratch, &commands, &limits)?;
     let cgroup = plan_cgroup(policy, facts, &limits, &mut degraded)?;
     let (landlock, payload_landlock) = plan_landlock(policy, facts, &root, &writable, &scratch, &mut degraded)?;
-    let environment = plan_environment(policy, run_request, &scratch)?;
+    let environment = plan_environment(policy, run_request, &scratch, commands)?;
     let filter = plan_filter(policy, filters, &scratch);
     let rlimits = plan_rlimits(facts, &limits, matches!(cgroup, CgroupPlan::Absent { .. }));
     let cpus = usable_cpus(facts, &limits);
@@ -180,7 +190,8 @@ fn root_size(limits: &Limits) -> Option<u64> {
 
 fn plan_egress(policy: &Policy) -> Option<EgressPlan> {
     let whitelist = policy.egress.whitelist.clone();
-    (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: whitelist::RESOLVER })
+    let alerts = policy.audit.alerts.iter().filter(|alert| alert.kind == AlertKind::Egress).cloned().collect();
+    (!whitelist.is_empty()).then_some(EgressPlan { whitelist, resolver: whitelist::RESOLVER, alerts })
 }
 
 /// Setting up the sandbox must not reach the limit: see [`MIN_MEMORY`].
@@ -353,21 +364,22 @@ fn taken<'p>(policy: &'p Policy, path: &Path) -> Option<&'p Path> {
 type ProgramPlan = (Vec<String>, Option<(PathBuf, String)>, Vec<PathBuf>);
 
 fn plan_program(policy: &Policy, facts: &HostFacts, run_request: &RunRequest, scratch: &ScratchPlan) -> Result<ProgramPlan, PlanError> {
-    let (language, stem) = match &run_request.program {
+    let (language, file) = match &run_request.program {
         Program::Command(command) => {
             let argv = command.iter().chain(&run_request.arguments).cloned().collect();
             return Ok((argv, None, interpreter_paths(run_request, None)));
         }
         Program::Image(name) => return Ok((vec![name.clone()], None, Vec::new())),
         Program::Interpreter { runtime } => (runtime.as_str(), None),
-        Program::Code { language, stem } => (language.as_deref().unwrap_or(&policy.language), Some(stem)),
+        Program::Code { language, filename, stem } => (language.as_deref().unwrap_or(&policy.language), Some((filename, stem))),
     };
     let (name, runtime) = find_runtime(policy, language)?;
     let interpreter = plan_interpreter(name, runtime, facts, run_request)?;
-    let file = stem.map(|stem| {
-        let file_name = if runtime.extension.is_empty() { stem.clone() } else { format!("{stem}.{}", runtime.extension) };
+    let file = file.map(|(filename, stem)| {
         let directory = if scratch.read_only { PathBuf::from("/tmp") } else { scratch.path.clone() };
-        (directory, file_name)
+        let begins_empty = !run_request.session && (!scratch.host || scratch.read_only);
+        let stem = if begins_empty { MAIN } else { stem };
+        (directory, filename.clone().unwrap_or_else(|| runtime.file_name(stem)))
     });
     let mut argv = vec![interpreter.to_string_lossy().into_owned()];
     if let Some((directory, name)) = &file {
@@ -423,8 +435,14 @@ fn temporary(scratch: &ScratchPlan) -> &'static Path {
     if scratch.path.starts_with("/tmp") { Path::new(HOME) } else { Path::new("/tmp") }
 }
 
-fn plan_environment(policy: &Policy, run_request: &RunRequest, scratch: &ScratchPlan) -> Result<BTreeMap<String, String>, PlanError> {
+fn plan_environment(
+    policy: &Policy,
+    run_request: &RunRequest,
+    scratch: &ScratchPlan,
+    commands: Commands,
+) -> Result<BTreeMap<String, String>, PlanError> {
     let mut all = policy.environment.set.clone();
+    commands.set_path(&mut all);
     all.insert(String::from("HOME"), home_of(scratch, policy.scratch.home).to_string_lossy().into_owned());
     all.insert(String::from("USER"), policy.identity.user.clone());
     all.insert(String::from("LOGNAME"), policy.identity.user.clone());

@@ -20,6 +20,9 @@ pub struct Request {
     pub scratch: Option<String>,
     /// A runtime that the policy names, or an alias of one.
     pub language: Option<String>,
+    /// The name of the program in scratch; absent: `main` with the runtime's ending in a private
+    /// scratch, a name that nothing else has beside the caller's files.
+    pub filename: Option<String>,
     /// Arguments of the program.
     #[serde(default)]
     pub args: Vec<String>,

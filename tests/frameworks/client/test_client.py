@@ -57,6 +57,20 @@ def test_a_signal_is_named():
     assert (result.verdict, result.signal, result.code) == ("signaled", "SIGSEGV", 139)
 
 
+def test_a_result_is_shown_on_a_line_and_in_a_notebook():
+    result = stockade.run("print('<b>' + 'x' * 100_000)")
+    assert repr(result).startswith("Result(verdict='exited', code=0, output='<b>xxx")
+    assert len(repr(result)) < 700
+    assert "error=" not in repr(result)
+    shown = result._repr_html_()
+    assert "<b>exited</b> (status 0" in shown
+    assert "&lt;b&gt;xxx" in shown
+    assert len(shown) < 21_000
+    failed = stockade.run("import no_such_module")
+    assert "ModuleNotFoundError" in repr(failed)
+    assert "--runtime" in failed._repr_html_()
+
+
 def test_a_timeout_ends_a_run_and_keeps_what_was_printed():
     begin = time.monotonic()
     result = stockade.run("import time; print('working'); time.sleep(60)", timeout=0.5)
@@ -110,7 +124,7 @@ def test_requests_that_cannot_run_say_why_and_how_to_mend_it(tmp_path: Path):
         ({"labels": {"a": object()}}, "request_not_json", "cannot be written as JSON"),
         ({"limits": {"cpus": float("nan")}}, "request_not_json", "`limits` cannot be written as JSON"),
         ({"colour": "red"}, "request_malformed", "unknown field `colour`"),
-        ({"on_stdout": print}, "request_malformed", "unknown field `on_stdout`: a run takes language, args, stdin"),
+        ({"on_stdout": print}, "request_malformed", "unknown field `on_stdout`: a run takes language, filename, args, stdin"),
         ({"scratch": tmp_path / "none"}, "scratch_missing", "make it"),
     ):
         with pytest.raises(stockade.BadRequest) as caught:

@@ -79,7 +79,7 @@ fn world() -> Option<(Policy, Plan)> {
         (PathBuf::from(".git"), PathKind::Directory, Protection::ReadOnly),
     ];
     let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmap_refusal: None, protected };
-    let program = Program::Code { language: None, stem: String::from("code") };
+    let program = Program::Code { language: None, filename: None, stem: String::from("code") };
     let narrowing = RunRequest { program, scratch: Some(scratch), ..RunRequest::default() };
     let plan = plan(&policy, &Filters::new(&policy.seccomp).ok()?, &facts, &narrowing).ok()?;
     Some((policy, plan))

@@ -70,6 +70,7 @@ impl HostView {
             homes: &homes,
             registry: Some(&registry),
             ceiling: options.scratch.as_deref(),
+            roots: identity.roots_scratch(policy),
         };
         let (interpreters, led, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
             check_interpreters(policy, options, run_request).map(|(interpreters, led)| {

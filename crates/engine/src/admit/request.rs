@@ -10,7 +10,7 @@ use rustix::{io::Errno, rand::GetRandomFlags};
 use stockade_launcher::registry::PROGRAM_PREFIX;
 use stockade_policy::{
     model::Policy,
-    plan::{Plan, Program, RunRequest},
+    plan::{MAIN, Plan, Program, RunRequest, find_runtime},
 };
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64, Verdict};
 
@@ -64,6 +64,8 @@ pub(crate) enum RequestError {
     ArgumentsTooLarge(String),
     #[error("{field}: {path:?}: {why}")]
     Path { field: String, path: String, why: String },
+    #[error("filename: {0:?}: {1}")]
+    Filename(String, &'static str),
     #[error("limits: there is no limit `{0}`{1}; there are {2}")]
     UnknownLimit(String, String, String),
     #[error("limits: {0}")]
@@ -90,6 +92,7 @@ impl RefusalCause for RequestError {
             RequestError::TooManyPatterns => "too_many_patterns",
             RequestError::ArgumentsTooLarge(_) => "arguments_too_large",
             RequestError::Path { .. } => "path_malformed",
+            RequestError::Filename(..) => "filename_malformed",
             RequestError::UnknownLimit(..) => "unknown_limit",
             RequestError::Limit(_) => "limit_malformed",
             RequestError::Randomness(_) => return (Verdict::SandboxError, "no_randomness"),
@@ -246,15 +249,36 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
     run_request.limits = parse_limits(request)?;
     run_request.arguments = request.args.clone();
     run_request.environment = request.env.clone();
-    run_request.program = Program::Code { language: request.language.clone(), stem: unique_stem()? };
-    // Named early, so that a misspelt language is refused before anything is opened.
-    stockade_policy::plan::find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
+    // Sought early, so that a misspelt language is refused before anything is opened.
+    let (_, runtime) = find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
+    let stem = unique_stem()?;
+    let filename = match &request.filename {
+        Some(name) => Some(check_filename(name, request)?),
+        None => request.files.contains_key(&runtime.file_name(MAIN)).then(|| runtime.file_name(&stem)),
+    };
+    run_request.program = Program::Code { language: request.language.clone(), filename, stem };
     parts.program = request.code.as_bytes();
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {
         parts.stdin = StdinBytes::Bytes(decode(stdin, "stdin")?);
     }
     Ok(())
+}
+
+/// The name that a request gives its program.
+fn check_filename(name: &str, request: &Request) -> Result<String, Refusal> {
+    check_relative("filename", name)?;
+    let wrong = |why| Err(RequestError::Filename(name.to_owned(), why).into());
+    if name.contains('/') {
+        return wrong("it is the name of a file directly in scratch, without a directory");
+    }
+    if name.starts_with(PROGRAM_PREFIX) {
+        return wrong("names that begin with `stockade_` are those that stockade gives; choose another");
+    }
+    if request.files.keys().any(|path| path.split('/').next() == Some(name)) {
+        return wrong("`files` has it too; choose another name for the program, or leave the file out");
+    }
+    Ok(name.to_owned())
 }
 
 /// Bounds what execve has to take: 128 KiB for one string is the kernel's own limit.

@@ -43,7 +43,8 @@ fn subject(plan: &Plan, step: Step, index: Option<usize>) -> String {
         (Step::Landlock, Some(index)) => {
             plan.landlock.rules.get(index).map(|rule| format!(" (rule on {})", rule.path.display())).unwrap_or_default()
         }
-        (Step::Scratch | Step::WorkingDirectory | Step::WriteProgram, _) => format!(" {}", plan.scratch.path.display()),
+        (Step::WriteProgram, _) => plan.program_file.as_ref().map(|(at, name)| format!(" {}", at.join(name).display())).unwrap_or_default(),
+        (Step::Scratch | Step::WorkingDirectory, _) => format!(" {}", plan.scratch.path.display()),
         (Step::EgressSockets, Some(index)) => stockade_egress::netns::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
         (Step::ExecPayload, _) => format!(" {}", plan.argv.first().map_or("", String::as_str)),
         _ => String::new(),
@@ -75,6 +76,9 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
             "; the file system of scratch is full: make room there"
         }
         (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) => "; scratch is too small: raise scratch_size",
+        (Step::WriteProgram, Errno::EXIST) => {
+            "; it was there before, and no file is replaced by a program: choose another `filename`, or name none"
+        }
         (Step::WriteProgram, Errno::ROFS) => "; the caller may not write there",
         (Step::WriteFile | Step::WriteProgram, Errno::ACCESS) => {
             "; the owner of scratch may not write there: chmod u+rwx the directory, should earlier code have closed it"

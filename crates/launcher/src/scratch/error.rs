@@ -67,9 +67,33 @@ pub enum ScratchProblem {
     /// The kernel does not open a path that is shown on the caller's behalf.
     #[error("{}", describe(*.0))]
     PathUnreadable(Errno),
-    /// Code run for root would write as root.
-    #[error("it belongs to root, and code run for root would write as root there; give it to an ordinary user: chown -R USER:GROUP")]
+    /// It is root's: the policy lists no place for one, or root acts for another.
+    #[error(
+        "it belongs to root, and only root itself may name such a one, under a policy whose [scratch] root lists the place; give it to an ordinary user: chown -R USER:GROUP"
+    )]
     RootOwned,
+    /// The same of its group.
+    #[error(
+        "its group is root's (gid 0), and code run for root would write with that group there; give it to an ordinary group: chgrp -R GROUP"
+    )]
+    RootGroup,
+    /// It is root's, at a place where the policy takes none.
+    #[error(
+        "it is root's {}, where programs of the host may trust what code has written; use a directory such as /srv/work, or name the place in [scratch] root of the policy",
+        .system.as_ref().map_or_else(|| String::from("and outside of [scratch] root"), |system| format!("and lies in the system's {}", system.display()))
+    )]
+    SystemDirectory {
+        /// Its path without links.
+        real: PathBuf,
+        /// The directory of the system that it is or lies in.
+        system: Option<PathBuf>,
+    },
+    /// It is root's, and what a home's programs read.
+    #[error("it holds a home, or is a hidden directory of one, whose files shells and SSH obey; use another directory")]
+    RootsHome,
+    /// Every user writes there.
+    #[error("all users may write to it (mode 1777), and code could read and replace their files; use a directory below it")]
+    Shared,
     /// It is another user's.
     #[error("it belongs to uid {owner}, not to the caller (uid {caller})")]
     NotOwned {
@@ -123,7 +147,9 @@ impl ScratchProblem {
             ScratchProblem::Missing | ScratchProblem::NotCreated(_) | ScratchProblem::Unresolved(ResolveError::Missing(_)) => {
                 "scratch_missing"
             }
-            ScratchProblem::Home => "scratch_is_home",
+            ScratchProblem::Home | ScratchProblem::RootsHome => "scratch_is_home",
+            ScratchProblem::SystemDirectory { .. } => "scratch_in_system_directory",
+            ScratchProblem::Shared => "scratch_shared",
             ScratchProblem::Registry => "scratch_holds_registry",
             ScratchProblem::NotDirectory | ScratchProblem::Unresolved(ResolveError::NotDirectory(_)) => "scratch_not_directory",
             ScratchProblem::Closed(_)
@@ -131,7 +157,7 @@ impl ScratchProblem {
             | ScratchProblem::NotListed(_)
             | ScratchProblem::Unresolved(ResolveError::Unreadable(..)) => "scratch_unreadable",
             ScratchProblem::PathUnreadable(_) => "path_unreadable",
-            ScratchProblem::RootOwned => "scratch_root_owned",
+            ScratchProblem::RootOwned | ScratchProblem::RootGroup => "scratch_root_owned",
             ScratchProblem::NotOwned { .. } => "scratch_not_owned",
             ScratchProblem::ProtectsTooMuch { .. } => "scratch_protects_too_much",
             ScratchProblem::MountCopy(_) | ScratchProblem::CallerRights(_) => "scratch_failed",

@@ -1,6 +1,6 @@
 //! What of a host scratch must be kept from the code.
 //!
-//! These are matches of the policy's globs; sockets and fifos, at whose other end the host may
+//! These are matches of the policy's globs; programs with set-ID bits; sockets and fifos, at whose other end the host may
 //! sit; and directories that cannot be looked into, which the code could open to itself (chmod)
 //! and find any of these in. How they are covered is decided by the plan.
 
@@ -92,7 +92,9 @@ impl Inspection {
         self.ids_above.push(id);
         let leads_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
         let named = named(policy, entry.path);
-        let Some(protection) = leads_out.or(named) else { return Walk::On };
+        // Through a mapping it could be changed and keep the bits, which write(2) takes away.
+        let obeyed = entry.has_set_id().then_some(Protection::ReadOnly);
+        let Some(protection) = leads_out.or(named).or(obeyed) else { return Walk::On };
         if protection == Protection::ReadOnly && is_below(&self.read_only) {
             return Walk::On;
         }

@@ -2,18 +2,17 @@
 //!
 //! Only root's links are followed: a caller cannot tell a link of their own from one that code
 //! left in an earlier scratch. Where the path leads is judged before anything is made, and a new
-//! directory is made, opened and given away by descriptors. What an existing directory holds is
+//! directory is made and opened by descriptors. What an existing directory holds is
 //! not judged here.
 
 use std::{
     ffi::OsStr,
     path::{Component, Path},
-    time::SystemTime,
 };
 
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, fstat, mkdirat, openat, unlinkat},
+    fs::{AtFlags, Mode, OFlags, fstat, mkdirat, openat, unlinkat},
     io::Errno,
 };
 use stockade_policy::model::Policy;
@@ -23,10 +22,6 @@ use crate::{
     resolve::{self, Follow, ResolveError, ResolvedPath},
     tree,
 };
-
-/// The owner of a scratch that root makes for itself: no code may run as root, nor leave
-/// files that are root's.
-const NOBODY: u32 = 65534;
 
 /// Where a scratch is, or is to be made.
 #[derive(Clone, Debug)]
@@ -100,13 +95,12 @@ impl ScratchPath {
         let (Some(above), Some(name), 1) = (real.parent(), real.file_name(), missing) else {
             return Err(ScratchProblem::NotMade(Errno::NOENT));
         };
-        let begun = SystemTime::now();
         let parent = acted(&|| {
             let parent = tree::open_entry(above).map_err(ScratchProblem::NotMade)?;
             mkdirat(&parent, name, Mode::from_raw_mode(0o755)).map_err(ScratchProblem::NotMade)?;
             Ok(parent)
         })?;
-        let made = acted(&|| open_made(&parent, name, opener, begun).map_err(ScratchProblem::NotMade));
+        let made = acted(&|| open_made(&parent, name, opener).map_err(ScratchProblem::NotMade));
         let opened = made.and_then(|directory| finish(directory, real.clone(), policy, opener));
         if opened.is_err() {
             let remove = || unlinkat(&parent, name, AtFlags::REMOVEDIR);
@@ -150,24 +144,14 @@ pub fn open_directory(named: &Path) -> Result<OwnedFd, ScratchError> {
     opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
 }
 
-/// Opens the directory that was made a moment ago. One that root has made for itself is given to
-/// uid 65534. A user who may write above it can replace it meanwhile: a directory of root's
-/// stays root's where it holds anything, was not changed since `begun`, or can be written by
-/// others, who could have emptied it just now.
-fn open_made(parent: &OwnedFd, name: &OsStr, opener: &Opener<'_>, begun: SystemTime) -> Result<OwnedFd, Errno> {
+/// Opens the directory that was made a moment ago. A user who may write above it can replace it
+/// meanwhile.
+fn open_made(parent: &OwnedFd, name: &OsStr, opener: &Opener<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(parent, name, flags, Mode::empty())?;
     let stat = fstat(&directory)?;
     if stat.st_uid != opener.caller.uid || !tree::list(&directory, &mut |_| tree::Walk::Stop)? {
         return Err(Errno::STALE);
-    }
-    if opener.privileged && opener.caller.uid == 0 {
-        let begun = begun.duration_since(SystemTime::UNIX_EPOCH).map_or(i64::MAX, |since| since.as_secs().cast_signed());
-        // The kernel's clock for files is a little behind.
-        if stat.st_mtime < begun.saturating_sub(1) || Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH) {
-            return Err(Errno::STALE);
-        }
-        fchown(&directory, Some(Uid::from_raw(NOBODY)), Some(Gid::from_raw(NOBODY)))?;
     }
     Ok(directory)
 }

@@ -135,6 +135,7 @@ impl Supervision<'_> {
 
     fn become_ready(&mut self, verified: Verified, evidence: &Evidence) {
         self.teardown.sandbox.take_back();
+        self.program_is_ours = true;
         let has_listener = self.listener.is_some();
         let receipt = receipt::assemble(self.plan, &verified.evidence, &self.teardown.cgroup, evidence, has_listener);
         let now = Instant::now();

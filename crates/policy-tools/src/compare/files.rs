@@ -117,6 +117,11 @@ pub(super) fn loosened_scratch(ceiling: &Scratch, scratch: &Scratch, out: &mut V
             "the next run in that scratch reads what this run leaves in HOME, such as start-up files",
         );
     }
+    let places: Vec<String> =
+        scratch.root.iter().filter(|place| !ceiling.root.contains(place)).map(|place| place.display().to_string()).collect();
+    if !places.is_empty() {
+        add("root", "root's own directories may be the scratch", places, "code that root runs can change and delete root's files there");
+    }
     let open = |listed: &[String], kept: &[&[String]]| -> Vec<String> {
         listed.iter().filter(|glob| !kept.iter().any(|list| list.contains(glob))).cloned().collect()
     };

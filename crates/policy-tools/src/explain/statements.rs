@@ -90,6 +90,13 @@ fn write(policy: &Policy) -> Statements {
         true => "missing scratch directory: made, if its parent exists",
         false => "missing scratch directory: refused",
     });
+    match scratch.root.is_empty() {
+        true => out.text("directories of root's as the scratch: refused"),
+        false => out.list(
+            "directories of root's as the scratch, for root itself and outside of the system's and of homes, at or below",
+            scratch.root.iter().map(|place| place.display().to_string()).collect(),
+        ),
+    }
     out.text(match scratch.home {
         true => String::from("HOME: in the scratch. The next run in that scratch reads what this run leaves there."),
         false => format!("HOME: {HOME}, empty in each run"),

@@ -50,6 +50,7 @@ fn changes() -> Vec<(String, String, String)> {
         ("scratch.home", "[scratch]\nhome = true"),
         ("scratch.read_only", "[scratch]\nread_only = { add = [\".git\"] }"),
         ("scratch.hidden", "[scratch]\nhidden = { add = [\"*.key\"] }"),
+        ("scratch.root", "[scratch]\nroot = { add = [\"/opt/work\"] }"),
         ("degrade.rootless", "[degrade]\nrootless = { add = [\"landlock\"] }"),
         ("audit.mode", "[audit]\nmode = \"required\""),
         ("audit.preview", "[audit]\npreview = \"1KiB\""),

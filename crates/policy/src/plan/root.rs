@@ -11,7 +11,8 @@ use std::{
 use stockade_protocol::Limits;
 
 use super::{
-    HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, confinement::usable_cpus, home_of, modules::plan_modules, taken,
+    COMMANDS, HOME, Identity, PlanError, RootEntry, RunRequest, ScratchPlan, commands::Commands, confinement::usable_cpus, home_of,
+    modules::plan_modules, taken,
 };
 use crate::{
     facts::{HostFacts, PathKind},
@@ -92,7 +93,7 @@ pub(super) fn plan_root(
     run_request: &RunRequest,
     identity: &Identity,
     scratch: &ScratchPlan,
-    extra: &[PathBuf],
+    commands: &Commands,
     limits: &Limits,
 ) -> Result<(Vec<RootEntry>, Vec<PathBuf>), PlanError> {
     let mut root = RootBuilder::default();
@@ -123,7 +124,7 @@ pub(super) fn plan_root(
             root.bind(path, facts, *kind, false);
         }
     }
-    for path in extra {
+    for path in &commands.read_only {
         let kind = facts.paths.get(path).copied().ok_or_else(|| PlanError::PrefixMissing(path.clone()))?;
         root.bind(path, facts, kind, true);
     }
@@ -133,6 +134,11 @@ pub(super) fn plan_root(
             root.parent(&Path::new("/").join(target));
         }
         root.entries.push(entry);
+    }
+    for (name, interpreter) in &commands.links {
+        let path = Path::new(COMMANDS).join(name);
+        root.parent(&path);
+        root.entries.push(RootEntry::Link { target: RootBuilder::relative(&path), to: interpreter.clone() });
     }
     plan_passwd(&mut root, identity, scratch, policy);
     if run_request.terminal {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use stockade_protocol::Limits;
 
 use super::Protection;
-use crate::whitelist::Whitelist;
+use crate::{alert::Alert, whitelist::Whitelist};
 
 /// The launching user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -273,6 +273,9 @@ pub struct EgressPlan {
     pub whitelist: Whitelist,
     /// The resolver that the sandbox's own files name.
     pub resolver: Ipv4Addr,
+    /// The alerts for refused peers, which change nothing that the run may do.
+    #[serde(skip)]
+    pub alerts: Vec<Alert>,
 }
 
 /// Every decision of one run.

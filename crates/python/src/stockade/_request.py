@@ -23,6 +23,9 @@ class RunOptions(TypedDict, total=False):
 
     #: A runtime of the policy, or an alias; default: the policy's.
     language: str
+    #: The name of the program's file; default: `main` with the language's ending, or beside
+    #: your own files a name that nothing else has.
+    filename: str
     #: The program's arguments.
     args: Sequence[str]
     #: The program's stdin; absent: /dev/null.

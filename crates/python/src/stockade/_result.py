@@ -7,6 +7,7 @@ that it does not know stays a plain string, and `success` still tells how to jud
 from __future__ import annotations
 
 import base64
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -145,7 +146,7 @@ class PolicyId:
     sha256: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One run. `output` and `error` are text, lossy where bytes were not UTF-8."""
 
@@ -190,6 +191,27 @@ class Result:
     #: The whole object, unchanged.
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        parts = [f"verdict={str.__str__(self.verdict)!r}", f"code={self.code}"]
+        if self.reason:
+            parts.append(f"reason={self.reason!r}")
+        if self.limits_hit:
+            parts.append(f"limits_hit={list(self.limits_hit)}")
+        streams = (("output", self.output), ("error", self.error))
+        parts += [f"{name}={_clipped(text)!r}" for name, text in streams if text]
+        return f"Result({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what ended the run, and its streams."""
+        head = f"<b>{html.escape(str.__str__(self.verdict))}</b> (status {self.code}, {self.duration_ms} ms)"
+        helps = [denial.help for denial in self.denials if denial.help]
+        notes = "".join(f"<li>{html.escape(text)}</li>" for text in helps)
+        streams = (("", self.output), ("color:#b00", self.error))
+        texts = "".join(
+            f'<pre style="{style}">{html.escape(_clipped(text, 20_000))}</pre>' for style, text in streams if text
+        )
+        return f"<div>{head}{f'<ul>{notes}</ul>' if notes else ''}{texts}</div>"
+
     @property
     def timed_out(self) -> bool:
         """A clock ended it: the wall's or the CPU's."""
@@ -201,6 +223,13 @@ class Result:
             if collected.path == path and collected.content is not None:
                 return collected.content
         raise KeyError(path)
+
+
+def _clipped(text: str, most: int = 500) -> str:
+    """Head and tail of a long text."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 #: Results whose `error` is Stockade's own words.
