@@ -245,7 +245,7 @@ const RULES: &str = r#"table inet stockade {
 		ip6 daddr ::1 tcp dport 1 tcp flags syn / fin,syn,rst,ack reject with tcp reset
 		ip6 daddr fd53:746f:636b::1 tcp dport 1 tcp flags syn / fin,syn,rst,ack reject with tcp reset
 		udp dport 53 limit rate 1000/second burst 2000 packets accept
-		udp dport 53 limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128
+		udp dport 53 limit rate 50/second burst 100 packets log prefix "u" group 5 snaplen 128
 		udp dport 53 reject
 		ip daddr 127.0.0.0/8 accept
 		ip daddr 198.19.255.254 accept
@@ -253,10 +253,13 @@ const RULES: &str = r#"table inet stockade {
 		ip6 daddr fd53:746f:636b::1 accept
 		tcp flags != syn / fin,syn,rst,ack socket transparent 1 accept
 		tcp flags syn / fin,syn,rst,ack limit rate 1000/second burst 2000 packets log prefix "h" group 5 snaplen 128 drop
-		tcp flags syn / fin,syn,rst,ack limit rate 1/second log prefix "r" group 5 snaplen 128
+		tcp flags syn / fin,syn,rst,ack limit rate 1/second log prefix "u" group 5 snaplen 128
 		meta l4proto tcp reject with tcp reset
-		limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128
+		meta l4proto udp limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128 reject
+		meta l4proto udp limit rate 1/second log prefix "u" group 5 snaplen 128
 		meta l4proto udp reject
+		limit rate 50/second burst 100 packets log prefix "r" group 5 snaplen 128 drop
+		limit rate 1/second log prefix "u" group 5 snaplen 128
 		drop
 	}
 }

@@ -113,6 +113,69 @@ fn the_hosts_own_files_and_servers_are_asked() {
     assert_eq!(testbed.packets_but_dns(), [syn("203.0.113.9", 443), syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
 }
 
+/// Connects to a name as often as told, all at once, and says how many were connected.
+const AT_ONCE: &str = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+def at_once(name, count):
+    to, held = (socket.gethostbyname(name), 443), []
+    for _ in range(count):
+        s = socket.socket(); s.setblocking(False); s.connect_ex(to); held.append(s)
+    end = time.time() + 8
+    while time.time() < end:
+        _, done, _ = select.select([], held, [], .1)
+        if len(done) == count: break
+    return [s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for s in done].count(0)
+";
+
+test!(Both, connections_to_one_name_share_a_look_up, seconds 90);
+fn connections_to_one_name_share_a_look_up() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    testbed.zone(json!({"api.internal": {"a": [["10.0.5.7"]], "delay": 0.3}}));
+    let script = format!("{AT_ONCE}say(at_once('api.internal', 400)); time.sleep(PAUSE); say(at_once('api.internal', 9))");
+    let mut questions = |pause: &str| {
+        testbed.clear();
+        let ran = testbed.run(&["api.internal:443"], &script.replace("PAUSE", pause));
+        assert_eq!(ran.output, "400\n9\n", "{ran:?}");
+        testbed.packets().iter().filter(|packet| **packet == (17, String::from("10.0.5.7"), 53)).count()
+    };
+    assert_eq!(questions("0"), 2, "one of each family");
+    assert_eq!(questions("2.5"), 4, "the control: an answer serves for two seconds");
+}
+
+test!(Both, addresses_of_one_family_do_not_wait_for_the_other, seconds 90);
+fn addresses_of_one_family_do_not_wait_for_the_other() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    testbed.zone(json!({
+        "half.internal": {"a": [["203.0.113.8"]], "aaaa": [["2001:db8:9::8"]], "delay_aaaa": 1.5},
+        // The host has no way to its first address.
+        "late.internal": {"a": [["203.0.113.88"]], "aaaa": [["2001:db8:9::9"]], "delay_aaaa": 1},
+        "none.internal": {"a": [["203.0.113.88"]], "delay_aaaa": 1},
+    }));
+    let script = "def timed(name):
+    begin = time.time(); return attempt(name, 443), time.time() - begin
+said, took = timed('half.internal'); say(said, took < 1); time.sleep(2)
+said, took = timed('late.internal'); say(said, took > .8)
+said, took = timed('none.internal'); say(said, took > .8)";
+    let rules = ["half.internal:443", "late.internal:443", "none.internal:443", "203.0.113.0/24:443", "[2001:db8:9::/64]:443"];
+    let ran = testbed.run(&rules, script);
+    assert_eq!(ran.output, "connected True\nconnected True\nEHOSTUNREACH True\n", "{ran:?}");
+    assert_eq!(testbed.packets_but_dns(), [syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
+}
+
+test!(Both, a_name_server_that_is_silent_is_asked_last, seconds 90);
+fn a_name_server_that_is_silent_is_asked_last() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[443]);
+    std::fs::write(testbed.directory().join("servers"), "nameserver 203.0.113.66\nnameserver 10.0.5.7\noptions timeout:2\n").unwrap();
+    let here = json!({"a": [["10.0.5.7"]]});
+    testbed.zone(json!({"a.internal": here, "b.internal": here}));
+    let script = "for name in ('a.internal', 'b.internal'):
+    begin = time.time(); say(attempt(name, 443, 9), time.time() - begin > 1.5)";
+    let ran = testbed.run(&["a.internal:443", "b.internal:443"], script);
+    assert_eq!(ran.output, "connected True\nconnected False\n", "{ran:?}");
+}
+
 test!(Both, an_answer_that_is_cut_is_asked_for_over_tcp, seconds 90);
 fn an_answer_that_is_cut_is_asked_for_over_tcp() {
     let mut testbed = Testbed::new();
@@ -128,6 +191,18 @@ fn a_name_that_does_not_exist_is_a_failure_and_no_denial() {
     let ran = testbed.run(&["gone.internal:443"], "say(attempt('gone.internal', 443))");
     assert_eq!(ran.output, "EHOSTUNREACH\n");
     assert_eq!((&ran.egress["failed"][0]["error"], &ran.egress["denied"]), (&json!("ENOTFOUND"), &json!([])));
+}
+
+test!(Both, a_service_of_an_allowed_name_is_no_denial, seconds 90);
+fn a_service_of_an_allowed_name_is_no_denial() {
+    let mut testbed = Testbed::new();
+    let script = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect(('8.8.8.8', 53))
+for name in ('_db._tcp.api.internal', '_db._tcp.evil.example'): s.send(question(name, 33)); say(s.recv(999)[3] & 15)";
+    let ran = testbed.run(&["api.internal:443"], script);
+    assert_eq!(ran.output, "3\n3\n", "{ran:?}");
+    assert_eq!(denials(&ran), ["dns _db._tcp.evil.example no_rule"], "{ran:?}");
+    assert_eq!((&ran.egress["denied"][0]["qtype"], &ran.egress["denied"][0]["allow"]), (&json!("SRV"), &json!(null)), "{ran:?}");
+    assert_eq!(testbed.packets(), []);
 }
 
 test!(Both, a_flood_of_names_is_refused_and_does_not_leave, seconds 90);

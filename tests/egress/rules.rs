@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::{egress::testbed::Testbed, egress::testbed::denials, egress::testbed::syn, support::runner::test};
+use crate::{egress::testbed::FILES, egress::testbed::Testbed, egress::testbed::denials, egress::testbed::syn, support::runner::test};
 
 test!(Both, a_network_is_open_on_its_port, seconds 90);
 fn a_network_is_open_on_its_port() {
@@ -191,13 +191,35 @@ fn an_alias_does_not_lead_to_a_closed_address() {
     assert_eq!(testbed.packets_but_dns(), [syn("10.0.5.7", 8443)]);
 }
 
+test!(Both, the_line_that_is_offered_loads_as_it_is_printed, seconds 90);
+fn the_line_that_is_offered_loads_as_it_is_printed() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80, 81]);
+    let script = "say(attempt('10.0.5.7', 80), attempt('10.0.6.7', 81), attempt('169.254.169.254', 80))";
+    let ran = testbed.run(&["203.0.113.5:80"], script);
+    assert_eq!(ran.output, "ECONNREFUSED ECONNREFUSED ECONNREFUSED\n", "{ran:?}");
+    let lines = ran.egress["denied"].as_array().unwrap().iter().map(|denied| denied["line"].as_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!(lines[1], "egress.whitelist = { add = [\"10.0.6.7:81\"] }", "{ran:?}");
+    let all = ran.egress["line"].as_str().unwrap();
+    assert_eq!(all, "egress.whitelist = { add = [\"10.0.5.7:80\", \"10.0.6.7:81\"] }", "{ran:?}");
+    let mut outputs = Vec::new();
+    for line in [lines[1], all] {
+        let text = format!(
+            "schema = 1\ndescription = \"x\"\nextends = \"default\"\n{line}\n[filesystem]\nread_only = {{ add = [\"{FILES}\"] }}\n"
+        );
+        std::fs::write(testbed.directory().join("offered.toml"), text).unwrap();
+        outputs.push(testbed.run_under(&format!("{FILES}/offered.toml"), script, |_| ()).output);
+    }
+    assert_eq!(outputs, ["ECONNREFUSED connected ECONNREFUSED\n", "connected connected ECONNREFUSED\n"]);
+}
+
 test!(Both, a_name_that_changes_its_address_is_judged_each_time, seconds 90);
 fn a_name_that_changes_its_address_is_judged_each_time() {
     let mut testbed = Testbed::new();
     testbed.listen("echo", &[8443]);
     testbed.zone(json!({"flip.internal": {"a": [["10.0.5.7"], ["169.254.169.254"], ["127.0.0.1"]]}}));
     let script = "to = socket.getaddrinfo('flip.internal', 8443)[0][4]
-for _ in range(3): say(attempt(to[0], to[1]))";
+for _ in range(3): say(attempt(to[0], to[1])); time.sleep(2.2)";
     let ran = testbed.run(&["flip.internal:8443"], script);
     assert_eq!(ran.output, "connected\nECONNREFUSED\nECONNREFUSED\n", "{ran:?}");
     assert_eq!(testbed.packets_but_dns(), [syn("10.0.5.7", 8443)]);

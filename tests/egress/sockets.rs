@@ -39,6 +39,31 @@ fn a_peer_that_does_not_answer_is_waited_for() {
     assert!((2..=4).contains(&dialled), "{dialled}");
 }
 
+test!(Both, a_peer_that_has_not_answered_is_listed_when_the_program_gives_up, seconds 90);
+fn a_peer_that_has_not_answered_is_listed_when_the_program_gives_up() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
+    testbed.remote(json!({"op": "wake", "address": "203.0.113.67", "after": 2}));
+    // Given up early; answered late; under way when the run ends.
+    let script = "say(attempt('203.0.113.66', 80, .5), attempt('203.0.113.67', 80, 9), attempt('203.0.113.5', 80)); time.sleep(3)
+s = socket.socket(); s.setblocking(False); s.connect_ex(('203.0.113.68', 80)); time.sleep(.2)";
+    let ran = testbed.run(&["203.0.113.0/24:80"], script);
+    assert_eq!(ran.output, "hang connected connected\n", "{ran:?}");
+    let failed: Vec<_> = ran.egress["failed"].as_array().unwrap().iter().map(|failed| (&failed["addr"], &failed["error"])).collect();
+    assert_eq!(failed, [(&json!("203.0.113.66"), &json!("ETIMEDOUT")), (&json!("203.0.113.68"), &json!("ETIMEDOUT"))], "{ran:?}");
+}
+
+test!(Both, further_addresses_are_tried_while_two_are_silent, seconds 90);
+fn further_addresses_are_tried_while_two_are_silent() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
+    testbed.zone(json!({"many.internal": {"a": [["203.0.113.66", "203.0.113.67", "203.0.113.68", "203.0.113.5"]]}}));
+    let script = "begin = time.time(); say(echo('many.internal', 80, b'GET / HTTP/1.1\\r\\nHost: many.internal\\r\\n\\r\\n', 20)[:3], time.time() - begin < 6)";
+    let ran = testbed.run(&["many.internal:80", "203.0.113.0/24:80"], script);
+    assert_eq!(ran.output, "b'GET' True\n", "{ran:?}");
+    assert_eq!(ran.egress["allowed"][0]["addr"], "203.0.113.5", "{ran:?}");
+}
+
 test!(Both, a_peer_that_answers_late_is_reached, seconds 90);
 fn a_peer_that_answers_late_is_reached() {
     let mut testbed = Testbed::new();

@@ -168,6 +168,29 @@ fn what_is_neither_tls_nor_http_needs_its_own_rule() {
     assert!(testbed.heard(8443)[0].ends_with("secret"));
 }
 
+test!(Both, a_proxy_that_is_allowed_by_name_carries_nothing_and_no_rule_is_offered, seconds 90);
+/// A rule that let any bytes pass to the proxy would open every peer behind it.
+fn a_proxy_that_is_allowed_by_name_carries_nothing_and_no_rule_is_offered() {
+    let mut testbed = testbed();
+    let script = format!(
+        "{TELL}for said in (b'CONNECT evil.example:443 HTTP/1.1\\r\\nHost: evil.example:443\\r\\n\\r\\n', b'GET http://evil.example/ HTTP/1.1\\r\\nHost: evil.example\\r\\n\\r\\n', b'\\x05\\x01\\x00'): say(tell(said))"
+    );
+    let ran = testbed.run(&[NAME], &script);
+    assert_eq!(ran.output, "ECONNRESET\n".repeat(3), "{ran:?}");
+    assert!(testbed.heard(8443).iter().all(|heard| heard.starts_with('<')), "{:?}", testbed.heard(8443));
+    let denied = ran.egress["denied"].as_array().unwrap();
+    assert_eq!(denied.iter().map(|denied| &denied["kind"]).collect::<Vec<_>>(), ["http", "connect"], "{ran:?}");
+    for denied in denied {
+        assert_eq!((&denied["reason"], &denied["allow"], &denied["line"]), (&json!("proxy"), &json!(null), &json!(null)), "{ran:?}");
+    }
+    assert_eq!((&denied[0]["sni"], &denied[0]["count"]), (&json!("evil.example"), &json!(2)), "{ran:?}");
+    // The control: what is no proxy's is offered its rule.
+    let ran = testbed.run(&[NAME], &format!("{TELL}say(tell(b'SSH-2.0-x\\r\\n'))"));
+    let denied = &ran.egress["denied"][0];
+    assert_eq!((&denied["kind"], &denied["reason"]), (&json!("connect"), &json!("protocol_unknown")), "{ran:?}");
+    assert_eq!(denied["allow"], "api.internal:8443/tcp", "{ran:?}");
+}
+
 test!(Both, a_client_that_says_half_of_it_is_cut_off, seconds 90);
 fn a_client_that_says_half_of_it_is_cut_off() {
     let mut testbed = testbed();

@@ -31,7 +31,7 @@ use stockade_egress::{
     resolve::Resolver,
     setup,
 };
-use stockade_policy::whitelist::Whitelist;
+use stockade_policy::{alert::Alert, whitelist::Whitelist};
 use stockade_sys::{clone, cred};
 
 use crate::support::timeouts::scaled;
@@ -55,6 +55,8 @@ pub struct GateRun {
     pub output: String,
     /// `result.egress`.
     pub egress: Value,
+    /// The alerts that the gate saw met, where there was only a gate.
+    pub alerts: Vec<String>,
     /// The whole report; null where there was only a gate.
     pub report: Value,
 }
@@ -78,6 +80,8 @@ pub const FILES: &str = "/mnt";
 /// What the host's own resolver is told.
 const HOSTS: &str = "203.0.113.9 hosts.internal\n";
 const SERVERS: &str = "nameserver 10.0.5.7\noptions timeout:2\n";
+/// The alert of gates without a launcher.
+pub const ALERT: &str = "egress:169.254.*";
 /// What every script begins with.
 const PRELUDE: &str = include_str!("../support/egress_prelude.py");
 
@@ -300,7 +304,7 @@ impl Testbed {
         let output = reader.join().unwrap().unwrap();
         let report: Value = serde_json::from_slice(&fs::read(&path).unwrap_or_default()).unwrap_or_default();
         let _removed = fs::remove_file(&path);
-        GateRun { output, egress: report["egress"].clone(), report }
+        GateRun { output, egress: report["egress"].clone(), alerts: Vec::new(), report }
     }
 
     /// Runs a script on the host, as the controls do; what it prints.
@@ -328,11 +332,11 @@ impl Testbed {
         let mut output = String::new();
         fs::File::from(sandbox.output).read_to_string(&mut output).unwrap();
         let _ended = stockade_sys::process::wait_child(&sandbox.child.pidfd).expect("the sandbox ends");
-        let egress = match gate.finish() {
-            Ok(report) => serde_json::to_value(report).unwrap(),
-            Err(error) => json!({"gate": error.to_string()}),
+        let (egress, alerts) = match gate.finish() {
+            Ok(report) => (serde_json::to_value(&report).unwrap(), report.alerts),
+            Err(error) => (json!({"gate": error.to_string()}), Vec::new()),
         };
-        GateRun { output, egress, report: Value::Null }
+        GateRun { output, egress, alerts, report: Value::Null }
     }
 
     /// What the launcher asks of the gate.
@@ -340,6 +344,7 @@ impl Testbed {
         GateRequest {
             whitelist,
             resolver: Resolver::new(HOSTS, SERVERS),
+            alerts: vec![Alert::try_from(ALERT.to_owned()).expect("an alert")],
             run_as: if self.privileged { stockade_egress::RunAs::User { uid: 65534, gid: 65534 } } else { stockade_egress::RunAs::Caller },
         }
     }

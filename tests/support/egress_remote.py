@@ -7,7 +7,8 @@ import hashlib, http.server, io, json, os, socket, ssl, struct, subprocess, sys,
 
 packets = []      # [protocol, destination, port] of every IP packet that came in
 heard = {}        # port -> bytes of the connections to it, in order of their coming
-zone = {}         # name -> {"a": [[...], ...], "aaaa": ..., "cname": ..., "cut": bool, "owner": hex}
+zone = {}         # name -> {"a": [[...], ...], "aaaa": ..., "cname": ..., "cut": bool, "owner": hex,
+                  #          "delay": seconds, "delay_aaaa": seconds, "fails": bool}
 asked = {}        # name -> how often
 
 
@@ -122,7 +123,9 @@ def dns_answer(query, over_tcp):
     entry = zone.get(name)
     if entry is None:
         return head(0x8183, 0)
-    time.sleep(entry.get("delay", 0))
+    time.sleep(entry.get("delay", 0) + (entry.get("delay_aaaa", 0) if kind == 28 else 0))
+    if entry.get("fails"):
+        return head(0x8182, 0)
     if entry.get("cut") and not over_tcp:
         return head(0x8380, 0)
     records, owner = b"", b"\xc0\x0c"
@@ -180,9 +183,11 @@ def up():
         "-6 addr add 2001:db8:5::7/64 dev vr nodad",
         "link set vr addrgenmode none",
         "link set vr up",
-        # All addresses of the world are here, but for one that answers nothing and one
+        # All addresses of the world are here, but for some that answer nothing and one
         # that a router knows no way to.
         "route add blackhole 203.0.113.66/32 table local",
+        "route add blackhole 203.0.113.67/32 table local",
+        "route add blackhole 203.0.113.68/32 table local",
         "route add unreachable 203.0.113.77/32 table local",
         "route add local 0.0.0.0/0 dev lo src 10.0.5.7",
         "-6 route add local ::/0 dev lo",

@@ -391,6 +391,7 @@ impl<'a> Examiner<'a> {
             homes: &[],
             registry: None,
             ceiling: None,
+            roots: &[],
         };
         let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1)).map_err(|error| failed(&error)).and_then(|()| {
             let found = ScratchPath::find(&directory.to_string_lossy(), self.policy, &opener);

@@ -26,8 +26,8 @@ pub enum RunAs {
     },
 }
 
-/// Three sockets for each of 512 connections, while their names are looked up, and its own:
-/// with fewer the kernel would go on reporting connections that the gate cannot accept.
+/// Two sockets for each of 512 connections, three for each of 128 look-ups, and its own: with
+/// fewer the kernel would go on reporting connections that the gate cannot accept.
 const MIN_DESCRIPTORS: u64 = 1600;
 /// Sockets and pipes that the gate may hold at once.
 pub(crate) const MAX_DESCRIPTORS: u64 = 2048;

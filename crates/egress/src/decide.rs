@@ -85,7 +85,9 @@ impl PeerDenial {
 
     /// The refusal of TLS or HTTP over an allowed connection. `said` is what it named.
     pub fn of_protocol(permit: &Permit, address: IpAddr, kind: DenialKind, reason: DenialReason, said: Option<String>) -> Self {
-        let allow = permit.host().and_then(|name| line(Rule::name(name.clone(), permit.port, Protocol::AnyTcp)));
+        // A rule that let a proxy be asked for anything would void the whitelist.
+        let host = permit.host().filter(|_| reason != DenialReason::Proxy);
+        let allow = host.and_then(|name| line(Rule::name(name.clone(), permit.port, Protocol::AnyTcp)));
         PeerDenial {
             host: permit.host().map(Name::to_string),
             address: Some(address),
@@ -284,6 +286,11 @@ pub(crate) fn name_refusal(name: &Name, reason: DenialReason) -> PeerDenial {
 /// them must be open.
 pub fn views(address: IpAddr) -> impl Iterator<Item = IpAddr> {
     closed::views(address)
+}
+
+/// Which of the closed blocks an address lies in, or one that it hides.
+pub(crate) fn closed_block(address: IpAddr) -> Option<usize> {
+    closed::views(address.to_canonical()).find_map(closed::index)
 }
 
 /// A rule as a line, if a policy accepts it.

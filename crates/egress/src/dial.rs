@@ -1,5 +1,6 @@
 //! Connects to a peer: non-blocking connects to its addresses, each with a short head start
-//! (RFC 8305), until one answers.
+//! (RFC 8305), until one answers. Where all that may be tried at once are silent, the first
+//! of them goes to the end of the list.
 //!
 //! Dials only the addresses that it is given, each of which was decided on before. It resolves no
 //! name.
@@ -24,6 +25,8 @@ const HEAD_START: Duration = Duration::from_millis(250);
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Addresses tried in parallel.
 const MAX_CONCURRENT_DIALS: usize = 2;
+/// How long an address is tried while others wait: its second SYN, after 1 s, can be answered.
+const TURN: Duration = Duration::from_secs(2);
 
 /// A socket for the next dial, created while the gate is idle.
 #[derive(Default)]
@@ -58,6 +61,8 @@ impl PreparedSocket {
 /// One peer being dialled.
 pub(crate) struct Dial {
     waiting: VecDeque<SocketAddr>,
+    /// No further address will come.
+    has_all: bool,
     trying: Vec<Attempt>,
     next_at: Instant,
     give_up_at: Instant,
@@ -69,6 +74,7 @@ pub(crate) struct Dial {
 struct Attempt {
     socket: OwnedFd,
     address: SocketAddr,
+    since: Instant,
     /// epoll reports its end.
     watched: bool,
 }
@@ -82,11 +88,25 @@ pub(crate) enum Dialled {
 }
 
 impl Dial {
-    /// `addresses` in order of preference.
-    pub(crate) fn start(addresses: Vec<SocketAddr>, spare: &mut PreparedSocket, poll: &Poll, token: u64, now: Instant) -> (Self, Dialled) {
-        let mut dial = Dial { waiting: addresses.into(), trying: Vec::new(), next_at: now, give_up_at: now + DIAL_TIMEOUT, error: None };
+    /// `addresses` in order of preference. `has_all`: none will be added.
+    pub(crate) fn start(
+        addresses: Vec<SocketAddr>,
+        has_all: bool,
+        spare: &mut PreparedSocket,
+        poll: &Poll,
+        token: u64,
+        now: Instant,
+    ) -> (Self, Dialled) {
+        let waiting = addresses.into();
+        let mut dial = Dial { waiting, has_all, trying: Vec::new(), next_at: now, give_up_at: now + DIAL_TIMEOUT, error: None };
         let state = dial.advance(spare, poll, token, now);
         (dial, state)
+    }
+
+    /// Further addresses, to be tried before those that were silent.
+    pub(crate) fn add(&mut self, addresses: Vec<SocketAddr>, has_all: bool) {
+        self.has_all = has_all;
+        addresses.into_iter().rev().for_each(|address| self.waiting.push_front(address));
     }
 
     /// Checks the attempts and starts those that are due.
@@ -95,13 +115,19 @@ impl Dial {
             if let Some(Attempt { socket, address, .. }) = self.settle() {
                 return Dialled::Connected(socket, address);
             }
-            let due = self.trying.is_empty() || (now >= self.next_at && self.trying.len() < MAX_CONCURRENT_DIALS);
+            let is_full = self.trying.len() >= MAX_CONCURRENT_DIALS;
+            let has_room = !is_full || self.trying.first().is_some_and(|first| now >= first.since + TURN);
+            let due = self.trying.is_empty() || (now >= self.next_at && has_room);
             if !due || self.waiting.is_empty() {
                 break;
             }
+            if is_full {
+                let Attempt { address, .. } = self.trying.remove(0);
+                self.waiting.push_back(address);
+            }
             if let Some(address) = self.waiting.pop_front() {
                 match attempt(address, spare) {
-                    Ok(socket) => self.trying.push(Attempt { socket, address, watched: false }),
+                    Ok(socket) => self.trying.push(Attempt { socket, address, since: now, watched: false }),
                     Err(errno) => self.remember(address, errno),
                 }
                 self.next_at = now + HEAD_START;
@@ -109,15 +135,23 @@ impl Dial {
         }
         self.watch(poll, token);
         if self.trying.is_empty() {
+            if !self.has_all && now < self.give_up_at {
+                return Dialled::Waiting;
+            }
             return match self.error {
                 Some((address, errno)) => Dialled::Failed(Some(address), errno),
                 None => Dialled::Failed(None, Errno::ADDRNOTAVAIL),
             };
         }
         if now >= self.give_up_at {
-            return Dialled::Failed(self.trying.first().map(|attempt| attempt.address), Errno::TIMEDOUT);
+            return Dialled::Failed(self.address(), Errno::TIMEDOUT);
         }
         Dialled::Waiting
+    }
+
+    /// An address that has not answered so far.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.trying.first().map(|attempt| attempt.address)
     }
 
     /// Takes out the attempt that succeeded, and drops those that failed.
@@ -127,7 +161,7 @@ impl Dial {
             let address = *address;
             // A second connect returns the result of the first (connect(2)).
             match connect(socket, &address) {
-                Ok(()) | Err(Errno::ISCONN) => return Some(self.trying.swap_remove(index)),
+                Ok(()) | Err(Errno::ISCONN) => return Some(self.trying.remove(index)),
                 Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => index += 1,
                 Err(errno) => {
                     drop(self.trying.remove(index));

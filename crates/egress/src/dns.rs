@@ -1,8 +1,9 @@
 //! DNS as the sandbox sees it: the gate answers every query from the whitelist and forwards none.
 //!
 //! A name that a rule allows has one A record, its stand-in address, and nothing else: no AAAA,
-//! since one family is enough for addresses that stay inside, and no HTTPS record, which would
-//! carry keys for an encrypted server name. Any other name gets NXDOMAIN at once. So no query
+//! since one family is enough for addresses that stay inside, no HTTPS record, which would
+//! carry keys for an encrypted server name, and no SRV records below it: a program that asks for
+//! them goes on with the name itself. Any other name gets NXDOMAIN at once. So no query
 //! carries data out in its labels.
 //! RFC 1035, RFC 6891 (EDNS), RFC 8914 (extended errors), RFC 2308 (no data).
 
@@ -16,14 +17,16 @@ use stockade_protocol::{DenialKind, DenialReason, text::escape_bytes};
 
 use crate::{
     decide::{Decider, PeerDenial, name_refusal},
-    inspect::MAX_SAID,
     names::Names,
 };
 use query::{MalformedQuery, Query};
-use wire::{A, PTR, write_name};
+use wire::{A, AAAA, HTTPS, PTR, write_name};
 
 /// The longest query that is read. Real programs send at most about 300 bytes.
 pub const MAX_QUERY_LEN: usize = 1232;
+
+/// Bytes of a malformed name that a report shows.
+const MAX_SAID: usize = 128;
 
 /// Seconds for which a program may cache an answer. An answer holds for the whole run.
 const TTL: u32 = 60;
@@ -71,7 +74,12 @@ pub fn answer(message: &[u8], decider: &Decider, names: &mut Names, now_ms: u64)
 }
 
 fn forward(query: &Query<'_>, name: &Name, decider: &Decider, names: &mut Names, now_ms: u64) -> DnsReply {
-    let Some(carried) = decider.match_name(name) else { return refused(query, name_refusal(name, DenialReason::NoRule)) };
+    let Some(carried) = decider.match_name(name) else {
+        if is_service_of_allowed(decider, name) {
+            return DnsReply { reply: Some(query.reply(Code::NxDomain, None, None)), denied: None };
+        }
+        return refused(query, name_refusal(name, DenialReason::NoRule));
+    };
     if query.kind != A {
         return DnsReply { reply: Some(query.reply(Code::NoError, None, None)), denied: None };
     }
@@ -79,6 +87,15 @@ fn forward(query: &Query<'_>, name: &Name, decider: &Decider, names: &mut Names,
         Ok(address) => DnsReply { reply: Some(query.reply(Code::NoError, Some((A, &address.octets())), None)), denied: None },
         Err(reason) => refused(query, name_refusal(name, reason)),
     }
+}
+
+/// Whether a name is that of a service of an allowed name, such as `_https._tcp.pypi.org` (RFC 2782).
+fn is_service_of_allowed(decider: &Decider, name: &Name) -> bool {
+    let mut host = name.as_str();
+    while let Some((_, rest)) = host.split_once('.').filter(|_| host.starts_with('_')) {
+        host = rest;
+    }
+    host != name.as_str() && Name::new(host).is_ok_and(|host| decider.match_name(&host).is_some())
 }
 
 /// The name of a stand-in address, which some programs look up before they print it.
@@ -102,7 +119,9 @@ fn reversed(name: &Name) -> Option<Ipv4Addr> {
 fn refused(query: &Query<'_>, denied: PeerDenial) -> DnsReply {
     // Prohibited (RFC 8914, 4.19). Not REFUSED: the C library would try again and wait.
     let reply = query.reply(Code::NxDomain, None, Some(18));
-    DnsReply { reply: Some(reply), denied: Some(PeerDenial { question: Some(query::kind_name(query.kind)), ..denied }) }
+    // A rule gives a name an address, and would not answer other questions.
+    let allow = denied.allow.clone().filter(|_| matches!(query.kind, A | AAAA | HTTPS));
+    DnsReply { reply: Some(reply), denied: Some(PeerDenial { question: Some(query::kind_name(query.kind)), allow, ..denied }) }
 }
 
 /// The first message of a TCP stream (RFC 1035, 4.2.2).

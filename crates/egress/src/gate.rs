@@ -13,7 +13,7 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::{Signal, WaitId, WaitIdOptions, getpid, pidfd_send_signal, waitid},
 };
-use stockade_policy::whitelist::Whitelist;
+use stockade_policy::{alert::Alert, whitelist::Whitelist};
 use stockade_protocol::EgressReport;
 use stockade_sys::{
     clone,
@@ -36,6 +36,8 @@ pub struct GateRequest {
     pub whitelist: Whitelist,
     /// How this host finds addresses.
     pub resolver: Resolver,
+    /// The policy's alerts for refused peers.
+    pub alerts: Vec<Alert>,
     /// The user that it runs as.
     pub run_as: RunAs,
 }
@@ -150,7 +152,8 @@ impl Gate {
         if text.is_empty() {
             return Err(GateError::Died);
         }
-        serde_json::from_slice(text).map_err(|_| GateError::Record)
+        let (report, alerts): (EgressReport, Vec<String>) = serde_json::from_slice(text).map_err(|_| GateError::Record)?;
+        Ok(EgressReport { alerts, ..report })
     }
 }
 
@@ -198,12 +201,12 @@ fn run(channels: Channels, request: GateRequest, stop: &OwnedFd, record: &OwnedF
         }
     };
     let decider = Decider::new(request.whitelist, Vec::new());
-    let Ok(service) = GateService::new(channels, poll, routes, decider, request.resolver, stop) else { return 125 };
+    let Ok(service) = GateService::new(channels, poll, routes, decider, request.resolver, request.alerts, stop) else { return 125 };
     if write(record, &[READY]) != Ok(1) {
         return 125;
     }
-    let Ok(report) = service.run() else { return 125 };
-    let Ok(text) = serde_json::to_vec(&report) else { return 125 };
+    let Ok(recorded) = service.run() else { return 125 };
+    let Ok(text) = serde_json::to_vec(&recorded) else { return 125 };
     let mut rest = text.as_slice();
     while !rest.is_empty() {
         match rustix::io::retry_on_intr(|| write(record, rest)) {

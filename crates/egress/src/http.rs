@@ -111,7 +111,7 @@ impl HttpInspector {
 
     /// The first bytes may belong to another protocol.
     fn no_http(&self) -> InspectionRefusal {
-        InspectionRefusal::http(if self.spoke { DenialReason::HttpMalformed } else { DenialReason::ProtocolUnknown })
+        if self.spoke { InspectionRefusal::http(DenialReason::HttpMalformed) } else { InspectionRefusal::unknown() }
     }
 
     fn pass(&mut self, held: &[u8], left: u64, more: impl Fn(u64) -> Stage, done: Stage) -> usize {
@@ -186,8 +186,9 @@ fn check_head(head: &[u8], name: &Name, port: u16) -> Result<Stage, InspectionRe
     let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
         return Err(malformed());
     };
+    check_proxy(method, target, name, port)?;
     check_host(one(&request, "host")?, name, port)?;
-    check_target(method, target, name, port)?;
+    check_target(method, target)?;
     check_upgrade(&request)?;
     framing(&request, version)
 }
@@ -204,7 +205,12 @@ fn one<'a>(request: &httparse::Request<'_, 'a>, wanted: &str) -> Result<Option<&
 
 fn check_host(host: Option<&[u8]>, name: &Name, port: u16) -> Result<(), InspectionRefusal> {
     let host = host.filter(|host| !host.is_empty()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMissing))?;
-    is_authority(host, name, port).then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMismatch).naming(host))
+    is_authority(host, name, port).then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMismatch).naming(host_of(host)))
+}
+
+/// A host without its port.
+fn host_of(authority: &[u8]) -> &[u8] {
+    authority.split(|byte| *byte == b':').next().unwrap_or_default()
 }
 
 /// Whether this is the name, with or without the connection's port.
@@ -217,27 +223,34 @@ fn is_authority(text: &[u8], name: &Name, port: u16) -> bool {
     own_port && Name::new(host).is_ok_and(|said| said == *name)
 }
 
-/// A path, `*`, or a whole URL for the same host.
-fn check_target(method: &str, target: &str, name: &Name, port: u16) -> Result<(), InspectionRefusal> {
-    if method == "CONNECT" {
-        return Err(InspectionRefusal::http(DenialReason::HttpTunnel).naming(target.as_bytes()));
-    }
-    if target.starts_with('/') || (target == "*" && method == "OPTIONS") {
-        return Ok(());
-    }
-    let scheme = target.get(..7).filter(|scheme| scheme.eq_ignore_ascii_case("http://"));
-    let Some(scheme) = scheme else { return Err(InspectionRefusal::http(DenialReason::HttpMalformed)) };
-    let rest = &target[scheme.len()..];
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let same = is_authority(authority.as_bytes(), name, port);
-    same.then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HostMismatch).naming(authority.as_bytes()))
+/// CONNECT, and a whole URL for another host, are requests to a proxy.
+fn check_proxy(method: &str, target: &str, name: &Name, port: u16) -> Result<(), InspectionRefusal> {
+    let authority = match target.split_once("://") {
+        _ if method == "CONNECT" => target,
+        Some((scheme, rest)) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+            let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+            if is_authority(authority.as_bytes(), name, port) {
+                return Ok(());
+            }
+            authority
+        }
+        _ => return Ok(()),
+    };
+    Err(InspectionRefusal::http(DenialReason::Proxy).naming(host_of(authority.as_bytes())))
+}
+
+/// A path, `*`, or a whole URL; [`check_proxy`] has checked its host.
+fn check_target(method: &str, target: &str) -> Result<(), InspectionRefusal> {
+    let is_url = target.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"));
+    let is_own = target.starts_with('/') || (target == "*" && method == "OPTIONS") || is_url;
+    is_own.then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HttpMalformed))
 }
 
 /// After an upgrade the client would send another protocol. An offer of HTTP/2 is harmless:
 /// it needs a preface, which is refused.
 fn check_upgrade(request: &httparse::Request<'_, '_>) -> Result<(), InspectionRefusal> {
     match one(request, "upgrade")? {
-        Some(value) if !value.eq_ignore_ascii_case(b"h2c") => Err(InspectionRefusal::http(DenialReason::HttpTunnel).naming(value)),
+        Some(value) if !value.eq_ignore_ascii_case(b"h2c") => Err(InspectionRefusal::http(DenialReason::HttpTunnel)),
         _ => Ok(()),
     }
 }

@@ -7,15 +7,12 @@
 //! not delayed.
 
 use stockade_policy::whitelist::Name;
-use stockade_protocol::{DenialKind, DenialReason, text::escape_bytes};
+use stockade_protocol::{DenialKind, DenialReason};
 
 use crate::{http::HttpInspector, tls::ClientHelloInspector};
 
 /// The most bytes that an inspector holds back. A caller's buffer needs room for one more.
 pub const MAX_HELD: usize = 32 << 10;
-
-/// Bytes from a client that a report shows.
-pub(crate) const MAX_SAID: usize = 128;
 
 /// Why a connection must end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +21,7 @@ pub struct InspectionRefusal {
     pub kind: DenialKind,
     /// The reason.
     pub reason: DenialReason,
-    /// What the client named instead, escaped and truncated.
+    /// The name that the client used instead, if it is one.
     pub said: Option<String>,
 }
 
@@ -37,8 +34,14 @@ impl InspectionRefusal {
         InspectionRefusal { kind: DenialKind::Http, reason, said: None }
     }
 
+    /// The first bytes belong to another protocol.
+    pub(crate) fn unknown() -> Self {
+        InspectionRefusal { kind: DenialKind::Connect, reason: DenialReason::ProtocolUnknown, said: None }
+    }
+
     pub(crate) fn naming(self, said: &[u8]) -> Self {
-        InspectionRefusal { said: Some(escape_bytes(said, MAX_SAID)), ..self }
+        let name = std::str::from_utf8(said).ok().and_then(|said| Name::new(said).ok());
+        InspectionRefusal { said: name.map(|name| name.to_string()), ..self }
     }
 }
 
@@ -74,7 +77,8 @@ impl Inspector {
             self.speaks = match first {
                 22 => Speaks::Tls(ClientHelloInspector::default()),
                 b'A'..=b'Z' => Speaks::Http(HttpInspector::default()),
-                _ => return Err(InspectionRefusal { kind: DenialKind::Connect, reason: DenialReason::ProtocolUnknown, said: None }),
+                _ if is_socks(held) => return Err(InspectionRefusal { reason: DenialReason::Proxy, ..InspectionRefusal::unknown() }),
+                _ => return Err(InspectionRefusal::unknown()),
             };
         }
         let released = match &mut self.speaks {
@@ -100,6 +104,12 @@ impl Inspector {
     pub fn saw_server_name(&self) -> bool {
         matches!(&self.speaks, Speaks::Tls(check) if check.was_accepted())
     }
+}
+
+/// Whether bytes begin as a request to a SOCKS proxy does: with its version, 5 (RFC 1928) or 4. One
+/// byte decides, so that it does not matter in which pieces the rest comes.
+fn is_socks(held: &[u8]) -> bool {
+    matches!(held, [4 | 5, ..])
 }
 
 #[cfg(test)]
@@ -136,9 +146,38 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_instead_is_short_and_printable() {
-        let refused = inspector().examine(b"GET / HTTP/1.1\r\nHost: a\tb\xff\r\n\r\n").unwrap_err();
-        assert_eq!(refused.said.as_deref(), Some("a\\tb\\xff"));
+    fn what_was_said_instead_is_a_name_or_is_not_shown() {
+        for (host, said) in
+            [("Evil.example", Some("evil.example")), ("evil.example:80", Some("evil.example")), ("a\tb", None), ("10.0.0.1", None)]
+        {
+            let refused = inspector().examine(format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).unwrap_err();
+            assert_eq!((refused.reason, refused.said.as_deref()), (DenialReason::HostMismatch, said), "{host}");
+        }
+        assert_eq!(inspector().examine(&hello("evil.example")).unwrap_err().said.as_deref(), Some("evil.example"));
+    }
+
+    #[test]
+    fn a_protocol_that_begins_with_letters_is_not_taken_for_http() {
+        let refused = inspector().examine(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n").unwrap_err();
+        assert_eq!((refused.kind, refused.reason), (DenialKind::Connect, DenialReason::ProtocolUnknown));
+    }
+
+    #[test]
+    fn a_request_to_a_proxy_is_told_from_others() {
+        for request in [
+            &b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: pypi.org:443\r\n\r\n"[..],
+            b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: api.internal:8443\r\n\r\n",
+            b"GET http://pypi.org/simple HTTP/1.1\r\nHost: pypi.org\r\n\r\n",
+            b"GET ftp://pypi.org/simple HTTP/1.1\r\nHost: pypi.org\r\n\r\n",
+            b"\x05\x01\x00",
+            b"\x05\x02\x00\x02",
+            b"\x04\x01\x01\xbb\x01\x02\x03\x04\x00",
+        ] {
+            assert_eq!(reason(request), DenialReason::Proxy, "{request:?}");
+        }
+        assert_eq!(reason(b"\x06\x01\x00"), DenialReason::ProtocolUnknown);
+        let own = b"GET http://api.internal:8443/ HTTP/1.1\r\nHost: api.internal:8443\r\n\r\n";
+        assert_eq!(inspector().examine(own), Ok(own.len()), "the control");
     }
 
     #[test]

@@ -20,9 +20,11 @@ pub(crate) const MARK: u32 = 0x57;
 pub(crate) const LISTENER_PORT: u16 = 1;
 /// The NFLOG group of all packets that are logged for the gate.
 pub(crate) const LOG_GROUP: u16 = 5;
-/// Prefixes of log records: a held SYN, and a refused packet.
+/// Prefixes of log records: a held SYN, a refused packet, and one of several refused packets of
+/// which the others are not logged.
 pub(crate) const HELD: &str = "h";
 pub(crate) const REFUSED: &str = "r";
+pub(crate) const UNSEEN: &str = "u";
 /// Bytes of a packet that are logged: its headers, which have at most 120.
 const HEADERS: u32 = 128;
 
@@ -128,7 +130,7 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
         Rule { needs: "nft_limit", expressions: &[Protocol(UDP), questions, Limit(QUESTION_RATE, QUESTION_BURST), Accept] },
         Rule {
             needs: "nft_log, nfnetlink_log, nft_limit",
-            expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS)],
+            expressions: &[Protocol(UDP), questions, Limit(REPORT_RATE, REPORT_BURST), Log(UNSEEN, HEADERS)],
         },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), questions, RejectAsUnreachable] },
         // Packets inside the sandbox are free, and answers take this rule.
@@ -141,10 +143,17 @@ pub(crate) fn ruleset(own4: [u8; 4], own6: [u8; 16]) -> (Messages, Vec<&'static 
             needs: "nft_log, nfnetlink_log, nft_limit",
             expressions: &[Protocol(TCP), Syn(true), Limit(SYN_RATE, SYN_BURST), Log(HELD, HEADERS), Drop],
         },
-        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Protocol(TCP), Syn(true), Limit(1, 5), Log(REFUSED, HEADERS)] },
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Protocol(TCP), Syn(true), Limit(1, 5), Log(UNSEEN, HEADERS)] },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(TCP), RejectWithReset] },
-        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS)] },
+        Rule {
+            needs: "nft_log, nfnetlink_log, nft_limit, nft_reject_inet",
+            expressions: &[Protocol(UDP), Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS), RejectAsUnreachable],
+        },
+        // Beyond that rate one log record a second says so.
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Protocol(UDP), Limit(1, 5), Log(UNSEEN, HEADERS)] },
         Rule { needs: "nft_reject_inet", expressions: &[Protocol(UDP), RejectAsUnreachable] },
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Limit(REPORT_RATE, REPORT_BURST), Log(REFUSED, HEADERS), Drop] },
+        Rule { needs: "nft_log, nfnetlink_log, nft_limit", expressions: &[Limit(1, 5), Log(UNSEEN, HEADERS)] },
         Rule { needs: "nf_tables", expressions: &[Drop] },
     ];
     let mut batch = Messages::default();
@@ -294,7 +303,7 @@ mod tests {
     #[test]
     fn the_batch_is_one_small_message_and_every_rule_names_its_need() {
         let (batch, needs) = ruleset([198, 19, 255, 254], [0xfd; 16]);
-        assert!(batch.bytes().len() < 8 << 10, "{}", batch.bytes().len());
+        assert!(batch.bytes().len() < 16 << 10, "{}", batch.bytes().len());
         let messages = crate::netlink::Received::new(batch.bytes()).count();
         // The closing message of the batch needs nothing.
         assert_eq!(messages, needs.len() + 1);

@@ -1,18 +1,25 @@
 //! The record of a run: events that differ only in time are one entry.
 //!
 //! Every list has a maximum length, and each kind of denial has its own share, so that a flood of
-//! one kind does not hide another. Entries that do not fit set `truncated`. Decides nothing.
+//! one kind does not hide another. Denials that meet an alert and those of closed addresses have
+//! places of their own. What does not fit is counted. Alerts are compared with each denial when
+//! it happens, whether the list has room for it or not. Decides nothing.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use stockade_policy::alert::Alert;
 use stockade_protocol::{DenialKind, DenialReason, EgressDenial, EgressFailure, EgressFlow, EgressMode, EgressReport};
 
-use crate::decide::{PeerDenial, Permit};
+use crate::decide::{PeerDenial, Permit, closed_block};
 
 /// Entries of one list.
 pub const MAX_ENTRIES: usize = 256;
 /// Denials of one kind.
 pub const MAX_ENTRIES_PER_KIND: usize = 96;
+/// Places of the denials that only those have which meet an alert or concern a closed address.
+pub const MAX_NOTABLE: usize = 64;
+/// How many of them one alert or one closed block has.
+pub const MAX_NOTABLE_OF_ONE: usize = 8;
 /// Bytes of one text.
 const MAX_TEXT_LEN: usize = 255;
 
@@ -24,6 +31,26 @@ pub struct EgressRecord {
     denials: BTreeMap<DenialKey, usize>,
     failures: BTreeMap<FailureKey, usize>,
     kinds: BTreeMap<DenialKind, usize>,
+    notable: BTreeMap<Notable, usize>,
+    alerts: Vec<WatchedAlert>,
+}
+
+/// An alert, and whether a denial has met it.
+#[derive(Clone, Debug)]
+struct WatchedAlert {
+    alert: Alert,
+    is_met: bool,
+}
+
+/// Why a denial has a place of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Notable {
+    /// The first alert that it meets.
+    Alert(usize),
+    /// The closed block of its address.
+    Closed(usize),
+    /// An address of the host itself, or one that a name must not lead to.
+    ByReason,
 }
 
 type FlowKey = (usize, Option<String>, IpAddr, u16);
@@ -35,10 +62,12 @@ type DenialKey = (DenialKind, DenialReason, Option<String>, Option<IpAddr>, Opti
 pub struct FlowId(Option<usize>);
 
 impl EgressRecord {
-    /// An empty record. `backend` names the mechanism in the kernel.
-    pub fn new(backend: &str) -> Self {
+    /// An empty record. `backend` names the mechanism in the kernel. Only alerts for refused
+    /// peers are met here.
+    pub fn new(backend: &str, alerts: Vec<Alert>) -> Self {
         let report = EgressReport { mode: EgressMode::Gate, backend: Some(backend.to_owned()), ..EgressReport::default() };
-        EgressRecord { report, ..EgressRecord::default() }
+        let alerts = alerts.into_iter().map(|alert| WatchedAlert { alert, is_met: false }).collect();
+        EgressRecord { report, alerts, ..EgressRecord::default() }
     }
 
     /// A peer was reached. `rule` is the text of the permit's rule.
@@ -61,7 +90,10 @@ impl EgressRecord {
                 flows.len() - 1
             })
         });
-        self.report.truncated |= index.is_none();
+        if index.is_none() {
+            self.omit();
+        }
+        let flows = &mut self.report.allowed;
         if let Some(flow) = index.and_then(|index| flows.get_mut(index)) {
             flow.connections += 1;
         }
@@ -90,18 +122,25 @@ impl EgressRecord {
     /// Something was refused.
     pub fn denied(&mut self, denied: &PeerDenial, now_ms: u64) {
         let text = |text: &Option<String>| text.as_deref().map(short);
+        let peers = [text(&denied.host), denied.address.map(|address| address.to_string())];
+        let mut first_met = None;
+        for (index, watched) in self.alerts.iter_mut().enumerate() {
+            if peers.iter().flatten().any(|peer| watched.alert.meets(peer)) {
+                watched.is_met = true;
+                first_met.get_or_insert(index);
+            }
+        }
         // `said` and `qtype` are those of the first: the program chooses them.
         let key = (denied.kind, denied.reason, text(&denied.host), denied.address, denied.port, text(&denied.protocol));
         if let Some(entry) = self.denials.get(&key).and_then(|index| self.report.denied.get_mut(*index)) {
             entry.count += 1;
+            // Another question for the same name may have a rule.
+            entry.allow = entry.allow.take().or_else(|| denied.allow.clone());
             return;
         }
-        let of_kind = self.kinds.entry(denied.kind).or_default();
-        if self.report.denied.len() >= MAX_ENTRIES || *of_kind >= MAX_ENTRIES_PER_KIND {
-            self.report.truncated = true;
-            return;
+        if !self.has_room(denied, first_met) {
+            return self.omit();
         }
-        *of_kind += 1;
         self.denials.insert(key, self.report.denied.len());
         self.report.denied.push(EgressDenial {
             kind: denied.kind,
@@ -119,6 +158,45 @@ impl EgressRecord {
         });
     }
 
+    /// Takes a place for a denial, if there is one for it.
+    fn has_room(&mut self, denied: &PeerDenial, first_met: Option<usize>) -> bool {
+        let closed = || denied.address.and_then(closed_block).map(Notable::Closed);
+        let by_reason = || {
+            use DenialReason::{ForbiddenRange, ResolvedToForbiddenRange, ResolvedToPrivateRange};
+            matches!(denied.reason, ForbiddenRange | ResolvedToForbiddenRange | ResolvedToPrivateRange).then_some(Notable::ByReason)
+        };
+        let ordinary: usize = self.kinds.values().sum();
+        if let Some(notable) = first_met.map(Notable::Alert).or_else(closed).or_else(by_reason) {
+            let all: usize = self.notable.values().sum();
+            let of_one = self.notable.entry(notable).or_default();
+            if all < MAX_NOTABLE && *of_one < MAX_NOTABLE_OF_ONE {
+                *of_one += 1;
+                return true;
+            }
+        }
+        let of_kind = self.kinds.entry(denied.kind).or_default();
+        let has_room = ordinary < MAX_ENTRIES - MAX_NOTABLE && *of_kind < MAX_ENTRIES_PER_KIND;
+        *of_kind += usize::from(has_room);
+        has_room
+    }
+
+    /// Counts an event that no list has room for.
+    fn omit(&mut self) {
+        self.report.omitted = self.report.omitted.saturating_add(1);
+        self.report.truncated = true;
+    }
+
+    /// The kernel refused packets without a report of each, so any alert may have been met.
+    pub fn unseen(&mut self) {
+        self.report.truncated = true;
+        self.alerts.iter_mut().for_each(|watched| watched.is_met = true);
+    }
+
+    /// The alerts that were met.
+    pub fn alerts_met(&self) -> Vec<String> {
+        self.alerts.iter().filter(|watched| watched.is_met).map(|watched| watched.alert.to_string()).collect()
+    }
+
     /// An allowed peer could not be reached. `error` is an errno's name, or `ENOTFOUND`.
     pub fn failed(&mut self, permit: &Permit, rule: &str, address: Option<IpAddr>, error: &str, now_ms: u64) {
         let host = permit.host().map(|name| short(name.as_str()));
@@ -128,8 +206,7 @@ impl EgressRecord {
             return;
         }
         if self.report.failed.len() >= MAX_ENTRIES {
-            self.report.truncated = true;
-            return;
+            return self.omit();
         }
         self.failures.insert(key, self.report.failed.len());
         self.report.failed.push(EgressFailure {
@@ -146,6 +223,7 @@ impl EgressRecord {
     /// The kernel dropped so many events before they could be counted.
     pub fn lost(&mut self, events: u64) {
         self.report.audit_lost = self.report.audit_lost.saturating_add(events);
+        self.unseen();
     }
 
     /// The report as it stands.
@@ -181,7 +259,7 @@ mod tests {
 
     #[test]
     fn connections_to_one_peer_are_one_entry() {
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         let (permit, rule) = permit();
         let first = record.connected(&permit, rule, ip(1), 412);
         let second = record.connected(&permit, rule, ip(1), 500);
@@ -201,7 +279,7 @@ mod tests {
 
     #[test]
     fn denials_that_differ_in_time_only_are_one_entry() {
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         for now in 5..8 {
             record.denied(&denied(DenialKind::Connect, 1), now);
         }
@@ -213,12 +291,12 @@ mod tests {
 
     #[test]
     fn a_flood_of_one_kind_leaves_room_for_others_and_is_admitted() {
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         for number in 0..10_000 {
             record.denied(&denied(DenialKind::Udp, number), 0);
         }
         assert_eq!(record.report().denied.len(), MAX_ENTRIES_PER_KIND);
-        assert!(record.report().truncated);
+        assert_eq!((record.report().truncated, record.report().omitted), (true, 10_000 - MAX_ENTRIES_PER_KIND as u64));
         record.denied(&denied(DenialKind::Connect, 7), 1);
         assert_eq!(record.report().denied.last().unwrap().kind, DenialKind::Connect);
         record.denied(&denied(DenialKind::Udp, 0), 2);
@@ -226,17 +304,55 @@ mod tests {
         for kind in [DenialKind::Dns, DenialKind::Tls, DenialKind::Http, DenialKind::Packet] {
             (0..1000).for_each(|number| record.denied(&denied(kind, number), 0));
         }
-        assert_eq!(record.report().denied.len(), MAX_ENTRIES);
+        assert_eq!(record.report().denied.len(), MAX_ENTRIES - MAX_NOTABLE);
+    }
+
+    #[test]
+    fn no_flood_silences_an_alert_or_hides_a_closed_address() {
+        let alerts =
+            ["egress:203.0.113.*", "egress:evil.example", "egress:192.0.2.1"].map(|text| Alert::try_from(text.to_owned()).unwrap());
+        let mut record = EgressRecord::new("nft-tproxy", alerts.to_vec());
+        let connect = |address: [u8; 4]| PeerDenial { address: Some(address.into()), ..denied(DenialKind::Connect, 1) };
+        for number in 0..5000 {
+            record.denied(&denied(DenialKind::Connect, number), 0);
+            record.denied(&PeerDenial { host: Some(format!("n{number}.example")), ..denied(DenialKind::Dns, 1) }, 0);
+            record.denied(&connect([127, 1, (number >> 8) as u8, number as u8]), 0);
+        }
+        assert_eq!(record.alerts_met(), Vec::<String>::new(), "the control");
+        record.denied(&connect([203, 0, 113, 9]), 1);
+        record.denied(&PeerDenial { host: Some("evil.example".to_owned()), address: None, ..denied(DenialKind::Dns, 1) }, 1);
+        record.denied(&connect([169, 254, 169, 254]), 1);
+        assert_eq!(record.alerts_met(), ["egress:203.0.113.*", "egress:evil.example"]);
+        let last: Vec<_> =
+            record.report().denied.iter().rev().take(3).map(|entry| entry.host.clone().or(entry.addr.clone()).unwrap()).collect();
+        assert_eq!(last, ["169.254.169.254", "evil.example", "203.0.113.9"]);
+        // Where the alert's own places are taken, it is met all the same.
+        for number in 0..200 {
+            record.denied(&connect([203, 0, 113, number]), 1);
+        }
+        assert!(record.report().denied.len() <= MAX_ENTRIES);
+        let counted: u64 = record.report().denied.iter().map(|entry| entry.count).sum();
+        assert_eq!(counted + record.report().omitted, 15_203);
+    }
+
+    #[test]
+    fn what_the_kernel_refused_unseen_may_have_met_every_alert() {
+        let alert = Alert::try_from(String::from("egress:203.0.113.*")).unwrap();
+        for act in [EgressRecord::unseen, |record: &mut EgressRecord| record.lost(1)] {
+            let mut record = EgressRecord::new("nft-tproxy", vec![alert.clone()]);
+            act(&mut record);
+            assert_eq!((record.alerts_met(), record.report().truncated), (vec![alert.to_string()], true));
+        }
     }
 
     #[test]
     fn connections_and_failures_beyond_the_largest_number_are_admitted() {
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         let (permit, rule) = permit();
         let flows: Vec<FlowId> = (0..300).map(|number| record.connected(&permit, rule, ip(number), 0)).collect();
         record.carried(flows[299], 5, 5);
         assert_eq!((record.report().allowed.len(), record.report().truncated), (MAX_ENTRIES, true));
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         for number in 0..300 {
             record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 3);
             record.failed(&permit, rule, Some(ip(number)), "ECONNREFUSED", 4);
@@ -247,7 +363,7 @@ mod tests {
 
     #[test]
     fn texts_are_cut_where_a_character_ends() {
-        let mut record = EgressRecord::new("nft-tproxy");
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
         record.denied(&PeerDenial { host: Some("ü".repeat(500)), ..denied(DenialKind::Dns, 1) }, 0);
         assert_eq!(record.report().denied[0].host.as_deref().map(str::len), Some(254));
     }

@@ -2,8 +2,9 @@
 //! over UDP and, where an answer does not fit, TCP.
 //!
 //! Not getaddrinfo: it blocks, and loads plug-ins in a static program. Other sources of
-//! nsswitch.conf (mDNS, LDAP) are not asked. Both files are read once, before the lockdown. Answers
-//! are not cached: each connection is decided on the addresses that it dials.
+//! nsswitch.conf (mDNS, LDAP) are not asked. Both files are read once, before the lockdown. The
+//! addresses of one family do not wait for those of the other (RFC 8305, 3). A server that was
+//! silent is asked last for a while. No answer is kept here.
 
 mod answer;
 
@@ -28,6 +29,10 @@ const MAX_SEARCH_DOMAINS: usize = 6;
 /// Addresses given for one name.
 const MAX_ADDRESSES: usize = 16;
 const DNS: u16 = 53;
+/// How long the addresses of one family wait for the other's.
+const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
+/// How long a server that was silent is asked last.
+const SHUNNED: Duration = Duration::from_secs(30);
 
 /// How this host finds addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +42,8 @@ pub struct Resolver {
     search: Vec<String>,
     patience: Duration,
     attempts: u32,
+    /// Servers that did not answer, and until when they are asked last.
+    shunned: BTreeMap<SocketAddr, Instant>,
 }
 
 /// Reads bytes as a name server's answer to a query for `name`, for fuzz tests. `None`: a
@@ -67,8 +74,14 @@ impl Resolver {
     /// From the texts of `/etc/hosts` (hosts(5)) and `/etc/resolv.conf` (resolv.conf(5)).
     /// Malformed lines are skipped, as glibc does.
     pub fn new(hosts: &str, resolv: &str) -> Self {
-        let mut resolver =
-            Resolver { hosts: BTreeMap::new(), servers: Vec::new(), search: Vec::new(), patience: Duration::from_secs(5), attempts: 2 };
+        let mut resolver = Resolver {
+            hosts: BTreeMap::new(),
+            servers: Vec::new(),
+            search: Vec::new(),
+            patience: Duration::from_secs(5),
+            attempts: 2,
+            shunned: BTreeMap::new(),
+        };
         for line in hosts.lines() {
             let mut words = line.split('#').next().unwrap_or_default().split_ascii_whitespace();
             if let Some(address) = words.next().and_then(parse_address) {
@@ -100,6 +113,14 @@ impl Resolver {
             Some(("attempts", Ok(attempts))) => self.attempts = attempts.clamp(1, 5),
             _ => {}
         }
+    }
+
+    /// The servers as they are asked: those that were silent last.
+    fn servers_in_order(&self, now: Instant) -> Vec<SocketAddr> {
+        let is_shunned = |server: &SocketAddr| self.shunned.get(server).is_some_and(|until| now < *until);
+        let (last, mut order): (Vec<_>, Vec<_>) = self.servers.iter().copied().partition(is_shunned);
+        order.extend(last);
+        order
     }
 
     /// The names to query: one without a dot is first tried in the search domains.
@@ -146,8 +167,16 @@ enum State {
 pub(crate) struct Lookup {
     /// Names still to try, the current one last.
     names: Vec<String>,
+    /// The servers in the order in which they are asked.
+    servers: Vec<SocketAddr>,
     /// Number of the attempt, over all servers.
     turn: usize,
+    /// It has answered in this attempt.
+    heard: bool,
+    /// When the first addresses came.
+    first_at: Option<Instant>,
+    /// They were passed on.
+    passed_on: bool,
     socket: Option<OwnedFd>,
     queries: Vec<UpstreamQuery>,
     retry_at: Instant,
@@ -157,16 +186,20 @@ pub(crate) struct Lookup {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Waiting,
+    /// Addresses of one family; the other's may come, and then all are part of the result. Once.
+    Found(Vec<IpAddr>),
     Done(Result<Vec<IpAddr>, ResolveError>),
 }
 
 impl Lookup {
     /// Starts a lookup, with its sockets watched under `token`. A name of `/etc/hosts` is done
     /// at once.
-    pub(crate) fn start(resolver: &Resolver, name: &str, poll: &Poll, token: u64, now: Instant) -> (Self, Progress) {
+    pub(crate) fn start(resolver: &mut Resolver, name: &str, poll: &Poll, token: u64, now: Instant) -> (Self, Progress) {
         let mut names = resolver.candidates(name);
         names.reverse();
-        let mut lookup = Lookup { names, turn: 0, socket: None, queries: Vec::new(), retry_at: now };
+        let servers = resolver.servers_in_order(now);
+        let (socket, queries) = (None, Vec::new());
+        let mut lookup = Lookup { names, servers, turn: 0, heard: false, first_at: None, passed_on: false, socket, queries, retry_at: now };
         if let Some(known) = resolver.hosts.get(name) {
             return (lookup, Progress::Done(Ok(known.clone())));
         }
@@ -183,10 +216,9 @@ impl Lookup {
                 self.queries.push(UpstreamQuery { kind, bytes, state: State::Asked });
             }
         }
-        let turns = resolver.servers.len() * resolver.attempts as usize;
+        let turns = self.servers.len() * resolver.attempts as usize;
         while self.turn < turns {
-            let server = resolver.servers.get(self.turn % resolver.servers.len()).copied();
-            if server.is_some_and(|server| self.send_to(server, poll, token).is_ok()) {
+            if self.server().is_some_and(|server| self.send_to(server, poll, token).is_ok()) {
                 self.retry_at = now + resolver.patience;
                 return Progress::Waiting;
             }
@@ -195,7 +227,13 @@ impl Lookup {
         Progress::Done(Err(ResolveError::TimedOut))
     }
 
+    /// The server that is asked.
+    fn server(&self) -> Option<SocketAddr> {
+        self.servers.get(self.turn.checked_rem(self.servers.len())?).copied()
+    }
+
     fn send_to(&mut self, server: SocketAddr, poll: &Poll, token: u64) -> Result<(), Errno> {
+        self.heard = false;
         // A new socket each time: the kernel chooses a random port and checks the peer.
         let socket = socket_with(family(server), SocketType::DGRAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         connect(&socket, &server)?;
@@ -215,7 +253,7 @@ impl Lookup {
     }
 
     /// Reads all answers.
-    pub(crate) fn progress(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
+    pub(crate) fn progress(&mut self, resolver: &mut Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
         let mut buffer = [0u8; 4096];
         let mut unreachable = false;
         while let Some(socket) = &self.socket {
@@ -230,7 +268,7 @@ impl Lookup {
                 }
             }
         }
-        let server = resolver.servers.get(self.turn % resolver.servers.len().max(1)).copied();
+        let server = self.server();
         for question in &mut self.queries {
             if question.state.is_cut() && server.is_none_or(|server| question.connect(server, poll, token).is_err()) {
                 question.state = State::Answered(UpstreamAnswer::Failed);
@@ -238,17 +276,30 @@ impl Lookup {
             question.converse();
         }
         let answered = self.queries.iter().all(|question| matches!(question.state, State::Answered(_)));
+        if let Some(server) = server.filter(|_| self.heard) {
+            resolver.shunned.remove(&server);
+        }
         let failed = self.queries.iter().any(|question| matches!(question.state, State::Answered(UpstreamAnswer::Failed)));
         if unreachable || (answered && failed && self.addresses().is_empty()) {
             return self.next_server(resolver, poll, token, now);
         }
-        if answered { self.conclude(resolver, poll, token, now) } else { Progress::Waiting }
+        if answered { self.conclude(resolver, poll, token, now) } else { self.pass_on(now) }
+    }
+
+    /// Passes on the addresses of one family, once they have waited for the other's.
+    fn pass_on(&mut self, now: Instant) -> Progress {
+        let addresses = self.addresses();
+        if self.passed_on || addresses.is_empty() || now < *self.first_at.get_or_insert(now) + RESOLUTION_DELAY {
+            return Progress::Waiting;
+        }
+        self.passed_on = true;
+        Progress::Found(addresses)
     }
 
     /// Tries the next server after a timeout.
-    pub(crate) fn tick(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
+    pub(crate) fn tick(&mut self, resolver: &mut Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
         if now < self.retry_at {
-            return Progress::Waiting;
+            return self.pass_on(now);
         }
         // The addresses of one family are enough.
         if !self.addresses().is_empty() {
@@ -257,11 +308,15 @@ impl Lookup {
         self.next_server(resolver, poll, token, now)
     }
 
-    fn next_server(&mut self, resolver: &Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
+    fn next_server(&mut self, resolver: &mut Resolver, poll: &Poll, token: u64, now: Instant) -> Progress {
+        if let Some(server) = self.server().filter(|_| !self.heard) {
+            resolver.shunned.insert(server, now + SHUNNED);
+        }
         let failed = self.queries.iter().any(|question| matches!(question.state, State::Answered(UpstreamAnswer::Failed)));
         self.turn += 1;
         self.socket = None;
         match self.ask(resolver, poll, token, now) {
+            Progress::Done(Err(_)) if !self.addresses().is_empty() => Progress::Done(Ok(self.addresses())),
             Progress::Done(Err(ResolveError::TimedOut)) if failed => Progress::Done(Err(ResolveError::Failed)),
             other => other,
         }
@@ -274,6 +329,7 @@ impl Lookup {
                 && let Some(answer) = answer::read(bytes, &question.bytes, question.kind)
             {
                 question.state = State::Answered(answer);
+                self.heard = true;
                 return;
             }
         }
@@ -403,6 +459,27 @@ mod tests {
         assert_eq!((resolver.patience.as_secs(), resolver.attempts), (2, 5));
         assert_eq!(resolver.candidates("registry"), ["registry.corp.example", "registry.lan", "registry"]);
         assert_eq!(resolver.candidates("a.b"), ["a.b"]);
+    }
+
+    #[test]
+    fn a_server_that_was_silent_is_asked_last_for_a_while() {
+        let mut resolver = Resolver::new(
+            "",
+            "nameserver 10.0.0.1
+nameserver 10.0.0.2
+nameserver 10.0.0.3
+",
+        );
+        let now = Instant::now();
+        let order =
+            |resolver: &Resolver, now| resolver.servers_in_order(now).iter().map(|server| server.ip().to_string()).collect::<Vec<_>>();
+        resolver.shunned.insert("10.0.0.1:53".parse().unwrap(), now + SHUNNED);
+        assert_eq!(order(&resolver, now), ["10.0.0.2", "10.0.0.3", "10.0.0.1"]);
+        assert_eq!(order(&resolver, now + SHUNNED), ["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
+        for server in resolver.servers.clone() {
+            resolver.shunned.insert(server, now + SHUNNED);
+        }
+        assert_eq!(order(&resolver, now), ["10.0.0.1", "10.0.0.2", "10.0.0.3"], "all are asked, whatever they did");
     }
 
     #[test]

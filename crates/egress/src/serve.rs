@@ -10,6 +10,7 @@
 //! holds, and how long it waits.
 
 mod budget;
+mod lookups;
 mod open;
 mod pending;
 mod queries;
@@ -26,6 +27,7 @@ use rustix::{
     io::Errno,
     net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags, acceptfrom_with, getsockname, recv, sendto},
 };
+use stockade_policy::alert::Alert;
 use stockade_protocol::{DenialKind, DenialReason, EgressReport};
 
 use crate::{
@@ -44,6 +46,7 @@ use crate::{
     setup::Channels,
 };
 use budget::Budget;
+use lookups::SharedLookups;
 use open::Open;
 use pending::{PendingConnect, Purpose};
 use queries::TcpQuery;
@@ -118,6 +121,7 @@ pub(crate) struct GateService {
     /// Queries over TCP, and lookups on the host.
     questions: Budget,
     lookups: Budget,
+    shared: SharedLookups,
     buffer: Vec<u8>,
     started: Instant,
     now: Instant,
@@ -131,6 +135,7 @@ impl GateService {
         routes: Routes,
         decider: Decider,
         resolver: Resolver,
+        alerts: Vec<Alert>,
         stop: &OwnedFd,
     ) -> Result<Self, Errno> {
         // Edge-triggered: level-triggered it would wake up every wait at the end.
@@ -146,7 +151,7 @@ impl GateService {
             decider,
             resolver,
             names: Names::default(),
-            record: EgressRecord::new("nft-tproxy"),
+            record: EgressRecord::new("nft-tproxy", alerts),
             spare: PreparedSocket::default(),
             slots: Slots::new(MAX_CONNECTIONS),
             by_key: HashMap::new(),
@@ -154,6 +159,7 @@ impl GateService {
             ended: Vec::new(),
             questions: Budget::of(QUERIES_PER_SECOND),
             lookups: Budget::of(LOOKUPS_PER_SECOND),
+            shared: SharedLookups::default(),
             buffer: vec![0; BUFFER],
             started: now,
             now,
@@ -161,15 +167,15 @@ impl GateService {
         })
     }
 
-    /// Serves until the stop pipe closes.
+    /// Serves until the stop pipe closes. The report, and the alerts that were met.
     ///
     /// # Errors
     /// The kernel refuses to wait for events.
-    pub(crate) fn run(mut self) -> Result<EgressReport, Errno> {
+    pub(crate) fn run(mut self) -> Result<(EgressReport, Vec<String>), Errno> {
         let mut events = Vec::with_capacity(64);
         loop {
-            let patience =
-                if !self.busy.is_empty() || self.has_to_tidy() { Some(Duration::ZERO) } else { self.slots.have_clocks().then_some(TICK) };
+            let has_clocks = self.slots.have_clocks() || self.shared.are_under_way();
+            let patience = if !self.busy.is_empty() || self.has_to_tidy() { Some(Duration::ZERO) } else { has_clocks.then_some(TICK) };
             self.poll.wait(&mut events, patience)?;
             self.now = Instant::now();
             if events.is_empty() && self.busy.is_empty() {
@@ -180,6 +186,7 @@ impl GateService {
             }
             if self.now.duration_since(self.ticked) >= TICK {
                 self.ticked = self.now;
+                self.tick_lookups();
                 self.slots.ids().into_iter().for_each(|id| self.tick(id));
             }
         }
@@ -210,7 +217,9 @@ impl GateService {
                 LISTENER => self.accept(TURN),
                 NAMES => self.answer_queries(TURN),
                 _ => {
-                    if let Some((id, side)) = slots::id_of(token) {
+                    if let Some(number) = lookups::number_of(token) {
+                        self.advance_lookup(number);
+                    } else if let Some((id, side)) = slots::id_of(token) {
                         if let Some(Slot::Open(open)) = self.slots.get_mut(id) {
                             open.relay.note(side, flags);
                         }
@@ -241,7 +250,7 @@ impl GateService {
 
     /// After the sandbox has ended: delivers what was sent, reads what the kernel still holds,
     /// and counts open connections.
-    fn conclude(mut self) -> EgressReport {
+    fn conclude(mut self) -> (EgressReport, Vec<String>) {
         // Finite: no process is left that sends more.
         self.read_log(usize::MAX);
         self.answer_queries(usize::MAX);
@@ -255,11 +264,13 @@ impl GateService {
             self.attend(&events);
         }
         for id in self.slots.ids() {
-            if let Some(Slot::Open(mut open)) = self.slots.take(id) {
-                self.count(&mut open);
+            match self.slots.take(id) {
+                Some(Slot::Open(mut open)) => self.count(&mut open),
+                Some(Slot::Pending(pending)) => self.unanswered(&pending.stage),
+                Some(Slot::Names(_)) | None => {}
             }
         }
-        self.record.report().clone()
+        (self.record.report().clone(), self.record.alerts_met())
     }
 
     /// Reads the log of packets until it is empty, or until the turn ends.
@@ -287,6 +298,9 @@ impl GateService {
                 self.hold(syn);
             }
             return;
+        }
+        if prefix == nft::UNSEEN.as_bytes() {
+            self.record.unseen();
         }
         let Ok(Attempt { protocol, to, port }) = Attempt::read(packet) else { return };
         let denied = match protocol.as_str() {

@@ -31,6 +31,7 @@ pub(crate) fn begin(plan: &Plan, egress: &EgressPlan, handover: &OwnedFd) -> Res
     let request = GateRequest {
         whitelist: egress.whitelist.clone(),
         resolver: Resolver::new(&read("/etc/hosts"), &read("/etc/resolv.conf")),
+        alerts: egress.alerts.clone(),
         run_as: match plan.mode {
             Mode::Rootless => RunAs::Caller,
             // The run's own id, or the caller's: never root's.

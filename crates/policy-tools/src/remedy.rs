@@ -12,7 +12,7 @@ mod peer;
 pub use call::{CallRemedy, call};
 pub use hint::{MAX_HINTS, hints};
 pub use limit::{LimitRemedy, limit};
-pub use peer::peer;
+pub use peer::{peer, peers};
 
 pub(crate) use stockade_policy::toml_text as quoted;
 

@@ -31,11 +31,22 @@ pub struct EgressReport {
     pub denied: Vec<EgressDenial>,
     /// Allowed connections whose peer could not be reached.
     pub failed: Vec<EgressFailure>,
-    /// A list lacks entries, or counts some under another entry.
+    /// A list lacks entries, or the kernel refused more than it reported: over 1000 connections
+    /// or DNS queries, or 50 other packets, a second.
     pub truncated: bool,
+    /// Events that the gate saw and no list has room for.
+    #[serde(default)]
+    pub omitted: u64,
+    /// The line of a policy that extends this one, above its first section, which allows all
+    /// peers of `denied` but closed addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub line: Option<String>,
     /// Events that the kernel dropped before they were counted; verdicts are not among
     /// what can be lost.
     pub audit_lost: u64,
+    /// The alerts of the policy that refusals met, for the audit log; not part of a result.
+    #[serde(skip)]
+    pub alerts: Vec<String>,
 }
 
 /// Connections of one rule to one peer.
@@ -122,8 +133,11 @@ pub enum DenialReason {
     HttpMalformed,
     /// HTTP/2 without TLS.
     Http2Cleartext,
-    /// A request to turn the connection into something else (CONNECT, Upgrade).
+    /// A request to turn the connection into something else (Upgrade).
     HttpTunnel,
+    /// A request to a proxy: CONNECT, another host's URL, or SOCKS. No rule is offered: through a
+    /// proxy the code could reach any peer.
+    Proxy,
     /// Neither TLS nor HTTP, under a rule without `/tcp`.
     ProtocolUnknown,
     /// Not TCP: no other protocol can be allowed.
@@ -149,7 +163,7 @@ pub struct EgressDenial {
     /// The protocol, where it is not the kind's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proto: Option<String>,
-    /// What the TLS hello or the request named.
+    /// The name that the TLS hello or the request had instead, where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sni: Option<String>,
     /// The type of a DNS question.
@@ -157,11 +171,12 @@ pub struct EgressDenial {
     pub qtype: Option<String>,
     /// Why.
     pub reason: DenialReason,
-    /// The line of `[egress] whitelist` that would allow it; null where none can. A DNS query
+    /// The rule of `[egress] whitelist` that would allow it; null where none can. A DNS query
     /// has no port; the line then has 443.
     pub allow: Option<String>,
-    /// The same as a line of a policy that extends this one, behind its section. The gate
-    /// leaves it empty, since it does not know the policy.
+    /// The same as a line of a policy that extends this one, above its first section. It replaces
+    /// the line of another denial; `line` of the whole allows all. The gate leaves it empty,
+    /// since it does not know the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
     /// How often.

@@ -38,6 +38,7 @@ impl Examiner<'_> {
             self.landlock(),
             self.terminals(),
             self.egress(),
+            self.upstream_proxy(),
         ]
     }
 
@@ -78,6 +79,22 @@ impl Examiner<'_> {
                 ),
             ),
         }
+    }
+
+    /// Whether this environment names proxies, which the gate does not use. Their values can
+    /// hold passwords and are not shown.
+    fn upstream_proxy(&self) -> Finding {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let found = proxy_variables(names);
+        if found.is_empty() {
+            return fine("upstream_proxy", "no *_proxy variable is set here");
+        }
+        let detail = format!(
+            "{}: the gate dials peers itself and asks no proxy, so it reaches what this host reaches without one",
+            found.join(", ")
+        );
+        let remedy = "let this host reach the peers of a whitelist directly; do not allow the proxy with `/tcp`, since code could reach any peer through it";
+        finding("upstream_proxy", State::Absent, (detail, Some(String::from(remedy))))
     }
 
     /// A feature that needs a user namespace first, unless the policy lets root go without.
@@ -276,4 +293,26 @@ fn covered_in_proc() -> Vec<String> {
 fn current_lsm() -> String {
     let list = read("/sys/kernel/security/lsm");
     if list.is_empty() { String::new() } else { format!(", such as lsm=landlock,{list}") }
+}
+
+/// Those of these names that are a proxy's, in their order.
+fn proxy_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+    let is_proxy = |name: &String| {
+        let name = name.to_ascii_lowercase();
+        name.strip_suffix("_proxy").is_some_and(|scheme| matches!(scheme, "http" | "https" | "all" | "ftp" | "socks"))
+    };
+    let mut found: Vec<String> = names.filter(is_proxy).collect();
+    found.sort();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::proxy_variables;
+
+    #[test]
+    fn variables_that_name_a_proxy_are_found() {
+        let names = ["PATH", "https_proxy", "NO_PROXY", "HTTP_PROXY", "my_proxy", "ALL_PROXY"].map(String::from);
+        assert_eq!(proxy_variables(names.into_iter()), ["ALL_PROXY", "HTTP_PROXY", "https_proxy"]);
+    }
 }

@@ -22,6 +22,11 @@ pub(super) fn blocks(address: IpAddr) -> impl Iterator<Item = Network> {
     CLOSED.iter().copied().filter(move |block| block.contains(address))
 }
 
+/// The first closed block that an address lies in, by its number.
+pub(super) fn index(address: IpAddr) -> Option<usize> {
+    CLOSED.iter().position(|block| block.contains(address))
+}
+
 /// Whether an address, or an IPv4 one inside it, belongs to a private network.
 pub(super) fn is_private(address: IpAddr) -> bool {
     views(address).any(|view| PRIVATE.iter().any(|network| network.contains(view)))

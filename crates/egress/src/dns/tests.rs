@@ -70,8 +70,22 @@ fn any_other_name_does_not_exist_and_is_recorded() {
         assert_eq!((code(&reply), reply[7]), (3, 0), "{name}");
         assert_eq!((denied.kind, denied.reason), (DenialKind::Dns, DenialReason::NoRule), "{name}");
         assert_eq!((denied.host.as_deref(), denied.question.as_deref()), (Some(name), Some(said)));
-        let line = (name != "localhost").then(|| format!("{name}:443"));
+        // A rule would answer questions for an address only.
+        let line = (name != "localhost" && matches!(kind, A | AAAA)).then(|| format!("{name}:443"));
         assert_eq!(denied.allow, line);
+    }
+}
+
+#[test]
+fn a_service_of_an_allowed_name_is_not_answered_and_is_no_denial() {
+    const SRV: u16 = 33;
+    for name in ["_https._tcp.pypi.org", "_pypi.pypi.org", "_a._b.files.pythonhosted.org"] {
+        let DnsReply { reply, denied } = ask(name, SRV);
+        assert_eq!((code(&reply.unwrap()), denied), (3, None), "{name}");
+    }
+    for name in ["_https._tcp.evil.example", "_tcp._x.www.pypi.org", "x._tcp.pypi.org", "_tcp"] {
+        let denied = ask(name, SRV).denied.unwrap();
+        assert_eq!((denied.reason, denied.allow), (DenialReason::NoRule, None), "the control: {name}");
     }
 }
 

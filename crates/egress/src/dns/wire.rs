@@ -22,6 +22,8 @@ pub(crate) const PTR: u16 = 12;
 pub(crate) const AAAA: u16 = 28;
 /// The pseudo-record of EDNS.
 pub(crate) const OPT: u16 = 41;
+/// The type of an HTTPS record.
+pub(crate) const HTTPS: u16 = 65;
 
 /// A reply, not a query.
 pub(crate) const RESPONSE: u8 = 0x80;

@@ -11,8 +11,10 @@ use rustix::{
 };
 use stockade_sys::socket::{receive_datagram, send_datagram};
 
+use stockade_protocol::{DenialKind, DenialReason};
+
 use super::{GateService, Id, Slot, TURN};
-use crate::{dns, packet::Key, relay::reset_on_close};
+use crate::{decide::PeerDenial, dns, packet::Key, relay::reset_on_close};
 
 /// How long a connection with DNS queries may stay open.
 const TCP_QUERY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -93,6 +95,8 @@ impl GateService {
                 dns::TcpFrame::Message(message, length) => {
                     let now = self.elapsed_ms();
                     if !self.questions.takes_one(now) {
+                        self.deny(&PeerDenial::new(DenialKind::Dns, DenialReason::Limit));
+                        self.record.unseen();
                         return Err(Errno::DQUOT);
                     }
                     let answer = dns::answer(message, &self.decider, &mut self.names, now);

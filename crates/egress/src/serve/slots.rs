@@ -112,6 +112,15 @@ impl<T: Timed> Slots<T> {
         self.places.iter().filter_map(|place| place.content.as_ref()).any(holds)
     }
 
+    /// The one with the least key, of those that have one.
+    pub(super) fn least_by<K: Ord>(&self, key: impl Fn(&T) -> Option<K>) -> Option<Id> {
+        let keyed = (0..).zip(&self.places).filter_map(|(index, place)| {
+            let key = key(place.content.as_ref()?)?;
+            Some((key, Id { index, generation: place.generation }))
+        });
+        keyed.min_by(|(one, _), (other, _)| one.cmp(other)).map(|(_, id)| id)
+    }
+
     /// All that are taken.
     pub(super) fn ids(&self) -> Vec<Id> {
         let taken = (0..).zip(&self.places).filter(|(_, place)| place.taken);
@@ -146,6 +155,20 @@ mod tests {
         assert!(!slots.have_clocks());
         slots.replace(first, "tick");
         assert!(slots.have_clocks() && slots.take(first) == Some("tick") && !slots.have_clocks());
+    }
+
+    #[test]
+    fn the_least_is_found_among_those_that_have_a_key() {
+        let mut slots = Slots::new(4);
+        let key = |content: &&str| content.strip_prefix("tick").map(str::len);
+        assert_eq!(slots.least_by(key), None);
+        let ids: Vec<Id> = (0..4).map(|_| slots.reserve().unwrap()).collect();
+        for (id, content) in ids.iter().zip(["silent", "tickxx", "tickx"]) {
+            slots.replace(*id, content);
+        }
+        assert_eq!(slots.least_by(key), Some(ids[2]));
+        assert_eq!(slots.take(ids[2]), Some("tickx"));
+        assert_eq!(slots.least_by(key), Some(ids[1]));
     }
 
     #[test]

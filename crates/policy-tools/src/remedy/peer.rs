@@ -1,31 +1,58 @@
-//! The policy line that adds a rule to a whitelist.
+//! The policy line that adds rules to a whitelist.
 //!
-//! A rule that contradicts the new one is removed by the same line, because contradicting
-//! rules are refused at load. It does not judge the peer.
+//! A rule that contradicts a new one is removed by the same line, because contradicting
+//! rules are refused at load. The line is a whole statement of TOML, to stand above the first
+//! section. It does not judge the peers.
 
-use stockade_policy::whitelist::{Rule, Whitelist, contradict};
+use stockade_policy::whitelist::{CLOSED, Protocol, Rule, Target, Whitelist, contradict};
 
-use super::{line, quoted};
+use super::quoted;
 
 /// The line that adds a rule to this whitelist; none if the whitelist has the rule, or no
 /// policy accepts it.
 pub fn peer(whitelist: &Whitelist, rule: &str) -> Option<String> {
-    let rule: Rule = rule.parse().ok()?;
-    if whitelist.rules().contains(&rule) {
-        return None;
+    line(whitelist, &[rule.parse().ok()?])
+}
+
+/// The one line that adds all of these rules but those for closed addresses, each of which
+/// wants its own decision. Lines for single rules would replace one another.
+pub fn peers<'a>(whitelist: &Whitelist, rules: impl Iterator<Item = &'a str>) -> Option<String> {
+    let mut rules: Vec<Rule> = rules.filter_map(|rule| rule.parse().ok()).filter(|rule| !is_closed(rule)).collect();
+    // Of two that contradict each other, the one that allows more stays.
+    rules.sort_by_key(|rule| rule.protocol != Protocol::AnyTcp);
+    let mut chosen: Vec<Rule> = Vec::new();
+    for rule in rules {
+        if !chosen.iter().any(|other| *other == rule || contradict(other, &rule)) {
+            chosen.push(rule);
+        }
     }
-    let (mut add, mut remove) = (vec![rule.to_string()], Vec::new());
-    for other in whitelist.rules().iter().filter(|other| contradict(&rule, other)) {
+    line(whitelist, &chosen)
+}
+
+fn is_closed(rule: &Rule) -> bool {
+    matches!(&rule.target, Target::Network(network) if CLOSED.iter().any(|block| network.is_within(block)))
+}
+
+fn line(whitelist: &Whitelist, rules: &[Rule]) -> Option<String> {
+    let new: Vec<&Rule> = rules.iter().filter(|rule| !whitelist.rules().contains(rule)).collect();
+    let mut add: Vec<String> = new.iter().map(ToString::to_string).collect();
+    let mut remove = Vec::new();
+    for other in whitelist.rules() {
+        let mut contradicting = new.iter().filter(|rule| contradict(rule, other)).peekable();
+        if contradicting.peek().is_none() {
+            continue;
+        }
         remove.push(other.to_string());
-        // Ports that the new rule does not have keep their rule.
-        add.extend(other.ports.without(&rule.ports).map(|ports| Rule { ports, ..other.clone() }.to_string()));
+        // Ports that no new rule has keep their rule.
+        let left = contradicting.try_fold(other.ports.clone(), |ports, rule| ports.without(&rule.ports));
+        add.extend(left.map(|ports| Rule { ports, ..other.clone() }.to_string()));
     }
     let list = |name: &str, rules: Vec<String>| {
         let rules: Vec<String> = rules.iter().map(|rule| quoted(rule)).collect();
         (!rules.is_empty()).then(|| format!("{name} = [{}]", rules.join(", ")))
     };
     let changes: Vec<String> = [list("add", add), list("remove", remove)].into_iter().flatten().collect();
-    Some(line("egress", &[format!("whitelist = {{ {} }}", changes.join(", "))]))
+    (!changes.is_empty()).then(|| format!("egress.whitelist = {{ {} }}", changes.join(", ")))
 }
 
 #[cfg(test)]
@@ -41,11 +68,11 @@ mod tests {
         let whitelist = |rules: &[&str]| Whitelist::try_from(rules.iter().map(|rule| (*rule).to_owned()).collect::<Vec<_>>()).unwrap();
         let rules = whitelist(&["pypi.org:80,443", "10.0.0.0/8:443"]);
         for (rule, expected) in [
-            ("example.org:443", Some("[egress] whitelist = { add = [\"example.org:443\"] }")),
-            ("pypi.org:8080/tcp", Some("[egress] whitelist = { add = [\"pypi.org:8080/tcp\"] }")),
+            ("example.org:443", Some("egress.whitelist = { add = [\"example.org:443\"] }")),
+            ("pypi.org:8080/tcp", Some("egress.whitelist = { add = [\"pypi.org:8080/tcp\"] }")),
             (
                 "pypi.org:443/tcp",
-                Some("[egress] whitelist = { add = [\"pypi.org:443/tcp\", \"pypi.org:80\"], remove = [\"pypi.org:80,443\"] }"),
+                Some("egress.whitelist = { add = [\"pypi.org:443/tcp\", \"pypi.org:80\"], remove = [\"pypi.org:80,443\"] }"),
             ),
             ("10.0.0.0/8:443", None),
             ("localhost:80", None),
@@ -59,11 +86,38 @@ mod tests {
         let pypi = load_shipped("pypi").unwrap();
         for rule in ["pypi.org:443/tcp", "example.org:443", "169.254.169.254:80", "[2001:db8::1]:443"] {
             let line = peer(&pypi.egress.whitelist, rule).unwrap();
-            let (section, rest) = line.split_once("] ").unwrap();
-            let text = format!("schema = 1\ndescription = \"x\"\nextends = \"pypi\"\n{section}]\n{rest}\n");
+            let text = format!("schema = 1\ndescription = \"x\"\nextends = \"pypi\"\n{line}\n");
             let allowing = load_text(&text).unwrap_or_else(|error| panic!("{line}: {error}"));
             assert_eq!(compare(&pypi, &allowing).more.len(), 1, "{line}");
             assert_eq!(compare(&pypi, &allowing).less, []);
         }
+    }
+
+    #[test]
+    fn rules_for_ports_of_one_rule_are_added_by_one_line() {
+        let text = |line: &str| {
+            format!(
+                "schema = 1\ndescription = \"x\"\nextends = \"pypi\"\negress.whitelist = {{ add = [\"api.example:80,443,8080\"] }}\n{line}"
+            )
+        };
+        let policy = load_text(&text("")).unwrap();
+        let whitelist = &policy.egress.whitelist;
+        let rules = [
+            "api.example:443/tcp",
+            "api.example:80/tcp",
+            "api.example:443/tcp",
+            "169.254.169.254:80",
+            "b.example:443",
+            "b.example:443/tcp",
+        ];
+        let line = peers(whitelist, rules.into_iter()).unwrap();
+        let expected = "egress.whitelist = { add = [\"api.example:443/tcp\", \"api.example:80/tcp\", \"b.example:443/tcp\", \"api.example:8080\"], remove = [\"api.example:80,443,8080\"] }";
+        assert_eq!(line, expected);
+        // Each alone would take the other's port away.
+        let alone = rules.map(|rule| peer(whitelist, rule).unwrap());
+        assert!(alone[0].contains("api.example:80,8080") && alone[1].contains("api.example:443,8080"), "{alone:?}");
+        assert_eq!(peers(whitelist, ["169.254.169.254:80", "nonsense"].into_iter()), None);
+        let child = Whitelist::try_from(vec!["api.example:80,443,8080".to_owned()]).unwrap();
+        assert!(peers(&child, std::iter::once("api.example:80,443,8080")).is_none());
     }
 }
