@@ -294,3 +294,25 @@ fn run_puts_hints_into_its_report_alone() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!said.contains("[filesystem]") && said.contains("/data/x: No such file"), "{said}");
 }
+
+test!(Both, a_model_is_told_that_there_is_no_network);
+fn a_model_is_told_that_there_is_no_network() {
+    let hint = |done: &ExecResult| {
+        let denials = done["denials"].as_array().unwrap();
+        denials.iter().find(|denial| denial["kind"] == "network").map(|denial| denial["help"].as_str().unwrap().to_owned())
+    };
+    for (language, code) in [
+        ("python", "import urllib.request; urllib.request.urlopen('http://example.org/')"),
+        ("python", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"),
+        ("bash", "echo > /dev/tcp/192.0.2.1/80"),
+        ("node", "require('http').get('http://example.org/')"),
+    ] {
+        let done = exec(json!({"code": code, "language": language}));
+        let help = hint(&done).unwrap_or_else(|| panic!("{code}: {}", done.brief()));
+        assert!(help.contains("policy `default` has no network"), "{help}");
+    }
+    // The control: a program that fails otherwise, and one that survives.
+    assert_eq!(hint(&exec(json!({"code": "1/0"}))), None);
+    let survived = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), 5)\nexcept OSError as e: print(e)";
+    assert_eq!(hint(&exec(json!({"code": survived}))), None);
+}

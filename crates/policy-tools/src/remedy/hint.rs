@@ -54,8 +54,10 @@ fn of_message(message: ErrorMessage, plan: &Plan, policy: &Policy) -> Option<Den
     match message {
         ErrorMessage::Path { path, error } => of_path(&path, error, plan, policy),
         ErrorMessage::Module { name, python } => Some(of_module(&name, python, plan, policy)),
-        ErrorMessage::Command(name) => Some(of_command(&name, plan)),
+        ErrorMessage::Command(name) => Some(of_command(&name, plan, policy)),
         ErrorMessage::Limit(key) => of_limit(key, plan, policy),
+        ErrorMessage::Network => of_network(plan, policy),
+        ErrorMessage::Pip => of_pip(plan, policy),
     }
 }
 
@@ -73,6 +75,12 @@ fn of_path(path: &str, error: PathError, plan: &Plan, policy: &Policy) -> Option
         false => format!("write below {scratch}, /tmp or {HOME} instead"),
     };
     match (location, error) {
+        // Where some assistants' own sandboxes keep a user's files.
+        (PathLocation::Outside, _) if real.starts_with("/mnt/data") => hint(
+            "[filesystem]",
+            None,
+            format!("this sandbox has no /mnt/data: files of the request are in the working directory, {scratch}"),
+        ),
         (PathLocation::Outside, PathError::Missing | PathError::Unknown) => {
             let (allow, help) = shown_by(&real);
             hint("[filesystem]", allow, help)
@@ -169,12 +177,38 @@ fn of_module(name: &str, python: bool, plan: &Plan, policy: &Policy) -> Denial {
     hint("module", name.to_owned(), "not found", "[runtimes]", None, help)
 }
 
-fn of_command(name: &str, plan: &Plan) -> Denial {
+fn of_command(name: &str, plan: &Plan, policy: &Policy) -> Denial {
     let path = plan.environment_values.iter().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
+    // `python3.9` where there is `python`.
+    let plain = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let near = find_runtime(policy, plain).map_or_else(|_| String::new(), |(runtime, _)| format!("; `{runtime}` is there"));
     let help = format!(
-        "not found in PATH ({path}); for a program elsewhere on the host, list its directory in [filesystem] read_only and call it by its absolute path"
+        "not found in PATH ({path}){near}; for a program elsewhere on the host, list its directory in [filesystem] read_only and call it by its absolute path"
     );
     hint("command", name.to_owned(), "not found", "[filesystem] read_only", None, help)
+}
+
+/// Under a whitelist the gate's own list says what was refused.
+fn of_network(plan: &Plan, policy: &Policy) -> Option<Denial> {
+    if plan.egress.is_some() {
+        return None;
+    }
+    let help = format!(
+        "policy `{}` has no network, so no name and no peer is reached: bring data in the request's `files`, or take a policy whose [egress] whitelist names the peer",
+        policy.name
+    );
+    Some(hint("network", String::from("no network"), "not reached", "[egress] whitelist", None, help))
+}
+
+fn of_pip(plan: &Plan, policy: &Policy) -> Option<Denial> {
+    if plan.egress.is_some() {
+        return None;
+    }
+    let help = format!(
+        "policy `{}` has no network, so pip can install nothing, with whatever option: take policy `pypi`, or `--runtime python=VENV/bin/python` with a virtual environment that has the package",
+        policy.name
+    );
+    Some(hint("network", String::from("pip install"), "not reached", "[egress] whitelist", None, help))
 }
 
 fn of_limit(key: LimitKey, plan: &Plan, policy: &Policy) -> Option<Denial> {

@@ -23,6 +23,10 @@ pub(super) enum ErrorMessage {
     Command(String),
     /// A refusal by a limit.
     Limit(LimitKey),
+    /// A peer or a name that was not reached.
+    Network,
+    /// pip, which wants the network or another environment.
+    Pip,
 }
 
 /// The error of a path.
@@ -65,7 +69,38 @@ const LIMITS: &[(&str, LimitKey)] = &[
     ("can't start new thread", LimitKey::Processes),
     ("fork: retry: Resource temporarily unavailable", LimitKey::Processes),
     ("fork: Resource temporarily unavailable", LimitKey::Processes),
+    ("BlockingIOError: [Errno 11]", LimitKey::Processes),
+    ("Cannot fork", LimitKey::Processes),
+    ("File size limit exceeded", LimitKey::FileSize),
+    // A mapping of a file in /tmp or /dev/shm for which no page was left.
+    ("Bus error", LimitKey::TmpSize),
 ];
+
+/// What programs say when no memory is left to them.
+const NO_MEMORY: &[&str] = &[
+    "Cannot allocate memory",
+    "cannot allocate memory",
+    "_ArrayMemoryError: Unable to allocate",
+    "std::bad_alloc",
+    "JavaScript heap out of memory",
+    "ENOMEM",
+];
+
+/// What programs say of a peer or a name that they do not reach.
+const NO_NETWORK: &[&str] = &[
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Could not resolve host",
+    "unable to resolve host address",
+    "getaddrinfo EAI_AGAIN",
+    "getaddrinfo ENOTFOUND",
+    "Network is unreachable",
+    "ENETUNREACH",
+    "Address family not supported by protocol",
+];
+
+/// What pip ends with where it has no index, or where the distribution's Python is not its own.
+const NO_PIP: &[&str] = &["ERROR: No matching distribution found for", "error: externally-managed-environment"];
 
 /// The messages of one line, mostly none.
 pub(super) fn read(line: &str) -> Vec<ErrorMessage> {
@@ -76,7 +111,13 @@ pub(super) fn read(line: &str) -> Vec<ErrorMessage> {
     if let Some(message) = module(line).or_else(|| command(line)) {
         return vec![message];
     }
-    if line == "MemoryError" || line.starts_with("MemoryError:") || line.ends_with("Cannot allocate memory") {
+    if NO_PIP.iter().any(|words| line.starts_with(words)) {
+        return vec![ErrorMessage::Pip];
+    }
+    if NO_NETWORK.iter().any(|words| line.contains(words)) {
+        return vec![ErrorMessage::Network];
+    }
+    if line == "MemoryError" || line.starts_with("MemoryError:") || NO_MEMORY.iter().any(|words| line.contains(words)) {
         return vec![ErrorMessage::Limit(LimitKey::AddressSpace)];
     }
     if let Some((_, key)) = LIMITS.iter().find(|(words, _)| line.contains(words)) {
@@ -205,7 +246,36 @@ mod tests {
         assert_eq!(read("MemoryError"), [ErrorMessage::Limit(LimitKey::AddressSpace)]);
         assert_eq!(read("OSError: [Errno 24] Too many open files: 'x'"), [ErrorMessage::Limit(LimitKey::OpenFiles)]);
         assert_eq!(read("OSError: [Errno 27] File too large"), [ErrorMessage::Limit(LimitKey::FileSize)]);
-        assert_eq!(read("RuntimeError: can't start new thread"), [ErrorMessage::Limit(LimitKey::Processes)]);
+        for (line, key) in [
+            ("RuntimeError: can't start new thread", LimitKey::Processes),
+            ("BlockingIOError: [Errno 11] Resource temporarily unavailable", LimitKey::Processes),
+            ("/bin/sh: 1: Cannot fork", LimitKey::Processes),
+            ("File size limit exceeded (core dumped)", LimitKey::FileSize),
+            ("Bus error", LimitKey::TmpSize),
+            ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array", LimitKey::AddressSpace),
+            ("OSError: [Errno 12] Cannot allocate memory", LimitKey::AddressSpace),
+            ("/scratch/main.sh: xrealloc: cannot allocate 18446744071562067968 bytes: cannot allocate memory", LimitKey::AddressSpace),
+            ("FATAL ERROR: Reached heap limit Allocation failed - JavaScript heap out of memory", LimitKey::AddressSpace),
+        ] {
+            assert_eq!(read(line), [ErrorMessage::Limit(key)], "{line}");
+        }
+    }
+
+    #[test]
+    fn a_missing_network_is_read() {
+        for line in [
+            "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+            "OSError: [Errno 101] Network is unreachable",
+            "OSError: [Errno 97] Address family not supported by protocol",
+            "curl: (6) Could not resolve host: example.org",
+            "Error: getaddrinfo EAI_AGAIN example.org",
+            "Error: connect ENETUNREACH 192.0.2.1:443 - Local (0.0.0.0:0)",
+        ] {
+            assert_eq!(read(line), [ErrorMessage::Network], "{line}");
+        }
+        for line in ["ERROR: No matching distribution found for requests", "error: externally-managed-environment"] {
+            assert_eq!(read(line), [ErrorMessage::Pip], "{line}");
+        }
     }
 
     #[test]

@@ -36,7 +36,7 @@ fn planned(policy: &Policy, more: &[&str]) -> Plan {
     ];
     let scratch = HostScratch { path: PathBuf::from("/srv/work"), owner: (1, 1), idmap_refusal: None, protected };
     let run_request = RunRequest {
-        program: Program::Code { language: None, stem: String::from("code") },
+        program: Program::Code { language: None, filename: None, stem: String::from("code") },
         scratch: Some(scratch),
         ..RunRequest::default()
     };
@@ -153,6 +153,22 @@ fn hints_for_modules_and_commands_fit_the_policy() {
     let pypi = help(pandas, &load_shipped("pypi").unwrap());
     assert!(pypi.contains("can be reached") && !pypi.contains("`pypi`"), "{pypi}");
     assert!(help("bash: line 1: ruby: command not found", &derived("")).contains("/usr/local/bin:/usr/bin:/bin"));
+    assert!(!help("bash: line 1: ruby: command not found", &derived("")).contains("is there"));
+    assert!(help("bash: line 1: python3.9: command not found", &derived("")).contains("`python` is there"));
+}
+
+#[test]
+fn a_missing_network_is_told_where_there_is_none() {
+    for stderr in ["socket.gaierror: [Errno -3] Temporary failure in name resolution", "ERROR: No matching distribution found for requests"]
+    {
+        let hint = hints_of(stderr, &load_shipped("default").unwrap()).pop().unwrap();
+        assert_eq!((hint.kind, hint.rule.as_str(), &hint.allow), ("network", "[egress] whitelist", &None), "{stderr}");
+        assert!(hint.help.unwrap().contains("policy `default` has no network"), "{stderr}");
+        // Under a whitelist the gate says what was refused.
+        assert_eq!(hints_of(stderr, &load_shipped("pypi").unwrap()), [], "{stderr}");
+    }
+    let data = hints_of("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/data/sales.csv'", &derived(""));
+    assert!(data[0].help.as_ref().unwrap().contains("working directory") && data[0].allow.is_none(), "{data:?}");
 }
 
 #[test]
