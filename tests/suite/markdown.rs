@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::process::ExitStatusExt,
     process::Output,
     time::{Duration, Instant},
 };
@@ -185,6 +186,39 @@ fn cancelling_ends_the_block_and_still_answers() {
         fs::remove_file(&begun).unwrap();
         no_process_is_left("sleep 6021");
     }
+}
+
+test!(Both, it_ends_by_a_signal_though_its_answer_is_not_read, seconds 60);
+fn it_ends_by_a_signal_though_its_answer_is_not_read() {
+    let scratch = scratch();
+    let begun = scratch.join("begun");
+    let much = "print('x' * 400_000)";
+    let ends = [(Signal::SIGTERM, 143), (Signal::SIGHUP, 129), (Signal::SIGINT, 130)];
+    // With its answer ready, and while a block runs whose answer will not be read either.
+    for (last, waits) in [("true", false), ("touch begun; exec sleep 6023", true)] {
+        for (signal, code) in ends {
+            let reply = format!("```python\n{much}\n```\n```sh\n{last}\n```\n");
+            let mut child = start(&mut stockade(["exec", "--markdown", "--scratch", text(&scratch)]), reply.as_bytes());
+            // Its pipe is full, and has no reader.
+            let writes = || {
+                fs::read_to_string(format!("/proc/{}/task/{}/wchan", child.id(), writer(child.id()))).is_ok_and(|at| at.contains("pipe"))
+            };
+            assert!(eventually(Duration::from_secs(20), || if waits { begun.exists() } else { writes() }), "{signal} {waits}");
+            kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+            let status = wait_within(&mut child, Duration::from_secs(10)).unwrap_or_else(|| panic!("{signal} {waits}: it goes on"));
+            let number = if waits { status.code() } else { status.signal() };
+            assert_eq!(number, Some(if waits { code } else { code - 128 }), "{status}");
+            no_process_is_left("sleep 6023");
+            no_process_is_left(&format!("session --scratch {}", text(&scratch)));
+            let _none_yet = fs::remove_file(&begun);
+        }
+    }
+}
+
+/// The last thread of a process: the one that prints.
+fn writer(pid: u32) -> u32 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()).max().unwrap_or(pid)
 }
 
 test!(Both, killing_it_leaves_nothing);

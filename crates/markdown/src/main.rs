@@ -13,6 +13,9 @@ use std::{
     io::{self, Read, Write},
     path::PathBuf,
     process::ExitCode,
+    sync::mpsc::channel,
+    thread,
+    time::Duration,
 };
 
 use answer::{Answer, Given};
@@ -22,6 +25,9 @@ use stockade_protocol::{Report, Verdict};
 
 /// The largest reply, the same as the largest request.
 const MAX_REPLY_LEN: u64 = 64 << 20;
+
+/// How long a reader has for the answer after the program was told to end.
+const PRINT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The arguments that `stockade exec --markdown` passes.
 #[derive(Default)]
@@ -58,14 +64,35 @@ fn main() -> ExitCode {
     };
     let answer = run(&arguments);
     let printed = if arguments.text { answer.text() } else { answer.json() };
-    let written = io::stdout().write_all(printed.as_bytes()).and_then(|()| io::stdout().flush());
-    match written {
+    let cancelled_by = session::let_signals_end_this();
+    match print(printed, cancelled_by) {
         Ok(()) => ExitCode::from(answer.status()),
-        Err(error) => {
+        Err(PrintError::NotTaken(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(125)),
+        Err(PrintError::Write(error)) => {
             let _stderr_closed = writeln!(io::stderr(), "stockade: write the answer to stdout: {error}");
             ExitCode::from(125)
         }
     }
+}
+
+/// Why the answer was not printed.
+enum PrintError {
+    Write(io::Error),
+    /// This signal had told the program to end, and its reader did not read.
+    NotTaken(i32),
+}
+
+/// Prints the answer. After a signal that told this program to end, its reader has a moment for
+/// that; else it has all the time, until a signal ends this program.
+fn print(answer: String, cancelled_by: Option<i32>) -> Result<(), PrintError> {
+    let (done, written) = channel();
+    // It ends with this program, however long it is kept waiting.
+    thread::spawn(move || done.send(io::stdout().write_all(answer.as_bytes()).and_then(|()| io::stdout().flush())));
+    let came = match cancelled_by {
+        Some(signal) => written.recv_timeout(PRINT_TIMEOUT).map_err(|_| PrintError::NotTaken(signal))?,
+        None => written.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into())),
+    };
+    came.map_err(PrintError::Write)
 }
 
 fn run(arguments: &Arguments) -> Answer {

@@ -2,20 +2,39 @@
 //!
 //! A session that ends, or that breaks its protocol, is a sandbox error with the session's
 //! own words where there are any. SIGTERM, SIGINT and SIGHUP are passed on to it, so that a
-//! cancelled run is still answered.
+//! cancelled run is still answered. Once there is an answer they end this program: its reader may
+//! be gone for good.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path, thread};
-
-use nix::{
-    sys::signal::{SigSet, Signal, kill},
-    unistd::Pid,
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::Path,
+    sync::atomic::{AtomicI32, Ordering},
+    thread,
 };
+
+use nix::sys::signal::{SigSet, Signal};
+use rustix::process::pidfd_send_signal;
 use serde_json::{Map, Value};
 use stockade_markdown::Block;
 use stockade_protocol::{Report, Request, TextOrBase64, Verdict, session::Line};
 use stockade_session_client::{Answer, SessionClient, SessionError};
 
 use crate::answer::as_map;
+
+/// The last signal that was passed on; 0: none was.
+static PASSED_ON: AtomicI32 = AtomicI32::new(0);
+
+fn passed_on() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect()
+}
+
+/// Lets signals end this program from now on. The one that has told it to end already.
+pub(crate) fn let_signals_end_this() -> Option<i32> {
+    // The mask is ours to set.
+    let _cannot_fail = passed_on().thread_unblock();
+    Some(PASSED_ON.load(Ordering::Acquire)).filter(|signal| *signal != 0)
+}
 
 /// A session that has begun.
 pub(crate) struct Session(SessionClient);
@@ -30,16 +49,18 @@ impl Session {
             |error: &dyn std::fmt::Display| Box::new(Report::refused(Verdict::SandboxError, "session_not_started", error.to_string()));
         // Blocked before the first thread starts, so that only the thread below takes them. std
         // gives its children an empty mask.
-        let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+        let signals = passed_on();
         signals.thread_block().map_err(|errno| failed(&format!("block signals: {errno}")))?;
         let client = SessionClient::start(program, options).map_err(|error| failed(&error))?;
-        if let Ok(pid) = i32::try_from(client.pid()) {
-            thread::spawn(move || {
-                while let Ok(signal) = signals.wait() {
-                    let _ended = kill(Pid::from_raw(pid), signal);
+        let process = client.process().map_err(|error| failed(&error))?;
+        thread::spawn(move || {
+            while let Ok(signal) = signals.wait() {
+                PASSED_ON.store(signal as i32, Ordering::Release);
+                if let Some(signal) = rustix::process::Signal::from_named_raw(signal as i32) {
+                    let _ended = pidfd_send_signal(&process, signal);
                 }
-            });
-        }
+            }
+        });
         match client.wait_until_ready() {
             Ok(()) => Ok(Session(client)),
             Err(SessionError::Refused(answer)) => Err(Box::new(refused(&answer))),

@@ -16,6 +16,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    fd::OwnedFd,
     process::{Pid, PidfdFlags, pidfd_open},
 };
 use serde_json::{Map, Value};
@@ -52,7 +53,7 @@ fn refusal_text(refusal: &Answer) -> &str {
 #[derive(Debug)]
 pub struct SessionClient {
     child: Mutex<Child>,
-    pid: u32,
+    pidfd: OwnedFd,
     lines: Mutex<Option<ChildStdin>>,
     answers: Mutex<BufReader<ChildStdout>>,
 }
@@ -74,9 +75,9 @@ impl SessionClient {
         let mut child = command.spawn().map_err(failed)?;
         let (lines, answers) = (child.stdin.take(), child.stdout.take());
         let answers = answers.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let pid = child.id();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?;
         let answers = Mutex::new(BufReader::new(answers));
-        Ok(SessionClient { child: Mutex::new(child), pid, lines: Mutex::new(lines), answers })
+        Ok(SessionClient { child: Mutex::new(child), pidfd, lines: Mutex::new(lines), answers })
     }
 
     /// Waits until it is ready.
@@ -88,9 +89,12 @@ impl SessionClient {
         if ready.get("ok") == Some(&Value::Bool(true)) { Ok(()) } else { Err(SessionError::Refused(ready)) }
     }
 
-    /// The id of its process.
-    pub fn pid(&self) -> u32 {
-        self.pid
+    /// Its process, to signal it.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn process(&self) -> io::Result<OwnedFd> {
+        self.pidfd.try_clone()
     }
 
     /// Sends a line.
@@ -125,9 +129,8 @@ impl SessionClient {
     pub fn end(&self, timeout: Option<Duration>) -> io::Result<ExitStatus> {
         drop(lock(&self.lines).take());
         let mut child = lock(&self.child);
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
         let limit = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        if poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref())? == 0 {
+        if poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], limit.as_ref())? == 0 {
             child.kill()?;
         }
         child.wait()
