@@ -4,10 +4,21 @@
 //! Root's tests have their own `/var/log`, in a mount namespace of the test's process.
 
 use std::{
+    collections::BTreeMap,
     fs,
-    os::unix::{fs::PermissionsExt, net::UnixDatagram},
+    io::Write,
+    net::Shutdown,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixDatagram, UnixStream},
+        },
+    },
     path::Path,
+    process::{Child, Command},
     thread,
+    time::Duration,
 };
 
 use nix::mount::{MsFlags, mount};
@@ -15,9 +26,13 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::{audit, is_whole, mount_tmpfs, own_log, records, written},
-    exec::{ExecResult, exec, exec_bytes, exec_with, run_with_stdin, scratch, stockade, text, token},
-    policy_dir::{PolicyDirectory, derived},
-    runner::{directory, is_root, test},
+    exec::{
+        ExecResult, OWNER, exec, exec_bytes, exec_with, run_under, run_with_stdin, scratch, scratch_named, start, stockade, text, token,
+    },
+    leftovers::dead_records,
+    policy_dir::{PolicyDirectory, command_with_etc, derived},
+    runner::{directory, eventually, is_root, test},
+    session::Session,
     tracer::{Act, LAUNCHER, Point, trace},
 };
 
@@ -59,6 +74,8 @@ fn a_command_is_written_down() {
     let all = records(&log);
     assert_eq!((&all[1]["code"]["kind"], &all[1]["status"]), (&json!("command"), &json!(3)), "{all:?}");
     assert!(all[1]["receipt_sha256"].is_null() && all[1].get("output").is_none(), "streams passed through are not looked at");
+    let (_, said) = audit(&["tail"]);
+    assert!(said.trim_end().ends_with("  /bin/sh -c echo words; exit 3"), "{said}");
     // A receipt can be found in the log.
     let report = directory().join("report");
     stockade(["run", "--report", text(&report), "--", "/bin/true"]).output().unwrap();
@@ -200,6 +217,17 @@ fn a_required_log_that_is_corrupted_stops_the_run_and_a_tried_one_says_so() {
     is_whole();
 }
 
+fn make_writable(log: &Path, yes: bool) {
+    if is_root() {
+        // Modes do not bind root.
+        let flags = if yes { MsFlags::empty() } else { MsFlags::MS_RDONLY };
+        mount(None::<&str>, "/var/log", None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
+    } else {
+        let mode = if yes { 0o600 } else { 0o400 };
+        fs::set_permissions(log.join("audit-00000001.jsonl"), fs::Permissions::from_mode(mode)).unwrap();
+    }
+}
+
 test!(Both, a_required_log_that_cannot_be_written_stops_the_run);
 fn a_required_log_that_cannot_be_written_stops_the_run() {
     let log = own_log();
@@ -207,20 +235,10 @@ fn a_required_log_that_cannot_be_written_stops_the_run() {
     let policy = required(&policies);
     let request = json!({"code": "print(1)"});
     exec_with(&["--policy", &policy], request.clone()).succeeded();
-    let writable = |yes: bool| {
-        if is_root() {
-            // Modes do not bind root.
-            let flags = if yes { MsFlags::empty() } else { MsFlags::MS_RDONLY };
-            mount(None::<&str>, "/var/log", None::<&str>, MsFlags::MS_REMOUNT | flags, None::<&str>).unwrap();
-        } else {
-            let mode = if yes { 0o600 } else { 0o400 };
-            fs::set_permissions(log.join("audit-00000001.jsonl"), fs::Permissions::from_mode(mode)).unwrap();
-        }
-    };
-    writable(false);
+    make_writable(&log, false);
     exec_with(&["--policy", &policy], request.clone()).broke("audit_unwritable", &["required", text(&log)]);
     exec(request.clone()).succeeded();
-    writable(true);
+    make_writable(&log, true);
     exec_with(&["--policy", &policy], request).succeeded();
     is_whole();
 }
@@ -250,6 +268,8 @@ fn a_full_disk_stops_runs_that_require_the_log() {
     exec_with(&["--policy", &policy], json!({"code": ""})).succeeded();
     is_whole();
     assert!(written(&log).ends_with('\n'));
+    // No writer has died: what the disk had no room for is not there in part.
+    assert!(records(&log).iter().all(|record| record["event"] != "torn"));
 }
 
 test!(Both, an_audit_that_is_off_writes_nothing);
@@ -278,7 +298,7 @@ fn launchers_at_once_keep_one_chain() {
 
 test!(Both, a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain, seconds 300);
 fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
-    own_log();
+    let log = own_log();
     exec(json!({"code": ""})).succeeded();
     let policies = PolicyDirectory::new();
     let policy = required(&policies);
@@ -297,12 +317,116 @@ fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
     let mut killed = 0;
     for point in ends.iter().flat_map(|lock| &calls[lock.saturating_sub(6)..(lock + 30).min(calls.len())]) {
         killed += u32::from(run(Some((point, Act::Kill))).acted.is_some());
+        // Sweeps, so that the next one makes the same calls.
+        exec(json!({"code": ""})).succeeded();
         is_whole();
     }
     assert!(killed > 30, "{killed}");
-    // And the next one goes on.
+    // And the next one goes on. Each run that began has one end, which its launcher has written
+    // or the sweep.
     exec_with(&["--policy", &policy], json!({"code": ""})).succeeded();
     is_whole();
+    let all = records(&log);
+    let mut ends = BTreeMap::<&str, Vec<&str>>::new();
+    for record in all.iter().filter(|record| record["run"].is_string()) {
+        ends.entry(record["run"].as_str().unwrap()).or_default().extend(record["event"].as_str().filter(|event| *event != "begun"));
+    }
+    let odd: Vec<_> = ends.iter().filter(|(_, ends)| ends.len() != 1).collect();
+    assert!(odd.is_empty(), "{odd:?} of {}", ends.len());
+    let count = |wanted: &str| ends.values().filter(|ends| ends[0] == wanted).count();
+    let swept = usize::try_from(killed).unwrap() + 3;
+    assert!(count("lost") > 3 && count("run") > swept + 3, "{} and {}", count("lost"), count("run"));
+}
+
+/// Starts a run, and waits until its code runs.
+fn begin(command: &mut Command, id: &str) -> Child {
+    let scratch = scratch_named(id);
+    let code = "open('running', 'w').close()\nimport time\ntime.sleep(600)";
+    let child = start(command, json!({"code": code, "scratch": text(&scratch), "id": id}).to_string().as_bytes());
+    assert!(eventually(Duration::from_secs(10), || scratch.join("running").exists()), "{id} does not run");
+    child
+}
+
+/// Kills its launcher, and returns that one's pid.
+fn lose(mut child: Child) -> u32 {
+    child.kill().unwrap();
+    child.wait().unwrap();
+    child.id()
+}
+
+fn lost(log: &Path) -> Vec<Value> {
+    records(log).into_iter().filter(|record| record["event"] == "lost").collect()
+}
+
+test!(Both, a_run_whose_launcher_was_killed_is_written_down_once, seconds 90);
+fn a_run_whose_launcher_was_killed_is_written_down_once() {
+    let log = own_log();
+    exec(json!({"code": "", "id": "ended"})).succeeded();
+    let pids: Vec<u32> = ["a", "b", "c"].into_iter().map(|id| lose(begin(&mut stockade(["exec"]), id))).collect();
+    // Several starts find them at the same time, and later ones find them no more.
+    thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(|| drop(exec(json!({"code": ""})))))));
+    exec(json!({"code": ""})).succeeded();
+    let mut found = lost(&log);
+    found.sort_by_key(|record| record["id"].to_string());
+    let ids: Vec<&Value> = found.iter().map(|record| &record["id"]).collect();
+    assert_eq!(ids, ["a", "b", "c"], "{found:?}");
+    let all = records(&log);
+    let ended = all.iter().find(|record| record["id"] == "ended").unwrap();
+    for (record, pid) in found.iter().zip(pids) {
+        assert_eq!(record["policy"], ended["policy"], "{record}");
+        assert_eq!((&record["who"]["uid"], &record["who"]["pid"]), (&ended["who"]["uid"], &json!(pid)), "{record}");
+        assert_eq!((&record["verdict"], &record["started"]), (&Value::Null, &Value::Null), "{record}");
+        let (run, begun) = (record["run"].as_str().unwrap(), record["begun"].as_str().unwrap());
+        assert!(run.len() == 16 && begun < record["time"].as_str().unwrap(), "{record}");
+        assert_eq!(all.iter().filter(|other| other["run"] == run).count(), 1, "{record}");
+    }
+    is_whole();
+    assert_eq!(dead_records(), Vec::<String>::new());
+}
+
+test!(RootOnly, a_lost_run_is_its_callers_and_no_roots);
+fn a_lost_run_is_its_callers_and_no_roots() {
+    let log = own_log();
+    let id = OWNER.to_string();
+    let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\nscratch = [{:?}]\n", text(&directory()));
+    lose(begin(&mut command_with_etc(&[("stockade/grants.toml", grants.as_str())], &variables, &["exec"]), "agents"));
+    exec(json!({"code": ""})).succeeded();
+    let found = lost(&log);
+    assert_eq!(found.len(), 1, "{found:?}");
+    let who = &found[0]["who"];
+    assert_eq!((&who["uid"], &who["on_behalf"], &who["launcher_uid"]), (&json!(OWNER), &json!(true), &json!(0)), "{who}");
+}
+
+test!(Both, a_lost_run_that_must_be_written_down_waits_until_it_is, seconds 60);
+fn a_lost_run_that_must_be_written_down_waits_until_it_is() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = required(&policies);
+    let both = [begin(&mut stockade(["exec", "--policy", &policy]), "required"), begin(&mut stockade(["exec"]), "tried")];
+    for child in both {
+        lose(child);
+    }
+    let begun = records(&log).into_iter().find(|record| record["event"] == "begun").unwrap();
+    make_writable(&log, false);
+    exec(json!({"code": ""})).succeeded();
+    exec_with(&["--policy", &policy], json!({"code": ""})).broke("audit_unwritable", &[]);
+    make_writable(&log, true);
+    assert_eq!(lost(&log), Vec::<Value>::new());
+    exec(json!({"code": ""})).succeeded();
+    exec(json!({"code": ""})).succeeded();
+    let found: Vec<Value> = lost(&log).into_iter().map(|record| record["run"].clone()).collect();
+    assert_eq!(found, [begun["run"].clone()], "of the one that is only tried the journal knows");
+    is_whole();
+}
+
+test!(Both, a_lost_run_of_a_policy_without_a_log_is_written_nowhere);
+fn a_lost_run_of_a_policy_without_a_log_is_written_nowhere() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    lose(begin(&mut stockade(["exec", "--policy", &policies.write("off", &derived("[audit]\nmode = \"off\""))]), "off"));
+    exec(json!({"code": ""})).succeeded();
+    assert_eq!((lost(&log), dead_records()), (Vec::new(), Vec::new()));
 }
 
 test!(Both, verify_names_the_line_and_tells_by_its_status);
@@ -386,6 +510,9 @@ fn tail_show_and_query_find_records() {
     assert_eq!(audit(&["show", "nobody"]).0, Some(1));
 }
 
+/// MESSAGE_ID of a head.
+const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
+
 /// A journal's socket where the launcher looks for it, in this test's mount namespace.
 fn journal() -> UnixDatagram {
     mount_tmpfs("/run", "size=4m,mode=755");
@@ -431,6 +558,88 @@ fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     assert!(status == Some(1) && said.contains("a log was removed or replaced"), "{said}");
 }
 
+test!(Both, an_alert_for_a_peer_is_met_behind_a_flood_of_refusals, seconds 60);
+/// More refusals than the result's list has room for come first.
+fn an_alert_for_a_peer_is_met_behind_a_flood_of_refusals() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let lines = "[egress]\nwhitelist = { add = [\"192.0.2.1:443\"] }\n[audit]\nalerts = { add = [\"egress:169.254.*\"] }";
+    let policy = policies.write("alerts", &derived(lines));
+    let flood = "import socket
+def refused(to):
+    s = socket.socket(); s.settimeout(2)
+    try: s.connect((to, 80))
+    except ConnectionRefusedError: pass
+for number in range(400): refused('198.51.100.%d' % (number % 250) if number < 250 else '203.0.113.%d' % (number - 250))
+";
+    let run = |code: String| {
+        ExecResult::of(run_with_stdin(&mut stockade(["exec", "--policy", &policy]), json!({"code": code}).to_string().as_bytes()))
+    };
+    run(flood.to_owned()).succeeded();
+    assert_eq!(records(&log).last().unwrap().get("alerts"), None, "the control");
+    run(format!("{flood}refused('169.254.169.254')")).succeeded();
+    let records = records(&log);
+    let record = records.last().unwrap();
+    assert_eq!(record["alerts"], json!(["egress:169.254.*"]), "{record}");
+    assert_eq!(record["egress"]["denied"][0]["peer"], "169.254.169.254", "{record}");
+    let listed: u64 = record["egress"]["denied"].as_array().unwrap().iter().map(|peer| peer["count"].as_u64().unwrap()).sum();
+    assert_eq!(listed + record["egress"]["omitted"].as_u64().unwrap(), 401, "{record}");
+}
+
+test!(RootOnly, the_journal_is_told_what_is_not_in_the_log_from_every_door, seconds 90);
+fn the_journal_is_told_what_is_not_in_the_log_from_every_door() {
+    let log = own_log();
+    let journal = journal();
+    let policies = PolicyDirectory::new();
+    let policy = required(&policies);
+    let shims = directory().join("shims");
+    assert!(stockade(["shim", "install", text(&shims), "--policy", "default"]).status().unwrap().success());
+    let work = scratch();
+    let request = json!({"code": "pass"}).to_string();
+    let doors: [(&str, &dyn Fn()); 5] = [
+        ("exec", &|| drop(exec(json!({"code": "pass"})))),
+        ("run", &|| assert!(stockade(["run", "--", "/bin/true"]).status().unwrap().success())),
+        ("shim", &|| assert!(run_under(&[text(&shims.join("python3")), "-c", ""]).current_dir(&work).status().unwrap().success())),
+        ("session", &|| {
+            let mut session = Session::open(&[]);
+            session.output("pass");
+            session.close();
+        }),
+        ("socket", &|| {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            client.write_all(request.as_bytes()).unwrap();
+            client.shutdown(Shutdown::Write).unwrap();
+            let mut serve = stockade(["serve", "--policy", "default"]);
+            assert!(serve.stdin(OwnedFd::from(server)).status().unwrap().success());
+        }),
+    ];
+    let told = |journal: &UnixDatagram| -> Vec<String> {
+        received(journal).into_iter().filter(|message| message.contains("\nPRIORITY=3\n")).collect()
+    };
+    doors.iter().for_each(|(_, run)| run());
+    assert_eq!(told(&journal), Vec::<String>::new(), "the control: with a log");
+    make_writable(&log, false);
+    for (door, run) in doors {
+        run();
+        let told = told(&journal);
+        assert_eq!(told.len(), 1, "{door}: {told:?}");
+        for part in ["MESSAGE=not in the audit log: exited by run ", "STOCKADE_FAILURE=cannot ", "STOCKADE_POLICY=default\n"] {
+            assert!(told[0].contains(part), "{door}: {part}: {told:?}");
+        }
+        assert!(told[0].contains("\nMESSAGE_ID=") && !told[0].contains(HEAD), "{told:?}");
+    }
+    // What is refused for want of the log, too, and once for a run.
+    exec_with(&["--policy", &policy], json!({"code": "pass"})).broke("audit_unwritable", &[]);
+    let refused = told(&journal);
+    assert!(refused.len() == 1 && refused[0].contains("required.toml\n"), "{refused:?}");
+    // A log that is corrupted is as bad as one that is full.
+    make_writable(&log, true);
+    fs::write(log.join("audit-00000001.jsonl"), "nothing\n").unwrap();
+    exec(json!({"code": "pass"}));
+    let corrupted = told(&journal);
+    assert!(corrupted.len() == 1 && corrupted[0].contains("is corrupted"), "{corrupted:?}");
+}
+
 test!(RootOnly, alerts_go_to_the_journal_and_are_limited, seconds 60);
 fn alerts_go_to_the_journal_and_are_limited() {
     let log = own_log();
@@ -464,4 +673,34 @@ fn alerts_go_to_the_journal_and_are_limited() {
     // At most ten in one minute, and two minutes at most were touched.
     assert!((5..=20).contains(&more), "{more}");
     assert!(records(&log)[7..].iter().all(|record| record["alerts"] == json!(["code:/etc/shadow"])), "the log has them all");
+}
+
+test!(Both, a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated);
+fn a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated() {
+    let log = own_log();
+    let (status, said) = audit(&["rotate"]);
+    assert!(status == Some(0) && said.contains("no audit log yet"), "{said}");
+    for id in ["one", "two"] {
+        exec(json!({"code": "", "id": id})).succeeded();
+        assert_eq!(audit(&["rotate", "--keep-days", "1"]).0, Some(0));
+    }
+    exec(json!({"code": "", "id": "three"})).succeeded();
+    let (status, said) = audit(&["verify"]);
+    assert!(status == Some(0) && said.contains("in 3 files, each in its place"), "{said}");
+    // The control: a file that goes by itself is missed.
+    let first = log.join("audit-00000001.jsonl");
+    let kept = fs::read(&first).unwrap();
+    fs::remove_file(&first).unwrap();
+    assert_eq!(audit(&["verify"]).0, Some(1));
+    fs::write(&first, kept).unwrap();
+    let (status, said) = audit(&["rotate", "--keep-days", "0"]);
+    assert!(status == Some(0) && said.matches("removed ").count() == 3, "{said}");
+    exec(json!({"code": "", "id": "four"})).succeeded();
+    let (status, said) = audit(&["verify"]);
+    assert!(status == Some(0) && said.contains("3 files up to audit-00000003.jsonl were removed for their age"), "{said}");
+    assert!(audit(&["show", "four"]).0 == Some(0) && audit(&["show", "one"]).0 == Some(1));
+    if is_root() {
+        let through_sudo = stockade(["audit", "rotate"]).env("SUDO_UID", "1000").env("SUDO_GID", "1000").output().unwrap();
+        assert!(through_sudo.status.code() == Some(125) && String::from_utf8_lossy(&through_sudo.stderr).contains("uid 1000"));
+    }
 }

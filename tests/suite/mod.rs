@@ -30,6 +30,7 @@ mod regressions;
 mod remedies;
 mod resources;
 mod run;
+mod runs;
 mod screen;
 mod session_life;
 mod sessions;

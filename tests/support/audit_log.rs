@@ -21,7 +21,8 @@ pub fn mount_tmpfs(at: &str, options: &str) {
     mount(Some("none"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
 }
 
-/// A log of this test's own; its directory, which the first run makes.
+/// A log of this test's own; its directory, which the first run makes. So is the registry: else
+/// runs that other tests have lost would be written down here.
 pub fn own_log() -> PathBuf {
     if !is_root() {
         return directory().join("home/.local/state/stockade/audit");
@@ -29,6 +30,8 @@ pub fn own_log() -> PathBuf {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
     mount_tmpfs("/var/log", "size=4m,mode=755");
+    fs::create_dir_all("/run/stockade").unwrap();
+    mount_tmpfs("/run/stockade", "size=4m,mode=700");
     PathBuf::from("/var/log/stockade")
 }
 

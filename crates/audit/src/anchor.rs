@@ -1,4 +1,5 @@
-//! Sends the head of the chain to the journal, or to syslog where there is no journal.
+//! Sends the head of the chain, and what could not be written down, to the journal, or to syslog
+//! where there is no journal.
 //!
 //! Each is one datagram that is never waited for: a journal that does not take it loses one
 //! anchor, and the next head covers the same records. Fields are ASCII on one line, so that nothing
@@ -12,16 +13,19 @@ use std::{
 
 use stockade_protocol::text::{escape_line, is_not_ascii};
 
-use crate::{AppendedRecord, Event, chain::Link};
+use crate::{AppendedRecord, Event, Kind, chain::Link};
 
 /// MESSAGE_ID of every head.
 pub const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
 /// MESSAGE_ID of every alert.
 pub const ALERT: &str = "0943ddca37114425b7df3e5e40c93faa";
+/// MESSAGE_ID of every record that could not be written.
+pub const UNRECORDED: &str = "b939dc7099aa41d1bbe6b7fda62107f0";
 /// syslog(3): security messages that only some users may read.
 const AUTHPRIV: u8 = 10 << 3;
 const INFO: u8 = 6;
 const WARNING: u8 = 4;
+const ERROR: u8 = 3;
 const MARK: &str = "audit head ";
 
 /// A record of the chain as the journal knows it.
@@ -99,7 +103,8 @@ impl AnchorSinks {
             ("AUDIT_SEQ", seq.to_string()),
             ("AUDIT_SHA256", hash.clone()),
         ]);
-        self.send(INFO, HEAD, &message, &fields)
+        let priority = if event.event == Kind::Lost { WARNING } else { INFO };
+        self.send(priority, HEAD, &message, &fields)
     }
 
     /// Raises an alert. `held_back`: alerts of the same caller that the rate did not let pass.
@@ -115,6 +120,17 @@ impl AnchorSinks {
         let mut fields = common(event);
         fields.extend([("ALERTS", event.alerts.join(", ")), ("ALERTS_HELD_BACK", held_back.to_string())]);
         self.send(WARNING, ALERT, &message, &fields)
+    }
+
+    /// Says that a record could not be written, and why.
+    pub fn unrecorded(&self, event: &Event, failure: &str) -> Option<AnchorSink> {
+        if !self.are_there() {
+            return None;
+        }
+        let message = format!("not in the audit log: {} by run {} of uid {}: {failure}", event.outcome(), event.run, event.who.uid);
+        let mut fields = common(event);
+        fields.push(("FAILURE", failure.to_owned()));
+        self.send(ERROR, UNRECORDED, &message, &fields)
     }
 
     fn send(&self, priority: u8, id: &str, message: &str, fields: &[(&str, String)]) -> Option<AnchorSink> {

@@ -33,6 +33,15 @@ pub struct PreviousFile {
     pub sha256: String,
 }
 
+/// Files that `rotate` has removed because they were old enough.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemovedFiles {
+    /// How many.
+    pub files: u64,
+    /// The last of them.
+    pub last: PreviousFile,
+}
+
 /// Bytes of a writer that died in the middle of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TornBytes {
@@ -50,6 +59,8 @@ pub(crate) enum Body<'a> {
     Opened { event: &'static str, before: Option<PreviousFile> },
     /// The bytes before this line are no record.
     Torn { event: &'static str, torn: TornBytes },
+    /// The files before this one are to be removed.
+    Removed { event: &'static str, removed: RemovedFiles },
     /// Everything else.
     Event(&'a Event),
 }
@@ -57,6 +68,10 @@ pub(crate) enum Body<'a> {
 impl Body<'_> {
     pub(crate) fn opened(before: Option<PreviousFile>) -> Self {
         Body::Opened { event: "opened", before }
+    }
+
+    pub(crate) fn removed(removed: RemovedFiles) -> Self {
+        Body::Removed { event: "removed", removed }
     }
 
     pub(crate) fn torn(torn: TornBytes) -> Self {
@@ -119,6 +134,12 @@ pub struct Header {
     /// Of bytes that are no record.
     #[serde(default)]
     pub torn: Option<TornBytes>,
+    /// Of files that were removed.
+    #[serde(default)]
+    pub removed: Option<RemovedFiles>,
+    /// When it was written, in UTC.
+    #[serde(default)]
+    pub time: String,
 }
 
 impl Header {
@@ -132,6 +153,7 @@ impl Header {
             "opened" => header.torn.is_none(),
             _ => header.torn.is_none() && header.before.is_none(),
         };
+        let complete = complete && header.removed.is_some() == (header.event == "removed");
         (sound && complete).then_some(header)
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -24,10 +24,12 @@ pub enum Kind {
     Held,
     /// An approver approved a run of another caller.
     Approved,
+    /// A run's launcher was killed before it wrote down the run's end: a later start found it.
+    Lost,
 }
 
 /// The caller, and the launcher that acted.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     /// The caller's uid.
     pub uid: u32,
@@ -45,7 +47,7 @@ pub struct Actor {
 }
 
 /// Which policy decided.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyRef {
     /// Its name.
     pub name: String,
@@ -217,10 +219,14 @@ pub struct Event {
     /// Exit status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<i32>,
-    /// Whether the first instruction of the code ran.
-    pub started: bool,
+    /// Whether the first instruction of the code ran; null for a lost run, of which it is not
+    /// known.
+    pub started: Option<bool>,
     /// From start to end.
     pub duration_ms: u64,
+    /// When a lost run was begun.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub begun: Option<String>,
     /// Peaks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
@@ -276,7 +282,11 @@ fn is_zero(number: &u64) -> bool {
 impl Event {
     /// Its result in one word.
     pub(crate) fn outcome(&self) -> &str {
-        self.verdict.as_deref().unwrap_or(if self.event == Kind::Approved { "approved" } else { "begun" })
+        self.verdict.as_deref().unwrap_or(match self.event {
+            Kind::Approved => "approved",
+            Kind::Lost => "lost",
+            _ => "begun",
+        })
     }
 
     /// The same without the fields that can be long.

@@ -1,7 +1,8 @@
 //! The audit log: one JSON line for each run, each refusal and each use of a session's
 //! files, each line carrying the hash of the one before it.
 //!
-//! It guarantees: no writer changes or removes a whole record; several writers keep one
+//! It guarantees: no writer changes or removes a whole record, but old files when it is told to,
+//! which the chain states; several writers keep one
 //! chain; a writer that dies in the middle of a line costs only that line. It does not stop
 //! a user who may write to the directory from writing a new log. Only the heads of the chain
 //! in the journal reveal that.
@@ -20,12 +21,12 @@ mod verify;
 
 use std::{io, path::PathBuf};
 
-pub use anchor::{Anchor, AnchorSink, AnchorSinks, HEAD};
+pub use anchor::{Anchor, AnchorSink, AnchorSinks, HEAD, UNRECORDED};
 pub use chain::{Header, Link, MAX_LINE_LEN, ZERO};
 pub use event::{
     Actor, ApprovalRecord, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, ModuleEvent, Peer, PolicyRef, Preview, Usage,
 };
-pub use log::{AppendedRecord, FILE_SIZE, Log, files};
+pub use log::{AppendedRecord, FILE_SIZE, Log, Place, RotatedLog, files};
 pub use verify::{Findings, Problem, Verifier};
 
 /// Why a record is not in the log, or the log cannot be read.

@@ -3,13 +3,13 @@
 //! Files are named `audit-00000001.jsonl` and so on; the last is written to, and each
 //! begins with a record that names the one before. A writer holds the lock of the file
 //! `lock`, which dies with it, for as long as it looks at the end of the chain and writes;
-//! it changes and removes nothing. Readers need no lock.
+//! it changes and removes nothing, but old files in `rotate`. Readers need no lock.
 
 use std::{
-    ffi::OsString,
+    ffi::OsStr,
     fs::{DirBuilder, File},
     io::{ErrorKind, Write},
-    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant, SystemTime},
@@ -17,15 +17,16 @@ use std::{
 
 use rustix::{
     fd::OwnedFd,
-    fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, renameat},
+    fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, openat, renameat, unlinkat},
     io::Errno,
     rand::{GetRandomFlags, getrandom},
 };
+use serde::{Deserialize, Serialize};
 use stockade_protocol::text::hex;
 
 use crate::{
     AuditError,
-    chain::{Body, Link, PreviousFile, TornBytes},
+    chain::{Body, Header, Link, MAX_LINE_LEN, PreviousFile, RemovedFiles, TornBytes},
     event::Event,
     failed,
     tail::Tail,
@@ -64,6 +65,40 @@ pub struct AppendedRecord {
     pub file: PathBuf,
 }
 
+/// What a rotation has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RotatedLog {
+    /// The end of the chain, and its file; none where there is no log yet.
+    pub appended: Option<AppendedRecord>,
+    /// The files that were removed.
+    pub removed: Vec<PathBuf>,
+}
+
+/// Where a record stands, or will.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The file.
+    pub file: PathBuf,
+    /// Its line's first byte.
+    pub offset: u64,
+}
+
+impl Place {
+    /// Whether a whole record of this run stands here.
+    pub fn holds_run(&self, run: &str) -> bool {
+        #[derive(Deserialize)]
+        struct Run {
+            run: String,
+        }
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+        let Ok(file) = File::options().read(true).custom_flags(flags).open(&self.file) else { return false };
+        let mut bytes = vec![0; MAX_LINE_LEN + 1];
+        let Ok(length) = file.read_at(&mut bytes, self.offset) else { return false };
+        let line = bytes[..length].split(|byte| *byte == b'\n').next().unwrap_or_default();
+        Header::parse(line).is_some() && serde_json::from_slice::<Run>(line).is_ok_and(|found| found.run == run)
+    }
+}
+
 /// The files of a log, the oldest first.
 ///
 /// # Errors
@@ -76,7 +111,7 @@ pub fn files(directory: &Path) -> Result<Vec<PathBuf>, AuditError> {
     Ok(numbers.into_iter().map(|number| directory.join(file_name(number))).collect())
 }
 
-fn number(name: &OsString) -> Option<u64> {
+fn number(name: &OsStr) -> Option<u64> {
     let digits = name.to_str()?.strip_prefix("audit-")?.strip_suffix(".jsonl")?;
     let number = digits.parse().ok()?;
     (file_name(number) == *name.to_str()?).then_some(number)
@@ -169,8 +204,17 @@ impl Log {
     /// Adds one record at the end. `durable`: it is on disk when this returns.
     ///
     /// # Errors
-    /// It could not be written whole. The next writer marks its bytes as torn.
+    /// It could not be written whole, and what was written of it is taken back. Where this writer
+    /// dies in between, the next one marks the bytes as torn.
     pub fn append(&self, event: &Event, durable: bool) -> Result<AppendedRecord, AuditError> {
+        self.append_at(event, durable, &mut |_| {})
+    }
+
+    /// The same, and says before it writes where the record will stand.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn append_at(&self, event: &Event, durable: bool, before: &mut dyn FnMut(Place)) -> Result<AppendedRecord, AuditError> {
         let lock = self.locked(LOCK)?;
         // Only the new mtime matters: it shows waiting writers that the lock changes hands.
         let holder = std::process::id().to_ne_bytes();
@@ -181,6 +225,7 @@ impl Log {
             number = 1;
             self.begin_file(number, &mut Link::beginning(new_chain()?), None, &time)?;
         }
+        let tail_number = number;
         let mut file = self.open_file(number)?;
         let tail = Tail::read(&file, &self.path.join(file_name(number)))?;
         let mut link = tail.link.clone();
@@ -207,6 +252,10 @@ impl Log {
             next = link;
             next.extend(&time, Body::Event(event), &mut bytes);
         }
+        let start = if number == tail_number { start as u64 } else { 0 };
+        if let Ok(metadata) = file.metadata() {
+            before(Place { file: self.path.join(file_name(number)), offset: metadata.len() + start });
+        }
         self.write(&mut file, number, &bytes)?;
         // Released before the sync, so that several writers wait for the disk together.
         drop(lock);
@@ -216,12 +265,79 @@ impl Log {
         Ok(AppendedRecord { link: next, file: self.path.join(file_name(number)) })
     }
 
+    /// Begins the next file, if the last has a record of its own. With `keep`, removes the oldest
+    /// files whose last record is older than that: a record in the last file states it first, so
+    /// that the log still verifies. Returns the file that is written to from now on, and those
+    /// that were removed.
+    ///
+    /// # Errors
+    /// Something cannot be written, read or removed. What was stated and not removed goes next time.
+    pub fn rotate(&self, keep: Option<Duration>) -> Result<RotatedLog, AuditError> {
+        let lock = self.locked(LOCK)?;
+        let holder = std::process::id().to_ne_bytes();
+        lock.write_all_at(&holder, 0).map_err(failed("write to", &self.path.join(LOCK)))?;
+        let now = SystemTime::now();
+        let time = text::time(now);
+        let mut number = self.last_number()?;
+        if number == 0 {
+            return Ok(RotatedLog { appended: None, removed: Vec::new() });
+        }
+        let mut file = self.open_file(number)?;
+        let tail = Tail::read(&file, &self.path.join(file_name(number)))?;
+        let mut link = tail.link.clone();
+        let mut bytes = Vec::new();
+        if tail.unended {
+            bytes.push(b'\n');
+        }
+        if tail.residue > 0 {
+            link.extend(&time, Body::torn(self.torn(&file, number, &tail)?), &mut bytes);
+        }
+        self.write(&mut file, number, &bytes)?;
+        if !tail.is_first {
+            self.sync(&file, number)?;
+            let before = PreviousFile { file: file_name(number), sha256: link.hash.clone() };
+            number += 1;
+            self.begin_file(number, &mut link, Some(before), &time)?;
+        }
+        let oldest = keep.and_then(|keep| now.checked_sub(keep)).map(text::time);
+        let old = oldest.map_or(Ok(Vec::new()), |oldest| self.files_before(number, &oldest))?;
+        if let Some((_, last)) = old.last() {
+            let removed = RemovedFiles { files: old.len() as u64, last: last.clone() };
+            let mut bytes = Vec::new();
+            link.extend(&time, Body::removed(removed), &mut bytes);
+            let mut file = self.open_file(number)?;
+            self.write(&mut file, number, &bytes)?;
+            self.sync(&file, number)?;
+        }
+        let mut removed = Vec::new();
+        for (path, PreviousFile { file, .. }) in old {
+            unlinkat(&self.directory, &file, AtFlags::empty()).map_err(|errno| failed("remove", &path)(errno.into()))?;
+            removed.push(path);
+        }
+        Ok(RotatedLog { appended: Some(AppendedRecord { link, file: self.path.join(file_name(number)) }), removed })
+    }
+
+    /// The files from the oldest on, but `last`, whose last record is older than a time.
+    fn files_before(&self, last: u64, oldest: &str) -> Result<Vec<(PathBuf, PreviousFile)>, AuditError> {
+        let mut old = Vec::new();
+        for path in files(&self.path)? {
+            let name = path.file_name().unwrap_or_default();
+            let Some(number) = number(name).filter(|number| *number != last) else { break };
+            let tail = Tail::read(&self.file(&file_name(number), OFlags::RDONLY, 0)?, &path)?;
+            if tail.time.as_str() >= oldest {
+                break;
+            }
+            old.push((path, PreviousFile { file: file_name(number), sha256: tail.link.hash }));
+        }
+        Ok(old)
+    }
+
     fn last_number(&self) -> Result<u64, AuditError> {
         let unreadable = |errno: Errno| failed("read the audit log", &self.path)(errno.into());
         let mut last = 0;
         for entry in rustix::fs::Dir::read_from(&self.directory).map_err(unreadable)? {
             let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
-            last = last.max(self::number(&name.into()).unwrap_or(0));
+            last = last.max(self::number(OsStr::new(&name)).unwrap_or(0));
         }
         Ok(last)
     }
@@ -250,7 +366,15 @@ impl Log {
     }
 
     fn write(&self, file: &mut File, number: u64, bytes: &[u8]) -> Result<(), AuditError> {
-        file.write_all(bytes).map_err(failed("write to the audit log", &self.path.join(file_name(number))))
+        let path = self.path.join(file_name(number));
+        let failed = failed("write to the audit log", &path);
+        let length = file.metadata().map_err(&failed)?.len();
+        file.write_all(bytes).map_err(|error| {
+            // What a full disk took of it is no record, and this writer lives to say so. Under the
+            // lock no other has added to it.
+            let _stays_as_torn = file.set_len(length);
+            failed(error)
+        })
     }
 
     fn sync(&self, file: &File, number: u64) -> Result<(), AuditError> {

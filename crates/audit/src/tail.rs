@@ -28,6 +28,10 @@ pub(crate) struct Tail {
     pub residue: u64,
     /// That line break is missing.
     pub unended: bool,
+    /// When the last record was written.
+    pub time: String,
+    /// That record is the one that begins the file.
+    pub is_first: bool,
 }
 
 impl Tail {
@@ -51,7 +55,14 @@ impl Tail {
                     }
                     let link = Link { chain: header.chain, seq: header.seq, hash: sha256(&bytes[line..end - 1]) };
                     let whole = start + end as u64;
-                    return Ok(Tail { link, whole, residue: length + u64::from(unended) - whole, unended });
+                    return Ok(Tail {
+                        link,
+                        whole,
+                        residue: length + u64::from(unended) - whole,
+                        unended,
+                        time: header.time,
+                        is_first: header.event == "opened",
+                    });
                 }
                 Found::Nothing if start == 0 || window > MAX_RESIDUE + 2 * MAX_LINE_LEN => {
                     return Err(corrupted("it does not end with a record, nor with what a dying writer leaves"));
@@ -63,7 +74,7 @@ impl Tail {
 }
 
 enum Found {
-    Last { header: Header, line: usize, end: usize, linked: bool },
+    Last { header: Box<Header>, line: usize, end: usize, linked: bool },
     Nothing,
 }
 
@@ -92,7 +103,7 @@ fn find(bytes: &[u8], all: bool) -> Found {
                 header.prev == sha256(&bytes[start..before - 1])
             }
         };
-        return Found::Last { header, line, end, linked };
+        return Found::Last { header: Box::new(header), line, end, linked };
     }
     Found::Nothing
 }

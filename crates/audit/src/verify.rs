@@ -13,7 +13,7 @@ use stockade_protocol::text::hex;
 
 use crate::{
     anchor::Anchor,
-    chain::{Header, Link, MAX_LINE_LEN, ZERO},
+    chain::{Header, Link, MAX_LINE_LEN, PreviousFile, ZERO},
     text::sha256,
 };
 
@@ -57,6 +57,9 @@ pub struct Verifier {
     /// The hash that the first record must carry; `None`: it may be any record of its chain.
     after: Option<String>,
     last_file: Option<String>,
+    /// The log begins behind a file that is not here; it is a problem unless a later record states
+    /// that it was removed.
+    unexplained: Option<(Problem, Option<PreviousFile>)>,
     anchors: BTreeMap<(String, u64), String>,
     chains: Vec<String>,
     findings: Findings,
@@ -78,6 +81,7 @@ impl Verifier {
             end: None,
             after: after.map(str::to_owned),
             last_file: None,
+            unexplained: None,
             anchors: BTreeMap::new(),
             chains: Vec::new(),
             findings: Findings::default(),
@@ -129,6 +133,7 @@ impl Verifier {
                     self.account(name, line, &header, std::mem::take(&mut residue));
                     self.place(name, line, &header, first);
                     self.meet(name, line, &header, &hash);
+                    self.explain(name, line, &header);
                     self.findings.records += 1;
                     self.end = Some(Link { chain: header.chain, seq: header.seq, hash });
                     first = false;
@@ -223,7 +228,10 @@ impl Verifier {
         };
         match &self.after {
             Some(after) if *after == header.prev && header.event == "opened" => {}
-            Some(_) => self.problem(name, line, format!("the log begins with record {}: {missing}", header.seq)),
+            Some(_) => {
+                let what = format!("the log begins with record {}: {missing}", header.seq);
+                self.unexplained = Some((Problem { file: name.to_owned(), line, what }, header.before.clone()));
+            }
             None if header.prev == ZERO => {}
             None => self.findings.notes.push(format!("{name} begins with record {}: {missing}", header.seq)),
         }
@@ -241,8 +249,28 @@ impl Verifier {
         }
     }
 
+    /// Whether a record states that what is missing at the beginning was removed for its age.
+    fn explain(&mut self, name: &str, line: u64, header: &Header) {
+        let Some(removed) = &header.removed else { return };
+        let last = &removed.last;
+        self.findings.notes.push(format!(
+            "{name}: line {line}: the {} up to {} were removed for their age, as record {} states",
+            if removed.files == 1 { String::from("file") } else { format!("{} files", removed.files) },
+            last.file,
+            header.seq
+        ));
+        // Where not all of them were, the chain of those that are left leads to the last one.
+        let is_stated = |before: &PreviousFile| before.file < last.file || before == last;
+        if self.unexplained.as_ref().is_some_and(|(_, before)| before.as_ref().is_some_and(is_stated)) {
+            self.unexplained = None;
+        }
+    }
+
     /// What was found in all.
     pub fn finish(mut self) -> Findings {
+        if let Some((Problem { file, line, what }, _)) = self.unexplained.take() {
+            self.problem(&file, line, what);
+        }
         let file = self.last_file.clone().unwrap_or_default();
         let mut unmet: BTreeMap<String, (u64, u64)> = BTreeMap::new();
         for (chain, seq) in self.anchors.keys() {

@@ -67,6 +67,9 @@ pub(crate) enum Command {
     /// Check, show, explain and compare policies
     #[command(subcommand)]
     Policy(Policy),
+    /// Check what users may do through root
+    #[command(subcommand)]
+    Grants(Grants),
     /// Try every feature that a policy needs on this host, as this user
     ///
     /// Exits with 1 when the policy could not be enforced here.
@@ -80,6 +83,16 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
+    /// List the runs that are alive on this host
+    ///
+    /// Root sees all but those of users who keep their registry in an unusual place; a caller of
+    /// sudo sees its own runs through root, an ordinary user its own.
+    Ps(Ps),
+    /// End a run as `cancelled`, and wait until nothing of it is left
+    ///
+    /// A session goes on without it. Exit status: 0 when it has ended, 1 when there is no such
+    /// run or it is not yours, 125 when it does not end.
+    Kill(Kill),
     /// Show code that waits for your approval, and approve it
     ///
     /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows the
@@ -396,6 +409,19 @@ pub(crate) enum Policy {
     Schema,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum Grants {
+    /// Check the file of the grants; errors come with line, column and a suggestion
+    ///
+    /// As a run through root reads it: its owner and mode, the names of users and groups, and
+    /// whether each policy that is named exists. Exits with 1 when something is wrong.
+    Check {
+        /// Another file than /etc/stockade/grants.toml
+        #[arg(value_name = "FILE", value_parser = path_from_here())]
+        file: Option<PathBuf>,
+    },
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
     #[command(flatten)]
@@ -453,6 +479,20 @@ pub(crate) struct Approve {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Ps {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Kill {
+    /// The run's number, as `stockade ps` prints it
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Version {
     /// Print JSON
     #[arg(long)]
@@ -476,6 +516,16 @@ pub(crate) enum Audit {
         /// Lines with anchors, as journalctl or a syslog has them; `-`: stdin
         #[arg(long, value_name = "FILE")]
         anchors: Option<PathBuf>,
+    },
+    /// Close the last file and begin the next; the chain goes on in it
+    ///
+    /// Root's log is for root alone to rotate. Exit status: 0 when it was done, 125 when not.
+    Rotate {
+        /// Remove the oldest files whose last record is older than so many days
+        ///
+        /// A record in the new file states which, so that `verify` follows the chain from there.
+        #[arg(long, value_name = "DAYS")]
+        keep_days: Option<u32>,
     },
     /// Print the last records
     Tail {

@@ -1,7 +1,7 @@
-//! `stockade audit`: verify, tail, show, query.
+//! `stockade audit`: verify, tail, show, query, rotate.
 //!
 //! Log lines are untrusted: they are printed as printable ASCII. Root reads with the caller's
-//! rights. Nothing is written to a log.
+//! rights. Nothing is written to a log, but by `rotate`.
 
 use std::{
     collections::VecDeque,
@@ -29,16 +29,34 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
+    if let Audit::Rotate { keep_days } = command {
+        return rotate(*keep_days);
+    }
     let done = stockade_engine::with_callers_rights(|| match command {
         Audit::Verify { path, after, anchors } => verify(path.as_deref(), after.as_deref(), anchors.as_deref()),
         Audit::Tail { log, number, follow, json } => tail(&place(log.as_deref())?, *number, *follow, *json),
         Audit::Show { log, id } => show(&place(log.as_deref())?, id),
         Audit::Query(filter) => query(filter),
+        Audit::Rotate { .. } => Ok(ExitCode::SUCCESS),
     })?;
     done.or_else(|error| {
         warn(&format!("stockade: {error:#}"));
         Ok(ExitCode::from(USAGE_ERROR))
     })
+}
+
+/// The one command that writes to a log, with the launcher's own rights.
+fn rotate(keep_days: Option<u32>) -> anyhow::Result<ExitCode> {
+    let keep = keep_days.map(|days| Duration::from_secs(u64::from(days) * 24 * 60 * 60));
+    let rotated = stockade_engine::audit::rotate(keep)?;
+    for path in &rotated.removed {
+        print_text(&format!("removed {}", path.display()))?;
+    }
+    match rotated.appended {
+        Some(appended) => print_text(&format!("{} is written to from now on", appended.file.display()))?,
+        None => print_text("there is no audit log yet")?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The log's directory.
@@ -169,7 +187,12 @@ fn line(record: &Value, json: bool) -> String {
         other => other.to_string(),
     };
     let preview = match &record["files"] {
-        Value::Null => word(&record["code"]["preview"]).chars().take(60).collect(),
+        Value::Null => {
+            let preview = word(&record["code"]["preview"]);
+            // The words of a command have NUL between them.
+            let preview = if record["code"]["kind"] == "command" { preview.replace('\0', " ") } else { preview };
+            preview.chars().take(60).collect()
+        }
         files => format!("{} {}", word(&files["op"]), word(&files["path"])),
     };
     let labels = record["labels"].as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", word(value)));

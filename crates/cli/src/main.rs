@@ -11,11 +11,13 @@ mod audit;
 mod companion;
 mod doctor;
 mod dry_run;
+mod grants;
 mod output;
 mod page;
 mod policy;
 mod policy_text;
 mod prove;
+mod runs;
 mod runtimes;
 mod screen;
 mod shim;
@@ -62,12 +64,15 @@ fn main() -> ExitCode {
         Command::Session(session) => serve_session(&session),
         Command::Mcp(session) => serve_mcp(&session),
         Command::Policy(command) => policy::run(command),
+        Command::Grants(args::Grants::Check { file }) => grants::check(file.as_deref()),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
         Command::Runtimes(choice) => runtimes::run(&choice),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),
+        Command::Ps(asked) => runs::list(asked.json),
+        Command::Kill(asked) => runs::kill(&asked.id),
         Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
@@ -385,9 +390,12 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "shim",
             "runtimes",
             "policy",
+            "grants",
             "doctor",
             "prove",
             "audit",
+            "ps",
+            "kill",
             "screen",
             "approve",
         ];

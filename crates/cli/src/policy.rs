@@ -25,7 +25,7 @@ pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_engine::Refusal> {
+pub(crate) fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_engine::Refusal> {
     load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() }).map(|loaded| loaded.policy)
 }
 

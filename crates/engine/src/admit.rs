@@ -24,12 +24,16 @@ use stockade_launcher::{
     registry::{Record, Registry},
     scratch::OpenedScratch,
 };
-use stockade_policy::plan::{Plan, plan};
+use stockade_policy::{
+    model::AuditMode,
+    plan::{Plan, plan},
+};
 use stockade_protocol::{LimitKey, Request, Verdict};
 
 use crate::{
     LoadedPolicy, Options, Refusal, RefusalCause, caller,
     pool::{PathIds, Pool},
+    runs::{self, EntryPoint},
     session::SessionState,
 };
 use host_view::{HostQuery, HostView};
@@ -86,6 +90,17 @@ impl<'a> Origin<'a> {
                 std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect()
             }
             Origin::Request(_) | Origin::Image(_) | Origin::Session { .. } => Vec::new(),
+        }
+    }
+
+    /// What was used to ask for it.
+    pub(crate) fn entry_point(self, options: &Options) -> EntryPoint {
+        match self {
+            Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
+            Origin::Request(_) => EntryPoint::Exec,
+            Origin::Command { .. } | Origin::Image(_) => EntryPoint::Run,
+            Origin::Interpreter { .. } => EntryPoint::Shim,
+            Origin::Session { .. } => EntryPoint::Session,
         }
     }
 
@@ -211,7 +226,8 @@ impl<'a> Admission<'a> {
         let is_compared = !pool.is_empty() || purpose == Purpose::Prepare;
         // First of all that is done on the host, so that it makes its namespaces beside what
         // follows.
-        let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some(), !pool.is_empty())?;
+        let must_be_noted = policy.audit.mode == AuditMode::Required;
+        let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || must_be_noted, !pool.is_empty())?;
         let state = origin.session_state();
         let mut host = builder.read_host(state)?;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
@@ -261,7 +277,7 @@ impl<'a> Admission<'a> {
             client: None,
             caller: None,
             // What cannot be cleared away stays for the next start.
-            meanwhile: self.unswept.map(|registry| Box::new(move || drop(registry.sweep())) as _),
+            meanwhile: self.unswept.map(|registry| Box::new(move || drop(runs::sweep(&registry))) as _),
         };
         Ok((self.plan, inputs, sandbox))
     }

@@ -16,22 +16,22 @@ use std::{
     io::ErrorKind,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use stockade_audit::ApprovalRecord;
 use stockade_audit::{
-    Actor, AnchorSinks, AuditError, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, Log, ModuleEvent, Peer, PolicyRef, Preview,
-    Usage, text,
+    Actor, AnchorSinks, AuditError, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, Link, Log, ModuleEvent, Peer, Place,
+    PolicyRef, Preview, RotatedLog, Usage, text,
 };
-use stockade_launcher::signals::Uninterrupted;
+use stockade_launcher::{registry::Record, signals::Uninterrupted};
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
 };
 use stockade_protocol::{
-    AuditRef, Denial, EgressReport, Encoding, Report, Request, Verdict,
+    AuditRef, Denial, EgressDenial, EgressReport, Encoding, Report, Request, Verdict,
     modules::{self, HookRecord},
     screen,
 };
@@ -41,6 +41,7 @@ use crate::{
     Options, Refusal, RefusalCause, approval,
     caller::{self, Identity},
     facts::{FileId, HostError, unknown},
+    runs::{self, EntryPoint, RunNote},
 };
 
 /// Root's log.
@@ -68,10 +69,35 @@ pub fn own_directory() -> Result<Option<PathBuf>, Refusal> {
     Ok(directory(&caller::identify(None)?))
 }
 
+/// Begins the next file of the log of the user who runs this, and removes files whose last record
+/// is older than `keep`.
+///
+/// # Errors
+/// It is root's, and a caller of sudo asks for it; or it cannot be done.
+pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
+    let identity = caller::identify(None)?;
+    if identity.on_behalf {
+        return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid }.into());
+    }
+    let path = directory(&identity).ok_or(RecordRefusal::Rotate(RecordError::Nowhere))?;
+    if !path.exists() {
+        return Ok(RotatedLog { appended: None, removed: Vec::new() });
+    }
+    let rotated = open_at(&path, identity.privileged).and_then(|log| Ok(log.rotate(keep)?)).map_err(RecordRefusal::Rotate)?;
+    if let Some(appended) = &rotated.appended {
+        let event = Event { run: String::from("-"), who: who(&identity), verdict: Some(String::from("rotated")), ..Event::default() };
+        let _no_sink_took_it = AnchorSinks::default().head(appended, &event);
+    }
+    Ok(rotated)
+}
+
 fn open(identity: &Identity) -> Result<Log, RecordError> {
-    let path = directory(identity).ok_or(RecordError::Nowhere)?;
-    let open = |mode| Log::open(&path, rustix::process::geteuid().as_raw(), mode);
-    if identity.privileged {
+    open_at(&directory(identity).ok_or(RecordError::Nowhere)?, identity.privileged)
+}
+
+fn open_at(path: &Path, privileged: bool) -> Result<Log, RecordError> {
+    let open = |mode| Log::open(path, rustix::process::geteuid().as_raw(), mode);
+    if privileged {
         return Ok(open(0o750)?);
     }
     match (open(0o700), path.parent()) {
@@ -107,6 +133,12 @@ enum RecordRefusal {
         "the code has run, but its end could not be written to the audit log, which policy `{policy}` requires, so its result is withheld: {error}"
     )]
     End { policy: String, error: RecordError },
+    #[error("the audit log cannot be rotated: {0}")]
+    Rotate(RecordError),
+    #[error(
+        "the audit log is root's, and sudo names uid {uid} as the caller, who has no grant for it; have a timer of root's do it, or: sudo env -u SUDO_UID -u SUDO_GID stockade audit rotate"
+    )]
+    RotateForAnother { uid: u32 },
     #[error("it may have been done, but could not be written to the audit log, which policy `{policy}` requires: {error}")]
     Files { policy: String, error: RecordError },
     #[error(
@@ -122,11 +154,13 @@ impl RefusalCause for RecordRefusal {
         let reason = match self {
             RecordRefusal::Begin { error, .. }
             | RecordRefusal::Approval(error)
+            | RecordRefusal::Rotate(error)
             | RecordRefusal::End { error, .. }
             | RecordRefusal::Files { error, .. } => match error {
                 RecordError::Nowhere | RecordError::UnknownCaller => "audit_nowhere",
                 RecordError::Log(error) => error.reason(),
             },
+            RecordRefusal::RotateForAnother { .. } => "not_granted",
             RecordRefusal::Shown { .. } => "audit_log_shown",
         };
         (Verdict::SandboxError, reason)
@@ -149,8 +183,14 @@ pub(crate) struct AuditRecorder<'a> {
     audit: Audit,
     identity: Option<Identity>,
     sinks: AnchorSinks,
-    /// What does not change between two records, once it is needed.
+    /// The run's own number, once it is needed.
+    run: OnceCell<String>,
+    /// The caller and this launcher, likewise.
+    who: OnceCell<Actor>,
+    /// What does not change between two records, likewise.
     base: OnceCell<Event>,
+    /// The journal knows already that this run is not in the log.
+    told: Cell<bool>,
     code: Cow<'a, [u8]>,
     subject: AuditSubject<'a>,
     policy: Option<&'a Policy>,
@@ -170,45 +210,92 @@ impl<'a> AuditRecorder<'a> {
             let peer = options.peer.clone().ok_or(refusal)?;
             Ok::<_, Refusal>(Identity { caller: peer, ..caller::identify(None)? })
         });
-        let identity = identity.ok().filter(|_| audit.mode != AuditMode::Off);
+        let identity = identity.ok();
         let code = match subject {
             AuditSubject::Nothing => Cow::default(),
             AuditSubject::Request(request) => Cow::Borrowed(request.code.as_bytes()),
             AuditSubject::Command(words) => Cow::Owned(words.join("\0").into_bytes()),
         };
-        let uninterrupted = identity.as_ref().filter(|identity| identity.on_behalf).map(|_| Uninterrupted::begin());
+        let is_for_another = audit.mode != AuditMode::Off && identity.as_ref().is_some_and(|identity| identity.on_behalf);
         AuditRecorder {
             audit,
             identity,
             sinks: AnchorSinks::default(),
+            run: OnceCell::new(),
+            who: OnceCell::new(),
             base: OnceCell::new(),
+            told: Cell::new(false),
             code,
             subject,
             policy,
             approver: Cell::new(None),
-            _uninterrupted: uninterrupted,
+            _uninterrupted: is_for_another.then(Uninterrupted::begin),
         }
     }
 
     /// Prepares what a record will hold: hashing the code takes its time.
     pub(crate) fn prepare(&self) {
-        self.base();
+        if self.is_kept() {
+            self.base();
+        }
+    }
+
+    /// Whether anything is written down.
+    fn is_kept(&self) -> bool {
+        self.audit.mode != AuditMode::Off && self.identity.is_some()
+    }
+
+    fn run(&self) -> String {
+        self.run.get_or_init(run_id).clone()
+    }
+
+    fn who(&self) -> Actor {
+        self.who.get_or_init(|| self.identity.as_ref().map(who).unwrap_or_default()).clone()
+    }
+
+    /// Notes the run in its place in the registry: what is written down of it should its launcher
+    /// be killed, and what `ps` lists.
+    ///
+    /// # Errors
+    /// It cannot be noted, and its loss would not be found.
+    pub(crate) fn note(&self, via: EntryPoint, record: Option<&mut Record>) -> Result<(), Refusal> {
+        let (Some(record), Some(identity)) = (record, &self.identity) else { return Ok(()) };
+        let command = match self.subject {
+            AuditSubject::Command(words) => {
+                let most = usize::try_from(self.audit.preview).map_or(MAX_TEXT_LEN, |preview| preview.min(MAX_TEXT_LEN));
+                text::clip(&words.join(" "), most)
+            }
+            AuditSubject::Nothing | AuditSubject::Request(_) => String::new(),
+        };
+        let note = RunNote {
+            run: self.run(),
+            who: self.who(),
+            policy: self.policy.map(policy_ref).unwrap_or_default(),
+            id: claims(self.subject).id,
+            begun: text::time(SystemTime::now()),
+            via,
+            command,
+            mode: self.audit.mode,
+            log: directory(identity).filter(|log| log.to_str().is_some()),
+        };
+        match note.write(record) {
+            // Nothing that a user's own run leaves behind depends on it.
+            Err(_) if !identity.privileged && self.audit.mode != AuditMode::Required => Ok(()),
+            noted => noted,
+        }
     }
 
     fn base(&self) -> &Event {
-        self.base.get_or_init(|| {
-            let Some(identity) = &self.identity else { return Event::default() };
-            Event {
-                run: run_id(),
-                who: who(identity),
-                policy: self.policy.map(policy_ref),
-                code: match self.subject {
-                    AuditSubject::Nothing => None,
-                    AuditSubject::Request(_) => Some(self.code("code")),
-                    AuditSubject::Command(_) => Some(self.code("command")),
-                },
-                ..claims(self.subject)
-            }
+        self.base.get_or_init(|| Event {
+            run: self.run(),
+            who: self.who(),
+            policy: self.policy.map(policy_ref),
+            code: match self.subject {
+                AuditSubject::Nothing => None,
+                AuditSubject::Request(_) => Some(self.code("code")),
+                AuditSubject::Command(_) => Some(self.code("command")),
+            },
+            ..claims(self.subject)
         })
     }
 
@@ -266,13 +353,19 @@ impl<'a> AuditRecorder<'a> {
 
     /// Writes down how it ended, and says so in the result.
     pub(crate) fn end(&self, report: Report) -> Report {
-        if self.identity.is_none() {
+        self.end_of(report, None)
+    }
+
+    /// The same of a run whose place in the registry is `record`: should this launcher be killed
+    /// now, the next start looks there for what it has written.
+    pub(crate) fn end_of(&self, report: Report, record: Option<&mut Record>) -> Report {
+        if !self.is_kept() {
             return report;
         }
         let mut event = self.event(&report);
         event.alerts = self.alerts(&report);
         let run = event.run.clone();
-        match self.write(&event) {
+        match self.write_noted(&event, record) {
             Ok(audit) => Report { audit: Some(audit), ..report },
             Err(error) if self.audit.mode == AuditMode::Required && report.started => {
                 let audit = AuditRef { run, failure: Some(error.to_string()), ..AuditRef::default() };
@@ -291,7 +384,7 @@ impl<'a> AuditRecorder<'a> {
     /// # Errors
     /// There is no record, and the policy requires one: nothing is to be said of the files.
     pub(crate) fn end_files(self, act: FileAct, id: Option<&String>, refusal: Option<&Refusal>) -> Result<(), Refusal> {
-        if self.identity.is_none() {
+        if !self.is_kept() {
             return Ok(());
         }
         let event = Event {
@@ -310,18 +403,23 @@ impl<'a> AuditRecorder<'a> {
     }
 
     fn write(&self, event: &Event) -> Result<AuditRef, RecordError> {
-        let Some(identity) = &self.identity else {
-            return Err(RecordError::UnknownCaller);
+        self.write_noted(event, None)
+    }
+
+    fn write_noted(&self, event: &Event, record: Option<&mut Record>) -> Result<AuditRef, RecordError> {
+        let written = match &self.identity {
+            None => Err(RecordError::UnknownCaller),
+            Some(identity) => as_others_would(identity.on_behalf, || self.write_as(identity, event, record)),
         };
-        // Other runs wait for a lock that this process holds: a caller of sudo that runs slowly
-        // must not delay them.
-        let before = identity.on_behalf.then(take_turns_like_others).flatten();
-        let written = self.write_as(identity, event);
-        before.iter().for_each(Turns::take);
+        // A refusal for want of a record is not in the log either, for the same reason.
+        if let (Err(error), false) = (&written, self.told.get()) {
+            self.told.set(true);
+            let _no_sink_took_it = self.sinks.unrecorded(event, &error.to_string());
+        }
         written
     }
 
-    fn write_as(&self, identity: &Identity, event: &Event) -> Result<AuditRef, RecordError> {
+    fn write_as(&self, identity: &Identity, event: &Event, record: Option<&mut Record>) -> Result<AuditRef, RecordError> {
         let log = open(identity);
         if !event.alerts.is_empty() {
             // A count that cannot be kept does not silence anybody.
@@ -331,9 +429,7 @@ impl<'a> AuditRecorder<'a> {
                 let _no_sink_took_it = self.sinks.alert(event, held_back);
             }
         }
-        let appended = log?.append(event, self.audit.mode == AuditMode::Required)?;
-        let _no_sink_took_it = self.sinks.head(&appended, event);
-        let link = appended.link;
+        let link = append(&log?, &self.sinks, event, self.audit.mode, record)?;
         Ok(AuditRef { run: event.run.clone(), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
     }
 
@@ -355,7 +451,7 @@ impl<'a> AuditRecorder<'a> {
             verdict: Some(verdict_name(report.verdict)),
             reason: report.reason.clone(),
             status: Some(report.code),
-            started: report.started,
+            started: Some(report.started),
             duration_ms: report.duration_ms,
             usage: report.started.then_some(Usage {
                 memory_peak_bytes: usage.memory_peak_bytes,
@@ -368,7 +464,7 @@ impl<'a> AuditRecorder<'a> {
             findings: report.findings.iter().take(MAX_ENTRIES).map(finding).collect(),
             denials_omitted: report.denials_omitted + denials.clone().count().saturating_sub(MAX_ENTRIES) as u64,
             denials: denials.take(MAX_ENTRIES).map(denied).collect(),
-            egress: egress(&report.egress),
+            egress: egress(&report.egress, &self.audit.alerts),
             modules_omitted: met.map_or(0, |met| met.omitted + met.seen.len().saturating_sub(MAX_ENTRIES) as u64),
             modules: met.map_or(&[][..], |met| &met.seen).iter().take(MAX_ENTRIES).map(met_module).collect(),
             receipt_sha256: receipt.map(|receipt| text::sha256(&receipt)),
@@ -400,9 +496,8 @@ impl<'a> AuditRecorder<'a> {
             AlertKind::Syscall => {
                 report.denials.iter().filter(|denial| denial.kind == "syscall").any(|denial| alert.meets(call_name(denial)))
             }
-            AlertKind::Egress => {
-                report.egress.denied.iter().flat_map(|denied| [&denied.host, &denied.addr]).flatten().any(|peer| alert.meets(peer))
-            }
+            // The gate compares each refusal; the list may lack some.
+            AlertKind::Egress => report.egress.alerts.contains(&alert.to_string()),
             AlertKind::Code => alert.meets(&String::from_utf8_lossy(&self.code)),
             AlertKind::Output => {
                 let streams = [report.output.as_ref().map(|output| &output.0), Some(&report.error.0)];
@@ -411,6 +506,55 @@ impl<'a> AuditRecorder<'a> {
         };
         self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
     }
+}
+
+/// Other runs wait for a lock that this process holds: a caller of sudo that runs slowly must not
+/// delay them.
+fn as_others_would<T>(on_behalf: bool, act: impl FnOnce() -> T) -> T {
+    let before = on_behalf.then(take_turns_like_others).flatten();
+    let done = act();
+    before.iter().for_each(Turns::take);
+    done
+}
+
+/// Adds a record to a log and sends the head of its chain. Before, it notes in `record` where it
+/// will stand.
+fn append(log: &Log, sinks: &AnchorSinks, event: &Event, mode: AuditMode, mut record: Option<&mut Record>) -> Result<Link, RecordError> {
+    let appended = log.append_at(event, mode == AuditMode::Required, &mut |place| {
+        if let Some(record) = &mut record {
+            // Without it, a launcher that is killed right now is taken for one that has written nothing.
+            let _lost_once_more = runs::note_end(record, &place);
+        }
+    })?;
+    let _no_sink_took_it = sinks.head(&appended, event);
+    Ok(appended.link)
+}
+
+/// Writes down that a run's launcher was killed, if the run's own end is not in the log.
+/// Returns whether the run is accounted for: only a log that is required is tried again.
+pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, record: &mut Record) -> bool {
+    let is_written = end.is_some_and(|place| place.holds_run(&note.run));
+    if note.mode == AuditMode::Off || is_written {
+        return true;
+    }
+    let event = Event {
+        event: Kind::Lost,
+        run: note.run.clone(),
+        who: note.who.clone(),
+        id: note.id.clone(),
+        policy: Some(note.policy.clone()),
+        begun: Some(note.begun.clone()),
+        ..Event::default()
+    };
+    let sinks = AnchorSinks::default();
+    let write = || {
+        let path = note.log.as_deref().ok_or(RecordError::Nowhere)?;
+        let log = open_at(path, rustix::process::geteuid().is_root())?;
+        append(&log, &sinks, &event, note.mode, Some(record))
+    };
+    let Err(error) = as_others_would(on_behalf, write) else { return true };
+    let _no_sink_took_it = sinks.unrecorded(&event, &error.to_string());
+    note.mode != AuditMode::Required
 }
 
 fn verdict_name(verdict: Verdict) -> String {
@@ -445,8 +589,8 @@ fn met_module(seen: &HookRecord) -> ModuleEvent {
     ModuleEvent { name: text::clip(&seen.name, MAX_TEXT_LEN), action: action.to_owned(), count: seen.count }
 }
 
-/// None where nothing was tried.
-fn egress(report: &EgressReport) -> Option<Egress> {
+/// None where nothing was tried. Refusals that an alert names come first.
+fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> {
     let peer = |host: &Option<String>, addr: Option<&String>, port, why: Option<String>, count| Peer {
         peer: text::clip(host.as_ref().or(addr).map_or("", String::as_str), MAX_TEXT_LEN),
         port,
@@ -459,7 +603,15 @@ fn egress(report: &EgressReport) -> Option<Egress> {
     }
     let why = |reason| serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(String::from));
     let allowed = report.allowed.iter().map(|flow| peer(&flow.host, Some(&flow.addr), Some(flow.port), None, flow.connections));
-    let denied = report.denied.iter().map(|denied| peer(&denied.host, denied.addr.as_ref(), denied.port, why(denied.reason), denied.count));
+    let is_named = |denied: &&EgressDenial| {
+        let peers = || [&denied.host, &denied.addr].into_iter().flatten();
+        alerts.iter().filter(|alert| alert.kind == AlertKind::Egress).any(|alert| peers().any(|peer| alert.meets(peer)))
+    };
+    let (named, others): (Vec<_>, Vec<_>) = report.denied.iter().partition(is_named);
+    let denied = named
+        .into_iter()
+        .chain(others)
+        .map(|denied| peer(&denied.host, denied.addr.as_ref(), denied.port, why(denied.reason), denied.count));
     let failed = report
         .failed
         .iter()
@@ -470,7 +622,7 @@ fn egress(report: &EgressReport) -> Option<Egress> {
         failed: failed.take(MAX_ENTRIES).collect(),
         bytes_out: report.allowed.iter().map(|flow| flow.bytes_out).sum(),
         bytes_in: report.allowed.iter().map(|flow| flow.bytes_in).sum(),
-        omitted: lists.iter().map(|length| length.saturating_sub(MAX_ENTRIES) as u64).sum(),
+        omitted: lists.iter().map(|length| length.saturating_sub(MAX_ENTRIES) as u64).sum::<u64>() + report.omitted,
     })
 }
 

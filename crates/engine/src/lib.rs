@@ -15,6 +15,7 @@ mod policies;
 mod pool;
 mod refusal;
 mod report;
+pub mod runs;
 pub mod screen;
 pub mod session;
 pub mod tempdir;
@@ -123,7 +124,8 @@ fn answer(
         Ok(screening.finish().onto(report))
     };
     let report = run().unwrap_or_else(|refusal| origin.worded(refusal).report());
-    report::Echo::of(request).onto(recorder.end(report))
+    let report = recorder.end_of(report, teardown.as_mut().and_then(Teardown::record));
+    report::Echo::of(request).onto(report)
 }
 
 /// A screening that the run waits for where the policy may stop it, and else runs beside it.
@@ -190,7 +192,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     let noted = Cell::new(false);
     let mut run = |pool| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let (plan, mut inputs, sandbox) = Admission::admit(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
+        let (plan, mut inputs, mut sandbox) = Admission::admit(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
+        if let Some(recorder) = recorder {
+            recorder.note(origin.entry_point(options), sandbox.record(&mut inputs))?;
+        }
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
             pass.claim(inputs.scratch.as_ref(), origin)?;
@@ -274,8 +279,9 @@ fn relay(
 /// Writes down what came of a command.
 fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> Result<CommandResult, Refusal> {
     match came {
-        Ok((report, _teardown)) => {
-            let report = Report { output: None, ..recorder.end(report) };
+        Ok((report, mut teardown)) => {
+            let report = recorder.end_of(report, teardown.as_mut().and_then(Teardown::record));
+            let report = Report { output: None, ..report };
             Ok(CommandResult { code: report.code, report })
         }
         Err(refusal) => {

@@ -15,7 +15,7 @@ use std::{
 use stockade_launcher::registry::{PROOF_PREFIX, Record, remove_directory};
 use stockade_protocol::Verdict;
 
-use crate::{Refusal, RefusalCause, caller, facts};
+use crate::{Refusal, RefusalCause, caller, facts, runs};
 
 /// On a disk rather than in memory where the host has it so: a tmpfs cannot be idmapped
 /// before Linux 6.3.
@@ -65,7 +65,7 @@ impl TempDir {
         }
         let identity = caller::identify(None)?;
         let registry = facts::registry(&identity)?;
-        registry.sweep()?;
+        runs::sweep(&registry)?;
         let mut record = registry.claim()?;
         let path = parent.join(format!("{PROOF_PREFIX}{nonce:016x}"));
         record.note_proof(&path)?;

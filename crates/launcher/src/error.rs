@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::io::Errno;
+use rustix::{
+    fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx},
+    io::Errno,
+};
 use stockade_egress::gate::GateError;
 use stockade_protocol::step::Step;
 
@@ -355,8 +358,13 @@ pub(crate) fn describe(errno: Errno) -> String {
     // "Operation not permitted (os error 1)"
     let text = text.split(" (os error").next().unwrap_or(&text).to_lowercase();
     let name = format!("{:?}", nix::errno::Errno::from_raw(errno.raw_os_error()));
-    // No file that the launcher writes is large: its caller has set a limit.
-    let remedy = if errno == Errno::FBIG { "; files of this size are forbidden to the launcher: ulimit -f unlimited" } else { "" };
+    let remedy = match errno {
+        // No file that the launcher writes is large: its caller has set a limit.
+        Errno::FBIG => "; files of this size are forbidden to the launcher: ulimit -f unlimited",
+        Errno::MFILE => "; the launcher may have too few descriptors here: raise the hard limit (ulimit -Hn), 256 are enough",
+        Errno::NFILE => "; this host has no descriptor left: see /proc/sys/fs/file-nr and raise fs.file-max",
+        _ => "",
+    };
     format!("{text} ({name}){remedy}")
 }
 
@@ -381,8 +389,22 @@ fn clone_remedy(privileged: bool, errno: Errno) -> String {
     }
 }
 
+/// Whether the root directory is not that of a mount. A chroot into a mount's own root cannot be
+/// told from the host.
+fn is_chroot() -> bool {
+    let root = statx(CWD, "/", AtFlags::empty(), StatxFlags::BASIC_STATS);
+    root.is_ok_and(|root| {
+        root.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) && !root.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+    })
+}
+
 /// What forbids user namespaces here.
 fn namespace_remedy(privileged: bool) -> String {
+    if is_chroot() {
+        return String::from(
+            "; stockade was started in a chroot, where the kernel makes no user namespace; change the root by pivot_root(2) instead, as systemd-nspawn and container engines do, or start it outside",
+        );
+    }
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").trim() == "1" && !privileged {
         return String::from(

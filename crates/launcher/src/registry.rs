@@ -6,6 +6,10 @@
 //! be locked belongs to no live run: the next start removes what it lists, and then the file.
 //! The file's number also makes the uid of a root run unique. What was never noted is not found
 //! here.
+//!
+//! A record also holds one line about the run itself, and one about where its end is written
+//! down. Both are `engine`'s texts. The run's own launcher drops them with the record; a sweep
+//! removes them only after its caller has accounted for the run.
 
 mod leftover;
 
@@ -21,8 +25,10 @@ use std::{
 };
 
 use rustix::{
+    fd::OwnedFd,
     fs::{FlockOperation, flock},
     io::Errno,
+    process::{Pid, PidfdFlags, pidfd_open},
 };
 
 use crate::{
@@ -40,6 +46,12 @@ const SLOTS: u32 = 16384;
 const SWEEP_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a run waits for its own.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
+/// Begins the line about the run itself.
+const RUN: &[u8] = b"run";
+/// Begins the line about where its end is written down.
+const END: &[u8] = b"end";
+/// A record's text is shorter: a dozen paths and two lines of JSON.
+const MAX_RECORD_LEN: usize = 128 << 10;
 /// The name of every program file that a run makes begins so.
 pub const PROGRAM_PREFIX: &str = "stockade_";
 /// The name of every directory that a proof makes begins so.
@@ -96,27 +108,50 @@ impl Registry {
         Ok(Registry { directory: directory.to_path_buf() })
     }
 
+    /// The registry at `directory`, to read it; none where there is no such directory. It may be
+    /// anybody's.
+    pub fn existing(directory: &Path) -> Option<Self> {
+        directory.is_dir().then(|| Registry { directory: directory.to_path_buf() })
+    }
+
     /// Where it is.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Removes what killed launchers left behind. Returns how many records it cleared.
+    /// Removes what killed launchers left behind. Returns how many records it cleared. `account`
+    /// is told of each run that a record names, and may note there where it has written down the
+    /// run's end; where it returns false, the record stays. No other sweep has the same record at
+    /// the same time.
     ///
     /// # Errors
     /// The directory cannot be read. A leftover that cannot be removed stays for the
     /// next start.
-    pub fn sweep(&self) -> Result<usize, LaunchError> {
+    pub fn sweep(&self, account: &mut dyn FnMut(NotedRun, &mut Record) -> bool) -> Result<usize, LaunchError> {
         let mut cleared = 0;
         let until = Instant::now() + SWEEP_TIMEOUT;
-        let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
-        for entry in entries.flatten() {
-            if let Some(mut record) = lock_existing(&entry.path()) {
-                record.at_drop = if record.clear(until) { AtDrop::Remove } else { AtDrop::Keep };
-                cleared += usize::from(record.at_drop == AtDrop::Remove);
+        for path in self.paths()? {
+            if let Some(mut record) = lock_existing(&path) {
+                let is_accounted_for = record.noted_run().is_none_or(|run| account(run, &mut record));
+                let is_clear = record.remove_leftovers(until) && is_accounted_for && record.empty();
+                record.at_drop = if is_clear { AtDrop::Remove } else { AtDrop::Keep };
+                cleared += usize::from(is_clear);
             }
         }
         Ok(cleared)
+    }
+
+    fn paths(&self) -> Result<Vec<PathBuf>, LaunchError> {
+        let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
+        Ok(entries.flatten().map(|entry| entry.path()).collect())
+    }
+
+    /// The runs whose launchers live.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn live_runs(&self) -> Result<Vec<LiveRun>, LaunchError> {
+        Ok(self.paths()?.iter().filter_map(|path| LiveRun::read(path)).collect())
     }
 
     /// Claims a free record.
@@ -144,7 +179,9 @@ impl Registry {
                 other => other.map_err(|errno| attempt(errno.into()))?,
             }
             let Some(mut record) = Record::standing(file, path.clone(), slot).map_err(&attempt)? else { continue };
-            if record.has_leftovers() && !record.clear(Instant::now()) {
+            // A run that a killed launcher has left in it is for the sweep to account for.
+            let is_free = !record.has_leftovers() || (record.noted_run().is_none() && record.clear(Instant::now()));
+            if !is_free {
                 record.at_drop = AtDrop::Keep;
                 continue;
             }
@@ -158,11 +195,108 @@ fn nofollow() -> i32 {
     nix::libc::O_NOFOLLOW
 }
 
+fn slot_of(path: &Path) -> Option<u32> {
+    path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()
+}
+
 fn lock_existing(path: &Path) -> Option<Record> {
-    let slot = path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()?;
+    let slot = slot_of(path)?;
     let file = OpenOptions::new().read(true).write(true).custom_flags(nofollow()).open(path).ok()?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
     Record::standing(file, path.to_path_buf(), slot).ok()?
+}
+
+/// What a record says of its run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedRun {
+    /// The run.
+    pub run: String,
+    /// Where its end is written down, if the writer lived long enough.
+    pub end: Option<String>,
+}
+
+impl NotedRun {
+    fn parse(text: &[u8]) -> Option<Self> {
+        // A line without its end was never whole.
+        let whole = &text[..text.iter().rposition(|&byte| byte == b'\n')?];
+        let line = |kind: &[u8]| {
+            let mut lines = whole.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(kind)?.strip_prefix(b" "));
+            lines.next_back().map(|line| String::from_utf8_lossy(line).into_owned())
+        };
+        Some(NotedRun { run: line(RUN)?, end: line(END) })
+    }
+}
+
+/// A run whose launcher lives, or did when it was read.
+#[derive(Debug)]
+pub struct LiveRun {
+    /// What its record says of it.
+    pub noted: NotedRun,
+    /// The uid of the record's file: of the launcher.
+    pub owner: u32,
+    file: File,
+    path: PathBuf,
+}
+
+impl LiveRun {
+    /// The file may be somebody else's: it can be anything, and can change at any time.
+    fn read(path: &Path) -> Option<Self> {
+        slot_of(path)?;
+        let flags = nofollow() | nix::libc::O_NONBLOCK;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        let metadata = file.metadata().ok()?;
+        if !metadata.is_file() {
+            return None;
+        }
+        let mut live = LiveRun { noted: NotedRun { run: String::new(), end: None }, owner: metadata.uid(), file, path: path.to_path_buf() };
+        live.noted = live.noted_run()?;
+        live.is_locked().then_some(live)
+    }
+
+    fn noted_run(&self) -> Option<NotedRun> {
+        let mut text = vec![0; MAX_RECORD_LEN];
+        let length = rustix::io::pread(&self.file, &mut text, 0).ok()?;
+        NotedRun::parse(&text[..length])
+    }
+
+    /// Whether its launcher lives: the kernel drops the lock with it.
+    fn is_locked(&self) -> bool {
+        match flock(&self.file, FlockOperation::NonBlockingLockShared) {
+            Err(errno) => errno == Errno::AGAIN,
+            Ok(()) => {
+                // The next start may want it.
+                let _closing_does_it_too = flock(&self.file, FlockOperation::Unlock);
+                false
+            }
+        }
+    }
+
+    /// Whether this run still has its record: its launcher lives, and has not removed what the
+    /// run had on the host.
+    pub fn is_alive(&self) -> bool {
+        let is_linked = self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0);
+        is_linked && self.noted_run().is_some_and(|noted| noted.run == self.noted.run) && self.is_locked()
+    }
+
+    /// Its launcher, `pid` by the record. None where that has ended. The pid is opened before it
+    /// is known that the launcher lives, so that no other process can have it.
+    pub fn launcher(&self, pid: i32) -> Option<OwnedFd> {
+        let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        self.is_alive().then_some(pidfd)
+    }
+
+    /// Whether this process has the record open.
+    pub fn is_open_in(&self, pid: u32) -> bool {
+        let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
+        let Ok(own) = self.file.metadata().map(id) else { return false };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        descriptors.filter_map(|entry| std::fs::metadata(entry.path()).ok()).any(|found| id(found) == own)
+    }
+
+    /// The record's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 impl Record {
@@ -181,17 +315,48 @@ impl Record {
     }
 
     /// By one write, so that either all of them are noted or none is.
-    fn note(&mut self, kind: &str, paths: &[PathBuf]) -> Result<(), LaunchError> {
+    fn note(&mut self, kind: &[u8], paths: &[PathBuf]) -> Result<(), LaunchError> {
         let mut lines = Vec::new();
         for path in paths {
             // A newline in a path would make two lines of one.
             if path.as_os_str().as_bytes().contains(&b'\n') {
                 return Err(RegistryError::LineBreak(path.clone()).into());
             }
-            lines.extend_from_slice(&[kind.as_bytes(), b" ", path.as_os_str().as_bytes(), b"\n"].concat());
+            lines.extend_from_slice(&[kind, b" ", path.as_os_str().as_bytes(), b"\n"].concat());
         }
         let first = paths.first().map_or(Path::new(""), PathBuf::as_path);
-        self.file.write_all(&lines).map_err(failed("note in the registry", first))
+        self.append(&lines).map_err(failed("note in the registry", first))
+    }
+
+    /// Adds whole lines, or nothing: the beginning of a line would become that of the next.
+    fn append(&mut self, lines: &[u8]) -> std::io::Result<()> {
+        let length = self.file.metadata()?.len();
+        let end = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(length));
+        end.map_err(std::io::Error::from).and_then(|_| self.file.write_all(lines)).inspect_err(|_| {
+            let _stays_cut_short = self.file.set_len(length);
+        })
+    }
+
+    /// Notes the run itself; `text` is one line.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_run(&mut self, text: &str) -> Result<(), LaunchError> {
+        self.note_text(RUN, text)
+    }
+
+    /// Notes where the run's end is about to be written down; `text` is one line.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn note_end(&mut self, text: &str) -> Result<(), LaunchError> {
+        self.note_text(END, text)
+    }
+
+    fn note_text(&mut self, kind: &[u8], text: &str) -> Result<(), LaunchError> {
+        let line: String = text.chars().map(|c| if c == '\n' { ' ' } else { c }).collect();
+        let path = self.path.clone();
+        self.append(&[kind, b" ", line.as_bytes(), b"\n"].concat()).map_err(failed("note in the registry", &path))
     }
 
     /// Notes cgroup directories that are about to be made.
@@ -199,7 +364,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_cgroups(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> Result<(), LaunchError> {
-        self.note("cgroup", &paths.into_iter().collect::<Vec<_>>())
+        self.note(b"cgroup", &paths.into_iter().collect::<Vec<_>>())
     }
 
     /// Notes the program's file in a host scratch.
@@ -207,7 +372,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_program(&mut self, path: &Path) -> Result<(), LaunchError> {
-        self.note("program", &[path.to_path_buf()])
+        self.note(b"program", &[path.to_path_buf()])
     }
 
     /// Notes the directory of a proof, which goes with everything in it.
@@ -215,7 +380,7 @@ impl Record {
     /// # Errors
     /// The record cannot be written.
     pub fn note_proof(&mut self, path: &Path) -> Result<(), LaunchError> {
-        self.note("proof", &[path.to_path_buf()])
+        self.note(b"proof", &[path.to_path_buf()])
     }
 
     /// Forgets what was noted: all of it is gone.
@@ -227,16 +392,31 @@ impl Record {
         self.file.metadata().is_ok_and(|metadata| metadata.len() > 0)
     }
 
-    /// Removes what is listed, and waits for it until then; true if nothing of it is left.
-    fn clear(&self, until: Instant) -> bool {
+    fn text(&self) -> std::io::Result<Vec<u8>> {
         let mut text = Vec::new();
-        if rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_err() || (&self.file).read_to_end(&mut text).is_err() {
-            return false;
-        }
+        rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0))?;
+        (&self.file).read_to_end(&mut text)?;
+        Ok(text)
+    }
+
+    fn noted_run(&self) -> Option<NotedRun> {
+        NotedRun::parse(&self.text().ok()?)
+    }
+
+    /// Removes what is listed, and waits for it until then; true if nothing of it is left.
+    fn remove_leftovers(&self, until: Instant) -> bool {
+        let Ok(text) = self.text() else { return false };
         // What cannot be removed keeps nothing else.
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-        let all_gone = lines.filter(|line| !leftover::remove(line, until)).count() == 0;
-        all_gone && self.file.set_len(0).is_ok() && rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0)).is_ok()
+        lines.filter(|line| !leftover::remove(line, until)).count() == 0
+    }
+
+    fn empty(&self) -> bool {
+        self.file.set_len(0).is_ok()
+    }
+
+    fn clear(&self, until: Instant) -> bool {
+        self.remove_leftovers(until) && self.empty()
     }
 }
 
@@ -278,5 +458,67 @@ mod tests {
         drop(next);
         assert!(!path.exists());
         std::fs::remove_dir(&directory).unwrap();
+    }
+
+    fn registry(name: &str) -> Registry {
+        let directory = std::env::temp_dir().join(format!("stockade-registry-{name}-{}", std::process::id()));
+        Registry::open(&directory, rustix::process::geteuid().as_raw()).unwrap()
+    }
+
+    /// As if its launcher had been killed.
+    fn kill(mut record: Record) {
+        record.at_drop = AtDrop::Keep;
+    }
+
+    #[test]
+    fn a_run_of_a_killed_launcher_stays_noted_until_it_is_accounted_for() {
+        let registry = registry("lost");
+        let mut record = registry.claim().unwrap();
+        record.note_run("one").unwrap();
+        kill(record);
+        // Its place is not taken by the next claim, which would forget the run.
+        let next = registry.claim().unwrap();
+        let mut told = Vec::new();
+        let mut sweep = |answer: bool| {
+            registry
+                .sweep(&mut |noted, record| {
+                    told.push(noted);
+                    record.note_end("there").unwrap();
+                    answer
+                })
+                .unwrap()
+        };
+        assert_eq!((sweep(false), sweep(true), sweep(true)), (0, 1, 0));
+        let noted = |end: Option<&str>| NotedRun { run: String::from("one"), end: end.map(String::from) };
+        assert_eq!(told, [noted(None), noted(Some("there"))]);
+        drop(next);
+        std::fs::remove_dir(registry.directory()).unwrap();
+    }
+
+    #[test]
+    fn the_runs_own_end_removes_its_record() {
+        let registry = registry("own");
+        let mut record = registry.claim().unwrap();
+        record.note_run("one").unwrap();
+        drop(record);
+        assert_eq!(registry.sweep(&mut |_, _| panic!("no run is left")).unwrap(), 0);
+        std::fs::remove_dir(registry.directory()).unwrap();
+    }
+
+    #[test]
+    fn only_a_run_whose_record_is_locked_is_alive() {
+        let registry = registry("alive");
+        let mut record = registry.claim().unwrap();
+        assert!(registry.live_runs().unwrap().is_empty(), "it holds no run yet");
+        record.note_run("one\ntwo").unwrap();
+        let live = registry.live_runs().unwrap().pop().unwrap();
+        assert_eq!((live.noted.run.as_str(), live.is_alive()), ("one two", true));
+        assert!(live.launcher(std::process::id().cast_signed()).is_some() && live.is_open_in(std::process::id()));
+        assert!(!live.is_open_in(1), "it has another process's record open");
+        kill(record);
+        assert!(!live.is_alive() && registry.live_runs().unwrap().is_empty());
+        assert!(live.launcher(std::process::id().cast_signed()).is_none(), "the pid may be another process's by now");
+        registry.sweep(&mut |_, _| true).unwrap();
+        std::fs::remove_dir(registry.directory()).unwrap();
     }
 }

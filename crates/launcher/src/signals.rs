@@ -13,6 +13,10 @@ use rustix::{
 
 use crate::{ErrorKind, LaunchError};
 
+/// Ends a run as its client's own cancelling would, and is passed on to no program. The kernel
+/// ignores it by default: a launcher that has no run at the moment goes on.
+pub const CANCEL: rustix::process::Signal = rustix::process::Signal::URG;
+
 /// Signals that arrive as readable events; dropping it restores the mask.
 pub struct Signals {
     fd: SignalFd,
@@ -43,6 +47,7 @@ impl Signals {
                 set.add(signal);
             }
         }
+        set.add(NixSignal::SIGURG);
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
         Ok(Signals { fd, before })

@@ -18,6 +18,11 @@ pub struct Teardown {
 }
 
 impl Teardown {
+    /// The run's place in the registry.
+    pub fn record(&mut self) -> Option<&mut Record> {
+        self.record.as_mut()
+    }
+
     /// Kills everything inside, and does not wait for its end.
     pub(crate) fn kill(&self) {
         self.cgroup.kill();

@@ -48,6 +48,15 @@ fn a_head_goes_to_the_journal_with_its_fields_else_to_syslog_else_to_nobody() {
         "{native}"
     );
     assert!(!native.chars().any(|c| c.is_control() && c != '\n'));
+    assert_eq!(sinks.unrecorded(&event("run"), "no\nroom"), Some(AnchorSink::Journal));
+    let native = received(&journal);
+    assert!(
+        native.contains(&format!("MESSAGE_ID={UNRECORDED}\nPRIORITY=3\n")) && native.contains("STOCKADE_FAILURE=no\\nroom\n"),
+        "{native}"
+    );
+    let lost = Event { event: Kind::Lost, verdict: None, ..event("run") };
+    assert_eq!(sinks.head(&appended(), &lost), Some(AnchorSink::Journal));
+    assert!(received(&journal).contains("\nPRIORITY=4\n"), "a run that was lost is a warning");
 }
 
 #[test]

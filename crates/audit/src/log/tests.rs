@@ -53,6 +53,30 @@ fn whole(place: &Place) -> Findings {
 }
 
 #[test]
+fn a_record_stands_where_its_writer_said_before() {
+    let place = Place::new();
+    let log = place.log().with_file_size(2048);
+    let mut places = Vec::new();
+    for run in 0..20 {
+        if run == 7 {
+            // A writer that died.
+            let mut file = File::options().append(true).open(place.last()).unwrap();
+            file.write_all(b"{\"half").unwrap();
+        }
+        log.append_at(&event(&run.to_string()), false, &mut |at| {
+            assert!(!at.holds_run(&run.to_string()));
+            places.push(at);
+        })
+        .unwrap();
+    }
+    assert!(files(&place.0.join("log")).unwrap().len() > 2);
+    for (run, at) in places.iter().enumerate() {
+        assert!(at.holds_run(&run.to_string()) && !at.holds_run("x"), "{run}: {at:?}");
+    }
+    whole(&place);
+}
+
+#[test]
 fn many_writers_keep_one_chain_through_many_files() {
     let place = Place::new();
     place.log();
@@ -204,4 +228,43 @@ fn alerts_are_limited_for_each_caller_apart() {
     assert_eq!(admit(1, 6), Some(0));
     fs::write(place.0.join("log/alerts"), "no count\n1 2\n").unwrap();
     assert_eq!(admit(1, 6), Some(0), "a count that cannot be read starts again");
+}
+
+#[test]
+fn a_rotated_log_is_one_chain_and_states_what_was_removed() {
+    let place = Place::new();
+    let log = place.log();
+    assert_eq!(log.rotate(None).unwrap().appended, None, "there is no log yet");
+    for run in ["first", "second", "third"] {
+        log.append(&event(run), false).unwrap();
+        log.rotate(None).unwrap();
+    }
+    // A file without a record of its own is not closed.
+    log.rotate(None).unwrap();
+    let all = || -> Vec<String> {
+        files(&place.0.join("log")).unwrap().iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    assert_eq!(all().len(), 4, "{:?}", all());
+    assert_eq!(whole(&place).notes, Vec::<String>::new());
+    // Nothing is that old; then all is, but the file that is written to.
+    assert_eq!(log.rotate(Some(Duration::from_secs(3600))).unwrap().removed, Vec::<PathBuf>::new());
+    let kept = fs::read(place.0.join("log").join(&all()[2])).unwrap();
+    let removed = log.rotate(Some(Duration::ZERO)).unwrap();
+    assert_eq!((removed.removed.len(), all().len()), (3, 1), "{:?}", all());
+    log.append(&event("fourth"), false).unwrap();
+    let findings = whole(&place);
+    assert!(findings.notes.len() == 1 && findings.notes[0].contains("3 files up to audit-00000003.jsonl"), "{findings:?}");
+    // A rotation that died before it had removed the last of them.
+    fs::write(place.0.join("log/audit-00000003.jsonl"), &kept).unwrap();
+    fs::set_permissions(place.0.join("log/audit-00000003.jsonl"), fs::Permissions::from_mode(0o640)).unwrap();
+    whole(&place);
+    log.rotate(Some(Duration::ZERO)).unwrap();
+    assert_eq!(all().len(), 1);
+    whole(&place);
+    // What was removed without that being stated is a gap as before.
+    log.append(&event("fifth"), false).unwrap();
+    log.rotate(None).unwrap();
+    let first = files(&place.0.join("log")).unwrap().remove(0);
+    fs::remove_file(first).unwrap();
+    assert_eq!(verified(&place.0.join("log"), Verifier::from_beginning()).problems.len(), 1);
 }

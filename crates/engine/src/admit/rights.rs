@@ -100,18 +100,24 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
     Ok(grants.decide(&asker, name, scratch, &interpreters).map_err(RightsError::from)?)
 }
 
-/// The run's record, and the registry, which is still to be swept; none where nothing could be
-/// left behind.
+/// The run's record, and the registry, which is still to be swept. None where there is no
+/// registry and none is needed: an ordinary user's run in memory leaves nothing behind.
 pub(super) fn claim_record(
     identity: &Identity,
-    host_scratch: bool,
+    needed: bool,
     claim: bool,
     cgroup: &CgroupFacts,
 ) -> Result<Option<(Record, Registry)>, Refusal> {
-    let leaves_nothing = !identity.privileged && !host_scratch && matches!(cgroup, CgroupFacts::Unavailable { .. });
-    if leaves_nothing || (!claim && !identity.privileged) {
+    if !claim && !identity.privileged {
         return Ok(None);
     }
-    let registry = facts::registry(identity)?;
-    Ok(Some((registry.claim()?, registry)))
+    let needed = needed || identity.privileged || !matches!(cgroup, CgroupFacts::Unavailable { .. });
+    let claim = || -> Result<_, Refusal> {
+        let registry = facts::registry(identity)?;
+        Ok((registry.claim()?, registry))
+    };
+    match claim() {
+        Err(_) if !needed => Ok(None),
+        claimed => claimed.map(Some),
+    }
 }

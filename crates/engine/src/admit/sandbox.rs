@@ -6,7 +6,7 @@
 
 use stockade_launcher::{
     InitProcess, Inputs, LaunchError, Outcome, ReadySandbox, Teardown,
-    registry::{Record, Registry},
+    registry::{PROGRAM_PREFIX, Record, Registry},
 };
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
@@ -25,6 +25,14 @@ pub enum RunSandbox {
 }
 
 impl RunSandbox {
+    /// The run's place in the registry.
+    pub(crate) fn record<'r>(&'r mut self, inputs: &'r mut Inputs<'_>) -> Option<&'r mut Record> {
+        match self {
+            RunSandbox::Init(_) => inputs.record.as_mut(),
+            RunSandbox::Ready(ready) => ready.record(),
+        }
+    }
+
     /// Sets the sandbox up, where that is still to be done, and runs the plan in it. Dropping
     /// the teardown removes what is left of it: processes, cgroup, mounts, record.
     ///
@@ -43,8 +51,9 @@ impl RunSandbox {
 pub(super) struct SandboxBuilder<'a> {
     identity: &'a Identity,
     purpose: Purpose,
-    /// The run gets a directory of the host, in which something of it could stay.
-    host_scratch: bool,
+    /// It does without no place in the registry: it gets a directory of the host, in which
+    /// something of it could stay, or its loss must be written down.
+    needs_record: bool,
     /// A prepared sandbox may fit.
     may_be_prepared: bool,
     cgroup: CgroupFacts,
@@ -61,10 +70,10 @@ impl<'a> SandboxBuilder<'a> {
     ///
     /// # Errors
     /// The registry cannot be had, or the host does not say what cgroups it offers.
-    pub(super) fn new(identity: &'a Identity, purpose: Purpose, host_scratch: bool, may_be_prepared: bool) -> Result<Self, Refusal> {
+    pub(super) fn new(identity: &'a Identity, purpose: Purpose, needs_record: bool, may_be_prepared: bool) -> Result<Self, Refusal> {
         let cgroup = facts::cgroup_facts()?;
         let mut builder =
-            SandboxBuilder { identity, purpose, host_scratch, may_be_prepared, cgroup, init: None, record: None, unswept: None };
+            SandboxBuilder { identity, purpose, needs_record, may_be_prepared, cgroup, init: None, record: None, unswept: None };
         if !may_be_prepared {
             builder.spawn()?;
         }
@@ -73,7 +82,7 @@ impl<'a> SandboxBuilder<'a> {
 
     fn spawn(&mut self) -> Result<(), Refusal> {
         let claims = self.purpose.claims();
-        (self.record, self.unswept) = claim_record(self.identity, self.host_scratch, claims, &self.cgroup)?.unzip();
+        (self.record, self.unswept) = claim_record(self.identity, self.needs_record, claims, &self.cgroup)?.unzip();
         self.init = claims.then(|| stockade_launcher::spawn(self.identity.privileged, &self.cgroup, self.record.as_mut()));
         Ok(())
     }
@@ -118,7 +127,9 @@ impl<'a> SandboxBuilder<'a> {
             _ => self.record.as_mut(),
         };
         let writes_program = plan.scratch.host && self.purpose == Purpose::Run;
-        if let (Some(record), Some((directory, name)), true) = (record, &plan.program_file, writes_program) {
+        // One that the request has named may be another's file by the time of a sweep.
+        let named = plan.program_file.as_ref().filter(|(_, name)| name.starts_with(PROGRAM_PREFIX));
+        if let (Some(record), Some((directory, name)), true) = (record, named, writes_program) {
             record.note_program(&directory.join(name))?;
         }
         Ok(sandbox)

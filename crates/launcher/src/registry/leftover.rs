@@ -33,7 +33,8 @@ pub(super) fn remove(line: &[u8], until: Instant) -> bool {
     if let Some(proof) = line.strip_prefix(b"proof ") {
         return remove_directory(path(proof)).is_ok();
     }
-    // A line cut short by a full disk: nothing was made under its name.
+    // What is said of the run itself; or a line cut short by a full disk, under whose name nothing
+    // was made.
     true
 }
 

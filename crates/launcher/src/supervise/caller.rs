@@ -12,7 +12,7 @@ use rustix::{
 };
 
 use super::{PUMP, Supervision};
-use crate::{Asked, Streams, terminal, verdict::Cause};
+use crate::{Asked, Streams, signals::CANCEL, terminal, verdict::Cause};
 
 /// How long a command that was told to end has for it. Its record must be written before a
 /// caller loses patience: timeout(1) and docker(1) are often told to wait two seconds.
@@ -52,6 +52,7 @@ impl Supervision<'_> {
     pub(super) fn serve_signals(&mut self) -> Result<(), Errno> {
         while let Some(signal) = self.teardown.signals.take() {
             match self.streams.mode {
+                _ if signal == CANCEL.as_raw() => self.end(Cause::Cancelled(NixSignal::SIGTERM as i32)),
                 _ if signal == NixSignal::SIGWINCH as i32 => {
                     if let Some(terminal) = &self.streams.terminal {
                         terminal::copy_size(&terminal.master);

@@ -1,0 +1,41 @@
+//! `stockade grants check`: the file of the grants, read as a run through root would read it.
+//!
+//! It grants nothing, and does not say what a caller may do.
+
+use std::path::Path;
+
+use stockade_policy::{Grants, grants::PATH};
+
+use crate::{
+    ExitCode,
+    output::{print_text, warn},
+    policy,
+};
+
+pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let path = file.unwrap_or(Path::new(PATH));
+    let grants = match Grants::load(path) {
+        Ok(Some(grants)) => grants,
+        Ok(None) => {
+            warn(&format!("{} does not exist, so root runs nothing for other users", path.display()));
+            return Ok(ExitCode::FAILURE);
+        }
+        Err(error) => {
+            warn(&error.to_string());
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let mut code = ExitCode::SUCCESS;
+    for grant in &grants.grants {
+        for name in &grant.policies {
+            if let Err(refusal) = policy::load(name) {
+                warn(&format!("{}:{}: {}", path.display(), grant.line, refusal.message));
+                code = ExitCode::FAILURE;
+            }
+        }
+    }
+    if code == ExitCode::SUCCESS {
+        print_text(&format!("{}: ok ({} grants)", path.display(), grants.grants.len()))?;
+    }
+    Ok(code)
+}
