@@ -86,6 +86,22 @@ fn a_command_is_written_down() {
     is_whole();
 }
 
+test!(Both, an_interpreter_that_is_asked_for_its_version_is_written_down);
+fn an_interpreter_that_is_asked_for_its_version_is_written_down() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let lines = "remove_runtimes = [\"bash\", \"node\", \"python\"]\nlanguage = \"sort\"\n\
+                 [runtimes.sort]\ncommand = [\"/usr/bin/sort\", \"{file}\"]\nextension = \"txt\"";
+    let policy = policies.write("sort", &derived(lines));
+    let output = stockade(["runtimes", "--policy", &policy, "--json"]).output().unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let sort = said["runtimes"].as_array().unwrap().iter().find(|runtime| runtime["name"] == "sort").unwrap();
+    assert!(sort["version"].is_string(), "{said}");
+    let all = records(&log);
+    let previews: Vec<&str> = all.iter().filter_map(|record| record["code"]["preview"].as_str()).collect();
+    assert!(previews.contains(&"/usr/bin/sort\0--version"), "{all:?}");
+}
+
 test!(Both, what_watched_interpreters_met_is_written_down);
 fn what_watched_interpreters_met_is_written_down() {
     let log = own_log();

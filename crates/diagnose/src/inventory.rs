@@ -220,12 +220,8 @@ fn version_by_option(name: &str, program: &Path, loaded: &LoadedPolicy, options:
     // Its virtual environment is shown where it is the policy's language.
     let policy = Policy { language: name.to_owned(), ..loaded.policy.clone() };
     let loaded = LoadedPolicy { policy, filters: loaded.filters.clone() };
-    let outcome = run_captured(&[program.to_str()?, "--version"], &loaded, options).ok()?;
-    if outcome.verdict != Verdict::Exited || outcome.code != 0 {
-        return None;
-    }
-    let text = [outcome.output.bytes, outcome.error.bytes].concat();
-    find_version(&String::from_utf8_lossy(&text))
+    let report = run_captured(&[program.to_str()?, "--version"], &loaded, options).ok().filter(|report| report.success)?;
+    find_version(&[report.output.unwrap_or_default().0, report.error.0].concat())
 }
 
 /// The first number with a dot in it.

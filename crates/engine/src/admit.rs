@@ -266,6 +266,8 @@ impl<'a> Admission<'a> {
             stdin: match self.stdin {
                 StdinBytes::Null => Stdin::Null,
                 StdinBytes::Bytes(bytes) => Stdin::Bytes(bytes),
+                // Where output is captured nobody is at the other end.
+                StdinBytes::Relay if streams == Streams::Capture => Stdin::Null,
                 StdinBytes::Relay => Stdin::Relay,
             },
             scratch: self.scratch,

@@ -77,7 +77,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, &asked.directory))
     };
     let came = run();
-    end_command(recorder, came)
+    end_command(recorder, came).map(CommandResult::new)
 }
 
 /// The path by which the caller speaks of its working directory, where that leads there

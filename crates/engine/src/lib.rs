@@ -24,7 +24,7 @@ mod trusted;
 use std::{cell::Cell, path::PathBuf, sync::Arc};
 
 use rustix::fd::{AsFd, OwnedFd};
-use stockade_launcher::{Outcome, Relay, Stdin, Streams, Teardown};
+use stockade_launcher::{Outcome, Relay, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, screen::Action};
 
@@ -235,6 +235,13 @@ pub struct CommandResult {
     pub report: Report,
 }
 
+impl CommandResult {
+    /// Of a run whose streams went to the caller.
+    fn new(report: Report) -> Self {
+        CommandResult { code: report.code, report: Report { output: None, ..report } }
+    }
+}
+
 /// Runs a command with relayed streams. `wants_report`: the result will be kept.
 ///
 /// # Errors
@@ -249,7 +256,7 @@ pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<
         relay(origin, loaded, options, how, &recorder)
     };
     let came = run();
-    end_command(recorder, came)
+    end_command(recorder, came).map(CommandResult::new)
 }
 
 /// What came of a command, and what still stands of it.
@@ -277,13 +284,9 @@ fn relay(
 }
 
 /// Writes down what came of a command.
-fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> Result<CommandResult, Refusal> {
+fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> Result<Report, Refusal> {
     match came {
-        Ok((report, mut teardown)) => {
-            let report = recorder.end_of(report, teardown.as_mut().and_then(Teardown::record));
-            let report = Report { output: None, ..report };
-            Ok(CommandResult { code: report.code, report })
-        }
+        Ok((report, mut teardown)) => Ok(recorder.end_of(report, teardown.as_mut().and_then(Teardown::record))),
         Err(refusal) => {
             recorder.end(refusal.report());
             Err(refusal)
@@ -314,19 +317,20 @@ pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) ->
     Ok(ImageResult { output, report, plan })
 }
 
-/// Runs a command of stockade's own under a policy, with empty stdin, and keeps what it
-/// prints. It leaves no record in the audit log.
+/// Runs a command under a policy, with empty stdin, and keeps what it prints. The audit log has it
+/// as any command: its program may be one that the caller has added.
 ///
 /// # Errors
 /// It was not started.
-pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Outcome, Refusal> {
+pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Report, Refusal> {
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
+    let recorder = AuditRecorder::new(AuditSubject::Command(&command), Some(&loaded.policy), options);
     let origin = Origin::Command { command: &command, terminal: false };
-    let admission = Admission::admit(origin, loaded, options, Purpose::Run, Pool::default())?;
-    let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
-    inputs.stdin = Stdin::Null;
-    let (outcome, _) = sandbox.run(&plan, inputs)?;
-    Ok(outcome)
+    let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None };
+    let came = attempt(spec, Streams::Capture, None, Pool::default()).map(|RunResult { outcome, plan, teardown }| {
+        (report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text), Some(teardown))
+    });
+    end_command(recorder, came)
 }
 
 /// Calls `act` with the caller's rights, where root acts for another user.

@@ -94,12 +94,17 @@ impl Supervision<'_> {
     fn forward(&mut self, signal: i32) {
         let ending = [NixSignal::SIGTERM, NixSignal::SIGINT, NixSignal::SIGHUP, NixSignal::SIGQUIT];
         self.asked_to_end |= ending.iter().any(|end| *end as i32 == signal);
-        let pid = self.teardown.sandbox.pid();
-        let children = self.outer.proc.read(&format!("task/{pid}/children")).unwrap_or_default();
-        let program = children.split_ascii_whitespace().next().and_then(|child| child.parse().ok()).and_then(Pid::from_raw);
-        if let (Some(program), Some(signal)) = (program, Signal::from_named_raw(signal)) {
+        let oldest = || {
+            let pid = self.teardown.sandbox.pid();
+            let children = self.outer.proc.read(&format!("task/{pid}/children")).unwrap_or_default();
+            children.split_ascii_whitespace().next().and_then(|child| child.parse().ok()).and_then(Pid::from_raw)
+        };
+        // Only while it is listed after it was opened was the pid its own all the time.
+        let opened = oldest().and_then(|program| Some((program, pidfd_open(program, PidfdFlags::empty()).ok()?)));
+        let program = opened.filter(|(program, _)| oldest() == Some(*program));
+        if let (Some((_, program)), Some(signal)) = (program, Signal::from_named_raw(signal)) {
             // It may have ended: its status comes through the status pipe.
-            let _ended = pidfd_open(program, PidfdFlags::empty()).and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
+            let _ended = pidfd_send_signal(&program, signal);
         }
     }
 }
