@@ -82,16 +82,18 @@ fn words(item: Value) -> Value {
 }
 
 fn limits() -> Map<String, Value> {
-    LimitKey::ALL.into_iter().map(|key| (key.name().to_owned(), limit(key.quantity()))).collect()
+    LimitKey::ALL.into_iter().map(|key| (key.name().to_owned(), limit(key))).collect()
 }
 
-fn limit(quantity: Quantity) -> Value {
-    match quantity {
+fn limit(key: LimitKey) -> Value {
+    let mut value = match key.quantity() {
         Quantity::Duration => json!({ "type": "string", "pattern": "^(none|[0-9]+ *(ms|s|min|h))$" }),
         Quantity::Size => json!({ "type": "string", "pattern": "^(none|[0-9]+ *(B|KiB|MiB|GiB|TiB))$" }),
         Quantity::Count => json!({ "oneOf": [{ "const": "none" }, { "type": "integer", "minimum": 1 }] }),
         Quantity::Cpus => json!({ "oneOf": [{ "const": "none" }, { "type": "number", "minimum": 0.01 }] }),
-    }
+    };
+    value["description"] = json!(key.about());
+    value
 }
 
 #[cfg(test)]

@@ -20,11 +20,11 @@ pub enum Quantity {
 }
 
 macro_rules! limit_keys {
-    ($($(#[$doc:meta])* $variant:ident $key:literal $json:literal $quantity:ident;)*) => {
+    ($(#[doc = $about:literal] $variant:ident $key:literal $json:literal $quantity:ident;)*) => {
         /// One limit of a run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u8)]
-        pub enum LimitKey { $($(#[$doc])* $variant,)* }
+        pub enum LimitKey { $(#[doc = $about] $variant,)* }
 
         impl LimitKey {
             /// Every limit, in the order in which a policy lists them.
@@ -38,6 +38,12 @@ macro_rules! limit_keys {
             /// The key in a result, with its unit.
             pub const fn json_name(self) -> &'static str {
                 match self { $(LimitKey::$variant => $json,)* }
+            }
+
+            /// What it bounds, as a sentence.
+            pub fn about(self) -> &'static str {
+                // As a doc comment it begins with a blank.
+                match self { $(LimitKey::$variant => $about,)* }.trim_start()
             }
 
             /// What kind of quantity the value is.
