@@ -144,7 +144,8 @@ fn judge(run: &Run, usual: &World) -> Result<&'static str, String> {
     }
     let Ok(result) = serde_json::from_str::<Value>(&run.stdout) else {
         // The write of the result itself.
-        return if code == 125 && run.stderr.contains("write the answer to stdout") {
+        let lost = if run.ran { 74 } else { 125 };
+        return if code == lost && run.stderr.contains("write the answer to stdout") {
             Ok("could not be printed")
         } else if code != 0 && !run.ran && starting(point) {
             Ok("aborted at once")

@@ -306,9 +306,13 @@ test!(Both, a_report_that_cannot_be_written_is_no_success);
 fn a_report_that_cannot_be_written_is_no_success() {
     let to = |report: &str| stockade(["run", "--report", report, "--", "echo", "said"]).output().unwrap();
     let full = to("/dev/full");
-    says(&full, b"said\n", 125);
+    says(&full, b"said\n", 74);
     let said = String::from_utf8_lossy(&full.stderr).into_owned();
     assert!(said.contains("/dev/full") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("the code ran (exited, status 0)"), "{said}");
+    // What did not run is told by its own status.
+    let refused = stockade(["run", "--report", "/dev/full", "--", "no-such-command"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(125));
     // The control: a device that takes it.
     says(&to("/dev/null"), b"said\n", 0);
 }
@@ -324,7 +328,7 @@ fn a_report_that_code_replaces_is_no_success() {
     for script in ["mv report.json gone; echo forged > report.json", "rm report.json", "ln -sf /etc/passwd report.json"] {
         let output = run(script);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(125) && said.contains("another file has taken its place"), "{script}: {said}");
+        assert!(output.status.code() == Some(74) && said.contains("another file has taken its place"), "{script}: {said}");
         let _replaced = fs::remove_file(&path);
     }
     // The control: it may lie there.
@@ -673,10 +677,13 @@ test!(Both, output_that_cannot_be_passed_on_ends_the_run);
 /// What a pipe held would else be lost without a word.
 fn output_that_cannot_be_passed_on_ends_the_run() {
     let run = |script: &str| run_under(&["sh", "-c", script]).output().unwrap();
-    let full = run(r#""$STOCKADE" run -- /bin/echo words > /dev/full"#);
+    let full = run(r#""$STOCKADE" run --report report -- /bin/echo words > /dev/full"#);
     let words = String::from_utf8_lossy(&full.stderr).into_owned();
-    assert_eq!(full.status.code(), Some(125), "{words}");
-    assert!(words.contains("no space left on device"), "{words}");
+    assert_eq!(full.status.code(), Some(74), "{words}");
+    assert!(words.contains("no space left on device") && words.contains("the command had begun"), "{words}");
+    let report = report_of(&directory().join("report"));
+    let told = ["verdict", "reason", "code", "started"].map(|field| &report[field]);
+    assert_eq!(told, [&json!("sandbox_error"), &json!("output_unwritable"), &json!(74), &json!(true)], "{report}");
     // The controls: with room it succeeds, and a reader that has gone is the program's affair.
     assert_eq!(run(r#""$STOCKADE" run -- /bin/echo words > /dev/null"#).status.code(), Some(0));
     let gone = run(r#"{ "$STOCKADE" run -- /bin/echo words; echo "status $?" >&2; } | :"#);

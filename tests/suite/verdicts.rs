@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     control::{Control, denied_in},
-    exec::{ExecResult, exec, exec_with, python, scratch, start, stockade, text},
+    exec::{ExecResult, exec, exec_with, python, run_under, run_with_stdin, scratch, start, stockade, text},
     leftovers::no_process_is_left,
     policy_dir::{PolicyDirectory, derived, unscreened},
     runner::{directory, eventually, is_root, test, wait_within},
@@ -102,6 +102,25 @@ fn using_up_cpu_time_is_a_cpu_timeout() {
     assert!((scaled(Duration::from_millis(350))..scaled(Duration::from_secs(3))).contains(&cpu), "{usage}");
     // The control: the same time asleep is no CPU time.
     exec(json!({"code": "import time; time.sleep(1.2)", "limits": {"cpu": scaled_limit(500), "wall": scaled_limit(20_000)}})).succeeded();
+}
+
+test!(serial Both, cpu_time_that_the_caller_limits_is_a_cpu_timeout_that_names_the_caller);
+/// It was `signaled`, and nothing said by whom.
+fn cpu_time_that_the_caller_limits_is_a_cpu_timeout_that_names_the_caller() {
+    let limited = |ulimit: &str, code: &str| {
+        let words = format!("ulimit {ulimit}; exec \"$STOCKADE\" exec");
+        let request = json!({"code": code, "limits": {"wall": scaled_limit(20_000)}});
+        ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", &words]), request.to_string().as_bytes()))
+    };
+    let done = limited("-t 1", "while True: pass");
+    done.expect(json!({"verdict": "cpu_timeout", "code": 137, "started": true, "limits_hit": []}));
+    let denial = &done["denials"][0];
+    assert_eq!((&denial["what"], &denial["rule"]), (&json!("cpu 1s"), &json!("the caller's hard limit (ulimit -t)")), "{}", done.brief());
+    assert!(denial["help"].as_str().unwrap().contains("ulimit -Ht") && done["limits"]["cpu_ms"] == 1000, "{}", done.brief());
+    // The controls: a lower limit of the run's own is the run's, and a soft one of the caller's is not imposed.
+    let own = json!({"code": "while True: pass", "limits": {"cpu": scaled_limit(500), "wall": scaled_limit(20_000)}});
+    assert_eq!(exec(own).expect(json!({"verdict": "cpu_timeout"}))["denials"][0]["rule"], "the request's limits.cpu");
+    limited("-St 1", "import time\nwhile time.process_time() < 1.6: pass").succeeded();
 }
 
 test!(serial Both, cpu_time_of_children_counts, needs [Cgroup]);

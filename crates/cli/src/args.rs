@@ -35,13 +35,15 @@ pub(crate) enum Command {
     /// Run one JSON request from stdin and print one JSON result
     ///
     /// Exit status: 0 when the result is about the code, whatever the code did; 2 for
-    /// a bad request; 125 when the sandbox could not be put in place.
+    /// a bad request; 125 when the sandbox could not be put in place; 74 when the code ran and
+    /// its result could not be written.
     Exec(Exec),
     /// Run a command with its streams passed through
     ///
     /// Exits with the command's status; 128+N for a signal, 124 when the wall clock ran
-    /// out, 125 when the sandbox could not be put in place, 126 or 127 when the command
-    /// could not be executed or found.
+    /// out, 125 when the sandbox could not be put in place, 74 when the command ran and its
+    /// output or report could not be written, 126 or 127 when the command could not be executed
+    /// or found.
     Run(Run),
     /// Make sandboxed interpreters that callers start instead of the host's
     #[command(subcommand)]

@@ -38,7 +38,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use rlimit::Resource;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
-use stockade_engine::{Options, Origin, Refusal, admit, caller::parent};
+use stockade_engine::{CommandResult, OUTPUT_UNWRITABLE, Options, Origin, Refusal, admit, caller::parent};
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
@@ -47,12 +47,14 @@ use output::{print_text, warn, write_out};
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
+/// The code ran, and what came of it could not be written: EX_IOERR of sysexits.h.
+const UNWRITTEN: u8 = 74;
 
 fn main() -> ExitCode {
     // Under `ulimit -f 0` this would die without a word. A payload gets the defaults back.
     stockade_sys::process::settle_signals();
     if let Err(why) = raise_limits() {
-        return failed(&why);
+        return refused_by_limits(&why);
     }
     let cli = match Cli::of_process() {
         Ok(cli) => cli,
@@ -104,10 +106,24 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(SANDBOX_ERROR)
 }
 
+/// Whether the first word is `exec`, of which an error is a result as well.
+fn is_exec() -> bool {
+    std::env::args_os().nth(1).is_some_and(|first| first == "exec")
+}
+
+/// A limit of the caller's leaves this program too little to work with.
+fn refused_by_limits(why: &anyhow::Error) -> ExitCode {
+    if !is_exec() {
+        return failed(why);
+    }
+    let report = Report::refused(Verdict::SandboxError, "limits_of_caller", format!("{why:#}"));
+    print_report(&report).unwrap_or_else(|error| failed(&error))
+}
+
 /// Help goes to stdout; an error of `exec` is a result as well.
 fn usage(error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    if !asked_for && std::env::args_os().nth(1).is_some_and(|first| first == "exec") {
+    if !asked_for && is_exec() {
         let message = error.render().to_string();
         let report = Report::refused(Verdict::BadRequest, "usage", message.trim_end().to_owned());
         return print_report(&report).unwrap_or_else(|error| failed(&error));
@@ -186,12 +202,12 @@ fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
     };
     answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
-    write_out(&answer.line)?;
-    Ok(match answer.verdict.as_str() {
+    let status = write_result(&answer.line, answer.started, &answer.verdict)?;
+    Ok(status.unwrap_or(match answer.verdict.as_str() {
         "bad_request" => ExitCode::from(USAGE_ERROR),
         "sandbox_error" => ExitCode::from(SANDBOX_ERROR),
         _ => ExitCode::SUCCESS,
-    })
+    }))
 }
 
 /// Exits with 0 for every connection that was answered; stderr is the journal.
@@ -264,12 +280,32 @@ fn warn_of(layer: &str, detail: &str) {
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
     let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
     line.push(b'\n');
-    write_out(&line)?;
-    Ok(match report.verdict {
+    let verdict = serde_json::to_value(report.verdict)?;
+    let status = write_result(&line, report.started, verdict.as_str().unwrap_or_default())?;
+    Ok(status.unwrap_or(match report.verdict {
         Verdict::BadRequest => ExitCode::from(USAGE_ERROR),
         Verdict::SandboxError => ExitCode::from(SANDBOX_ERROR),
         _ => ExitCode::SUCCESS,
-    })
+    }))
+}
+
+/// Writes a result to stdout. The status of this program, where the code ran and its result is
+/// lost.
+///
+/// # Errors
+/// It cannot be written, and the code did not run.
+fn write_result(line: &[u8], started: bool, verdict: &str) -> anyhow::Result<Option<ExitCode>> {
+    match write_out(line) {
+        Ok(()) => Ok(None),
+        Err(error) if started => Ok(Some(unwritten(&error, verdict))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Says that the code ran, though what came of it is lost. The status of this program.
+fn unwritten(error: &anyhow::Error, verdict: &str) -> ExitCode {
+    warn(&format!("stockade: the code ran ({verdict}), and what came of it is lost: {error:#}"));
+    ExitCode::from(UNWRITTEN)
 }
 
 fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
@@ -283,7 +319,7 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     }
     let report_file = run.report.as_deref().map(open_report).transpose()?;
     let (report, code) = match stockade_engine::run(&run.command, &options, run.report.is_some()) {
-        Ok(result) => (result.report, command_status(result.code)),
+        Ok(result) => ended_command(result),
         Err(refusal) => {
             let status = refused_command(&refusal);
             (Report { output: None, code: status.into(), ..refusal.report() }, ExitCode::from(status))
@@ -293,9 +329,29 @@ fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
     warn_of_audit(&report);
     explain(&report);
     if let (Some(file), Some(path)) = (report_file, &run.report) {
-        write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display()))?;
+        let written = write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display()));
+        match written {
+            Err(error) if report.started => return Ok(unwritten(&error, &verdict_and_code(&report)?)),
+            written => written?,
+        }
     }
     Ok(code)
+}
+
+/// What ended a run, in words for a person.
+fn verdict_and_code(report: &Report) -> anyhow::Result<String> {
+    let verdict = serde_json::to_value(report.verdict)?;
+    Ok(format!("{}, status {}", verdict.as_str().unwrap_or_default(), report.code))
+}
+
+/// The report of a command that was started, and the status of this program.
+fn ended_command(result: CommandResult) -> (Report, ExitCode) {
+    let CommandResult { mut report, code } = result;
+    if report.started && report.reason.as_deref() == Some(OUTPUT_UNWRITABLE) {
+        report.code = UNWRITTEN.into();
+        return (report, ExitCode::from(UNWRITTEN));
+    }
+    (report, command_status(code))
 }
 
 /// A command's status as this program's own.
@@ -327,6 +383,7 @@ fn explain(report: &Report) {
         Verdict::ProcessLimit => "it reached the process limit",
         Verdict::OutputLimit => "it printed too much",
         Verdict::SyscallDenied => "it made a system call for which the policy kills",
+        Verdict::SandboxError if report.started => &format!("the command had begun, and was ended: {}", report.error.0),
         Verdict::Screened | Verdict::SandboxError => &report.error.0,
         _ => return,
     };

@@ -27,7 +27,7 @@ use stockade_engine::{
 use crate::{
     ExitCode,
     args::{PolicyChoice, Shim, ShimExec},
-    command_status, explain,
+    ended_command, explain,
     output::{print_text, warn},
     refuse, refused_command,
 };
@@ -159,8 +159,9 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     Ok(match interpret(&asked, &shim_file.options()) {
         Ok(result) => {
             // `shim install` reports missing layers: here stderr belongs to the program.
-            explain(&result.report);
-            command_status(result.code)
+            let (report, status) = ended_command(result);
+            explain(&report);
+            status
         }
         Err(refusal) => ExitCode::from(refused_command(&refusal)),
     })

@@ -37,7 +37,9 @@ pub use policies::{LoadedPolicy, list_policies, load_policy, lookup_context};
 use pool::Pool;
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
 // What clients of a run need of the crates below: they link this one alone.
-pub use stockade_launcher::{Asked, Client, SocketClient, nonblocking, scratch::path::open_directory, signals, terminal::is_interactive};
+pub use stockade_launcher::{
+    Asked, Client, OUTPUT_UNWRITABLE, SocketClient, nonblocking, scratch::path::open_directory, signals, terminal::is_interactive,
+};
 pub use stockade_policy::plan;
 
 /// What is fixed beforehand, whatever a request says.

@@ -141,7 +141,7 @@ fn limit(key: LimitKey, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Deni
         && (matches!(outcome.verdict, Verdict::WallTimeout | Verdict::CpuTimeout | Verdict::OutOfMemory | Verdict::OutputLimit)
             || outcome.signal.is_some()
             || outcome.code == 137);
-    let remedy = remedy::limit(policy, &plan.limits, plan.scratch.host, key, peak);
+    let remedy = remedy::limit(policy, plan, key, peak);
     Denial {
         kind: "limit",
         what: format!("{} {}", key.name(), remedy.limit.value),

@@ -23,6 +23,9 @@ pub use step::StepFailure;
 /// in /proc forbid it.
 pub const CONTAINER: &str = "start the container with --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, or use the host";
 
+/// The reason of a run that was ended because its output could not be passed on.
+pub const OUTPUT_UNWRITABLE: &str = "output_unwritable";
+
 /// The part of the launcher that met the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -46,6 +49,8 @@ pub enum ErrorKind {
     Executor,
     /// The file systems that a session keeps.
     Volumes,
+    /// Where the program's output goes.
+    Output,
 }
 
 impl ErrorKind {
@@ -63,6 +68,7 @@ impl ErrorKind {
             ErrorKind::Egress => "egress_gate_failed",
             ErrorKind::Executor => "executor_vanished",
             ErrorKind::Volumes => "session_store_failed",
+            ErrorKind::Output => OUTPUT_UNWRITABLE,
         }
     }
 }

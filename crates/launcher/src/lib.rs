@@ -48,7 +48,9 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receip
 
 pub use capture::Captured;
 pub use client::{Asked, Client, SocketClient};
-pub use error::{CONTAINER, CgroupError, ErrorKind, ExecutorError, InputsError, LaunchError, ReceiptError, RegistryError, StepFailure};
+pub use error::{
+    CONTAINER, CgroupError, ErrorKind, ExecutorError, InputsError, LaunchError, OUTPUT_UNWRITABLE, ReceiptError, RegistryError, StepFailure,
+};
 pub use identity::user_namespace_refusal;
 pub use init::{InitProcess, spawn};
 pub use notify::RefusedCall;

@@ -159,6 +159,11 @@ fn failed(attempt: &'static str) -> impl Fn(Errno) -> LaunchError {
     LaunchError::system(ErrorKind::Prepare, attempt)
 }
 
+/// The program's output can be passed on no longer.
+fn unwritten(errno: Errno) -> LaunchError {
+    LaunchError::system(ErrorKind::Output, "pass the program's output on")(errno)
+}
+
 /// A sandbox that has been told to go on.
 pub(crate) struct BegunSandbox {
     pub(crate) sandbox: Sandbox,
@@ -286,7 +291,7 @@ impl<'a> Supervision<'a> {
             for event in &events {
                 match Token::from_data(event.data) {
                     Some(Token::Pid) => over = true,
-                    Some(token) => self.serve(token).map_err(failed("serve the sandbox"))?,
+                    Some(token) => self.serve(token)?,
                     None => {}
                 }
             }
@@ -305,21 +310,22 @@ impl<'a> Supervision<'a> {
         self.teardown.sandbox.is_over() || (none_is_left && !self.plan.terminal)
     }
 
-    fn serve(&mut self, token: Token) -> Result<(), Errno> {
+    fn serve(&mut self, token: Token) -> Result<(), LaunchError> {
         match token {
-            Token::Pid => Ok(()),
+            Token::Stdout | Token::StdoutTarget => self.streams.forward_output(&self.epoll).map_err(unwritten)?,
+            Token::Stderr | Token::StderrTarget => self.streams.forward_error(&self.epoll).map_err(unwritten)?,
+            other => return self.serve_other(other).map_err(failed("serve the sandbox")),
+        }
+        self.check_output();
+        Ok(())
+    }
+
+    /// Serves what is no output of the program.
+    fn serve_other(&mut self, token: Token) -> Result<(), Errno> {
+        match token {
+            Token::Pid | Token::Stdout | Token::StdoutTarget | Token::Stderr | Token::StderrTarget => Ok(()),
             Token::Status => self.read_status(),
             Token::HandOver => self.read_handover(),
-            Token::Stdout | Token::StdoutTarget => {
-                self.streams.forward_output(&self.epoll)?;
-                self.check_output();
-                Ok(())
-            }
-            Token::Stderr | Token::StderrTarget => {
-                self.streams.forward_error(&self.epoll)?;
-                self.check_output();
-                Ok(())
-            }
             Token::StdinSource => self.serve_source(),
             Token::StdinTarget => self.streams.stdin.as_mut().map_or(Ok(()), |stdin| stdin.on_room(&self.epoll, &PUMP)),
             Token::Listener => self.serve_listener(),

@@ -143,7 +143,8 @@ const ROOT_OVERHEAD: u64 = 512 << 10;
 /// the policy does not let the run go without.
 pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: &RunRequest) -> Result<Plan, PlanError> {
     let mut degraded = Vec::new();
-    let limits = narrow_limits(policy, run_request)?;
+    let mut limits = narrow_limits(policy, run_request)?;
+    let callers_limits = narrow_to_callers_limits(&mut limits, facts);
     refuse_too_little_memory(facts, run_request, &limits)?;
     let identity = plan_identity(policy, facts, run_request, &mut degraded)?;
     let scratch = plan_scratch(policy, run_request, &limits)?;
@@ -176,6 +177,7 @@ pub fn plan(policy: &Policy, filters: &Filters, facts: &HostFacts, run_request: 
         payload_landlock,
         filter,
         limits,
+        callers_limits,
         egress,
         terminal: run_request.terminal,
         session: run_request.session,
@@ -204,6 +206,15 @@ fn refuse_too_little_memory(facts: &HostFacts, run_request: &RunRequest, limits:
     Err(PlanError::MemoryTooSmall { memory, asked_for })
 }
 
+/// Limits that an rlimit of the caller's bounds too: the resource, and its unit in theirs.
+const CALLERS_LIMITS: [(LimitKey, u32, u64); 5] = [
+    (LimitKey::Cpu, 0, 1000),
+    (LimitKey::FileSize, 1, 1),
+    (LimitKey::Stack, 3, 1),
+    (LimitKey::OpenFiles, 7, 1),
+    (LimitKey::AddressSpace, 9, 1),
+];
+
 fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, PlanError> {
     let mut limits = policy.limits.clone();
     for (&key, &wanted) in &run_request.limits {
@@ -227,6 +238,22 @@ fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, Pl
         }
     }
     Ok(limits)
+}
+
+/// Takes the caller's hard limits where they are lower: no process below can exceed them. The
+/// keys of those.
+fn narrow_to_callers_limits(limits: &mut Limits, facts: &HostFacts) -> Vec<LimitKey> {
+    let mut narrowed = Vec::new();
+    for (key, resource, unit) in CALLERS_LIMITS {
+        // The kernel takes a limit of 0 s of CPU time for 1 s.
+        let hard = facts.hard_limits.get(&resource).map(|hard| if key == LimitKey::Cpu { *hard.max(&1) } else { *hard });
+        let Some(hard) = hard.map(|hard| hard.saturating_mul(unit)) else { continue };
+        if limits.get(key).is_none_or(|value| value > hard) {
+            limits.set(key, Some(hard));
+            narrowed.push(key);
+        }
+    }
+    narrowed
 }
 
 fn may_degrade(policy: &Policy, facts: &HostFacts, layer: Degradable) -> bool {

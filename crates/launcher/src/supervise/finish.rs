@@ -17,11 +17,12 @@ use super::{
     Supervision, failed,
     quota::{COUNT, ScratchFs},
     sampler::FsSampler,
+    unwritten,
 };
 use crate::{
     LaunchError, Outcome,
     capture::Capture,
-    cgroup::{Cgroup, Counters},
+    cgroup::Counters,
     collect::collect,
     error::ExecutorError,
     modules::HookEvents,
@@ -84,7 +85,9 @@ impl Supervision<'_> {
     fn drain(&mut self) {
         let must_end = self.asked_to_end || self.cause.is_some();
         for drained in self.streams.drain(&self.teardown.signals, must_end) {
-            self.note(drained, "take the program's output");
+            if let Err(errno) = drained {
+                self.failure.get_or_insert(unwritten(errno));
+            }
         }
         if let Some(hooks) = &mut self.hooks {
             // What cannot be read is not known.
@@ -172,12 +175,13 @@ impl Supervision<'_> {
         Ok(RunEnd { decision, egress, files, usage })
     }
 
-    /// Whether the program has reached a limit of CPU time that only an rlimit enforces. The
-    /// kernel enforces it by sampled time, which runs some percent ahead.
+    /// Whether the program has reached the rlimit of CPU time: without a cgroup the run's own, else
+    /// one that the caller imposes. The kernel enforces it by sampled time, which runs some percent
+    /// ahead.
     fn has_reached_rlimit(&self, cpu_of_program: Option<(u64, u64)>) -> bool {
         let used = cpu_of_program.map_or(0, |(user, system)| user + system);
-        let limit = self.plan.limits.get(LimitKey::Cpu).filter(|_| matches!(self.teardown.cgroup, Cgroup::Absent));
-        limit.is_some_and(|ms| used >= ms.div_ceil(1000) * 850_000)
+        let limit = self.plan.rlimits.iter().find(|limit| limit.name == "RLIMIT_CPU").and_then(|limit| limit.value);
+        limit.is_some_and(|seconds| used >= seconds.saturating_mul(850_000))
     }
 
     /// The files that were asked for. Root reads a host scratch as its owner, else it would

@@ -223,7 +223,7 @@ fn of_limit(key: LimitKey, plan: &Plan, policy: &Policy) -> Option<Denial> {
         key if limited(key) => key,
         _ => return None,
     };
-    let remedy = limit(policy, &plan.limits, plan.scratch.host, key, None);
+    let remedy = limit(policy, plan, key, None);
     let what = format!("{} {}", key.name(), remedy.limit.value);
     Some(Denial { limit: Some(remedy.limit), ..hint("limit", what, "refused", &remedy.rule, remedy.allow, remedy.help) })
 }

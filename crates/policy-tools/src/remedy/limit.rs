@@ -4,7 +4,7 @@
 //! A doubled limit may need more memory: then the remedy raises `memory` as well. It does not
 //! know what the host can give.
 
-use stockade_policy::model::Policy;
+use stockade_policy::{model::Policy, plan::Plan};
 use stockade_protocol::{LimitDenial, LimitKey, Limits, Quantity};
 
 /// How to raise a limit.
@@ -20,9 +20,47 @@ pub struct LimitRemedy {
     pub limit: LimitDenial,
 }
 
-/// The remedy for a limit. `limits` were in force. The size of a host scratch does not count
-/// as memory.
-pub fn limit(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
+/// The remedy for a limit of a plan.
+pub fn limit(policy: &Policy, plan: &Plan, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
+    if plan.callers_limits.contains(&key) {
+        return of_caller(policy, &plan.limits, key, peak);
+    }
+    of_policy(policy, &plan.limits, plan.scratch.host, key, peak)
+}
+
+/// The remedy for a hard limit of the process that starts stockade, which no policy and no request
+/// can raise.
+fn of_caller(policy: &Policy, limits: &Limits, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
+    let flag = match key {
+        LimitKey::Cpu => " -t",
+        LimitKey::FileSize => " -f",
+        LimitKey::Stack => " -s",
+        LimitKey::OpenFiles => " -n",
+        LimitKey::AddressSpace => " -v",
+        _ => "",
+    };
+    let value = key.format(limits.get(key));
+    LimitRemedy {
+        rule: format!("the caller's hard limit (ulimit{flag})"),
+        allow: None,
+        help: format!(
+            "whoever starts stockade may have no more than {value}: raise the hard limit there (ulimit -H{})",
+            flag.trim_start_matches(" -")
+        ),
+        limit: LimitDenial {
+            key: key.name(),
+            value,
+            peak: peak.map(|peak| key.format(Some(peak))),
+            maximum: key.format(policy.limits_max.get(key)),
+            request: None,
+            raise_maximum: None,
+        },
+    }
+}
+
+/// The remedy for a limit of the policy's or the request's. `limits` were in force. The size of a
+/// host scratch does not count as memory.
+fn of_policy(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey, peak: Option<u64>) -> LimitRemedy {
     let (value, most) = (limits.get(key), policy.limits_max.get(key));
     let twice = value.map(|value| value.saturating_mul(2));
     let by_request = limits.get(key) != policy.limits.get(key);
@@ -102,7 +140,7 @@ mod tests {
             let policy = load_shipped(name).unwrap();
             for key in LimitKey::ALL {
                 let Some(value) = policy.limits.get(key) else { continue };
-                let remedy = limit(&policy, &policy.limits, false, key, None);
+                let remedy = of_policy(&policy, &policy.limits, false, key, None);
                 for line in [remedy.allow.unwrap()].into_iter().chain(remedy.limit.raise_maximum) {
                     let (section, rest) = line.split_once("] ").unwrap();
                     let text = format!("schema = 1\ndescription = \"x\"\nextends = \"{name}\"\n{section}]\n{rest}\n");
@@ -120,7 +158,7 @@ mod tests {
         let remedy_for = |key, value| {
             let mut limits = policy.limits.clone();
             limits.set(key, value);
-            limit(&policy, &limits, false, key, Some(1))
+            of_policy(&policy, &limits, false, key, Some(1))
         };
         let remedy = remedy_for(LimitKey::Memory, Some(512 << 20));
         assert_eq!(remedy.limit.request.as_deref(), Some("\"limits\": {\"memory\": \"1GiB\"}"));

@@ -171,8 +171,9 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         // Each process, not all together, as the receipt has it.
         all.push(("RLIMIT_DATA", 2, get(LimitKey::Memory)));
         all.push(("RLIMIT_NPROC", 6, get(LimitKey::Processes).map(|n| n + 1)));
-        all.push(("RLIMIT_CPU", 0, get(LimitKey::Cpu).map(|ms| ms.div_ceil(1000))));
     }
+    // Beside a cgroup, which counts finer, only what the caller imposes.
+    all.push(("RLIMIT_CPU", 0, get(LimitKey::Cpu).filter(|_| no_cgroup).map(|ms| ms.div_ceil(1000))));
     all.into_iter()
         .map(|(name, resource, value)| {
             let hard = facts.hard_limits.get(&resource).copied();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
-use stockade_protocol::Limits;
+use stockade_protocol::{LimitKey, Limits};
 
 use super::Protection;
 use crate::{alert::Alert, whitelist::Whitelist};
@@ -319,6 +319,10 @@ pub struct Plan {
     /// The limits in force.
     #[serde(serialize_with = "limits_by_name")]
     pub limits: Limits,
+    /// Those of them that the policy or the request would have had higher: the caller's own hard
+    /// limits are lower.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "names")]
+    pub callers_limits: Vec<LimitKey>,
     /// The network access; none: no peer and no resolver can be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressPlan>,
@@ -337,6 +341,10 @@ pub struct Plan {
 
 fn limits_by_name<S: serde::Serializer>(limits: &Limits, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(limits.iter().map(|(key, value)| (key.json_name(), value)))
+}
+
+fn names<S: serde::Serializer>(keys: &[LimitKey], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(keys.iter().map(|key| key.name()))
 }
 
 impl Plan {
@@ -362,6 +370,7 @@ impl Plan {
             payload_landlock: _,
             filter,
             limits: _,
+            callers_limits: _,
             egress,
             terminal,
             session,

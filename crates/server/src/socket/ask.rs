@@ -32,6 +32,8 @@ pub struct ServerAnswer {
     pub line: Vec<u8>,
     /// `verdict`.
     pub verdict: String,
+    /// `started`.
+    pub started: bool,
     /// Layers that the run lacked, and why.
     pub degraded: Vec<(String, String)>,
     /// Why the audit log has no record of it.
@@ -42,6 +44,7 @@ pub struct ServerAnswer {
 #[derive(Deserialize)]
 struct ReportOutline {
     verdict: String,
+    started: bool,
     receipt: Option<ReceiptOutline>,
     audit: Option<AuditOutline>,
 }
@@ -70,7 +73,7 @@ impl ServerAnswer {
         let layers = outline.receipt.map(|receipt| receipt.layers).unwrap_or_default();
         let degraded = layers.into_iter().filter(|layer| layer.known == "degraded").map(|layer| (layer.layer, layer.detail));
         let unrecorded = outline.audit.and_then(|audit| audit.failure);
-        Some(ServerAnswer { line, verdict: outline.verdict, degraded: degraded.collect(), unrecorded })
+        Some(ServerAnswer { line, verdict: outline.verdict, started: outline.started, degraded: degraded.collect(), unrecorded })
     }
 }
 
