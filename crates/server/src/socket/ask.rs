@@ -44,6 +44,7 @@ pub struct ServerAnswer {
 #[derive(Deserialize)]
 struct ReportOutline {
     verdict: String,
+    #[serde(default)]
     started: bool,
     receipt: Option<ReceiptOutline>,
     audit: Option<AuditOutline>,
