@@ -3,8 +3,10 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -15,19 +17,46 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, program_path, run_under, run_with_stdin, scratch, stockade, text},
+    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, stockade, text},
     leftovers::{host_process_with, no_process_is_left},
+    policy_dir::command_under_etc,
     runner::{directory, eventually, test},
     timeouts::{scaled, scaled_limit},
 };
 
+/// A line of a shell with the program and the scratch in it.
+fn filled_in(line: &str, scratch: &Path) -> String {
+    line.replace("STOCKADE", text(&program_path().unwrap())).replace("SCRATCH", text(scratch))
+}
+
 /// A shell that starts the program by this line and waits for it; the code inside sleeps for
 /// `mark` seconds, and has begun when this returns.
 fn started_by_a_shell(line: &str, scratch: &Path) -> Child {
-    let line = line.replace("STOCKADE", text(&program_path().unwrap())).replace("SCRATCH", text(scratch));
-    let child = run_under(&["sh", "-c", &format!("{line}; exit 3")]).spawn().unwrap();
+    begun(&mut run_under(&["sh", "-c", &format!("{}; exit 3", filled_in(line, scratch))]), scratch)
+}
+
+/// Starts what starts the program, and waits until the code inside has begun.
+fn begun(command: &mut Command, scratch: &Path) -> Child {
+    let _from_before = fs::remove_file(scratch.join("ready"));
+    let child = command.spawn().unwrap();
     assert!(eventually(Duration::from_secs(20), || scratch.join("ready").exists()), "it did not begin");
     child
+}
+
+/// The run goes on though who started it has ended; then it is ended.
+#[track_caller]
+fn outlives_its_caller(mark: &str, what: &str) {
+    thread::sleep(Duration::from_secs(1));
+    assert!(host_process_with(mark), "{what}");
+    end_launchers(mark);
+}
+
+/// Ends every launcher of a run whose command sleeps for `mark` seconds.
+#[track_caller]
+fn end_launchers(mark: &str) {
+    let launcher = format!("^{} run .*{mark}", text(&program_path().unwrap()));
+    Command::new("pkill").args(["-KILL", "-f", &launcher]).status().unwrap();
+    no_process_is_left(mark);
 }
 
 test!(Both, a_run_ends_with_the_process_that_started_it, seconds 120);
@@ -35,15 +64,11 @@ fn a_run_ends_with_the_process_that_started_it() {
     let mark = format!("600.{}7", std::process::id());
     let request = |scratch: &Path| json!({"language": "sh", "code": format!("touch ready; sleep {mark}"), "scratch": text(scratch)});
     let place = scratch();
-    let begin = || {
-        let _from_before = fs::remove_file(place.join("ready"));
-    };
     let file = directory().join("request");
     fs::write(&file, request(&place).to_string()).unwrap();
     let command = format!("STOCKADE run --policy shell --scratch SCRATCH -- sh -c 'touch ready; sleep {mark}'");
     let captured = format!("STOCKADE exec --policy shell < {}", text(&file));
     for line in [&command, &captured] {
-        begin();
         let mut shell = started_by_a_shell(line, &place);
         shell.kill().unwrap();
         shell.wait().unwrap();
@@ -51,14 +76,135 @@ fn a_run_ends_with_the_process_that_started_it() {
     }
     // The controls: told to outlive it, and with hang-ups ignored.
     for line in [command.replace(" --policy", " --outlive-caller --policy"), format!("nohup {command}")] {
-        begin();
         let mut shell = started_by_a_shell(&line, &place);
         shell.kill().unwrap();
         shell.wait().unwrap();
-        std::thread::sleep(Duration::from_secs(1));
-        assert!(host_process_with(&mark), "{line}");
-        Command::new("pkill").args(["-KILL", "-f", &format!("^{} run .*{mark}", text(&program_path().unwrap()))]).status().unwrap();
+        outlives_its_caller(&mark, &line);
+    }
+}
+
+test!(Both, a_run_ends_with_a_shell_that_left_it_in_the_background, seconds 120);
+fn a_run_ends_with_a_shell_that_left_it_in_the_background() {
+    let mark = format!("601.{}7", std::process::id());
+    let place = scratch();
+    let command = format!("STOCKADE run --policy shell --scratch SCRATCH -- sh -c 'touch ready; sleep {mark}'");
+    let left = |line: &str| {
+        let line = format!("{} & until [ -e {}/ready ]; do sleep 0.1; done", filled_in(line, &place), text(&place));
+        assert!(begun(&mut run_under(&["sh", "-c", &line]), &place).wait().unwrap().success());
+    };
+    // A session and a process group of its own change nothing: what waits for it counts.
+    for line in [command.clone(), format!("setsid {command}")] {
+        left(&line);
         no_process_is_left(&mark);
+    }
+    for line in [format!("nohup {command}"), command.replace(" --policy", " --outlive-caller --policy")] {
+        left(&line);
+        outlives_its_caller(&mark, &line);
+    }
+}
+
+/// A terminal with an interactive shell, in which a line is typed. When the code has begun,
+/// the user logs out or the line breaks.
+const TERMINAL: &str = r#"
+import os, pty, sys, threading, time
+line, ready, how = sys.argv[1:]
+shell, terminal = pty.fork()
+if shell == 0:
+    os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+def read():
+    try:
+        while os.read(terminal, 4096): pass
+    except OSError: pass
+threading.Thread(target=read, daemon=True).start()
+os.write(terminal, (line + "\n").encode())
+while not os.path.exists(ready): time.sleep(0.05)
+if how == "exit":
+    os.write(terminal, b"exit\n")
+    os.waitpid(shell, 0)
+# The end of this process breaks the line.
+"#;
+
+test!(Both, a_run_ends_with_the_terminal_that_it_was_started_from, needs [Program("python3")], seconds 120);
+fn a_run_ends_with_the_terminal_that_it_was_started_from() {
+    let mark = format!("602.{}7", std::process::id());
+    let place = scratch();
+    let command = filled_in(&format!("STOCKADE run --policy shell --scratch SCRATCH -- sh -c 'touch ready; sleep {mark}'"), &place);
+    // In the background a program that takes the terminal is stopped.
+    let apart = format!("{command} </dev/null >/dev/null 2>&1 &");
+    let ready = place.join("ready");
+    let typed = |line: &str, how: &str| {
+        let mut terminal = begun(&mut run_under(&["python3", "-c", TERMINAL, line, text(&ready), how]), &place);
+        assert!(terminal.wait().unwrap().success());
+    };
+    for (line, how) in [(&apart, "exit"), (&apart, "break"), (&command, "break")] {
+        typed(line, how);
+        no_process_is_left(&mark);
+    }
+    let line = format!("nohup {apart}");
+    typed(&line, "exit");
+    outlives_its_caller(&mark, &line);
+}
+
+test!(Both, a_run_of_a_daemon_ends_with_the_process_that_waits_for_it, seconds 60);
+/// As cron does it: the daemon forks a process for each job, which waits for the command.
+fn a_run_of_a_daemon_ends_with_the_process_that_waits_for_it() {
+    let (mark, place) = (format!("603.{}7", std::process::id()), scratch());
+    let status = directory().join("status");
+    let begin = |code: &str| {
+        let job = filled_in(&format!("STOCKADE run --policy shell --scratch SCRATCH -- sh -c '{code}'"), &place);
+        let daemon = format!("({job}; echo $? >{}) </dev/null >/dev/null 2>&1 & echo $!; wait", text(&status));
+        let mut daemon = begun(&mut run_under(&["setsid", "sh", "-c", &daemon]), &place);
+        let mut job = String::new();
+        BufReader::new(daemon.stdout.take().unwrap()).read_line(&mut job).unwrap();
+        (daemon, Pid::from_raw(job.trim().parse().unwrap()))
+    };
+    // The daemon is gone, and its job goes on to its end.
+    let (mut daemon, _) = begin("touch ready; until [ -e go ]; do sleep 0.1; done; exit 7");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    fs::write(place.join("go"), "").unwrap();
+    let said = || fs::read_to_string(&status).unwrap_or_default();
+    assert!(eventually(Duration::from_secs(20), || said() == "7\n"), "{}", said());
+    // Its job's process is gone.
+    let (mut daemon, job) = begin(&format!("touch ready; sleep {mark}"));
+    kill(job, Signal::SIGKILL).unwrap();
+    daemon.wait().unwrap();
+    no_process_is_left(&mark);
+}
+
+test!(RootOnly, through_sudo_a_run_ends_with_the_process_that_called_sudo, needs [Program("sudo")], seconds 120);
+fn through_sudo_a_run_ends_with_the_process_that_called_sudo() {
+    let mark = format!("604.{}7", std::process::id());
+    let place = scratch();
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"shell\"]\nscratch = [{:?}]\n", text(&place));
+    let passwd = fs::read_to_string("/etc/passwd").unwrap();
+    let files = [
+        ("stockade/grants.toml", grants.as_str()),
+        ("passwd", &format!("{passwd}caller:*:{OWNER}:{OWNER}::/nonexistent:/bin/sh\n")),
+        ("sudoers", "Defaults !authenticate, secure_path=/usr/bin\ncaller ALL = (root) ALL\n"),
+    ];
+    let call = |line: &str| {
+        let line = format!("{}; exit 3", filled_in(line, &place));
+        let id = OWNER.to_string();
+        let caller = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "sh", "-c", &line];
+        begun(&mut command_under_etc(&files, &caller), &place)
+    };
+    let command = format!("sudo -n STOCKADE run --policy shell --scratch SCRATCH -- sh -c 'touch ready; sleep {mark}'");
+    // The caller dies; sudo itself is told to end.
+    let mut shell = call(&command);
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    no_process_is_left(&mark);
+    let mut shell = call(&command);
+    let sudo = format!("^sudo .*{mark}");
+    assert!(Command::new("pkill").args(["-TERM", "-o", "-f", &sudo]).status().unwrap().success());
+    assert_eq!(shell.wait().unwrap().code(), Some(3));
+    no_process_is_left(&mark);
+    for line in [format!("nohup {command}"), command.replace(" --policy", " --outlive-caller --policy")] {
+        let mut shell = call(&line);
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        outlives_its_caller(&mark, &line);
     }
 }
 

@@ -67,6 +67,14 @@ pub fn with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments:
 
 /// That command, not yet started.
 pub fn command_with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], arguments: &[&str]) -> Command {
+    let program = program_path().unwrap();
+    let mut command = command_under_etc(files, &[&[text(&program)], arguments].concat());
+    command.envs(environment.iter().copied());
+    command
+}
+
+/// The same of any command line.
+pub fn command_under_etc(files: &[(&str, &str)], words: &[&str]) -> Command {
     let place = directory().join("etc");
     let _first = fs::create_dir(&place);
     let staged = directory().join("staged");
@@ -78,20 +86,6 @@ pub fn command_with_etc(files: &[(&str, &str)], environment: &[(&str, &str)], ar
     }
     fs::create_dir_all(&staged).unwrap();
     let script = "set -e; mount -t tmpfs -o mode=755 none \"$1\"; cp -a /etc/. \"$1\"; cp -r \"$2\"/. \"$1\"; chmod -R go-w \"$1\"/stockade 2>/dev/null || true; [ -z \"$SPOIL\" ] || chmod o+w \"$1\"/$SPOIL; mount --bind \"$1\" /etc; shift 2; exec \"$@\"";
-    let program = program_path().unwrap();
-    let mut command = run_under(&[
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        text(&place),
-        text(&staged),
-        text(&program),
-    ]);
-    command.args(arguments).envs(environment.iter().copied());
-    command
+    let first = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", text(&place), text(&staged)];
+    run_under(&[&first, words].concat())
 }

@@ -38,7 +38,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use rlimit::Resource;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
-use stockade_engine::{CommandResult, OUTPUT_UNWRITABLE, Options, Origin, Refusal, admit, caller::parent};
+use stockade_engine::{CommandResult, OUTPUT_UNWRITABLE, Options, Origin, Refusal, admit, caller::waiting};
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
@@ -139,7 +139,7 @@ impl From<&Sandbox> for Options {
             policy: sandbox.policy.clone(),
             scratch: sandbox.scratch.clone(),
             interpreters: sandbox.runtimes.clone(),
-            ends_with: if sandbox.outlive_caller { None } else { parent().map(Arc::new) },
+            ends_with: if sandbox.outlive_caller { Arc::default() } else { waiting().into() },
             ..Options::default()
         }
     }

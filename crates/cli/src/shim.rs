@@ -13,13 +13,12 @@ use std::{
     io::{self, ErrorKind, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use anyhow::{Context, anyhow, bail};
 use stockade_engine::{
     Options, Origin, Refusal,
-    caller::parent,
+    caller::waiting,
     interpreter::{ArgumentNotUtf8, Interpreter, interpret},
     plan::Plan,
 };
@@ -107,12 +106,7 @@ impl ShimFile {
     }
 
     fn options(&self) -> Options {
-        Options {
-            policy: self.policy.clone(),
-            interpreters: self.interpreters.clone(),
-            ends_with: parent().map(Arc::new),
-            ..Options::default()
-        }
+        Options { policy: self.policy.clone(), interpreters: self.interpreters.clone(), ends_with: waiting().into(), ..Options::default() }
     }
 }
 

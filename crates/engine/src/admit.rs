@@ -277,7 +277,7 @@ impl<'a> Admission<'a> {
             collect: self.collect,
             record: self.record,
             client: None,
-            caller: None,
+            callers: &[],
             // What cannot be cleared away stays for the next start.
             meanwhile: self.unswept.map(|registry| Box::new(move || drop(runs::sweep(&registry))) as _),
         };

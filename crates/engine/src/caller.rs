@@ -18,7 +18,7 @@ use rustix::{
     fd::OwnedFd,
     fs::Mode,
     io::Errno,
-    process::{PidfdFlags, Signal, getppid, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, getppid, pidfd_open},
 };
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 pub use stockade_policy::facts::Caller;
@@ -82,17 +82,44 @@ impl Identity {
     }
 }
 
-/// The process that started this one, as a pidfd: who waits for a result, and with whose end a
-/// run ends. None where it lies in another PID namespace, where it ignores hang-ups on our
-/// behalf (nohup), and where it has ended by now.
-pub fn parent() -> Option<OwnedFd> {
+/// The processes that wait for a result, as pidfds; a run ends with the first of them that ends:
+/// the one that started this one, and behind sudo, which outlives its caller, that caller too.
+/// None where hang-ups are ignored (nohup). One that lies in another PID namespace, or has ended
+/// by now, is left out.
+pub fn waiting() -> Vec<OwnedFd> {
     if stockade_sys::process::ignores(Signal::HUP.as_raw()) {
-        return None;
+        return Vec::new();
     }
-    let parent = getppid()?;
-    let pidfd = pidfd_open(parent, PidfdFlags::empty()).ok()?;
+    [held(getppid), held(caller_of_sudo)].into_iter().flatten().collect()
+}
+
+/// A pidfd of the process that this finds.
+fn held(find: impl Fn() -> Option<Pid>) -> Option<OwnedFd> {
+    let found = find()?;
+    let pidfd = pidfd_open(found, PidfdFlags::empty()).ok()?;
     // Another process can have its pid only after it has ended.
-    (getppid() == Some(parent)).then_some(pidfd)
+    (find() == Some(found)).then_some(pidfd)
+}
+
+/// The nearest process above this one that is of the user who called sudo; between them are
+/// sudo and what it was told to start. It is only watched, never trusted.
+fn caller_of_sudo() -> Option<Pid> {
+    const MAX_DEPTH: u32 = 64;
+    let uid = env::var("SUDO_UID").ok()?.parse::<u32>().ok().filter(|_| rustix::process::geteuid().is_root())?;
+    let mut process = getppid()?;
+    for _ in 0..MAX_DEPTH {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).ok()?;
+        let number = |name: &str, place: usize| {
+            let numbers = status.lines().find_map(|line| line.strip_prefix(name))?;
+            numbers.split_whitespace().nth(place)?.parse::<u32>().ok()
+        };
+        // The effective uid: sudo's real one is its caller's.
+        if number("Uid:", 1)? == uid {
+            return Some(process);
+        }
+        process = Pid::from_raw(number("PPid:", 0)?.cast_signed())?;
+    }
+    None
 }
 
 fn own_groups() -> Vec<u32> {

@@ -23,7 +23,7 @@ mod trusted;
 
 use std::{cell::Cell, path::PathBuf, sync::Arc};
 
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use stockade_launcher::{Outcome, Relay, Streams, Teardown};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
 use stockade_protocol::{Report, Request, screen::Action};
@@ -57,8 +57,8 @@ pub struct Options {
     pub peer: Option<Caller>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
-    /// A pidfd: runs end when its process does. None: they outlive their caller.
-    pub ends_with: Option<Arc<OwnedFd>>,
+    /// Pidfds: runs end when the first of their processes does. None: they outlive their caller.
+    pub ends_with: Arc<[OwnedFd]>,
 }
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.
@@ -206,7 +206,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         if let (false, Some(recorder)) = (noted.replace(true), recorder) {
             recorder.begin()?;
         }
-        inputs.caller = options.ends_with.as_ref().map(|caller| caller.as_fd());
+        inputs.callers = &options.ends_with;
         inputs.client = client.as_mut().map(|client| &mut **client as _);
         let sweep = inputs.meanwhile.take();
         inputs.meanwhile = Some(Box::new(|| {

@@ -43,7 +43,7 @@ pub mod volumes;
 
 use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
 
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
 
 pub use capture::Captured;
@@ -85,8 +85,8 @@ pub struct Inputs<'a> {
     pub record: Option<registry::Record>,
     /// Who waits for the result and may cancel the run.
     pub client: Option<&'a mut dyn Client>,
-    /// A pidfd: the run ends when its process does. None: it outlives its caller.
-    pub caller: Option<BorrowedFd<'a>>,
+    /// Pidfds: the run ends when the first of their processes does. None: it outlives its caller.
+    pub callers: &'a [OwnedFd],
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
 }

@@ -14,7 +14,10 @@ mod sampler;
 mod state;
 mod streams;
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal as NixSignal;
 use rustix::{
@@ -128,7 +131,7 @@ struct Supervision<'a> {
     outer: OuterNamespaces,
     gate: Option<Gate>,
     client: Option<&'a mut dyn Client>,
-    caller: Option<BorrowedFd<'a>>,
+    callers: &'a [OwnedFd],
     /// None before the filter is loaded, and where another supervisor holds its listener.
     listener: Option<Listener>,
     /// None where the plan watches no modules.
@@ -231,7 +234,7 @@ impl<'a> Supervision<'a> {
             outer,
             gate,
             client: inputs.client.map(|client| client as _),
-            caller: inputs.caller,
+            callers: inputs.callers,
             listener: None,
             hooks: None,
             program_is_ours,
@@ -253,8 +256,8 @@ impl<'a> Supervision<'a> {
         if let Some(gate) = &self.gate {
             add(gate.watch(), Token::Gate)?;
         }
-        if let Some(caller) = self.caller {
-            add(caller, Token::CallerGone)?;
+        for caller in self.callers {
+            add(caller.as_fd(), Token::CallerGone)?;
         }
         if let Some(client) = &self.client {
             // The kernel reports a hang-up whether it is asked for or not.
@@ -346,9 +349,11 @@ impl<'a> Supervision<'a> {
                 Ok(())
             }
             Token::CallerGone => {
-                self.caller.take().map_or(Ok(()), |caller| epoll::delete(&self.epoll, caller))?;
-                self.hang_up();
-                Ok(())
+                let callers = mem::take(&mut self.callers);
+                if !callers.is_empty() {
+                    self.hang_up();
+                }
+                callers.iter().try_for_each(|caller| epoll::delete(&self.epoll, caller))
             }
             Token::Modules => {
                 let Some(hooks) = &mut self.hooks else { return Ok(()) };
