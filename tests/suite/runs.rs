@@ -9,15 +9,17 @@ use std::{
     time::Duration,
 };
 
+use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::{own_log, records},
-    exec::{ExecResult, OWNER, chown_to_owner, run_under, scratch_named, start, stockade, text},
+    exec::{ExecResult, OWNER, chown_to_owner, exec, program_path, run_under, scratch_named, start, stockade, text},
     leftovers::{dead_records, names, registry},
-    policy_dir::{PolicyDirectory, command_with_etc, derived},
+    policy_dir::{PolicyDirectory, command_under_etc, command_with_etc, derived},
     runner::{directory, eventually, is_root, test, wait_within},
     session::Session,
+    timeouts::scaled_limit,
 };
 
 const CODE: &str = "open('running', 'w').close()\nimport signal, time\nfor number in (1, 2, 3, 15): signal.signal(number, signal.SIG_IGN)\ntime.sleep(600)";
@@ -230,4 +232,86 @@ fn a_run_without_an_audit_log_is_listed_and_ended_too() {
     assert_eq!(kill(&number("unlogged")), (Some(0), String::new()));
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled", "audit": null}));
     assert!(is_root() || names(&registry()).is_empty());
+}
+
+/// A cgroup v2 that belongs to the caller, as systemd delegates one; removed with it.
+struct CallersCgroup(PathBuf);
+
+impl CallersCgroup {
+    fn new() -> Self {
+        let mounted = directory().join("unified");
+        fs::create_dir(&mounted).unwrap();
+        mount(Some("none"), &mounted, Some("cgroup2"), MsFlags::empty(), None::<&str>).unwrap();
+        let path = mounted.join(format!("suite-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        for file in ["cgroup.kill", "cgroup.freeze"] {
+            chown_to_owner(&path.join(file));
+        }
+        CallersCgroup(path)
+    }
+
+    /// What its owner writes there.
+    #[track_caller]
+    fn write(&self, file: &str, what: &str) {
+        let id = OWNER.to_string();
+        let line = format!("echo {what} >{}", text(&self.0.join(file)));
+        let done = run_under(&["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "sh", "-c", &line]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    fn is_frozen(&self) -> bool {
+        fs::read_to_string(self.0.join("cgroup.events")).unwrap().contains("frozen 1")
+    }
+}
+
+impl Drop for CallersCgroup {
+    fn drop(&mut self) {
+        let _thawed = fs::write(self.0.join("cgroup.freeze"), "0");
+        let _killed = fs::write(self.0.join("cgroup.kill"), "1");
+        let removed = || {
+            // Where runs have their limits by it, the launcher has left for a child.
+            let _none = fs::remove_dir(self.0.join("stockade-launcher"));
+            fs::remove_dir(&self.0).is_ok()
+        };
+        let _left = eventually(Duration::from_secs(5), removed);
+    }
+}
+
+test!(RootOnly, a_caller_of_sudo_loses_no_record_by_its_cgroup, seconds 90);
+/// The launcher stays in its caller's cgroup, whose limits hold for it.
+fn a_caller_of_sudo_loses_no_record_by_its_cgroup() {
+    let log = own_log();
+    let cgroup = CallersCgroup::new();
+    let own = scratch_named("own");
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\nscratch = [{:?}]\n", text(&own));
+    let id = OWNER.to_string();
+    let enter = format!("echo $$ >{}; exec {} exec", text(&cgroup.0.join("cgroup.procs")), text(&program_path().unwrap()));
+    let begin = |request: &Value| {
+        let mut command = command_under_etc(&[("stockade/grants.toml", grants.as_str())], &["sh", "-c", &enter]);
+        let child = start(command.envs([("SUDO_UID", &id), ("SUDO_GID", &id)]), request.to_string().as_bytes());
+        runs(&own);
+        child
+    };
+    // Frozen: the run is seen, its limits wait, and nothing is lost.
+    let wall = scaled_limit(2000);
+    let mut child = begin(&json!({"code": CODE, "id": "frozen", "scratch": text(&own), "limits": {"wall": wall}}));
+    cgroup.write("cgroup.freeze", "1");
+    assert!(eventually(Duration::from_secs(5), || cgroup.is_frozen()));
+    assert!(wait_within(&mut child, Duration::from_secs(4)).is_none(), "a frozen launcher has ended the run");
+    number("frozen");
+    cgroup.write("cgroup.freeze", "0");
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "wall_timeout"}));
+    // Killed: the next start writes it down, once.
+    fs::remove_file(own.join("running")).unwrap();
+    let mut child = begin(&json!({"code": CODE, "id": "killed", "scratch": text(&own)}));
+    let run = number("killed");
+    cgroup.write("cgroup.kill", "1");
+    assert_eq!(child.wait().unwrap().code(), None, "it was killed");
+    exec(json!({"code": ""})).succeeded();
+    exec(json!({"code": ""})).succeeded();
+    let of = |id: &str| records(&log).into_iter().filter(|record| record["id"] == id).collect::<Vec<_>>();
+    assert_eq!(of("frozen").iter().map(|record| &record["verdict"]).collect::<Vec<_>>(), ["wall_timeout"]);
+    let killed = of("killed");
+    assert_eq!(killed.len(), 1, "{killed:?}");
+    assert_eq!((&killed[0]["event"], &killed[0]["run"], &killed[0]["who"]["uid"]), (&json!("lost"), &json!(run), &json!(OWNER)));
 }
