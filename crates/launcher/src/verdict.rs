@@ -11,6 +11,8 @@
 
 use stockade_protocol::{LimitKey, Verdict};
 
+use crate::scratch::usage::Full;
+
 /// The reason of a run that was ended because its host scratch could not be counted.
 pub const SCRATCH_UNCOUNTED: &str = "scratch_uncounted";
 
@@ -41,7 +43,7 @@ pub(crate) struct RunEvidence {
     /// The limit that a file system of the run stood at when the program ended.
     pub(crate) full: Option<LimitKey>,
     /// What was full at a time during the run.
-    pub(crate) scratch_was_full: Option<LimitKey>,
+    pub(crate) scratch_was_full: Full,
     pub(crate) tmp_was_full: bool,
     /// A file has just the size that no file may exceed.
     pub(crate) file_is_full: bool,
@@ -80,8 +82,9 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
         Some(Cause::SystemCall) => (Verdict::SyscallDenied, 137),
         None if seen.oom_kills > 0 => (Verdict::OutOfMemory, 137),
         None if seen.cpu_limit_reached && matches!(signal, Some(SIGXCPU | SIGKILL)) => (Verdict::CpuTimeout, 137),
+        None if signal == Some(SIGXFSZ) => (Verdict::DiskLimit, own_code),
         None if failed && seen.forks_refused > 0 => (Verdict::ProcessLimit, own_code),
-        None if signal == Some(SIGXFSZ) || (failed && disk_full.is_some()) => (Verdict::DiskLimit, own_code),
+        None if failed && disk_full.is_some() => (Verdict::DiskLimit, own_code),
         None if signal.is_some() => (Verdict::Signaled, own_code),
         None => (Verdict::Exited, own_code),
     };
@@ -100,18 +103,23 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let touched = [
         (seen.oom_kills > 0, LimitKey::Memory),
         (seen.forks_refused > 0, LimitKey::Processes),
-        (seen.scratch_was_full == Some(LimitKey::ScratchSize), LimitKey::ScratchSize),
-        (seen.scratch_was_full == Some(LimitKey::ScratchFiles), LimitKey::ScratchFiles),
+        (seen.scratch_was_full.size, LimitKey::ScratchSize),
+        (seen.scratch_was_full.files, LimitKey::ScratchFiles),
         (seen.tmp_was_full, LimitKey::TmpSize),
         (seen.file_is_full, LimitKey::FileSize),
     ];
     let limits_hit = touched.iter().filter(|(hit, key)| *hit && Some(*key) != limit).map(|(_, key)| key.name()).collect();
-    Decision { verdict, code, signal, limit, limits_hit }
+    // By whom it was killed for a limit, the kernel or the launcher, is chance.
+    let is_own = matches!(verdict, Verdict::Exited | Verdict::Signaled | Verdict::ProcessLimit)
+        || (verdict == Verdict::DiskLimit && seen.cause.is_none());
+    Decision { verdict, code, signal: signal.filter(|_| is_own), limit, limits_hit }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const FILES: Full = Full { size: false, files: true };
 
     fn exit(code: i32) -> Option<i32> {
         Some(code << 8)
@@ -140,13 +148,34 @@ mod tests {
 
     #[test]
     fn what_was_full_and_is_no_more_is_told_and_decides_nothing() {
-        let seen =
-            RunEvidence { status: exit(1), scratch_was_full: Some(LimitKey::ScratchFiles), tmp_was_full: true, ..RunEvidence::default() };
+        let seen = RunEvidence { status: exit(1), scratch_was_full: FILES, tmp_was_full: true, ..RunEvidence::default() };
         let decision = decide(&seen);
         assert_eq!((decision.verdict, decision.limits_hit), (Verdict::Exited, vec!["scratch_files", "tmp_size"]));
         let decision = decide(&RunEvidence { full: Some(LimitKey::ScratchFiles), ..seen });
         assert_eq!((decision.verdict, decision.limit), (Verdict::DiskLimit, Some(LimitKey::ScratchFiles)));
         assert_eq!(decision.limits_hit, ["tmp_size"]);
+        let both = RunEvidence { scratch_was_full: Full { size: true, files: true }, tmp_was_full: false, ..seen };
+        assert_eq!(decide(&both).limits_hit, ["scratch_size", "scratch_files"]);
+    }
+
+    #[test]
+    fn a_signal_of_a_limit_names_it_though_a_fork_was_refused() {
+        let decision = decide(&RunEvidence { status: Some(SIGXFSZ), forks_refused: 2, ..RunEvidence::default() });
+        assert_eq!((decision.verdict, decision.code, decision.limit), (Verdict::DiskLimit, 153, Some(LimitKey::FileSize)));
+        assert_eq!(decision.limits_hit, ["processes"]);
+    }
+
+    #[test]
+    fn how_the_program_died_of_a_limit_is_no_signal_of_its_own() {
+        // Whether the kernel had killed the program itself, or the launcher was first, is chance.
+        for status in [Some(9), None] {
+            for cause in [Cause::OutOfMemory, Cause::CpuTime, Cause::WallClock] {
+                let decision = decide(&RunEvidence { cause: Some(cause), status, oom_kills: 1, ..RunEvidence::default() });
+                assert_eq!(decision.signal, None, "{cause:?}");
+            }
+        }
+        assert_eq!(decide(&RunEvidence { status: Some(9), cpu_limit_reached: true, ..RunEvidence::default() }).signal, None);
+        assert_eq!(decide(&RunEvidence { status: Some(SIGXFSZ), ..RunEvidence::default() }).signal, Some(SIGXFSZ));
     }
 
     #[test]

@@ -119,18 +119,39 @@ pub(crate) struct FsUse {
     pub(crate) free_bytes: u64,
     /// How many more files it can have.
     pub(crate) free_files: u64,
-    /// The limit of scratch that it has reached, if it is scratch.
-    pub(crate) full: Option<LimitKey>,
+    pub(crate) full: Full,
+}
+
+/// What a file system has no more of, or had no more of at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Full {
+    /// Blocks.
+    pub(crate) size: bool,
+    /// Files.
+    pub(crate) files: bool,
+}
+
+impl Full {
+    pub(crate) fn is_full(self) -> bool {
+        self.size || self.files
+    }
+
+    /// The limit that it stands at, if it is scratch.
+    pub(crate) fn limit_of_scratch(self) -> Option<LimitKey> {
+        let files = self.files.then_some(LimitKey::ScratchFiles);
+        self.size.then_some(LimitKey::ScratchSize).or(files)
+    }
+
+    /// Either of them.
+    pub(crate) fn or(self, other: Full) -> Full {
+        Full { size: self.size || other.size, files: self.files || other.files }
+    }
 }
 
 /// None where the kernel does not answer.
 pub(crate) fn filesystem_use(fs: &OwnedFd) -> Option<FsUse> {
     let stat = fstatvfs(fs).ok()?;
-    let full = match () {
-        () if stat.f_blocks > 0 && stat.f_bfree == 0 => Some(LimitKey::ScratchSize),
-        () if stat.f_files > 0 && stat.f_ffree == 0 => Some(LimitKey::ScratchFiles),
-        () => None,
-    };
+    let full = Full { size: stat.f_blocks > 0 && stat.f_bfree == 0, files: stat.f_files > 0 && stat.f_ffree == 0 };
     // A limit that is not set is 0.
     let free = |total: u64, left: u64| if total > 0 { left } else { u64::MAX };
     Some(FsUse {

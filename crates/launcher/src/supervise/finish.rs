@@ -50,6 +50,8 @@ impl Supervision<'_> {
         let cpu_of_all = self.reap();
         while self.handshake.has_status() && self.read_status().is_ok() {}
         self.drain();
+        // How fast the launcher took it is chance.
+        self.check_output();
         // With all that the program has left, its own file among it.
         self.quota.sample(Instant::now());
         self.leave_scratch();
@@ -155,9 +157,9 @@ impl Supervision<'_> {
             status,
             oom_kills: counters.oom_kills,
             forks_refused: counters.forks_refused,
-            full: scratch.full_at_last().or(tmp.full_at_last().map(|_| LimitKey::TmpSize)),
+            full: scratch.full_at_last().limit_of_scratch().or(tmp.full_at_last().is_full().then_some(LimitKey::TmpSize)),
             scratch_was_full: scratch.full,
-            tmp_was_full: tmp.full.is_some(),
+            tmp_was_full: tmp.full.is_full(),
             file_is_full: self.has_full_file(),
             cpu_limit_reached: self.has_reached_rlimit(cpu_of_program),
         });

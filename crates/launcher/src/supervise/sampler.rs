@@ -7,9 +7,8 @@
 use std::time::{Duration, Instant};
 
 use rustix::fd::OwnedFd;
-use stockade_protocol::LimitKey;
 
-use crate::scratch::usage::{FsUse, filesystem_use};
+use crate::scratch::usage::{FsUse, Full, filesystem_use};
 
 /// As fast as a program could fill a tmpfs: above all that was measured.
 const BYTES_PER_US: u64 = 4096;
@@ -24,8 +23,8 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(64);
 pub(super) struct FsPeak {
     last: FsUse,
     pub(super) bytes: u64,
-    /// The limit of scratch that was reached, if it is scratch.
-    pub(super) full: Option<LimitKey>,
+    /// What it had no more of at a time.
+    pub(super) full: Full,
 }
 
 impl FsPeak {
@@ -39,15 +38,17 @@ impl FsPeak {
         has_changed
     }
 
-    /// The limit that it stood at when it was last looked at.
-    pub(super) fn full_at_last(&self) -> Option<LimitKey> {
+    /// What it had no more of when it was last looked at.
+    pub(super) fn full_at_last(&self) -> Full {
         self.last.full
     }
 
-    /// How long it takes at least until it is full.
-    fn until_full(&self) -> Duration {
-        let room = (self.last.free_bytes / BYTES_PER_US).min(self.last.free_files / FILES_PER_US);
-        Duration::from_micros(room)
+    /// How long it takes at least until it is full in a way in which it has not been; none where
+    /// it has been full in each.
+    fn until_full(&self) -> Option<Duration> {
+        let bytes = (!self.full.size).then_some(self.last.free_bytes / BYTES_PER_US);
+        let files = (!self.full.files).then_some(self.last.free_files / FILES_PER_US);
+        bytes.into_iter().chain(files).min().map(Duration::from_micros)
     }
 }
 
@@ -65,7 +66,7 @@ impl FsSampler {
     /// Looks at both, and decides when to look again.
     pub(super) fn look(&mut self, scratch: Option<&OwnedFd>, tmp: Option<&OwnedFd>, now: Instant) {
         let has_changed = self.scratch.look(scratch) | self.tmp.look(tmp);
-        let soonest = [&self.scratch, &self.tmp].into_iter().filter(|fs| fs.full.is_none()).map(FsPeak::until_full).min();
+        let soonest = [&self.scratch, &self.tmp].into_iter().filter_map(FsPeak::until_full).min();
         self.interval = match soonest {
             Some(soonest) if has_changed => soonest.clamp(MIN_INTERVAL, MAX_INTERVAL),
             Some(_) => (self.interval * 2).clamp(MIN_INTERVAL, IDLE_INTERVAL),
