@@ -26,7 +26,7 @@ use stockade_protocol::{
 
 use super::{limit, line, quoted};
 use location::{PathLocation, locate};
-use messages::{ErrorMessage, PathError, read};
+use messages::{ErrorMessage, PathError, is_of_starting, plain_command, read};
 
 /// Bytes of stderr that are read, from the end.
 const MAX_TAIL_LEN: usize = 16 << 10;
@@ -37,7 +37,13 @@ pub const MAX_HINTS: usize = 8;
 pub fn hints(stderr: &[u8], plan: &Plan, policy: &Policy) -> Vec<Denial> {
     let tail = stderr.get(stderr.len().saturating_sub(MAX_TAIL_LEN)..).unwrap_or_default();
     let mut out: Vec<Denial> = Vec::new();
-    for message in tail.split(|byte| matches!(byte, b'\n' | b'\r')).flat_map(|line| read(&String::from_utf8_lossy(line))) {
+    let mut is_starting = false;
+    let lines = tail.split(|byte| matches!(byte, b'\n' | b'\r')).map(String::from_utf8_lossy);
+    let messages = lines.flat_map(|line| {
+        is_starting |= is_of_starting(&line);
+        read(&line).into_iter().map(|message| if is_starting { as_command(message) } else { message }).collect::<Vec<_>>()
+    });
+    for message in messages {
         if out.len() == MAX_HINTS {
             break;
         }
@@ -48,6 +54,14 @@ pub fn hints(stderr: &[u8], plan: &Plan, policy: &Policy) -> Vec<Denial> {
         }
     }
     out
+}
+
+/// A name without a directory that could not be started is a command, and no path.
+fn as_command(message: ErrorMessage) -> ErrorMessage {
+    match &message {
+        ErrorMessage::Path { path, error: PathError::Missing } => plain_command(path).unwrap_or(message),
+        _ => message,
+    }
 }
 
 fn of_message(message: ErrorMessage, plan: &Plan, policy: &Policy) -> Option<Denial> {

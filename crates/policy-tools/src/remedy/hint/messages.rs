@@ -80,6 +80,8 @@ const LIMITS: &[(&str, LimitKey)] = &[
 const NO_MEMORY: &[&str] = &[
     "Cannot allocate memory",
     "cannot allocate memory",
+    "xmalloc: cannot allocate",
+    "xrealloc: cannot allocate",
     "_ArrayMemoryError: Unable to allocate",
     "std::bad_alloc",
     "JavaScript heap out of memory",
@@ -108,7 +110,7 @@ pub(super) fn read(line: &str) -> Vec<ErrorMessage> {
     if line.len() > MAX_LINE_LEN {
         return Vec::new();
     }
-    if let Some(message) = module(line).or_else(|| command(line)) {
+    if let Some(message) = module(line).or_else(|| command(line)).or_else(|| spawned(line)) {
         return vec![message];
     }
     if NO_PIP.iter().any(|words| line.starts_with(words)) {
@@ -143,8 +145,35 @@ fn module(line: &str) -> Option<ErrorMessage> {
             return of(name.split('.').next()?, true);
         }
     }
-    let rest = line.strip_prefix("Error: Cannot find module ")?;
+    // `python3 -m NAME`, behind the interpreter's path.
+    if let Some((_, name)) = line.split_once("/python3: No module named ").or_else(|| line.split_once("/python: No module named ")) {
+        return of(name.split('.').next()?, true);
+    }
+    let starts = ["Error: Cannot find module ", "Error [ERR_MODULE_NOT_FOUND]: Cannot find package "];
+    let rest = starts.iter().find_map(|start| line.split_once(start).filter(|(before, _)| matches!(*before, "" | "Uncaught ")))?.1;
     of(rest.strip_prefix('\'')?.split('\'').next()?, false)
+}
+
+/// What Node could not start.
+fn spawned(line: &str) -> Option<ErrorMessage> {
+    let line = line.strip_prefix("<ref *1> ").unwrap_or(line);
+    let rest = line.strip_prefix("Error: spawn").map(|rest| rest.strip_prefix("Sync").unwrap_or(rest))?.strip_prefix(' ')?;
+    match rest.rsplit_once(' ')? {
+        (name, "ENOENT") => plain_command(name),
+        (_, "EAGAIN") => Some(ErrorMessage::Limit(LimitKey::Processes)),
+        _ => None,
+    }
+}
+
+/// The line of a traceback behind which Python names the program that it could not start.
+pub(super) fn is_of_starting(line: &str) -> bool {
+    line.trim_start().starts_with("File \"") && line.trim_end().ends_with("in _execute_child")
+}
+
+/// The command of a name without a directory.
+pub(super) fn plain_command(name: &str) -> Option<ErrorMessage> {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+');
+    (!name.is_empty() && name.len() <= MAX_NAME_LEN && name.chars().all(good)).then(|| ErrorMessage::Command(name.to_owned()))
 }
 
 fn command(line: &str) -> Option<ErrorMessage> {
@@ -152,9 +181,7 @@ fn command(line: &str) -> Option<ErrorMessage> {
         Some(before) => before.rsplit(": ").next()?,
         None => line.strip_prefix("/usr/bin/env: ").or_else(|| line.strip_prefix("env: "))?.strip_suffix(": No such file or directory")?,
     };
-    let name = name.trim_matches(['\'', '‘', '’', '"']);
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '+');
-    (!name.is_empty() && name.len() <= MAX_NAME_LEN && name.chars().all(good)).then(|| ErrorMessage::Command(name.to_owned()))
+    plain_command(name.trim_matches(['\'', '‘', '’', '"']))
 }
 
 /// The paths in a line: the quoted ones, else the text between the last colon and the error.
@@ -239,10 +266,16 @@ mod tests {
         assert_eq!(read("ModuleNotFoundError: No module named 'pandas'"), module("pandas", true));
         assert_eq!(read("ModuleNotFoundError: No module named 'sklearn.svm'; 'sklearn' is not a package"), module("sklearn", true));
         assert_eq!(read("Error: Cannot find module 'lodash'"), module("lodash", false));
+        let package = "Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'lodash' imported from /scratch/main.mjs";
+        assert_eq!(read(package), module("lodash", false));
+        assert_eq!(read("/usr/bin/python3: No module named pytest"), module("pytest", true));
         let command = |name: &str| vec![ErrorMessage::Command(name.to_owned())];
         assert_eq!(read("/scratch/a.sh: line 1: ruby: command not found"), command("ruby"));
         assert_eq!(read("/scratch/a.sh: 1: ruby: not found"), command("ruby"));
         assert_eq!(read("/usr/bin/env: ‘ruby’: No such file or directory"), command("ruby"));
+        assert_eq!(read("Error: spawnSync ruby ENOENT"), command("ruby"));
+        assert_eq!(read("<ref *1> Error: spawnSync ruby ENOENT"), command("ruby"));
+        assert_eq!(read("Error: spawn ruby ENOENT"), command("ruby"));
         assert_eq!(read("MemoryError"), [ErrorMessage::Limit(LimitKey::AddressSpace)]);
         assert_eq!(read("OSError: [Errno 24] Too many open files: 'x'"), [ErrorMessage::Limit(LimitKey::OpenFiles)]);
         assert_eq!(read("OSError: [Errno 27] File too large"), [ErrorMessage::Limit(LimitKey::FileSize)]);
@@ -250,6 +283,8 @@ mod tests {
             ("RuntimeError: can't start new thread", LimitKey::Processes),
             ("BlockingIOError: [Errno 11] Resource temporarily unavailable", LimitKey::Processes),
             ("/bin/sh: 1: Cannot fork", LimitKey::Processes),
+            ("Error: spawn sleep EAGAIN", LimitKey::Processes),
+            ("/scratch/main.sh: xmalloc: cannot allocate 33554433 bytes", LimitKey::AddressSpace),
             ("File size limit exceeded (core dumped)", LimitKey::FileSize),
             ("Bus error", LimitKey::TmpSize),
             ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB for an array", LimitKey::AddressSpace),

@@ -158,6 +158,18 @@ fn hints_for_modules_and_commands_fit_the_policy() {
 }
 
 #[test]
+fn a_program_that_python_could_not_start_is_a_command_and_a_file_is_none() {
+    let error = "FileNotFoundError: [Errno 2] No such file or directory: 'ruby'";
+    let started =
+        format!("  File \"/usr/lib/python3.11/subprocess.py\", line 1901, in _execute_child\n    raise child_exception_type(\n{error}");
+    let kinds = |stderr: &str| hints_of(stderr, &derived("")).into_iter().map(|hint| (hint.kind, hint.what)).collect::<Vec<_>>();
+    assert_eq!(kinds(&started), [("command", String::from("ruby"))]);
+    // The control: a file that was to be opened.
+    assert_eq!(kinds(error), []);
+    assert_eq!(kinds(&started.replace("'ruby'", "'/data/ruby'")), [("path", String::from("/data/ruby"))]);
+}
+
+#[test]
 fn a_missing_network_is_told_where_there_is_none() {
     for stderr in ["socket.gaierror: [Errno -3] Temporary failure in name resolution", "ERROR: No matching distribution found for requests"]
     {
