@@ -9,7 +9,12 @@ use sha2::{Digest, Sha256};
 use stockade_launcher::{Captured, Outcome, RefusedCall, SCRATCH_UNCOUNTED};
 use stockade_policy::{model::Policy, plan::Plan};
 use stockade_policy_tools::remedy;
-use stockade_protocol::{Denial, EgressReport, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict};
+use stockade_protocol::{
+    Denial, EgressDenial, EgressReport, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict,
+};
+
+/// Refused peers that stand in `denials`; `egress` has more.
+const MAX_PEERS: usize = 8;
 
 /// The values of the request that its result repeats.
 pub(crate) struct Echo {
@@ -40,7 +45,8 @@ pub(crate) fn policy_id(policy: &Policy) -> PolicyId {
 
 /// The result of a run.
 pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encoding: Encoding) -> Report {
-    let denials = denials(&outcome, plan, policy);
+    let egress = with_lines(outcome.egress.clone(), policy);
+    let denials = denials(&outcome, &egress, plan, policy);
     let (output, output_lossy) = encode(outcome.output.clone(), encoding);
     let (error, error_lossy) = encode(outcome.error.clone(), encoding);
     let truncated = PerStream { output: outcome.output.truncated, error: outcome.error.truncated };
@@ -68,7 +74,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         modules: outcome.modules,
         denials,
         denials_omitted: outcome.denials_omitted,
-        egress: with_lines(outcome.egress, policy),
+        egress,
         files: outcome.files,
         receipt: outcome.receipt,
         policy: Some(policy_id(policy)),
@@ -77,10 +83,11 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
     }
 }
 
-/// The refused calls, the limits that ended or touched the run and, where the run failed,
-/// hints from its error output.
-fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
+/// The refused calls and peers, the limits that ended or touched the run and, where the run
+/// failed, hints from its error output.
+fn denials(outcome: &Outcome, egress: &EgressReport, plan: &Plan, policy: &Policy) -> Vec<Denial> {
     let mut all: Vec<Denial> = outcome.denials.iter().map(|refused| call(refused, policy)).collect();
+    all.extend(peers(egress));
     let touched = outcome.limits_hit.iter().filter_map(|name| LimitKey::from_name(name));
     all.extend(outcome.limit.into_iter().map(|key| limit(key, outcome, plan, policy)));
     all.extend(touched.map(|key| limit(key, outcome, plan, policy)));
@@ -98,6 +105,37 @@ fn denials(outcome: &Outcome, plan: &Plan, policy: &Policy) -> Vec<Denial> {
         all.extend(new);
     }
     all
+}
+
+/// The first peers that the egress gate refused, each once.
+fn peers(egress: &EgressReport) -> Vec<Denial> {
+    let mut all: Vec<Denial> = Vec::new();
+    for denied in &egress.denied {
+        let Some(peer) = denied.host.as_ref().or(denied.addr.as_ref()) else { continue };
+        let what = denied.port.map_or_else(|| peer.clone(), |port| format!("{peer} port {port}"));
+        if let Some(known) = all.iter_mut().find(|known| known.what == what) {
+            known.count += denied.count;
+        } else if all.len() < MAX_PEERS {
+            all.push(peer_denial(denied, what));
+        }
+    }
+    all
+}
+
+fn peer_denial(denied: &EgressDenial, what: String) -> Denial {
+    let reason = serde_json::to_value(denied.reason).ok();
+    let reason = reason.as_ref().and_then(|reason| reason.as_str()).unwrap_or_default();
+    Denial {
+        kind: "connection",
+        what,
+        count: denied.count,
+        answer: String::from("refused"),
+        rule: String::from("[egress] whitelist"),
+        allow: denied.line.as_ref().and_then(|line| line.strip_prefix("egress.")).map(|line| format!("[egress] {line}")),
+        help: Some(format!("the whitelist of this policy does not let code reach it ({reason}); `egress` has every refusal")),
+        hint: false,
+        limit: None,
+    }
 }
 
 /// The gate's record, with the policy line that would allow each refused peer, and one for all.

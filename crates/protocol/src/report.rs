@@ -78,7 +78,7 @@ pub struct Usage {
 /// One refusal, with the rule that decided and the line that would allow it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Denial {
-    /// `syscall` and `limit`; as hints also `path`, `command` and `module`.
+    /// `syscall`, `connection` and `limit`; as hints also `path`, `command`, `module` and `network`.
     pub kind: &'static str,
     /// What was tried, such as `ptrace` or `socket(AF_VSOCK)`.
     pub what: String,
