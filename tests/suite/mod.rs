@@ -6,6 +6,7 @@ mod approval;
 mod audit;
 mod bad_input;
 mod callers;
+mod causes;
 mod cleanup;
 pub mod container;
 mod contract;

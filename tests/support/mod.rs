@@ -7,6 +7,7 @@ pub mod exec;
 pub mod leftovers;
 pub mod needs;
 pub mod policy_dir;
+pub mod programs;
 pub mod runner;
 pub mod session;
 pub mod timeouts;
