@@ -124,7 +124,11 @@ def test_requests_that_cannot_run_say_why_and_how_to_mend_it(tmp_path: Path):
         ({"labels": {"a": object()}}, "request_not_json", "cannot be written as JSON"),
         ({"limits": {"cpus": float("nan")}}, "request_not_json", "`limits` cannot be written as JSON"),
         ({"colour": "red"}, "request_malformed", "unknown field `colour`"),
-        ({"on_stdout": print}, "request_malformed", "unknown field `on_stdout`: a run takes language, filename, args, stdin"),
+        (
+            {"on_stdout": print},
+            "request_malformed",
+            "unknown field `on_stdout`: a run takes language, filename, args, stdin",
+        ),
         ({"scratch": tmp_path / "none"}, "scratch_missing", "make it"),
     ):
         with pytest.raises(stockade.BadRequest) as caught:
