@@ -21,7 +21,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, stockade, text},
+    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text},
     runner::{directory, eventually, test},
     session::Session,
     timeouts::{scaled, scaled_limit},
@@ -248,4 +248,154 @@ fn a_sudo_variable_that_is_no_number_makes_no_caller_root() {
         assert_eq!((&ask(uid)["reason"], &ask(uid)["started"]), (&json!("sudo_variables"), &json!(false)), "{uid:?}");
     }
     assert_eq!(ask(b"0")["verdict"], "exited");
+}
+
+/// Code that makes nameless files of 8 MiB, 160 MiB in all, by `keep(fd)`.
+fn nameless(keep: &str, scratch_size: &str) -> ExecResult {
+    let code = format!(
+        "import ctypes, mmap, os, socket, sys, threading, time\nlibc = ctypes.CDLL(None, use_errno=True)\nblock = b'x' * (8 << 20)\ndef make(number):\n    fd = os.open(f'f{{number}}', os.O_CREAT | os.O_RDWR)\n    os.unlink(f'f{{number}}')\n    os.write(fd, block)\n    return fd\n{keep}\nfor number in range(20):\n    keep(make(number)); time.sleep(0.02)\ntime.sleep(1)\nprint('kept')"
+    );
+    let limits = json!({"wall": scaled_limit(20_000), "scratch_size": scratch_size});
+    exec(json!({"code": code, "scratch": text(&scratch_named(scratch_size)), "limits": limits}))
+}
+
+/// More than the limit is found; less than it is not.
+#[track_caller]
+fn is_counted(keep: &str) {
+    nameless(keep, "32MiB").expect(json!({"verdict": "disk_limit", "code": 137, "output": "", "limits_hit": []}));
+    nameless(keep, "400MiB").succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(Both, nameless_files_of_a_process_that_is_not_dumpable_are_counted, seconds 60);
+fn nameless_files_of_a_process_that_is_not_dumpable_are_counted() {
+    is_counted("libc.prctl(4, 0, 0, 0, 0)\nheld = []\nkeep = held.append");
+}
+
+test!(Both, nameless_files_of_a_thread_with_its_own_descriptors_are_counted, seconds 60);
+fn nameless_files_of_a_thread_with_its_own_descriptors_are_counted() {
+    // The first thread is gone, and /proc/PID/fd with it.
+    is_counted(
+        "held = []\nkeep = held.append\ndef rest():\n    for number in range(20):\n        keep(make(number)); time.sleep(0.02)\n    time.sleep(1); os.write(1, b'kept\\n'); os._exit(0)\nthreading.Thread(target=rest).start()\nlibc.syscall(60, 0)",
+    );
+}
+
+/// What no count finds is bounded by what the file system has lost.
+#[track_caller]
+fn is_missed(keep: &str) {
+    let done = nameless(keep, "32MiB");
+    done.expect(json!({"verdict": "disk_limit", "code": 137, "reason": "scratch_uncounted", "output": ""}));
+    nameless(keep, "400MiB").succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(serial Both, nameless_files_that_are_only_mapped_end_the_run, seconds 60);
+fn nameless_files_that_are_only_mapped_end_the_run() {
+    is_missed(
+        "libc.mmap.restype = ctypes.c_void_p\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\ndef keep(fd):\n    assert libc.mmap(None, 4096, 1, 1, fd, 0); os.close(fd)",
+    );
+}
+
+test!(serial Both, nameless_files_on_their_way_end_the_run, seconds 60);
+fn nameless_files_on_their_way_end_the_run() {
+    is_missed("sender, receiver = socket.socketpair()\ndef keep(fd):\n    socket.send_fds(sender, [b'.'], [fd]); os.close(fd)");
+}
+
+test!(serial Both, files_that_are_moved_behind_the_count_are_found, seconds 60);
+fn files_that_are_moved_behind_the_count_are_found() {
+    // Whenever the count opens the directory that the files are in, they are moved to the other.
+    let code = "\
+import ctypes, os, struct, threading, time
+libc = ctypes.CDLL(None)
+for name in 'ab':
+    os.mkdir(name)
+    for number in range(1500): os.close(os.open(f'{name}/{number}', os.O_CREAT))
+os.mkdir('a/S')
+at = 'a'
+def write():
+    with open('a/S/0', 'wb', 0) as file:
+        for _ in range(160): file.write(b'x' * (1 << 20)); time.sleep(0.005)
+    time.sleep(1); os.write(1, b'kept\\n'); os._exit(0)
+threads = threading.Thread(target=write); threads.start()
+watch = libc.inotify_init1(0)
+names = {libc.inotify_add_watch(watch, name.encode(), 0x20): name for name in 'ab'}
+while True:
+    events, offset = os.read(watch, 65536), 0
+    while offset < len(events):
+        number, _, _, length = struct.unpack_from('iIII', events, offset)
+        offset += 16 + length
+        if length == 0 and names[number] == at:
+            other = 'b' if at == 'a' else 'a'
+            os.rename(f'{at}/S', f'{other}/S'); at = other";
+    let ask = |size: &str| {
+        exec(
+            json!({"code": code, "scratch": text(&scratch_named(size)), "limits": {"wall": scaled_limit(20_000), "scratch_size": size, "file_size": "256MiB"}}),
+        )
+    };
+    ask("32MiB").expect(json!({"verdict": "disk_limit", "code": 137, "output": ""}));
+    ask("400MiB").succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(serial Both, what_others_write_beside_a_scratch_ends_no_run, seconds 90);
+/// The control of all these: the file system loses as much, and the run is not the cause.
+fn what_others_write_beside_a_scratch_ends_no_run() {
+    let beside = directory().join("beside");
+    let code = "import os, subprocess, time\nopen('ready', 'w')\nwhile not os.path.exists('go'): subprocess.run(['true']); time.sleep(0.01)\nprint('done')";
+    let inside = scratch();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
+            let mut file = File::create(&beside).unwrap();
+            for _ in 0..160 {
+                file.write_all(&vec![b'x'; 1 << 20]).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            File::create(inside.join("go")).unwrap();
+        });
+        let limits = json!({"wall": scaled_limit(30_000), "scratch_size": "8MiB"});
+        exec(json!({"code": code, "scratch": text(&inside), "limits": limits}))
+            .succeeded()
+            .expect(json!({"output": "done\n", "error": ""}));
+    });
+}
+
+/// Code that holds memory in pieces of 16 MiB, by `piece()`.
+fn holding(piece: &str, pieces: u32) -> ExecResult {
+    let code = format!(
+        "import ctypes, mmap, os, socket, time\nlibc = ctypes.CDLL(None, use_errno=True)\nblock = b'x' * (16 << 20)\nheld = []\n{piece}\nfor _ in range({pieces}):\n    held.append(piece()); time.sleep(0.01)\ntime.sleep(1)\nprint('kept')"
+    );
+    exec(json!({"code": code, "limits": {"wall": scaled_limit(20_000), "memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"}}))
+}
+
+/// More than the limit is counted, wherever it is; less than it is not too much.
+#[track_caller]
+fn is_held(piece: &str) {
+    holding(piece, 40).expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    holding(piece, 8).succeeded().expect(json!({"output": "kept\n"}));
+}
+
+const FILE_IN_MEMORY: &str = "def file():\n    fd = os.memfd_create('held'); os.write(fd, block)\n    return fd\n";
+
+test!(serial Both, files_in_memory_are_counted_without_a_cgroup_too, seconds 60);
+fn files_in_memory_are_counted_without_a_cgroup_too() {
+    is_held(&format!("{FILE_IN_MEMORY}piece = file"));
+    is_held(&format!("{FILE_IN_MEMORY}libc.prctl(4, 0, 0, 0, 0)\npiece = file"));
+    // In a message, and in a map of one page.
+    is_held(&format!(
+        "{FILE_IN_MEMORY}sender, receiver = socket.socketpair()\ndef piece():\n    fd = file(); socket.send_fds(sender, [b'.'], [fd]); os.close(fd)"
+    ));
+    is_held(&format!("{FILE_IN_MEMORY}def piece():\n    fd = file(); page = mmap.mmap(fd, 4096); os.close(fd)\n    return page"));
+}
+
+test!(serial Both, shared_maps_are_counted_without_a_cgroup_too, seconds 60);
+fn shared_maps_are_counted_without_a_cgroup_too() {
+    is_held("def piece():\n    page = mmap.mmap(-1, 16 << 20); page.write(block)\n    return page");
+    // In use, and not mapped.
+    is_held("def piece():\n    page = mmap.mmap(-1, 16 << 20); page.write(block); page.madvise(mmap.MADV_DONTNEED)\n    return page");
+}
+
+test!(serial Both, memory_of_all_processes_together_is_counted_without_a_cgroup_too, seconds 60);
+fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
+    is_held("def piece():\n    if os.fork(): return\n    mine = os.urandom(16 << 20)\n    while True: time.sleep(600)");
+    // The control: what many processes share is there once.
+    let shared = "all = os.urandom(96 << 20)\npage = mmap.mmap(-1, 32 << 20); page.write(block); page.write(block)\ndef piece():\n    if os.fork(): return\n    for at in range(0, 32 << 20, 4096): page[at]\n    time.sleep(600)";
+    holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));
 }

@@ -15,6 +15,7 @@ mod collect;
 mod egress;
 mod error;
 pub mod files;
+mod hold;
 mod identity;
 mod init;
 mod layers;

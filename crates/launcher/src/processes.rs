@@ -5,9 +5,23 @@
 //! stop. What cannot be read is left out.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::{read_dir, read_to_string},
+    io::ErrorKind,
     path::PathBuf,
 };
+
+use rustix::{
+    fs::{FileType, Stat, fstat, makedev},
+    io::Errno,
+    process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
+};
+use stockade_sys::process::{Common, have_in_common};
+
+/// A pidfd of a thread (Linux 6.9).
+const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
+/// How many open files are looked at before it is asked whether to go on: some 50 us.
+const ASKED_EVERY: u64 = 32;
 
 /// Of the times in `/proc/PID/stat`: the kernel shows all of them in hundredths of a second,
 /// whatever it counts in (USER_HZ).
@@ -56,6 +70,170 @@ fn times(stat: &str) -> Option<[u64; 2]> {
     Some([(user + waited_user) * TICK_US, (system + waited_system) * TICK_US])
 }
 
+/// The value of a line `key: N kB` of a file in `/proc`, in bytes.
+pub(crate) fn kibibytes(text: &str, key: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Files without a name that the processes of a sandbox keep in being. The kernel lets go of such
+/// a file when no descriptor, no map and no message on its way has it any more.
+#[derive(Debug, Default)]
+pub(crate) struct NamelessFiles {
+    /// Bytes of each that a descriptor leads to, by inode.
+    open: BTreeMap<u64, u64>,
+    /// Inodes that are mapped.
+    mapped: BTreeSet<u64>,
+    /// Something may have such a file and cannot be looked at: a process whose program its user
+    /// may not read, or a message with descriptors on its way.
+    closed: bool,
+}
+
+/// Which files without a name are looked for.
+pub(crate) struct Wanted<'a> {
+    /// The device that stat(2) shows.
+    pub(crate) device: u64,
+    /// Whether it may be the device that a map shows. None: maps and messages are not looked at.
+    pub(crate) maps: Option<&'a dyn Fn(u64) -> bool>,
+}
+
+impl NamelessFiles {
+    /// Looks at all processes but pid 1, which takes nothing from the code. None where `goes_on`
+    /// said to end: code that forks and ends can keep ahead of the search.
+    pub(crate) fn of(pid_one: i32, wanted: &Wanted<'_>, goes_on: &mut dyn FnMut() -> bool) -> Option<Self> {
+        let mut files = NamelessFiles::default();
+        let mut looked_at: u64 = 0;
+        let own = pid_one.to_string();
+        let all = each(pid_one, &mut |pid| {
+            if pid == own {
+                return goes_on();
+            }
+            let on = open_files(pid, &mut |file, info| {
+                looked_at += 1;
+                match file {
+                    Some(stat) => files.add(stat, info, wanted),
+                    None => files.closed = true,
+                }
+                !looked_at.is_multiple_of(ASKED_EVERY) || goes_on()
+            });
+            if let (true, Some(is_wanted)) = (on, wanted.maps) {
+                files.add_maps(pid, is_wanted);
+            }
+            on && goes_on()
+        });
+        all.then_some(files)
+    }
+
+    fn add(&mut self, stat: &Stat, info: &str, wanted: &Wanted<'_>) {
+        if stat.st_nlink == 0 && stat.st_dev == wanted.device {
+            self.open.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
+        }
+        if wanted.maps.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+            // Descriptors that were sent to this socket and not received (Linux 5.10).
+            let text = read_to_string(info).unwrap_or_default();
+            let sent = text.lines().find_map(|line| line.strip_prefix("scm_fds:")).map(str::trim);
+            self.closed |= sent.is_some_and(|count| count != "0");
+        }
+    }
+
+    fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool) {
+        match read_to_string(format!("/proc/{pid}/maps")) {
+            Ok(text) => {
+                self.mapped.extend(text.lines().filter_map(deleted_map).filter(|(device, _)| is_wanted(*device)).map(|(_, inode)| inode))
+            }
+            Err(error) => self.closed |= is_refusal(&error),
+        }
+    }
+
+    /// Bytes of those that a descriptor leads to.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.open.values().sum()
+    }
+
+    /// Whether there may be others.
+    pub(crate) fn may_be_more(&self) -> bool {
+        self.closed || self.mapped.iter().any(|inode| !self.open.contains_key(inode))
+    }
+}
+
+/// Device and inode of a line of `/proc/PID/maps`, if its file has no name any more.
+fn deleted_map(line: &str) -> Option<(u64, u64)> {
+    // Range, rights, offset, device, inode, path: proc_pid_maps(5).
+    let line = line.strip_suffix(" (deleted)")?;
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    Some((makedev(number(major)?, number(minor)?), fields.next()?.parse().ok()?))
+}
+
+fn is_refusal(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied
+}
+
+/// Visits a process's open files, each with the path of the kernel's text about it, until `visit`
+/// is false. None stands for all those that cannot be looked at.
+fn open_files(pid: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> bool {
+    tables(pid).iter().all(|task| {
+        let task = format!("/proc/{pid}/task/{task}");
+        let links = match read_dir(format!("{task}/fd")) {
+            Ok(links) => links,
+            Err(error) if is_refusal(&error) => return duplicated_files(&task, visit),
+            Err(_) => return true,
+        };
+        links.flatten().all(|link| {
+            // Follows the link to the open file itself.
+            match rustix::fs::stat(link.path()) {
+                Ok(stat) => visit(Some(&stat), &format!("{task}/fdinfo/{}", link.file_name().to_string_lossy())),
+                Err(Errno::ACCESS) => visit(None, ""),
+                Err(_) => true,
+            }
+        })
+    })
+}
+
+/// The same of a process that is not dumpable: its `fd` directory is root's, but what the
+/// launcher may do to a process of a user namespace of its own includes ptrace(2), and with it
+/// pidfd_getfd(2). It may do nothing to one whose program it cannot read (mode 0111).
+fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> bool {
+    let numbers = match read_dir(format!("{task}/fdinfo")) {
+        Ok(numbers) => numbers,
+        Err(error) if is_refusal(&error) => return visit(None, ""),
+        Err(_) => return true,
+    };
+    let mut ids = task.split('/').filter_map(|part| part.parse::<i32>().ok());
+    let (process, thread) = (ids.next(), ids.next());
+    let flags = if process == thread { PidfdFlags::empty() } else { PIDFD_THREAD };
+    let opened = thread.and_then(Pid::from_raw).ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, flags));
+    let pidfd = match opened {
+        Ok(pidfd) => pidfd,
+        Err(Errno::SRCH) => return true,
+        Err(_) => return visit(None, ""),
+    };
+    numbers.flatten().all(|entry| {
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { return true };
+        match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).and_then(fstat) {
+            Ok(stat) => visit(Some(&stat), &format!("{task}/fdinfo/{number}")),
+            // Closed, or ended, meanwhile.
+            Err(Errno::BADF | Errno::SRCH) => true,
+            Err(_) => visit(None, ""),
+        }
+    })
+}
+
+/// The threads of a process that have a table of descriptors of their own, one for each table:
+/// the first may have ended, and clone(2) does not have to share it.
+fn tables(pid: &str) -> Vec<i32> {
+    let mut all: Vec<i32> = Vec::new();
+    for task in entries(&format!("/proc/{pid}/task")) {
+        if let Some(task) = task.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok())
+            && !all.iter().any(|other| have_in_common(*other, task, Common::Files) == Ok(true))
+        {
+            all.push(task);
+        }
+    }
+    all
+}
+
 /// Paths of a directory's entries; none where it is gone.
 pub(crate) fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
     read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
@@ -72,6 +250,27 @@ mod tests {
         assert_eq!(times(stat), Some([360_000, 230_000]));
         assert_eq!(times("7 (sh) S 1 7 7 0 -1 4194560 100 200 3 4 31 17 5"), None);
         assert_eq!(times(""), None);
+    }
+
+    #[test]
+    fn maps_of_files_without_a_name_are_read() {
+        let line = "7f1200000000-7f1200100000 rw-s 00000000 fe:10 52311                     /home/a b/held (deleted)";
+        assert_eq!(deleted_map(line), Some((makedev(0xfe, 0x10), 52311)));
+        assert_eq!(deleted_map(line.trim_end_matches(" (deleted)")), None);
+        assert_eq!(deleted_map("7f1200000000-7f1200100000 rw-p 00000000 00:00 0"), None);
+        assert_eq!(kibibytes("VmSize:\t  12 kB\nRssAnon:\t     640 kB\n", "RssAnon"), Some(640 << 10));
+        assert_eq!(kibibytes("RssAnonymous:\t     640 kB\n", "RssAnon"), None);
+    }
+
+    #[test]
+    fn a_table_of_descriptors_is_looked_at_once() {
+        let own = std::process::id();
+        let before = tables(&own.to_string()).len();
+        let (send, receive) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || receive.recv());
+        assert_eq!((before, tables(&own.to_string()).len()), (1, 1));
+        drop(send);
+        thread.join().unwrap().unwrap_err();
     }
 
     #[test]

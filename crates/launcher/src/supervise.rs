@@ -9,6 +9,7 @@
 mod caller;
 mod finish;
 mod handshake;
+mod memory;
 mod quota;
 mod sampler;
 mod state;

@@ -142,6 +142,26 @@ pub fn give_up_precedence() -> Result<()> {
     }
 }
 
+/// What two tasks may have in common: the `KCMP_` constants of kcmp(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Common {
+    /// Memory.
+    Memory = 1,
+    /// The table of descriptors.
+    Files = 2,
+}
+
+/// Whether two tasks, by their thread ids, have this in common.
+///
+/// # Errors
+/// What kcmp(2) answers: EPERM, ESRCH, or ENOSYS without CONFIG_KCMP.
+pub fn have_in_common(one: i32, other: i32, what: Common) -> Result<bool> {
+    const KCMP: usize = 312;
+    // SAFETY: integers only.
+    unsafe { syscall(KCMP, [one as usize, other as usize, what as usize, 0, 0, 0]) }.map(|order| order == 0)
+}
+
 /// How a process is scheduled: policy, nice value and allowed CPUs.
 #[derive(Clone, Copy)]
 pub struct Turns {

@@ -3,19 +3,14 @@
 //! Hostile code may change a tree while it is counted, so a count can be told to end. Which
 //! amount is too much is decided by the caller.
 
-use std::collections::BTreeMap;
-
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{fstat, fstatvfs},
+    fs::fstatvfs,
     io::Errno,
 };
 use stockade_protocol::LimitKey;
 
-use crate::{
-    processes,
-    tree::{self, TreeEntry, Walk},
-};
+use crate::tree::{self, TreeEntry, Walk};
 
 /// How many entries are looked at before it is asked whether to go on: some 50 us.
 const ASKED_EVERY: u64 = 32;
@@ -84,32 +79,6 @@ pub(crate) fn has_changed_file_of(directory: &OwnedFd, size: u64, since: (i64, u
     let of_size = |found: &TreeEntry<'_>| found.kind.is_file() && found.size() == size && found.changed() >= since;
     let to_its_end = tree::walk(directory, &mut |found| if of_size(found) { Walk::Stop } else { Walk::On });
     to_its_end == Ok(false)
-}
-
-/// Bytes of files in scratch that have no name any more but are held open inside: they
-/// take room that no walk finds. Descriptors are looked at, memory maps are not. None where
-/// `goes_on` said to end: code that forks and ends can keep ahead of the search.
-pub(crate) fn held_open(pid_one: i32, directory: &OwnedFd, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
-    let Ok(scratch) = fstat(directory) else { return Some(0) };
-    let mut seen = BTreeMap::new();
-    let mut looked_at: u64 = 0;
-    let all = processes::each(pid_one, &mut |pid| {
-        for link in processes::entries(&format!("/proc/{pid}/fd")) {
-            looked_at += 1;
-            if looked_at.is_multiple_of(ASKED_EVERY) && !goes_on() {
-                return false;
-            }
-            // Follows the link to the open file itself.
-            if let Ok(stat) = rustix::fs::stat(link)
-                && stat.st_nlink == 0
-                && stat.st_dev == scratch.st_dev
-            {
-                seen.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
-            }
-        }
-        goes_on()
-    });
-    all.then(|| seen.values().sum())
 }
 
 /// What the kernel reports of a file system of the run.

@@ -143,7 +143,8 @@ impl Supervision<'_> {
         let mut grown = None;
         if self.cause.is_none() && self.quota.counts_scratch() {
             // It grew within the last interval, and its program is over.
-            (self.cause, grown) = self.scratch_outgrown().map_err(failed(COUNT))?;
+            let counted = self.count_scratch(false).map_err(failed(COUNT))?;
+            (self.cause, grown) = (counted.cause, counted.growth());
         }
         let scratch_bytes = grown.or_else(|| self.scratch_growth()).map(|bytes| bytes.max(self.quota.scratch_peak));
         let FsSampler { scratch, tmp, .. } = &self.quota.sampler;

@@ -43,6 +43,11 @@ impl FsPeak {
         self.last.full
     }
 
+    /// How many bytes it held when it was last looked at.
+    pub(super) fn bytes_at_last(&self) -> u64 {
+        self.last.bytes
+    }
+
     /// How long it takes at least until it is full in a way in which it has not been; none where
     /// it has been full in each.
     fn until_full(&self) -> Option<Duration> {
