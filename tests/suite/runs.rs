@@ -95,7 +95,8 @@ fn ps_lists_what_runs_and_nothing_else() {
     requested.wait().unwrap();
     assert_eq!(kill(&number("in session")), (Some(0), String::new()));
     assert_eq!(session.answer()["verdict"], "cancelled");
-    assert_eq!(listed(), Vec::<Value>::new());
+    // The session's next start may be writing down a killed one, whose record it holds meanwhile.
+    assert!(eventually(Duration::from_secs(5), || listed().is_empty()), "{:?}", listed());
     session.close();
     assert!(records(&log).len() > 1);
 }
