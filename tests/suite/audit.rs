@@ -392,12 +392,28 @@ fn a_run_whose_launcher_was_killed_is_written_down_once() {
         assert_eq!(record["policy"], ended["policy"], "{record}");
         assert_eq!((&record["who"]["uid"], &record["who"]["pid"]), (&ended["who"]["uid"], &json!(pid)), "{record}");
         assert_eq!((&record["verdict"], &record["started"]), (&Value::Null, &Value::Null), "{record}");
+        let code = &record["code"];
+        assert!(code["sha256"].as_str().is_some_and(|hash| hash.len() == 64) && code["kind"] == "code", "{record}");
+        assert!(code["preview"].as_str().is_some_and(|preview| preview.contains("sleep")), "{record}");
         let (run, begun) = (record["run"].as_str().unwrap(), record["begun"].as_str().unwrap());
         assert!(run.len() == 16 && begun < record["time"].as_str().unwrap(), "{record}");
         assert_eq!(all.iter().filter(|other| other["run"] == run).count(), 1, "{record}");
     }
     is_whole();
     assert_eq!(dead_records(), Vec::<String>::new());
+}
+
+test!(Both, a_lost_run_raises_the_alerts_that_it_is_known_to_meet);
+fn a_lost_run_raises_the_alerts_that_it_is_known_to_meet() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy =
+        policies.write("alerting", &derived("[audit]\nalerts = { replace = [\"verdict:lost\", \"code:sleep\", \"code:never\", \"verdict:exited\"] }"));
+    lose(begin(&mut stockade(["exec", "--policy", &policy]), "alerting"));
+    exec(json!({"code": ""})).succeeded();
+    let found = lost(&log);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0]["alerts"], json!(["verdict:lost", "code:sleep"]), "{found:?}");
 }
 
 test!(RootOnly, a_lost_run_is_its_callers_and_no_roots);

@@ -548,3 +548,19 @@ fn grants_are_checked_with_line_and_column() {
     let missing = stockade(["grants", "check", "/etc/stockade/no-such-file.toml"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(1));
 }
+
+test!(RootOnly, grants_check_shows_a_caller_of_sudo_no_file_that_it_cannot_read);
+fn grants_check_shows_a_caller_of_sudo_no_file_that_it_cannot_read() {
+    let shadow = fs::read_to_string("/etc/shadow").unwrap();
+    let first = shadow.lines().next().unwrap();
+    let id = OWNER.to_string();
+    let check = |variables: &[(&str, &str)]| {
+        let output = with_etc(&[], variables, &["grants", "check", "/etc/shadow"], "");
+        assert_ne!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    // The control: root itself may see it.
+    assert!(check(&[]).contains(first), "{}", check(&[]));
+    let said = check(&[("SUDO_UID", &id), ("SUDO_GID", &id)]);
+    assert!(!said.contains(first) && said.to_lowercase().contains("permission denied"), "{said}");
+}

@@ -58,7 +58,7 @@ pub struct PolicyRef {
 }
 
 /// The beginning of something, and how long the whole is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Preview {
     /// Bytes of the whole.
     pub bytes: u64,
@@ -66,11 +66,22 @@ pub struct Preview {
     pub preview: String,
 }
 
+/// What a hash and a preview are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CodeKind {
+    /// `code` of a request.
+    #[default]
+    Code,
+    /// The words of a command with NUL between them.
+    Command,
+}
+
 /// What was to be run.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
-    /// `code` of a request, or `command`: the words of a command with NUL between them.
-    pub kind: &'static str,
+    /// `code` or `command`.
+    pub kind: CodeKind,
     /// SHA-256 of the whole.
     pub sha256: String,
     /// Its size and beginning.
@@ -285,6 +296,7 @@ impl Event {
         self.verdict.as_deref().unwrap_or(match self.event {
             Kind::Approved => "approved",
             Kind::Lost => "lost",
+            Kind::Files => "a use of files",
             _ => "begun",
         })
     }

@@ -24,7 +24,8 @@ use std::{io, path::PathBuf};
 pub use anchor::{Anchor, AnchorSink, AnchorSinks, HEAD, UNRECORDED};
 pub use chain::{Header, Link, MAX_LINE_LEN, ZERO};
 pub use event::{
-    Actor, ApprovalRecord, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, ModuleEvent, Peer, PolicyRef, Preview, Usage,
+    Actor, ApprovalRecord, Code, CodeKind, DenialSummary, Egress, Event, FileAct, Finding, Kind, ModuleEvent, Peer, PolicyRef, Preview,
+    Usage,
 };
 pub use log::{AppendedRecord, FILE_SIZE, Log, Place, RotatedLog, files};
 pub use verify::{Findings, Problem, Verifier};

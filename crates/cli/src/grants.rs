@@ -1,6 +1,7 @@
 //! `stockade grants check`: the file of the grants, read as a run through root would read it.
 //!
-//! It grants nothing, and does not say what a caller may do.
+//! It grants nothing, and does not say what a caller may do. A caller of sudo sees only what it
+//! could read itself: an error shows the line that it is about.
 
 use std::path::Path;
 
@@ -14,8 +15,12 @@ use crate::{
 
 pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<ExitCode> {
     let path = file.unwrap_or(Path::new(PATH));
-    let grants = match Grants::load(path) {
+    let grants = match stockade_engine::with_callers_rights(|| Grants::load(path))? {
         Ok(Some(grants)) => grants,
+        Ok(None) if file.is_some() => {
+            warn(&format!("{} does not exist", path.display()));
+            return Ok(ExitCode::FAILURE);
+        }
         Ok(None) => {
             warn(&format!("{} does not exist, so root runs nothing for other users", path.display()));
             return Ok(ExitCode::FAILURE);

@@ -22,8 +22,8 @@ use std::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use stockade_audit::ApprovalRecord;
 use stockade_audit::{
-    Actor, AnchorSinks, AuditError, Code, DenialSummary, Egress, Event, FileAct, Finding, Kind, Link, Log, ModuleEvent, Peer, Place,
-    PolicyRef, Preview, RotatedLog, Usage, text,
+    Actor, AnchorSinks, AuditError, Code, CodeKind, DenialSummary, Egress, Event, FileAct, Finding, Kind, Link, Log, ModuleEvent, Peer,
+    Place, PolicyRef, Preview, RotatedLog, Usage, text,
 };
 use stockade_launcher::{registry::Record, signals::Uninterrupted};
 use stockade_policy::{
@@ -275,14 +275,27 @@ impl<'a> AuditRecorder<'a> {
             begun: text::time(SystemTime::now()),
             via,
             command,
+            code: if self.is_kept() { self.base().code.clone() } else { None },
+            alerts: self.alerts_if_lost(),
             mode: self.audit.mode,
             log: directory(identity).filter(|log| log.to_str().is_some()),
         };
-        match note.write(record) {
-            // Nothing that a user's own run leaves behind depends on it.
-            Err(_) if !identity.privileged && self.audit.mode != AuditMode::Required => Ok(()),
-            noted => noted,
-        }
+        note.write(record)
+    }
+
+    /// The lines of `alerts` that it meets should its launcher be killed: what would then have come
+    /// of it is not known.
+    fn alerts_if_lost(&self) -> Vec<String> {
+        let meets = |alert: &&Alert| match alert.kind {
+            AlertKind::Verdict => alert.meets(LOST),
+            AlertKind::Code => self.meets_code(alert),
+            AlertKind::Reason | AlertKind::Syscall | AlertKind::Egress | AlertKind::Output => false,
+        };
+        self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
+    }
+
+    fn meets_code(&self, alert: &Alert) -> bool {
+        alert.meets(&String::from_utf8_lossy(&self.code))
     }
 
     fn base(&self) -> &Event {
@@ -292,14 +305,14 @@ impl<'a> AuditRecorder<'a> {
             policy: self.policy.map(policy_ref),
             code: match self.subject {
                 AuditSubject::Nothing => None,
-                AuditSubject::Request(_) => Some(self.code("code")),
-                AuditSubject::Command(_) => Some(self.code("command")),
+                AuditSubject::Request(_) => Some(self.code(CodeKind::Code)),
+                AuditSubject::Command(_) => Some(self.code(CodeKind::Command)),
             },
             ..claims(self.subject)
         })
     }
 
-    fn code(&self, kind: &'static str) -> Code {
+    fn code(&self, kind: CodeKind) -> Code {
         let preview = self.preview(&String::from_utf8_lossy(&self.code), self.code.len() as u64);
         Code { kind, sha256: text::sha256(&self.code), preview }
     }
@@ -421,14 +434,7 @@ impl<'a> AuditRecorder<'a> {
 
     fn write_as(&self, identity: &Identity, event: &Event, record: Option<&mut Record>) -> Result<AuditRef, RecordError> {
         let log = open(identity);
-        if !event.alerts.is_empty() {
-            // A count that cannot be kept does not silence anybody.
-            let admitted =
-                log.as_ref().map_or(Some(0), |log| stockade_audit::alert::admit(log, event.who.uid, SystemTime::now()).unwrap_or(Some(0)));
-            if let Some(held_back) = admitted {
-                let _no_sink_took_it = self.sinks.alert(event, held_back);
-            }
-        }
+        raise_alerts(log.as_ref().ok(), &self.sinks, event);
         let link = append(&log?, &self.sinks, event, self.audit.mode, record)?;
         Ok(AuditRef { run: event.run.clone(), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
     }
@@ -498,7 +504,7 @@ impl<'a> AuditRecorder<'a> {
             }
             // The gate compares each refusal; the list may lack some.
             AlertKind::Egress => report.egress.alerts.contains(&alert.to_string()),
-            AlertKind::Code => alert.meets(&String::from_utf8_lossy(&self.code)),
+            AlertKind::Code => self.meets_code(alert),
             AlertKind::Output => {
                 let streams = [report.output.as_ref().map(|output| &output.0), Some(&report.error.0)];
                 streams.into_iter().flatten().filter_map(|text| self.stream(report, text)).any(|text| alert.meets(&text))
@@ -515,6 +521,18 @@ fn as_others_would<T>(on_behalf: bool, act: impl FnOnce() -> T) -> T {
     let done = act();
     before.iter().for_each(Turns::take);
     done
+}
+
+/// Sends the alerts that a record names, as many as the rate lets pass.
+fn raise_alerts(log: Option<&Log>, sinks: &AnchorSinks, event: &Event) {
+    if event.alerts.is_empty() {
+        return;
+    }
+    // A count that cannot be kept does not silence anybody.
+    let admitted = log.map_or(Some(0), |log| stockade_audit::alert::admit(log, event.who.uid, SystemTime::now()).unwrap_or(Some(0)));
+    if let Some(held_back) = admitted {
+        let _no_sink_took_it = sinks.alert(event, held_back);
+    }
 }
 
 /// Adds a record to a log and sends the head of its chain. Before, it notes in `record` where it
@@ -544,18 +562,24 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         id: note.id.clone(),
         policy: Some(note.policy.clone()),
         begun: Some(note.begun.clone()),
+        code: note.code.clone(),
+        alerts: note.alerts.clone(),
         ..Event::default()
     };
     let sinks = AnchorSinks::default();
     let write = || {
         let path = note.log.as_deref().ok_or(RecordError::Nowhere)?;
-        let log = open_at(path, rustix::process::geteuid().is_root())?;
-        append(&log, &sinks, &event, note.mode, Some(record))
+        let log = open_at(path, rustix::process::geteuid().is_root());
+        raise_alerts(log.as_ref().ok(), &sinks, &event);
+        append(&log?, &sinks, &event, note.mode, Some(record))
     };
     let Err(error) = as_others_would(on_behalf, write) else { return true };
     let _no_sink_took_it = sinks.unrecorded(&event, &error.to_string());
     note.mode != AuditMode::Required
 }
+
+/// What alerts compare in place of the verdict of a run whose launcher was killed.
+const LOST: &str = "lost";
 
 fn verdict_name(verdict: Verdict) -> String {
     serde_json::to_value(verdict).ok().and_then(|value| value.as_str().map(String::from)).unwrap_or_default()

@@ -2,7 +2,8 @@
 //!
 //! Each run is noted in its record before it is launched. The sweep of a later start finds the
 //! note where the launcher was killed, and writes down that the run was lost; a run whose end
-//! already stands in the log is not lost. The note holds nothing of a request but its `id`.
+//! already stands in the log is not lost. The note holds the `id`
+//! of a request, and the hash and the beginning of its code, as a record of the log does.
 //!
 //! Root sees the runs of every user whose registry has its usual place, a caller of sudo its own
 //! through root, an ordinary user its own. Only a process that has a run's record open, and whose
@@ -18,7 +19,7 @@ use std::{
 
 use rustix::{fd::OwnedFd, io::Errno, process::pidfd_send_signal};
 use serde::{Deserialize, Serialize};
-use stockade_audit::{Actor, Place, PolicyRef};
+use stockade_audit::{Actor, Code, Place, PolicyRef};
 use stockade_launcher::{
     registry::{LiveRun, NotedRun, Record, Registry},
     signals::CANCEL,
@@ -76,6 +77,10 @@ pub(crate) struct RunNote {
     pub via: EntryPoint,
     /// The beginning of a command; empty for a request.
     pub command: String,
+    /// What a record of its loss says of the code; none where nothing is written down.
+    pub code: Option<Code>,
+    /// The alerts that its loss raises.
+    pub alerts: Vec<String>,
     pub mode: AuditMode,
     /// The log's directory; none where it is not known.
     pub log: Option<PathBuf>,

@@ -39,7 +39,7 @@ const KINDS: &[(&str, AlertKind)] = &[
     ("output", AlertKind::Output),
 ];
 
-/// Every verdict.
+/// Every verdict, and what the log says of a run whose launcher was killed.
 const VERDICTS: &[&str] = &[
     "exited",
     "signaled",
@@ -55,6 +55,7 @@ const VERDICTS: &[&str] = &[
     "sandbox_error",
     "screened",
     "approval_required",
+    "lost",
 ];
 
 /// One line of `alerts`.
