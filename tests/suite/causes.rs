@@ -390,6 +390,21 @@ fn each_way_in_which_scratch_was_full_is_told() {
     done.succeeded().expect(json!({"limits_hit": ["scratch_size", "scratch_files"]}));
 }
 
+test!(Both, a_child_killed_for_memory_ends_a_run_that_would_wait_on, needs [Cgroup], seconds 90);
+/// The event of cgroup v1 comes before the kill: a launcher that was quick found none, and looked
+/// no more. Several at a time, so that the killer is not at once done.
+fn a_child_killed_for_memory_ends_a_run_that_would_wait_on() {
+    let code = "import os, time\npid = os.fork()\nif pid == 0:\n    held = []\n    while True: held.append(bytearray(1 << 20))\nos.waitpid(pid, 0)\ntime.sleep(600)";
+    let limits = json!({"memory": "64MiB", "scratch_size": "4MiB", "tmp_size": "4MiB", "wall": scaled_limit(10_000)});
+    let ask = || {
+        for _ in 0..10 {
+            let done = exec_with(&[], json!({"code": code, "limits": limits}));
+            done.expect(json!({"verdict": "out_of_memory", "code": 137, "limits_hit": []}));
+        }
+    };
+    thread::scope(|scope| (0..6).for_each(|_| drop(scope.spawn(ask))));
+}
+
 /// The part of a result that must be the same each time.
 type Answer = (String, i64, Value, BTreeSet<String>, BTreeSet<String>);
 

@@ -335,10 +335,8 @@ impl<'a> Supervision<'a> {
             Token::Listener => self.serve_listener(),
             Token::Signals => self.serve_signals(),
             Token::Oom => {
-                if self.teardown.cgroup.oom_kills() > 0 {
-                    self.end(Cause::OutOfMemory);
-                }
                 self.teardown.cgroup.acknowledge_oom();
+                self.check_oom();
                 Ok(())
             }
             Token::Gate => self.serve_gate(),

@@ -210,7 +210,7 @@ impl Supervision<'_> {
     /// Whether the program has left a file of just the size that no file may exceed.
     fn has_full_file(&self) -> bool {
         let limit = self.plan.limits.get(LimitKey::FileSize);
-        let (Some(size), Some(started)) = (limit.filter(|size| *size > 0), self.state.started_at()) else { return false };
+        let (Some(size), Some(started)) = (limit.filter(|size| *size > 0), self.state.told_at()) else { return false };
         // Files have a clock of their own, which may be a tick behind.
         let since = SystemTime::now().checked_sub(started.elapsed() + Duration::from_millis(10));
         let Some(since) = since.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) else { return false };

@@ -139,7 +139,7 @@ impl Supervision<'_> {
         let has_listener = self.listener.is_some();
         let receipt = receipt::assemble(self.plan, &verified.evidence, &self.teardown.cgroup, evidence, has_listener);
         let now = Instant::now();
-        self.state = State::Ready(Ready { since: now, receipt, told: verified.told });
+        self.state = State::Ready(Ready { since: now, receipt, told_at: verified.told_at, told: verified.told });
         self.start_quota(now);
         // Only now: nothing of the caller's is read for a program that will not run.
         if let Err(errno) = self.streams.feed(&self.epoll) {
@@ -221,8 +221,9 @@ impl Supervision<'_> {
             self.pin(&usable)?;
         }
         let ignored_signals = evidence.ignored_signals();
+        let told_at = Instant::now();
         let told = tell(&self.handshake.lifeline, ExecutorCommand::Go { ignored_signals })?;
-        self.state = State::Verified(Verified { since, timeout, evidence, told });
+        self.state = State::Verified(Verified { since, timeout, evidence, told_at, told });
         Ok(())
     }
 

@@ -57,6 +57,9 @@ const MAX_ENTRY_US: u64 = 50;
 /// The same where the number of entries is not limited.
 const UNLIMITED_COUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Between looks for the kill that an event has announced.
+const OOM_INTERVAL: Duration = Duration::from_millis(10);
+
 /// What the launcher itself counts of a run's use, and when it looks next.
 pub(super) struct Quota {
     /// CPU time of setting up: it counts neither as the program's nor against its limit.
@@ -68,6 +71,8 @@ pub(super) struct Quota {
     next_glance: Option<Instant>,
     /// None where a cgroup limits memory, or nothing does.
     memory: Option<MemorySampler>,
+    /// None unless the oom killer is about to strike.
+    next_oom_look: Option<Instant>,
     pub(super) sampler: FsSampler,
     /// By how many bytes a host scratch had grown at most when it was counted.
     pub(super) scratch_peak: u64,
@@ -140,6 +145,7 @@ impl Quota {
             next_scratch_count: None,
             next_glance: None,
             memory: None,
+            next_oom_look: None,
             sampler: FsSampler::default(),
             scratch_peak: 0,
             grace: None,
@@ -208,9 +214,9 @@ impl Supervision<'_> {
         let grace = self.quota.grace.map(|(at, _)| at);
         let next_state = self.state.deadline().map(|(at, ..)| at);
         let listener = self.listener.as_ref().and_then(|listener| listener.rests_until);
-        let Quota { next_cpu_check, next_scratch_count, next_glance, memory, sampler, .. } = &self.quota;
+        let Quota { next_cpu_check, next_scratch_count, next_glance, next_oom_look, memory, sampler, .. } = &self.quota;
         let memory = memory.as_ref().map(|memory| memory.next);
-        let counts = [*next_cpu_check, *next_scratch_count, *next_glance, memory, sampler.next];
+        let counts = [*next_cpu_check, *next_scratch_count, *next_glance, *next_oom_look, memory, sampler.next];
         [next_state, wall, grace, listener].into_iter().chain(counts).flatten().min()
     }
 
@@ -229,6 +235,9 @@ impl Supervision<'_> {
         if self.quota.next_cpu_check.as_ref().is_some_and(is_due) {
             self.check_cpu(now);
         }
+        if self.quota.next_oom_look.as_ref().is_some_and(is_due) {
+            self.check_oom();
+        }
         if self.quota.sampler.next.as_ref().is_some_and(is_due) {
             self.quota.sample(now);
         }
@@ -246,6 +255,17 @@ impl Supervision<'_> {
         {
             denials.refill();
             let _gone = epoll::modify(&self.epoll, fd, Token::Listener.data(), epoll::EventFlags::IN);
+        }
+    }
+
+    /// Ends the run if the oom killer has struck. The event of cgroup v1 comes before the kill,
+    /// and no second one after it.
+    pub(super) fn check_oom(&mut self) {
+        self.quota.next_oom_look = None;
+        if self.teardown.cgroup.oom_kills() > 0 {
+            self.end(Cause::OutOfMemory);
+        } else if matches!(self.teardown.cgroup, Cgroup::V1(_)) {
+            self.quota.next_oom_look = Some(Instant::now() + OOM_INTERVAL);
         }
     }
 

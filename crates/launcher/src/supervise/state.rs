@@ -45,6 +45,8 @@ pub(super) struct Verified {
     pub(super) since: Instant,
     pub(super) timeout: Duration,
     pub(super) evidence: OutsideEvidence,
+    /// Before this no code ran.
+    pub(super) told_at: Instant,
     /// The executor was alive when it was told to go.
     pub(super) told: bool,
 }
@@ -53,6 +55,8 @@ pub(super) struct Verified {
 pub(super) struct Ready {
     pub(super) since: Instant,
     pub(super) receipt: Receipt,
+    /// See [`Verified::told_at`].
+    pub(super) told_at: Instant,
     /// See [`Verified::told`].
     pub(super) told: bool,
 }
@@ -90,6 +94,11 @@ impl State {
     /// Since when the program may run.
     pub(super) fn started_at(&self) -> Option<Instant> {
         self.run().map(|run| run.since)
+    }
+
+    /// Before when no code ran. The launcher may hear of the program's start after its end.
+    pub(super) fn told_at(&self) -> Option<Instant> {
+        self.run().map(|run| run.told_at)
     }
 
     /// What there is of the program's end.
