@@ -105,7 +105,7 @@ fn using_up_cpu_time_is_a_cpu_timeout() {
 }
 
 test!(serial Both, cpu_time_that_the_caller_limits_is_a_cpu_timeout_that_names_the_caller);
-/// It was `signaled`, and nothing said by whom.
+/// It was `signaled`, and nothing said for which limit.
 fn cpu_time_that_the_caller_limits_is_a_cpu_timeout_that_names_the_caller() {
     let limited = |ulimit: &str, code: &str| {
         let words = format!("ulimit {ulimit}; exec \"$STOCKADE\" exec");

@@ -329,7 +329,8 @@ fn befores(random: &mut Random, ending: Ending, exits_with: i32, host: Host) -> 
         choices.extend([Before::ScratchFull, Before::ScratchFull, Before::FilesFull, Before::FilesFull]);
     }
     // Else the verdict would be the limit's: see the head of this file.
-    let fails_by_itself = !ending.is_by_launcher(host) && !(ending == Ending::Exit && exits_with == 0);
+    let succeeds = ending == Ending::Exit && exits_with == 0;
+    let fails_by_itself = !succeeds && !ending.is_by_launcher(host);
     let mut befores: Vec<Before> = (0..random.pick(&[0, 1, 2, 3])).map(|_| random.pick(&choices)).collect();
     if !fails_by_itself {
         let mut last = vec![Before::ForkRefused, Before::TmpKeptFull];

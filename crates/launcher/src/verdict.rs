@@ -109,7 +109,7 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
         (seen.file_is_full, LimitKey::FileSize),
     ];
     let limits_hit = touched.iter().filter(|(hit, key)| *hit && Some(*key) != limit).map(|(_, key)| key.name()).collect();
-    // By whom it was killed for a limit, the kernel or the launcher, is chance.
+    // Whether the kernel or the launcher killed it for a limit is chance.
     let is_own = matches!(verdict, Verdict::Exited | Verdict::Signaled | Verdict::ProcessLimit)
         || (verdict == Verdict::DiskLimit && seen.cause.is_none());
     Decision { verdict, code, signal: signal.filter(|_| is_own), limit, limits_hit }

@@ -44,7 +44,7 @@ fn of_caller(policy: &Policy, limits: &Limits, key: LimitKey, peak: Option<u64>)
         rule: format!("the caller's hard limit (ulimit{flag})"),
         allow: None,
         help: format!(
-            "whoever starts stockade may have no more than {value}: raise the hard limit there (ulimit -H{})",
+            "the process that starts stockade may have no more than {value}: raise the hard limit there (ulimit -H{})",
             flag.trim_start_matches(" -")
         ),
         limit: LimitDenial {
