@@ -451,6 +451,27 @@ fn a_working_directory_that_cannot_be_scratch_is_refused() {
     assert!(said(&output).contains("working directory"), "{}", said(&output));
 }
 
+test!(Both, shims_with_a_scratch_serve_callers_that_are_elsewhere);
+fn shims_with_a_scratch_serve_callers_that_are_elsewhere() {
+    let scratch = scratch();
+    let below = scratch.join("below");
+    fs::create_dir(&below).unwrap();
+    let script = format!("cd {} && id -un && pwd && echo made > made", text(&scratch));
+    // The control: without it, the caller is told of it.
+    let refused = shim(&install(&[]), "sh", Path::new("/")).args(["-c", &script]).output().unwrap();
+    gives(&refused, "", 2);
+    assert!(said(&refused).contains("install them with `--scratch DIR`"), "{}", said(&refused));
+    let shims = install(&["--scratch", text(&scratch)]);
+    let output = shim(&shims, "sh", Path::new("/")).args(["-c", &script]).output().unwrap();
+    gives(&output, &format!("sandbox\n{}\n", text(&scratch)), 0);
+    assert_eq!(fs::read_to_string(scratch.join("made")).unwrap(), "made\n");
+    // Below it the working directory is the scratch, as it is without.
+    let output = shim(&shims, "sh", &below).args(["-c", "pwd; ls ../made 2>/dev/null"]).output().unwrap();
+    gives(&output, &format!("{}\n", text(&below)), 2);
+    let listed = stockade(["shim", "list", text(&shims)]).output().unwrap();
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(&format!("sh under policy default, scratch {}\n", text(&scratch))));
+}
+
 test!(Both, code_cannot_replace_the_shims_or_the_program);
 fn code_cannot_replace_the_shims_or_the_program() {
     let scratch = scratch();

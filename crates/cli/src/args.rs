@@ -301,6 +301,11 @@ pub(crate) enum Shim {
         directory: PathBuf,
         #[command(flatten)]
         policy: PolicyChoice,
+        /// The scratch of callers that work neither in it nor below it
+        ///
+        /// For programs that start their shells elsewhere, as in `/`.
+        #[arg(long, value_name = "DIR", value_parser = path_from_here())]
+        scratch: Option<PathBuf>,
         /// Pass output on byte for byte, also what is not UTF-8
         ///
         /// Otherwise U+FFFD replaces it, since most callers expect text.

@@ -41,7 +41,7 @@ const NONE_FOUND: u8 = 1;
 
 pub(crate) fn run(command: &Shim) -> anyhow::Result<ExitCode> {
     match command {
-        Shim::Install { directory, policy, exact } => install(directory, policy, *exact),
+        Shim::Install { directory, policy, scratch, exact } => install(directory, policy, scratch.as_deref(), *exact),
         Shim::List { directory } => list(directory),
         Shim::Remove { directory } => remove(directory),
     }
@@ -53,6 +53,7 @@ struct ShimFile {
     runtime: String,
     policy: Option<String>,
     interpreters: Vec<(String, PathBuf)>,
+    scratch: Option<PathBuf>,
     exact: bool,
 }
 
@@ -76,12 +77,17 @@ impl ShimFile {
         for (runtime, path) in &self.interpreters {
             writeln!(text, "interpreter {runtime}={}", path.display())?;
         }
+        if let Some(scratch) = &self.scratch {
+            writeln!(text, "scratch {}", scratch.display())?;
+        }
         if self.exact {
             writeln!(text, "exact")?;
         }
         match text.lines().skip(2).map(str::to_owned).collect::<Vec<_>>() {
             lines if Self::read(&lines).is_ok_and(|read| read == *self) => Ok(text),
-            _ => bail!("a shim cannot hold a path with a line break, neither of a policy nor of an interpreter"),
+            _ => {
+                bail!("a shim cannot hold a path that has a line break or is not UTF-8, neither of a policy, an interpreter nor a scratch")
+            }
         }
     }
 
@@ -95,6 +101,7 @@ impl ShimFile {
                     let (runtime, path) = pair.split_once('=').ok_or_else(|| anyhow!("`interpreter {pair}` lacks its `=`"))?;
                     shim_file.interpreters.push((runtime.to_owned(), PathBuf::from(path)));
                 }
+                ("scratch", path) => shim_file.scratch = Some(PathBuf::from(path)),
                 ("exact", "") => shim_file.exact = true,
                 _ => bail!("this version does not know the line `{line}`; make the shims again with `stockade shim install`"),
             }
@@ -147,6 +154,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
         arguments,
         variables: std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect(),
         directory: std::env::current_dir().context("find the working directory, which becomes the sandbox's scratch")?,
+        scratch: shim_file.scratch.clone(),
         shim: file.to_path_buf(),
         exact: shim_file.exact,
     };
@@ -161,7 +169,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Result<ExitCode> {
+fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exact: bool) -> anyhow::Result<ExitCode> {
     let mut options = Options::from(choice);
     if let Some(policy) = options.policy.as_mut().filter(|policy| policy.contains('/')) {
         // A shim runs in its caller's working directory.
@@ -185,8 +193,13 @@ fn install(directory: &Path, choice: &PolicyChoice, exact: bool) -> anyhow::Resu
             }
             Err(refusal) => return Ok(ExitCode::from(refuse(&refusal))),
         }
-        let shim_file =
-            ShimFile { runtime: name.to_owned(), policy: options.policy.clone(), interpreters: options.interpreters.clone(), exact };
+        let shim_file = ShimFile {
+            runtime: name.to_owned(),
+            policy: options.policy.clone(),
+            interpreters: options.interpreters.clone(),
+            scratch: scratch.map(Path::to_path_buf),
+            exact,
+        };
         texts.push((name, shim_file.text(name, &program)?));
     }
     let made = || -> anyhow::Result<String> {
@@ -270,9 +283,10 @@ fn list(directory: &Path) -> anyhow::Result<ExitCode> {
         let what = match ShimFile::read(lines) {
             Ok(shim_file) => {
                 let interpreters = shim_file.interpreters.iter().map(|(runtime, path)| format!(", {runtime} is {}", path.display()));
+                let scratch = shim_file.scratch.iter().map(|path| format!(", scratch {}", path.display()));
                 let exact = if shim_file.exact { ", exact" } else { "" };
                 let policy = shim_file.policy.as_deref().unwrap_or("default");
-                format!("{} under policy {policy}{}{exact}", shim_file.runtime, interpreters.collect::<String>())
+                format!("{} under policy {policy}{}{exact}", shim_file.runtime, interpreters.chain(scratch).collect::<String>())
             }
             Err(error) => error.to_string(),
         };

@@ -1,7 +1,8 @@
 //! An interpreter in place of the host's: what a shim runs.
 //!
-//! The caller's working directory is the scratch, the arguments are the caller's as they
-//! are, and of the caller's variables those come along that the policy accepts. The
+//! The caller's working directory is the scratch, or the directory that the shim names where
+//! the caller is not in it. The arguments are the caller's as they are, and of the caller's
+//! variables those come along that the policy accepts. The
 //! difference to a command of `run` ends here: admission and launch are the same. Where
 //! the shims are and what stands in them is the command line's business.
 
@@ -34,10 +35,19 @@ pub struct Interpreter {
     pub variables: BTreeMap<String, String>,
     /// The caller's working directory, without links.
     pub directory: PathBuf,
+    /// The scratch of callers that work neither in it nor below it.
+    pub scratch: Option<PathBuf>,
     /// The shim.
     pub shim: PathBuf,
     /// Output is passed on as it is, also where it is not UTF-8.
     pub exact: bool,
+}
+
+impl Interpreter {
+    /// Where the code works.
+    fn place(&self) -> &Path {
+        self.scratch.as_deref().filter(|scratch| !self.directory.starts_with(scratch)).unwrap_or(&self.directory)
+    }
 }
 
 /// An argument of a shim's caller that no request can hold.
@@ -56,7 +66,7 @@ impl RefusalCause for ArgumentNotUtf8 {
 /// # Errors
 /// It was not started.
 pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult, Refusal> {
-    let options = Options { scratch: Some(asked.directory.clone()), trusted: vec![asked.shim.clone()], ..options.clone() };
+    let options = Options { scratch: Some(asked.place().to_path_buf()), trusted: vec![asked.shim.clone()], ..options.clone() };
     let loaded = load_policy(&options);
     let words: Vec<String> = std::iter::once(&asked.runtime).chain(&asked.arguments).cloned().collect();
     let recorder = AuditRecorder::new(AuditSubject::Command(&words), loaded.as_ref().ok().map(|loaded| &loaded.policy), &options);
@@ -74,37 +84,43 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
             terminal,
         };
         let how = Relay { keep_errors: false, as_text: !asked.exact };
-        relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, &asked.directory))
+        relay(origin, loaded, &options, how, &recorder).map_err(|refusal| of_directory(refusal, asked))
     };
     let came = run();
     end_command(recorder, came).map(CommandResult::new)
 }
 
-/// The path by which the caller speaks of its working directory, where that leads there
+/// The path by which the caller speaks of where the code works, where that leads there
 /// through links: of an argument such as a script's, or of the shell that it works in.
 ///
 /// # Errors
 /// The caller's rights cannot be taken on.
 fn alias(asked: &Interpreter) -> Result<Option<PathBuf>, Refusal> {
-    let other = |path: &&Path| path.is_absolute() && !path.starts_with(&asked.directory);
+    let place = asked.place();
+    let other = |path: &&Path| path.is_absolute() && !path.starts_with(place);
     let arguments = asked.arguments.iter().map(Path::new).filter(other).take(MAX_ALIAS_CANDIDATES);
     let candidates: Vec<&Path> = arguments.chain(asked.variables.get("PWD").map(Path::new).filter(other)).collect();
     if candidates.is_empty() {
         return Ok(None);
     }
-    let leads_here = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|real| real == asked.directory);
+    let leads_here = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|real| real == place);
     with_callers_rights(|| candidates.iter().flat_map(|path| path.ancestors()).find(leads_here).map(Path::to_path_buf))
 }
 
 /// A refused scratch is the working directory here, which the caller may not have thought of.
-fn of_directory(refusal: Refusal, directory: &Path) -> Refusal {
+fn of_directory(refusal: Refusal, asked: &Interpreter) -> Refusal {
     if refusal.verdict != Verdict::BadRequest || !refusal.reason.starts_with("scratch_") {
         return refusal;
     }
-    let message = format!(
-        "the working directory {} cannot be the sandbox's scratch, which is where code may write: {}",
-        directory.display(),
-        refusal.message
-    );
+    let place = asked.place().display();
+    let (whose, remedy) = match &asked.scratch {
+        Some(_) => ("directory", "install the shims again with another --scratch"),
+        None => (
+            "working directory",
+            "for callers that start shims in such a place, install them with `--scratch DIR`, where their code is to work",
+        ),
+    };
+    let message =
+        format!("the {whose} {place} cannot be the sandbox's scratch, which is where code may write: {}; {remedy}", refusal.message);
     Refusal { message, ..refusal }
 }
