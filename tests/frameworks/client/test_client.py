@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_a_signal_is_named():
 def test_a_result_is_shown_on_a_line_and_in_a_notebook():
     result = stockade.run("print('<b>' + 'x' * 100_000)")
     assert repr(result).startswith("Result(verdict='exited', code=0, output='<b>xxx")
-    assert len(repr(result)) < 700
+    assert len(repr(result)) < 240
     assert "error=" not in repr(result)
     shown = result._repr_html_()
     assert "<b>exited</b> (status 0" in shown
@@ -329,3 +330,17 @@ def test_the_first_example_prints_what_it_says(example):
 def test_the_readme_prints_what_it_says(readme):
     readme("# stockade for Python")
     readme("## The client", before="import stockade")
+
+
+def test_the_package_carries_all_licences_and_no_link_that_leads_nowhere():
+    package = metadata.distribution("stockade")
+    links = re.findall(r"\]\(([^)]*)\)", package.read_text("METADATA"))
+    assert [link for link in links if not link.startswith("https://")] == []
+    texts = {path.name: path.read_text() for path in package.files if path.name.startswith("LICENSE")}
+    assert {"LICENSE-APACHE", "LICENSE-MIT", "LICENSES-LINKED"} <= texts.keys()
+    linked = texts["LICENSES-LINKED"]
+    for words in ("\nserde 1.", "libseccomp, LGPL-2.1", "GNU C library", "GNU LESSER GENERAL PUBLIC LICENSE"):
+        assert words in linked
+    # Nothing says where it was made.
+    assert "/.cargo/" not in linked
+    assert "registry/src" not in linked

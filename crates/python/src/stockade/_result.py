@@ -225,7 +225,7 @@ class Result:
         raise KeyError(path)
 
 
-def _clipped(text: str, most: int = 500) -> str:
+def _clipped(text: str, most: int = 160) -> str:
     """Head and tail of a long text."""
     if len(text) <= most:
         return text
