@@ -407,8 +407,10 @@ test!(Both, a_lost_run_raises_the_alerts_that_it_is_known_to_meet);
 fn a_lost_run_raises_the_alerts_that_it_is_known_to_meet() {
     let log = own_log();
     let policies = PolicyDirectory::new();
-    let policy =
-        policies.write("alerting", &derived("[audit]\nalerts = { replace = [\"verdict:lost\", \"code:sleep\", \"code:never\", \"verdict:exited\"] }"));
+    let policy = policies.write(
+        "alerting",
+        &derived("[audit]\nalerts = { replace = [\"verdict:lost\", \"code:sleep\", \"code:never\", \"verdict:exited\"] }"),
+    );
     lose(begin(&mut stockade(["exec", "--policy", &policy]), "alerting"));
     exec(json!({"code": ""})).succeeded();
     let found = lost(&log);

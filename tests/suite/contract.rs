@@ -155,10 +155,12 @@ fn what_holds_in_place_of_a_cgroup_stands_in_the_receipt_and_is_in_force() {
         assert!(cgroup.contains("in its place RLIMIT_DATA and RLIMIT_CPU"), "{cgroup}");
         assert!(rlimits.contains(&format!("RLIMIT_DATA={} RLIMIT_NPROC=", 300 << 20)) && rlimits.contains("RLIMIT_CPU=7"), "{rlimits}");
         assert_eq!(done.json(), json!([300 << 20, 7]));
+        assert!(cgroup.contains("what all processes hold of memory is added up") && detail("memory").contains("every 50 ms"));
     } else {
         // The control: where there is one, nothing else is said to hold.
         assert!(!cgroup.contains("in its place") && !rlimits.contains("RLIMIT_DATA"), "{cgroup}; {rlimits}");
         assert_eq!(done.json()[0], -1);
+        assert!(!done["receipt"]["layers"].as_array().unwrap().iter().any(|layer| layer["layer"] == "memory"));
     }
 }
 

@@ -156,6 +156,20 @@ fn code_takes_no_turns_before_others() {
     assert_eq!(with_priority(&["chrt", "-b", "0"]), format!("{} 0 True\n", nix::libc::SCHED_BATCH));
 }
 
+test!(RootOnly, a_launcher_that_cannot_fork_for_its_deadline_says_so, needs[Program("chrt")]);
+fn a_launcher_that_cannot_fork_for_its_deadline_says_so() {
+    let program = program_path().unwrap();
+    let request = json!({"code": "print(6*7)"}).to_string();
+    let ask = |options: &[&str]| {
+        let deadline = ["chrt", "-d", "-T", "5000000", "-D", "10000000", "-P", "10000000"];
+        let words = [&deadline, options, &["0", text(&program), "exec"]].concat();
+        ExecResult::of(run_with_stdin(&mut run_under(&words), request.as_bytes()))
+    };
+    ask(&[]).broke("namespaces_refused", &["SCHED_DEADLINE", "chrt -o 0"]);
+    // The control: the same launcher, whose children have the default policy.
+    ask(&["-R"]).succeeded().expect(json!({"output": "42\n"}));
+}
+
 test!(Both, a_stream_is_used_only_as_it_is_open);
 fn a_stream_is_used_only_as_it_is_open() {
     let path = directory().join("fifo");
@@ -343,10 +357,11 @@ fn what_others_write_beside_a_scratch_ends_no_run() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
-            let mut file = File::create(&beside).unwrap();
-            for _ in 0..160 {
-                file.write_all(&vec![b'x'; 1 << 20]).unwrap();
-                std::thread::sleep(Duration::from_millis(5));
+            let file = File::create(&beside).unwrap();
+            // Three gigabytes, of which none has to be written.
+            for step in 1..=150 {
+                nix::fcntl::posix_fallocate(&file, 0, step * (20 << 20)).unwrap();
+                std::thread::sleep(Duration::from_millis(10));
             }
             File::create(inside.join("go")).unwrap();
         });

@@ -198,13 +198,13 @@ fn limit(key: LimitKey, outcome: &Outcome, plan: &Plan, policy: &Policy) -> Deni
 fn uncounted() -> Denial {
     Denial {
         kind: "limit",
-        what: String::from("a directory in scratch that cannot be counted"),
+        what: String::from("something in scratch that cannot be counted"),
         count: 1,
         answer: String::from("ended"),
         rule: String::from("the limits of a host scratch"),
         allow: None,
         help: Some(String::from(
-            "a program closed it to its owner, nested directories more than 200 deep, or made the count of it take far too long, and what it holds could be anything; no larger limit helps: keep u+rx on directories, make such ones in /tmp, or leave `scratch` out, since a private one needs no counting",
+            "a program closed a directory to its owner, nested directories more than 200 deep, made the count take far too long, or kept deleted files that no count finds (mapped only, in messages between processes, in a process whose program nobody may read), and what they hold could be anything; no larger limit helps: keep u+rx on directories, keep such files in /tmp, or leave `scratch` out, since a private one needs no counting",
         )),
         hint: false,
         limit: None,

@@ -390,6 +390,10 @@ fn clone_remedy(privileged: bool, errno: Errno) -> String {
         Errno::NOSYS => {
             format!("; the kernel needs clone3 (Linux 5.3), or a filter around the launcher forbids it; in a container: {CONTAINER}")
         }
+        // sched(7): such a process cannot fork.
+        Errno::AGAIN if stockade_sys::process::has_deadline() => {
+            "; stockade was started under SCHED_DEADLINE, where no process can be made: start it with another policy (chrt -o 0 stockade ...)".into()
+        }
         Errno::AGAIN => "; the user's process limit is reached (ulimit -u)".into(),
         _ => String::new(),
     }

@@ -8,7 +8,7 @@
 //! opened: never to another one that has its number.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs::read_to_string,
     thread::sleep,
     time::{Duration, Instant},
@@ -87,18 +87,14 @@ impl Hold {
     }
 
     fn tell(&mut self, number: i32, family: &BTreeSet<i32>) {
-        if !self.stopped.contains_key(&number) {
-            let Some(pidfd) = Pid::from_raw(number).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else { return };
-            let status = read_to_string(format!("/proc/{number}/status")).unwrap_or_default();
-            let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
-            if parent.is_none_or(|parent| !family.contains(&parent)) {
-                return;
-            }
-            self.stopped.insert(number, pidfd);
-        }
-        if let Some(pidfd) = self.stopped.get(&number) {
-            let _ended = pidfd_send_signal(pidfd, Signal::STOP);
-        }
+        let pidfd = match self.stopped.entry(number) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => match open_child_of(family, number) {
+                Some(pidfd) => place.insert(pidfd),
+                None => return,
+            },
+        };
+        let _ended = pidfd_send_signal(&*pidfd, Signal::STOP);
     }
 
     /// Whether all still stand, and none is new: what was seen meanwhile is of one moment.
@@ -119,6 +115,14 @@ impl Drop for Hold {
             let _ended = pidfd_send_signal(pidfd, Signal::CONT);
         }
     }
+}
+
+/// A process by its number, if its parent is one of these after it was opened.
+fn open_child_of(family: &BTreeSet<i32>, number: i32) -> Option<OwnedFd> {
+    let pidfd = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
+    let status = read_to_string(format!("/proc/{number}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())?;
+    family.contains(&parent).then_some(pidfd)
 }
 
 /// What all threads of a process do: the freest counts.

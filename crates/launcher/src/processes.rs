@@ -70,6 +70,30 @@ fn times(stat: &str) -> Option<[u64; 2]> {
     Some([(user + waited_user) * TICK_US, (system + waited_system) * TICK_US])
 }
 
+/// Bytes that the processes of a sandbox have written to file systems with a disk, with those of
+/// processes that they have waited for; pid 1, which waits for orphans, cannot be asked. None where
+/// the kernel does not say (CONFIG_TASK_IO_ACCOUNTING) or another cannot be looked at.
+pub(crate) fn written(pid_one: i32) -> Option<u64> {
+    let mut all = Some(0);
+    let own = pid_one.to_string();
+    each(pid_one, &mut |pid| {
+        if pid == own {
+            return true;
+        }
+        match read_to_string(format!("/proc/{pid}/io")) {
+            Ok(text) => {
+                let bytes = text.lines().find_map(|line| line.strip_prefix("write_bytes:")?.trim().parse::<u64>().ok());
+                all = all.zip(bytes).map(|(all, bytes)| all + bytes);
+            }
+            // Ended meanwhile: another has waited for it.
+            Err(error) if error.kind() == ErrorKind::NotFound || Errno::from_io_error(&error) == Some(Errno::SRCH) => {}
+            Err(_) => all = None,
+        }
+        all.is_some()
+    });
+    all
+}
+
 /// The value of a line `key: N kB` of a file in `/proc`, in bytes.
 pub(crate) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;

@@ -14,7 +14,7 @@ use std::{
 };
 
 use stockade_policy::plan::{Plan, UserNamespaces};
-use stockade_protocol::{Known, LayerReceipt, Receipt, ReceiptCost, frame::Evidence};
+use stockade_protocol::{Known, LayerReceipt, LimitKey, Receipt, ReceiptCost, frame::Evidence};
 
 use crate::{
     ErrorKind, LaunchError,
@@ -255,9 +255,20 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "scratch",
             Known::Applied,
             format!(
-                "{}; blocks are counted about every {} ms, so up to one interval's writes may exceed scratch_size",
+                "{}; blocks are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size the run is held still and counted; what is written meanwhile may exceed it, by some 40 MiB as measured with two CPUs",
                 plan.scratch.path.display(),
-                crate::scratch::INTERVAL_MS
+                crate::scratch::INTERVAL_MS,
+                crate::scratch::MAX_GLANCE_MS
+            ),
+        );
+    }
+    if matches!(cgroup, Cgroup::Absent) && plan.limits.get(LimitKey::Memory).is_some() {
+        layer(
+            "memory",
+            Known::Applied,
+            format!(
+                "what all processes hold (private pages, shared maps, files in memory) is added up every {} ms or less; what is filled meanwhile may exceed memory, by some 120 MiB as measured with two CPUs",
+                crate::supervise::MEMORY_INTERVAL_MS
             ),
         );
     }

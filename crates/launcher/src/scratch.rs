@@ -34,6 +34,9 @@ use usage::TreeUse;
 /// About how often a host scratch is counted while the code runs.
 pub const INTERVAL_MS: u64 = 100;
 
+/// How often at least it is looked at what the file system of a host scratch has lost.
+pub(crate) const MAX_GLANCE_MS: u64 = 25;
+
 /// What tells a file or directory from every other that is there: device and inode.
 pub type FileId = (u64, u64);
 

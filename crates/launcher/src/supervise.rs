@@ -53,6 +53,7 @@ use state::{Setup, State};
 use streams::PayloadStreams;
 
 pub(crate) use handshake::failure_of_child;
+pub(crate) use memory::MEMORY_INTERVAL_MS;
 
 /// How long setting up may take: it takes milliseconds, more with large files.
 pub(crate) const SETUP_TIMEOUT: Duration = Duration::from_secs(60);

@@ -142,6 +142,14 @@ pub fn give_up_precedence() -> Result<()> {
     }
 }
 
+/// Whether this process is scheduled by SCHED_DEADLINE without SCHED_RESET_ON_FORK.
+pub fn has_deadline() -> bool {
+    const SCHED_DEADLINE: usize = 6;
+    // SAFETY: integers only; the call concerns this process.
+    let policy = unsafe { syscall(SCHED_GETSCHEDULER, [0, 0, 0, 0, 0, 0]) };
+    policy == Ok(SCHED_DEADLINE)
+}
+
 /// What two tasks may have in common: the `KCMP_` constants of kcmp(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]

@@ -21,10 +21,14 @@ use crate::processes::{self, NamelessFiles, Wanted, kibibytes};
 
 /// As fast as two CPUs could fill memory: above what was measured.
 const BYTES_PER_US: u64 = 8192;
-pub(super) const MAX_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_INTERVAL: Duration = Duration::from_millis(MEMORY_INTERVAL_MS);
+/// How often at least it is looked at.
+pub(crate) const MEMORY_INTERVAL_MS: u64 = 50;
 const MIN_INTERVAL: Duration = Duration::from_millis(5);
-/// Looking takes at most one part of so many of the time.
+/// Looking takes at most one part of so many of the time, but for this pause at most: on a busy
+/// host it takes long without using much.
 const MIN_PAUSE: u32 = 20;
+const MAX_PAUSE: Duration = Duration::from_millis(150);
 /// How long a look may take: code that forks and ends can keep ahead of it.
 const MAX_LOOK: Duration = Duration::from_secs(1);
 
@@ -70,7 +74,7 @@ impl MemorySampler {
             room = self.limit.saturating_sub(held);
         }
         let pause = Duration::from_micros(room / BYTES_PER_US).clamp(MIN_INTERVAL, MAX_INTERVAL);
-        self.next = Instant::now() + pause.max(begun.elapsed() * MIN_PAUSE);
+        self.next = Instant::now() + pause.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         is_over
     }
 

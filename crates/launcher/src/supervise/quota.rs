@@ -23,10 +23,10 @@ use crate::{
     cgroup::{Cgroup, CpuTime},
     error::ExecutorError,
     hold::Hold,
-    processes::{NamelessFiles, Wanted},
+    processes::{self, NamelessFiles, Wanted},
     relay::is_readable,
     scratch::{
-        self, INTERVAL_MS,
+        self, INTERVAL_MS, MAX_GLANCE_MS,
         usage::{self, TreeUse},
     },
     verdict::Cause,
@@ -34,7 +34,7 @@ use crate::{
 
 /// What counting scratch is called in a failure.
 pub(super) const COUNT: &str = "count what is in scratch";
-/// By how much a scratch's file system may shrink during a run, whichever process fills it.
+/// By how much a scratch's file system may shrink during a run that has written as much.
 const MAX_UNSEEN: u64 = 2 << 30;
 /// How much more than the limit a file system must have lost before the run is held: a part of
 /// the limit, within these. Else what others write would have an honest run held all the time.
@@ -44,7 +44,7 @@ const MAX_SLACK: u64 = 64 << 20;
 /// As fast as code could fill a file system: above what was measured.
 const BYTES_PER_US: u64 = 4096;
 const MIN_GLANCE: Duration = Duration::from_millis(5);
-pub(super) const MAX_GLANCE: Duration = Duration::from_millis(25);
+const MAX_GLANCE: Duration = Duration::from_millis(MAX_GLANCE_MS);
 /// How often a held count is repeated that code has broken.
 const MAX_HOLDS: u32 = 3;
 /// Counting takes at most one part of so many of the time, within this.
@@ -374,10 +374,13 @@ impl Supervision<'_> {
         let Some(host) = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only) else { return Ok(Counted::default()) };
         let ended_for = |cause| Ok(Counted { cause: Some(cause), ..Counted::default() });
         let limit = self.plan.scratch.size;
-        // Deleted files that nothing shows are bounded by what the file system has lost; others
-        // write there too, so the bound is wide.
+        // Nothing shows deleted files that a Landlock rule has: what the file system has lost bounds
+        // them. Others write there too, so the bound is wide, and the run must have written as much.
         let lost = host.free.saturating_sub(usage::free_bytes(&host.directory)?);
-        if limit.is_some_and(|limit| lost > limit.saturating_mul(4).max(MAX_UNSEEN)) {
+        if limit.is_some_and(|limit| lost > limit.saturating_mul(4).max(MAX_UNSEEN))
+            && !self.all_have_ended()
+            && processes::written(self.teardown.sandbox.pid()).is_none_or(|written| written >= lost)
+        {
             return ended_for(Cause::Disk(LimitKey::ScratchSize));
         }
         let begun = Instant::now();

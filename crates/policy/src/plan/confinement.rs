@@ -82,8 +82,7 @@ pub(super) fn plan_cgroup(
 }
 
 /// What the rlimits of `plan_rlimits` and the choice of CPUs leave of a cgroup's limits.
-const IN_ITS_PLACE: &str =
-    "; in its place RLIMIT_DATA and RLIMIT_CPU hold for each process by itself, RLIMIT_NPROC for the run, and no share of a CPU is kept";
+const IN_ITS_PLACE: &str = "; in its place RLIMIT_DATA and RLIMIT_CPU hold for each process by itself, RLIMIT_NPROC for the run, what all processes hold of memory is added up, and no share of a CPU is kept";
 
 /// The kernel keeps memory limits in whole pages; so do we, to read back what we wrote.
 fn whole_pages(bytes: u64) -> u64 {
