@@ -228,22 +228,23 @@ fn check_proxy(method: &str, target: &str, name: &Name, port: u16) -> Result<(),
     let authority = match target.split_once("://") {
         _ if method == "CONNECT" => target,
         Some((scheme, rest)) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
-            let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-            if is_authority(authority.as_bytes(), name, port) {
+            // Some servers end the host at a `?` or `#`, others at the slash that follows.
+            if is_authority(rest.split('/').next().unwrap_or_default().as_bytes(), name, port) {
                 return Ok(());
             }
-            authority
+            rest.split(['/', '?', '#']).next().unwrap_or_default()
         }
         _ => return Ok(()),
     };
     Err(InspectionRefusal::http(DenialReason::Proxy).naming(host_of(authority.as_bytes())))
 }
 
-/// A path, `*`, or a whole URL; [`check_proxy`] has checked its host.
+/// A path, `*`, or a whole URL; [`check_proxy`] has checked its host. No fragment is sent to a
+/// server (RFC 9112, 3.2): where one begins, servers read the rest in different ways.
 fn check_target(method: &str, target: &str) -> Result<(), InspectionRefusal> {
     let is_url = target.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"));
     let is_own = target.starts_with('/') || (target == "*" && method == "OPTIONS") || is_url;
-    is_own.then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HttpMalformed))
+    (is_own && !target.contains('#')).then_some(()).ok_or_else(|| InspectionRefusal::http(DenialReason::HttpMalformed))
 }
 
 /// After an upgrade the client would send another protocol. An offer of HTTP/2 is harmless:

@@ -58,7 +58,7 @@ fn a_request_for_the_right_host_passes() {
         passes(&changed("Host: api.internal:8080", host));
     }
     passes(&changed("/simple/", "http://api.internal:8080/simple/?a=http://evil.example"));
-    passes(&changed("/simple/", "HTTP://API.internal?a"));
+    passes(&changed("/simple/", "HTTP://API.internal/?a"));
     passes(&changed("GET /simple/", "OPTIONS *"));
     passes(&changed("HTTP/1.1", "HTTP/1.0"));
 }
@@ -89,8 +89,19 @@ fn a_request_for_another_host_is_refused() {
         "http://api.internal:80/",
         "http:///",
         "http://evil.example#api.internal",
+        // Where a host ends here, servers do not agree.
+        "http://api.internal#@evil.example/",
+        "http://api.internal#.evil.example/",
+        "http://api.internal?.evil.example/",
+        "http://api.internal?@evil.example/",
+        "http://api.internal?a",
+        "http://api.internal\\@evil.example/",
     ] {
         refused(&changed("/simple/", target), DenialReason::Proxy);
+    }
+    for target in ["/simple/#@evil.example", "http://api.internal/#@evil.example/"] {
+        refused(&changed("/simple/", target), DenialReason::HttpMalformed);
+        passes(&changed("/simple/", &target.replace('#', "?")));
     }
 }
 
