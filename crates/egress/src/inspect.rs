@@ -75,6 +75,7 @@ impl Inspector {
     pub fn examine(&mut self, held: &[u8]) -> Result<usize, InspectionRefusal> {
         if let (Speaks::Unknown, Some(first)) = (&self.speaks, held.first()) {
             self.speaks = match first {
+                4 | 5 if held.len() == 1 => return Ok(0),
                 22 => Speaks::Tls(ClientHelloInspector::default()),
                 b'A'..=b'Z' => Speaks::Http(HttpInspector::default()),
                 _ if is_socks(held) => return Err(InspectionRefusal { reason: DenialReason::Proxy, ..InspectionRefusal::unknown() }),
@@ -106,10 +107,11 @@ impl Inspector {
     }
 }
 
-/// Whether bytes begin as a request to a SOCKS proxy does: with its version, 5 (RFC 1928) or 4. One
-/// byte decides, so that it does not matter in which pieces the rest comes.
+/// Whether bytes begin as a request to a SOCKS proxy does: with version 5 and how many methods the
+/// client knows (RFC 1928), or version 4 and the command 1 or 2. Other protocols have the same
+/// first byte, so that the second is waited for.
 fn is_socks(held: &[u8]) -> bool {
-    matches!(held, [4 | 5, ..])
+    matches!(held, [5, methods, ..] if *methods > 0) || matches!(held, [4, 1 | 2, ..])
 }
 
 #[cfg(test)]
@@ -175,7 +177,12 @@ mod tests {
         ] {
             assert_eq!(reason(request), DenialReason::Proxy, "{request:?}");
         }
-        assert_eq!(reason(b"\x06\x01\x00"), DenialReason::ProtocolUnknown);
+        for other in [&b"\x06\x01\x00"[..], b"\x04\x00\x00\x00\x01", b"\x05\x00\x00\x00\x05", b"\x04\x03"] {
+            assert_eq!(reason(other), DenialReason::ProtocolUnknown, "{other:?}");
+        }
+        let mut in_pieces = inspector();
+        assert_eq!(in_pieces.examine(b"\x05"), Ok(0), "one byte decides nothing");
+        assert_eq!(in_pieces.examine(b"\x05\x01").unwrap_err().reason, DenialReason::Proxy);
         let own = b"GET http://api.internal:8443/ HTTP/1.1\r\nHost: api.internal:8443\r\n\r\n";
         assert_eq!(inspector().examine(own), Ok(own.len()), "the control");
     }
