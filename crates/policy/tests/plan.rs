@@ -122,6 +122,25 @@ fn an_interpreter_is_planned_with_its_arguments_alone() {
 }
 
 #[test]
+fn a_runtime_whose_command_has_options_is_no_name_on_path() {
+    let mut policy = load_shipped("default").unwrap();
+    let links = |policy: &Policy| -> Vec<PathBuf> {
+        let names = |entry: &RootEntry| match entry {
+            RootEntry::Link { target, .. } if target.starts_with("run/stockade/bin") => Some(target.clone()),
+            _ => None,
+        };
+        planned(policy, &facts(true), &code()).unwrap().root.iter().filter_map(names).collect()
+    };
+    let python = PathBuf::from("run/stockade/bin/python");
+    assert!(links(&policy).contains(&python), "the control");
+    for command in [&["/usr/bin/python3", "-I", "{file}"][..], &["/usr/bin/python3", "--file={file}"]] {
+        policy.runtimes.get_mut("python").unwrap().command = command.iter().map(|word| (*word).to_owned()).collect();
+        assert!(!links(&policy).contains(&python), "{command:?}");
+        assert!(links(&policy).contains(&PathBuf::from("run/stockade/bin/nodejs")), "others stay");
+    }
+}
+
+#[test]
 fn no_link_stands_where_something_of_the_sandbox_is() {
     let policy = load_shipped("default").unwrap();
     let without = planned(&policy, &facts(true), &in_scratch("/srv/work")).unwrap().root;

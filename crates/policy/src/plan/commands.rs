@@ -2,7 +2,7 @@
 //!
 //! Models write `python x.py` and `nodejs y.js`, which a distribution may not have. Every runtime
 //! and alias of the policy is a name on PATH, and an interpreter of a virtual environment comes
-//! before the system's. No program of `/usr` is replaced: the names stand last. This does not
+//! before the system's. A runtime whose command has options is no name here. No program of `/usr` is replaced: the names stand last. This does not
 //! decide which paths are shown.
 
 use std::{
@@ -40,6 +40,10 @@ impl Commands {
         first.dedup();
         let mut links = BTreeMap::new();
         for (name, runtime) in &policy.runtimes {
+            // A link carries no options, and what stands for another program is none itself.
+            if !matches!(&runtime.command[..], [_, file] if file == "{file}") {
+                continue;
+            }
             let interpreter = runtime.interpreter();
             let replaced = run_request.interpreters.get(name).is_some_and(|chosen| chosen.program != interpreter);
             if replaced || !is_on_path(&interpreter) || facts.paths.get(&interpreter) != Some(&PathKind::File) {
