@@ -9,7 +9,7 @@ mod closed;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use stockade_policy::whitelist::{Name, Network, Protocol, Rule, Target, Whitelist, is_internal};
+use stockade_policy::whitelist::{Name, Network, Protocol, Rule, Target, Whitelist, is_internal, views};
 use stockade_protocol::{DenialKind, DenialReason};
 
 /// What a program connects to.
@@ -253,7 +253,7 @@ impl Decider {
         if !self.asks_whose(address, port) {
             return false;
         }
-        closed::views(address).any(|view| {
+        views(address).any(|view| {
             let own = self.own.contains(&view).then(|| Network::host(view));
             closed::blocks(view)
                 .chain(own)
@@ -282,15 +282,9 @@ pub(crate) fn name_refusal(name: &Name, reason: DenialReason) -> PeerDenial {
     PeerDenial { host: Some(name.to_string()), allow: allow.flatten(), ..PeerDenial::new(DenialKind::Dns, reason) }
 }
 
-/// An address and every IPv4 address that a translator or tunnel would forward it to. All of
-/// them must be open.
-pub fn views(address: IpAddr) -> impl Iterator<Item = IpAddr> {
-    closed::views(address)
-}
-
 /// Which of the closed blocks an address lies in, or one that it hides.
 pub(crate) fn closed_block(address: IpAddr) -> Option<usize> {
-    closed::views(address.to_canonical()).find_map(closed::index)
+    views(address.to_canonical()).find_map(closed::index)
 }
 
 /// A rule as a line, if a policy accepts it.

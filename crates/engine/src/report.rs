@@ -140,7 +140,7 @@ fn peer_denial(denied: &EgressDenial, what: String) -> Denial {
 
 /// The gate's record, with the policy line that would allow each refused peer, and one for all.
 fn with_lines(mut egress: EgressReport, policy: &Policy) -> EgressReport {
-    egress.line = remedy::peers(&policy.egress.whitelist, egress.denied.iter().filter_map(|denied| denied.allow.as_deref()));
+    egress.line = remedy::peers(&policy.egress.whitelist, &egress.denied);
     for denied in &mut egress.denied {
         denied.line = denied.allow.as_deref().and_then(|rule| remedy::peer(&policy.egress.whitelist, rule));
     }

@@ -14,7 +14,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-pub use closed::{CLOSED, is_internal};
+pub use closed::{CLOSED, is_closed, is_internal, views};
 pub use name::{Name, NameFault};
 pub use network::Network;
 pub(crate) use parse::rule;

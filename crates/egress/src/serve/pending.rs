@@ -8,6 +8,7 @@ use std::{
 };
 
 use rustix::{fd::OwnedFd, io::Errno};
+use stockade_policy::whitelist::views;
 
 use super::{
     DNS_PORT, GateService, Id, Slot,
@@ -15,7 +16,7 @@ use super::{
     slots::token,
 };
 use crate::{
-    decide::{self, Destination, Permit},
+    decide::{Destination, Permit},
     dial::{Dial, Dialled},
     packet::{Key, Syn, Unreachable},
     relay::Side,
@@ -306,7 +307,7 @@ impl GateService {
         let way = self.routes.route_to(address)?;
         let is_own =
             |view: &IpAddr| if *view == address { way == RouteKind::Local } else { self.routes.route_to(*view) == Ok(RouteKind::Local) };
-        Ok(decide::views(address).filter(is_own).collect())
+        Ok(views(address).filter(is_own).collect())
     }
 
     fn dialled(&mut self, id: Id, held: HeldSyn, permit: Permit, dial: Dial, state: Dialled) {

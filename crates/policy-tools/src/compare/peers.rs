@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeSet, net::IpAddr, ops::RangeInclusive};
 
-use stockade_policy::whitelist::{CLOSED, MAX_WILDCARD_LABEL_LEN, Name, Network, Protocol, Rule, Target, Whitelist, is_internal};
+use stockade_policy::whitelist::{
+    CLOSED, MAX_WILDCARD_LABEL_LEN, Name, Network, Protocol, Rule, Target, Whitelist, is_closed, is_internal,
+};
 
 use super::{Area, Difference};
 
@@ -146,6 +148,9 @@ impl PeerChanges {
             if is_host && above.contains(&network) {
                 // The ceiling has a rule for this address: nothing is closed to either.
             } else if !CLOSED.iter().filter(|block| network.is_within(block)).all(|block| opened(&block)) {
+                closed.push(range);
+            } else if is_host && is_closed(network.address()) && !CLOSED.iter().any(|block| network.is_within(block)) {
+                // It hides an IPv4 address that is closed where only a network allows it.
                 closed.push(range);
             } else if !covered(network, &above) {
                 reached.push(range);

@@ -97,6 +97,11 @@ fn a_rule_within_a_closed_block_opens_it() {
     assert_eq!(whitelists("\"0.0.0.0/0:80\"", "\"169.254.169.254:80\""), [("169.254.169.254:80".into(), true)]);
     assert_eq!(whitelists("\"0.0.0.0/0:80\"", "\"127.0.0.0/9:80\""), [("127.0.0.0/9:80".into(), true)]);
     assert_eq!(whitelists("\"127.0.0.0/8:80\"", "\"127.0.0.0/9:80\""), []);
+    for hidden in ["[64:ff9b::a9fe:a9fe]:80", "[2002:a9fe:a9fe::1]:80"] {
+        assert_eq!(whitelists("\"[::/0]:80\"", &format!("\"{hidden}\"")), [(hidden.into(), true)]);
+        assert_eq!(whitelists(&format!("\"{hidden}\""), &format!("\"{hidden}\"")), []);
+    }
+    assert_eq!(whitelists("\"[::/0]:80\"", "\"[64:ff9b::a00:507]:80\""), [("[64:ff9b::a00:507]:80".into(), false)]);
     // Whether it is the host's own is not known here.
     assert_eq!(whitelists("\"10.0.0.0/8:80\"", "\"10.0.5.7:80\""), [("10.0.5.7:80".into(), false)]);
     assert_eq!(whitelists("\"10.0.0.0/8:80\", \"10.0.5.7:80-81\"", "\"10.0.5.7:80\""), []);

@@ -4,7 +4,8 @@
 //! rules are refused at load. The line is a whole statement of TOML, to stand above the first
 //! section. It does not judge the peers.
 
-use stockade_policy::whitelist::{CLOSED, Protocol, Rule, Target, Whitelist, contradict};
+use stockade_policy::whitelist::{Protocol, Rule, Target, Whitelist, contradict, is_closed};
+use stockade_protocol::{DenialReason, EgressDenial};
 
 use super::quoted;
 
@@ -14,10 +15,11 @@ pub fn peer(whitelist: &Whitelist, rule: &str) -> Option<String> {
     line(whitelist, &[rule.parse().ok()?])
 }
 
-/// The one line that adds all of these rules but those for closed addresses, each of which
-/// wants its own decision. Lines for single rules would replace one another.
-pub fn peers<'a>(whitelist: &Whitelist, rules: impl Iterator<Item = &'a str>) -> Option<String> {
-    let mut rules: Vec<Rule> = rules.filter_map(|rule| rule.parse().ok()).filter(|rule| !is_closed(rule)).collect();
+/// The one line that adds the rules of all these refusals but those of closed addresses, the
+/// host's own among them, each of which wants its own decision. Lines for single rules would
+/// replace one another.
+pub fn peers(whitelist: &Whitelist, denied: &[EgressDenial]) -> Option<String> {
+    let mut rules: Vec<Rule> = denied.iter().filter_map(open_rule).collect();
     // Of two that contradict each other, the one that allows more stays.
     rules.sort_by_key(|rule| rule.protocol != Protocol::AnyTcp);
     let mut chosen: Vec<Rule> = Vec::new();
@@ -29,8 +31,15 @@ pub fn peers<'a>(whitelist: &Whitelist, rules: impl Iterator<Item = &'a str>) ->
     line(whitelist, &chosen)
 }
 
-fn is_closed(rule: &Rule) -> bool {
-    matches!(&rule.target, Target::Network(network) if CLOSED.iter().any(|block| network.is_within(block)))
+/// The rule that a refusal offers, unless it would open a closed address.
+fn open_rule(denied: &EgressDenial) -> Option<Rule> {
+    // The gate knows the host's own addresses.
+    if matches!(denied.reason, DenialReason::ForbiddenRange | DenialReason::ResolvedToForbiddenRange) {
+        return None;
+    }
+    let rule: Rule = denied.allow.as_deref()?.parse().ok()?;
+    let opens = matches!(&rule.target, Target::Network(network) if is_closed(network.address()));
+    (!opens).then_some(rule)
 }
 
 fn line(whitelist: &Whitelist, rules: &[Rule]) -> Option<String> {
@@ -59,9 +68,42 @@ fn line(whitelist: &Whitelist, rules: &[Rule]) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
     use stockade_policy::{load_shipped, load_text};
+    use stockade_protocol::DenialKind;
 
     use super::*;
     use crate::compare::compare;
+
+    fn denial(rule: &str, reason: DenialReason) -> EgressDenial {
+        EgressDenial {
+            kind: DenialKind::Connect,
+            host: None,
+            addr: None,
+            port: None,
+            proto: None,
+            sni: None,
+            qtype: None,
+            reason,
+            allow: Some(rule.to_owned()),
+            line: None,
+            count: 1,
+            first_ms: 0,
+        }
+    }
+
+    #[test]
+    fn no_line_for_all_opens_a_closed_address() {
+        let whitelist = Whitelist::try_from(vec!["10.0.5.0/24:80".to_owned()]).unwrap();
+        for rule in ["169.254.169.254:80", "[64:ff9b::a9fe:a9fe]:80", "[2002:a9fe:a9fe::1]:80", "[2001:0:a9fe:a9fe::1]:80"] {
+            assert_eq!(peers(&whitelist, &[denial(rule, DenialReason::NoRule)]), None, "{rule}");
+        }
+        for reason in [DenialReason::ForbiddenRange, DenialReason::ResolvedToForbiddenRange] {
+            assert_eq!(peers(&whitelist, &[denial("10.0.5.1:80", reason)]), None, "{reason:?}");
+        }
+        for rule in ["[64:ff9b::a00:507]:80", "[2002:a00:507::1]:80", "10.0.6.1:80"] {
+            let line = peers(&whitelist, &[denial(rule, DenialReason::NoRule)]);
+            assert!(line.is_some_and(|line| line.contains(rule)), "the control: {rule}");
+        }
+    }
 
     #[test]
     fn a_contradicting_rule_is_removed_by_the_same_line() {
@@ -110,14 +152,15 @@ mod tests {
             "b.example:443",
             "b.example:443/tcp",
         ];
-        let line = peers(whitelist, rules.into_iter()).unwrap();
+        let of = |rules: &[&str]| -> Vec<EgressDenial> { rules.iter().map(|rule| denial(rule, DenialReason::NoRule)).collect() };
+        let line = peers(whitelist, &of(&rules)).unwrap();
         let expected = "egress.whitelist = { add = [\"api.example:443/tcp\", \"api.example:80/tcp\", \"b.example:443/tcp\", \"api.example:8080\"], remove = [\"api.example:80,443,8080\"] }";
         assert_eq!(line, expected);
         // Each alone would take the other's port away.
         let alone = rules.map(|rule| peer(whitelist, rule).unwrap());
         assert!(alone[0].contains("api.example:80,8080") && alone[1].contains("api.example:443,8080"), "{alone:?}");
-        assert_eq!(peers(whitelist, ["169.254.169.254:80", "nonsense"].into_iter()), None);
+        assert_eq!(peers(whitelist, &of(&["169.254.169.254:80", "nonsense"])), None);
         let child = Whitelist::try_from(vec!["api.example:80,443,8080".to_owned()]).unwrap();
-        assert!(peers(&child, std::iter::once("api.example:80,443,8080")).is_none());
+        assert!(peers(&child, &of(&["api.example:80,443,8080"])).is_none());
     }
 }
