@@ -5,9 +5,15 @@
 //! places of their own. What does not fit is counted. Alerts are compared with each denial when
 //! it happens, whether the list has room for it or not. Decides nothing.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use stockade_policy::alert::Alert;
+use stockade_policy::{
+    alert::Alert,
+    whitelist::{CLOSED, views},
+};
 use stockade_protocol::{DenialKind, DenialReason, EgressDenial, EgressFailure, EgressFlow, EgressMode, EgressReport};
 
 use crate::decide::{PeerDenial, Permit, closed_block};
@@ -16,10 +22,27 @@ use crate::decide::{PeerDenial, Permit, closed_block};
 pub const MAX_ENTRIES: usize = 256;
 /// Denials of one kind.
 pub const MAX_ENTRIES_PER_KIND: usize = 96;
-/// Places of the denials that only those have which meet an alert or concern a closed address.
-pub const MAX_NOTABLE: usize = 64;
-/// How many of them one alert or one closed block has.
-pub const MAX_NOTABLE_OF_ONE: usize = 8;
+/// Places that only denials have which meet an alert.
+pub const MAX_OF_ALERTS: usize = 32;
+/// How many of them one alert has.
+pub const MAX_OF_ONE_ALERT: usize = 8;
+/// Places that each closed block has, and how many of them the ports of one address may take.
+pub const MAX_OF_ONE_BLOCK: usize = 4;
+const MAX_OF_ONE_ADDRESS: usize = 2;
+/// Places that each address in [`METADATA`] has.
+const MAX_OF_ONE_SERVICE: usize = 2;
+/// Places of refusals by reason: the host's own addresses, and names that lead to closed ones.
+const MAX_BY_REASON: usize = 8;
+/// The sum of all these places. No kind of denial takes another's.
+pub const MAX_NOTABLE: usize = MAX_OF_ALERTS + MAX_OF_ONE_BLOCK * CLOSED.len() + MAX_OF_ONE_SERVICE * METADATA.len() + MAX_BY_REASON;
+/// The addresses of metadata services that lie in closed blocks with other addresses. One that is
+/// a block of its own needs no more.
+const METADATA: [IpAddr; 4] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+];
 /// Bytes of one text.
 const MAX_TEXT_LEN: usize = 255;
 
@@ -32,6 +55,7 @@ pub struct EgressRecord {
     failures: BTreeMap<FailureKey, usize>,
     kinds: BTreeMap<DenialKind, usize>,
     notable: BTreeMap<Notable, usize>,
+    of_addresses: BTreeMap<IpAddr, usize>,
     alerts: Vec<WatchedAlert>,
 }
 
@@ -47,6 +71,8 @@ struct WatchedAlert {
 enum Notable {
     /// The first alert that it meets.
     Alert(usize),
+    /// The metadata service at its address, or at one that it hides.
+    Service(usize),
     /// The closed block of its address.
     Closed(usize),
     /// An address of the host itself, or one that a name must not lead to.
@@ -122,10 +148,10 @@ impl EgressRecord {
     /// Something was refused.
     pub fn denied(&mut self, denied: &PeerDenial, now_ms: u64) {
         let text = |text: &Option<String>| text.as_deref().map(short);
-        let peers = [text(&denied.host), denied.address.map(|address| address.to_string())];
+        let names = [text(&denied.host), text(&denied.said)];
         let mut first_met = None;
         for (index, watched) in self.alerts.iter_mut().enumerate() {
-            if peers.iter().flatten().any(|peer| watched.alert.meets(peer)) {
+            if watched.alert.meets_peer(names.iter().flatten().map(String::as_str), denied.address) {
                 watched.is_met = true;
                 first_met.get_or_insert(index);
             }
@@ -160,24 +186,45 @@ impl EgressRecord {
 
     /// Takes a place for a denial, if there is one for it.
     fn has_room(&mut self, denied: &PeerDenial, first_met: Option<usize>) -> bool {
-        let closed = || denied.address.and_then(closed_block).map(Notable::Closed);
-        let by_reason = || {
-            use DenialReason::{ForbiddenRange, ResolvedToForbiddenRange, ResolvedToPrivateRange};
-            matches!(denied.reason, ForbiddenRange | ResolvedToForbiddenRange | ResolvedToPrivateRange).then_some(Notable::ByReason)
-        };
-        let ordinary: usize = self.kinds.values().sum();
-        if let Some(notable) = first_met.map(Notable::Alert).or_else(closed).or_else(by_reason) {
-            let all: usize = self.notable.values().sum();
-            let of_one = self.notable.entry(notable).or_default();
-            if all < MAX_NOTABLE && *of_one < MAX_NOTABLE_OF_ONE {
-                *of_one += 1;
-                return true;
-            }
+        use DenialReason::{ForbiddenRange, ResolvedToForbiddenRange, ResolvedToPrivateRange};
+        let address = denied.address.map(|address| address.to_canonical());
+        let service = address.and_then(|address| METADATA.iter().position(|service| views(address).any(|view| view == *service)));
+        let is_by_reason = matches!(denied.reason, ForbiddenRange | ResolvedToForbiddenRange | ResolvedToPrivateRange);
+        let places = [
+            first_met.map(Notable::Alert),
+            service.map(Notable::Service),
+            address.and_then(closed_block).map(Notable::Closed),
+            is_by_reason.then_some(Notable::ByReason),
+        ];
+        if places.into_iter().flatten().any(|notable| self.takes_notable(notable, address)) {
+            return true;
         }
+        let ordinary: usize = self.kinds.values().sum();
         let of_kind = self.kinds.entry(denied.kind).or_default();
         let has_room = ordinary < MAX_ENTRIES - MAX_NOTABLE && *of_kind < MAX_ENTRIES_PER_KIND;
         *of_kind += usize::from(has_room);
         has_room
+    }
+
+    /// Takes a place that is kept for this.
+    fn takes_notable(&mut self, notable: Notable, address: Option<IpAddr>) -> bool {
+        let of_alerts = || -> usize { self.notable.iter().filter(|(of, _)| matches!(of, Notable::Alert(_))).map(|(_, taken)| taken).sum() };
+        let of_address = || address.and_then(|address| self.of_addresses.get(&address)).copied().unwrap_or_default();
+        let (most, has_room) = match notable {
+            Notable::Alert(_) => (MAX_OF_ONE_ALERT, of_alerts() < MAX_OF_ALERTS),
+            Notable::Service(_) => (MAX_OF_ONE_SERVICE, true),
+            Notable::Closed(_) => (MAX_OF_ONE_BLOCK, of_address() < MAX_OF_ONE_ADDRESS),
+            Notable::ByReason => (MAX_BY_REASON, true),
+        };
+        let of_one = self.notable.entry(notable).or_default();
+        if !has_room || *of_one >= most {
+            return false;
+        }
+        *of_one += 1;
+        if let (Notable::Closed(_), Some(address)) = (notable, address) {
+            *self.of_addresses.entry(address).or_default() += 1;
+        }
+        true
     }
 
     /// Counts an event that no list has room for.
@@ -333,6 +380,52 @@ mod tests {
         assert!(record.report().denied.len() <= MAX_ENTRIES);
         let counted: u64 = record.report().denied.iter().map(|entry| entry.count).sum();
         assert_eq!(counted + record.report().omitted, 15_203);
+    }
+
+    #[test]
+    fn no_flood_of_closed_addresses_hides_the_metadata_service_or_another_block() {
+        let connect =
+            |address: IpAddr, port: u16| PeerDenial { address: Some(address), port: Some(port), ..denied(DenialKind::Connect, 1) };
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
+        // Every place that any denial may take is taken, but those of the last two.
+        for number in 0..=255 {
+            record.denied(&connect(IpAddr::from([203, 0, 113, number]), 80), 0);
+            for port in 1..9 {
+                for start in [[169, 254, 1], [0, 1, 1], [192, 0, 0], [224, 1, 1], [240, 1, 1]] {
+                    record.denied(&connect(IpAddr::from([start[0], start[1], start[2], number.min(100)]), port), 0);
+                }
+                let last = u16::from(number);
+                record.denied(&connect(IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, last]), port), 0);
+                record.denied(&connect(IpAddr::from([0xff02, 0, 0, 0, 0, 0, 0, last]), port), 0);
+                record.denied(&connect(IpAddr::from([168, 63, 129, 16]), port), 0);
+                record.denied(&connect(IpAddr::from([100, 100, 100, 200]), port), 0);
+            }
+        }
+        let omitted = record.report().omitted;
+        for address in ["169.254.169.254", "127.0.0.1", "fd00:ec2::254"] {
+            record.denied(&connect(address.parse().unwrap(), 80), 1);
+            assert_eq!(record.report().denied.last().unwrap().addr.as_deref(), Some(address));
+        }
+        assert_eq!(record.report().omitted, omitted);
+        // Ports of one address leave room for another of its block.
+        let mut record = EgressRecord::new("nft-tproxy", Vec::new());
+        (0..200).for_each(|number| record.denied(&denied(DenialKind::Connect, number), 0));
+        (1..200).for_each(|port| record.denied(&connect(IpAddr::from([127, 0, 0, 1]), port), 0));
+        record.denied(&connect(IpAddr::from([127, 0, 0, 2]), 80), 1);
+        assert_eq!(record.report().denied.last().unwrap().addr.as_deref(), Some("127.0.0.2"));
+        assert!(record.report().denied.len() <= MAX_ENTRIES);
+    }
+
+    #[test]
+    fn a_name_that_was_said_and_a_hidden_address_meet_an_alert() {
+        let alerts = ["egress:evil.example", "egress:169.254.*"].map(|text| Alert::try_from(text.to_owned()).unwrap());
+        let mut record = EgressRecord::new("nft-tproxy", alerts.to_vec());
+        record.denied(&PeerDenial { said: Some("a.example".to_owned()), ..denied(DenialKind::Tls, 1) }, 0);
+        assert_eq!(record.alerts_met(), Vec::<String>::new(), "the control");
+        record.denied(&PeerDenial { said: Some("evil.example".to_owned()), ..denied(DenialKind::Tls, 1) }, 0);
+        assert_eq!(record.alerts_met(), ["egress:evil.example"], "the control's entry is the same but for what was said");
+        record.denied(&PeerDenial { address: "64:ff9b::a9fe:a9fe".parse().ok(), ..denied(DenialKind::Connect, 1) }, 0);
+        assert_eq!(record.alerts_met(), ["egress:evil.example", "egress:169.254.*"]);
     }
 
     #[test]

@@ -628,8 +628,9 @@ fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> {
     let why = |reason| serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(String::from));
     let allowed = report.allowed.iter().map(|flow| peer(&flow.host, Some(&flow.addr), Some(flow.port), None, flow.connections));
     let is_named = |denied: &&EgressDenial| {
-        let peers = || [&denied.host, &denied.addr].into_iter().flatten();
-        alerts.iter().filter(|alert| alert.kind == AlertKind::Egress).any(|alert| peers().any(|peer| alert.meets(peer)))
+        let names = || [&denied.host, &denied.sni].into_iter().flatten().map(String::as_str);
+        let address = denied.addr.as_ref().and_then(|address| address.parse().ok());
+        alerts.iter().filter(|alert| alert.kind == AlertKind::Egress).any(|alert| alert.meets_peer(names(), address))
     };
     let (named, others): (Vec<_>, Vec<_>) = report.denied.iter().partition(is_named);
     let denied = named

@@ -3,7 +3,7 @@
 //! A match compares values that the launcher has; no pattern language runs on hostile text. An
 //! alert is a message only: it starts and stops nothing.
 
-use std::fmt;
+use std::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,7 @@ use crate::{
     check::{self, Checked},
     diagnostic::{Diagnostic, quote},
     names,
+    whitelist::{Name, views},
 };
 
 /// The value that an alert compares.
@@ -101,6 +102,32 @@ impl Alert {
     }
 }
 
+impl Alert {
+    /// Whether a refused peer matches: by a name, by its address, or by an IPv4 address that
+    /// this hides.
+    pub fn meets_peer<'n>(&self, mut names: impl Iterator<Item = &'n str>, address: Option<IpAddr>) -> bool {
+        let mut views = address.into_iter().flat_map(|address| views(address.to_canonical()));
+        names.any(|name| self.meets(name)) || views.any(|view| self.meets(&view.to_string()))
+    }
+}
+
+/// The peer of an alert as a denial writes it. None: no name or address is written so.
+fn peer(what: &str) -> Option<String> {
+    let Some(start) = what.strip_suffix('*') else {
+        return match what.parse::<IpAddr>() {
+            Ok(address) => Some(address.to_canonical().to_string()),
+            Err(_) => Name::new(what).ok().map(|name| name.to_string()),
+        };
+    };
+    let start = start.to_ascii_lowercase();
+    let is_v6 = start.contains(':');
+    let fits =
+        |byte: u8| if is_v6 { byte.is_ascii_hexdigit() || byte == b':' } else { byte.is_ascii_alphanumeric() || b"._-".contains(&byte) };
+    let has_zero = start.split(':').any(|group| group.len() > 4 || (group.len() > 1 && group.starts_with('0')));
+    let is_beginning = !start.starts_with(['.', '-']) && !start.contains("..") && !(is_v6 && has_zero);
+    (start.bytes().all(fits) && is_beginning).then(|| format!("{start}*"))
+}
+
 /// Reads one line of `alerts`.
 pub(crate) fn alert(text: &str) -> Checked<Alert> {
     let Some((kind, what)) = text.split_once(':') else {
@@ -119,6 +146,11 @@ pub(crate) fn alert(text: &str) -> Checked<Alert> {
     match kind {
         AlertKind::Verdict if looks_for_one && !VERDICTS.contains(&what) => Err(check::unknown("verdict", what, VERDICTS.iter().copied())),
         AlertKind::Syscall if looks_for_one && !names::is_syscall(what) => check::syscall(what).map(|what| Alert { kind, what }),
+        AlertKind::Egress => match peer(what) {
+            Some(what) => Ok(Alert { kind, what }),
+            None => Err(Diagnostic::new(format!("{} is not an alert", quote(text)), "no refused peer is written so")
+                .help("write a host name, an address, or the beginning of one and a star, such as \"egress:169.254.*\"; without a port")),
+        },
         _ => Ok(Alert { kind, what: what.to_owned() }),
     }
 }
@@ -140,6 +172,36 @@ mod tests {
         assert!(meets("egress:169.254.*", "169.254.169.254") && !meets("egress:169.254.*", "10.0.0.1"));
         assert!(meets("code:/etc/shadow", "open('/etc/shadow')") && meets("output:root:x:", "a\nroot:x:0"));
         assert!(!meets("output:a*", "ab"), "a text is looked for as it is");
+    }
+
+    #[test]
+    fn an_alert_for_a_peer_is_read_as_a_denial_writes_it() {
+        for (text, read) in [
+            ("egress:Evil.Example.", "egress:evil.example"),
+            ("egress:::ffff:169.254.169.254", "egress:169.254.169.254"),
+            ("egress:2001:DB8:0::1", "egress:2001:db8::1"),
+            ("egress:FE80:*", "egress:fe80:*"),
+            ("egress:Evil*", "egress:evil*"),
+            ("egress:*", "egress:*"),
+        ] {
+            assert_eq!(alert(text).map(|alert| alert.to_string()).ok().as_deref(), Some(read), "{text}");
+        }
+        for bad in
+            ["*.evil.example", "evil.example:80", "evil.example:8*", "[::1]:80", "10.0.0.0/8", "169.254", "a..b*", ".a*", "2001:0db8:*"]
+        {
+            assert!(alert(&format!("egress:{bad}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_alert_for_a_peer_is_met_by_what_it_hides_and_by_every_name() {
+        let meets =
+            |text: &str, name: &str, address: &str| alert(text).ok().unwrap().meets_peer(std::iter::once(name), address.parse().ok());
+        for address in ["169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1"] {
+            assert!(meets("egress:169.254.*", "a.example", address), "{address}");
+            assert!(!meets("egress:10.*", "a.example", address), "{address}");
+        }
+        assert!(meets("egress:evil.example", "evil.example", "10.0.0.1") && !meets("egress:evil.example", "a.example", "10.0.0.1"));
     }
 
     #[test]
