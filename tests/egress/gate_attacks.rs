@@ -388,3 +388,15 @@ say(len(open)); time.sleep(3)";
     // Each could have seven.
     assert!(most.1 >= 90 && most.0 < 200 << 20, "{} MiB in {} sockets", most.0 >> 20, most.1);
 }
+
+test!(Both, idle_connections_for_queries_leave_places_for_others, seconds 60);
+fn idle_connections_for_queries_leave_places_for_others() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
+    let script = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+say(attempt('10.0.5.7', 80))
+idle = [dial('8.8.8.8', 53) for _ in range(600)]
+say(attempt('10.0.5.7', 80))";
+    let ran = testbed.run(&["10.0.5.7:80"], script);
+    assert_eq!(ran.output, "connected\nconnected\n", "{ran:?}");
+}

@@ -369,6 +369,7 @@ impl GateService {
         // epoll reports what both hold already in the next turn.
         match purpose {
             Purpose::Names => {
+                self.limit_tcp_queries();
                 let names = TcpQuery::new(key, socket, self.now);
                 self.slots.replace(id, Slot::Names(Box::new(names)));
             }

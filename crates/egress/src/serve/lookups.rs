@@ -1,6 +1,7 @@
 //! Look-ups of names by the host's name servers, shared by the connections that wait for them.
 //!
-//! A name is looked up once at a time. Its answer serves for [`KEPT`], so that a program's next
+//! A name is looked up once at a time. Its answer serves for [`KEPT`] from its first address on, and
+//! a look-up that still waits for the other family then ends, so that a program's next
 //! connections do not ask again; each connection is decided on its addresses nevertheless. A
 //! look-up goes on after the connection that began it has gone, and its end is learned from.
 
@@ -34,10 +35,19 @@ pub(super) struct SharedLookups {
 struct SharedLookup {
     number: u32,
     lookup: Lookup,
-    /// The addresses that have come so far.
+    /// The addresses that have come so far, and when they came.
     found: Vec<IpAddr>,
+    found_at: Option<Instant>,
     /// The connections that wait for more.
     waiting: Vec<Id>,
+}
+
+impl SharedLookup {
+    /// The addresses of one family, where those of the other have not come while these served:
+    /// the next connection looks the name up anew.
+    fn ended(&self, now: Instant) -> Option<Vec<IpAddr>> {
+        self.found_at.filter(|at| now >= *at + KEPT).map(|_| self.found.clone())
+    }
 }
 
 type Answer = Result<Vec<IpAddr>, ResolveError>;
@@ -74,7 +84,7 @@ impl SharedLookups {
         self.answered.get(name).map(|(answer, _)| answer.clone())
     }
 
-    /// Keeps an answer. That a server failed is none.
+    /// Keeps an answer that came at this time. That a server failed is none.
     fn learn(&mut self, name: Name, answer: &Answer, now: Instant) {
         if !matches!(answer, Err(ResolveError::Failed | ResolveError::TimedOut)) {
             self.answered.insert(name, (answer.clone(), now + KEPT));
@@ -115,7 +125,7 @@ impl GateService {
             return LookupStart::Known(answer.map_or_else(Addresses::None, Addresses::Last));
         }
         self.shared.by_number.insert(number, name.clone());
-        self.shared.under_way.insert(name.clone(), SharedLookup { number, lookup, found: Vec::new(), waiting: vec![id] });
+        self.shared.under_way.insert(name.clone(), SharedLookup { number, lookup, found: Vec::new(), found_at: None, waiting: vec![id] });
         LookupStart::Waits
     }
 
@@ -132,7 +142,10 @@ impl GateService {
         let names: Vec<Name> = self.shared.under_way.keys().cloned().collect();
         for name in names {
             let Some(shared) = self.shared.under_way.get_mut(&name) else { continue };
-            let progress = shared.lookup.tick(&mut self.resolver, &self.poll, token(shared.number), self.now);
+            let progress = match shared.ended(self.now) {
+                Some(found) => Progress::Done(Ok(found)),
+                None => shared.lookup.tick(&mut self.resolver, &self.poll, token(shared.number), self.now),
+            };
             self.progressed(&name, progress);
         }
     }
@@ -143,6 +156,7 @@ impl GateService {
             Progress::Found(addresses) => {
                 let Some(shared) = self.shared.under_way.get_mut(name) else { return };
                 shared.found.clone_from(&addresses);
+                shared.found_at.get_or_insert(self.now);
                 for id in shared.waiting.clone() {
                     self.told(id, Addresses::Some(addresses.clone()));
                 }
@@ -150,7 +164,7 @@ impl GateService {
             Progress::Done(answer) => {
                 let Some(shared) = self.shared.under_way.remove(name) else { return };
                 self.shared.by_number.remove(&shared.number);
-                self.shared.learn(name.clone(), &answer, self.now);
+                self.shared.learn(name.clone(), &answer, shared.found_at.unwrap_or(self.now));
                 for id in shared.waiting {
                     let news = match &answer {
                         Ok(all) => Addresses::Last(all.iter().filter(|address| !shared.found.contains(address)).copied().collect()),
@@ -186,6 +200,23 @@ mod tests {
             assert_eq!(shared.known(&name, now + KEPT), None);
             assert!(shared.answered.is_empty(), "what no longer serves is not kept");
         }
+    }
+
+    #[test]
+    fn a_look_up_of_which_one_family_came_serves_no_longer_than_an_answer() {
+        let mut shared = SharedLookups::default();
+        let (name, now) = (Name::new("api.internal").unwrap(), Instant::now());
+        let mut resolver = crate::resolve::Resolver::new("", "nameserver 127.0.0.1\noptions timeout:10");
+        let poll = crate::poll::Poll::new().unwrap();
+        let (lookup, _) = Lookup::start(&mut resolver, name.as_str(), &poll, token(0), now);
+        let mut one = SharedLookup { number: 0, lookup, found: Vec::new(), found_at: None, waiting: Vec::new() };
+        assert_eq!(one.ended(now + Duration::from_secs(9)), None, "the control: nothing came");
+        one.found = vec![IpAddr::from([10, 0, 5, 7])];
+        one.found_at = Some(now);
+        assert_eq!(one.ended(now + Duration::from_millis(1900)), None);
+        assert_eq!(one.ended(now + KEPT), Some(one.found.clone()));
+        shared.learn(name.clone(), &Ok(one.found), now);
+        assert_eq!(shared.known(&name, now + KEPT), None, "its end lengthens nothing");
     }
 
     #[test]

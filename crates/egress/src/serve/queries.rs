@@ -16,8 +16,10 @@ use stockade_protocol::{DenialKind, DenialReason};
 use super::{GateService, Id, Slot, TURN};
 use crate::{decide::PeerDenial, dns, packet::Key, relay::reset_on_close};
 
-/// How long a connection with DNS queries may stay open.
-const TCP_QUERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection with DNS queries may stay open without one.
+const TCP_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections with DNS queries. The one whose last query is the oldest gives way to another.
+const MAX_TCP_QUERIES: usize = 32;
 
 pub(super) struct TcpQuery {
     pub(super) key: Key,
@@ -66,6 +68,20 @@ impl GateService {
         }
     }
 
+    /// Makes room for one more connection with queries.
+    pub(super) fn limit_tcp_queries(&mut self) {
+        if self.slots.count(|slot| matches!(slot, Slot::Names(_))) < MAX_TCP_QUERIES {
+            return;
+        }
+        let until = |slot: &Slot| if let Slot::Names(names) = slot { Some(names.until) } else { None };
+        if let Some(id) = self.slots.least_by(until)
+            && let Some(Slot::Names(names)) = self.slots.take(id)
+        {
+            reset_on_close(&names.socket);
+            self.forget(id, names.key);
+        }
+    }
+
     pub(super) fn advance_names(&mut self, id: Id, mut names: Box<TcpQuery>) {
         match self.converse(&mut names) {
             Ok(QueryProgress::Waiting) => self.slots.replace(id, Slot::Names(names)),
@@ -101,6 +117,7 @@ impl GateService {
                     }
                     let answer = dns::answer(message, &self.decider, &mut self.names, now);
                     names.asked.drain(..length);
+                    names.until = self.now + TCP_QUERY_TIMEOUT;
                     answer.denied.iter().for_each(|denied| self.deny(denied));
                     names.answers = answer.reply.map(|reply| dns::frame(&reply)).unwrap_or_default();
                     continue;

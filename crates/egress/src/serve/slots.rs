@@ -112,6 +112,10 @@ impl<T: Timed> Slots<T> {
         self.places.iter().filter_map(|place| place.content.as_ref()).any(holds)
     }
 
+    pub(super) fn count(&self, counts: impl Fn(&T) -> bool) -> usize {
+        self.places.iter().filter_map(|place| place.content.as_ref()).filter(|content| counts(content)).count()
+    }
+
     /// The one with the least key, of those that have one.
     pub(super) fn least_by<K: Ord>(&self, key: impl Fn(&T) -> Option<K>) -> Option<Id> {
         let keyed = (0..).zip(&self.places).filter_map(|(index, place)| {
