@@ -33,6 +33,7 @@ use crate::support::{
     leftovers::no_process_is_left,
     policy_dir::{PolicyDirectory, command_with_etc, derived, with_etc},
     runner::{directory, is_root, test, wait_within},
+    session::Session,
     timeouts::{scaled, scaled_limit},
     tracer::{Act, INIT, Point, trace},
 };
@@ -429,6 +430,48 @@ fn no_file_is_collected_that_the_code_could_not_read() {
         files.iter().find(|file| file["path"] == name).map(|file| file["text"].clone()).unwrap_or_default()
     };
     assert_eq!((read("roots"), read("everybodys"), read("own")), (Value::Null, json!("contents"), json!("contents")), "{}", done.result);
+}
+
+test!(RootOnly, nothing_is_read_or_written_for_root_in_its_scratch_that_code_could_not);
+fn nothing_is_read_or_written_for_root_in_its_scratch_that_code_could_not() {
+    let path = directory().join("of-root");
+    fs::create_dir_all(path.join("pd")).unwrap();
+    for (name, mode) in [("priv", 0o600), ("pd/x", 0o600), ("pd", 0o700), ("own", 0o600)] {
+        let path = path.join(name);
+        if name != "pd" {
+            fs::write(&path, "contents").unwrap();
+        }
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        if name != "own" {
+            chown_to_owner(&path);
+        }
+    }
+    let code = "for name in ('priv', 'pd/x', 'own'):\n try: print(open(name).read())\n except OSError as e: print(e.errno)";
+    let done = exec(json!({"code": code, "scratch": text(&path), "collect": ["priv", "pd/*", "own"]}));
+    // The control is the file of root's own, mode 0600.
+    assert_eq!(done.output(), "13\n13\ncontents\n", "{}", done.brief());
+    let read: Vec<&str> = done["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|file| file["text"] == "contents")
+        .filter_map(|file| file["path"].as_str())
+        .collect();
+    assert_eq!(read, ["own"], "{}", done["files"]);
+    let mut session = Session::open(&["--scratch", text(&path)]);
+    for name in ["priv", "pd/x"] {
+        session.refused(json!({"op": "read", "path": name}), "permission_denied");
+    }
+    for name in ["priv", "pd/x", "pd/new"] {
+        session.refused(json!({"op": "write", "path": name, "contents": "other"}), "permission_denied");
+    }
+    session.refused(json!({"op": "list", "path": "pd"}), "permission_denied");
+    session.write("own", json!("written"));
+    session.write("new/below", json!("written"));
+    assert_eq!(session.ask(json!({"op": "read", "path": "own"}))["text"], "written");
+    session.close();
+    assert_eq!(fs::read_to_string(path.join("priv")).unwrap(), "contents");
+    assert!(!path.join("pd/new").exists() && path.join("new/below").exists());
 }
 
 test!(Both, code_does_not_choose_what_its_environment_has_shown);

@@ -20,7 +20,7 @@ use stockade_policy::facts::Caller;
 use crate::{
     OpenedScratch,
     error::{describe, errno_of},
-    scratch::as_caller,
+    scratch::as_user,
     tree::{Walk, open_beneath, walk},
 };
 
@@ -140,15 +140,15 @@ impl<'a> Tree<'a> {
         Tree { directory, owner: Caller { uid: owner.0, gid: owner.1, groups: Vec::new() }, privileged }
     }
 
-    /// A host scratch; with its owner's groups where that is the caller.
+    /// A host scratch; with its owner's groups where that is the caller, and not root.
     pub fn host(scratch: &'a OpenedScratch, caller: &Caller, privileged: bool) -> Self {
         let (uid, gid) = scratch.facts.owner;
-        let owner = if caller.uid == uid { caller.clone() } else { Caller { uid, gid, groups: Vec::new() } };
+        let owner = if caller.uid == uid && uid != 0 { caller.clone() } else { Caller { uid, gid, groups: Vec::new() } };
         Tree { directory: &scratch.directory, owner, privileged }
     }
 
     fn act<T>(&self, act: impl FnOnce() -> Result<T, FileError>) -> Result<T, FileError> {
-        as_caller(&self.owner, self.privileged, act).map_err(FileError::OwnerRights)?
+        as_user(&self.owner, self.privileged, act).map_err(FileError::OwnerRights)?
     }
 
     /// Reads a file from `offset` on: `length` bytes, or to its end. More than `most` are not

@@ -17,7 +17,7 @@ use stockade_policy::{
     model::Policy,
     plan::{HostScratch, Protection},
 };
-use stockade_sys::cred;
+use stockade_sys::cred::{self, CapabilitySets};
 
 use crate::{identity, tree};
 
@@ -112,37 +112,50 @@ pub struct Opener<'a> {
     pub roots: &'a [PathBuf],
 }
 
-/// Takes on the caller's ids for as long as host paths are resolved. Leaving effective
+/// Takes on a user's ids for as long as host paths are resolved. Leaving effective
 /// uid 0 empties the effective capabilities; the kernel gives them back with it.
-struct AsCaller {
-    own_groups: Option<Vec<u32>>,
+struct AsUser {
+    own_groups: Vec<u32>,
+    /// Those of uid 0, which no change of ids takes away.
+    sets: Option<CapabilitySets>,
 }
 
-impl AsCaller {
-    fn enter(caller: &Caller, privileged: bool) -> Result<Self, Errno> {
-        if !privileged || caller.uid == 0 {
-            return Ok(AsCaller { own_groups: None });
-        }
+impl AsUser {
+    fn enter(user: &Caller) -> Result<Self, Errno> {
         let own: Vec<u32> =
             nix::unistd::getgroups().map_err(|errno| Errno::from_raw_os_error(errno as i32))?.iter().map(|group| group.as_raw()).collect();
-        cred::set_groups(&caller.groups)?;
-        cred::set_effective(caller.uid, caller.gid)?;
-        Ok(AsCaller { own_groups: Some(own) })
+        cred::set_groups(&user.groups)?;
+        cred::set_effective(user.uid, user.gid)?;
+        let sets = (user.uid == 0).then(cred::drop_effective).transpose()?;
+        Ok(AsUser { own_groups: own, sets })
     }
 
     fn leave(self) -> Result<(), Errno> {
-        let Some(groups) = self.own_groups else { return Ok(()) };
+        self.sets.map_or(Ok(()), |sets| cred::restore_sets(&sets))?;
         cred::restore_effective_root()?;
-        cred::set_groups(&groups)
+        cred::set_groups(&self.own_groups)
     }
 }
 
-/// Does something with the caller's ids and no capabilities, where root acts for another.
+/// Does something with the caller's ids and no capabilities, where root acts for another. Root
+/// itself keeps its own.
 ///
 /// # Errors
 /// The ids cannot be changed, or not changed back.
 pub fn as_caller<T>(caller: &Caller, privileged: bool, act: impl FnOnce() -> T) -> Result<T, Errno> {
-    let changed = AsCaller::enter(caller, privileged)?;
+    if caller.uid == 0 { Ok(act()) } else { as_user(caller, privileged, act) }
+}
+
+/// Does something in a tree with the ids of the user whose it is and no capabilities, also where
+/// that is root: code in it has none.
+///
+/// # Errors
+/// The ids cannot be changed, or not changed back.
+pub(crate) fn as_user<T>(user: &Caller, privileged: bool, act: impl FnOnce() -> T) -> Result<T, Errno> {
+    if !privileged {
+        return Ok(act());
+    }
+    let changed = AsUser::enter(user)?;
     let done = act();
     changed.leave()?;
     Ok(done)
@@ -154,7 +167,7 @@ pub fn as_caller<T>(caller: &Caller, privileged: bool, act: impl FnOnce() -> T) 
 /// Likewise.
 pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce() -> T) -> Result<T, Errno> {
     let stat = fstat(scratch)?;
-    as_caller(&Caller { uid: stat.st_uid, gid: stat.st_gid, groups: Vec::new() }, privileged, act)
+    as_user(&Caller { uid: stat.st_uid, gid: stat.st_gid, groups: Vec::new() }, privileged, act)
 }
 
 /// Judges what was opened at a place, and looks through it.

@@ -76,9 +76,37 @@ pub fn retain(capabilities: &[u32]) -> Result<()> {
     set_capabilities(&[low, low, 0, high, high, 0])
 }
 
+/// The capability sets of a thread.
+pub struct CapabilitySets([u32; 6]);
+
+/// Empties the effective set alone, and returns all sets as they were.
+///
+/// # Errors
+/// None from a correct kernel.
+pub fn drop_effective() -> Result<CapabilitySets> {
+    let header = [CAPABILITY_VERSION, 0];
+    let mut sets = [0u32; 6];
+    // SAFETY: a version 3 header and its two data elements, all alive and writable here.
+    unsafe { syscall(125, [header.as_ptr() as usize, sets.as_mut_ptr() as usize, 0, 0, 0, 0]) }?;
+    let [_, permitted, inheritable, _, permitted_high, inheritable_high] = sets;
+    set_capabilities(&[0, permitted, inheritable, 0, permitted_high, inheritable_high])?;
+    Ok(CapabilitySets(sets))
+}
+
+/// Undoes [`drop_effective`].
+///
+/// # Errors
+/// EPERM where the permitted set has shrunk meanwhile.
+pub fn restore_sets(sets: &CapabilitySets) -> Result<()> {
+    set_capabilities(&sets.0)
+}
+
+/// Version 3: two words for each set (capget(2)).
+const CAPABILITY_VERSION: u32 = 0x2008_0522;
+
 /// `sets` has the low words of effective, permitted and inheritable, then the high words.
 fn set_capabilities(sets: &[u32; 6]) -> Result<()> {
-    let header = [0x2008_0522u32, 0];
+    let header = [CAPABILITY_VERSION, 0];
     // SAFETY: a version 3 header and its two data elements, both alive here.
     unsafe { syscall(126, [header.as_ptr() as usize, sets.as_ptr() as usize, 0, 0, 0, 0]) }.map(drop)
 }
