@@ -376,6 +376,42 @@ fn a_set_id_program_in_scratch_stays_as_it_is() {
     assert_eq!(fs::read_to_string(scratch.join("set-id")).unwrap(), "#!/bin/true");
 }
 
+test!(RootOnly, a_program_with_file_capabilities_and_a_device_stay_as_they_are);
+fn a_program_with_file_capabilities_and_a_device_stay_as_they_are() {
+    let path = directory().join("of-root");
+    fs::create_dir(&path).unwrap();
+    for name in ["plain", "able"] {
+        write_file(&path.join(name), "#!/bin/true");
+        fs::set_permissions(path.join(name), Permissions::from_mode(0o755)).unwrap();
+        std::os::unix::fs::chown(path.join(name), Some(0), Some(0)).unwrap();
+    }
+    // cap_dac_read_search=ep: revision 2 with the effective bit, then permitted and inheritable words.
+    let words: [u32; 5] = [0x0200_0001, 1 << 2, 0, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::fs::setxattr(path.join("able"), c"security.capability", &bytes, rustix::fs::XattrFlags::empty()).unwrap();
+    let device = rustix::fs::makedev(1, 3);
+    rustix::fs::mknodat(rustix::fs::CWD, &path.join("null"), rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::RUSR, device)
+        .unwrap();
+    let code = "import mmap, os\nfor name in ('plain', 'able'):\n  try:\n    with open(name, 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[2:] = b'/bin/evil'; print(name)\n  except OSError as e: print(name, e.errno)\nfor name in ('plain', 'null'):\n  try: os.chmod(name, 0o666); print(name)\n  except OSError as e: print(name, e.errno)";
+    let done = exec(json!({"code": code, "scratch": text(&path)}));
+    // The control is the plain file.
+    assert_eq!(done.output(), "plain\nable 30\nplain\nnull 30\n", "{}", done.brief());
+    assert_eq!(fs::read_to_string(path.join("able")).unwrap(), "#!/bin/true");
+    assert_eq!(fs::metadata(path.join("null")).unwrap().mode() & 0o777, 0o400);
+}
+
+test!(RootOnly, a_directory_that_all_users_write_to_is_no_scratch_of_root);
+fn a_directory_that_all_users_write_to_is_no_scratch_of_root() {
+    let path = directory().join("open");
+    fs::create_dir(&path).unwrap();
+    for mode in [0o777, 0o1777, 0o703] {
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        ask(text(&path)).refused("scratch_shared", &["all users", "o-w"]);
+    }
+    fs::set_permissions(&path, Permissions::from_mode(0o775)).unwrap();
+    ask(text(&path)).succeeded();
+}
+
 test!(RootlessOnly, a_scratch_of_somebody_else_is_refused);
 fn a_scratch_of_somebody_else_is_refused() {
     ask("/var/tmp").refused("scratch_not_owned", &["uid 0"]);

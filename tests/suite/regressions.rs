@@ -296,6 +296,58 @@ fn what_lies_deeper_in_a_scratch_keeps_the_name_that_the_policy_goes_by() {
     assert_eq!(fs::read_to_string(scratch.join("lib/hooks/hook")).unwrap(), "HOSTS");
 }
 
+test!(Both, what_lies_above_anything_kept_from_code_keeps_its_name);
+/// Otherwise one run could move it past the walk of another that starts meanwhile.
+fn what_lies_above_anything_kept_from_code_keeps_its_name() {
+    let scratch = scratch();
+    for place in ["program", "socket", "fifo", "free"] {
+        let below = scratch.join(place).join("sub");
+        fs::create_dir_all(&below).unwrap();
+        write_file(&below.join("file"), "x");
+        for path in [&scratch.join(place), &below] {
+            chown_to_owner(path);
+        }
+    }
+    fs::set_permissions(scratch.join("program/sub/file"), Permissions::from_mode(0o4755)).unwrap();
+    let _listener = UnixListener::bind(scratch.join("socket/sub/socket")).unwrap();
+    rustix::fs::mknodat(CWD, scratch.join("fifo/sub/fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let code = "import os\nfor a in ('program', 'socket', 'fifo', 'free'):\n for path in (a + '/sub', a):\n  try: os.rename(path, path + '2'); print(path)\n  except OSError as e: print(path, e.errno)";
+    // The control is the one that holds nothing of the kind.
+    exec(json!({"code": code, "scratch": text(&scratch)})).expect(json!({
+        "output": "program/sub 16\nprogram 16\nsocket/sub 16\nsocket 16\nfifo/sub 16\nfifo 16\nfree/sub\nfree\n"
+    }));
+}
+
+test!(RootOnly, what_lies_beneath_a_mount_in_a_scratch_is_kept_from_the_code);
+/// The run gets a copy of the one mount, where the code would see what the other covers.
+fn what_lies_beneath_a_mount_in_a_scratch_is_kept_from_the_code() {
+    let scratch = scratch();
+    for name in ["below", "free", "../empty", "../full"] {
+        fs::create_dir(scratch.join(name)).unwrap();
+        chown_to_owner(&scratch.join(name));
+    }
+    for name in ["below/set-id", "free/file", "../full/set-id", "file", "../other"] {
+        write_file(&scratch.join(name), "contents");
+        if name.ends_with("set-id") {
+            fs::set_permissions(scratch.join(name), Permissions::from_mode(0o4755)).unwrap();
+        }
+    }
+    let code = "for name in ('below/set-id', 'free/file', 'file'):\n try: print(open(name).read())\n except OSError as e: print(e.errno)";
+    let request = json!({"code": code, "scratch": text(&scratch)}).to_string();
+    let script = "set -e; cd \"$1\"; [ -z \"$2\" ] || mount --bind \"$2\" \"$3\"; exec \"$STOCKADE\" exec";
+    for (over, under, output) in [
+        // The control: without a mount.
+        ("", "", "contents\ncontents\ncontents\n"),
+        ("../empty", "below", "13\ncontents\ncontents\n"),
+        ("../full", "below", "13\ncontents\ncontents\n"),
+        ("../other", "file", "contents\ncontents\n13\n"),
+    ] {
+        let mut command = run_under(&["unshare", "--mount", "sh", "-c", script, "sh", text(&scratch), over, under]);
+        let done = ExecResult::of(run_with_stdin(&mut command, request.as_bytes()));
+        assert_eq!(done.output(), output, "{over} over {under}: {}", done.brief());
+    }
+}
+
 test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90);
 fn no_link_on_the_way_to_a_protected_path_is_followed() {
     const RUNS: usize = 30;

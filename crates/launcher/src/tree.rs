@@ -10,8 +10,8 @@ use std::{
 };
 
 use rustix::{
-    fd::{AsFd, OwnedFd},
-    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, makedev, openat, openat2, statx},
+    fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, lgetxattr, makedev, openat, openat2, statx},
     io::Errno,
 };
 
@@ -57,6 +57,9 @@ pub(crate) struct TreeEntry<'a> {
     /// Path below the start, without a leading slash; bytes, which need not be UTF-8.
     pub(crate) path: &'a Path,
     pub(crate) kind: FileType,
+    /// Where it lies, and its name there.
+    parent: BorrowedFd<'a>,
+    name: &'a CStr,
     stat: Statx,
     /// A directory that is not entered, or not to its end: it is unreadable, too deep, has too
     /// long a path or is on another file system. A directory without search right is visited
@@ -70,9 +73,19 @@ impl TreeEntry<'_> {
         self.stat.stx_size
     }
 
-    /// Whether it is a program that runs with its owner's or its group's rights.
-    pub(crate) fn has_set_id(&self) -> bool {
-        self.kind.is_file() && Mode::from_raw_mode(self.stat.stx_mode.into()).intersects(Mode::SUID | Mode::SGID)
+    /// Whether it is a program that runs with other rights than its caller's: by set-ID bits, or
+    /// by file capabilities. True also where the kernel does not tell.
+    pub(crate) fn gives_rights(&self) -> bool {
+        let has_set_id = || Mode::from_raw_mode(self.stat.stx_mode.into()).intersects(Mode::SUID | Mode::SGID);
+        self.kind.is_file() && (has_set_id() || self.has_capabilities())
+    }
+
+    fn has_capabilities(&self) -> bool {
+        // No call of all kernels takes a directory and a name.
+        let directory = format!("/proc/self/fd/{}", self.parent.as_raw_fd());
+        let path = Path::new(&directory).join(OsStr::from_bytes(self.name.to_bytes()));
+        let none: &mut [u8] = &mut [];
+        !matches!(lgetxattr(&path, c"security.capability", none), Err(Errno::NODATA | Errno::NOTSUP | Errno::NOENT))
     }
 
     /// The bytes that are allocated for it.
@@ -181,7 +194,14 @@ fn walk_below(
             // A directory that may be listed and not searched.
             Err(Errno::ACCESS) => {
                 let stat = look_at(directory, c"")?;
-                return Ok(visit(&TreeEntry { path: as_path(path), kind: FileType::Directory, stat, closed: true }));
+                return Ok(visit(&TreeEntry {
+                    path: as_path(path),
+                    kind: FileType::Directory,
+                    parent: directory.as_fd(),
+                    name: c".",
+                    stat,
+                    closed: true,
+                }));
             }
             Err(errno) => return Err(errno),
         };
@@ -200,7 +220,7 @@ fn walk_below(
             Some(Err(errno)) => return Err(errno),
             None => (None, kind.is_dir()),
         };
-        let mut next = visit(&TreeEntry { path: as_path(path), kind, stat, closed });
+        let mut next = visit(&TreeEntry { path: as_path(path), kind, parent: directory.as_fd(), name, stat, closed });
         if let (Walk::On, Some(below)) = (next, &below) {
             next = walk_below(below, top_device, path, depth + 1, visit)?;
         }

@@ -92,7 +92,9 @@ pub enum ScratchProblem {
     #[error("it holds a home, or is a hidden directory of one, whose files shells and SSH obey; use another directory")]
     RootsHome,
     /// Every user writes there.
-    #[error("all users may write to it (mode 1777), and code could read and replace their files; use a directory below it")]
+    #[error(
+        "all users may write to it (o+w), and code could read and replace their files; use a directory below it, or close it to others: chmod o-w"
+    )]
     Shared,
     /// It is another user's.
     #[error("it belongs to uid {owner}, not to the caller (uid {caller})")]
@@ -104,7 +106,7 @@ pub enum ScratchProblem {
     },
     /// It holds too many paths that must be kept from the code.
     #[error(
-        "more than {MAX_PROTECTED} paths in it are to be kept from the code, such as {path:?} (by [scratch] hidden and read_only of policy `{policy}`, or as sockets, fifos and closed directories); remove what earlier code may have left, name whole directories in the policy, or use another scratch"
+        "more than {MAX_PROTECTED} paths in it are to be kept from the code, such as {path:?} (by [scratch] hidden and read_only of policy `{policy}`, or as sockets, fifos, devices, mounts and closed directories, with the directories above them); remove what earlier code may have left, name whole directories in the policy, or use another scratch"
     )]
     ProtectsTooMuch {
         /// The first one beyond.

@@ -1,8 +1,11 @@
 //! What of a host scratch must be kept from the code.
 //!
-//! These are matches of the policy's globs; programs with set-ID bits; sockets and fifos, at whose other end the host may
-//! sit; and directories that cannot be looked into, which the code could open to itself (chmod)
-//! and find any of these in. How they are covered is decided by the plan.
+//! These are matches of the policy's globs; programs with set-ID bits or file capabilities;
+//! sockets, fifos and devices, at whose other end the host may sit; directories that cannot be
+//! looked into, which the code could open to itself (chmod) and find any of these in; and what
+//! other mounts lie on, where the run sees something else. The directories above each are pinned,
+//! so that the code of one run moves nothing past the walk of another. How they are covered is
+//! decided by the plan. What somebody of the host moves during the walk may be missed.
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +38,7 @@ pub(super) struct Inspected {
 #[derive(Default)]
 struct Inspection {
     seen: Inspected,
-    /// Directories above what a glob has matched: they must not be renamed.
+    /// Directories above what is kept from the code: they must not be renamed.
     pinned: BTreeMap<PathBuf, Option<FileId>>,
     /// The ids of the directories above what is visited, its own the last.
     ids_above: Vec<Option<FileId>>,
@@ -90,17 +93,16 @@ impl Inspection {
         let id = is_shown.then(|| entry.file_id());
         self.ids_above.truncate(depth);
         self.ids_above.push(id);
-        let leads_out = (entry.closed || matches!(entry.kind, FileType::Socket | FileType::Fifo)).then_some(Protection::Hidden);
+        let is_file = matches!(entry.kind, FileType::RegularFile | FileType::Directory);
+        let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
         let named = named(policy, entry.path);
         // Through a mapping it could be changed and keep the bits, which write(2) takes away.
-        let obeyed = entry.has_set_id().then_some(Protection::ReadOnly);
+        let obeyed = entry.gives_rights().then_some(Protection::ReadOnly);
         let Some(protection) = leads_out.or(named).or(obeyed) else { return Walk::On };
         if protection == Protection::ReadOnly && is_below(&self.read_only) {
             return Walk::On;
         }
-        if named.is_some() {
-            self.pin_above(entry.path, depth);
-        }
+        self.pin_above(entry.path, depth);
         let kind = if entry.kind.is_dir() { PathKind::Directory } else { PathKind::File };
         match protection {
             Protection::Hidden => self.hidden = Some(entry.path.to_path_buf()),
