@@ -27,7 +27,7 @@ pub(super) fn judge(real: &Path, owner: u32, mode: Mode, opener: &Opener<'_>) ->
     if opener.roots.is_empty() {
         return Err(if owner == 0 { ScratchProblem::RootOwned } else { ScratchProblem::RootGroup });
     }
-    if mode.contains(Mode::SVTX | Mode::WOTH) {
+    if mode.contains(Mode::WOTH) {
         return Err(ScratchProblem::Shared);
     }
     let system = system_directory(real);
