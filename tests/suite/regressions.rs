@@ -348,6 +348,49 @@ fn what_lies_beneath_a_mount_in_a_scratch_is_kept_from_the_code() {
     }
 }
 
+test!(RootOnly, a_bind_mount_makes_no_scratch_of_what_the_host_trusts, seconds 60);
+fn a_bind_mount_makes_no_scratch_of_what_the_host_trusts() {
+    let place = directory().join("bound");
+    fs::create_dir(&place).unwrap();
+    let home = directory().join("stock");
+    fs::create_dir_all(home.join("work")).unwrap();
+    let program = home.join("stockade");
+    fs::copy(program_path().unwrap(), &program).unwrap();
+    let script = "set -e; mount --bind \"$1\" \"$2\"; shift 2; exec \"$@\" exec";
+    let run = |source: &Path, below: &str, words: &[&str]| {
+        let scratch = place.join(below);
+        let scratch = if below.is_empty() { &place } else { &scratch };
+        let mut command =
+            run_under(&[&["unshare", "--mount", "sh", "-c", script, "sh", text(source), text(&place)], words, &[text(&program)]].concat());
+        ExecResult::of(run_with_stdin(&mut command, json!({"code": "", "scratch": text(scratch)}).to_string().as_bytes()))
+    };
+    for (source, below, reason) in [
+        ("/etc", "", "scratch_in_system_directory"),
+        ("/etc", "ssl", "scratch_in_system_directory"),
+        ("/etc/ssl", "", "scratch_in_system_directory"),
+        ("/usr", "lib", "scratch_in_system_directory"),
+        ("/", "usr/bin", "scratch_in_system_directory"),
+        ("/run", "", "scratch_holds_registry"),
+        ("/", "", "scratch_is_home"),
+        ("/root", "", "scratch_is_home"),
+    ] {
+        if Path::new(source).join(below).is_dir() {
+            run(Path::new(source), below, &[]).refused(reason, &[]);
+        }
+    }
+    // The running program, also for an ordinary user; and a control beside it.
+    let own = OWNER.to_string();
+    let as_user =
+        ["setpriv", "--reuid", &own, "--regid", &own, "--clear-groups", "--inh-caps=-all", "env", "-u", "XDG_RUNTIME_DIR", "HOME=/"];
+    run(&home, "", &[]).refused("scratch_holds_the_launcher", &[text(&place)]);
+    run(&home, "work", &[]).succeeded();
+    for path in [&home, &home.join("work")] {
+        chown_to_owner(path);
+    }
+    run(&home, "", &as_user).refused("scratch_holds_the_launcher", &[text(&place)]);
+    run(&home, "work", &as_user).succeeded();
+}
+
 test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90);
 fn no_link_on_the_way_to_a_protected_path_is_followed() {
     const RUNS: usize = 30;

@@ -12,6 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::io::Errno;
+use stockade_launcher::scratch::place::Mounts;
 use stockade_policy::{
     model::{Access, Policy},
     plan::Interpreter,
@@ -35,6 +37,8 @@ pub(crate) enum TrustError {
     Environment { scratch: PathBuf, runtime: String, program: PathBuf, astray: PathBuf },
     #[error("scratch {}: {} lies in it, {}; use a directory that does not hold it", scratch.display(), path.display(), held.harm())]
     Holds { scratch: PathBuf, path: PathBuf, held: TrustedFile },
+    #[error("what lies in the scratch cannot be told, since /proc/self/mountinfo cannot be read: {0}; mount /proc")]
+    Mounts(#[from] Errno),
 }
 
 /// A file that later runs trust.
@@ -60,6 +64,7 @@ impl TrustedFile {
 impl RefusalCause for TrustError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
+            TrustError::Mounts(_) => return (Verdict::SandboxError, "mounts_unreadable"),
             TrustError::Environment { .. } => "scratch_holds_the_environment",
             TrustError::Holds { held: TrustedFile::Launcher, .. } => "scratch_holds_the_launcher",
             TrustError::Holds { held: TrustedFile::Policy, .. } => "scratch_holds_a_policy",
@@ -79,9 +84,10 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
+    let mounts = Mounts::read()?;
     let is_shown = |path: &Path| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
     let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
-    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch)) {
+    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch, &mounts)) {
         if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
             let (runtime, program) = (runtime.clone(), interpreter.program.clone());
             return Err(TrustError::Environment { scratch: scratch.to_path_buf(), runtime, program, astray: astray.clone() });
@@ -99,6 +105,7 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
+    let mounts = Mounts::read()?;
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
     // The program may have been started through a symlink.
@@ -112,19 +119,23 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     let policies = policies.map(|path| (TrustedFile::Policy, path));
     let log = audit::directory(identity).into_iter().map(|path| (TrustedFile::AuditLog, path));
     let registry = [(TrustedFile::Registry, registry_directory(identity))];
-    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch)) {
+    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch, &mounts)) {
         None => Ok(()),
         Some((held, path)) => Err(TrustError::Holds { scratch: scratch.to_path_buf(), path, held }),
     }
 }
 
 /// Whether a path leads into a directory, or a name in the path or in one of its symlinks lies
-/// there. The path need not exist.
-fn lies_in(path: &Path, directory: &Path) -> bool {
+/// there, through whatever mount. The path need not exist.
+fn lies_in(path: &Path, directory: &Path, mounts: &Mounts) -> bool {
     let mut passes = false;
+    let directory = mounts.place(directory);
     // Write permission in a directory does not allow replacing the directory itself.
-    let end = resolved(path, &mut |at| passes |= at.starts_with(directory) && at != directory);
-    passes || end.starts_with(directory)
+    let end = resolved(path, &mut |at| {
+        let at = mounts.place(at);
+        passes |= at.starts_with(&directory) && at != directory;
+    });
+    passes || mounts.place(&end).starts_with(&directory)
 }
 
 /// A path with its symlinks resolved, as far as it exists. `passed` gets each path on the way,
@@ -163,6 +174,8 @@ mod tests {
 
     #[test]
     fn a_path_lies_where_it_leads_and_where_its_name_stands() {
+        let mounts = Mounts::read().unwrap();
+        let lies_in = |path: &Path, directory: &Path| lies_in(path, directory, &mounts);
         let root = std::env::temp_dir().canonicalize().unwrap().join(format!("trusted-{}", std::process::id()));
         let [inner, other] = ["inner", "other"].map(|name| root.join(name));
         std::fs::create_dir_all(&inner).unwrap();

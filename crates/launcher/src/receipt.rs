@@ -5,7 +5,7 @@
 //! (`executor/src/evidence.rs`); the launcher keeps that evidence for the receipt. What the plan
 //! should be is not decided here.
 
-mod mounts;
+pub(crate) mod mounts;
 mod status;
 
 use std::{

@@ -24,11 +24,13 @@ use crate::{identity, tree};
 mod error;
 mod inspect;
 pub mod path;
+pub mod place;
 mod roots;
 pub(crate) mod usage;
 
 pub use error::{ScratchError, ScratchProblem};
 use inspect::{Inspected, inspect};
+use place::Mounts;
 use usage::TreeUse;
 
 /// About how often a host scratch is counted while the code runs.
@@ -182,7 +184,7 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
     }
     let mode = Mode::from_raw_mode(stat.st_mode);
     if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
-        roots::judge(&real, owner.0, mode, opener)?;
+        roots::judge(&real, owner.0, mode, opener, &Mounts::read().map_err(ScratchProblem::Unreadable)?)?;
     }
     let rights = mode.intersection(Mode::RWXU);
     if !rights.contains(Mode::RUSR | Mode::XUSR) {

@@ -107,7 +107,7 @@ fn each_line(file: &OwnedFd, check: &mut dyn FnMut(&[u8]) -> Result<(), LaunchEr
 }
 
 /// Undoes the octal escapes of mountinfo (`\040` for a space), into a buffer that is used again.
-fn unescape(field: &[u8], plain: &mut Vec<u8>) {
+pub(crate) fn unescape(field: &[u8], plain: &mut Vec<u8>) {
     plain.clear();
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {

@@ -17,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::model::Policy;
 
-use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish};
+use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish, place::Mounts};
 use crate::{
     resolve::{self, Follow, ResolveError, ResolvedPath},
     tree,
@@ -115,10 +115,17 @@ fn judge(real: &Path, opener: &Opener<'_>) -> Result<(), ScratchProblem> {
     if real.to_str().is_none() {
         return Err(ScratchProblem::NotUtf8(real.to_path_buf()));
     }
-    if real == Path::new("/") || opener.homes.iter().any(|home| home == real) {
+    let mounts = Mounts::read().map_err(ScratchProblem::Unreadable)?;
+    let place = mounts.place(real);
+    let is_home = |home: &Path| home == real || mounts.place(home) == place;
+    if is_home(Path::new("/")) || opener.homes.iter().any(|home| is_home(home)) {
         return Err(ScratchProblem::Home);
     }
-    if opener.registry.is_some_and(|registry| real.starts_with(registry) || registry.starts_with(real)) {
+    if opener
+        .registry
+        .map(|registry| mounts.place(registry))
+        .is_some_and(|registry| place.starts_with(&registry) || registry.starts_with(&place))
+    {
         return Err(ScratchProblem::Registry);
     }
     Ok(())

@@ -12,7 +12,10 @@ use std::{
 
 use rustix::fs::Mode;
 
-use super::{Opener, ScratchProblem};
+use super::{
+    Opener, ScratchProblem,
+    place::{Mounts, Place},
+};
 
 /// Directories of the system at the top of the tree, and those whose name begins with `lib`.
 const SYSTEM: [&str; 12] = ["bin", "boot", "dev", "etc", "opt", "proc", "run", "sbin", "snap", "sys", "usr", "var"];
@@ -23,19 +26,24 @@ const VAR_TMP: &str = "/var/tmp";
 ///
 /// # Errors
 /// It may not.
-pub(super) fn judge(real: &Path, owner: u32, mode: Mode, opener: &Opener<'_>) -> Result<(), ScratchProblem> {
+pub(super) fn judge(real: &Path, owner: u32, mode: Mode, opener: &Opener<'_>, mounts: &Mounts) -> Result<(), ScratchProblem> {
     if opener.roots.is_empty() {
         return Err(if owner == 0 { ScratchProblem::RootOwned } else { ScratchProblem::RootGroup });
     }
     if mode.contains(Mode::WOTH) {
         return Err(ScratchProblem::Shared);
     }
-    let system = system_directory(real);
+    let place = mounts.place(real);
+    let system = system_directory(real).or_else(|| system_place(&place, mounts));
     let may_be = |place: &&PathBuf| real.starts_with(place) && system.as_deref().is_none_or(|system| place.starts_with(system));
     if !opener.roots.iter().any(|place| may_be(&place)) {
         return Err(ScratchProblem::SystemDirectory { real: real.to_path_buf(), system });
     }
-    if opener.homes.iter().any(|home| home.starts_with(real) || is_hidden_in(real, home)) {
+    let is_homes = |home: &PathBuf| {
+        let at = mounts.place(home);
+        at.starts_with(&place) || place.below(&at).is_some_and(begins_hidden)
+    };
+    if opener.homes.iter().any(is_homes) {
         return Err(ScratchProblem::RootsHome);
     }
     Ok(())
@@ -48,10 +56,21 @@ fn system_directory(real: &Path) -> Option<PathBuf> {
     (is_system && !real.starts_with(VAR_TMP)).then(|| Path::new("/").join(first))
 }
 
-/// Whether a path is or lies in a hidden directory of a home: shells, SSH and desktops read those.
-fn is_hidden_in(real: &Path, home: &Path) -> bool {
-    let first = real.strip_prefix(home).ok().and_then(|below| below.components().next());
-    first.is_some_and(|first| first.as_os_str().as_bytes().starts_with(b"."))
+/// The directory of the system that a bind mount shows at a place, or something of it.
+fn system_place(place: &Place, mounts: &Mounts) -> Option<PathBuf> {
+    if place.starts_with(&mounts.place(Path::new(VAR_TMP))) {
+        return None;
+    }
+    let named = SYSTEM.iter().map(|name| Path::new("/").join(name));
+    let top = std::fs::read_dir("/").into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut system = named.chain(top.filter(|path| system_directory(path).is_some()));
+    system.find(|directory| place.starts_with(&mounts.place(directory)))
+}
+
+/// Whether a path below a home is or lies in a hidden directory: shells, SSH and desktops read
+/// those.
+fn begins_hidden(below: &Path) -> bool {
+    below.components().next().is_some_and(|first| first.as_os_str().as_bytes().starts_with(b"."))
 }
 
 #[cfg(test)]
@@ -69,7 +88,7 @@ mod tests {
         let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
         let opener =
             Opener { caller: &caller, privileged: true, unique_id: None, homes: &homes, registry: None, ceiling: None, roots: &roots };
-        judge(Path::new(path), 0, Mode::from_raw_mode(0o755), &opener)
+        judge(Path::new(path), 0, Mode::from_raw_mode(0o755), &opener, &Mounts::read().unwrap())
     }
 
     #[test]
