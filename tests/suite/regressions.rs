@@ -32,7 +32,7 @@ use crate::support::{
     },
     leftovers::no_process_is_left,
     policy_dir::{PolicyDirectory, command_with_etc, derived, with_etc},
-    runner::{directory, is_root, test, wait_within},
+    runner::{directory, eventually, is_root, test, wait_within},
     session::Session,
     timeouts::{scaled, scaled_limit},
     tracer::{Act, INIT, Point, trace},
@@ -389,6 +389,43 @@ fn a_bind_mount_makes_no_scratch_of_what_the_host_trusts() {
     }
     run(&home, "", &as_user).refused("scratch_holds_the_launcher", &[text(&place)]);
     run(&home, "work", &as_user).succeeded();
+}
+
+test!(Both, only_the_programs_own_file_is_removed_under_a_name_of_the_request, seconds 90);
+fn only_the_programs_own_file_is_removed_under_a_name_of_the_request() {
+    let scratch = scratch();
+    let program = scratch.join("app.py");
+    let request = |code: &str| json!({"code": code, "scratch": text(&scratch), "filename": "app.py"}).to_string();
+    let waits = request("import time; open('began', 'w').close(); time.sleep(600 if not __import__('os').path.exists('short') else 4)");
+    let begin = || {
+        let mut child = stockade(["exec"]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(waits.as_bytes()).unwrap();
+        assert!(eventually(Duration::from_secs(20), || scratch.join("began").exists()));
+        fs::remove_file(scratch.join("began")).unwrap();
+        child
+    };
+    // A launcher that is killed removes nothing; the next start does.
+    let mut child = begin();
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL).unwrap();
+    child.wait().unwrap();
+    assert!(program.exists());
+    exec(json!({"code": "", "scratch": text(&scratch)})).succeeded();
+    assert!(eventually(Duration::from_secs(20), || !program.exists()));
+    exec(json!({"code": "", "scratch": text(&scratch), "filename": "app.py"})).succeeded();
+    // What the host has put in its place, during the run or after the launcher's death, stays.
+    write_file(&scratch.join("short"), "");
+    for killed in [false, true] {
+        let mut child = begin();
+        write_file(&scratch.join("new"), "the host's");
+        fs::rename(scratch.join("new"), &program).unwrap();
+        if killed {
+            kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL).unwrap();
+        }
+        child.wait().unwrap();
+        exec(json!({"code": "", "scratch": text(&scratch)})).succeeded();
+        assert_eq!(fs::read_to_string(&program).unwrap(), "the host's");
+        fs::remove_file(&program).unwrap();
+    }
 }
 
 test!(Both, no_link_on_the_way_to_a_protected_path_is_followed, seconds 90);

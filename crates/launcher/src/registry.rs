@@ -375,6 +375,17 @@ impl Record {
         self.note(b"program", &[path.to_path_buf()])
     }
 
+    /// Notes the program's file under a name that the request has chosen, by the inode that was
+    /// made. Where the file system tells no birth time nothing is noted: an inode number is used
+    /// again.
+    ///
+    /// # Errors
+    /// The record cannot be written, or the file not looked at.
+    pub(crate) fn note_written(&mut self, path: &Path, file: &rustix::fd::OwnedFd) -> Result<(), LaunchError> {
+        let identity = leftover::identity(file, c"").map_err(|errno| failed("look at", path)(errno.into()))?;
+        identity.map_or(Ok(()), |identity| self.note(format!("written {identity}").as_bytes(), &[path.to_path_buf()]))
+    }
+
     /// Notes the directory of a proof, which goes with everything in it.
     ///
     /// # Errors

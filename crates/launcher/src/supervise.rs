@@ -138,10 +138,9 @@ struct Supervision<'a> {
     listener: Option<Listener>,
     /// None where the plan watches no modules.
     hooks: Option<HookEvents>,
+    /// What of the program's file in scratch is the run's to remove.
+    program: ProgramFile,
     /// Why the launcher has ended the run; the first cause stays.
-    /// What stands under the program's name in scratch is the run's to remove: nothing else can
-    /// have the name, or pid 1 has made the file.
-    program_is_ours: bool,
     cause: Option<Cause>,
     /// What failed; the first failure stays.
     failure: Option<LaunchError>,
@@ -151,6 +150,36 @@ struct Supervision<'a> {
     cpu_us_of_killed: Option<(u64, u64)>,
     // Last: a signal that was held back may end this process.
     teardown: Teardown,
+}
+
+/// What of the program's file in a scratch is the run's to remove.
+enum ProgramFile {
+    /// What stands under a random name, which nothing else has.
+    Random,
+    /// Nothing: the request has named it, and pid 1 has not made it.
+    Unwritten,
+    /// The file that pid 1 made under the request's name. While it is held, no other file gets
+    /// its inode number.
+    Written(OwnedFd),
+}
+
+impl ProgramFile {
+    /// Whether what stands at a name is to be removed.
+    ///
+    /// # Errors
+    /// What fstat(2) answers.
+    fn is_at(&self, scratch: &OwnedFd, name: &str) -> Result<bool, Errno> {
+        let written = match self {
+            ProgramFile::Random => return Ok(true),
+            ProgramFile::Unwritten => return Ok(false),
+            ProgramFile::Written(file) => rustix::fs::fstat(file)?,
+        };
+        match rustix::fs::statat(scratch, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) => Ok((there.st_dev, there.st_ino) == (written.st_dev, written.st_ino)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
 }
 
 /// The filter's listener.
@@ -224,7 +253,8 @@ impl<'a> Supervision<'a> {
     ) -> Result<Supervision<'a>, LaunchError> {
         let BegunSandbox { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
         let program_gone = plan.program_file.is_none();
-        let program_is_ours = plan.program_file.as_ref().is_some_and(|(_, name)| name.starts_with(registry::PROGRAM_PREFIX));
+        let is_random = plan.program_file.as_ref().is_some_and(|(_, name)| name.starts_with(registry::PROGRAM_PREFIX));
+        let program = if is_random { ProgramFile::Random } else { ProgramFile::Unwritten };
         let teardown = Teardown { sandbox, cgroup, record: inputs.record, program_gone, signals };
         Ok(Supervision {
             plan,
@@ -239,7 +269,7 @@ impl<'a> Supervision<'a> {
             callers: inputs.callers,
             listener: None,
             hooks: None,
-            program_is_ours,
+            program,
             cause: None,
             failure: None,
             asked_to_end: false,

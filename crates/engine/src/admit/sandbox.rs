@@ -127,7 +127,8 @@ impl<'a> SandboxBuilder<'a> {
             _ => self.record.as_mut(),
         };
         let writes_program = plan.scratch.host && self.purpose == Purpose::Run;
-        // One that the request has named may be another's file by the time of a sweep.
+        // One that the request has named may be another's file by the time of a sweep: it is
+        // noted by its inode, when it is made.
         let named = plan.program_file.as_ref().filter(|(_, name)| name.starts_with(PROGRAM_PREFIX));
         if let (Some(record), Some((directory, name)), true) = (record, named, writes_program) {
             record.note_program(&directory.join(name))?;

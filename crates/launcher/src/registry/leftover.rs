@@ -1,7 +1,7 @@
 //! Removing what a record lists: cgroups, a program's file, the directory of a proof.
 //!
 //! Code may have changed the places that a record names since it was written. So nothing is
-//! removed that does not have one of stockade's names, and no link is followed. What cannot be
+//! removed that does not have one of stockade's names or is not the very file that a run made, and no link is followed. What cannot be
 //! removed stays listed.
 
 use std::{
@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, AsRawFd, OwnedFd},
-    fs::{AtFlags, CWD, Dir, Mode, OFlags, chmod, fstat, openat, unlinkat},
+    fs::{AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, chmod, fstat, openat, statx, unlinkat},
     io::Errno,
 };
 
@@ -29,6 +29,11 @@ pub(super) fn remove(line: &[u8], until: Instant) -> bool {
     }
     if let Some(program) = line.strip_prefix(b"program ") {
         return remove_program(path(program));
+    }
+    if let Some(written) = line.strip_prefix(b"written ") {
+        let mut parts = written.splitn(2, |byte| *byte == b' ');
+        let (Some(identity), Some(written)) = (parts.next(), parts.next()) else { return true };
+        return remove_written(path(written), identity);
     }
     if let Some(proof) = line.strip_prefix(b"proof ") {
         return remove_directory(path(proof)).is_ok();
@@ -72,6 +77,27 @@ fn remove_program(path: &Path) -> bool {
     match unlinkat(&directory, name, AtFlags::empty()) {
         // A directory in its place is the code's own: ours was removed by it.
         Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => true,
+        Err(_) => false,
+    }
+}
+
+/// What tells a file from each other that has been there: device, inode and time of birth. None
+/// where the file system does not tell the last.
+pub(super) fn identity(at: impl AsFd, name: impl rustix::path::Arg) -> Result<Option<String>, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT;
+    let stat = statx(at, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+    let birth = &stat.stx_btime;
+    let told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    Ok(told.then(|| format!("{}:{}:{}:{}.{}", stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino, birth.tv_sec, birth.tv_nsec)))
+}
+
+/// Removes the very file that was made there, and no other of its name.
+fn remove_written(path: &Path, made: &[u8]) -> bool {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return true };
+    let Ok(directory) = crate::tree::open_directory(directory) else { return true };
+    match identity(&directory, name) {
+        Ok(Some(found)) if found.as_bytes() == made => matches!(unlinkat(&directory, name, AtFlags::empty()), Ok(()) | Err(Errno::NOENT)),
+        Ok(_) | Err(Errno::NOENT) => true,
         Err(_) => false,
     }
 }

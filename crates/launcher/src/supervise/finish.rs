@@ -109,13 +109,14 @@ impl Supervision<'_> {
     fn leave_scratch(&mut self) {
         let given_back = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only).map_or(Ok(()), |host| host.give_back());
         self.note(given_back, "give the scratch back to its owner");
-        if let (Some((_, name)), Some(scratch)) = (&self.plan.program_file, &self.quota.scratch)
-            && self.program_is_ours
-        {
+        if let (Some((_, name)), Some(scratch)) = (&self.plan.program_file, &self.quota.scratch) {
             // A run that failed early has written none; a read-only scratch holds none.
             // A directory in its place is the code's own.
-            let removed = unlinkat(scratch.root(), name.as_str(), AtFlags::empty());
-            self.teardown.program_gone = matches!(removed, Ok(()) | Err(Errno::NOENT | Errno::ISDIR));
+            self.teardown.program_gone = match self.program.is_at(scratch.root(), name) {
+                Ok(true) => matches!(unlinkat(scratch.root(), name.as_str(), AtFlags::empty()), Ok(()) | Err(Errno::NOENT | Errno::ISDIR)),
+                Ok(false) => true,
+                Err(_) => false,
+            };
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll, poll},
     fd::OwnedFd,
+    fs::{Mode, OFlags},
     io::Errno,
     process::Pid,
     thread::{CpuSet, sched_setaffinity},
@@ -20,7 +21,7 @@ use stockade_protocol::{
     step::Step,
 };
 
-use super::{Listener, Supervision, Token, failed, quota::ScratchFs};
+use super::{Listener, ProgramFile, Supervision, Token, failed, quota::ScratchFs};
 use crate::{
     LaunchError,
     child_data::tell,
@@ -133,9 +134,28 @@ impl Supervision<'_> {
         }
     }
 
+    /// Holds the file that pid 1 has made under the request's name, a moment ago: code has not
+    /// begun. Somebody of the host can have replaced it since, and loses that file.
+    fn hold_program(&mut self) {
+        let (Some((directory, name)), Some(scratch), ProgramFile::Unwritten) =
+            (&self.plan.program_file, &self.quota.scratch, &self.program)
+        else {
+            return;
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(scratch.root(), name.as_str(), flags, Mode::empty()) else { return };
+        if let Some(record) = &mut self.teardown.record
+            && self.quota.host_scratch().is_some()
+        {
+            // Without it the file stays where this launcher is killed, and nothing else.
+            let _best_effort = record.note_written(&directory.join(name), &file);
+        }
+        self.program = ProgramFile::Written(file);
+    }
+
     fn become_ready(&mut self, verified: Verified, evidence: &Evidence) {
         self.teardown.sandbox.take_back();
-        self.program_is_ours = true;
+        self.hold_program();
         let has_listener = self.listener.is_some();
         let receipt = receipt::assemble(self.plan, &verified.evidence, &self.teardown.cgroup, evidence, has_listener);
         let now = Instant::now();
