@@ -7,7 +7,7 @@ use std::{
     io::{Read, Write},
     os::unix::{
         ffi::OsStrExt,
-        fs::PermissionsExt,
+        fs::{MetadataExt, PermissionsExt},
         net::{UnixListener, UnixStream},
     },
     path::Path,
@@ -823,7 +823,7 @@ fn a_caller_of_sudo_ends_or_stops_no_run_before_its_record() {
     }
 }
 
-test!(RootOnly, a_registry_name_taken_in_tmp_first_stops_no_run);
+test!(serial RootOnly, a_registry_name_taken_in_tmp_first_stops_no_run);
 fn a_registry_name_taken_in_tmp_first_stops_no_run() {
     struct Taken(String);
     impl Drop for Taken {
@@ -848,7 +848,10 @@ fn a_registry_name_taken_in_tmp_first_stops_no_run() {
     };
     fs::create_dir(&place.0).unwrap();
     ask().succeeded().expect(json!({"output": "42\n"}));
-    assert!(home.join(".local/state/stockade/runs").is_dir());
+    let longer =
+        || fs::read_dir("/tmp").unwrap().flatten().map(|entry| entry.path()).find(|path| text(path).starts_with(&format!("{}-", place.0)));
+    let own_place = Taken(text(&longer().expect("a name that nobody knew")).to_owned());
+    assert_eq!(fs::metadata(&own_place.0).map(|there| (there.uid(), there.mode() & 0o777)).unwrap(), (USER, 0o700));
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
     // A file of the user's own, which somebody else has moved there.
     fs::remove_dir(&place.0).unwrap();

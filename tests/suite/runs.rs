@@ -161,7 +161,7 @@ fn a_caller_of_sudo_sees_and_ends_its_own_runs_only() {
     ExecResult::of(roots_own.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
 }
 
-test!(RootOnly, root_sees_and_ends_the_runs_of_an_ordinary_user);
+test!(serial RootOnly, root_sees_and_ends_the_runs_of_an_ordinary_user);
 fn root_sees_and_ends_the_runs_of_an_ordinary_user() {
     own_log();
     let home = directory().join("users");
@@ -181,7 +181,7 @@ fn root_sees_and_ends_the_runs_of_an_ordinary_user() {
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
 }
 
-test!(Both, kill_signals_no_process_but_the_launcher);
+test!(Both, kill_signals_no_process_but_the_launcher, seconds 60);
 /// A record can outlive its launcher, whose pid another process then has; or name any pid.
 fn kill_signals_no_process_but_the_launcher() {
     own_log();
@@ -209,7 +209,7 @@ fn kill_signals_no_process_but_the_launcher() {
     let held = File::open(&path).unwrap();
     held.lock().unwrap();
     let (status, said_of_it) = kill(&number);
-    assert!(status == Some(125) && said_of_it.contains("is not the launcher"), "{status:?}: {said_of_it}");
+    assert!(status == Some(125) && said_of_it.contains("has not ended within"), "{status:?}: {said_of_it}");
     drop(held);
     // The control: that process would have said so.
     assert!(bystander.try_wait().unwrap().is_none());
@@ -315,4 +315,188 @@ fn a_caller_of_sudo_loses_no_record_by_its_cgroup() {
     let killed = of("killed");
     assert_eq!(killed.len(), 1, "{killed:?}");
     assert_eq!((&killed[0]["event"], &killed[0]["run"], &killed[0]["who"]["uid"]), (&json!("lost"), &json!(run), &json!(OWNER)));
+}
+
+/// The registry that an ordinary user without a directory of the session has in `/tmp`.
+struct UsersRegistry(u32);
+
+impl UsersRegistry {
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/tmp/stockade-{}", self.0))
+    }
+
+    fn make(&self) {
+        fs::create_dir(self.path()).unwrap();
+        fs::set_permissions(self.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(self.path(), Some(self.0), Some(self.0)).unwrap();
+    }
+
+    /// A record with a note of that user's, whose lock is held until it is dropped.
+    fn forge(&self, slot: u32, run: &str) -> File {
+        let note = json!({"run": run, "who": {"uid": self.0, "gid": self.0, "on_behalf": false, "launcher_uid": self.0, "pid": std::process::id()},
+            "policy": {"name": "default", "origin": "shipped", "sha256": ""}, "id": "forged",
+            "begun": "2020-01-01T00:00:00Z", "via": "exec", "command": "", "mode": "off", "log": null});
+        let path = self.path().join(format!("run-{slot}"));
+        fs::write(&path, format!("run {note}\n")).unwrap();
+        std::os::unix::fs::chown(&path, Some(self.0), Some(self.0)).unwrap();
+        let file = File::open(&path).unwrap();
+        file.lock().unwrap();
+        file
+    }
+
+    /// The program as this user, with no directory of the session.
+    fn command(&self, arguments: &[&str]) -> std::process::Command {
+        let home = directory().join(format!("home-{}", self.0));
+        fs::create_dir_all(&home).unwrap();
+        std::os::unix::fs::chown(&home, Some(self.0), Some(self.0)).unwrap();
+        let (id, program) = (self.0.to_string(), program_path().unwrap());
+        let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", "--", text(&program)];
+        let mut command = run_under(&[&user[..], arguments].concat());
+        command.env("HOME", &home).env_remove("XDG_RUNTIME_DIR");
+        command
+    }
+
+    /// A run of this user's.
+    fn started(&self, id: &str) -> Child {
+        let scratch = scratch_named(id);
+        std::os::unix::fs::chown(&scratch, Some(self.0), Some(self.0)).unwrap();
+        let child = start(&mut self.command(&["exec"]), request(id, &scratch).as_bytes());
+        runs(&scratch);
+        child
+    }
+}
+
+impl Drop for UsersRegistry {
+    fn drop(&mut self) {
+        for entry in fs::read_dir("/tmp").into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&format!("stockade-{}", self.0)) {
+                let _removed = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+/// What `ps --json` lists, its status and what it says beside.
+fn ps(command: &mut std::process::Command) -> (Option<i32>, Vec<Value>, String) {
+    let output = command.output().unwrap();
+    let all: Value = serde_json::from_slice(&output.stdout).unwrap();
+    (output.status.code(), all["runs"].as_array().unwrap().clone(), String::from_utf8(output.stderr).unwrap())
+}
+
+test!(serial RootOnly, a_run_that_another_user_has_noted_too_is_ended, seconds 90);
+fn a_run_that_another_user_has_noted_too_is_ended() {
+    own_log();
+    let (forger, user) = (UsersRegistry(OWNER + 21), UsersRegistry(OWNER + 22));
+    forger.make();
+    // Root's own run: nobody else has a say in it.
+    let child = started("roots");
+    let run = number("roots");
+    let forged = [forger.forge(7, &run), forger.forge(8, "../../etc")];
+    let (status, all, said) = ps(&mut stockade(["ps", "--json"]));
+    assert_eq!((status, all.len(), &all[0]["id"]), (Some(125), 1, &json!("roots")), "{all:?} {said}");
+    assert!(said.contains(&format!("uid {}", forger.0)) && said.contains(&run), "{said}");
+    assert_eq!(kill(&run), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+    drop(forged);
+    // Another user's: both are told, and that one cannot be is said.
+    let child = user.started("users");
+    let run = number("users");
+    let forged = forger.forge(7, &run);
+    let (status, all, said) = ps(&mut stockade(["ps", "--json"]));
+    assert!(status == Some(125) && all.len() == 2 && said.contains("noted more than once"), "{all:?} {said}");
+    let (status, said) = kill(&run);
+    assert!(status == Some(125) && said.contains(&format!("uid {}", forger.0)), "{status:?} {said}");
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+    drop(forged);
+    // The control.
+    let child = user.started("alone");
+    assert_eq!(kill(&number("alone")), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
+test!(serial RootOnly, many_records_of_one_user_hide_no_other_run, seconds 60);
+fn many_records_of_one_user_hide_no_other_run() {
+    own_log();
+    let (forger, user) = (UsersRegistry(OWNER + 23), UsersRegistry(OWNER + 24));
+    forger.make();
+    let child = user.started("hidden");
+    let forged: Vec<File> = (0..200).map(|slot| forger.forge(slot, &format!("{slot:016x}"))).collect();
+    let few = |arguments: &[&str]| {
+        let program = program_path().unwrap();
+        run_under(&[&["prlimit", "--nofile=64:64", "--", text(&program)], arguments].concat())
+    };
+    let (status, all, said) = ps(&mut few(&["ps", "--json"]));
+    assert!(status == Some(0) && all.len() == 201 && said.is_empty(), "{status:?} {} {said}", all.len());
+    let run = all.iter().find(|run| run["id"] == "hidden").unwrap()["run"].as_str().unwrap();
+    assert!(few(&["kill", run]).status().unwrap().success());
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+    drop(forged);
+    // What cannot be read is said.
+    let _readable = forger.forge(1, "0000000000000001");
+    let _unreadable = forger.forge(2, "0000000000000002");
+    fs::set_permissions(forger.path().join("run-2"), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+    let (status, all, said) = ps(&mut forger.command(&["ps", "--json"]));
+    assert!(status == Some(125) && said.contains("run-2") && said.contains("EACCES"), "{status:?} {said}");
+    assert!(all.iter().any(|run| run["run"] == "0000000000000001"), "{all:?}");
+}
+
+test!(serial RootOnly, a_users_runs_are_found_wherever_they_were_noted, seconds 90);
+fn a_users_runs_are_found_wherever_they_were_noted() {
+    own_log();
+    let user = UsersRegistry(OWNER + 25);
+    // Somebody else has the name, and gives it back later.
+    fs::create_dir(user.path()).unwrap();
+    let mut child = user.started("moved");
+    let run = number("moved");
+    fs::remove_dir(user.path()).unwrap();
+    let session = directory().join("session");
+    fs::create_dir(&session).unwrap();
+    std::os::unix::fs::chown(&session, Some(user.0), Some(user.0)).unwrap();
+    let (_, plain, _) = ps(&mut user.command(&["ps", "--json"]));
+    let (_, elsewhere, _) = ps(user.command(&["ps", "--json"]).env("XDG_RUNTIME_DIR", &session));
+    assert!(plain.len() == 1 && plain == elsewhere && plain[0]["run"] == json!(run), "{plain:?} {elsewhere:?}");
+    // Lost, it is written down by a start with another environment, once.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for _ in 0..2 {
+        let mut command = user.command(&["exec"]);
+        command.env("XDG_RUNTIME_DIR", &session);
+        ExecResult::of(crate::support::exec::run_with_stdin(&mut command, br#"{"code": ""}"#)).succeeded();
+    }
+    let log = directory().join(format!("home-{}/.local/state/stockade/audit", user.0));
+    let lost: Vec<Value> = records(&log).into_iter().filter(|record| record["event"] == "lost").collect();
+    assert!(lost.len() == 1 && lost[0]["run"] == json!(run), "{lost:?}");
+    // The control: another user does not see it.
+    let child = user.started("seen");
+    assert_eq!(ps(&mut UsersRegistry(OWNER + 26).command(&["ps", "--json"])).1, Vec::<Value>::new());
+    assert!(user.command(&["kill", &number("seen")]).status().unwrap().success());
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
+test!(Both, kill_ends_a_run_whose_launcher_is_stopped);
+fn kill_ends_a_run_whose_launcher_is_stopped() {
+    own_log();
+    let child = started("stopped");
+    let run = number("stopped");
+    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    assert_eq!(kill(&run), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
+test!(RootOnly, kill_ends_a_run_in_another_pid_namespace);
+fn kill_ends_a_run_in_another_pid_namespace() {
+    own_log();
+    let place = scratch_named("apart");
+    let program = program_path().unwrap();
+    let mut command = run_under(&["unshare", "-p", "-f", "--mount-proc", text(&program), "exec"]);
+    let child = start(&mut command, request("apart", &place).as_bytes());
+    runs(&place);
+    let run = number("apart");
+    // From a namespace beside it, no process of it is to be seen.
+    let beside = run_under(&["unshare", "-p", "-f", "--mount-proc", text(&program), "kill", &run]).output().unwrap();
+    let said = String::from_utf8(beside.stderr).unwrap();
+    assert!(beside.status.code() == Some(125) && said.contains("PID namespace"), "{said}");
+    assert_eq!(kill(&run), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
 }

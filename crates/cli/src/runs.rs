@@ -22,12 +22,14 @@ pub(crate) fn list(json: bool) -> anyhow::Result<ExitCode> {
         Ok(all) => all,
         Err(refusal) => return Ok(refused(&refusal)),
     };
+    let status = if all.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(SANDBOX_ERROR) };
+    all.problems.iter().for_each(|problem| warn(&format!("stockade: {}", escape(problem, is_hidden))));
     if json {
-        print_json(&json!({ "schema": 1, "runs": all }))?;
-        return Ok(ExitCode::SUCCESS);
+        print_json(&json!({ "schema": 1, "runs": all.runs }))?;
+        return Ok(status);
     }
     let heads = ["ID", "POLICY", "USER", "SINCE", "COMMAND"].map(String::from);
-    let rows: Vec<[String; 5]> = std::iter::once(heads).chain(all.into_iter().map(row)).collect();
+    let rows: Vec<[String; 5]> = std::iter::once(heads).chain(all.runs.into_iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..4).map(width).collect();
     let line = |row: &[String; 5]| {
@@ -35,7 +37,7 @@ pub(crate) fn list(json: bool) -> anyhow::Result<ExitCode> {
         format!("{cells}{}", row[4])
     };
     print_text(&rows.iter().map(line).collect::<Vec<_>>().join("\n"))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(status)
 }
 
 fn row(run: runs::RunningRun) -> [String; 5] {
@@ -51,7 +53,7 @@ fn row(run: runs::RunningRun) -> [String; 5] {
 }
 
 pub(crate) fn kill(id: &str) -> anyhow::Result<ExitCode> {
-    Ok(runs::kill(id).map_or_else(|refusal| refused(&refusal), |_| ExitCode::SUCCESS))
+    Ok(runs::kill(id).map_or_else(|refusal| refused(&refusal), |()| ExitCode::SUCCESS))
 }
 
 fn refused(refusal: &stockade_engine::Refusal) -> ExitCode {

@@ -19,11 +19,7 @@ use std::{
 };
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::{
-    Inputs, LaunchError, Stdin, Streams,
-    registry::{Record, Registry},
-    scratch::OpenedScratch,
-};
+use stockade_launcher::{Inputs, LaunchError, Stdin, Streams, registry::Record, scratch::OpenedScratch};
 use stockade_policy::{
     model::AuditMode,
     plan::{Plan, plan},
@@ -175,7 +171,7 @@ pub struct Admission<'a> {
     collect: Vec<String>,
     record: Option<Record>,
     /// Where killed launchers may have left something.
-    unswept: Option<Registry>,
+    unswept: bool,
     state: Option<&'a SessionState>,
     /// What was seen of the host, for a sandbox that is prepared.
     pub(crate) seen: PathIds,
@@ -279,7 +275,7 @@ impl<'a> Admission<'a> {
             client: None,
             callers: &[],
             // What cannot be cleared away stays for the next start.
-            meanwhile: self.unswept.map(|registry| Box::new(move || drop(runs::sweep(&registry))) as _),
+            meanwhile: self.unswept.then(|| Box::new(|| drop(runs::sweep())) as _),
         };
         Ok((self.plan, inputs, sandbox))
     }

@@ -7,8 +7,9 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use rlimit::Resource;
@@ -24,10 +25,17 @@ use stockade_launcher::{
 use stockade_policy::facts::{CgroupFacts, HostFacts};
 use stockade_protocol::Verdict;
 
-use crate::{Refusal, RefusalCause, audit, caller::Identity};
+use crate::{Refusal, RefusalCause, admit::random_bytes, caller::Identity};
 
 /// The first host id that runs use; the run's number is added.
 const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
+const ROOTS_REGISTRY: &str = "/run/stockade";
+/// Has a directory for each user, which is that user's.
+const RUNTIME: &str = "/run/user";
+/// Is everybody's.
+const SHARED: &str = "/tmp";
+/// The name of a user's registry there begins so; the uid follows.
+const SHARED_PREFIX: &str = "stockade-";
 
 /// A host id that is the run's own, or why there is none. Neither: it was not asked for.
 ///
@@ -368,29 +376,98 @@ pub(crate) fn scratch_id(scratch: &OpenedScratch) -> Result<FileId, HostError> {
 /// # Errors
 /// Its directory is somebody else's, or cannot be made.
 pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
-    let directory = registry_directory(identity);
-    if let Some(parent) = directory.parent().filter(|parent| !identity.privileged && !parent.exists()) {
-        // What went wrong with it is said by the open after it.
-        let _there_or_not = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent);
-    }
-    Ok(Registry::open(&directory, rustix::process::geteuid().as_raw())?)
+    Ok(Registry::open(&registry_directory(identity), rustix::process::geteuid().as_raw())?)
 }
 
 /// Where that is. `/tmp` is everybody's: where somebody else has taken the name there, the
-/// user's own state directory has it.
+/// user's own directory has a longer one that nobody knows beforehand.
 pub fn registry_directory(identity: &Identity) -> PathBuf {
+    static NEW: OnceLock<PathBuf> = OnceLock::new();
     if identity.privileged {
-        return PathBuf::from("/run/stockade");
+        return PathBuf::from(ROOTS_REGISTRY);
+    }
+    if let Some(runtime) = runtime_registry() {
+        return runtime;
     }
     let uid = identity.caller.uid;
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
-    if let Some(runtime) = runtime {
-        return runtime.join("stockade");
-    }
-    let shared = PathBuf::from(format!("/tmp/stockade-{uid}"));
+    let shared = PathBuf::from(format!("{SHARED}/{SHARED_PREFIX}{uid}"));
     // Somebody else can also put a file of this user's there.
-    let taken = std::fs::symlink_metadata(&shared).is_ok_and(|there| there.uid() != uid || !there.is_dir() || there.mode() & 0o022 != 0);
-    audit::directory(identity).filter(|_| taken).map_or(shared, |log| log.with_file_name("runs"))
+    let is_free = matches!(fs::symlink_metadata(&shared), Err(error) if error.kind() == io::ErrorKind::NotFound);
+    if is_free || is_owners(&shared, uid) {
+        return shared;
+    }
+    let other = shared_registries(&mut Vec::new()).into_iter().find(|(_, owner)| *owner == uid);
+    other.map_or_else(|| NEW.get_or_init(|| longer_name(shared)).clone(), |(path, _)| path)
+}
+
+fn longer_name(shared: PathBuf) -> PathBuf {
+    let mut random = [0; 8];
+    match random_bytes(&mut random) {
+        Ok(()) => PathBuf::from(format!("{}-{:016x}", shared.display(), u64::from_ne_bytes(random))),
+        // It is another's, which is said when it is opened.
+        Err(_) => shared,
+    }
+}
+
+fn runtime_registry() -> Option<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute() && path.is_dir());
+    Some(runtime?.join("stockade"))
+}
+
+/// Every place where a run of the user who runs this may be noted: which one a start takes
+/// depends on its environment, and on what others have put into `/tmp` by then.
+pub(crate) fn registries(identity: &Identity, problems: &mut Vec<String>) -> Vec<PathBuf> {
+    if identity.privileged {
+        return vec![PathBuf::from(ROOTS_REGISTRY)];
+    }
+    let uid = identity.caller.uid;
+    let in_tmp = shared_registries(problems).into_iter().filter(|(_, owner)| *owner == uid).map(|(path, _)| path);
+    let places = [PathBuf::from(format!("{RUNTIME}/{uid}/stockade"))].into_iter().chain(runtime_registry()).chain(in_tmp);
+    // One may be named in two ways.
+    let mut all: Vec<PathBuf> = places.filter_map(|path| path.canonicalize().ok()).filter(|path| is_owners(path, uid)).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// The usual places of ordinary users' registries, each with its user.
+pub(crate) fn registries_of_others(problems: &mut Vec<String>) -> Vec<(PathBuf, u32)> {
+    let user = |name: &str| name.parse::<u32>().ok();
+    let in_runtime = names(Path::new(RUNTIME), problems)
+        .into_iter()
+        .filter_map(|name| Some((Path::new(RUNTIME).join(&name).join("stockade"), user(&name)?)));
+    let mut all: Vec<(PathBuf, u32)> = in_runtime.filter(|(path, uid)| is_owners(path, *uid)).collect();
+    all.extend(shared_registries(problems));
+    all.retain(|(_, uid)| *uid != 0);
+    all
+}
+
+/// The registries in `/tmp`: a name says whose it is, and so does its owner.
+fn shared_registries(problems: &mut Vec<String>) -> Vec<(PathBuf, u32)> {
+    let owned = |name: String| {
+        let uid = name.strip_prefix(SHARED_PREFIX)?.split('-').next()?.parse().ok()?;
+        let path = Path::new(SHARED).join(name);
+        is_owners(&path, uid).then_some((path, uid))
+    };
+    names(Path::new(SHARED), problems).into_iter().filter_map(owned).collect()
+}
+
+/// The names in a directory; none where it does not exist.
+fn names(directory: &Path, problems: &mut Vec<String>) -> Vec<String> {
+    let read = || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>();
+    match read() {
+        Ok(names) => names.into_iter().filter_map(|name| name.into_string().ok()).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            problems.push(format!("cannot read {}: {error}", directory.display()));
+            Vec::new()
+        }
+    }
+}
+
+/// Whether this is a directory of that user, which nobody else may write to.
+fn is_owners(path: &Path, uid: u32) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|there| there.uid() == uid && there.is_dir() && there.mode() & 0o022 == 0)
 }
 
 #[cfg(test)]

@@ -6,18 +6,24 @@
 //! of a request, and the hash and the beginning of its code, as a record of the log does.
 //!
 //! Root sees the runs of every user whose registry has its usual place, a caller of sudo its own
-//! through root, an ordinary user its own. Only a process that has a run's record open, and whose
-//! lock is held, gets a signal.
+//! through root, an ordinary user its own. Only a process that holds the lock of a run's record
+//! gets a signal.
+//!
+//! An ordinary user's records say what that user wants them to. Root's own registry is believed
+//! first; where several users note one run, each of their launchers is ended.
 
 use std::{
-    fs,
-    os::unix::fs::MetadataExt,
+    collections::{HashMap, HashSet},
+    io,
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
-use rustix::{fd::OwnedFd, io::Errno, process::pidfd_send_signal};
+use rustix::{
+    io::Errno,
+    process::{Signal, pidfd_send_signal},
+};
 use serde::{Deserialize, Serialize};
 use stockade_audit::{Actor, Code, Place, PolicyRef};
 use stockade_launcher::{
@@ -36,6 +42,10 @@ use crate::{
 /// How long a run may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How many records of one user may note the same run, which one does where nothing is made up.
+const MAX_RECORDS_OF_RUN: usize = 8;
+/// Hexadecimal digits of a run's number.
+const NUMBER_LEN: usize = 16;
 
 /// What was used to ask for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +97,13 @@ pub(crate) struct RunNote {
 }
 
 impl RunNote {
+    /// A note whose run has a number: an ordinary user can write anything into a record.
+    fn parse(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let is_number = |run: &str| run.len() == NUMBER_LEN && run.bytes().all(is_digit);
+        serde_json::from_str::<RunNote>(text).ok().filter(|note| is_number(&note.run))
+    }
+
     pub(crate) fn write(&self, record: &mut Record) -> Result<(), Refusal> {
         // It always has a JSON form: its path is text or was left out.
         Ok(record.note_run(&serde_json::to_string(self).unwrap_or_default())?)
@@ -98,13 +115,21 @@ pub(crate) fn note_end(record: &mut Record, place: &Place) -> Result<(), Refusal
     Ok(record.note_end(&serde_json::to_string(place).unwrap_or_default())?)
 }
 
-/// Removes what killed launchers have left, and writes their runs down as lost. What cannot be
-/// cleared away, and a lost run that its policy requires to be written down, stays for the next
-/// start.
-pub(crate) fn sweep(registry: &Registry) -> Result<(), Refusal> {
-    let on_behalf = caller::identify(None).is_ok_and(|identity| identity.on_behalf);
-    registry.sweep(&mut |noted, record| account(&noted, on_behalf, record))?;
-    Ok(())
+/// Removes what killed launchers of this user have left, in each place where they may have noted
+/// it, and writes their runs down as lost. What cannot be cleared away, and a lost run that its
+/// policy requires to be written down, stays for the next start.
+pub(crate) fn sweep() -> Result<(), Refusal> {
+    let identity = caller::identify(None)?;
+    let own = rustix::process::geteuid().as_raw();
+    let mut swept = Ok(());
+    for directory in facts::registries(&identity, &mut Vec::new()) {
+        let Some(registry) = Registry::existing(&directory) else { continue };
+        let trusted = Registry::open(registry.directory(), own);
+        let one = trusted.and_then(|registry| registry.sweep(&mut |noted, record| account(&noted, identity.on_behalf, record)));
+        // What is wrong with one place keeps no other.
+        swept = swept.and(one.map(drop));
+    }
+    Ok(swept?)
 }
 
 fn account(noted: &NotedRun, on_behalf: bool, record: &mut Record) -> bool {
@@ -144,12 +169,18 @@ enum RunsError {
     NoSuchRun(String),
     #[error("run {run} belongs to uid {owner}, not to uid {uid}")]
     NotYours { run: String, owner: u32, uid: u32 },
-    #[error("run {run} is noted by process {pid}, which is not the launcher that holds its record {}", record.display())]
-    Unknown { run: String, pid: u32, record: PathBuf },
-    #[error("cannot signal process {pid}, the launcher of run {run}: {errno}")]
-    Signal { run: String, pid: u32, errno: Errno },
-    #[error("run {run} has not ended within {} s: its launcher, process {pid}, does not act; it may be stopped", END_TIMEOUT.as_secs())]
-    Stuck { run: String, pid: u32 },
+    #[error(
+        "no process of uid {owner} that is to be seen here holds the lock of {}, the record of run {run}; its launcher may be in a PID namespace beside this one: call kill from that one or from one above it", record.display()
+    )]
+    Unknown { run: String, owner: u32, record: PathBuf },
+    #[error("cannot look for the launcher of run {run}: /proc: {error}")]
+    NoProc { run: String, error: io::Error },
+    #[error("cannot signal the launcher of run {run}, a process of uid {owner}: {errno}")]
+    Signal { run: String, owner: u32, errno: Errno },
+    #[error("run {run} has not ended within {} s: its launcher, a process of uid {owner} that holds the lock of {}, does not act", END_TIMEOUT.as_secs(), record.display())]
+    Stuck { run: String, owner: u32, record: PathBuf },
+    #[error("whether run {run} is alive is not known, since not every record can be read: {problem}")]
+    Unread { run: String, problem: String },
 }
 
 impl RefusalCause for RunsError {
@@ -158,10 +189,21 @@ impl RefusalCause for RunsError {
             RunsError::NoSuchRun(_) => (Verdict::BadRequest, "no_such_run"),
             RunsError::NotYours { .. } => (Verdict::BadRequest, "not_your_run"),
             RunsError::Unknown { .. } => (Verdict::SandboxError, "launcher_unknown"),
+            RunsError::NoProc { .. } => (Verdict::SandboxError, "no_proc"),
+            RunsError::Unread { .. } => (Verdict::SandboxError, "registry_unreadable"),
             RunsError::Signal { .. } => (Verdict::SandboxError, "launcher_unreachable"),
             RunsError::Stuck { .. } => (Verdict::SandboxError, "run_not_ended"),
         }
     }
+}
+
+/// The runs of a host, and what could not be read of them.
+#[derive(Debug)]
+pub struct RunList {
+    /// Those that this user may know of, the oldest first.
+    pub runs: Vec<RunningRun>,
+    /// Why some may be missing, or stand there that are not true.
+    pub problems: Vec<String>,
 }
 
 /// A run whose launcher lives, and its note.
@@ -173,108 +215,174 @@ struct FoundRun {
 }
 
 impl FoundRun {
+    /// Closes its record.
     fn describe(self) -> RunningRun {
         let RunNote { run, who, policy, id, begun, via, command, .. } = self.note;
         RunningRun { run, policy: policy.name, policy_sha256: policy.sha256, uid: self.uid, pid: who.pid, since: begun, via, command, id }
     }
 
-    fn launcher(&self) -> Result<OwnedFd, RunsError> {
-        let pid = self.note.who.pid;
-        let unknown = || RunsError::Unknown { run: self.note.run.clone(), pid, record: self.live.path().to_path_buf() };
-        let pidfd = self.live.launcher(pid.cast_signed()).ok_or_else(unknown)?;
-        // A record that came out of another PID namespace, or that a user has made up, names any pid.
-        if self.live.is_open_in(pid) && owner_of(pid) == Some(self.live.owner) { Ok(pidfd) } else { Err(unknown()) }
+    /// Tells its launcher to end it.
+    fn end(&self) -> Result<(), RunsError> {
+        let (run, owner) = (self.note.run.clone(), self.live.owner);
+        let launcher = match self.live.launcher() {
+            Ok(launcher) if launcher.is_empty() && self.live.is_alive() => {
+                return Err(RunsError::Unknown { run, owner, record: self.live.path().to_path_buf() });
+            }
+            Ok(launcher) => launcher,
+            Err(error) => return Err(RunsError::NoProc { run, error }),
+        };
+        for process in launcher {
+            // One that is stopped acts on nothing else.
+            for signal in [Signal::CONT, CANCEL] {
+                match pidfd_send_signal(&process, signal) {
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(errno) => return Err(RunsError::Signal { run, owner, errno }),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for_end(&self, until: Instant) -> Result<(), RunsError> {
+        while self.live.is_alive() {
+            if Instant::now() >= until {
+                let record = self.live.path().to_path_buf();
+                return Err(RunsError::Stuck { run: self.note.run.clone(), owner: self.live.owner, record });
+            }
+            thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
     }
 }
 
-/// The real uid of a process.
-fn owner_of(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
-}
-
-/// The runs that this user may know of.
-fn found(identity: &Identity) -> Result<Vec<FoundRun>, Refusal> {
-    let directory = facts::registry_directory(identity);
+/// Shows each run that this user may know of. Returns what cannot be read. Each has its record
+/// open: users decide how many there are.
+fn each(identity: &Identity, see: &mut dyn FnMut(FoundRun)) -> Vec<String> {
+    let mut problems = Vec::new();
     let own = rustix::process::geteuid().as_raw();
-    let mut all = found_in(&directory, own)?;
+    for directory in facts::registries(identity, &mut problems) {
+        each_in(&directory, own, &mut problems, see);
+    }
     if identity.privileged && !identity.on_behalf {
-        for (directory, owner) in registries_of_others() {
-            // What cannot be read there is that user's to care for.
-            all.extend(found_in(&directory, owner).unwrap_or_default());
+        for (directory, owner) in facts::registries_of_others(&mut problems) {
+            each_in(&directory, owner, &mut problems, see);
         }
     }
-    all.sort_by(|one, other| one.note.begun.cmp(&other.note.begun));
-    Ok(all)
+    problems
 }
 
-fn found_in(directory: &Path, owner: u32) -> Result<Vec<FoundRun>, Refusal> {
-    let parse = |live: LiveRun| {
-        let note: RunNote = serde_json::from_str(&live.noted.run).ok().filter(|_| live.owner == owner)?;
-        // Only root acts for others.
-        let uid = if owner == 0 { note.who.uid } else { owner };
-        Some(FoundRun { live, note, uid })
+fn each_in(directory: &Path, owner: u32, problems: &mut Vec<String>, see: &mut dyn FnMut(FoundRun)) {
+    let Some(registry) = Registry::existing(directory) else { return };
+    let runs = match registry.live_runs() {
+        Ok(runs) => runs,
+        Err(error) => return problems.push(error.to_string()),
     };
-    let Some(registry) = Registry::existing(directory) else { return Ok(Vec::new()) };
-    Ok(registry.live_runs()?.into_iter().filter_map(parse).collect())
+    for live in runs {
+        match live {
+            Ok(live) if live.owner == owner => {
+                let Some(note) = RunNote::parse(&live.noted.run) else { continue };
+                // Only root acts for others.
+                let uid = if owner == 0 { note.who.uid } else { owner };
+                see(FoundRun { live, note, uid });
+            }
+            Ok(_) => {}
+            Err(error) => problems.push(error.to_string()),
+        }
+    }
 }
 
-/// The usual places of ordinary users' registries, each with its user.
-fn registries_of_others() -> Vec<(PathBuf, u32)> {
-    let users = |parent: &str, prefix: &str, below: &str| -> Vec<(PathBuf, u32)> {
-        let entries = fs::read_dir(parent).into_iter().flatten().flatten();
-        let user = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix(prefix)?.parse::<u32>().ok();
-        entries.filter_map(|entry| Some((entry.path().join(below), user(&entry.file_name())?))).filter(|(_, uid)| *uid != 0).collect()
-    };
-    let mut all = users("/run/user", "", "stockade");
-    all.extend(users("/tmp", "stockade-", ""));
-    let is_its_users = |(path, uid): &(PathBuf, u32)| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir() && found.uid() == *uid);
-    all.retain(is_its_users);
-    all
-}
-
-/// Lists the runs on this host that this user may know of, the oldest first.
+/// Lists the runs on this host that this user may know of, the oldest first. What an ordinary
+/// user's record says of a run that root's registry has is left out.
 ///
 /// # Errors
-/// It is not known who asks, or the registry cannot be read.
-pub fn list() -> Result<Vec<RunningRun>, Refusal> {
+/// It is not known who asks.
+pub fn list() -> Result<RunList, Refusal> {
     let identity = caller::identify(None)?;
-    let is_theirs = |run: &FoundRun| !identity.on_behalf || run.uid == identity.caller.uid;
-    Ok(found(&identity)?.into_iter().filter(is_theirs).map(FoundRun::describe).collect())
+    let (mut roots, mut others) = (Vec::new(), Vec::new());
+    let mut problems = each(&identity, &mut |run| {
+        let is_theirs = !identity.on_behalf || run.uid == identity.caller.uid;
+        let kept = if run.live.owner == 0 { &mut roots } else { &mut others };
+        kept.extend(is_theirs.then(|| run.describe()));
+    });
+    let known: HashSet<String> = roots.iter().map(|run| run.run.clone()).collect();
+    let (made_up, others): (Vec<RunningRun>, Vec<RunningRun>) = others.into_iter().partition(|run| known.contains(&run.run));
+    let mut noted: HashMap<&str, Vec<u32>> = HashMap::new();
+    for run in &others {
+        noted.entry(&run.run).or_default().push(run.uid);
+    }
+    let doubled = noted.iter().filter(|(_, users)| users.len() > 1);
+    problems.extend(
+        doubled.map(|(run, users)| format!("run {run} is noted more than once, by the uids {users:?}: one at most tells the truth")),
+    );
+    problems.extend(made_up.iter().map(|run| format!("uid {} has noted run {}, which is in root's registry: left out", run.uid, run.run)));
+    let mut runs = roots;
+    runs.extend(others);
+    runs.sort_by(|one, other| one.since.cmp(&other.since));
+    Ok(RunList { runs, problems })
 }
 
-/// Ends a run as `cancelled`, and waits until nothing of it is left.
+/// Ends a run as `cancelled`, and waits until nothing of it is left. Where several users have
+/// noted it, all of theirs: one of them tells the truth.
 ///
 /// # Errors
 /// There is none, it is another user's, or it does not end.
-pub fn kill(run: &str) -> Result<RunningRun, Refusal> {
+pub fn kill(run: &str) -> Result<(), Refusal> {
     let identity = caller::identify(None)?;
-    let found = found(&identity)?.into_iter().find(|found| found.note.run == run);
-    let found = found.ok_or_else(|| RunsError::NoSuchRun(run.to_owned()))?;
-    if identity.on_behalf && found.uid != identity.caller.uid {
-        return Err(RunsError::NotYours { run: run.to_owned(), owner: found.uid, uid: identity.caller.uid }.into());
+    let mut found: Vec<FoundRun> = Vec::new();
+    let mut left_out = false;
+    let mut problems = each(&identity, &mut |seen| {
+        if seen.note.run == run {
+            let of_user = found.iter().filter(|other| other.live.owner == seen.live.owner).count();
+            if of_user < MAX_RECORDS_OF_RUN { found.push(seen) } else { left_out = true }
+        }
+    });
+    if left_out {
+        problems.push(format!("one user notes this run in more than {MAX_RECORDS_OF_RUN} records"));
     }
-    let pid = found.note.who.pid;
+    // Ordinary users have no say in what root's registry knows.
+    if found.iter().any(|found| found.live.owner == 0) {
+        found.retain(|found| found.live.owner == 0);
+        problems.clear();
+    }
+    if let Some(another) = found.iter().find(|found| identity.on_behalf && found.uid != identity.caller.uid) {
+        return Err(RunsError::NotYours { run: run.to_owned(), owner: another.uid, uid: identity.caller.uid }.into());
+    }
+    if found.is_empty() && problems.is_empty() {
+        return Err(RunsError::NoSuchRun(run.to_owned()).into());
+    }
+    let told: Vec<Result<(), RunsError>> = found.iter().map(FoundRun::end).collect();
     let until = Instant::now() + END_TIMEOUT;
-    if let Some(launcher) = still_alive(&found, found.launcher())? {
-        match pidfd_send_signal(&launcher, CANCEL) {
-            Ok(()) | Err(Errno::SRCH) => {}
-            Err(errno) => return Err(RunsError::Signal { run: run.to_owned(), pid, errno }.into()),
-        }
+    // Whoever cannot be told is not waited for; all the others are.
+    let ended = found.iter().zip(told).map(|(found, told)| told.and_then(|()| found.wait_for_end(until)));
+    let failures: Vec<RunsError> = ended.filter_map(Result::err).collect();
+    if let Some(failure) = failures.into_iter().next() {
+        return Err(failure.into());
     }
-    while found.live.is_alive() {
-        if Instant::now() >= until {
-            return Err(RunsError::Stuck { run: run.to_owned(), pid }.into());
-        }
-        thread::sleep(POLL_INTERVAL);
+    match problems.into_iter().next() {
+        Some(problem) => Err(RunsError::Unread { run: run.to_owned(), problem }.into()),
+        None => Ok(()),
     }
-    Ok(found.describe())
 }
 
-/// None where the run has ended meanwhile, as it was to.
-fn still_alive(found: &FoundRun, launcher: Result<OwnedFd, RunsError>) -> Result<Option<OwnedFd>, RunsError> {
-    match launcher {
-        Err(_) if !found.live.is_alive() => Ok(None),
-        launcher => launcher.map(Some),
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_note_without_a_runs_number_is_none() {
+        let note = |run: &str| {
+            let who = json!({"uid": 1000, "gid": 1000, "on_behalf": false, "launcher_uid": 1000, "pid": 7});
+            let policy = json!({"name": "default", "origin": "shipped", "sha256": ""});
+            let note = json!({"run": run, "who": who, "policy": policy, "id": null, "begun": "", "via": "exec", "command": "", "mode": "off", "log": null});
+            RunNote::parse(&note.to_string()).is_some()
+        };
+        assert!(note("4f1c2a9be07d3365"));
+        for other in ["../../etc", "", "4F1C2A9BE07D3365", "4f1c2a9be07d336", "4f1c2a9be07d33655"] {
+            assert!(!note(other), "{other}");
+        }
     }
 }

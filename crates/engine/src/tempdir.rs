@@ -65,7 +65,7 @@ impl TempDir {
         }
         let identity = caller::identify(None)?;
         let registry = facts::registry(&identity)?;
-        runs::sweep(&registry)?;
+        runs::sweep()?;
         let mut record = registry.claim()?;
         let path = parent.join(format!("{PROOF_PREFIX}{nonce:016x}"));
         record.note_proof(&path)?;

@@ -141,17 +141,25 @@ impl Registry {
         Ok(cleared)
     }
 
+    /// The records' paths: there are no more than runs may be alive, whatever else lies there.
     fn paths(&self) -> Result<Vec<PathBuf>, LaunchError> {
-        let entries = std::fs::read_dir(&self.directory).map_err(failed("read the registry", &self.directory))?;
-        Ok(entries.flatten().map(|entry| entry.path()).collect())
+        let failed = failed("read the registry", &self.directory);
+        let mut paths = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(&failed)? {
+            let path = entry.map_err(&failed)?.path();
+            paths.extend(slot_of(&path).map(|_| path));
+        }
+        Ok(paths)
     }
 
-    /// The runs whose launchers live.
+    /// The runs whose launchers live, one after the other: each has its record open, so a
+    /// registry with many records must not be kept whole. An error is about one record that
+    /// cannot be read.
     ///
     /// # Errors
     /// The directory cannot be read.
-    pub fn live_runs(&self) -> Result<Vec<LiveRun>, LaunchError> {
-        Ok(self.paths()?.iter().filter_map(|path| LiveRun::read(path)).collect())
+    pub fn live_runs(&self) -> Result<impl Iterator<Item = Result<LiveRun, LaunchError>>, LaunchError> {
+        Ok(self.paths()?.into_iter().filter_map(|path| LiveRun::read(&path).map_err(failed("read", &path)).transpose()))
     }
 
     /// Claims a free record.
@@ -196,7 +204,9 @@ fn nofollow() -> i32 {
 }
 
 fn slot_of(path: &Path) -> Option<u32> {
-    path.file_name()?.to_str()?.strip_prefix("run-")?.parse().ok()
+    let number = path.file_name()?.to_str()?.strip_prefix("run-")?;
+    // No two names are one slot.
+    number.parse().ok().filter(|slot: &u32| *slot < SLOTS && slot.to_string() == number)
 }
 
 fn lock_existing(path: &Path) -> Option<Record> {
@@ -239,18 +249,23 @@ pub struct LiveRun {
 }
 
 impl LiveRun {
-    /// The file may be somebody else's: it can be anything, and can change at any time.
-    fn read(path: &Path) -> Option<Self> {
-        slot_of(path)?;
+    /// The file may be somebody else's: it can be anything, and can change at any time. None
+    /// where it is no record of a live run.
+    fn read(path: &Path) -> std::io::Result<Option<Self>> {
         let flags = nofollow() | nix::libc::O_NONBLOCK;
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-        let metadata = file.metadata().ok()?;
+        let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+            Ok(file) => file,
+            // It has ended meanwhile, or is a link or a socket, which no launcher makes.
+            Err(error) => return none_where(error, &[Errno::NOENT, Errno::LOOP, Errno::NXIO]),
+        };
+        let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return None;
+            return Ok(None);
         }
         let mut live = LiveRun { noted: NotedRun { run: String::new(), end: None }, owner: metadata.uid(), file, path: path.to_path_buf() };
-        live.noted = live.noted_run()?;
-        live.is_locked().then_some(live)
+        let Some(noted) = live.noted_run() else { return Ok(None) };
+        live.noted = noted;
+        Ok(live.is_locked().then_some(live))
     }
 
     fn noted_run(&self) -> Option<NotedRun> {
@@ -278,25 +293,57 @@ impl LiveRun {
         is_linked && self.noted_run().is_some_and(|noted| noted.run == self.noted.run) && self.is_locked()
     }
 
-    /// Its launcher, `pid` by the record. None where that has ended. The pid is opened before it
-    /// is known that the launcher lives, so that no other process can have it.
-    pub fn launcher(&self, pid: i32) -> Option<OwnedFd> {
-        let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        self.is_alive().then_some(pidfd)
+    /// Its launcher: the processes of the record's owner that hold the record's lock, as the
+    /// kernel shows their descriptors in `/proc`. A pid in the record proves nothing: it may be of
+    /// another PID namespace, or made up. More than one is a launcher that makes its child just
+    /// now. None is found where the run has ended, or from another PID namespace than theirs.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn launcher(&self) -> std::io::Result<Vec<OwnedFd>> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc")? {
+            let pid = entry?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let Some(pid) = pid.filter(|pid| self.is_locked_by(*pid)) else { continue };
+            // By now another process can have its pid: asked once more, when that is held.
+            found.extend(pidfd_open(pid, PidfdFlags::empty()).ok().filter(|_| self.is_locked_by(pid)));
+        }
+        Ok(found)
     }
 
-    /// Whether this process has the record open.
-    pub fn is_open_in(&self, pid: u32) -> bool {
+    /// Whether a process of the record's owner holds the lock.
+    fn is_locked_by(&self, pid: Pid) -> bool {
+        let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+        if owner_of(&process) != Some(self.owner) {
+            return false;
+        }
         let id = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino());
         let Ok(own) = self.file.metadata().map(id) else { return false };
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        descriptors.filter_map(|entry| std::fs::metadata(entry.path()).ok()).any(|found| id(found) == own)
+        let descriptors = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut of_record = descriptors.filter(|entry| std::fs::metadata(entry.path()).is_ok_and(|found| id(found) == own));
+        // The lock belongs to one opening of the file. Who else has opened it only reads.
+        of_record.any(|entry| {
+            let info = std::fs::read_to_string(process.join("fdinfo").join(entry.file_name()));
+            info.is_ok_and(|info| {
+                info.lines().any(|line| line.starts_with("lock:") && line.contains(" FLOCK ") && line.contains(" WRITE "))
+            })
+        })
     }
 
     /// The record's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+fn none_where<T>(error: std::io::Error, expected: &[Errno]) -> std::io::Result<Option<T>> {
+    if expected.contains(&errno_of(&error)) { Ok(None) } else { Err(error) }
+}
+
+/// The real uid of a process.
+fn owner_of(process: &Path) -> Option<u32> {
+    let status = std::fs::read_to_string(process.join("status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_ascii_whitespace().next()?.parse().ok()
 }
 
 impl Record {
@@ -476,6 +523,10 @@ mod tests {
         Registry::open(&directory, rustix::process::geteuid().as_raw()).unwrap()
     }
 
+    fn live_runs(registry: &Registry) -> Vec<LiveRun> {
+        registry.live_runs().unwrap().map(Result::unwrap).collect()
+    }
+
     /// As if its launcher had been killed.
     fn kill(mut record: Record) {
         record.at_drop = AtDrop::Keep;
@@ -520,16 +571,32 @@ mod tests {
     fn only_a_run_whose_record_is_locked_is_alive() {
         let registry = registry("alive");
         let mut record = registry.claim().unwrap();
-        assert!(registry.live_runs().unwrap().is_empty(), "it holds no run yet");
+        assert!(live_runs(&registry).is_empty(), "it holds no run yet");
         record.note_run("one\ntwo").unwrap();
-        let live = registry.live_runs().unwrap().pop().unwrap();
+        let live = live_runs(&registry).pop().unwrap();
         assert_eq!((live.noted.run.as_str(), live.is_alive()), ("one two", true));
-        assert!(live.launcher(std::process::id().cast_signed()).is_some() && live.is_open_in(std::process::id()));
-        assert!(!live.is_open_in(1), "it has another process's record open");
+        assert_eq!(live.launcher().unwrap().len(), 1, "this process");
         kill(record);
-        assert!(!live.is_alive() && registry.live_runs().unwrap().is_empty());
-        assert!(live.launcher(std::process::id().cast_signed()).is_none(), "the pid may be another process's by now");
+        assert!(!live.is_alive() && live_runs(&registry).is_empty());
+        assert!(live.launcher().unwrap().is_empty(), "it has it open, and no lock");
         registry.sweep(&mut |_, _| true).unwrap();
         std::fs::remove_dir(registry.directory()).unwrap();
+    }
+
+    #[test]
+    fn what_no_launcher_makes_is_no_record() {
+        let registry = registry("names");
+        let mut record = registry.claim().unwrap();
+        record.note_run("one").unwrap();
+        let slot = record.slot();
+        let others = [format!("run-0{slot}"), format!("run-+{slot}"), format!("run-{SLOTS}"), String::from("run-"), String::from("other")];
+        for name in &others {
+            std::fs::hard_link(&record.path, registry.directory().join(name)).unwrap();
+        }
+        let link = registry.directory().join(format!("run-{}", (slot + 1) % SLOTS));
+        std::os::unix::fs::symlink(&record.path, &link).unwrap();
+        assert_eq!(live_runs(&registry).len(), 1);
+        drop(record);
+        std::fs::remove_dir_all(registry.directory()).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use stockade_launcher::{
     OpenedScratch,
-    registry::{Record, Registry},
+    registry::Record,
     scratch::{Opener, path::ScratchPath},
 };
 use stockade_policy::{
@@ -102,20 +102,12 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
 
 /// The run's record, and the registry, which is still to be swept. None where there is no
 /// registry and none is needed: an ordinary user's run in memory leaves nothing behind.
-pub(super) fn claim_record(
-    identity: &Identity,
-    needed: bool,
-    claim: bool,
-    cgroup: &CgroupFacts,
-) -> Result<Option<(Record, Registry)>, Refusal> {
+pub(super) fn claim_record(identity: &Identity, needed: bool, claim: bool, cgroup: &CgroupFacts) -> Result<Option<Record>, Refusal> {
     if !claim && !identity.privileged {
         return Ok(None);
     }
     let needed = needed || identity.privileged || !matches!(cgroup, CgroupFacts::Unavailable { .. });
-    let claim = || -> Result<_, Refusal> {
-        let registry = facts::registry(identity)?;
-        Ok((registry.claim()?, registry))
-    };
+    let claim = || -> Result<Record, Refusal> { Ok(facts::registry(identity)?.claim()?) };
     match claim() {
         Err(_) if !needed => Ok(None),
         claimed => claimed.map(Some),

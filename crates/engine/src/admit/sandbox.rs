@@ -6,7 +6,7 @@
 
 use stockade_launcher::{
     InitProcess, Inputs, LaunchError, Outcome, ReadySandbox, Teardown,
-    registry::{PROGRAM_PREFIX, Record, Registry},
+    registry::{PROGRAM_PREFIX, Record},
 };
 use stockade_policy::{
     facts::{CgroupFacts, HostFacts},
@@ -61,7 +61,7 @@ pub(super) struct SandboxBuilder<'a> {
     init: Option<Result<InitProcess, LaunchError>>,
     pub(super) record: Option<Record>,
     /// Where the record is, until what others have left there is cleared away.
-    pub(super) unswept: Option<Registry>,
+    pub(super) unswept: bool,
 }
 
 impl<'a> SandboxBuilder<'a> {
@@ -73,7 +73,7 @@ impl<'a> SandboxBuilder<'a> {
     pub(super) fn new(identity: &'a Identity, purpose: Purpose, needs_record: bool, may_be_prepared: bool) -> Result<Self, Refusal> {
         let cgroup = facts::cgroup_facts()?;
         let mut builder =
-            SandboxBuilder { identity, purpose, needs_record, may_be_prepared, cgroup, init: None, record: None, unswept: None };
+            SandboxBuilder { identity, purpose, needs_record, may_be_prepared, cgroup, init: None, record: None, unswept: false };
         if !may_be_prepared {
             builder.spawn()?;
         }
@@ -82,7 +82,8 @@ impl<'a> SandboxBuilder<'a> {
 
     fn spawn(&mut self) -> Result<(), Refusal> {
         let claims = self.purpose.claims();
-        (self.record, self.unswept) = claim_record(self.identity, self.needs_record, claims, &self.cgroup)?.unzip();
+        self.record = claim_record(self.identity, self.needs_record, claims, &self.cgroup)?;
+        self.unswept = self.record.is_some();
         self.init = claims.then(|| stockade_launcher::spawn(self.identity.privileged, &self.cgroup, self.record.as_mut()));
         Ok(())
     }
