@@ -29,7 +29,7 @@ use crate::support::{
     exec::{
         ExecResult, OWNER, exec, exec_bytes, exec_with, run_under, run_with_stdin, scratch, scratch_named, start, stockade, text, token,
     },
-    leftovers::dead_records,
+    leftovers::{dead_records, names, registry},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
     runner::{directory, eventually, is_root, test},
     session::Session,
@@ -737,4 +737,31 @@ fn a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated() {
         let through_sudo = stockade(["audit", "rotate"]).env("SUDO_UID", "1000").env("SUDO_GID", "1000").output().unwrap();
         assert!(through_sudo.status.code() == Some(125) && String::from_utf8_lossy(&through_sudo.stderr).contains("uid 1000"));
     }
+}
+
+test!(Both, a_rotation_makes_no_run_lost_whose_end_it_removes);
+fn a_rotation_makes_no_run_lost_whose_end_it_removes() {
+    let log = own_log();
+    // The launcher was killed after its end was written: its record names a run that stands there.
+    exec(json!({"code": "", "id": "ended"})).succeeded();
+    lose(begin(&mut stockade(["exec"]), "killed"));
+    let name = names(&registry()).into_iter().find(|name| name.starts_with("run-")).unwrap();
+    let record = fs::read_to_string(registry().join(&name)).unwrap();
+    let of_killed = record.lines().find(|line| line.starts_with("run ")).unwrap();
+    let killed: Value = serde_json::from_str(&of_killed[4..]).unwrap();
+    let file = log.join("audit-00000001.jsonl");
+    let lines = fs::read_to_string(&file).unwrap();
+    let ended = records(&log).into_iter().find(|record| record["id"] == "ended").unwrap();
+    let offset = lines.find(lines.lines().find(|line| line.contains("\"ended\"")).unwrap()).unwrap();
+    let of_ended = of_killed.replace(killed["run"].as_str().unwrap(), ended["run"].as_str().unwrap());
+    let end = json!({"file": text(&file), "offset": offset});
+    let other = registry().join(if name == "run-16000" { "run-16001" } else { "run-16000" });
+    fs::write(&other, format!("{of_ended}\nend {end}\n")).unwrap();
+    assert_eq!(audit(&["rotate", "--keep-days", "0"]).0, Some(0));
+    exec(json!({"code": "", "id": "later"})).succeeded();
+    assert!(!other.exists());
+    // The control: the other was lost, and the rotation wrote it down before it removed the file.
+    let standing: String = fs::read_dir(&log).unwrap().flatten().filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
+    assert!(!standing.contains(ended["run"].as_str().unwrap()), "{standing}");
+    assert_eq!(dead_records(), Vec::<String>::new());
 }

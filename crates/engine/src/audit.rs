@@ -80,6 +80,8 @@ pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
         return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid }.into());
     }
     let path = directory(&identity).ok_or(RecordRefusal::Rotate(RecordError::Nowhere))?;
+    // The end of a killed launcher's run may stand in a file that is removed now.
+    runs::sweep()?;
     if !path.exists() {
         return Ok(RotatedLog { appended: None, removed: Vec::new() });
     }
