@@ -258,3 +258,43 @@ fn a_callers_personality_is_not_the_codes() {
     let shown = run_under(&["setarch", "-R", "cat", "/proc/self/personality"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&shown.stdout), "00040000\n");
 }
+
+test!(Both, a_session_ends_with_the_process_that_started_it, seconds 60);
+/// Somebody else may hold the writing end of its input.
+fn a_session_ends_with_the_process_that_started_it() {
+    let program = program_path().unwrap();
+    let session = |options: &str, name: &str| {
+        let (fifo, place) = (directory().join(format!("{name}.fifo")), crate::support::exec::scratch_named(name));
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        // Open for both, it waits for no other end.
+        let writer = fs::File::options().read(true).write(true).open(&fifo).unwrap();
+        let answers = directory().join(format!("{name}.answers"));
+        let line = format!(
+            "{} session {options} --scratch {} <{} >{} & echo $! >{}.pid; wait",
+            text(&program),
+            text(&place),
+            text(&fifo),
+            text(&answers),
+            text(&answers)
+        );
+        let mut shell = run_under(&["sh", "-c", &line]).spawn().unwrap();
+        let is_ready = || fs::read_to_string(&answers).is_ok_and(|said| said.contains("ready"));
+        assert!(eventually(Duration::from_secs(10), is_ready));
+        let pid = fs::read_to_string(format!("{}.pid", text(&answers))).unwrap().trim().to_owned();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        (writer, answers, pid, place)
+    };
+    let lives = |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+    let (mut writer, answers, pid, place) = session("", "left");
+    let request = b"{\"op\": \"run\", \"code\": \"open('begun', 'w')\"}\n";
+    std::io::Write::write_all(&mut writer, request).unwrap();
+    assert!(eventually(Duration::from_secs(5), || !lives(&pid)), "it outlives its caller");
+    assert!(!place.join("begun").exists(), "{}", fs::read_to_string(answers).unwrap());
+    // The control: told to outlive it, it runs what it is sent.
+    let (mut writer, _, pid, place) = session("--outlive-caller", "kept");
+    std::io::Write::write_all(&mut writer, request).unwrap();
+    assert!(eventually(Duration::from_secs(10), || place.join("begun").exists()));
+    std::io::Write::write_all(&mut writer, b"{\"op\": \"close\"}\n").unwrap();
+    assert!(eventually(Duration::from_secs(5), || !lives(&pid)));
+}

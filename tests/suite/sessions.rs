@@ -242,7 +242,8 @@ fn a_reset_that_fails_leaves_a_session_that_says_so_until_one_succeeds() {
     let descriptors = |most: &str| {
         assert!(Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}:")]).status().unwrap().success());
     };
-    descriptors("4");
+    // poll(2) takes no more than that many, and the session waits for six things at most.
+    descriptors("6");
     let failed = session.ask(json!({"op": "reset"}));
     assert_eq!((&failed["ok"], &failed["reason"]), (&json!(false), &json!("session_ended")), "{failed}");
     descriptors("1024");

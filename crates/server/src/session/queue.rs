@@ -4,11 +4,11 @@
 //! ended; its answer keeps the order of the lines. Read-ahead is bounded. A line that is too
 //! long is read to its end and dropped. No line is executed here.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::BorrowedFd,
+    fd::{BorrowedFd, OwnedFd},
     io::Errno,
 };
 use stockade_engine::{Asked, Client, MAX_REQUEST, signals::Signals};
@@ -58,11 +58,15 @@ pub(crate) enum Event {
     Signal(i32),
     /// The reader of the answers has closed its end.
     OutputClosed,
+    /// A process that the session ends with has ended.
+    CallerGone,
 }
 
 /// The lines that were read and not yet executed.
 pub(crate) struct LineQueue<'s> {
     signals: &'s mut Signals,
+    /// Pidfds: the session ends when the first of their processes does.
+    callers: Arc<[OwnedFd]>,
     partial: Vec<u8>,
     too_long: bool,
     ready: VecDeque<(Command, usize)>,
@@ -77,10 +81,11 @@ pub(crate) struct LineQueue<'s> {
 }
 
 impl<'s> LineQueue<'s> {
-    pub(crate) fn new(signals: &'s mut Signals) -> Self {
+    pub(crate) fn new(signals: &'s mut Signals, callers: Arc<[OwnedFd]>) -> Self {
         let piece = vec![0; PIECE];
         LineQueue {
             signals,
+            callers,
             partial: Vec::new(),
             too_long: false,
             ready: VecDeque::new(),
@@ -99,6 +104,10 @@ impl<'s> LineQueue<'s> {
     /// Stdin cannot be read.
     pub(crate) fn next(&mut self, timeout: Option<Timespec>, end_of_prepared: Option<BorrowedFd<'_>>) -> Result<Event, Errno> {
         loop {
+            // Also before a line that was read already: nobody waits for its answer.
+            if self.is_caller_gone()? {
+                return Ok(Event::CallerGone);
+            }
             if let Some((command, length)) = self.ready.pop_front() {
                 self.waiting -= length;
                 return Ok(Event::Command(command));
@@ -109,18 +118,20 @@ impl<'s> LineQueue<'s> {
             let (stdin, stdout) = (rustix::stdio::stdin(), rustix::stdio::stdout());
             // Without a prepared sandbox stdout fills its place, and no event of it is requested.
             let (prepared, asked) = end_of_prepared.map_or((stdout, PollFlags::empty()), |end| (end, PollFlags::IN));
-            let mut fds = [
+            let mut fds = vec![
                 PollFd::new(&stdin, PollFlags::IN),
                 PollFd::new(&*self.signals, PollFlags::IN),
                 PollFd::new(&stdout, PollFlags::empty()),
                 PollFd::new(&prepared, asked),
             ];
+            fds.extend(self.callers.iter().map(|caller| PollFd::new(caller, PollFlags::IN)));
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(0) => return Ok(Event::Idle),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
-            let [input, signals, output, prepared] = fds.map(|fd| fd.revents());
+            let [input, signals, output, prepared] = [0, 1, 2, 3].map(|at: usize| fds.get(at).map_or(PollFlags::empty(), PollFd::revents));
+            drop(fds);
             if !signals.is_empty() {
                 match self.signals.take().filter(|signal| ending(*signal)) {
                     Some(signal) => return Ok(Event::Signal(signal)),
@@ -135,6 +146,15 @@ impl<'s> LineQueue<'s> {
             } else if prepared.contains(PollFlags::IN) {
                 return Ok(Event::PreparedExited);
             }
+        }
+    }
+
+    fn is_caller_gone(&self) -> Result<bool, Errno> {
+        let mut fds: Vec<PollFd<'_>> = self.callers.iter().map(|caller| PollFd::new(caller, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno),
         }
     }
 
@@ -260,7 +280,7 @@ mod tests {
     #[test]
     fn a_line_to_cancel_means_the_first_request_that_has_not_ended_or_the_one_it_names() {
         let mut signals = Signals::block().unwrap();
-        let mut queue = LineQueue::new(&mut signals);
+        let mut queue = LineQueue::new(&mut signals, Arc::default());
         let told = |queue: &mut LineQueue<'_>, line: &str| {
             queue.add(line.as_bytes());
             queue.complete();

@@ -5,7 +5,7 @@
 //! its launcher, and the session's file systems with their last descriptor. Admission and
 //! launch are the engine's.
 
-use std::io::Write;
+use std::{io::Write, sync::Arc};
 
 use rustix::event::Timespec;
 use serde::Serialize;
@@ -39,12 +39,16 @@ pub enum SessionEnd {
     OutputClosed,
 }
 
+/// SIGHUP, as for a run whose caller has ended.
+const HANG_UP: i32 = 1;
+
 /// Executes the lines of stdin and writes the answers to stdout. `remark` gets each result, to
 /// print warnings for a person.
 ///
 /// # Errors
 /// Stdin cannot be read, or stdout not written.
 pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, std::io::Error> {
+    let callers = Arc::clone(&options.ends_with);
     let opened = Signals::block().map_err(Refusal::from).and_then(|signals| Ok((signals, Session::open(options)?)));
     let (mut signals, mut session) = match opened {
         Ok(opened) => opened,
@@ -54,7 +58,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
             return Ok(SessionEnd::Refused(refusal.verdict));
         }
     };
-    let mut queue = LineQueue::new(&mut signals);
+    let mut queue = LineQueue::new(&mut signals, callers);
     let writer = ResponseWriter::new();
     let mut ended = writer.write(queue.signals(), &OkAnswer::new("ready", None, ReadyAnswer::of(&session)))?;
     loop {
@@ -73,6 +77,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
             }
             Event::End => return Ok(SessionEnd::Closed),
             Event::Signal(signal) => return Ok(SessionEnd::Signal(signal)),
+            Event::CallerGone => return Ok(SessionEnd::Signal(HANG_UP)),
             Event::OutputClosed => return Ok(SessionEnd::OutputClosed),
         };
         ended = match command {
