@@ -850,7 +850,7 @@ fn a_registry_name_taken_in_tmp_first_stops_no_run() {
     ask().succeeded().expect(json!({"output": "42\n"}));
     let longer =
         || fs::read_dir("/tmp").unwrap().flatten().map(|entry| entry.path()).find(|path| text(path).starts_with(&format!("{}-", place.0)));
-    let own_place = Taken(text(&longer().expect("a name that nobody knew")).to_owned());
+    let own_place = Taken(text(&longer().expect("a name that no other user knew")).to_owned());
     assert_eq!(fs::metadata(&own_place.0).map(|there| (there.uid(), there.mode() & 0o777)).unwrap(), (USER, 0o700));
     assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
     // A file of the user's own, which somebody else has moved there.

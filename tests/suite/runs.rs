@@ -388,7 +388,7 @@ fn a_run_that_another_user_has_noted_too_is_ended() {
     own_log();
     let (forger, user) = (UsersRegistry(OWNER + 21), UsersRegistry(OWNER + 22));
     forger.make();
-    // Root's own run: nobody else has a say in it.
+    // Root's own run: no other user has a say in it.
     let child = started("roots");
     let run = number("roots");
     let forged = [forger.forge(7, &run), forger.forge(8, "../../etc")];

@@ -380,7 +380,7 @@ pub fn registry(identity: &Identity) -> Result<Registry, Refusal> {
 }
 
 /// Where that is. `/tmp` is everybody's: where somebody else has taken the name there, the
-/// user's own directory has a longer one that nobody knows beforehand.
+/// user's own directory has a longer one that no other user knows beforehand.
 pub fn registry_directory(identity: &Identity) -> PathBuf {
     static NEW: OnceLock<PathBuf> = OnceLock::new();
     if identity.privileged {

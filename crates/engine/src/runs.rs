@@ -352,7 +352,7 @@ pub fn kill(run: &str) -> Result<(), Refusal> {
     }
     let told: Vec<Result<(), RunsError>> = found.iter().map(FoundRun::end).collect();
     let until = Instant::now() + END_TIMEOUT;
-    // Whoever cannot be told is not waited for; all the others are.
+    // A launcher that cannot be told is not waited for; all the others are.
     let ended = found.iter().zip(told).map(|(found, told)| told.and_then(|()| found.wait_for_end(until)));
     let failures: Vec<RunsError> = ended.filter_map(Result::err).collect();
     if let Some(failure) = failures.into_iter().next() {

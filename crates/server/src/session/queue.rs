@@ -104,7 +104,7 @@ impl<'s> LineQueue<'s> {
     /// Stdin cannot be read.
     pub(crate) fn next(&mut self, timeout: Option<Timespec>, end_of_prepared: Option<BorrowedFd<'_>>) -> Result<Event, Errno> {
         loop {
-            // Also before a line that was read already: nobody waits for its answer.
+            // Also before a line that was read already: no process waits for its answer.
             if self.is_caller_gone()? {
                 return Ok(Event::CallerGone);
             }
