@@ -390,8 +390,7 @@ fn a_program_with_file_capabilities_and_a_device_stay_as_they_are() {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     rustix::fs::setxattr(path.join("able"), c"security.capability", &bytes, rustix::fs::XattrFlags::empty()).unwrap();
     let device = rustix::fs::makedev(1, 3);
-    rustix::fs::mknodat(rustix::fs::CWD, &path.join("null"), rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::RUSR, device)
-        .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, path.join("null"), rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::RUSR, device).unwrap();
     let code = "import mmap, os\nfor name in ('plain', 'able'):\n  try:\n    with open(name, 'r+b') as f, mmap.mmap(f.fileno(), 0) as m: m[2:] = b'/bin/evil'; print(name)\n  except OSError as e: print(name, e.errno)\nfor name in ('plain', 'null'):\n  try: os.chmod(name, 0o666); print(name)\n  except OSError as e: print(name, e.errno)";
     let done = exec(json!({"code": code, "scratch": text(&path)}));
     // The control is the plain file.

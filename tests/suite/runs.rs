@@ -434,7 +434,7 @@ fn many_records_of_one_user_hide_no_other_run() {
     // What cannot be read is said.
     let _readable = forger.forge(1, "0000000000000001");
     let _unreadable = forger.forge(2, "0000000000000002");
-    fs::set_permissions(forger.path().join("run-2"), std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+    fs::set_permissions(forger.path().join("run-2"), std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     let (status, all, said) = ps(&mut forger.command(&["ps", "--json"]));
     assert!(status == Some(125) && said.contains("run-2") && said.contains("EACCES"), "{status:?} {said}");
     assert!(all.iter().any(|run| run["run"] == "0000000000000001"), "{all:?}");

@@ -262,7 +262,7 @@ impl<'a> Admission<'a> {
             stdin: match self.stdin {
                 StdinBytes::Null => Stdin::Null,
                 StdinBytes::Bytes(bytes) => Stdin::Bytes(bytes),
-                // Where output is captured nobody is at the other end.
+                // Where output is captured no caller reads stdin to it.
                 StdinBytes::Relay if streams == Streams::Capture => Stdin::Null,
                 StdinBytes::Relay => Stdin::Relay,
             },

@@ -204,7 +204,7 @@ fn uncounted() -> Denial {
         rule: String::from("the limits of a host scratch"),
         allow: None,
         help: Some(String::from(
-            "a program closed a directory to its owner, nested directories more than 200 deep, made the count take far too long, or kept deleted files that no count finds (mapped only, in messages between processes, in a process whose program nobody may read), and what they hold could be anything; no larger limit helps: keep u+rx on directories, keep such files in /tmp, or leave `scratch` out, since a private one needs no counting",
+            "a program closed a directory to its owner, nested directories more than 200 deep, made the count take far too long, or kept deleted files that no count finds (mapped only, in messages between processes, in a process of a program that its user may not read), and what they hold could be anything; no larger limit helps: keep u+rx on directories, keep such files in /tmp, or leave `scratch` out, since a private one needs no counting",
         )),
         hint: false,
         limit: None,

@@ -32,7 +32,7 @@ const MAX_RESISTANCE: Duration = Duration::from_millis(500);
 /// Processes that stand still until this is dropped.
 pub(crate) struct Hold {
     pid_one: i32,
-    /// Whom to let go on.
+    /// The processes that this has stopped, and lets go on.
     stopped: BTreeMap<i32, OwnedFd>,
     all: BTreeSet<i32>,
 }

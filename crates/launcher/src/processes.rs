@@ -114,7 +114,7 @@ pub(crate) struct NamelessFiles {
 }
 
 /// Which files without a name are looked for.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct FileQuery<'a> {
     /// The device that stat(2) shows.
     pub(crate) device: u64,
     /// Whether it may be the device that a map shows. None: maps and messages are not looked at.
@@ -124,7 +124,7 @@ pub(crate) struct Wanted<'a> {
 impl NamelessFiles {
     /// Looks at all processes but pid 1, which takes nothing from the code. None where `goes_on`
     /// said to end: code that forks and ends can keep ahead of the search.
-    pub(crate) fn of(pid_one: i32, wanted: &Wanted<'_>, goes_on: &mut dyn FnMut() -> bool) -> Option<Self> {
+    pub(crate) fn of(pid_one: i32, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> Option<Self> {
         let mut files = NamelessFiles::default();
         let mut looked_at: u64 = 0;
         let own = pid_one.to_string();
@@ -148,7 +148,7 @@ impl NamelessFiles {
         all.then_some(files)
     }
 
-    fn add(&mut self, stat: &Stat, info: &str, wanted: &Wanted<'_>) {
+    fn add(&mut self, stat: &Stat, info: &str, wanted: &FileQuery<'_>) {
         if stat.st_nlink == 0 && stat.st_dev == wanted.device {
             self.open.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
         }

@@ -124,8 +124,8 @@ fn peer(what: &str) -> Option<String> {
     let fits =
         |byte: u8| if is_v6 { byte.is_ascii_hexdigit() || byte == b':' } else { byte.is_ascii_alphanumeric() || b"._-".contains(&byte) };
     let has_zero = start.split(':').any(|group| group.len() > 4 || (group.len() > 1 && group.starts_with('0')));
-    let is_beginning = !start.starts_with(['.', '-']) && !start.contains("..") && !(is_v6 && has_zero);
-    (start.bytes().all(fits) && is_beginning).then(|| format!("{start}*"))
+    let is_no_beginning = start.starts_with(['.', '-']) || start.contains("..") || (is_v6 && has_zero);
+    (start.bytes().all(fits) && !is_no_beginning).then(|| format!("{start}*"))
 }
 
 /// Reads one line of `alerts`.

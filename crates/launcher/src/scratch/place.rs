@@ -1,6 +1,6 @@
 //! Where a path lies in its file system, whatever mount leads there.
 //!
-//! A bind mount gives a directory a second path. Whoever guards a directory compares places, which
+//! A bind mount gives a directory a second path. A guard of a directory compares places, which
 //! are the same through each mount of a file system. A mount that `/proc/self/mountinfo` does not
 //! list (the root of a chroot) has only its path. Other file systems that show the same files
 //! (overlays, network mounts) are not recognised.

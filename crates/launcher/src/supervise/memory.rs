@@ -17,7 +17,7 @@ use rustix::{
 };
 use stockade_sys::process::{Common, have_in_common};
 
-use crate::processes::{self, NamelessFiles, Wanted, kibibytes};
+use crate::processes::{self, FileQuery, NamelessFiles, kibibytes};
 
 /// As fast as two CPUs could fill memory: above what was measured.
 const BYTES_PER_US: u64 = 8192;
@@ -98,7 +98,7 @@ impl MemorySampler {
             goes_on()
         });
         let is_wanted = |device| device == self.device;
-        let files = NamelessFiles::of(pid_one, &Wanted { device: self.device, maps: Some(&is_wanted) }, goes_on);
+        let files = NamelessFiles::of(pid_one, &FileQuery { device: self.device, maps: Some(&is_wanted) }, goes_on);
         let in_files = files.as_ref().map_or(0, NamelessFiles::bytes);
         let hidden = if files.is_none_or(|files| files.may_be_more()) { growth } else { 0 };
         all.own + all.shared.max(in_files).max(hidden)

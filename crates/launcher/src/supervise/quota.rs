@@ -23,7 +23,7 @@ use crate::{
     cgroup::{Cgroup, CpuTime},
     error::ExecutorError,
     hold::Hold,
-    processes::{self, NamelessFiles, Wanted},
+    processes::{self, FileQuery, NamelessFiles},
     relay::is_readable,
     scratch::{
         self, INTERVAL_MS, MAX_GLANCE_MS,
@@ -419,7 +419,7 @@ impl Supervision<'_> {
         let memory = fstat(memfd_create("stockade", MemfdFlags::CLOEXEC)?)?.st_dev;
         // Some file systems show another device in a map: so all but what is known not to be it.
         let may_be = |device| Some(device) != tmpfs && device != memory;
-        let wanted = Wanted { device, maps: held.then_some(&may_be) };
+        let wanted = FileQuery { device, maps: held.then_some(&may_be) };
         Ok(NamelessFiles::of(self.teardown.sandbox.pid(), &wanted, goes_on))
     }
 
