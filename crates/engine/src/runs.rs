@@ -90,6 +90,7 @@ pub(crate) struct RunNote {
     /// What a record of its loss says of the code; none where nothing is written down.
     pub code: Option<Code>,
     /// The alerts that its loss raises.
+    #[serde(default)]
     pub alerts: Vec<String>,
     pub mode: AuditMode,
     /// The log's directory; none where it is not known.
