@@ -9,6 +9,8 @@ use std::{
     fs::{read_dir, read_to_string},
     io::ErrorKind,
     path::PathBuf,
+    thread::sleep,
+    time::Duration,
 };
 
 use rustix::{
@@ -80,18 +82,44 @@ pub(crate) fn written(pid_one: i32) -> Option<u64> {
         if pid == own {
             return true;
         }
-        match read_to_string(format!("/proc/{pid}/io")) {
-            Ok(text) => {
+        match io_of(pid) {
+            Ok(Some(text)) => {
                 let bytes = text.lines().find_map(|line| line.strip_prefix("write_bytes:")?.trim().parse::<u64>().ok());
                 all = all.zip(bytes).map(|(all, bytes)| all + bytes);
             }
             // Ended meanwhile: another has waited for it.
-            Err(error) if error.kind() == ErrorKind::NotFound || Errno::from_io_error(&error) == Some(Errno::SRCH) => {}
+            Ok(None) => {}
             Err(_) => all = None,
         }
         all.is_some()
     });
     all
+}
+
+/// The text of `/proc/PID/io`; none for a process that has ended. The kernel refuses it of one that
+/// is just ending: it has no memory any more.
+fn io_of(pid: &str) -> std::io::Result<Option<String>> {
+    const TRIES: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut read = read_to_string(format!("/proc/{pid}/io"));
+    for _ in 0..TRIES {
+        match &read {
+            Err(error) if is_refusal(error) && !has_ended(pid) => sleep(PAUSE),
+            _ => break,
+        }
+        read = read_to_string(format!("/proc/{pid}/io"));
+    }
+    match read {
+        Err(_) if has_ended(pid) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+/// Whether a process is a zombie, or is gone.
+fn has_ended(pid: &str) -> bool {
+    let Ok(stat) = read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    // Behind the name, which is the second field and may hold anything: proc_pid_stat(5).
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// The value of a line `key: N kB` of a file in `/proc`, in bytes.
