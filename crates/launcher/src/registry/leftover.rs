@@ -1,8 +1,8 @@
 //! Removing what a record lists: cgroups, a program's file, the directory of a proof.
 //!
-//! Code may have changed the places that a record names since it was written. So nothing is
-//! removed that does not have one of stockade's names or is not the very file that a run made, and no link is followed. What cannot be
-//! removed stays listed.
+//! Code may have changed the places that a record names since it was written. So only what has one
+//! of stockade's names, or is the very file that a run made, is removed, and no link is followed.
+//! What cannot be removed stays listed.
 
 use std::{
     ffi::OsStr,
