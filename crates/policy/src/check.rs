@@ -9,6 +9,7 @@ use stockade_protocol::LimitKey;
 use crate::{
     diagnostic::{Diagnostic, Located, quote},
     names,
+    plan::COMMANDS,
 };
 
 pub(crate) type Checked<T> = Result<T, Diagnostic>;
@@ -64,7 +65,13 @@ const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Whether no path that is shown may be this one, by itself or at the end of a link.
 pub fn is_never_shown(path: &Path) -> bool {
-    path == Path::new("/") || OWN.iter().any(|own| path.starts_with(own))
+    path == Path::new("/") || own(path).is_some()
+}
+
+/// The launcher's own directory that a path of the host would replace.
+fn own(path: &Path) -> Option<&'static str> {
+    let covers_names = path.starts_with(COMMANDS) || Path::new(COMMANDS).starts_with(path);
+    OWN.into_iter().find(|own| path.starts_with(own)).or(covers_names.then_some(COMMANDS))
 }
 
 /// Whether a policy may show this path of the host.
@@ -81,7 +88,7 @@ pub(crate) fn shown(text: &str) -> Checked<String> {
             Diagnostic::new("the whole host cannot be shown", "every file of the host").help("name the directories that the code needs")
         );
     }
-    match OWN.iter().find(|own| path.starts_with(own)) {
+    match own(path) {
         None => Ok(text),
         Some(own) => Err(Diagnostic::new(format!("{} cannot be taken from the host", quote(&text)), "made by the launcher")
             .help(format!("the sandbox has its own {own}, or none"))),
@@ -312,10 +319,10 @@ mod tests {
         for bad in ["", "usr", "./usr", "/usr/../etc", "/usr/", "//usr", "/usr/./x", "/a\0b", "/a\nb"] {
             assert!(absolute(bad).is_err(), "{bad:?}");
         }
-        for bad in ["/", "/proc", "/proc/self", "/sys/class", "/dev"] {
+        for bad in ["/", "/proc", "/proc/self", "/sys/class", "/dev", "/run", "/run/stockade", "/run/stockade/bin/python"] {
             assert!(shown(bad).is_err(), "{bad:?}");
         }
-        assert!(shown("/devices").is_ok());
+        assert!(shown("/devices").is_ok() && shown("/run/service").is_ok());
     }
 
     #[test]
