@@ -22,8 +22,8 @@ pub(crate) fn map_job(job: BorrowedFd<'_>) -> Result<&'static [u8], Errno> {
 }
 
 pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
-    for (index, file) in job.files.iter().enumerate() {
-        let failed = |errno| Failure::new(Step::WriteFile, errno).at(index);
+    for file in &job.files {
+        let failed = |errno| Failure::new(Step::WriteFile, errno).because(end_of(file.path));
         let contents = Job::contents(bytes, file).map_err(|_| failed(Errno::BADMSG))?;
         write_below(file.path, contents).map_err(failed)?;
     }
@@ -43,6 +43,11 @@ pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> 
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(&directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
     write_all(&file, contents).map_err(failed)
+}
+
+/// As much of a path as an event takes: a write of more than PIPE_BUF is not atomic.
+fn end_of(path: &[u8]) -> &[u8] {
+    &path[path.len().saturating_sub(1024)..]
 }
 
 fn write_below(path: &[u8], contents: &[u8]) -> Result<(), Errno> {

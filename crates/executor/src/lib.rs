@@ -39,18 +39,12 @@ const MAX_ORPHANS: usize = 64;
 pub(crate) struct Failure {
     step: Step,
     errno: Errno,
-    index: u32,
     detail: Vec<u8>,
 }
 
 impl Failure {
     pub(crate) fn new(step: Step, errno: Errno) -> Self {
-        Failure { step, errno, index: u32::MAX, detail: Vec::new() }
-    }
-
-    pub(crate) fn at(mut self, index: usize) -> Self {
-        self.index = index as u32;
-        self
+        Failure { step, errno, detail: Vec::new() }
     }
 
     pub(crate) fn because(mut self, detail: &[u8]) -> Self {
@@ -66,8 +60,8 @@ pub fn run() -> i32 {
     match supervise(status) {
         Ok(()) => 0,
         Err(failure) => {
-            let Failure { step, errno, index, detail } = failure;
-            let event = Event::Failed { step: step as u16, errno: errno.raw_os_error() as u16, index, detail };
+            let Failure { step, errno, detail } = failure;
+            let event = Event::Failed { step: step as u16, errno: errno.raw_os_error() as u16, index: u32::MAX, detail };
             i32::from(tell(status, &event).is_err())
         }
     }
