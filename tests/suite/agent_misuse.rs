@@ -531,7 +531,8 @@ fn a_planted_link_does_not_lead_the_next_run_astray() {
     let code = format!("import os\nos.symlink({:?}, 'data.txt'); os.symlink({:?}, 'dir')", text(&target), text(&home.path));
     exec(json!({"code": code, "scratch": text(&scratch)})).succeeded();
     exec(json!({"code": "", "scratch": text(&scratch), "files": {"data.txt": "overwritten"}})).refused("files_not_writable", &["data.txt"]);
-    exec(json!({"code": "", "scratch": text(&scratch), "files": {"dir/.netrc": "overwritten"}})).refused("files_not_writable", &["dir/.netrc"]);
+    exec(json!({"code": "", "scratch": text(&scratch), "files": {"dir/.netrc": "overwritten"}}))
+        .refused("files_not_writable", &["dir/.netrc"]);
     let done = exec(json!({"code": "", "scratch": text(&scratch), "collect": ["data.txt", "dir/**", "dir/.netrc"]}));
     does_not_hold(done.succeeded(), &home.secret);
     home.is_unchanged();

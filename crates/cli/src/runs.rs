@@ -22,8 +22,9 @@ pub(crate) fn list(json: bool) -> anyhow::Result<ExitCode> {
         Ok(all) => all,
         Err(refusal) => return Ok(refused(&refusal)),
     };
+    // What is not true hides no run, so it is no failure.
     let status = if all.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(SANDBOX_ERROR) };
-    all.problems.iter().for_each(|problem| warn(&format!("stockade: {}", escape(problem, is_hidden))));
+    all.problems.iter().chain(&all.untrue).for_each(|problem| warn(&format!("stockade: {}", escape(problem, is_hidden))));
     if json {
         print_json(&json!({ "schema": 1, "runs": all.runs }))?;
         return Ok(status);

@@ -203,8 +203,10 @@ impl RefusalCause for RunsError {
 pub struct RunList {
     /// Those that this user may know of, the oldest first.
     pub runs: Vec<RunningRun>,
-    /// Why some may be missing, or stand there that are not true.
+    /// Why some may be missing.
     pub problems: Vec<String>,
+    /// What users have noted that is not true. They decide how much there is of it.
+    pub untrue: Vec<String>,
 }
 
 /// A run whose launcher lives, and its note.
@@ -300,7 +302,7 @@ fn each_in(directory: &Path, owner: u32, problems: &mut Vec<String>, see: &mut d
 pub fn list() -> Result<RunList, Refusal> {
     let identity = caller::identify(None)?;
     let (mut roots, mut others) = (Vec::new(), Vec::new());
-    let mut problems = each(&identity, &mut |run| {
+    let problems = each(&identity, &mut |run| {
         let is_theirs = !identity.on_behalf || run.uid == identity.caller.uid;
         let kept = if run.live.owner == 0 { &mut roots } else { &mut others };
         kept.extend(is_theirs.then(|| run.describe()));
@@ -312,14 +314,14 @@ pub fn list() -> Result<RunList, Refusal> {
         noted.entry(&run.run).or_default().push(run.uid);
     }
     let doubled = noted.iter().filter(|(_, users)| users.len() > 1);
-    problems.extend(
-        doubled.map(|(run, users)| format!("run {run} is noted more than once, by the uids {users:?}: one at most tells the truth")),
-    );
-    problems.extend(made_up.iter().map(|run| format!("uid {} has noted run {}, which is in root's registry: left out", run.uid, run.run)));
+    let doubled =
+        doubled.map(|(run, users)| format!("run {run} is noted more than once, by the uids {users:?}: one at most tells the truth"));
+    let made_up = made_up.iter().map(|run| format!("uid {} has noted run {}, which is in root's registry: left out", run.uid, run.run));
+    let untrue = doubled.chain(made_up).collect();
     let mut runs = roots;
     runs.extend(others);
     runs.sort_by(|one, other| one.since.cmp(&other.since));
-    Ok(RunList { runs, problems })
+    Ok(RunList { runs, problems, untrue })
 }
 
 /// Ends a run as `cancelled`, and waits until nothing of it is left. Where several users have
