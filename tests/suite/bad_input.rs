@@ -621,14 +621,16 @@ fn a_callers_limit_on_file_sizes_is_an_error_and_no_death() {
     done.succeeded().expect(json!({"output": "153\nSigIgn:\t0000000000000000\n"}));
 }
 
-test!(Both, a_callers_limit_on_the_stack_is_an_error_in_a_result);
-fn a_callers_limit_on_the_stack_is_an_error_in_a_result() {
-    let limited = |kib: &str| {
-        let words = format!("ulimit -s {kib}; exec \"$STOCKADE\" exec");
-        ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", &words]), br#"{"code": "print(1)"}"#))
+test!(Both, a_callers_limit_on_the_stack_or_the_data_is_an_error_in_a_result);
+fn a_callers_limit_on_the_stack_or_the_data_is_an_error_in_a_result() {
+    let limited = |limit: &str| {
+        let words = format!("ulimit {limit}; exec \"$STOCKADE\" exec");
+        ExecResult::of(run_with_stdin(&mut run_under(&["sh", "-c", &words]), br#"{"code": "", "language": "sh"}"#))
     };
-    limited("64").broke("limits_of_caller", &["256 KiB", "ulimit -Hs"]);
-    limited("1024").succeeded();
+    limited("-s 64").broke("limits_of_caller", &["256 KiB", "ulimit -Hs"]);
+    limited("-s 1024").succeeded();
+    limited("-d 8000").broke("limits_of_caller", &["16 MiB", "ulimit -d"]);
+    limited("-d 32000").succeeded();
 }
 
 test!(Both, a_backtrace_that_was_asked_for_changes_no_error);
