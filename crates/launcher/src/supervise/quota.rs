@@ -47,8 +47,8 @@ const MIN_GLANCE: Duration = Duration::from_millis(5);
 const MAX_GLANCE: Duration = Duration::from_millis(MAX_GLANCE_MS);
 /// How often a held count is repeated that code has broken.
 const MAX_HOLDS: u32 = 3;
-/// Counting takes at most one part of so many of the time, within this.
-const MIN_PAUSE: u32 = 19;
+/// How many times as long as a count took the pause after it is, up to the longest one.
+const MIN_PAUSE: u32 = 29;
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// A scratch that takes longer to count is not known to be within its limits: this much, and
 /// some twenty times of what each entry and each descriptor takes.
@@ -292,7 +292,7 @@ impl Supervision<'_> {
         }
     }
 
-    /// Counting may take long in a large tree: it takes a twentieth of the time, within bounds.
+    /// Counting may take long in a large tree: it takes a thirtieth of the time, up to the longest pause.
     fn check_scratch(&mut self) {
         let before = Instant::now();
         self.quota.next_scratch_count = None;
