@@ -7,67 +7,40 @@
 //! withheld where the record of its end cannot be written. What a record looks like and how
 //! it is kept is `stockade-audit`'s.
 
+mod content;
+mod error;
+mod place;
+
 use std::{
     borrow::Cow,
     cell::{Cell, OnceCell},
-    collections::BTreeMap,
-    env,
-    fs::DirBuilder,
-    io::ErrorKind,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
-    path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+pub(crate) use content::policy_ref;
+use content::{MAX_ENTRIES, MAX_TEXT_LEN, call_name, claims, denied, egress, finding, met_module, run_id, verdict_name, who};
+use error::{RecordError, RecordRefusal};
+pub(crate) use place::check_unseen;
+pub use place::{directory, own_directory};
+use place::{open, open_at};
 pub(crate) use stockade_audit::ApprovalRecord;
 use stockade_audit::{
-    Actor, AnchorSinks, AuditError, Code, CodeKind, DenialSummary, Egress, Event, FileAct, Finding, Kind, Link, Log, ModuleEvent, Peer,
-    Place, PolicyRef, Preview, RotatedLog, Usage, text,
+    Actor, AnchorSinks, Code, CodeKind, Event, FileAct, Kind, Link, Log, Place, PolicyRef, Preview, RotatedLog, Usage, text,
 };
 use stockade_launcher::{registry::Record, signals::Uninterrupted};
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
 };
-use stockade_protocol::{
-    AuditRef, Denial, EgressDenial, EgressReport, Encoding, Report, Request, Verdict,
-    modules::{self, HookRecord},
-    screen,
-};
+use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
 use stockade_sys::process::{Turns, take_turns_like_others};
 
 use crate::{
-    Options, Refusal, RefusalCause, approval,
+    Options, Refusal, approval,
     caller::{self, Identity},
-    facts::{FileId, HostError, unknown},
     runs::{self, EntryPoint, RunNote},
 };
-
-/// Root's log.
-const ROOTS_LOG: &str = "/var/log/stockade";
-/// The longest text of a record that is no preview.
-const MAX_TEXT_LEN: usize = 256;
-/// Entries of a list.
-const MAX_ENTRIES: usize = 32;
-
-/// The directory of the log of the user who runs this; none: an ordinary user without a home.
-pub fn directory(identity: &Identity) -> Option<PathBuf> {
-    if identity.privileged {
-        return Some(PathBuf::from(ROOTS_LOG));
-    }
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
-    Some(state.join("stockade/audit"))
-}
-
-/// The log of the user who runs this, to read it.
-///
-/// # Errors
-/// It cannot be known whose.
-pub fn own_directory() -> Result<Option<PathBuf>, Refusal> {
-    Ok(directory(&caller::identify(None)?))
-}
 
 /// Begins the next file of the log of the user who runs this, and removes files whose last record
 /// is older than `keep`.
@@ -91,82 +64,6 @@ pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
         let _no_sink_took_it = AnchorSinks::default().head(appended, &event);
     }
     Ok(rotated)
-}
-
-fn open(identity: &Identity) -> Result<Log, RecordError> {
-    open_at(&directory(identity).ok_or(RecordError::Nowhere)?, identity.privileged)
-}
-
-fn open_at(path: &Path, privileged: bool) -> Result<Log, RecordError> {
-    let open = |mode| Log::open(path, rustix::process::geteuid().as_raw(), mode);
-    if privileged {
-        return Ok(open(0o750)?);
-    }
-    match (open(0o700), path.parent()) {
-        (Err(AuditError::Io { source, .. }), Some(parent)) if source.kind() == ErrorKind::NotFound => {
-            // What went wrong with it is said by the open after it.
-            let _there_or_not = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-            Ok(open(0o700)?)
-        }
-        (opened, _) => Ok(opened?),
-    }
-}
-
-/// Why something is not written down.
-#[derive(Debug, thiserror::Error)]
-enum RecordError {
-    #[error("neither XDG_STATE_HOME nor HOME says where this user's audit log is; set one of them")]
-    Nowhere,
-    #[error("it is not known who asks")]
-    UnknownCaller,
-    #[error(transparent)]
-    Log(#[from] AuditError),
-}
-
-/// What does not happen, or is not said, for want of its record; or because it would show the
-/// log.
-#[derive(Debug, thiserror::Error)]
-enum RecordRefusal {
-    #[error("policy `{policy}` requires an audit log ([audit] mode = \"required\"): {error}")]
-    Begin { policy: String, error: RecordError },
-    #[error("an approval is written down or not given, and the audit log cannot be written: {0}")]
-    Approval(RecordError),
-    #[error(
-        "the code has run, but its end could not be written to the audit log, which policy `{policy}` requires, so its result is withheld: {error}"
-    )]
-    End { policy: String, error: RecordError },
-    #[error("the audit log cannot be rotated: {0}")]
-    Rotate(RecordError),
-    #[error(
-        "the audit log is root's, and sudo names uid {uid} as the caller, who has no grant for it; have a timer of root's do it, or: sudo env -u SUDO_UID -u SUDO_GID stockade audit rotate"
-    )]
-    RotateForAnother { uid: u32 },
-    #[error("it may have been done, but could not be written to the audit log, which policy `{policy}` requires: {error}")]
-    Files { policy: String, error: RecordError },
-    #[error(
-        "{} would show the audit log {} inside the sandbox; show directories beside it, and not the one that holds it",
-        path.display(),
-        log.display()
-    )]
-    Shown { path: PathBuf, log: PathBuf },
-}
-
-impl RefusalCause for RecordRefusal {
-    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
-        let reason = match self {
-            RecordRefusal::Begin { error, .. }
-            | RecordRefusal::Approval(error)
-            | RecordRefusal::Rotate(error)
-            | RecordRefusal::End { error, .. }
-            | RecordRefusal::Files { error, .. } => match error {
-                RecordError::Nowhere | RecordError::UnknownCaller => "audit_nowhere",
-                RecordError::Log(error) => error.reason(),
-            },
-            RecordRefusal::RotateForAnother { .. } => "not_granted",
-            RecordRefusal::Shown { .. } => "audit_log_shown",
-        };
-        (Verdict::SandboxError, reason)
-    }
 }
 
 /// What was asked.
@@ -583,175 +480,7 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
 /// What alerts compare in place of the verdict of a run whose launcher was killed.
 const LOST: &str = "lost";
 
-fn verdict_name(verdict: Verdict) -> String {
-    serde_json::to_value(verdict).ok().and_then(|value| value.as_str().map(String::from)).unwrap_or_default()
-}
-
-/// `socket(AF_VSOCK)` is about `socket`.
-fn call_name(denial: &Denial) -> &str {
-    denial.what.split('(').next().unwrap_or_default()
-}
-
-fn finding(found: &screen::Finding) -> Finding {
-    Finding {
-        rule: found.rule.name().to_owned(),
-        action: found.action.name().to_owned(),
-        file: found.file.as_ref().map(|file| text::clip(file, MAX_TEXT_LEN)),
-        line: found.line,
-        column: found.column,
-    }
-}
-
-fn denied(denial: &Denial) -> DenialSummary {
-    let clip = |text: &str| text::clip(text, MAX_TEXT_LEN);
-    DenialSummary { kind: clip(denial.kind), what: clip(&denial.what), answer: clip(&denial.answer), count: denial.count }
-}
-
-fn met_module(seen: &HookRecord) -> ModuleEvent {
-    let action = match seen.action {
-        modules::HookAction::Note => "note",
-        modules::HookAction::Deny => "deny",
-    };
-    ModuleEvent { name: text::clip(&seen.name, MAX_TEXT_LEN), action: action.to_owned(), count: seen.count }
-}
-
-/// None where nothing was tried. Refusals that an alert names come first.
-fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> {
-    let peer = |host: &Option<String>, addr: Option<&String>, port, why: Option<String>, count| Peer {
-        peer: text::clip(host.as_ref().or(addr).map_or("", String::as_str), MAX_TEXT_LEN),
-        port,
-        why,
-        count,
-    };
-    let lists = [report.allowed.len(), report.denied.len(), report.failed.len()];
-    if lists == [0; 3] {
-        return None;
-    }
-    let why = |reason| serde_json::to_value(reason).ok().and_then(|value| value.as_str().map(String::from));
-    let allowed = report.allowed.iter().map(|flow| peer(&flow.host, Some(&flow.addr), Some(flow.port), None, flow.connections));
-    let is_named = |denied: &&EgressDenial| {
-        let names = || [&denied.host, &denied.sni].into_iter().flatten().map(String::as_str);
-        let address = denied.addr.as_ref().and_then(|address| address.parse().ok());
-        alerts.iter().filter(|alert| alert.kind == AlertKind::Egress).any(|alert| alert.meets_peer(names(), address))
-    };
-    let (named, others): (Vec<_>, Vec<_>) = report.denied.iter().partition(is_named);
-    let denied = named
-        .into_iter()
-        .chain(others)
-        .map(|denied| peer(&denied.host, denied.addr.as_ref(), denied.port, why(denied.reason), denied.count));
-    let failed = report
-        .failed
-        .iter()
-        .map(|failed| peer(&failed.host, failed.addr.as_ref(), Some(failed.port), Some(failed.error.clone()), failed.count));
-    Some(Egress {
-        allowed: allowed.take(MAX_ENTRIES).collect(),
-        denied: denied.take(MAX_ENTRIES).collect(),
-        failed: failed.take(MAX_ENTRIES).collect(),
-        bytes_out: report.allowed.iter().map(|flow| flow.bytes_out).sum(),
-        bytes_in: report.allowed.iter().map(|flow| flow.bytes_in).sum(),
-        omitted: lists.iter().map(|length| length.saturating_sub(MAX_ENTRIES) as u64).sum::<u64>() + report.omitted,
-    })
-}
-
-pub(crate) fn policy_ref(policy: &Policy) -> PolicyRef {
-    PolicyRef { name: policy.name.clone(), origin: policy.origin.to_string(), sha256: policy.sha256.clone() }
-}
-
-fn claims(subject: AuditSubject<'_>) -> Event {
-    let AuditSubject::Request(request) = subject else { return Event::default() };
-    let labels: BTreeMap<String, String> =
-        request.labels.iter().take(MAX_ENTRIES).map(|(name, value)| (text::clip(name, 64), text::clip(value, MAX_TEXT_LEN))).collect();
-    Event { id: request.id.as_ref().map(|id| text::clip(id, MAX_TEXT_LEN)), labels, ..Event::default() }
-}
-
-fn who(identity: &Identity) -> Actor {
-    Actor {
-        uid: identity.caller.uid,
-        gid: identity.caller.gid,
-        on_behalf: identity.on_behalf,
-        launcher_uid: rustix::process::geteuid().as_raw(),
-        pid: std::process::id(),
-        unit: crate::facts::small_file("/proc/self/cgroup").ok().as_deref().and_then(unit),
-    }
-}
-
-/// The innermost systemd unit of a process, from its line in `/proc/self/cgroup`.
-fn unit(cgroups: &str) -> Option<String> {
-    let of_systemd = |line: &&str| line.starts_with("0::") || line.contains(":name=systemd:");
-    let is_unit = |part: &&str| [".service", ".scope"].iter().any(|ending| part.ends_with(ending));
-    cgroups.lines().filter(of_systemd).find_map(|line| line.rsplit('/').find(is_unit)).map(|name| text::clip(name, MAX_TEXT_LEN))
-}
-
-/// An id that no other run has. It is a name, no secret.
-fn run_id() -> String {
-    let mut bytes = [0; 8];
-    // Without randomness the run is refused elsewhere; time and process tell refusals apart.
-    if crate::admit::random_bytes(&mut bytes).is_err() {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        bytes = (since << 32 | u64::from(std::process::id())).to_ne_bytes();
-    }
-    format!("{:016x}", u64::from_ne_bytes(bytes))
-}
-
-/// Refuses to show the log inside, or a directory above it, by whatever name: the parts of
-/// its path are known by device and inode, which links and bind mounts share. `seen`: those
-/// of paths that were looked at already.
-pub(crate) fn check_unseen<'p>(
-    identity: &Identity,
-    shown: impl Iterator<Item = &'p Path>,
-    seen: &BTreeMap<&Path, Option<FileId>>,
-) -> Result<(), Refusal> {
-    let Some(log) = directory(identity) else { return Ok(()) };
-    let (mut above, mut real) = (Vec::new(), log.clone());
-    for path in log.ancestors() {
-        if let Some(file_id) = file_id(path)? {
-            if above.is_empty() {
-                let there = path.canonicalize().map_err(unknown(path))?;
-                real = log.strip_prefix(path).map_or(there.clone(), |rest| there.join(rest));
-                // Of the real path, where links have led elsewhere.
-                for path in there.ancestors().skip(1).filter(|_| there != path) {
-                    above.extend(self::file_id(path)?);
-                }
-            }
-            above.push(file_id);
-        }
-    }
-    for path in shown {
-        let inside = path.starts_with(&real) || path.starts_with(&log);
-        let own_id = || seen.get(path).map_or_else(|| file_id(path), |id| Ok(*id));
-        if inside || real.starts_with(path) || own_id()?.is_some_and(|id| above.contains(&id)) {
-            return Err(RecordRefusal::Shown { path: path.to_path_buf(), log }.into());
-        }
-    }
-    Ok(())
-}
-
-/// None where the path does not exist or the caller cannot look at it.
-fn file_id(path: &Path) -> Result<Option<FileId>, HostError> {
-    match std::fs::metadata(path) {
-        Ok(metadata) => Ok(Some((metadata.dev(), metadata.ino()))),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied) => Ok(None),
-        // A circle of links leads nowhere.
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Ok(None),
-        Err(error) => Err(unknown(path)(error)),
-    }
-}
-
 /// Who keeps the heads of the chain here.
 pub fn carrier() -> Option<stockade_audit::AnchorSink> {
     AnchorSinks::default().available()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_unit_is_the_innermost_one() {
-        assert_eq!(unit("0::/system.slice/stockade-exec@a-1.service\n").as_deref(), Some("stockade-exec@a-1.service"));
-        let session = "12:pids:/x.service\n1:name=systemd:/user.slice/user-1000.slice/user@1000.service/app.slice/run-u3.scope/below\n";
-        assert_eq!(unit(session).as_deref(), Some("run-u3.scope"));
-        assert_eq!(unit("0::/\n"), None);
-        assert_eq!(unit(""), None);
-    }
 }
