@@ -154,6 +154,20 @@ fn code_takes_no_turns_before_others() {
     // The control: what comes after others stays there.
     assert_eq!(with_priority(&["nice", "-n", "5"]), format!("{other} 5 True\n"));
     assert_eq!(with_priority(&["chrt", "-b", "0"]), format!("{} 0 True\n", nix::libc::SCHED_BATCH));
+    // Nor may code take it back where the launcher's limits would let it.
+    let limits = "import resource\nfor line in open('/proc/self/limits'):\n    if 'priority' in line: print(line.split()[-2:])";
+    crate::support::exec::python(limits).succeeded().expect(json!({"output": "['0', '0']\n['0', '0']\n"}));
+}
+
+test!(Both, a_killed_run_ends_at_once_whatever_its_share_of_a_cpu, needs[Cgroup], seconds 90);
+fn a_killed_run_ends_at_once_whatever_its_share_of_a_cpu() {
+    let code = "import os, time\nfor n in range(40):\n    if os.fork() == 0: time.sleep(600)\ntime.sleep(600)";
+    let wall = Duration::from_secs(8);
+    let begun = Instant::now();
+    let limits = json!({"cpus": 0.02, "wall": scaled_limit(8_000), "processes": 50});
+    exec(json!({"code": code, "limits": limits})).expect(json!({"verdict": "wall_timeout"}));
+    let late = begun.elapsed().saturating_sub(scaled(wall));
+    assert!(late < scaled(Duration::from_secs(1)), "{late:?}");
 }
 
 test!(RootOnly, a_launcher_that_cannot_fork_for_its_deadline_says_so, needs[Program("chrt")]);

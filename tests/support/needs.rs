@@ -39,6 +39,9 @@ pub enum Need {
     Speed,
     /// The time that `scripts/test --long` has: a soak.
     Long,
+    /// The program as it is shipped. One of profile `quick` is linked dynamically, and its
+    /// assertions abort it at calls that cannot fail.
+    ShippedProgram,
 }
 
 /// Why this user or host cannot run a test.
@@ -62,8 +65,19 @@ pub fn reason_to_skip(who: Who, needs: &[Need]) -> Option<String> {
         Need::Other(missing) => missing(),
         Need::Speed if is_slow() => Some(String::from("too long on a machine as slow as STOCKADE_TEST_TIMEOUT_FACTOR says")),
         Need::Long if std::env::var("STOCKADE_TEST_LONG").as_deref() != Ok("yes") => Some(String::from("a soak, for scripts/test --long")),
+        Need::ShippedProgram if is_dynamic() => {
+            Some(String::from("the program is of profile `quick`: scripts/test integration-root has it"))
+        }
         _ => None,
     })
+}
+
+/// Whether the program asks for a dynamic linker.
+fn is_dynamic() -> bool {
+    const LINKER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+    let program = std::fs::read(program_path().expect("checked at the start")).expect("read the program");
+    // Among the first pages, where the section of its name lies.
+    program.windows(LINKER.len()).take(1 << 16).any(|window| window == LINKER)
 }
 
 /// A program of the host, by name.

@@ -1,7 +1,8 @@
-//! What one request goes through: admission, launch, result.
+//! What one request goes through: screening, approval, admission, launch, result, record.
 //!
-//! Every request, from the command line, the socket, a session or MCP, comes through here, so that one set of rules decides who may do what. Nothing here makes a system call
-//! that confines anything (that is `launcher`), and nothing is printed.
+//! Every request, from the command line, the socket, a session or MCP, comes through here, so that
+//! one set of rules decides who may do what. Nothing here makes a system call that confines
+//! anything (that is `launcher`), and nothing is printed.
 #![forbid(unsafe_code)]
 
 pub mod admit;

@@ -148,6 +148,20 @@ impl Cgroup {
         }
     }
 
+    /// Takes the CPU quota from processes that were killed: they end by their own work, which under
+    /// a small quota would last longer than the wall clock.
+    pub(crate) fn lift_cpu_quota(&self) {
+        let (directory, file, none) = match self {
+            Cgroup::V1(v1) => (v1.directory("cpu"), "cpu.cfs_quota_us", "-1"),
+            Cgroup::V2(v2) => (Some(v2.directory()), "cpu.max", "max"),
+            Cgroup::Absent => return,
+        };
+        // Where there is no such file there is no quota.
+        if let Some(file) = directory.and_then(|directory| open_in(directory, file, OFlags::WRONLY).ok()) {
+            let _ends_slowly = rustix::io::write(&file, none.as_bytes());
+        }
+    }
+
     /// Whether a process's `/proc/PID/cgroup` says that it is in this cgroup.
     pub(crate) fn holds(&self, membership: &str) -> bool {
         match self {

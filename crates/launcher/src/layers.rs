@@ -1,7 +1,7 @@
 //! Which layers are put in place: all of them.
 //!
 //! Only a build for tests, with the feature `ablation`, can leave one out, so that tests
-//! can show what that layer alone stops. In every other build `keep` is a constant.
+//! can show what that layer alone stops. In every other build `has` and `has_step` are constant.
 
 #[cfg(feature = "ablation")]
 use std::{borrow::Cow, sync::Arc};

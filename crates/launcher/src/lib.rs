@@ -131,7 +131,7 @@ pub struct Outcome {
     pub code: i32,
     /// The signal that ended the payload.
     pub signal: Option<i32>,
-    /// Did the payload's first instruction run?
+    /// Whether the payload may have run: the executor had sent Ready and was told to go.
     pub started: bool,
     /// What went wrong, where the verdict is a sandbox error.
     pub message: Option<String>,

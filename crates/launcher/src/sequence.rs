@@ -4,7 +4,7 @@
 //! Everything irreversible between the two happens in this file, top to bottom; what each step
 //! is made of stands in the files below it. The clone is in `init.rs`, and what the executor does
 //! to itself and to the payload is in its own crate. The two columns meet where one waits for a message of the
-//! other (`sync.rs`). The child runs in the launcher's memory, beside it, so it makes only
+//! other (`messages.rs`). The child runs in the launcher's memory, beside it, so it makes only
 //! system calls on data made ready: it allocates nothing, takes no lock and calls no libc, whose
 //! thread-local storage is the launcher's. A step that fails sends its number, the errno and the
 //! entry's index to the launcher, and the process ends: there is no going on without.

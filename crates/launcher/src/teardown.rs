@@ -27,6 +27,7 @@ impl Teardown {
     pub(crate) fn kill(&self) {
         self.cgroup.kill();
         self.sandbox.kill();
+        self.cgroup.lift_cpu_quota();
     }
 }
 

@@ -82,7 +82,7 @@ impl V1 {
         rustix::io::write(&register, line.as_bytes()).map(drop).map_err(failed)
     }
 
-    fn directory(&self, kind: &str) -> Option<BorrowedFd<'_>> {
+    pub(super) fn directory(&self, kind: &str) -> Option<BorrowedFd<'_>> {
         self.hierarchies.get(kind).map(|hierarchy| hierarchy.directory.as_fd())
     }
 

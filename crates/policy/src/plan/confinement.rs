@@ -165,6 +165,9 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         ("RLIMIT_STACK", 3, get(LimitKey::Stack)),
         // Message queues would be memory that no tmpfs limit counts.
         ("RLIMIT_MSGQUEUE", 12, Some(0)),
+        // Code could take back the precedence that the launcher has given up (step 50).
+        ("RLIMIT_NICE", 13, Some(0)),
+        ("RLIMIT_RTPRIO", 14, Some(0)),
     ];
     if no_cgroup {
         // Each process, not all together, as the receipt has it.
