@@ -211,7 +211,7 @@ fn by_number(policy: &Policy, growing_scratch: bool) -> Vec<Probe> {
         _ if PAST_FILTERS.contains(&number) => Answer::PastFilters,
         "" => Answer::Missing,
         "clone3" | "openat2" => Answer::Missing,
-        "fallocate" if growing_scratch => Answer::Unsupported,
+        "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
         _ if policy.seccomp.enosys.iter().any(|listed| listed == name) => Answer::Missing,
         _ if policy.seccomp.allow.iter().any(|listed| listed == name) => Answer::Reaches,
         _ => {

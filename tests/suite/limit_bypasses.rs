@@ -327,6 +327,32 @@ fn nameless_files_on_their_way_end_the_run() {
     is_missed("sender, receiver = socket.socketpair()\ndef keep(fd):\n    socket.send_fds(sender, [b'.'], [fd]); os.close(fd)");
 }
 
+test!(Both, nameless_files_cannot_be_kept_by_a_landlock_rule);
+fn nameless_files_cannot_be_kept_by_a_landlock_rule() {
+    let code = "\
+import ctypes, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*words):
+    done = libc.syscall(*words)
+    return done if done >= 0 else -ctypes.get_errno()
+version = call(444, None, 0, 1)
+rules = call(444, struct.pack('Q', 1 << 2), 8, 0)
+fd = os.open('f', os.O_CREAT | os.O_RDWR)
+os.write(fd, b'x' * (8 << 20))
+free = os.statvfs('.').f_bfree
+rule = call(445, rules, 1, struct.pack('<Qi', 1 << 2, fd), 0)
+os.unlink('f'); os.close(fd)
+print(min(version, 1), rule, os.statvfs('.').f_bfree > free + 1024)";
+    let ask = |scratch: Option<&str>| exec(json!({"code": code, "scratch": scratch}));
+    // EOPNOTSUPP, as of a kernel that has Landlock switched off, and no denial.
+    let inside = scratch();
+    let refused = ask(Some(text(&inside)));
+    refused.succeeded().expect(json!({"error": "", "denials": []}));
+    assert!(refused["output"].as_str().unwrap().starts_with("-95 -95 "), "{}", refused.brief());
+    // The control: on the run's own tmpfs, whose size the kernel keeps, a rule keeps a file in being.
+    ask(None).succeeded().expect(json!({"output": "1 0 False\n"}));
+}
+
 test!(serial Both, files_that_are_moved_behind_the_count_are_found, seconds 60);
 fn files_that_are_moved_behind_the_count_are_found() {
     // Whenever the count opens the directory that the files are in, they are moved to the other.

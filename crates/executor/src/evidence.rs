@@ -24,7 +24,7 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     let failed = |errno| Failure::new(Step::Receipt, errno);
     let begun = process::monotonic_us();
     let descriptors = count_descriptors().map_err(failed)?;
-    if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.image) {
+    if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.payload_landlock) + u32::from(job.image) {
         return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
     }
     let clone3_errno = process::probe_clone3();
@@ -36,7 +36,8 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     Ok(Evidence { descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us })
 }
 
-/// Job, stdout, stderr, status, the payload's stdin, lifeline. A payload image adds one.
+/// Job, stdout, stderr, status, the payload's stdin, lifeline. A ruleset and a payload image add one
+/// each.
 const EXPECTED_DESCRIPTORS: u32 = 6;
 
 /// Whether a layer must be in force: all must, unless a build for tests leaves one out.

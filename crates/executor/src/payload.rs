@@ -6,10 +6,7 @@
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
-    io::Errno,
-};
+use rustix::io::Errno;
 use stockade_protocol::{frame::Job, step::Step};
 use stockade_sys::{
     landlock, process,
@@ -96,9 +93,11 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     // stdin takes descriptor 0, where the job was; 3 and 4 are close-on-exec.
     process::place_descriptor(descriptor::STDIN, 0)?;
 
-    if job.landlock_handled != 0 {
+    if job.payload_landlock {
         begin(Step::PayloadLandlock);
-        restrict(job)?;
+        // Its domain is below that of pid 1, so it can neither signal nor trace pid 1. The filter
+        // may refuse rules, so the ruleset was made before it.
+        landlock::restrict_self(descriptor::RULESET)?;
     }
     begin(Step::ResourceLimits);
     // Last: a small address space or file size would hit the steps above.
@@ -120,15 +119,4 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
         };
     }
     Err(failed)
-}
-
-/// The payload's Landlock layer: its domain is below that of pid 1, so it can neither signal
-/// nor trace pid 1, and it may not change the files that only the executor writes.
-fn restrict(job: &Job<'_>) -> Result<(), Errno> {
-    let ruleset = landlock::create_ruleset(job.landlock_handled, job.landlock_scoped)?;
-    for (path, rights) in &job.landlock_rules {
-        let parent = openat(CWD, *path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        landlock::allow_beneath(&ruleset, &parent, *rights)?;
-    }
-    landlock::restrict_self(&ruleset)
 }

@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     pipe::{PipeFlags, pipe_with},
 };
-use stockade_policy::plan::{Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
+use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::frame::{ExecutorCommand, FileToWrite, Job};
 
 use crate::{
@@ -149,10 +149,28 @@ pub(crate) struct ChildData {
     pub(crate) unshare_cgroup_namespace: bool,
     /// How many CPUs the code sees.
     pub(crate) cpus: usize,
-    pub(crate) landlock_handled: u64,
-    pub(crate) landlock_scoped: u64,
-    pub(crate) landlock_rules: Vec<(CString, u64)>,
+    pub(crate) landlock: Option<ChildRuleset>,
+    pub(crate) payload_landlock: Option<ChildRuleset>,
     pub(crate) filter: Arc<[u64]>,
+}
+
+/// A ruleset of Landlock.
+pub(crate) struct ChildRuleset {
+    pub(crate) handled: u64,
+    pub(crate) scoped: u64,
+    /// Paths inside, and the rights below them.
+    pub(crate) rules: Vec<(CString, u64)>,
+}
+
+impl ChildRuleset {
+    /// None where the plan has no such layer.
+    fn new(plan: &LandlockPlan) -> Result<Option<Self>, LaunchError> {
+        if plan.handled == 0 {
+            return Ok(None);
+        }
+        let rules = plan.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
+        Ok(Some(ChildRuleset { handled: plan.handled, scoped: plan.scoped, rules }))
+    }
 }
 
 /// A path or text with the NUL that the kernel wants.
@@ -192,8 +210,6 @@ impl ChildData {
         if trees.len() > MAX_TREES {
             return Err(InputsError::TooManyTrees(trees.len()).into());
         }
-        let landlock_rules =
-            plan.landlock.rules.iter().map(|rule| Ok((c_path(&rule.path)?, rule.rights))).collect::<Result<_, LaunchError>>()?;
         let file_ids = inputs.scratch.as_ref().map_or(&[][..], OpenedScratch::file_ids);
         if plan.scratch.protected.len() > file_ids.len() {
             return Err(InputsError::Scratch.into());
@@ -231,9 +247,8 @@ impl ChildData {
             scratch_rules,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
             cpus: plan.cpus,
-            landlock_handled: plan.landlock.handled,
-            landlock_scoped: plan.landlock.scoped,
-            landlock_rules,
+            landlock: ChildRuleset::new(&plan.landlock)?,
+            payload_landlock: ChildRuleset::new(&plan.payload_landlock)?,
             filter: Arc::clone(&plan.filter.program),
         };
         Ok((data, trees))
@@ -347,9 +362,7 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
         program: FileToWrite { path: name, offset: 0, length: inputs.program.len() as u64 },
         files,
         rlimits: plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
-        landlock_handled: plan.payload_landlock.handled,
-        landlock_scoped: plan.payload_landlock.scoped,
-        landlock_rules: plan.payload_landlock.rules.iter().map(|rule| (rule.path.as_os_str().as_bytes(), rule.rights)).collect(),
+        payload_landlock: plan.payload_landlock.handled != 0,
         expect_landlock: plan.landlock.handled != 0,
         terminal: plan.terminal,
         image: plan.image,

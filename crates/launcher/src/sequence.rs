@@ -278,7 +278,12 @@ impl<'p> Rooted<'p> {
         // That was the last mount: the launcher can look at them while the rest is done.
         ChildMessage::MountsStand.send(&shared.handover).at(Step::SealRoot)?;
         // After the last mount call, which its domain forbids. Put on when nothing else is to come.
-        let landlock = if data.landlock_handled == 0 { None } else { Some(ruleset(data, std::iter::once(&executor).chain(&image))?) };
+        let programs = std::iter::once(&executor).chain(&image);
+        let landlock = data.landlock.as_ref().map(|rules| ruleset(rules, programs, Step::Landlock)).transpose()?;
+        // Before the filter too, which refuses rules where a host scratch is counted. The payload's
+        // process puts it on.
+        let for_payload = data.payload_landlock.as_ref();
+        let payload_landlock = for_payload.map(|rules| ruleset(rules, std::iter::empty(), Step::PayloadLandlock)).transpose()?;
         // That was the last use of the outer namespace's rights. The inner one comes before the
         // drop, because it refills the sets, the bounding set too. From here on mounts, host name
         // and network of the outer one are out of reach for any capability.
@@ -311,7 +316,20 @@ impl<'p> Rooted<'p> {
         }
         // Last: what follows must pass the filter itself.
         let listener = load_filter(data)?;
-        Ok(Confined { shared, lifeline, for_executor, root, scratch, executor, image, listener, modules, terminal, writable })
+        Ok(Confined {
+            shared,
+            lifeline,
+            for_executor,
+            root,
+            scratch,
+            executor,
+            image,
+            payload_landlock,
+            listener,
+            modules,
+            terminal,
+            writable,
+        })
     }
 }
 
@@ -324,6 +342,7 @@ struct Confined<'p> {
     scratch: OwnedFd,
     executor: OwnedFd,
     image: Option<OwnedFd>,
+    payload_landlock: Option<OwnedFd>,
     listener: Option<OwnedFd>,
     modules: Option<OwnedFd>,
     terminal: Option<Terminal>,
@@ -355,18 +374,22 @@ impl Confined<'_> {
         };
         let lifeline = above(self.lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
-        let image = self.image.as_ref().map(|image| above(image.as_fd())).transpose()?;
+        let optional = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| above(fd.as_fd())).transpose();
+        let (ruleset, image) = (optional(&self.payload_landlock)?, optional(&self.image)?);
+        // Every other descriptor, of the launcher or of its caller, is closed by
+        // the exec; none is opened without close-on-exec after this.
+        process::close_on_exec_from(0).at(Step::Descriptors)?;
         let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];
-        for (fd, number) in fixed.into_iter().chain(image.iter().map(|image| (image, IMAGE))) {
+        let there = ruleset.iter().map(|fd| (fd, RULESET)).chain(image.iter().map(|fd| (fd, IMAGE)));
+        for (fd, number) in fixed.into_iter().chain(there) {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
         }
-        // Every other descriptor, of the launcher or of its caller, is closed by
-        // the exec; none was opened without close-on-exec after this.
-        process::close_on_exec_from(if image.is_some() { 7 } else { 6 }).at(Step::Descriptors)?;
         Err(clone::exec_alone(executor.as_fd())).at(Step::ExecExecutor)
     }
 }
 
 const LOWEST_FREE: i32 = 16;
-/// Where the executor finds the image of the payload's program.
-const IMAGE: i32 = 6;
+/// Where the executor finds the ruleset of the payload's Landlock layer.
+const RULESET: i32 = 6;
+/// Where it finds the image of the payload's program.
+const IMAGE: i32 = 7;

@@ -282,8 +282,6 @@ pub const NEEDED: &[&str] = &[
     "fstat",
     "getdents64",
     "ioctl",
-    "landlock_add_rule",
-    "landlock_create_ruleset",
     "landlock_restrict_self",
     "mkdirat",
     "mknodat",
@@ -300,9 +298,14 @@ pub const NEEDED: &[&str] = &[
     "write",
 ];
 
+/// Calls after which blocks of a host scratch are in use that no count finds.
+const ESCAPES_COUNT: [&str; 3] = ["fallocate", "landlock_create_ruleset", "landlock_add_rule"];
+
 impl Rules {
-    /// Works out the action of every call. `growing_scratch`: scratch is a host
-    /// directory, where preallocated blocks would escape the launcher's count.
+    /// Works out the action of every call. `growing_scratch`: scratch is a host directory, where
+    /// preallocated blocks would escape the launcher's count, and so would a deleted file that a
+    /// rule of Landlock has. EOPNOTSUPP is what Landlock answers where it was switched off at
+    /// boot: a program that can do without it goes on.
     ///
     /// # Errors
     /// A name is unknown, or one of [`NEEDED`] is not allowed.
@@ -319,7 +322,9 @@ impl Rules {
             Ok(())
         };
         for name in &policy.allow {
-            set(name, Check::of(name, policy).map_or(Action::Allow, Action::Check))?;
+            let escapes = growing_scratch && ESCAPES_COUNT.contains(&name.as_str());
+            let allowed = Check::of(name, policy).map_or(Action::Allow, Action::Check);
+            set(name, if escapes { Action::Unsupported } else { allowed })?;
         }
         for name in &policy.enosys {
             set(name, Action::NoSuchCall)?;
@@ -328,9 +333,6 @@ impl Rules {
         // fall back to clone and openat.
         set("clone3", Action::NoSuchCall)?;
         set("openat2", Action::NoSuchCall)?;
-        if growing_scratch {
-            set("fallocate", Action::Unsupported)?;
-        }
         let rules = Rules { actions, families: policy.socket_families.clone(), ioctl: policy.ioctl.clone() };
         match NEEDED.iter().find(|name| !matches!(rules.action(name), Some(Action::Allow | Action::Check(_)))) {
             Some(missing) => Err(FilterError::Needed(missing)),
@@ -612,7 +614,7 @@ impl Backwards<'_> {
 pub struct Filters {
     /// For a private scratch, whose size its tmpfs holds.
     pub private_scratch: Filter,
-    /// For a writable host directory, in which nothing may be preallocated.
+    /// For a writable host directory, in which everything must be counted.
     pub host_scratch: Filter,
     /// Numbers of the calls for which the policy kills.
     pub kill: BTreeSet<u32>,

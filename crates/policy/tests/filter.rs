@@ -367,10 +367,15 @@ fn a_policy_that_starves_the_executor_is_refused() {
 }
 
 #[test]
-fn host_scratch_cannot_be_preallocated() {
-    let policy = default_policy();
-    assert_eq!(Rules::new(&policy, true).unwrap().action("fallocate"), Some(Action::Unsupported));
-    assert_eq!(Rules::new(&policy, false).unwrap().action("fallocate"), Some(Action::Allow));
+fn what_no_count_of_a_host_scratch_finds_is_not_supported_there() {
+    let mut policy = default_policy();
+    for name in ["fallocate", "landlock_create_ruleset", "landlock_add_rule"] {
+        assert_eq!(Rules::new(&policy, true).unwrap().action(name), Some(Action::Unsupported));
+        assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Allow));
+        // What a policy does not allow is denied in any scratch.
+        policy.allow.retain(|allowed| allowed != name);
+        assert_eq!(Rules::new(&policy, true).unwrap().action(name), Some(Action::Deny));
+    }
 }
 
 #[test]

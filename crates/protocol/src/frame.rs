@@ -169,12 +169,8 @@ pub struct Job<'a> {
     pub files: Vec<FileToWrite<'a>>,
     /// The payload's resource limits.
     pub rlimits: Vec<ResourceLimit>,
-    /// Landlock rights to handle in the payload's own layer; 0: no layer.
-    pub landlock_handled: u64,
-    /// Landlock scopes of that layer.
-    pub landlock_scoped: u64,
-    /// Its rules: path and rights.
-    pub landlock_rules: Vec<(&'a [u8], u64)>,
+    /// Whether the ruleset of the payload's own Landlock layer came by descriptor.
+    pub payload_landlock: bool,
     /// Whether the Landlock probe must be refused.
     pub expect_landlock: bool,
     /// Whether the payload's descriptors are a terminal, to become its controlling one.
@@ -186,7 +182,7 @@ pub struct Job<'a> {
     pub without: u32,
 }
 
-const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x03");
+const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x04");
 
 impl<'a> Job<'a> {
     /// The frame's bytes. File contents follow it, at the offsets that the job names:
@@ -210,13 +206,7 @@ impl<'a> Job<'a> {
             w.u32(*resource);
             w.option(*value);
         }
-        w.u64(self.landlock_handled);
-        w.u64(self.landlock_scoped);
-        w.u32(self.landlock_rules.len() as u32);
-        for (path, rights) in &self.landlock_rules {
-            w.string(path);
-            w.u64(*rights);
-        }
+        w.u32(u32::from(self.payload_landlock));
         w.u32(u32::from(self.expect_landlock));
         w.u32(u32::from(self.terminal));
         w.u32(u32::from(self.image));
@@ -254,9 +244,7 @@ impl<'a> Job<'a> {
             program: file(&mut r)?,
             files: r.list(file)?,
             rlimits: r.list(|r| Ok((r.u32()?, r.option()?)))?,
-            landlock_handled: r.u64()?,
-            landlock_scoped: r.u64()?,
-            landlock_rules: r.list(|r| Ok((r.string()?, r.u64()?)))?,
+            payload_landlock: r.u32()? != 0,
             expect_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
             image: r.u32()? != 0,
@@ -438,7 +426,7 @@ mod tests {
             program: FileToWrite { path: b"x.py", offset: 0, length: 5 },
             files: vec![FileToWrite { path: b"d/f", offset: 0, length: 2 }],
             rlimits: vec![(9, None), (7, Some(1024))],
-            landlock_rules: vec![(b"/", 8)],
+            payload_landlock: true,
             expect_landlock: true,
             ..Job::default()
         };

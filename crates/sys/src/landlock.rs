@@ -61,9 +61,9 @@ pub fn allow_beneath(ruleset: &OwnedFd, parent: impl AsFd, rights: u64) -> Resul
 ///
 /// # Errors
 /// EPERM without no_new_privs, E2BIG beyond 16 layers.
-pub fn restrict_self(ruleset: &OwnedFd) -> Result<()> {
+pub fn restrict_self(ruleset: impl AsFd) -> Result<()> {
     // SAFETY: integers only.
-    unsafe { syscall(446, [ruleset.as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
+    unsafe { syscall(446, [ruleset.as_fd().as_raw_fd() as usize, 0, 0, 0, 0, 0]) }.map(drop)
 }
 
 /// Forbids opening files and signalling processes, where the kernel has Landlock. For
@@ -76,5 +76,5 @@ pub fn shut_off_files() -> Result<()> {
     if abi == 0 {
         return Ok(());
     }
-    restrict_self(&create_ruleset(access::handled(abi), scopes(abi))?)
+    restrict_self(create_ruleset(access::handled(abi), scopes(abi))?)
 }

@@ -178,8 +178,10 @@ pub mod descriptor {
     pub const STDIN: BorrowedFd<'static> = fixed(4);
     /// The launcher's messages; end of file means that the launcher has exited.
     pub const LIFELINE: BorrowedFd<'static> = fixed(5);
+    /// The ruleset of the payload's own Landlock layer, where it has one.
+    pub const RULESET: BorrowedFd<'static> = fixed(6);
     /// The payload's program, where it is an image.
-    pub const IMAGE: BorrowedFd<'static> = fixed(6);
+    pub const IMAGE: BorrowedFd<'static> = fixed(7);
 }
 
 /// Pointers to NUL-terminated strings, in the form that execve takes.

@@ -189,7 +189,7 @@ pub const JOB: Target = Target {
             program: FileToWrite { path: b"x.py", offset: 0, length: 5 },
             files: vec![FileToWrite { path: b"d/f", offset: 0, length: 2 }],
             rlimits: vec![(9, None), (7, Some(1024))],
-            landlock_rules: vec![(b"/", 8)],
+            payload_landlock: true,
             ..Job::default()
         };
         job.place_contents();

@@ -27,7 +27,7 @@ use stockade_sys::{
 
 use super::{At, StepResult};
 use crate::{
-    child_data::ChildData,
+    child_data::{ChildData, ChildRuleset},
     layers::{Layer, Layers},
 };
 
@@ -165,21 +165,20 @@ fn write_proc(proc: &OwnedFd, file: &CStr, value: &[u8]) -> Result<(), Errno> {
     rustix::io::write(&file, value).map(drop)
 }
 
-/// What the code may do with which paths; in force when a process puts it on.
-pub(super) fn ruleset<'f>(data: &ChildData, programs: impl Iterator<Item = &'f OwnedFd>) -> StepResult<OwnedFd> {
-    let ruleset = landlock::create_ruleset(data.landlock_handled, data.landlock_scoped).at(Step::Landlock)?;
-    for (index, (path, rights)) in data.landlock_rules.iter().enumerate() {
-        let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(Step::Landlock, index)?;
+/// What the code may do with which paths; in force when a process puts it on, in this step.
+pub(super) fn ruleset<'f>(data: &ChildRuleset, programs: impl Iterator<Item = &'f OwnedFd>, step: Step) -> StepResult<OwnedFd> {
+    let ruleset = landlock::create_ruleset(data.handled, data.scoped).at(step)?;
+    for (index, (path, rights)) in data.rules.iter().enumerate() {
+        let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).at_entry(step, index)?;
         // A right on directories is refused for a plain file (EINVAL).
-        let is_directory = rustix::fs::fstat(&parent)
-            .map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir())
-            .at_entry(Step::Landlock, index)?;
+        let is_directory =
+            rustix::fs::fstat(&parent).map(|stat| rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir()).at_entry(step, index)?;
         let rights = if is_directory { *rights } else { rights & landlock::access::ON_FILE };
-        landlock::allow_beneath(&ruleset, &parent, rights).at_entry(Step::Landlock, index)?;
+        landlock::allow_beneath(&ruleset, &parent, rights).at_entry(step, index)?;
     }
     // execveat reads the file as well as executing it.
     for program in programs {
-        landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(Step::Landlock)?;
+        landlock::allow_beneath(&ruleset, program, landlock::access::EXECUTE | landlock::access::READ_FILE).at(step)?;
     }
     Ok(ruleset)
 }

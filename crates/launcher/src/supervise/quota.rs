@@ -374,8 +374,9 @@ impl Supervision<'_> {
         let Some(host) = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only) else { return Ok(Counted::default()) };
         let ended_for = |cause| Ok(Counted { cause: Some(cause), ..Counted::default() });
         let limit = self.plan.scratch.size;
-        // Nothing shows deleted files that a Landlock rule has: what the file system has lost bounds
-        // them. Others write there too, so the bound is wide, and the run must have written as much.
+        // The filter refuses what keeps deleted files that nothing shows. Where a policy allows more
+        // (io_uring, fanotify), what the file system has lost bounds them. Others write there too, so
+        // the bound is wide, and the run must have written as much.
         let lost = host.free.saturating_sub(usage::free_bytes(&host.directory)?);
         if limit.is_some_and(|limit| lost > limit.saturating_mul(4).max(MAX_UNSEEN))
             && !self.all_have_ended()

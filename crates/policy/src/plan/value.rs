@@ -367,7 +367,7 @@ impl Plan {
             cgroup,
             cpus,
             landlock,
-            payload_landlock: _,
+            payload_landlock,
             filter,
             limits: _,
             callers_limits: _,
@@ -379,7 +379,8 @@ impl Plan {
         } = self;
         (policy, policy_sha256, mode, identity, root, root_size)
             == (&other.policy, &other.policy_sha256, &other.mode, &other.identity, &other.root, &other.root_size)
-            && (scratch, cpus, landlock, filter) == (&other.scratch, &other.cpus, &other.landlock, &other.filter)
+            && (scratch, cpus, filter) == (&other.scratch, &other.cpus, &other.filter)
+            && (landlock, payload_landlock) == (&other.landlock, &other.payload_landlock)
             && (egress, terminal, session, image) == (&other.egress, &other.terminal, &other.session, &other.image)
             && degraded == &other.degraded
             && cgroup.is_like(&other.cgroup)
