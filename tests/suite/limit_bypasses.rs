@@ -327,6 +327,65 @@ fn nameless_files_on_their_way_end_the_run() {
     is_missed("sender, receiver = socket.socketpair()\ndef keep(fd):\n    socket.send_fds(sender, [b'.'], [fd]); os.close(fd)");
 }
 
+test!(serial Both, nameless_files_that_a_thread_has_mapped_whose_process_looks_ended_end_the_run, seconds 60);
+fn nameless_files_that_a_thread_has_mapped_whose_process_looks_ended_end_the_run() {
+    // The first thread is gone, and the text of /proc/PID/maps with it.
+    is_missed(
+        "libc.mmap.restype = ctypes.c_void_p\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\ndef keep(fd):\n    assert libc.mmap(None, 4096, 1, 1, fd, 0); os.close(fd)\ndef rest():\n    for number in range(20):\n        keep(make(number)); time.sleep(0.02)\n    time.sleep(1); os.write(1, b'kept\\n'); os._exit(0)\nthreading.Thread(target=rest).start()\nlibc.syscall(60, 0)",
+    );
+}
+
+/// A program of one page that copies its end to other memory, goes on there, unmaps itself and
+/// sleeps: its file is no longer mapped then.
+const UNMAPS_ITSELF: &str = r"
+import struct, subprocess
+code = bytes.fromhex('6a095831ffbe001000006a075a6a22415a6aff41584531c90f054889c7488d35070000006a2059f3a4ffe0bf00004000be001000006a0b580f056a22580f05ebf9')
+program = struct.pack('<16sHHIQQQIHHHHHH', b'\x7fELF\2\1\1', 2, 62, 1, 0x400078, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+program += struct.pack('<IIQQQQQQ', 1, 5, 0, 0x400000, 0x400000, 0x1000, 0x1000, 0x1000) + code
+def make(number):
+    fd = os.open(f'f{number}', os.O_CREAT | os.O_RDWR, 0o755)
+    os.write(fd, program + block); os.close(fd)
+    return number
+running = []
+def keep(number):
+    running.append(subprocess.Popen([f'./f{number}'])); os.unlink(f'f{number}')
+";
+
+test!(Both, nameless_files_that_are_a_running_program_are_counted, seconds 60);
+fn nameless_files_that_are_a_running_program_are_counted() {
+    is_counted(UNMAPS_ITSELF);
+}
+
+test!(Both, nameless_directories_that_are_a_working_directory_are_counted, seconds 60);
+fn nameless_directories_that_are_a_working_directory_are_counted() {
+    // A directory stays as large as it was, on most file systems.
+    let code = "\
+import os, signal
+def keep():
+    os.mkdir('d'); at = os.open('d', os.O_RDONLY); os.close(os.open('one', os.O_CREAT))
+    names = [f'{number:05}' + 'n' * 245 for number in range(12000)]
+    for name in names: os.link('one', name, dst_dir_fd=at)
+    for name in names: os.unlink(name, dir_fd=at)
+    size = os.fstat(at).st_blocks * 512
+    if os.fork() == 0:
+        os.fchdir(at); os.close(at); os.rmdir(os.getcwd())
+        os.write(writes, b'.'); signal.pause()
+    os.close(at); os.read(reads, 1)
+    return size
+reads, writes = os.pipe()
+kept = sum(keep() for _ in range(3))
+import time; time.sleep(0.5)
+print('kept', kept > 8 << 20)";
+    let ask = |size: &str| {
+        exec(json!({"code": code, "scratch": text(&scratch_named(size)), "limits": {"wall": scaled_limit(40_000), "scratch_size": size}}))
+    };
+    let control = ask("400MiB");
+    control.succeeded();
+    if control["output"] == "kept True\n" {
+        ask("8MiB").expect(json!({"verdict": "disk_limit", "code": 137, "output": "", "limits_hit": []}));
+    }
+}
+
 test!(Both, nameless_files_cannot_be_kept_by_a_landlock_rule);
 fn nameless_files_cannot_be_kept_by_a_landlock_rule() {
     let code = "\
@@ -450,6 +509,10 @@ fn shared_maps_are_counted_without_a_cgroup_too() {
 test!(serial Both, memory_of_all_processes_together_is_counted_without_a_cgroup_too, seconds 60);
 fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
     is_held("def piece():\n    if os.fork(): return\n    mine = os.urandom(16 << 20)\n    while True: time.sleep(600)");
+    // The first thread of each has ended.
+    is_held(
+        "import threading\ndef mine():\n    held = os.urandom(16 << 20)\n    while True: time.sleep(600)\ndef piece():\n    if os.fork(): return\n    threading.Thread(target=mine).start(); libc.syscall(60, 0)",
+    );
     // The control: what many processes share is there once.
     let shared = "all = os.urandom(96 << 20)\npage = mmap.mmap(-1, 32 << 20); page.write(block); page.write(block)\ndef piece():\n    if os.fork(): return\n    for at in range(0, 32 << 20, 4096): page[at]\n    time.sleep(600)";
     holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));

@@ -128,11 +128,23 @@ pub(crate) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
+/// A thread by which a process's memory and program are seen: its first, or another where that
+/// has ended before it.
+pub(crate) fn living_thread(pid: &str) -> String {
+    if !has_ended(pid) {
+        return pid.to_owned();
+    }
+    let tasks = format!("/proc/{pid}/task");
+    let mut threads = entries(&tasks).filter_map(|task| task.file_name()?.to_str().map(String::from));
+    threads.find(|thread| !has_ended(thread)).unwrap_or_else(|| pid.to_owned())
+}
+
 /// Files without a name that the processes of a sandbox keep in being. The kernel lets go of such
-/// a file when no descriptor, no map and no message on its way has it any more.
+/// a file when it is open nowhere, mapped nowhere, in no message on its way, and neither the
+/// program nor the working directory of a process.
 #[derive(Debug, Default)]
 pub(crate) struct NamelessFiles {
-    /// Bytes of each that a descriptor leads to, by inode.
+    /// Bytes of each of which the kernel shows the size, by inode.
     open: BTreeMap<u64, u64>,
     /// Inodes that are mapped.
     mapped: BTreeSet<u64>,
@@ -168,8 +180,15 @@ impl NamelessFiles {
                 }
                 !looked_at.is_multiple_of(ASKED_EVERY) || goes_on()
             });
-            if let (true, Some(is_wanted)) = (on, wanted.maps) {
-                files.add_maps(pid, is_wanted);
+            if on {
+                // The program is not mapped any more, if it has so chosen.
+                let thread = living_thread(pid);
+                files.add_link(&format!("/proc/{thread}/exe"), wanted);
+                // Each thread may have its own.
+                entries(&format!("/proc/{pid}/task")).for_each(|task| files.add_link(&format!("{}/cwd", task.display()), wanted));
+                if let Some(is_wanted) = wanted.maps {
+                    files.add_maps(&thread, is_wanted);
+                }
             }
             on && goes_on()
         });
@@ -188,6 +207,15 @@ impl NamelessFiles {
         }
     }
 
+    /// What a link of the kernel's leads to.
+    fn add_link(&mut self, link: &str, wanted: &FileQuery<'_>) {
+        match rustix::fs::stat(link) {
+            Ok(stat) => self.add(&stat, "", wanted),
+            Err(Errno::ACCESS) => self.closed = true,
+            Err(_) => {}
+        }
+    }
+
     fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool) {
         match read_to_string(format!("/proc/{pid}/maps")) {
             Ok(text) => {
@@ -197,7 +225,7 @@ impl NamelessFiles {
         }
     }
 
-    /// Bytes of those that a descriptor leads to.
+    /// Bytes of those of which the kernel shows the size.
     pub(crate) fn bytes(&self) -> u64 {
         self.open.values().sum()
     }
@@ -323,6 +351,28 @@ mod tests {
         assert_eq!((before, tables(&own.to_string()).len()), (1, 1));
         drop(send);
         thread.join().unwrap().unwrap_err();
+    }
+
+    #[test]
+    fn a_program_and_a_working_directory_without_a_name_are_found() {
+        let directory = std::env::temp_dir().join(format!("stockade-nameless-{}", std::process::id()));
+        let program = directory.join("program");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::copy(std::fs::canonicalize("/bin/sleep").unwrap(), &program).unwrap();
+        let stats = [&directory, &program].map(|path| rustix::fs::stat(path).unwrap());
+        let mut child = std::process::Command::new(&program).arg("600").current_dir(&directory).spawn().unwrap();
+        let found = || {
+            let wanted = FileQuery { device: stats[0].st_dev, maps: None };
+            let files = NamelessFiles::of(i32::try_from(std::process::id()).unwrap(), &wanted, &mut || true).unwrap();
+            stats.map(|stat| files.open.contains_key(&stat.st_ino))
+        };
+        let named = found();
+        std::fs::remove_file(&program).unwrap();
+        std::fs::remove_dir(&directory).unwrap();
+        let nameless = found();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((named, nameless), ([false, false], [true, true]));
     }
 
     #[test]

@@ -84,6 +84,7 @@ impl MemorySampler {
         let mut all = Resident::default();
         let mut seen: Vec<(i32, u64)> = Vec::new();
         processes::each(pid_one, &mut |pid| {
+            let pid = processes::living_thread(pid);
             let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let number = pid.parse().unwrap_or(0);
             let size = kibibytes(&status, "VmSize").unwrap_or(0);
@@ -119,7 +120,8 @@ fn held_at_most(pid_one: i32) -> Resident {
     let mut all = Resident::default();
     let begun = Instant::now();
     processes::each(pid_one, &mut |pid| {
-        let part = resident(&read_to_string(format!("/proc/{pid}/status")).unwrap_or_default());
+        let status = read_to_string(format!("/proc/{}/status", processes::living_thread(pid)));
+        let part = resident(&status.unwrap_or_default());
         all = Resident { own: all.own + part.own, shared: all.shared + part.shared };
         begun.elapsed() < MAX_LOOK
     });
