@@ -16,6 +16,7 @@ use std::{
 use rustix::{
     fs::{FileType, Stat, fstat, makedev},
     io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
 };
 use stockade_sys::process::{Common, have_in_common};
@@ -137,6 +138,12 @@ pub(crate) fn living_thread(pid: &str) -> String {
     let tasks = format!("/proc/{pid}/task");
     let mut threads = entries(&tasks).filter_map(|task| task.file_name()?.to_str().map(String::from));
     threads.find(|thread| !has_ended(thread)).unwrap_or_else(|| pid.to_owned())
+}
+
+/// Has the kernel free what lies in sockets that only their own messages have: it looks for such
+/// when a socket is closed, and till then they keep files in being that no process has.
+pub(crate) fn free_unreachable() {
+    drop(socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None));
 }
 
 /// Files without a name that the processes of a sandbox keep in being. The kernel lets go of such

@@ -69,6 +69,7 @@ impl MemorySampler {
         let mut room = self.limit.saturating_sub(most.own + most.shared.max(growth));
         let mut is_over = false;
         if room == 0 {
+            processes::free_unreachable();
             let held = self.held(pid_one, growth, &mut || begun.elapsed() < MAX_LOOK);
             is_over = held > self.limit;
             room = self.limit.saturating_sub(held);

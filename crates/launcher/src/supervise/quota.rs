@@ -318,7 +318,11 @@ impl Supervision<'_> {
         self.quota.next_glance = None;
         let (Some(host), Some(most)) = (self.quota.host_scratch(), self.max_loss()) else { return };
         match host.lost() {
-            Ok(lost) if lost > most && !self.all_have_ended() => self.count_held(),
+            Ok(lost) if lost > most && !self.all_have_ended() => {
+                // What it frees is not to be taken for what others have written.
+                processes::free_unreachable();
+                self.count_held();
+            }
             Ok(_) => {}
             Err(errno) => return self.break_off(failed(COUNT)(errno)),
         }
