@@ -23,7 +23,7 @@ use stockade_protocol::{
 use crate::{
     ExitCode, args,
     output::{print_json, print_text},
-    refuse,
+    run::refuse,
 };
 
 /// The columns of a terminal.

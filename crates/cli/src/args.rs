@@ -9,6 +9,8 @@ use clap::{
     Args, Parser, Subcommand, ValueEnum,
     builder::{OsStringValueParser, TypedValueParser},
 };
+use stockade_policy::whitelist::Rule;
+use stockade_protocol::{LimitKey, LimitValue, Quantity};
 
 /// Run untrusted code in a fresh sandbox of Linux namespaces.
 ///
@@ -120,11 +122,16 @@ pub(crate) struct Sandbox {
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,
     /// The host directory to expose at its own path; a request's must be it or below it
-    #[arg(long, value_name = "DIR", value_parser = path_from_here())]
+    #[arg(short = 'C', long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
     /// An interpreter in place of the policy's, with its virtual environment read-only
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
     pub(crate) runtimes: Vec<(String, PathBuf)>,
+    /// Let the code reach this peer too, such as `pypi.org:443`; may be repeated
+    ///
+    /// Not through sudo or a socket, where the policy alone decides. The result lists it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) allow: Vec<Rule>,
     /// Let the run go on when the process that started stockade ends
     ///
     /// Else it ends too, as after SIGHUP; so it does not under nohup.
@@ -142,8 +149,9 @@ impl Sandbox {
             pair.push(path);
             ["--runtime".into(), pair]
         });
+        let allow = self.allow.iter().flat_map(|rule| ["--allow".into(), rule.to_string().into()]);
         let outlive = self.outlive_caller.then(|| "--outlive-caller".into());
-        policy.chain(scratch).chain(runtimes).chain(outlive).collect()
+        policy.chain(scratch).chain(runtimes).chain(allow).chain(outlive).collect()
     }
 }
 
@@ -189,7 +197,7 @@ pub(crate) struct Exec {
     #[command(flatten)]
     pub(crate) plan: DryRun,
     /// Send it to the server behind this socket, whose name is the policy's
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "outlive_caller", "dry_run"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "allow", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Approve what an earlier result of this request held back: its `approval.token`
     ///
@@ -279,12 +287,66 @@ pub(crate) struct Run {
     pub(crate) sandbox: Sandbox,
     #[command(flatten)]
     pub(crate) plan: DryRun,
+    /// Run this code, with the words as its arguments
+    #[arg(short = 'c', long, value_name = "CODE")]
+    pub(crate) code: Option<String>,
+    /// The language of the code, where no ending of a file says it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) language: Option<String>,
+    #[command(flatten)]
+    pub(crate) limits: RunLimits,
+    /// Copy the files in scratch that match to the directory of --into; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) collect: Vec<String>,
+    /// Where collected files go; none is written over
+    #[arg(long, value_name = "DIR", default_value = "collected")]
+    pub(crate) into: PathBuf,
     /// Write the result, without the streams, as JSON into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// The command and its arguments
-    #[arg(required = true, last = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<String>,
+    /// Say nothing of layers that are missing here or of files that were collected
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// A script, `-` for code on stdin, or a command; then its arguments
+    #[arg(required_unless_present = "code", trailing_var_arg = true, value_name = "SCRIPT|COMMAND")]
+    pub(crate) words: Vec<String>,
+}
+
+/// Limits of one run, up to the policy's maximum.
+#[derive(Args, Debug)]
+pub(crate) struct RunLimits {
+    /// End the run after this time: `10s`, `10` (seconds), `2min`
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| limit(LimitKey::Wall, text))]
+    pub(crate) timeout: Option<LimitValue>,
+    /// Memory of all processes together: `512MiB`, `1g`
+    #[arg(long, value_name = "SIZE", value_parser = |text: &str| limit(LimitKey::Memory, text))]
+    pub(crate) memory: Option<LimitValue>,
+    /// Processes and threads at a time
+    #[arg(long, value_name = "NUMBER", value_parser = |text: &str| limit(LimitKey::Processes, text))]
+    pub(crate) processes: Option<LimitValue>,
+    /// CPUs, such as `2` or `0.5`
+    #[arg(long, value_name = "NUMBER", value_parser = |text: &str| limit(LimitKey::Cpus, text))]
+    pub(crate) cpus: Option<LimitValue>,
+}
+
+/// The value of a limit as a request has it. Beside a policy's spelling: seconds and bytes without
+/// a unit, `m` for minutes, and `k`, `m`, `g` for sizes, as other tools take them.
+fn limit(key: LimitKey, text: &str) -> Result<LimitValue, String> {
+    let text = text.trim();
+    let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
+    let in_unit = |unit: &str| LimitValue::Text(format!("{number}{unit}"));
+    let value = match (key.quantity(), unit) {
+        (Quantity::Duration, "") => in_unit("s"),
+        (Quantity::Duration, "m") => in_unit("min"),
+        (Quantity::Size, "") => in_unit("B"),
+        (Quantity::Size, "k" | "K") => in_unit("KiB"),
+        (Quantity::Size, "m" | "M") => in_unit("MiB"),
+        (Quantity::Size, "g" | "G") => in_unit("GiB"),
+        (Quantity::Duration | Quantity::Size, _) => LimitValue::Text(text.to_owned()),
+        (Quantity::Count, _) => LimitValue::Integer(text.parse().map_err(|_| String::from("not a whole number"))?),
+        (Quantity::Cpus, _) => LimitValue::Float(text.parse().map_err(|_| String::from("not a number"))?),
+    };
+    key.parse(&value).map(|_| value).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Subcommand)]

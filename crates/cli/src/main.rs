@@ -17,28 +17,18 @@ mod page;
 mod policy;
 mod policy_text;
 mod prove;
+mod run;
 mod runs;
 mod runtimes;
 mod screen;
 mod shim;
 
-use std::{
-    cell::RefCell,
-    collections::BTreeSet,
-    ffi::OsString,
-    fs::{self, File, Metadata},
-    io::{self, Write},
-    os::{fd::AsFd, unix::fs::MetadataExt},
-    path::Path,
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, io, os::fd::AsFd, path::Path, process::ExitCode, sync::Arc};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::error::ErrorKind;
 use rlimit::Resource;
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
-use stockade_engine::{CommandResult, OUTPUT_UNWRITABLE, Options, Origin, Refusal, admit, caller::waiting};
+use stockade_engine::{Options, Origin, admit, caller::waiting};
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
@@ -62,7 +52,7 @@ fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Exec(exec) => exec_command(&exec),
-        Command::Run(run) => run_command(&run),
+        Command::Run(asked) => run::run(&asked),
         Command::Session(session) => serve_session(&session),
         Command::Mcp(session) => serve_mcp(&session),
         Command::Policy(command) => policy::run(command),
@@ -143,6 +133,7 @@ impl From<&Sandbox> for Options {
             policy: sandbox.policy.clone(),
             scratch: sandbox.scratch.clone(),
             interpreters: sandbox.runtimes.clone(),
+            allow: sandbox.allow.clone(),
             ends_with: if sandbox.outlive_caller { Arc::default() } else { waiting().into() },
             ..Options::default()
         }
@@ -310,132 +301,6 @@ fn write_result(line: &[u8], started: bool, verdict: &str) -> anyhow::Result<Opt
 fn unwritten(error: &anyhow::Error, verdict: &str) -> ExitCode {
     warn(&format!("stockade: the code ran ({verdict}), and what came of it is lost: {error:#}"));
     ExitCode::from(UNWRITTEN)
-}
-
-fn run_command(run: &args::Run) -> anyhow::Result<ExitCode> {
-    let options = Options::from(&run.sandbox);
-    if run.plan.dry_run {
-        let origin = Origin::Command { command: &run.command, terminal: stockade_engine::is_interactive() };
-        return match stockade_engine::plan(origin, &options) {
-            Ok(plan) => dry_run::print(&plan, run.plan.json),
-            Err(refusal) => Ok(ExitCode::from(refuse(&refusal))),
-        };
-    }
-    let report_file = run.report.as_deref().map(open_report).transpose()?;
-    let (report, code) = match stockade_engine::run(&run.command, &options, run.report.is_some()) {
-        Ok(result) => ended_command(result),
-        Err(refusal) => {
-            let status = refused_command(&refusal);
-            (Report { output: None, code: status.into(), ..refusal.report() }, ExitCode::from(status))
-        }
-    };
-    warn_of_degraded(&report);
-    warn_of_audit(&report);
-    explain(&report);
-    if let (Some(file), Some(path)) = (report_file, &run.report) {
-        let written = write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display()));
-        match written {
-            Err(error) if report.started => return Ok(unwritten(&error, &verdict_and_code(&report)?)),
-            written => written?,
-        }
-    }
-    Ok(code)
-}
-
-/// What ended a run, in words for a person.
-fn verdict_and_code(report: &Report) -> anyhow::Result<String> {
-    let verdict = serde_json::to_value(report.verdict)?;
-    Ok(format!("{}, status {}", verdict.as_str().unwrap_or_default(), report.code))
-}
-
-/// The report of a command that was started, and the status of this program.
-fn ended_command(result: CommandResult) -> (Report, ExitCode) {
-    let CommandResult { mut report, code } = result;
-    if report.started && report.reason.as_deref() == Some(OUTPUT_UNWRITABLE) {
-        report.code = UNWRITTEN.into();
-        return (report, ExitCode::from(UNWRITTEN));
-    }
-    (report, command_status(code))
-}
-
-/// A command's status as this program's own.
-fn command_status(code: i32) -> ExitCode {
-    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(SANDBOX_ERROR))
-}
-
-/// Says why a command was not started. The status of this program.
-fn refused_command(refusal: &Refusal) -> u8 {
-    const NOT_EXECUTABLE: u8 = 126;
-    const NOT_FOUND: u8 = 127;
-    const ENOENT: i32 = 2;
-    let status = refuse(refusal);
-    match refusal.exec_errno {
-        Some(ENOENT) => NOT_FOUND,
-        Some(_) => NOT_EXECUTABLE,
-        None => status,
-    }
-}
-
-/// One line for a person, where something other than the command ended it.
-fn explain(report: &Report) {
-    let why = match report.verdict {
-        Verdict::WallTimeout => "the wall clock ran out",
-        Verdict::CpuTimeout => "its CPU time ran out",
-        Verdict::OutOfMemory => "it ran out of memory",
-        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch cannot be counted: closed to its owner, or too deep",
-        Verdict::DiskLimit => "scratch or tmp is full",
-        Verdict::ProcessLimit => "it reached the process limit",
-        Verdict::OutputLimit => "it printed too much",
-        Verdict::SyscallDenied => "it made a system call for which the policy kills",
-        Verdict::SandboxError if report.started => &format!("the command had begun, and was ended: {}", report.error.0),
-        Verdict::Screened | Verdict::SandboxError => &report.error.0,
-        _ => return,
-    };
-    warn(&format!("stockade: {why}"));
-}
-
-fn refuse(refusal: &Refusal) -> u8 {
-    warn(&format!("stockade: {refusal}"));
-    if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR }
-}
-
-/// Before the run, and through no link but root's: the file may lie where
-/// the code can write, and would be led to anything that the caller may overwrite.
-fn open_report(path: &Path) -> anyhow::Result<File> {
-    let whole = std::path::absolute(path)?;
-    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
-    // Opening a fifo without a reader would block before signals are handled.
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    // With the caller's rights: root must not write files that the caller could not.
-    let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_engine::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
-        Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
-    })?
-    .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;
-    // Its reader may be slow.
-    let blocking = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
-    blocking.with_context(|| format!("wait for the reader of {}", path.display()))?;
-    Ok(file)
-}
-
-fn write_report(file: File, path: &Path, report: &Report) -> anyhow::Result<()> {
-    let mut text = serde_json::to_vec(report)?;
-    text.push(b'\n');
-    let opened = file.metadata()?;
-    write_into(file, &text)?;
-    let same = |found: Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());
-    if stockade_engine::with_callers_rights(|| fs::symlink_metadata(path))?.is_ok_and(same) {
-        return Ok(());
-    }
-    Err(anyhow!("another file has taken its place since the run began, and is no report; name a file where the code cannot write"))
-}
-
-fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
-    // A device or a pipe has no length to cut.
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
-    }
-    Ok(file.write_all(text)?)
 }
 
 fn show_version(json: bool) -> anyhow::Result<ExitCode> {

@@ -12,7 +12,7 @@ use crate::{
     args::Prove,
     output::{print_json, print_text, warn},
     page::Page,
-    refuse,
+    run::refuse,
 };
 
 const BREACH: u8 = 1;

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use stockade_engine::{
-    Options, Origin, Refusal,
+    Options, Origin, Refusal, RunSettings,
     caller::waiting,
     interpreter::{ArgumentNotUtf8, Interpreter, interpret},
     plan::Plan,
@@ -26,9 +26,8 @@ use stockade_engine::{
 use crate::{
     ExitCode,
     args::{PolicyChoice, Shim, ShimExec},
-    ended_command, explain,
     output::{print_text, warn},
-    refuse, refused_command,
+    run::{ended_command, explain, refuse, refused_command},
 };
 
 /// Names that callers start, whatever the policy calls its runtimes.
@@ -226,7 +225,14 @@ fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exac
 
 /// What a run of this runtime would be here.
 fn plan(runtime: &str, options: &Options) -> Result<Plan, Refusal> {
-    let origin = Origin::Interpreter { runtime, arguments: &[], environment: &BTreeMap::new(), alias: None, terminal: false };
+    let origin = Origin::Interpreter {
+        runtime,
+        arguments: &[],
+        environment: &BTreeMap::new(),
+        alias: None,
+        settings: RunSettings::NONE,
+        terminal: false,
+    };
     stockade_engine::plan(origin, options)
 }
 

@@ -24,7 +24,7 @@ use stockade_policy::{
     model::AuditMode,
     plan::{Plan, plan},
 };
-use stockade_protocol::{LimitKey, Request, Verdict};
+use stockade_protocol::{LimitKey, LimitValue, Request, Verdict};
 
 use crate::{
     LoadedPolicy, Options, Refusal, RefusalCause, caller,
@@ -50,6 +50,15 @@ pub enum Origin<'a> {
     Command {
         /// Program and arguments.
         command: &'a [String],
+        /// Limits, and files to return.
+        settings: &'a RunSettings,
+        /// On a terminal of its own.
+        terminal: bool,
+    },
+    /// A program of `run`, with its streams passed through.
+    Script {
+        /// The program; its `stdin` and `encoding` have no meaning.
+        request: &'a Request,
         /// On a terminal of its own.
         terminal: bool,
     },
@@ -63,6 +72,8 @@ pub enum Origin<'a> {
         environment: &'a BTreeMap<String, String>,
         /// Another path by which the caller speaks of the scratch.
         alias: Option<&'a Path>,
+        /// Limits, and files to return.
+        settings: &'a RunSettings,
         /// On a terminal of its own.
         terminal: bool,
     },
@@ -77,6 +88,20 @@ pub enum Origin<'a> {
     },
 }
 
+/// What of a request's fields a command has too.
+#[derive(Clone, Debug, Default)]
+pub struct RunSettings {
+    /// Limits, up to the policy's maximum.
+    pub limits: BTreeMap<String, LimitValue>,
+    /// Globs of the regular files under scratch to return.
+    pub collect: Vec<String>,
+}
+
+impl RunSettings {
+    /// The policy's limits, and no file.
+    pub const NONE: &'static RunSettings = &RunSettings { limits: BTreeMap::new(), collect: Vec::new() };
+}
+
 impl<'a> Origin<'a> {
     /// Program and arguments, of a command or an interpreter.
     pub(crate) fn words(self) -> Vec<String> {
@@ -85,7 +110,7 @@ impl<'a> Origin<'a> {
             Origin::Interpreter { runtime, arguments, .. } => {
                 std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect()
             }
-            Origin::Request(_) | Origin::Image(_) | Origin::Session { .. } => Vec::new(),
+            Origin::Request(_) | Origin::Script { .. } | Origin::Image(_) | Origin::Session { .. } => Vec::new(),
         }
     }
 
@@ -94,7 +119,7 @@ impl<'a> Origin<'a> {
         match self {
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
-            Origin::Command { .. } | Origin::Image(_) => EntryPoint::Run,
+            Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) => EntryPoint::Run,
             Origin::Interpreter { .. } => EntryPoint::Shim,
             Origin::Session { .. } => EntryPoint::Session,
         }

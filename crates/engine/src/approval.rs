@@ -125,7 +125,7 @@ fn hash_of_scratch(scratch: Option<&OpenedScratch>, origin: Origin<'_>) -> Resul
 /// Why code that needs approval is refused at once, and what to do; none: it waits.
 pub(crate) fn hindrance(origin: Origin<'_>, policy: &Policy, options: &Options) -> Option<&'static str> {
     match (origin, options.approved_by) {
-        (Origin::Command { .. } | Origin::Interpreter { .. }, _) => {
+        (Origin::Command { .. } | Origin::Script { .. } | Origin::Interpreter { .. }, _) => {
             Some("a command cannot wait for that: send it as a request to `stockade exec`, where it can be approved")
         }
         (_, ApprovedBy::NoOne) => Some("no user can approve it here: send it as a request to `stockade exec`, where it can be approved"),
@@ -161,7 +161,8 @@ fn check_self_contained(origin: Origin<'_>, policy: &Policy, options: &Options) 
 /// # Errors
 /// The policy has them.
 pub(crate) fn check_approvable(origin: Origin<'_>, policy: &Policy) -> Result<(), ApprovalError> {
-    if !matches!(origin, Origin::Command { .. } | Origin::Interpreter { .. }) || policy.screen.approvers.is_empty() {
+    if !matches!(origin, Origin::Command { .. } | Origin::Script { .. } | Origin::Interpreter { .. }) || policy.screen.approvers.is_empty()
+    {
         return Ok(());
     }
     Err(ApprovalError::NeedsRequest(policy.name.clone()))

@@ -16,7 +16,7 @@ use stockade_launcher::Relay;
 use stockade_protocol::Verdict;
 
 use crate::{
-    CommandResult, LoadedPolicy, Options, Origin, Refusal, RefusalCause,
+    CommandResult, LoadedPolicy, Options, Origin, Refusal, RefusalCause, RunSettings,
     audit::{AuditRecorder, AuditSubject},
     end_command, is_interactive, load_policy, relay, with_callers_rights,
 };
@@ -81,6 +81,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
             arguments: &asked.arguments,
             environment: &environment,
             alias: alias.as_deref(),
+            settings: RunSettings::NONE,
             terminal,
         };
         let how = Relay { keep_errors: false, as_text: !asked.exact };

@@ -26,11 +26,11 @@ use std::{cell::Cell, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
 use stockade_launcher::{Outcome, Relay, Streams, Teardown};
-use stockade_policy::{facts::Caller, model::Policy, plan::Plan};
+use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
 use stockade_protocol::{Report, Request, screen::Action};
 
 use admit::RunSandbox;
-pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose};
+pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::CallerError;
@@ -52,6 +52,8 @@ pub struct Options {
     pub scratch: Option<PathBuf>,
     /// Interpreters in place of the policy's, by runtime.
     pub interpreters: Vec<(String, PathBuf)>,
+    /// Peers that the caller allows beside those of the policy.
+    pub allow: Vec<Rule>,
     /// Files of the caller's, beside the policy and this program, that say what is run.
     pub trusted: Vec<PathBuf>,
     /// Who asks, where the kernel has named somebody else than who started this process.
@@ -121,7 +123,7 @@ fn answer(
             |refusal| origin.worded(refusal).report(),
             |RunResult { outcome, plan, teardown: some }| {
                 teardown = Some(some);
-                report::from_outcome(outcome, &plan, policy, request.encoding)
+                allowed_by(options, report::from_outcome(outcome, &plan, policy, request.encoding))
             },
         );
         Ok(screening.finish().onto(report))
@@ -245,16 +247,21 @@ impl CommandResult {
     }
 }
 
-/// Runs a command with relayed streams. `wants_report`: the result will be kept.
+/// Runs a command, a script or an interpreter with relayed streams. `wants_report`: the result
+/// will be kept.
 ///
 /// # Errors
 /// It was not started.
-pub fn run(command: &[String], options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
+pub fn run(origin: Origin<'_>, options: &Options, wants_report: bool) -> Result<CommandResult, Refusal> {
     let loaded = load_policy(options);
-    let recorder = AuditRecorder::new(AuditSubject::Command(command), loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
+    let words = origin.words();
+    let subject = match origin {
+        Origin::Script { request, .. } => AuditSubject::Request(request),
+        _ => AuditSubject::Command(&words),
+    };
+    let recorder = AuditRecorder::new(subject, loaded.as_ref().ok().map(|loaded| &loaded.policy), options);
     let run = || {
         let loaded = loaded.as_ref().map_err(Refusal::clone)?;
-        let origin = Origin::Command { command, terminal: is_interactive() };
         let how = Relay { keep_errors: wants_report, as_text: false };
         relay(origin, loaded, options, how, &recorder)
     };
@@ -275,15 +282,21 @@ fn relay(
 ) -> Result<Relayed, Refusal> {
     approval::check_approvable(origin, &loaded.policy)?;
     let policy = &loaded.policy;
-    let screening = CodeScreening::new(screen::ScreeningJob::of_command(&origin.words(), policy, options, how.keep_errors)?, policy);
+    let screening = CodeScreening::new(screen::ScreeningJob::of_command(origin, policy, options, how.keep_errors)?, policy);
     if let Some(refused) = screening.refusal(origin, policy, options) {
         return Ok((refused, None));
     }
     let spec = RunSpec { origin, loaded, options, recorder: Some(recorder), pass: None };
     let RunResult { outcome, plan, teardown } = attempt(spec, Streams::Relay(how), None, Pool::default())?;
     let message = outcome.message.clone();
-    let report = report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text);
+    let report = allowed_by(options, report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text));
     Ok((screening.finish().onto(report::without_streams(report, message)), Some(teardown)))
+}
+
+/// A result that says which peers the caller itself has allowed.
+fn allowed_by(options: &Options, mut report: Report) -> Report {
+    report.egress.allowed_by_caller = options.allow.iter().map(Rule::to_string).collect();
+    report
 }
 
 /// Writes down what came of a command.
@@ -328,7 +341,7 @@ pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) ->
 pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) -> Result<Report, Refusal> {
     let command: Vec<String> = command.iter().map(|word| String::from(*word)).collect();
     let recorder = AuditRecorder::new(AuditSubject::Command(&command), Some(&loaded.policy), options);
-    let origin = Origin::Command { command: &command, terminal: false };
+    let origin = Origin::Command { command: &command, settings: RunSettings::NONE, terminal: false };
     let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None };
     let came = attempt(spec, Streams::Capture, None, Pool::default()).map(|RunResult { outcome, plan, teardown }| {
         (report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text), Some(teardown))

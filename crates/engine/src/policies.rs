@@ -8,7 +8,7 @@ use std::{env, path::PathBuf};
 use stockade_policy::{
     LookupContext, PolicyError,
     filter::{FilterError, Filters},
-    model::Policy,
+    model::{Policy, SocketFamily},
 };
 use stockade_protocol::Verdict;
 
@@ -63,19 +63,65 @@ impl RefusalCause for UnusableFilter {
     }
 }
 
-/// Loads the policy that the options name.
+/// Peers that a caller has allowed by its own right, where it has none or they make no sense.
+#[derive(Debug, thiserror::Error)]
+enum AllowError {
+    #[error("--allow: root runs this for uid {0}, whose network the policy alone decides; call stockade without sudo, or name a policy")]
+    NotYours(u32),
+    #[error("--allow {rule}: policy `{policy}` has the rule {other} for the same port, which conflicts with it")]
+    Conflict { rule: String, policy: String, other: String },
+    #[error("--allow: policy `{0}` lets no program open an Internet socket; take another policy, such as `default`")]
+    NoSockets(String),
+}
+
+impl RefusalCause for AllowError {
+    fn verdict_and_reason(&self) -> (Verdict, &'static str) {
+        match self {
+            AllowError::NotYours(_) => (Verdict::SandboxError, "allow_not_yours"),
+            AllowError::Conflict { .. } => (Verdict::BadRequest, "allow_conflicts"),
+            AllowError::NoSockets(_) => (Verdict::BadRequest, "allow_without_sockets"),
+        }
+    }
+}
+
+/// Adds to a policy the peers that the caller allows: a caller for whom no other user's rights are
+/// used could as well write such a policy.
+fn allow(mut policy: Policy, options: &Options) -> Result<Policy, Refusal> {
+    if options.allow.is_empty() {
+        return Ok(policy);
+    }
+    let identity = caller::identify(options.peer.as_ref())?;
+    if identity.on_behalf {
+        return Err(AllowError::NotYours(identity.caller.uid).into());
+    }
+    let families = &policy.seccomp.socket_families;
+    if !families.iter().any(|family| matches!(family, SocketFamily::Inet | SocketFamily::Inet6)) {
+        return Err(AllowError::NoSockets(policy.name).into());
+    }
+    for rule in &options.allow {
+        let added = policy.egress.whitelist.add(rule.clone());
+        if let Err(other) = added {
+            let (rule, other) = (rule.to_string(), other.to_string());
+            return Err(AllowError::Conflict { rule, policy: policy.name, other }.into());
+        }
+    }
+    Ok(policy)
+}
+
+/// Loads the policy that the options name, with the peers that they add.
 ///
 /// # Errors
-/// There is none of that name, it is not trusted, or it has errors.
+/// There is none of that name, it is not trusted, or it has errors; or the peers are not for this
+/// caller to add.
 pub fn load_policy(options: &Options) -> Result<LoadedPolicy, Refusal> {
     let name = options.policy.as_deref().unwrap_or(DEFAULT);
     // Before the file is read: an error would quote it to a caller without a grant.
     check_grants(&caller::identify(options.peer.as_ref())?, name, None, options)?;
     let context = lookup_context();
     if let Some((policy, filters)) = shipped(name, &context) {
-        return Ok(LoadedPolicy { policy, filters });
+        return Ok(LoadedPolicy { policy: allow(policy, options)?, filters });
     }
-    let policy = stockade_policy::load(name, &context)?;
+    let policy = allow(stockade_policy::load(name, &context)?, options)?;
     let filters = Filters::new(&policy.seccomp).map_err(|error| UnusableFilter { policy: policy.name.clone(), error })?;
     Ok(LoadedPolicy { policy, filters })
 }

@@ -35,7 +35,7 @@ use stockade_protocol::{
     text::{escape_line, is_hidden},
 };
 
-use crate::{Options, Refusal, caller, companion};
+use crate::{Options, Origin, Refusal, caller, companion};
 pub(crate) use sources::runtime;
 
 /// The screener's program.
@@ -183,18 +183,22 @@ impl<'p> ScreeningJob<'p> {
         Self::begin(sources, &policy.screen, privileged)
     }
 
-    /// Begins to screen a command, where somebody reads what is found or it can be refused.
+    /// Begins to screen what has its streams passed through, where somebody reads what is found or
+    /// it can be refused.
     ///
     /// # Errors
     /// It cannot be known who asks.
-    pub(crate) fn of_command(words: &[String], policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
+    pub(crate) fn of_command(origin: Origin<'_>, policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
         let least = if read { Action::Note } else { Action::Approve };
         if policy.screen.severest() < least {
             return Ok(Self::begin(None, &policy.screen, false));
         }
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let sources = sources::of_command(words, policy, options.scratch.as_deref());
-        Ok(Self::begin(Some(sources), &policy.screen, privileged))
+        let sources = match origin {
+            Origin::Script { request, .. } => sources::of_request(request, policy, options.scratch.as_deref()),
+            _ => Some(sources::of_command(&origin.words(), policy, options.scratch.as_deref())),
+        };
+        Ok(Self::begin(sources, &policy.screen, privileged))
     }
 
     /// Begins to screen a text.

@@ -46,6 +46,20 @@ impl Whitelist {
         &self.0
     }
 
+    /// Adds a rule.
+    ///
+    /// # Errors
+    /// The rule that it conflicts with.
+    pub fn add(&mut self, rule: Rule) -> Result<(), &Rule> {
+        match self.0.iter().position(|other| contradict(&rule, other)) {
+            Some(index) => Err(&self.0[index]),
+            None => {
+                self.0.push(rule);
+                Ok(())
+            }
+        }
+    }
+
     /// Nothing may leave.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -25,6 +25,9 @@ pub struct EgressReport {
     /// The kernel's part in it, such as `nft-tproxy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// Rules that the caller has added to those of the policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed_by_caller: Vec<String>,
     /// Connections that a rule allowed and whose peer was reached.
     pub allowed: Vec<EgressFlow>,
     /// Connections that no rule allows.

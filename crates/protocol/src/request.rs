@@ -10,6 +10,7 @@ use serde::{
     de::{Error, MapAccess, Visitor},
 };
 
+use crate::{LimitError, LimitKey};
 /// One request of `stockade exec`, as the caller wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -108,6 +109,20 @@ pub enum LimitValue {
     Float(f64),
     /// A value with its unit, or `none`.
     Text(String),
+}
+
+impl LimitKey {
+    /// Reads a limit as a caller wrote it.
+    ///
+    /// # Errors
+    /// It is not a value of this limit.
+    pub fn parse(self, value: &LimitValue) -> Result<Option<u64>, LimitError> {
+        match value {
+            LimitValue::Integer(number) => self.parse_integer(*number),
+            LimitValue::Float(number) => self.parse_float(*number),
+            LimitValue::Text(text) => self.parse_text(text),
+        }
+    }
 }
 
 /// How stdout and stderr come back.

@@ -14,7 +14,7 @@ use stockade_policy::{
 };
 use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64, Verdict};
 
-use super::{FileBytes, Origin, StdinBytes};
+use super::{FileBytes, Origin, RunSettings, StdinBytes};
 use crate::{Options, Refusal, RefusalCause};
 
 /// The largest request, in bytes.
@@ -182,21 +182,28 @@ pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Opt
     let mut parts = Parts::default();
     match origin {
         Origin::Request(request) => check_request(request, policy, &mut run_request, &mut parts)?,
-        Origin::Command { command, terminal } => {
+        Origin::Script { request, terminal } => {
+            check_request(request, policy, &mut run_request, &mut parts)?;
+            run_request.terminal = terminal;
+            parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
+        }
+        Origin::Command { command, settings, terminal } => {
             if command.iter().any(|word| word.contains('\0')) || command.first().is_none_or(String::is_empty) {
                 return Err(RequestError::Command.into());
             }
             check_size("the command", command.iter())?;
             run_request.program = Program::Command(command.to_vec());
+            check_settings(settings, &mut run_request, &mut parts)?;
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
-        Origin::Interpreter { runtime, arguments, environment, alias, terminal } => {
+        Origin::Interpreter { runtime, arguments, environment, alias, settings, terminal } => {
             // Neither can hold a NUL byte: both came through an execve.
             check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
             run_request.program = Program::Interpreter { runtime: runtime.to_owned() };
             run_request.arguments = arguments.to_vec();
             run_request.environment = environment.clone();
+            check_settings(settings, &mut run_request, &mut parts)?;
             run_request.scratch_alias = alias.map(Path::to_path_buf);
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
@@ -239,14 +246,8 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
         check_relative("files", path)?;
         parts.files.push((path.clone(), decode(contents, &format!("files[{path:?}]"))?));
     }
-    if request.collect.len() > MAX_PATTERNS {
-        return Err(RequestError::TooManyPatterns.into());
-    }
-    for glob in &request.collect {
-        check_relative("collect", glob)?;
-        check_glob("collect", glob)?;
-    }
-    run_request.limits = parse_limits(request)?;
+    check_collect(&request.collect)?;
+    run_request.limits = parse_limits(&request.limits)?;
     run_request.arguments = request.args.clone();
     run_request.environment = request.env.clone();
     // Sought early, so that a misspelt language is refused before anything is opened.
@@ -261,6 +262,24 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
     parts.collect = request.collect.clone();
     if let Some(stdin) = &request.stdin {
         parts.stdin = StdinBytes::Bytes(decode(stdin, "stdin")?);
+    }
+    Ok(())
+}
+
+fn check_settings(settings: &RunSettings, run_request: &mut RunRequest, parts: &mut Parts<'_>) -> Result<(), Refusal> {
+    check_collect(&settings.collect)?;
+    run_request.limits = parse_limits(&settings.limits)?;
+    parts.collect = settings.collect.clone();
+    Ok(())
+}
+
+fn check_collect(globs: &[String]) -> Result<(), Refusal> {
+    if globs.len() > MAX_PATTERNS {
+        return Err(RequestError::TooManyPatterns.into());
+    }
+    for glob in globs {
+        check_relative("collect", glob)?;
+        check_glob("collect", glob)?;
     }
     Ok(())
 }
@@ -318,9 +337,9 @@ fn check_glob(field: &str, glob: &str) -> Result<(), RequestError> {
     fast_glob::validate(glob).map_err(|error| RequestError::Path { field, path, why: error.to_string() })
 }
 
-fn parse_limits(request: &Request) -> Result<BTreeMap<LimitKey, Option<u64>>, Refusal> {
+fn parse_limits(given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKey, Option<u64>>, Refusal> {
     let mut limits = BTreeMap::new();
-    for (name, value) in &request.limits {
+    for (name, value) in given {
         let key = LimitKey::from_name(name).ok_or_else(|| {
             let names: Vec<&str> = LimitKey::ALL.iter().map(|key| key.name()).collect();
             let near = stockade_policy::names::nearest(name, names.iter().copied())
@@ -328,12 +347,7 @@ fn parse_limits(request: &Request) -> Result<BTreeMap<LimitKey, Option<u64>>, Re
                 .unwrap_or_default();
             RequestError::UnknownLimit(name.clone(), near, names.join(", "))
         })?;
-        let parsed = match value {
-            LimitValue::Integer(number) => key.parse_integer(*number),
-            LimitValue::Float(number) => key.parse_float(*number),
-            LimitValue::Text(text) => key.parse_text(text),
-        };
-        limits.insert(key, parsed.map_err(|error| RequestError::Limit(error.to_string()))?);
+        limits.insert(key, key.parse(value).map_err(|error| RequestError::Limit(error.to_string()))?);
     }
     Ok(limits)
 }

@@ -52,7 +52,7 @@ impl RefusalCause for RightsError {
 pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option<String>, Refusal> {
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match origin {
-        Origin::Request(request) => request.scratch.clone(),
+        Origin::Request(request) | Origin::Script { request, .. } => request.scratch.clone(),
         Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Image(_) | Origin::Session { .. } => None,
     };
     match (wanted, ceiling) {

@@ -1,0 +1,316 @@
+//! `stockade run`: a script, code or a command, with its streams passed through.
+//!
+//! A script outside the scratch is sent as a request's code is; one in the scratch is run where it
+//! lies. Files are read and written with the caller's rights. `engine` decides what is run.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, Metadata},
+    io::{self, ErrorKind, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
+};
+
+use anyhow::{Context, anyhow, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
+use stockade_engine::{
+    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, is_interactive, with_callers_rights,
+};
+use stockade_policy::model::Runtime;
+use stockade_protocol::{LimitKey, Report, Request, Verdict};
+
+use crate::{ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, dry_run, output::warn, unwritten, warn_of_audit, warn_of_degraded};
+
+/// The word that stands for code on stdin.
+const STDIN: &str = "-";
+/// Names of files that stockade itself gives.
+const OWN_PREFIX: &str = "stockade_";
+
+pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
+    let options = Options::from(&run.sandbox);
+    let settings = RunSettings { limits: limits(&run.limits), collect: run.collect.clone() };
+    let program = match Program::of(run, &options, &settings) {
+        Ok(program) => program,
+        Err(NotRun::Refused(refusal)) => return Ok(ExitCode::from(refuse(&refusal))),
+        Err(NotRun::Unreadable(error)) => {
+            warn(&format!("stockade: {error:#}"));
+            return Ok(ExitCode::from(USAGE_ERROR));
+        }
+    };
+    let origin = program.origin(&settings);
+    if run.plan.dry_run {
+        return match stockade_engine::plan(origin, &options) {
+            Ok(plan) => dry_run::print(&plan, run.plan.json),
+            Err(refusal) => Ok(ExitCode::from(refuse(&refusal))),
+        };
+    }
+    let report_file = run.report.as_deref().map(open_report).transpose()?;
+    let (report, code) = match stockade_engine::run(origin, &options, run.report.is_some()) {
+        Ok(result) => {
+            let (report, code) = ended_command(result);
+            explain(&report);
+            (report, code)
+        }
+        Err(refusal) => {
+            let status = refused_command(&refusal);
+            (Report { output: None, code: status.into(), ..refusal.report() }, ExitCode::from(status))
+        }
+    };
+    if !run.quiet {
+        warn_of_degraded(&report);
+    }
+    warn_of_audit(&report);
+    let kept = keep(&report, run);
+    let reported = match (report_file, &run.report) {
+        (Some(file), Some(path)) => write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display())),
+        _ => Ok(()),
+    };
+    match kept.and(reported) {
+        Err(error) if report.started => Ok(unwritten(&error, &verdict_and_code(&report)?)),
+        written => written.map(|()| code),
+    }
+}
+
+/// The limits of the command line under their names in a request.
+fn limits(given: &args::RunLimits) -> BTreeMap<String, stockade_protocol::LimitValue> {
+    let args::RunLimits { timeout, memory, processes, cpus } = given;
+    let all = [(LimitKey::Wall, timeout), (LimitKey::Memory, memory), (LimitKey::Processes, processes), (LimitKey::Cpus, cpus)];
+    all.into_iter().filter_map(|(key, value)| Some((key.name().to_owned(), value.clone()?))).collect()
+}
+
+/// Why nothing is run.
+enum NotRun {
+    Refused(Refusal),
+    /// The script.
+    Unreadable(anyhow::Error),
+}
+
+impl From<Refusal> for NotRun {
+    fn from(refusal: Refusal) -> Self {
+        NotRun::Refused(refusal)
+    }
+}
+
+/// What the words of a command line mean.
+enum Program {
+    Command(Vec<String>),
+    /// Code that is sent.
+    Code(Box<Request>),
+    /// A script that the scratch shows: the runtime, then the script and its arguments.
+    Script(String, Vec<String>),
+}
+
+impl Program {
+    /// What is to be run. A first word that is a file with a runtime's ending is a script.
+    fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> Result<Self, NotRun> {
+        let request = |code: String, language: Option<String>, filename: Option<String>, args: &[String]| {
+            let RunSettings { limits, collect } = settings.clone();
+            Program::Code(Box::new(Request { code, language, filename, args: args.to_vec(), limits, collect, ..Request::default() }))
+        };
+        if let Some(code) = &run.code {
+            return Ok(request(code.clone(), run.language.clone(), None, &run.words));
+        }
+        let Some((first, arguments)) = run.words.split_first() else { return Ok(Program::Command(Vec::new())) };
+        if first == STDIN {
+            let code = text(io::stdin().lock(), "the code on stdin").map_err(NotRun::Unreadable)?;
+            return Ok(request(code, run.language.clone(), None, arguments));
+        }
+        let path = Path::new(first);
+        let is_file = with_callers_rights(|| path.is_file())?;
+        if !is_file && run.language.is_none() {
+            return Ok(Program::Command(run.words.clone()));
+        }
+        let language = match &run.language {
+            Some(language) => Some(language.clone()),
+            None => runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes),
+        };
+        let Some(language) = language else { return Ok(Program::Command(run.words.clone())) };
+        if let Some(inside) = with_callers_rights(|| below(path, options.scratch.as_deref()))? {
+            let words = std::iter::once(inside).chain(arguments.iter().cloned()).collect();
+            return Ok(Program::Script(language, words));
+        }
+        let read = || File::open(path).with_context(|| format!("read the script {first}"));
+        let code = with_callers_rights(read)?.and_then(|file| text(file, first)).map_err(NotRun::Unreadable)?;
+        // Beside the files of a host directory the code has a name that nothing else has.
+        let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        let name = name.filter(|name| options.scratch.is_none() && !name.starts_with(OWN_PREFIX));
+        Ok(request(code, Some(language), name, arguments))
+    }
+
+    fn origin<'a>(&'a self, settings: &'a RunSettings) -> Origin<'a> {
+        let terminal = is_interactive();
+        match self {
+            Program::Command(command) => Origin::Command { command, settings, terminal },
+            Program::Code(request) => Origin::Script { request, terminal },
+            Program::Script(runtime, arguments) => {
+                Origin::Interpreter { runtime, arguments, environment: &NO_VARIABLES, alias: None, settings, terminal }
+            }
+        }
+    }
+}
+
+static NO_VARIABLES: BTreeMap<String, String> = BTreeMap::new();
+
+/// The runtime whose ending a file's name has.
+fn runtime_of(path: &Path, runtimes: &BTreeMap<String, Runtime>) -> Option<String> {
+    let ending = path.extension()?.to_str()?;
+    runtimes.iter().find(|(_, runtime)| runtime.extension == ending).map(|(name, _)| name.clone())
+}
+
+/// The path of a script without links, where the scratch shows it.
+fn below(path: &Path, scratch: Option<&Path>) -> Option<String> {
+    let (script, scratch) = (path.canonicalize().ok()?, scratch?.canonicalize().ok()?);
+    script.starts_with(&scratch).then(|| script.to_str().map(str::to_owned)).flatten()
+}
+
+/// The text of a script, no larger than a request may be.
+fn text(from: impl Read, name: &str) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    from.take(MAX_REQUEST as u64 + 1).read_to_end(&mut bytes).with_context(|| format!("read {name}"))?;
+    if bytes.len() > MAX_REQUEST {
+        bail!("{name} is larger than 64 MiB");
+    }
+    String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))
+}
+
+/// Writes the files that were collected below a directory, over none that is there.
+fn keep(report: &Report, run: &args::Run) -> anyhow::Result<()> {
+    if report.files.is_empty() {
+        return Ok(());
+    }
+    let into = &run.into;
+    let (kept, left_out) = with_callers_rights(|| -> anyhow::Result<_> {
+        let (mut kept, mut left_out) = (0, Vec::new());
+        for file in &report.files {
+            let bytes = match (&file.text, &file.base64) {
+                (Some(text), _) => text.clone().into_bytes(),
+                (None, Some(base64)) => BASE64_STANDARD.decode(base64).map_err(|error| anyhow!("{error}"))?,
+                (None, None) => {
+                    left_out.push(format!("{}: {}", file.path, file.omitted.as_deref().unwrap_or("not read")));
+                    continue;
+                }
+            };
+            put(into, Path::new(&file.path), &bytes).with_context(|| format!("write {}", into.join(&file.path).display()))?;
+            kept += 1;
+        }
+        Ok((kept, left_out))
+    })??;
+    left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
+    if !run.quiet {
+        warn(&format!("stockade: {kept} files are in {}", into.display()));
+    }
+    Ok(())
+}
+
+/// Makes a file below a directory. The name is the code's choice: neither a link on its way nor a
+/// file at its end is there before.
+fn put(into: &Path, name: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    fs::create_dir_all(into)?;
+    let mut directory = into.to_path_buf();
+    for part in name.parent().into_iter().flat_map(Path::components) {
+        directory.push(part);
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&directory)?.is_dir() => {}
+            made => made?,
+        }
+    }
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(into.join(name))?;
+    Ok(file.write_all(bytes)?)
+}
+
+/// What ended a run, in words for a person.
+fn verdict_and_code(report: &Report) -> anyhow::Result<String> {
+    let verdict = serde_json::to_value(report.verdict)?;
+    Ok(format!("{}, status {}", verdict.as_str().unwrap_or_default(), report.code))
+}
+
+/// The report of a command that was started, and the status of this program.
+pub(crate) fn ended_command(result: CommandResult) -> (Report, ExitCode) {
+    let CommandResult { mut report, code } = result;
+    if report.started && report.reason.as_deref() == Some(OUTPUT_UNWRITABLE) {
+        report.code = UNWRITTEN.into();
+        return (report, ExitCode::from(UNWRITTEN));
+    }
+    (report, command_status(code))
+}
+
+/// A command's status as this program's own.
+fn command_status(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(SANDBOX_ERROR))
+}
+
+/// Says why a command was not started. The status of this program.
+pub(crate) fn refused_command(refusal: &Refusal) -> u8 {
+    const NOT_EXECUTABLE: u8 = 126;
+    const NOT_FOUND: u8 = 127;
+    const ENOENT: i32 = 2;
+    let status = refuse(refusal);
+    match refusal.exec_errno {
+        Some(ENOENT) => NOT_FOUND,
+        Some(_) => NOT_EXECUTABLE,
+        None => status,
+    }
+}
+
+/// One line for a person, where something other than the command ended it.
+pub(crate) fn explain(report: &Report) {
+    let why = match report.verdict {
+        Verdict::WallTimeout => "the wall clock ran out",
+        Verdict::CpuTimeout => "its CPU time ran out",
+        Verdict::OutOfMemory => "it ran out of memory",
+        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch cannot be counted: closed to its owner, or too deep",
+        Verdict::DiskLimit => "scratch or tmp is full",
+        Verdict::ProcessLimit => "it reached the process limit",
+        Verdict::OutputLimit => "it printed too much",
+        Verdict::SyscallDenied => "it made a system call for which the policy kills",
+        Verdict::SandboxError if report.started => &format!("the command had begun, and was ended: {}", report.error.0),
+        Verdict::Screened | Verdict::SandboxError => &report.error.0,
+        _ => return,
+    };
+    warn(&format!("stockade: {why}"));
+}
+
+pub(crate) fn refuse(refusal: &Refusal) -> u8 {
+    warn(&format!("stockade: {refusal}"));
+    if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR }
+}
+
+/// Before the run, and through no link but root's: the file may lie where
+/// the code can write, and would be led to anything that the caller may overwrite.
+fn open_report(path: &Path) -> anyhow::Result<File> {
+    let whole = std::path::absolute(path)?;
+    let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
+    // Opening a fifo without a reader would block before signals are handled.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // With the caller's rights: root must not write files that the caller could not.
+    let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
+        let directory = stockade_engine::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
+        Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
+    })?
+    .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;
+    // Its reader may be slow.
+    let blocking = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags - OFlags::NONBLOCK));
+    blocking.with_context(|| format!("wait for the reader of {}", path.display()))?;
+    Ok(file)
+}
+
+fn write_report(file: File, path: &Path, report: &Report) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec(report)?;
+    text.push(b'\n');
+    let opened = file.metadata()?;
+    write_into(file, &text)?;
+    let same = |found: Metadata| (found.dev(), found.ino()) == (opened.dev(), opened.ino());
+    if stockade_engine::with_callers_rights(|| fs::symlink_metadata(path))?.is_ok_and(same) {
+        return Ok(());
+    }
+    Err(anyhow!("another file has taken its place since the run began, and is no report; name a file where the code cannot write"))
+}
+
+fn write_into(mut file: File, text: &[u8]) -> anyhow::Result<()> {
+    // A device or a pipe has no length to cut.
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file.write_all(text)?)
+}
