@@ -23,7 +23,16 @@ mod runtimes;
 mod screen;
 mod shim;
 
-use std::{cell::RefCell, collections::BTreeSet, ffi::OsString, io, os::fd::AsFd, path::Path, process::ExitCode, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    ffi::OsString,
+    io::{self, IsTerminal},
+    os::fd::AsFd,
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+};
 
 use anyhow::{Context, bail};
 use clap::error::ErrorKind;
@@ -94,8 +103,13 @@ fn raise_limits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was asked for could not be done or, for all its caller knows, was not.
+/// What was asked for could not be done or, for all its caller knows, was not. Where the reader
+/// of the answer has gone (`| head`) this ends as a program that SIGPIPE ends.
 fn failed(error: &anyhow::Error) -> ExitCode {
+    const PIPE_CLOSED: u8 = 128 + 13;
+    if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        return ExitCode::from(PIPE_CLOSED);
+    }
     warn(&format!("stockade: {error:#}"));
     ExitCode::from(SANDBOX_ERROR)
 }
@@ -151,6 +165,9 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         return exec_markdown(exec);
     }
     let options = Options::from(&exec.sandbox);
+    if io::stdin().is_terminal() {
+        warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
+    }
     let read = admit::read_request(io::stdin().lock()).and_then(|bytes| match &exec.approve {
         Some(token) => approve::into_request(bytes, token),
         None => Ok(bytes),
