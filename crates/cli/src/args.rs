@@ -215,9 +215,18 @@ pub(crate) struct Exec {
     /// With --markdown: run the last block only
     #[arg(long, requires = "markdown")]
     pub(crate) last: bool,
-    /// With --markdown: print `exitcode: 0 (execution succeeded)` and the output under it
-    #[arg(long, requires = "markdown")]
+    /// Print `exitcode: 0 (execution succeeded)` and the output under it, in place of JSON
+    #[arg(long)]
     pub(crate) text: bool,
+    /// Print the JSON indented
+    #[arg(long, conflicts_with_all = ["text", "markdown"])]
+    pub(crate) pretty: bool,
+    /// Print the fields that say what happened, and no others
+    #[arg(long, conflicts_with_all = ["text", "pretty", "markdown"])]
+    pub(crate) brief: bool,
+    /// Say nothing on stderr of layers that are missing here
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Args, Debug)]

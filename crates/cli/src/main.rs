@@ -17,6 +17,7 @@ mod page;
 mod policy;
 mod policy_text;
 mod prove;
+mod result;
 mod run;
 mod runs;
 mod runtimes;
@@ -34,7 +35,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::error::ErrorKind;
 use rlimit::Resource;
 use stockade_engine::{Options, Origin, admit, caller::waiting};
@@ -42,7 +43,8 @@ use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
-use output::{print_text, warn, write_out};
+use output::{print_text, warn};
+use result::ResultForm;
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
@@ -164,7 +166,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     if exec.markdown {
         return exec_markdown(exec);
     }
-    let options = Options::from(&exec.sandbox);
+    let (options, form) = (Options::from(&exec.sandbox), ResultForm::from(exec));
     if io::stdin().is_terminal() {
         warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
     }
@@ -174,7 +176,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     });
     let bytes = match read {
         Ok(bytes) => bytes,
-        Err(refusal) => return print_report(&stockade_engine::refuse(&refusal, &options)),
+        Err(refusal) => return form.print(&stockade_engine::refuse(&refusal, &options)),
     };
     if exec.plan.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_engine::plan(Origin::Request(&request), &options));
@@ -184,12 +186,14 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         };
     }
     if let Some(socket) = &exec.socket {
-        return ask(socket, &bytes);
+        return ask(socket, &bytes, form);
     }
     let report = stockade_engine::exec(&bytes, &options);
-    warn_of_degraded(&report);
+    if !exec.quiet {
+        warn_of_degraded(&report);
+    }
     warn_of_audit(&report);
-    print_report(&report)
+    form.print(&report)
 }
 
 /// A model's reply in place of a request: a companion reads it, and has this program run
@@ -207,19 +211,14 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
 }
 
 /// The same by way of a socket.
-fn ask(socket: &Path, request: &[u8]) -> anyhow::Result<ExitCode> {
+fn ask(socket: &Path, request: &[u8], form: ResultForm) -> anyhow::Result<ExitCode> {
     let answer = match stockade_server::socket::ask(socket, request) {
         Ok(answer) => answer,
-        Err(report) => return print_report(&report),
+        Err(report) => return form.print(&report),
     };
     answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
-    let status = write_result(&answer.line, answer.started, &answer.verdict)?;
-    Ok(status.unwrap_or(match answer.verdict.as_str() {
-        "bad_request" => ExitCode::from(USAGE_ERROR),
-        "sandbox_error" => ExitCode::from(SANDBOX_ERROR),
-        _ => ExitCode::SUCCESS,
-    }))
+    form.print_line(&answer.line, answer.started, &answer.verdict)
 }
 
 /// Exits with 0 for every connection that was answered; stderr is the journal.
@@ -285,33 +284,14 @@ fn warn_of_record(failure: &str) {
     warn(&format!("stockade: not in the audit log: {failure}"));
 }
 
+/// The cause alone: remedy and what holds in place of the layer are in the receipt and in `doctor`.
 fn warn_of(layer: &str, detail: &str) {
-    warn(&format!("stockade: running without `{layer}`: {detail}"));
+    let cause = detail.split("; ").next().unwrap_or_default();
+    warn(&format!("stockade: running without `{layer}`: {cause} (more: stockade doctor)"));
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
-    let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
-    line.push(b'\n');
-    let verdict = serde_json::to_value(report.verdict)?;
-    let status = write_result(&line, report.started, verdict.as_str().unwrap_or_default())?;
-    Ok(status.unwrap_or(match report.verdict {
-        Verdict::BadRequest => ExitCode::from(USAGE_ERROR),
-        Verdict::SandboxError => ExitCode::from(SANDBOX_ERROR),
-        _ => ExitCode::SUCCESS,
-    }))
-}
-
-/// Writes a result to stdout. The status of this program, where the code ran and its result is
-/// lost.
-///
-/// # Errors
-/// It cannot be written, and the code did not run.
-fn write_result(line: &[u8], started: bool, verdict: &str) -> anyhow::Result<Option<ExitCode>> {
-    match write_out(line) {
-        Ok(()) => Ok(None),
-        Err(error) if started => Ok(Some(unwritten(&error, verdict))),
-        Err(error) => Err(error),
-    }
+    ResultForm::Line.print(report)
 }
 
 /// Says that the code ran, though what came of it is lost. The status of this program.
