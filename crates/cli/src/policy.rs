@@ -1,7 +1,7 @@
 //! `stockade policy`: check, show, explain, diff, list, schema.
 
 use serde_json::json;
-use stockade_engine::{Options, list_policies, load_policy};
+use stockade_engine::{Options, list_policies, load_policy, lookup_context};
 use stockade_policy_tools::compare::compare;
 
 use crate::{
@@ -32,8 +32,15 @@ pub(crate) fn load(name: &str) -> Result<stockade_policy::model::Policy, stockad
 fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for name in policies {
-        match load(name) {
-            Ok(policy) => print_text(&format!("{name}: ok ({}, sha256 {})", policy.origin, policy.sha256))?,
+        // As a run loads it, which also refuses a filter that cannot be compiled.
+        let reviewed = load(name).and_then(|_| Ok(stockade_policy::review(name, &lookup_context())?));
+        match reviewed {
+            Ok((policy, advice)) => {
+                if !advice.diagnostics().is_empty() {
+                    warn(&advice.to_string());
+                }
+                print_text(&format!("{name}: ok ({}, sha256 {})", policy.origin, policy.sha256))?;
+            }
             Err(refusal) => {
                 warn(&refusal.message);
                 code = ExitCode::FAILURE;

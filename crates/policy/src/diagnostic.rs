@@ -98,6 +98,8 @@ impl Diagnostics {
 pub struct DiagnosticReport {
     sources: Vec<Source>,
     list: Vec<Located<Diagnostic>>,
+    /// What was found is no mistake.
+    is_advice: bool,
 }
 
 /// How many are rendered; a file with more mistakes is no policy.
@@ -107,7 +109,12 @@ impl DiagnosticReport {
     pub(crate) fn new(sources: Vec<Source>, found: Diagnostics) -> Self {
         let mut list = found.list;
         list.sort_by(|a, b| a.span.cmp(&b.span));
-        DiagnosticReport { sources, list }
+        DiagnosticReport { sources, list, is_advice: false }
+    }
+
+    /// The same of what is no mistake, and may mean something else than its author believed.
+    pub(crate) fn advice(sources: Vec<Source>, found: Diagnostics) -> Self {
+        DiagnosticReport { is_advice: true, ..Self::new(sources, found) }
     }
 
     /// The mistakes, in the order of the files.
@@ -142,7 +149,8 @@ impl DiagnosticReport {
 
     fn group<'a>(&'a self, Located { value, span }: &'a Located<Diagnostic>) -> Group<'a> {
         let primary = self.snippet(span, AnnotationKind::Primary, &value.label);
-        let mut group = Level::ERROR.primary_title(value.title.as_str()).element(primary);
+        let level = if self.is_advice { Level::WARNING } else { Level::ERROR };
+        let mut group = level.primary_title(value.title.as_str()).element(primary);
         if let Some((span, label)) = &value.also {
             group = group.element(self.snippet(span, AnnotationKind::Context, label));
         }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
+mod advice;
 pub mod alert;
 pub mod approver;
 pub mod call;
@@ -37,7 +38,7 @@ pub use accounts::AccountsError;
 pub use check::{is_never_shown, may_be_shown};
 pub use diagnostic::{Diagnostic, DiagnosticReport, Located, Source, SourceSpan};
 pub use grants::{Caller, GrantRefusal, Grants, GrantsError};
-pub use lookup::{LookupContext, PolicyError, SYSTEM_DIR, load, load_shipped, load_text, names as list_names};
+pub use lookup::{LookupContext, PolicyError, SYSTEM_DIR, load, load_shipped, load_text, names as list_names, review};
 pub use schema::schema;
 pub use shipped::{EXAMPLES, SHIPPED};
 pub use show::show;

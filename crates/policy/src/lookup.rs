@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    check, consistency,
+    advice, check, consistency,
     diagnostic::{Diagnostic, DiagnosticReport, Diagnostics, Located, Source},
     document::{self, DocumentReader},
     merge::{self, MergedTable},
@@ -102,6 +102,15 @@ struct PolicySource {
 /// It is not found, cannot be read, is not trusted, or it or a policy that it extends is invalid.
 pub fn load(name_or_path: &str, context: &LookupContext) -> Result<Policy, PolicyError> {
     let found = if name_or_path.contains('/') { by_path(name_or_path, context)? } else { by_name(name_or_path, context, 0)? };
+    resolve(found, context).map(|(policy, _)| policy)
+}
+
+/// The same, and what its author may not have meant.
+///
+/// # Errors
+/// Likewise.
+pub fn review(name_or_path: &str, context: &LookupContext) -> Result<(Policy, DiagnosticReport), PolicyError> {
+    let found = if name_or_path.contains('/') { by_path(name_or_path, context)? } else { by_name(name_or_path, context, 0)? };
     resolve(found, context)
 }
 
@@ -110,7 +119,7 @@ pub fn load(name_or_path: &str, context: &LookupContext) -> Result<Policy, Polic
 /// # Errors
 /// No shipped policy has this name, or it is invalid, which a test excludes.
 pub fn load_shipped(name: &str) -> Result<Policy, PolicyError> {
-    resolve(among_shipped(name, &[])?, &nowhere())
+    resolve(among_shipped(name, &[])?, &nowhere()).map(|(policy, _)| policy)
 }
 
 /// The names that `load` finds, each with its origin, in the order of the lookup.
@@ -180,7 +189,7 @@ fn among_shipped(name: &str, searched: &[String]) -> Result<PolicySource, Policy
 }
 
 /// Reads a policy and all that it extends, and merges them.
-fn resolve(found: PolicySource, context: &LookupContext) -> Result<Policy, PolicyError> {
+fn resolve(found: PolicySource, context: &LookupContext) -> Result<(Policy, DiagnosticReport), PolicyError> {
     let (name, origin) = (found.name.clone(), found.origin.clone());
     let mut chain = DocumentChain {
         context,
@@ -192,10 +201,16 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<Policy, Polic
     chain.read(found)?;
     let DocumentChain { sources, merged, mut problems, .. } = chain;
     let policy = match problems.is_empty() {
-        true => consistency::policy(merged, &name, origin, &fingerprint(&sources), &mut problems),
+        true => consistency::policy(merged.clone(), &name, origin, &fingerprint(&sources), &mut problems),
         false => None,
     };
-    policy.ok_or_else(|| PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems))))
+    match policy {
+        Some(policy) => {
+            let found = advice::of(&merged, sources.first().map_or("", |own| &own.text));
+            Ok((policy, DiagnosticReport::advice(sources, found)))
+        }
+        None => Err(PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems)))),
+    }
 }
 
 /// Documents that extend one another, the last one first.
@@ -297,5 +312,5 @@ pub fn load_text(text: &str) -> Result<Policy, PolicyError> {
         text: text.to_owned(),
         level: None,
     };
-    resolve(found, &nowhere())
+    resolve(found, &nowhere()).map(|(policy, _)| policy)
 }

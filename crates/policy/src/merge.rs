@@ -18,6 +18,9 @@ use crate::{
     modules, names,
 };
 
+/// In place of `[limits.max]`: the limits of the same document are the maximum too.
+pub(crate) const SAME: &str = "same";
+
 /// One table of a merged policy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MergedTable {
@@ -254,6 +257,16 @@ impl DocumentReader<'_> {
 
     fn merge_maximums(&mut self, into: &mut MergedTable, from: &DeTable<'_>, span: &SourceSpan) {
         match from.get("max") {
+            Some(node) if node.get_ref().as_str() == Some(SAME) => {
+                let own: Vec<_> = into.values.iter().filter(|(_, value)| value.span.source == self.source).collect();
+                let own: Vec<_> = own.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+                into.table_at("max", self.span(node)).values.extend(own);
+            }
+            Some(node) if node.get_ref().is_str() => {
+                let diagnostic = Diagnostic::new(format!("`max` is neither a table nor \"{SAME}\""), "no value of it");
+                let help = "`max = \"same\"`: requests may ask for no more than the limits that stand here; else write [limits.max]";
+                self.complain(node, diagnostic.help(help));
+            }
             Some(node) => {
                 if let Some(table) = self.table(from, "max") {
                     let span = self.span(node);

@@ -8,6 +8,7 @@ use stockade_protocol::{LimitKey, Quantity};
 
 use crate::{
     keys::{self, Key, Kind},
+    merge::SAME,
     modules,
 };
 
@@ -71,7 +72,7 @@ fn describe(kind: Kind) -> Map<String, Value> {
         Kind::Named(keys) => members(json!({ "type": "object", "additionalProperties": object(keys) })),
         Kind::LimitsWithMax => {
             let mut properties = limits();
-            properties.insert("max".to_owned(), Value::Object(closed(limits())));
+            properties.insert("max".to_owned(), json!({ "oneOf": [{ "const": SAME }, closed(limits())] }));
             closed(properties)
         }
     }
@@ -131,6 +132,6 @@ mod tests {
         let schema = schema();
         assert!(below(&schema, "filesytem").is_null());
         assert!(below(&below(&schema, "limits"), "memroy").is_null());
-        assert_eq!(schema["properties"]["limits"]["properties"]["max"]["additionalProperties"], json!(false));
+        assert_eq!(schema["properties"]["limits"]["properties"]["max"]["oneOf"][1]["additionalProperties"], json!(false));
     }
 }

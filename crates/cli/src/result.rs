@@ -1,0 +1,96 @@
+//! How `exec` prints a result: one line of JSON, or what a person or a model reads of it.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use serde_json::{Map, Value};
+use stockade_protocol::{
+    Report,
+    text::{escape_json, is_hidden},
+};
+
+use crate::{
+    SANDBOX_ERROR, USAGE_ERROR, args,
+    output::{visible, write_out},
+    unwritten,
+};
+
+/// The fields of a short result.
+const BRIEF: [&str; 9] = ["output", "error", "code", "success", "verdict", "reason", "limits_hit", "denials", "files"];
+
+/// The form of a result on stdout.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum ResultForm {
+    /// JSON on one line, with every field.
+    #[default]
+    Line,
+    /// Indented, with every field.
+    Pretty,
+    /// JSON on one line, with the fields that say what happened.
+    Brief,
+    /// The status and what the code printed.
+    Text,
+}
+
+impl From<&args::Exec> for ResultForm {
+    fn from(exec: &args::Exec) -> Self {
+        match (exec.pretty, exec.brief, exec.text) {
+            (true, ..) => ResultForm::Pretty,
+            (_, true, _) => ResultForm::Brief,
+            (_, _, true) => ResultForm::Text,
+            _ => ResultForm::Line,
+        }
+    }
+}
+
+impl ResultForm {
+    /// Prints a report. The status of this program.
+    ///
+    /// # Errors
+    /// It cannot be written, and the code did not run.
+    pub(crate) fn print(self, report: &Report) -> anyhow::Result<ExitCode> {
+        let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
+        line.push(b'\n');
+        let verdict = serde_json::to_value(report.verdict)?;
+        self.print_line(&line, report.started, verdict.as_str().unwrap_or_default())
+    }
+
+    /// The same of a result that is a line already.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub(crate) fn print_line(self, line: &[u8], started: bool, verdict: &str) -> anyhow::Result<ExitCode> {
+        let written = match self {
+            ResultForm::Line => write_out(line),
+            _ => self.worded(line).and_then(|text| write_out(text.as_bytes())),
+        };
+        match written {
+            Err(error) if started => return Ok(unwritten(&error, verdict)),
+            written => written?,
+        }
+        Ok(match verdict {
+            "bad_request" => ExitCode::from(USAGE_ERROR),
+            "sandbox_error" => ExitCode::from(SANDBOX_ERROR),
+            _ => ExitCode::SUCCESS,
+        })
+    }
+
+    fn worded(self, line: &[u8]) -> anyhow::Result<String> {
+        let result: Map<String, Value> = serde_json::from_slice(line).context("read the result")?;
+        let text = |key: &str| result.get(key).and_then(Value::as_str).unwrap_or_default();
+        Ok(match self {
+            ResultForm::Line | ResultForm::Pretty => format!("{}\n", escape_json(&serde_json::to_string_pretty(&result)?, is_hidden)),
+            ResultForm::Brief => {
+                let kept: Map<String, Value> =
+                    BRIEF.iter().filter_map(|key| Some(((*key).to_owned(), result.get(*key)?.clone()))).collect();
+                format!("{}\n", serde_json::to_string(&kept)?)
+            }
+            ResultForm::Text => {
+                let how = if result.get("success") == Some(&Value::Bool(true)) { "succeeded" } else { "failed" };
+                let code = result.get("code").and_then(Value::as_i64).unwrap_or_default();
+                let output = [text("output"), text("error")].concat();
+                visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n", output.trim_end_matches('\n')))
+            }
+        })
+    }
+}
