@@ -445,6 +445,11 @@ pub(crate) enum Policy {
         #[arg(required = true, value_name = "NAME|FILE")]
         policies: Vec<String>,
     },
+    /// Write a policy, check it and explain it
+    ///
+    /// Into the directory of this user's policies; as root into /etc/stockade/policies. Writes over
+    /// no file.
+    New(NewPolicy),
     /// Print a policy with everything that it inherits
     Show {
         /// A name or a file
@@ -485,6 +490,25 @@ pub(crate) enum Policy {
     List,
     /// Print the JSON Schema of the policy format
     Schema,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct NewPolicy {
+    /// Its name: small letters, digits, `_` and `-`
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// The policy that it changes
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub(crate) extends: String,
+    /// Allow this peer, such as `pypi.org:443`; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) allow: Vec<Rule>,
+    /// Use the interpreter of this virtual environment for Python
+    #[arg(long, value_name = "DIR", value_parser = path_from_here())]
+    pub(crate) venv: Option<PathBuf>,
+    /// Limits that no request can exceed
+    #[command(flatten)]
+    pub(crate) limits: RunLimits,
 }
 
 #[derive(Debug, Subcommand)]

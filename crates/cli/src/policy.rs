@@ -1,19 +1,24 @@
-//! `stockade policy`: check, show, explain, diff, list, schema.
+//! `stockade policy`: check, new, show, explain, diff, list, schema.
 
+use std::{fs, io::Write, os::unix::fs::OpenOptionsExt};
+
+use anyhow::{Context, bail};
 use serde_json::json;
 use stockade_engine::{Options, list_policies, load_policy, lookup_context};
 use stockade_policy_tools::compare::compare;
 
 use crate::{
     ExitCode, USAGE_ERROR,
-    args::Policy,
+    args::{NewPolicy, Policy},
     output::{print_json, print_text, warn},
     policy_text,
+    run::limits,
 };
 
 pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
     match command {
         Policy::Check { policies } => check(&policies),
+        Policy::New(new) => create(&new),
         Policy::Show { policy, json } => show(policy, json),
         Policy::Explain { policy, against, json } => explain(&policy, &against, json),
         Policy::Diff { first, second, json } => diff(&first, &second, json),
@@ -48,6 +53,66 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(code)
+}
+
+/// Writes a policy, and shows what it allows beside the one that it extends.
+fn create(new: &NewPolicy) -> anyhow::Result<ExitCode> {
+    if !stockade_policy::is_policy_name(&new.name) {
+        warn(&format!("stockade: {} cannot name a policy: small letters, digits, `_` and `-`, at most 64", new.name));
+        return Ok(ExitCode::from(USAGE_ERROR));
+    }
+    let context = lookup_context();
+    let directory = match &context.user_dir {
+        Some(user) => user.clone(),
+        None if context.privileged => context.system_dir.clone(),
+        None => bail!("neither XDG_CONFIG_HOME nor HOME says where this user's policies are; set one of them"),
+    };
+    let path = directory.join(format!("{}.toml", new.name));
+    let text = text_of(new)?;
+    // As root's for a caller of sudo this would be another user's directory, and fails.
+    stockade_engine::with_callers_rights(|| -> anyhow::Result<()> {
+        fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
+        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path);
+        file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("write {}", path.display()))
+    })??;
+    let made = load(&new.name).and_then(|policy| Ok((policy, load(&new.extends)?)));
+    let (policy, extended) = match made {
+        Ok(both) => both,
+        Err(refusal) => {
+            let _it_is_no_policy = stockade_engine::with_callers_rights(|| fs::remove_file(&path))?;
+            warn(&refusal.message);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    print_text(&format!("{}\n{}", path.display(), policy_text::comparison(&extended.name, &policy.name, &compare(&extended, &policy))))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The policy's text, each loosening with its reason.
+fn text_of(new: &NewPolicy) -> anyhow::Result<String> {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let mut out = format!(
+        "schema = 1\nextends = {}\ndescription = {}\n",
+        quoted(&new.extends),
+        quoted(&format!("{}, as it was asked for", new.name))
+    );
+    if let Some(venv) = &new.venv {
+        let venv = venv.to_str().with_context(|| format!("the path {} is not UTF-8", venv.display()))?;
+        out.push_str(&format!("\n[runtimes.python]\nvenv = {}  # its packages\n", quoted(venv)));
+    }
+    let limits = limits(&new.limits);
+    if !limits.is_empty() {
+        out.push_str("\n[limits]\n");
+        for (key, value) in &limits {
+            out.push_str(&format!("{key} = {}\n", serde_json::to_value(value)?));
+        }
+        out.push_str("max = \"same\"  # no request gets more\n");
+    }
+    if !new.allow.is_empty() {
+        let rules: String = new.allow.iter().map(|rule| format!("    {},  # asked for\n", quoted(&rule.to_string()))).collect();
+        out.push_str(&format!("\n[egress]\nwhitelist = {{ add = [\n{rules}] }}\n"));
+    }
+    Ok(out)
 }
 
 fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {

@@ -73,7 +73,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
 }
 
 /// The limits of the command line under their names in a request.
-fn limits(given: &args::RunLimits) -> BTreeMap<String, stockade_protocol::LimitValue> {
+pub(crate) fn limits(given: &args::RunLimits) -> BTreeMap<String, stockade_protocol::LimitValue> {
     let args::RunLimits { timeout, memory, processes, cpus } = given;
     let all = [(LimitKey::Wall, timeout), (LimitKey::Memory, memory), (LimitKey::Processes, processes), (LimitKey::Cpus, cpus)];
     all.into_iter().filter_map(|(key, value)| Some((key.name().to_owned(), value.clone()?))).collect()

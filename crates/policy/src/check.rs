@@ -271,7 +271,8 @@ pub(crate) fn policy_name(text: &str) -> Checked<String> {
     )
 }
 
-pub(crate) fn is_policy_name(text: &str) -> bool {
+/// Whether this can name a policy.
+pub fn is_policy_name(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && text.len() <= 64
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-'))
