@@ -111,6 +111,14 @@ pub(crate) enum Command {
     /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
     Serve(Serve),
+    /// Print the completions of a shell
+    ///
+    /// bash: stockade completions bash > ~/.local/share/bash-completion/completions/stockade
+    Completions {
+        /// The shell
+        #[arg(value_name = "SHELL")]
+        shell: CompletedShell,
+    },
     /// Print version, schema and features
     Version(Version),
 }
@@ -490,6 +498,14 @@ pub(crate) enum Policy {
     List,
     /// Print the JSON Schema of the policy format
     Schema,
+}
+
+/// A shell for which there are completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CompletedShell {
+    Bash,
+    Zsh,
+    Fish,
 }
 
 #[derive(Args, Debug)]

@@ -9,6 +9,7 @@ mod approve;
 mod args;
 mod audit;
 mod companion;
+mod completions;
 mod doctor;
 mod dry_run;
 mod grants;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
+        Command::Completions { shell } => completions::print(shell),
         Command::Version(version) => show_version(version.json),
     };
     done.unwrap_or_else(|error| failed(&error))

@@ -1,7 +1,7 @@
 //! Writes what is made of the command line's definitions, the policy format and the documents:
-//! manual pages and completions.
+//! manual pages.
 //!
-//! usage: describe DIR YYYY-MM-DD     into DIR/man, DIR/bash, DIR/zsh and DIR/fish
+//! usage: describe DIR YYYY-MM-DD     into DIR/man
 //!
 //! For `scripts/package`. An example and no part of the program, which stays as small as it
 //! is. Nothing is run. The date stands in the pages, and no clock is read.
@@ -16,7 +16,6 @@ use clap::CommandFactory;
 #[expect(dead_code, reason = "the program reads what is only described here")]
 #[path = "../../src/args.rs"]
 mod args;
-mod completions;
 mod manual;
 mod markdown;
 mod roff;
@@ -27,9 +26,6 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("usage: describe DIR YYYY-MM-DD"));
     };
     let (into, date) = (PathBuf::from(into), date.to_string_lossy().into_owned());
-    for (shell, script) in completions::scripts(command())? {
-        write(&into.join(shell.to_string()), &completions::file_name(shell), &script)?;
-    }
     for page in manual::pages(command(), &date)? {
         write(&into.join("man"), &page.file_name(), &page.text)?;
     }

@@ -5,7 +5,14 @@
 
 use std::io;
 
+use clap::CommandFactory;
 use clap_complete::{Shell, generate};
+
+use crate::{
+    ExitCode,
+    args::{Cli, CompletedShell},
+    output::print_text,
+};
 
 /// Takes clap's function for all but policies. `$1` is the program as it was typed, `$2` the
 /// word, `$3` the one before it; bash takes `=` for a word of its own. Where no policy fits,
@@ -58,33 +65,29 @@ complete -c stockade -n "__fish_stockade_using_subcommand policy" -l against -r 
 complete -c stockade -n "__fish_stockade_using_subcommand policy; and __fish_seen_subcommand_from check show explain diff" -a "(__stockade_policies)"
 "#;
 
-/// The name under which a shell looks for it.
-pub(crate) fn file_name(shell: Shell) -> String {
-    match shell {
-        Shell::Zsh => "_stockade".to_owned(),
-        Shell::Fish => "stockade.fish".to_owned(),
-        _ => "stockade.bash".to_owned(),
-    }
+pub(crate) fn print(shell: CompletedShell) -> anyhow::Result<ExitCode> {
+    print_text(&script(shell)?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-/// Each shell's script.
+/// A shell's script.
 ///
 /// # Errors
 /// clap's script is another than the one that names of policies are added to.
-pub(crate) fn scripts(command: clap::Command) -> io::Result<Vec<(Shell, String)>> {
-    let each = [Shell::Bash, Shell::Zsh, Shell::Fish].into_iter();
-    each.map(|shell| {
-        let mut script = Vec::new();
-        generate(shell, &mut command.clone(), "stockade", &mut script);
-        let script = String::from_utf8(script).map_err(io::Error::other)?;
-        let whole = match shell {
-            Shell::Zsh => with_zsh_policies(script)?,
-            Shell::Fish => script + FISH,
-            _ => script + BASH,
-        };
-        Ok((shell, whole))
-    })
-    .collect()
+fn script(shell: CompletedShell) -> io::Result<String> {
+    // `help policy show` says what `policy show --help` does, so it is not completed.
+    let quiet = |command: clap::Command| command.disable_help_subcommand(true);
+    let mut command = quiet(Cli::command()).mut_subcommand("policy", quiet);
+    command.build();
+    let (of_clap, policies) = match shell {
+        CompletedShell::Bash => (Shell::Bash, BASH),
+        CompletedShell::Zsh => (Shell::Zsh, ""),
+        CompletedShell::Fish => (Shell::Fish, FISH),
+    };
+    let mut script = Vec::new();
+    generate(of_clap, &mut command, "stockade", &mut script);
+    let script = String::from_utf8(script).map_err(io::Error::other)? + policies;
+    if shell == CompletedShell::Zsh { with_zsh_policies(script) } else { Ok(script) }
 }
 
 fn with_zsh_policies(mut script: String) -> io::Result<String> {
@@ -101,4 +104,19 @@ fn replace(script: &mut String, from: &str, to: &str) -> io::Result<()> {
     }
     *script = script.replace(from, to);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_shell_has_its_script_with_names_of_policies() {
+        for shell in [CompletedShell::Bash, CompletedShell::Zsh, CompletedShell::Fish] {
+            assert!(
+                script(shell).is_ok_and(|script| script.contains("stockade policy list") || script.contains("\"$1\" policy list")),
+                "{shell:?}"
+            );
+        }
+    }
 }
