@@ -115,6 +115,13 @@ fn a_key_that_stands_twice_is_refused_in_every_map() {
 test!(Both, code_is_required);
 fn code_is_required() {
     exec(json!({})).refused("request_malformed", &["code"]);
+    // Fields of other tools, each with what to write here.
+    for (field, write) in
+        [("timeout", "\"limits\": {\"wall\""), ("network", "--allow"), ("workdir", "\"scratch\""), ("packages", "--runtime")]
+    {
+        exec(json!({"code": "", field: 1})).refused("request_malformed", &[field, write]);
+    }
+    exec_bytes(&[], b"print(1)\n").refused("request_not_json", &["print(1)", "stockade run script.py"]);
 }
 
 test!(Both, sixty_five_mebibytes_are_refused);

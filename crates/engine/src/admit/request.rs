@@ -38,10 +38,10 @@ pub(crate) enum RequestError {
     TooLarge,
     #[error("no request: the input was empty; send one JSON object such as {{\"code\": \"print(6*7)\"}}")]
     Empty,
-    #[error("the request is not as it must be{0}: {1}")]
-    NotJson(String, serde_json::Error),
-    #[error("the request is not as it must be{0}: {1}")]
-    Malformed(String, serde_json::Error),
+    #[error("the request is no JSON{place}: {error}; it begins with {begin:?}; a program is run by `stockade run script.py`")]
+    NotJson { place: String, error: serde_json::Error, begin: String },
+    #[error("the request is malformed{place}: {error}{guess}")]
+    Malformed { place: String, error: serde_json::Error, guess: &'static str },
     #[error("one JSON object is expected, but more follows it: {0}")]
     Trailing(serde_json::Error),
     #[error("{0}: not standard base64 with padding: {1}")]
@@ -80,8 +80,8 @@ impl RefusalCause for RequestError {
             RequestError::Unreadable(_) => "request_unreadable",
             RequestError::TooLarge => "request_too_large",
             RequestError::Empty => "request_empty",
-            RequestError::NotJson(..) | RequestError::Trailing(_) => "request_not_json",
-            RequestError::Malformed(..) => "request_malformed",
+            RequestError::NotJson { .. } | RequestError::Trailing(_) => "request_not_json",
+            RequestError::Malformed { .. } => "request_malformed",
             RequestError::Base64(..) => "base64_malformed",
             RequestError::ReadOnlyScratch(_) => "files_in_read_only_scratch",
             RequestError::Command => "command_malformed",
@@ -131,10 +131,54 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let place = if path == "." || path == "?" { String::new() } else { format!(" at `{path}`") };
-        if inner.is_syntax() || inner.is_eof() { RequestError::NotJson(place, inner) } else { RequestError::Malformed(place, inner) }
+        if inner.is_syntax() || inner.is_eof() {
+            let begin = String::from_utf8_lossy(bytes.trim_ascii_start()).chars().take(MAX_BEGIN).collect();
+            return RequestError::NotJson { place, error: inner, begin };
+        }
+        let guess = guess(&inner);
+        RequestError::Malformed { place, error: inner, guess }
     })?;
     deserializer.end().map_err(RequestError::Trailing)?;
     Ok(request)
+}
+
+/// Fields that callers of other tools expect, and what is to be written here.
+const GUESSES: &[(&[&str], &str)] = &[
+    (&["timeout", "timeout_s", "timeout_ms", "timeout_seconds", "time_limit", "wall"], r#"; write "limits": {"wall": "10s"}"#),
+    (&["memory", "mem", "memory_limit", "memory_mb"], r#"; write "limits": {"memory": "512MiB"}"#),
+    (&["cpu", "cpus", "cpu_limit"], r#"; write "limits": {"cpus": 2}"#),
+    (&["processes", "pids"], r#"; write "limits": {"processes": 64}"#),
+    (
+        &["network", "internet", "allow", "allow_network", "hosts", "egress"],
+        "; the policy decides what code may reach: name one that has [egress] whitelist by --policy, or allow a peer by --allow HOST:PORT",
+    ),
+    (&["policy", "profile"], "; the policy is named on the command line: --policy NAME"),
+    (
+        &["workdir", "cwd", "dir", "directory", "working_dir", "work_dir", "workspace", "mount"],
+        r#"; write "scratch": "/absolute/directory""#,
+    ),
+    (&["lang", "runtime", "kernel"], r#"; write "language": "python""#),
+    (&["script", "source", "program", "src", "text"], r#"; write "code": "print(1)""#),
+    (&["command", "cmd", "argv"], r#"; write "code" with "language": "bash", or start commands by `stockade run`"#),
+    (&["arguments"], r#"; write "args": ["…"]"#),
+    (&["environment", "envs", "variables"], r#"; write "env": {"NAME": "value"}"#),
+    (&["input"], r#"; write "stdin": "…""#),
+    (&["outputs", "output_files", "artifacts", "fetch_files"], r#"; write "collect": ["*.png"]"#),
+    (&["file", "name", "file_name", "path"], r#"; write "filename": "main.py", or "files": {"data.csv": "…"}"#),
+    (
+        &["packages", "requirements", "dependencies", "libraries"],
+        "; packages come from a virtual environment: --runtime python=VENV/bin/python",
+    ),
+    (&["image", "container"], "; there are no images: the sandbox shows the host's /usr"),
+];
+/// How much of what is no JSON an error quotes.
+const MAX_BEGIN: usize = 24;
+
+/// What to write in place of a field that there is not.
+fn guess(error: &serde_json::Error) -> &'static str {
+    let error = error.to_string();
+    let field = error.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next()).unwrap_or_default();
+    GUESSES.iter().find(|(names, _)| names.contains(&field)).map_or("", |(_, what)| what)
 }
 
 /// What goes to the launcher beside the plan.
