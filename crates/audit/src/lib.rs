@@ -34,14 +34,14 @@ pub use verify::{Findings, Problem, Verifier};
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     /// A system call failed.
-    #[error("cannot {attempt} {}: {source}", path.display())]
+    #[error("cannot {attempt} {}: {error}", path.display())]
     Io {
         /// What was tried.
         attempt: &'static str,
         /// The file or directory.
         path: PathBuf,
         /// What the kernel answered.
-        source: io::Error,
+        error: io::Error,
     },
     /// The kernel gave no random bytes for the name of a new chain.
     #[error("cannot name a new chain: getrandom(2): {0}; a filter over stockade must allow this call")]
@@ -90,5 +90,5 @@ impl AuditError {
 }
 
 fn failed(attempt: &'static str, path: &std::path::Path) -> impl Fn(io::Error) -> AuditError {
-    move |source| AuditError::Io { attempt, path: path.to_path_buf(), source }
+    move |error| AuditError::Io { attempt, path: path.to_path_buf(), error }
 }

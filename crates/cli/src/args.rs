@@ -677,12 +677,12 @@ pub(crate) enum Audit {
 }
 
 /// Which records.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Filter {
     /// The directory of a log; default: this user's
     #[arg(long, value_name = "DIR")]
     pub(crate) log: Option<PathBuf>,
-    /// Not before this time in UTC, such as 2026-11-22T06:50
+    /// Not before this time in UTC, such as 2026-11-22T06:50, or so long ago: `1h`, `7d`
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
     /// Before this time

@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, bail};
@@ -277,11 +277,9 @@ fn show(directory: &Path, id: &str) -> anyhow::Result<ExitCode> {
 }
 
 fn query(filter: &Filter) -> anyhow::Result<ExitCode> {
-    for time in [&filter.since, &filter.until].into_iter().flatten() {
-        if !text::is_time(time) {
-            bail!("{time}: write a time in UTC such as 2026-11-22 or 2026-11-22T06:50");
-        }
-    }
+    let times = [&filter.since, &filter.until].map(|time| time.as_deref().map(in_utc).transpose());
+    let [since, until] = times;
+    let filter = &Filter { since: since?, until: until?, ..filter.clone() };
     let mut found = false;
     each_record(&place(filter.log.as_deref())?, |record| {
         if is_of_a_run(&record) && fits(&record, filter) {
@@ -291,6 +289,23 @@ fn query(filter: &Filter) -> anyhow::Result<ExitCode> {
         Ok(())
     })?;
     Ok(if found { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A time as records have it: of the calendar, or so long before now.
+fn in_utc(time: &str) -> anyhow::Result<String> {
+    if text::is_time(time) {
+        return Ok(time.to_owned());
+    }
+    let (number, unit) = time.split_at(time.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(time.len()));
+    let seconds = match unit {
+        "min" | "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => bail!("{time}: write a time in UTC such as 2026-11-22 or 2026-11-22T06:50, or how long ago: 30min, 1h, 7d"),
+    };
+    let ago = number.parse::<u64>().ok().and_then(|number| number.checked_mul(seconds)).map(Duration::from_secs);
+    let at = ago.and_then(|ago| SystemTime::now().checked_sub(ago)).with_context(|| format!("{time}: too long ago"))?;
+    Ok(text::time(at))
 }
 
 fn fits(record: &Value, filter: &Filter) -> bool {

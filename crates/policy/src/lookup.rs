@@ -63,7 +63,7 @@ impl LookupContext {
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
     /// It is no valid name.
-    #[error("{} cannot name a policy: use small letters, digits, _ and -, or a path with a /", crate::diagnostic::quote(.0))]
+    #[error("{} cannot name a policy: use small letters, digits, _ and -, or a path with a /, such as ./{}", crate::diagnostic::quote(.0), .0.escape_debug())]
     Name(String),
     /// No policy has this name.
     #[error("there is no policy `{name}`{}; searched {}", hint(.likely.as_deref()), .searched.join(", "))]

@@ -12,7 +12,7 @@ use stockade_policy::{
     model::Policy,
     plan::{MAIN, Plan, Program, RunRequest, find_runtime},
 };
-use stockade_protocol::{LimitKey, LimitValue, Request, TextOrBase64, Verdict};
+use stockade_protocol::{LimitError, LimitKey, LimitValue, Request, TextOrBase64, Verdict};
 
 use super::{FileBytes, Origin, RunSettings, StdinBytes};
 use crate::{Options, Refusal, RefusalCause};
@@ -68,8 +68,8 @@ pub(crate) enum RequestError {
     Filename(String, &'static str),
     #[error("limits: there is no limit `{0}`{1}; there are {2}")]
     UnknownLimit(String, String, String),
-    #[error("limits: {0}")]
-    Limit(String),
+    #[error("limits.{name}: got {value}; {error}")]
+    Limit { name: String, value: String, error: LimitError },
     #[error("the kernel gives no random bytes: {0}; a filter over the launcher must let it call getrandom(2)")]
     Randomness(Errno),
 }
@@ -94,7 +94,7 @@ impl RefusalCause for RequestError {
             RequestError::Path { .. } => "path_malformed",
             RequestError::Filename(..) => "filename_malformed",
             RequestError::UnknownLimit(..) => "unknown_limit",
-            RequestError::Limit(_) => "limit_malformed",
+            RequestError::Limit { .. } => "limit_malformed",
             RequestError::Randomness(_) => return (Verdict::SandboxError, "no_randomness"),
         };
         (Verdict::BadRequest, reason)
@@ -391,9 +391,14 @@ fn parse_limits(given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKe
                 .unwrap_or_default();
             RequestError::UnknownLimit(name.clone(), near, names.join(", "))
         })?;
-        limits.insert(key, key.parse(value).map_err(|error| RequestError::Limit(error.to_string()))?);
+        limits.insert(key, key.parse(value).map_err(|error| RequestError::Limit { name: name.clone(), value: written(value), error })?);
     }
     Ok(limits)
+}
+
+/// A value as the caller wrote it.
+fn written(value: &LimitValue) -> String {
+    serde_json::to_string(value).unwrap_or_default()
 }
 
 /// A random file name that cannot be guessed.

@@ -49,7 +49,7 @@ pub(super) fn open_at(path: &Path, privileged: bool) -> Result<Log, RecordError>
         return Ok(open(0o750)?);
     }
     match (open(0o700), path.parent()) {
-        (Err(AuditError::Io { source, .. }), Some(parent)) if source.kind() == ErrorKind::NotFound => {
+        (Err(AuditError::Io { error, .. }), Some(parent)) if error.kind() == ErrorKind::NotFound => {
             // What went wrong with it is said by the open after it.
             let _there_or_not = DirBuilder::new().recursive(true).mode(0o700).create(parent);
             Ok(open(0o700)?)

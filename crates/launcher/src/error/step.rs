@@ -46,9 +46,16 @@ fn subject(plan: &Plan, step: Step, index: Option<usize>) -> String {
         (Step::WriteProgram, _) => plan.program_file.as_ref().map(|(at, name)| format!(" {}", at.join(name).display())).unwrap_or_default(),
         (Step::Scratch | Step::WorkingDirectory, _) => format!(" {}", plan.scratch.path.display()),
         (Step::EgressSockets, Some(index)) => stockade_egress::netns::NAMES.get(index).map(|name| format!(": {name}")).unwrap_or_default(),
-        (Step::ExecPayload, _) => format!(" {}", plan.argv.first().map_or("", String::as_str)),
+        (Step::ExecPayload, _) => program_subject(plan),
         _ => String::new(),
     }
+}
+
+/// The program, and where it was looked for if it is no path.
+fn program_subject(plan: &Plan) -> String {
+    let program = plan.argv.first().map_or("", String::as_str);
+    let path = plan.environment_values.iter().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
+    if program.contains('/') { format!(" {program}") } else { format!(" `{program}` (looked for in {path})") }
 }
 
 fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'static str {
@@ -70,7 +77,7 @@ fn remedy(plan: &Plan, step: Step, errno: Errno, index: Option<usize>) -> &'stat
         (Step::ScratchRule, Errno::STALE | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
             "; it is not what was found there a moment ago, so that what the policy keeps from the code could lie under another name: wait until nobody changes names in scratch, then start it again"
         }
-        (Step::ExecPayload, Errno::NOENT) => "; it is not in the sandbox's root, or its interpreter or dynamic linker is not",
+        (Step::ExecPayload, Errno::NOENT) => "; the sandbox does not have it, or not the interpreter that its first line names",
         (Step::ExecPayload, Errno::ACCESS) => "; it is not executable, or lies where the policy allows no programs",
         (Step::WriteFile | Step::WriteProgram, Errno::NOSPC) if plan.scratch.host => {
             "; the file system of scratch is full: make room there"

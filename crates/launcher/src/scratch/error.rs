@@ -27,7 +27,7 @@ pub struct ScratchError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScratchProblem {
     /// Its path has no root.
-    #[error("name an absolute path")]
+    #[error("in a request it must be an absolute path, such as /home/alice/data")]
     Relative,
     /// Its path can mean another directory than it seems to.
     #[error("the path must hold no `..`, NUL or line break")]
