@@ -26,6 +26,8 @@ pub enum Kind {
     Approved,
     /// A run's launcher was killed before it wrote down the run's end: a later start found it.
     Lost,
+    /// A policy was attacked by `prove`; the verdict says what came of it.
+    Proof,
 }
 
 /// The caller, and the launcher that acted.
@@ -235,7 +237,7 @@ pub struct Event {
     pub started: Option<bool>,
     /// From start to end.
     pub duration_ms: u64,
-    /// When a lost run was begun.
+    /// When a lost run or a proof was begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub begun: Option<String>,
     /// Peaks.
@@ -268,6 +270,9 @@ pub struct Event {
     /// Its approval, where a token was issued or used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalRecord>,
+    /// SHA-256 of a proof's JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proof_sha256: Option<String>,
     /// Layers that the run went without.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub degraded: Vec<String>,

@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 
+use stockade_diagnose::doctor::examine;
 use stockade_engine::Options;
 use stockade_prover::{Class, Proof, State, html, prove, run_concurrently, unfinished};
 
@@ -26,7 +27,9 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     // First, so that no proof is run whose page cannot be written.
     let page = asked.html.as_deref().map(Page::begin).transpose()?;
     let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));
-    let proof = match prove(&Options::from(&asked.policy)) {
+    let options = Options::from(&asked.policy);
+    let doctor = examine(&options).findings.into_iter().map(|finding| (finding.feature, finding.state.name().to_owned())).collect();
+    let proof = match prove(&options, doctor) {
         Ok(proof) => proof,
         Err(refusal) => {
             let status = refuse(&refusal);

@@ -66,6 +66,46 @@ pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
     Ok(rotated)
 }
 
+/// A proof, as it is written down.
+pub struct ProofEntry<'a> {
+    /// Its JSON.
+    pub json: &'a [u8],
+    /// When it was begun, in UTC.
+    pub begun: &'a str,
+    /// How long it took.
+    pub duration_ms: u64,
+    /// `held`, `breached` or `not_proven`.
+    pub verdict: &'a str,
+}
+
+/// Writes a proof down. Returns its record; none where the policy wants none.
+pub fn write_proof(policy: &Policy, options: &Options, proof: &ProofEntry<'_>) -> Option<AuditRef> {
+    let recorder = AuditRecorder::new(AuditSubject::Nothing, Some(policy), options);
+    if !recorder.is_kept() {
+        return None;
+    }
+    let event = Event {
+        event: Kind::Proof,
+        verdict: Some(proof.verdict.to_owned()),
+        begun: Some(proof.begun.to_owned()),
+        duration_ms: proof.duration_ms,
+        proof_sha256: Some(text::sha256(proof.json)),
+        ..recorder.base().clone()
+    };
+    let failed = |error: RecordError| AuditRef { run: event.run.clone(), failure: Some(error.to_string()), ..AuditRef::default() };
+    Some(recorder.write(&event).unwrap_or_else(failed))
+}
+
+/// A time as records have it, in UTC.
+pub fn utc(at: SystemTime) -> String {
+    text::time(at)
+}
+
+/// SHA-256 of this program's file; none where it cannot be read.
+pub fn program_sha256() -> Option<String> {
+    std::fs::read("/proc/self/exe").ok().map(|program| text::sha256(&program))
+}
+
 /// What was asked.
 #[derive(Clone, Copy)]
 pub(crate) enum AuditSubject<'a> {

@@ -83,7 +83,14 @@ fn facts(out: &mut String, proof: &Proof) -> fmt::Result {
     row("Policy", &format!("{} ({}): {}", policy.name, policy.origin, proof.description))?;
     row("Its SHA-256", &policy.sha256)?;
     row("Without", &if receipt.degraded.is_empty() { String::from("no layer is missing") } else { receipt.degraded.join(", ") })?;
-    row("Tried in", &format!("{} ms, by stockade {}", proof.duration_ms, proof.version))?;
+    row("Begun and ended", &format!("{} to {} (UTC, {} ms)", proof.begun, proof.ended, proof.duration_ms))?;
+    row("Program", &format!("stockade {}, SHA-256 {}", proof.version, proof.program_sha256.as_deref().unwrap_or("not known")))?;
+    let doctor: Vec<String> = proof.doctor.iter().map(|(feature, state)| format!("{feature}: {state}")).collect();
+    row("Doctor", &doctor.join(", "))?;
+    if let Some(audit) = &proof.audit {
+        let place = audit.seq.map_or_else(|| audit.failure.clone().unwrap_or_default(), |seq| format!("record {seq}"));
+        row("Audit log", &format!("{place} (run {})", audit.run))?;
+    }
     writeln!(out, "</table>")
 }
 

@@ -26,11 +26,18 @@ mod script;
 mod target;
 mod words;
 
-use std::time::Instant;
+use std::{
+    collections::BTreeMap,
+    time::{Instant, SystemTime},
+};
 
 use serde::Serialize;
-use stockade_engine::{Options, Refusal, load_policy};
-use stockade_protocol::{PolicyId, Receipt};
+use stockade_engine::{
+    Options, Refusal,
+    audit::{self, ProofEntry},
+    load_policy,
+};
+use stockade_protocol::{AuditRef, PolicyId, Receipt};
 
 pub use attack::Class;
 pub use concurrent_run::run_concurrently;
@@ -155,8 +162,16 @@ pub struct Proof {
     pub host: String,
     /// The launching user.
     pub uid: u32,
+    /// When it was begun, in UTC.
+    pub begun: String,
+    /// When it ended, in UTC.
+    pub ended: String,
     /// How long it took.
     pub duration_ms: u64,
+    /// SHA-256 of the program; null where it could not be read.
+    pub program_sha256: Option<String>,
+    /// What `doctor` says of this host, by feature.
+    pub doctor: BTreeMap<String, String>,
     /// All attacks.
     pub count: Count,
     /// Without those that only try a system call's number.
@@ -168,6 +183,9 @@ pub struct Proof {
     /// What of the proof's own files could not be removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left: Option<String>,
+    /// Its record in the audit log, whose `proof_sha256` is of all but this field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit: Option<AuditRef>,
 }
 
 impl Proof {
@@ -182,12 +200,12 @@ impl Proof {
     }
 }
 
-/// Attacks a policy.
+/// Attacks a policy. `doctor`: what is known of this host, by feature.
 ///
 /// # Errors
 /// The policy cannot be enforced here; `doctor` names what is missing.
-pub fn prove(options: &Options) -> Result<Proof, Refusal> {
-    let begun = Instant::now();
+pub fn prove(options: &Options, doctor: BTreeMap<String, String>) -> Result<Proof, Refusal> {
+    let (begun, begun_at) = (Instant::now(), audit::utc(SystemTime::now()));
     let loaded = load_policy(options)?;
     let inside = Inside { loaded: &loaded, options };
     let first = inside.run(&ProbeBatch { scripts: vec![attacks::plant()], ..ProbeBatch::default() })?.result;
@@ -196,7 +214,7 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
     let fixture = Fixture::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
     let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside)?;
     let count = Count::of(findings.iter());
-    Ok(Proof {
+    let mut proof = Proof {
         schema: SCHEMA,
         version: env!("CARGO_PKG_VERSION"),
         proven: count.breaches == 0 && count.not_proven == 0,
@@ -204,13 +222,27 @@ pub fn prove(options: &Options) -> Result<Proof, Refusal> {
         description: loaded.policy.description.clone(),
         host: fixture.host_name.clone(),
         uid: fixture.uid,
+        begun: begun_at,
+        ended: audit::utc(SystemTime::now()),
+        program_sha256: audit::program_sha256(),
+        doctor,
         duration_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         count,
         distinct: Count::of(findings.iter().filter(|finding| finding.class != Class::SystemCalls)),
         findings,
         receipt: fixture.receipt.clone(),
         left: fixture.remove(),
-    })
+        audit: None,
+    };
+    let verdict = match (count.breaches, count.not_proven) {
+        (0, 0) => "held",
+        (0, _) => "not_proven",
+        _ => "breached",
+    };
+    let json = serde_json::to_vec(&proof).unwrap_or_default();
+    let entry = ProofEntry { json: &json, begun: &proof.begun, duration_ms: proof.duration_ms, verdict };
+    proof.audit = audit::write_proof(&loaded.policy, options, &entry);
+    Ok(proof)
 }
 
 fn identify(policy: &stockade_policy::model::Policy) -> PolicyId {
