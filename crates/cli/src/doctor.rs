@@ -2,15 +2,13 @@
 //!
 //! `diagnose` tries and judges the features; this only prints.
 
-use std::fmt::Write;
-
 use stockade_diagnose::doctor::{Examination, State, examine};
 use stockade_engine::Options;
 
 use crate::{
     ExitCode,
     args::Doctor,
-    output::{print_json, print_text},
+    output::{Colour, Painted, print_json},
 };
 
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
@@ -19,30 +17,46 @@ pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     if doctor.json {
         print_json(&examination)?;
     } else {
-        print_text(&describe(&examination)?)?;
+        describe(&examination).print()?;
     }
     Ok(if examination.enforceable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn describe(examination: &Examination) -> Result<String, std::fmt::Error> {
-    let mut out = String::new();
+fn describe(examination: &Examination) -> Painted {
+    let mut out = Painted::default();
     let Examination { policy, uid, kernel, findings, .. } = examination;
     let mode = examination.mode.map(|mode| format!(", {mode}")).unwrap_or_default();
-    writeln!(out, "policy {policy}, uid {uid}{mode}, Linux {kernel}\n")?;
+    out.add(Colour::Plain, format!("policy {policy}, uid {uid}{mode}, Linux {kernel}\n\n"));
     let width = findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
     for finding in findings {
-        writeln!(out, "{:<width$}  {:<8}  {}", finding.feature, finding.state.name(), one_line(&finding.detail))?;
+        out.add(Colour::Plain, format!("{:<width$}  ", finding.feature));
+        out.add(colour(finding.state), format!("{:<8}", finding.state.name()));
+        out.add(Colour::Plain, format!("  {}\n", one_line(&finding.detail)));
         if let Some(remedy) = finding.remedy.as_ref().filter(|_| finding.state != State::Ok) {
-            writeln!(out, "{:<width$}  {:<8}  -> {}", "", "", one_line(remedy))?;
+            out.add(Colour::Plain, format!("{:<width$}  {:<8}  -> {}\n", "", "", one_line(remedy)));
         }
     }
-    let verdict = match (examination.enforceable, examination.degraded.as_slice()) {
-        (true, []) => format!("policy {policy} can be enforced here"),
-        (true, layers) => format!("policy {policy} can be enforced here, degraded as its `[degrade]` allows: {}", layers.join(", ")),
-        (false, _) => format!("policy {policy} cannot be enforced here; fix what is missing"),
+    let (colour, verdict) = match (examination.enforceable, examination.degraded.as_slice()) {
+        (true, []) => (Colour::Good, format!("policy {policy} can be enforced here")),
+        (true, layers) => {
+            let layers = layers.join(", ");
+            (Colour::Warning, format!("policy {policy} can be enforced here. Not available, and optional in this policy: {layers}"))
+        }
+        (false, _) => (Colour::Bad, format!("policy {policy} cannot be enforced here: fix the lines marked `missing`")),
     };
-    writeln!(out, "\n{verdict}")?;
-    Ok(out)
+    out.add(Colour::Plain, "\n");
+    out.add(colour, verdict);
+    out.add(Colour::Plain, "\n");
+    out
+}
+
+fn colour(state: State) -> Colour {
+    match state {
+        State::Ok => Colour::Good,
+        State::Absent => Colour::Plain,
+        State::Degraded => Colour::Warning,
+        State::Missing => Colour::Bad,
+    }
 }
 
 /// A message may hold line breaks, as those about policies do.

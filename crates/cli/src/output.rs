@@ -5,7 +5,7 @@
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     os::fd::AsFd,
 };
 
@@ -24,6 +24,50 @@ pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
         text.push('\n');
     }
     write_out(text.as_bytes())
+}
+
+/// What a state means to a reader, and its colour on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Colour {
+    /// Not a state.
+    Plain,
+    /// All is as it should be: green.
+    Good,
+    /// Something is missing that may be: yellow.
+    Warning,
+    /// Something is wrong: red.
+    Bad,
+}
+
+/// A text of which parts have a colour.
+#[derive(Debug, Default)]
+pub(crate) struct Painted(Vec<(Colour, String)>);
+
+impl Painted {
+    /// Adds a part.
+    pub(crate) fn add(&mut self, colour: Colour, part: impl Into<String>) {
+        self.0.push((colour, part.into()));
+    }
+
+    /// Prints it; hidden characters of its parts are escaped. It has colours where stdout is a
+    /// terminal and the variable NO_COLOR is empty (<https://no-color.org>).
+    ///
+    /// # Errors
+    /// Stdout is closed or full.
+    pub(crate) fn print(&self) -> anyhow::Result<()> {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let in_colour = io::stdout().is_terminal() && !is_set("NO_COLOR");
+        let paint = |(colour, part): &(Colour, String)| {
+            let code = match colour {
+                Colour::Plain => return visible(part),
+                Colour::Good => 32,
+                Colour::Warning => 33,
+                Colour::Bad => 31,
+            };
+            if in_colour { format!("\x1b[{code}m{}\x1b[0m", visible(part)) } else { visible(part) }
+        };
+        write_out(self.0.iter().map(paint).collect::<String>().as_bytes())
+    }
 }
 
 /// Prints an answer for a program, as indented JSON; hidden characters are escaped.

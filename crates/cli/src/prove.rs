@@ -11,7 +11,7 @@ use stockade_prover::{Class, Proof, State, html, prove, run_concurrently, unfini
 use crate::{
     ExitCode,
     args::Prove,
-    output::{print_json, print_text, warn},
+    output::{Colour, Painted, print_json, warn},
     page::Page,
     run::refuse,
 };
@@ -44,7 +44,16 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     if asked.json {
         print_json(&proof)?;
     } else {
-        print_text(&describe(&proof)?)?;
+        let mut out = Painted::default();
+        out.add(Colour::Plain, describe(&proof)?);
+        let colour = match (proof.count.breaches, proof.count.not_proven) {
+            (0, 0) => Colour::Good,
+            (0, _) => Colour::Warning,
+            _ => Colour::Bad,
+        };
+        out.add(colour, verdict(&proof));
+        out.add(Colour::Plain, "\n");
+        out.print()?;
     }
     Ok(ExitCode::from(match proof.count {
         count if count.breaches > 0 => BREACH,
@@ -79,7 +88,7 @@ fn describe(proof: &Proof) -> Result<String, std::fmt::Error> {
             writeln!(out, "  -> {advice}")?;
         }
     }
-    writeln!(out, "\n{}", verdict(proof))?;
+    writeln!(out)?;
     Ok(out)
 }
 
