@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{
-    Args, Parser, Subcommand, ValueEnum,
+    Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use stockade_policy::whitelist::Rule;
@@ -28,9 +28,55 @@ impl Cli {
     /// # Errors
     /// A usage error, or a request for help.
     pub(crate) fn of_process() -> Result<Self, clap::Error> {
-        Self::try_parse()
+        let matches = Self::described().try_get_matches()?;
+        Self::from_arg_matches(&matches)
+    }
+
+    /// The command line with two examples of each command.
+    pub(crate) fn described() -> clap::Command {
+        EXAMPLES.iter().fold(Self::command(), |all, (name, one, other)| {
+            let line = |words: &str| format!("  stockade {name} {words}").trim_end().to_owned();
+            let add = |command: clap::Command| command.after_help(format!("Examples:\n{}\n{}", line(one), line(other)));
+            match name.split_once(' ') {
+                Some((name, below)) => all.mut_subcommand(name, |command| command.mut_subcommand(below, add)),
+                None => all.mut_subcommand(name, add),
+            }
+        })
     }
 }
+
+/// A command, and two ways to call it.
+const EXAMPLES: &[(&str, &str, &str)] = &[
+    ("exec", r#"--pretty <<< '{"code": "print(6*7)"}'"#, "--policy strict --scratch /srv/job < request.json"),
+    ("run", "--timeout 10s script.py", "-C . --allow pypi.org:443 -- pip download six"),
+    ("shim install", "~/sandboxed", "~/sandboxed --policy strict"),
+    ("shim list", "~/sandboxed", "~/sandboxed | wc -l"),
+    ("shim remove", "~/sandboxed", "./bin"),
+    ("session", "--policy default", "--scratch /srv/job --approved-by nobody"),
+    ("mcp", "--policy default", "--scratch ~/project"),
+    ("runtimes", "--prompt", "--policy data-science --json"),
+    ("policy check", "./api.toml", "default strict"),
+    ("policy new", "api --allow api.github.com:443 --timeout 10s", "science --venv ~/science --memory 2g"),
+    ("policy show", "strict", "./api.toml --json"),
+    ("policy explain", "./api.toml", "data-science --against default"),
+    ("policy diff", "default ./api.toml", "strict default --json"),
+    ("policy list", "", "| grep shipped"),
+    ("policy schema", "> stockade-policy.schema.json", "| jq .properties"),
+    ("grants check", "", "./grants.toml"),
+    ("doctor", "", "--policy strict --json"),
+    ("prove", "--html proof.html", "--policy ./api.toml --json"),
+    ("audit verify", "", "/var/log/stockade --anchors journal.txt"),
+    ("audit rotate", "", "--keep-days 90"),
+    ("audit tail", "--follow", "-n 100 --json"),
+    ("audit show", "4f1c2a9be07d3365", "my-request-17"),
+    ("audit query", "--since 1h --verdict out_of_memory", "--policy strict --json"),
+    ("ps", "", "--json"),
+    ("kill", "4f1c2a9be07d3365", "\"$(stockade ps --json | jq -r .runs[0].run)\""),
+    ("approve", "TOKEN", "TOKEN --yes"),
+    ("screen", "script.py", "--policy strict --json src/"),
+    ("completions", "bash", "zsh > ~/.zfunc/_stockade"),
+    ("version", "", "--json"),
+];
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -722,7 +768,20 @@ mod tests {
 
     #[test]
     fn the_command_line_is_described_without_a_contradiction() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
+        Cli::described().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_two_examples() {
+        fn ends(command: &clap::Command, above: &str, out: &mut Vec<String>) {
+            for below in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+                let name = format!("{above} {}", below.get_name()).trim_start().to_owned();
+                if below.has_subcommands() { ends(below, &name, out) } else { out.push(name) }
+            }
+        }
+        let mut names = Vec::new();
+        ends(&Cli::command(), "", &mut names);
+        let without: Vec<_> = names.iter().filter(|name| !EXAMPLES.iter().any(|(known, ..)| known == name)).collect();
+        assert!(without.is_empty() && names.len() == EXAMPLES.len(), "{without:?}");
     }
 }

@@ -22,7 +22,7 @@ use stockade_protocol::text::{escape_json, escape_line, is_not_ascii};
 use crate::{
     ExitCode, USAGE_ERROR,
     args::{Audit, Filter},
-    output::{print_text, warn},
+    output::{Progress, print_text, warn},
 };
 
 /// How often a followed log is read.
@@ -97,11 +97,14 @@ fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> a
     if all.is_empty() {
         bail!("{} holds no audit log", path.display());
     }
+    let mut progress = Progress::new("files verified");
     for (index, file) in all.iter().enumerate() {
+        progress.at(index, all.len());
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let input = if is_directory { open(file)? } else { File::open(file).with_context(|| format!("open {}", file.display()))? };
         verifier.file(&name, input, index + 1 == all.len()).with_context(|| format!("read {}", file.display()))?;
     }
+    drop(progress);
     let findings = verifier.finish();
     print_text(&describe(&findings, anchors.is_some(), metadata.uid()))?;
     Ok(if findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

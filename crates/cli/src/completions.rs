@@ -5,7 +5,6 @@
 
 use std::io;
 
-use clap::CommandFactory;
 use clap_complete::{Shell, generate};
 
 use crate::{
@@ -77,7 +76,7 @@ pub(crate) fn print(shell: CompletedShell) -> anyhow::Result<ExitCode> {
 fn script(shell: CompletedShell) -> io::Result<String> {
     // `help policy show` says what `policy show --help` does, so it is not completed.
     let quiet = |command: clap::Command| command.disable_help_subcommand(true);
-    let mut command = quiet(Cli::command()).mut_subcommand("policy", quiet);
+    let mut command = quiet(Cli::described()).mut_subcommand("policy", quiet);
     command.build();
     let (of_clap, policies) = match shell {
         CompletedShell::Bash => (Shell::Bash, BASH),

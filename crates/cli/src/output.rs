@@ -7,6 +7,7 @@ use std::{
     fs::File,
     io::{self, IsTerminal, Write},
     os::fd::AsFd,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context;
@@ -67,6 +68,40 @@ impl Painted {
             if in_colour { format!("\x1b[{code}m{}\x1b[0m", visible(part)) } else { visible(part) }
         };
         write_out(self.0.iter().map(paint).collect::<String>().as_bytes())
+    }
+}
+
+/// A line on a terminal about work that takes more than a second.
+pub(crate) struct Progress {
+    what: &'static str,
+    next: Instant,
+    is_shown: bool,
+}
+
+impl Progress {
+    const INTERVAL: Duration = Duration::from_millis(200);
+
+    pub(crate) fn new(what: &'static str) -> Self {
+        Progress { what, next: Instant::now() + Duration::from_secs(1), is_shown: false }
+    }
+
+    /// So much of it is done.
+    pub(crate) fn at(&mut self, done: usize, all: usize) {
+        let now = Instant::now();
+        if now >= self.next && io::stderr().is_terminal() {
+            self.next = now + Self::INTERVAL;
+            self.is_shown = true;
+            let _not_shown = write!(io::stderr().lock(), "\r{done} of {all} {}", self.what);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            // To the beginning of the line, and all after it is erased.
+            let _not_shown = write!(io::stderr().lock(), "\r\x1b[K");
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use stockade_prover::{Class, Proof, State, html, prove, run_concurrently, unfini
 use crate::{
     ExitCode,
     args::Prove,
-    output::{Colour, Painted, print_json, warn},
+    output::{Colour, Painted, Progress, print_json, warn},
     page::Page,
     run::refuse,
 };
@@ -29,7 +29,8 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));
     let options = Options::from(&asked.policy);
     let doctor = examine(&options).findings.into_iter().map(|finding| (finding.feature, finding.state.name().to_owned())).collect();
-    let proof = match prove(&options, doctor) {
+    let mut progress = Progress::new("attacks judged");
+    let proof = match prove(&options, doctor, &mut |done, all| progress.at(done, all)) {
         Ok(proof) => proof,
         Err(refusal) => {
             let status = refuse(&refusal);
@@ -37,6 +38,7 @@ pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
             return Ok(status.into());
         }
     };
+    drop(progress);
     if let Some(left) = &proof.left {
         warn(&format!("stockade: {left}"));
     }

@@ -22,7 +22,13 @@ use crate::{
 };
 
 /// Tries every attack and its control, and judges each.
-pub(crate) fn judge(attacks: Vec<Attack>, fixture: &Fixture, inside: &Inside<'_>, outside: &Outside) -> Result<Vec<Finding>, Refusal> {
+pub(crate) fn judge(
+    attacks: Vec<Attack>,
+    fixture: &Fixture,
+    inside: &Inside<'_>,
+    outside: &Outside,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<Finding>, Refusal> {
     let mut options = inside.options.clone();
     options.scratch = Some(fixture.scratch.clone());
     let with_scratch = Inside { loaded: inside.loaded, options: &options };
@@ -31,7 +37,9 @@ pub(crate) fn judge(attacks: Vec<Attack>, fixture: &Fixture, inside: &Inside<'_>
     let evaluator = Evaluator { fixture, inside, with_scratch: &with_scratch, outside, scratch_granted: refused.is_none() };
     let answers = evaluator.gather(&attacks)?;
     let mut findings = Vec::with_capacity(attacks.len());
+    let all = attacks.len();
     for (attack, answers) in attacks.into_iter().zip(answers) {
+        progress(findings.len(), all);
         findings.push(match &refused {
             Some(refusal) if attack.needs_scratch() => absent(attack, refusal),
             _ => evaluator.judge(attack, answers)?,

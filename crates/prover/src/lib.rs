@@ -200,11 +200,12 @@ impl Proof {
     }
 }
 
-/// Attacks a policy. `doctor`: what is known of this host, by feature.
+/// Attacks a policy. `doctor`: what is known of this host, by feature. `progress` is told how many
+/// of how many attacks are judged.
 ///
 /// # Errors
 /// The policy cannot be enforced here; `doctor` names what is missing.
-pub fn prove(options: &Options, doctor: BTreeMap<String, String>) -> Result<Proof, Refusal> {
+pub fn prove(options: &Options, doctor: BTreeMap<String, String>, progress: &mut dyn FnMut(usize, usize)) -> Result<Proof, Refusal> {
     let (begun, begun_at) = (Instant::now(), audit::utc(SystemTime::now()));
     let loaded = load_policy(options)?;
     let inside = Inside { loaded: &loaded, options };
@@ -212,7 +213,7 @@ pub fn prove(options: &Options, doctor: BTreeMap<String, String>) -> Result<Proo
     let policy = first.report.policy.clone().unwrap_or_else(|| identify(&loaded.policy));
     let outside = Outside::new()?;
     let fixture = Fixture::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
-    let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside)?;
+    let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside, progress)?;
     let count = Count::of(findings.iter());
     let mut proof = Proof {
         schema: SCHEMA,
