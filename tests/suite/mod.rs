@@ -14,6 +14,7 @@ mod cross_run;
 mod delegation;
 mod faults;
 mod filters;
+mod first_hour;
 mod host_ids;
 mod import_hooks;
 mod kernel;

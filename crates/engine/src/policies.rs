@@ -84,8 +84,8 @@ impl RefusalCause for AllowError {
     }
 }
 
-/// Adds to a policy the peers that the caller allows: a caller for whom no other user's rights are
-/// used could as well write such a policy.
+/// Adds to a policy the peers that the caller allows. Only a caller that uses its own rights may: it
+/// could as well write such a policy.
 fn allow(mut policy: Policy, options: &Options) -> Result<Policy, Refusal> {
     if options.allow.is_empty() {
         return Ok(policy);
