@@ -16,7 +16,7 @@ use stockade_protocol::{LimitKey, LimitValue, Quantity};
 ///
 /// Needs no daemon, image or container engine; runs as root or as an ordinary user.
 #[derive(Debug, Parser)]
-#[command(name = "stockade", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "stockade", version, max_term_width = 100, arg_required_else_help = true, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -74,6 +74,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("kill", "4f1c2a9be07d3365", "\"$(stockade ps --json | jq -r .runs[0].run)\""),
     ("approve", "TOKEN", "TOKEN --yes"),
     ("screen", "script.py", "--policy strict --json src/"),
+    ("help", "security", "policy check"),
     ("completions", "bash", "zsh > ~/.zfunc/_stockade"),
     ("version", "", "--json"),
 ];
@@ -157,6 +158,12 @@ pub(crate) enum Command {
     /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
     Serve(Serve),
+    /// Show a page of the documentation, or the help of a command
+    Help {
+        /// A topic or a command; without one, the list of both
+        #[arg(value_name = "TOPIC|COMMAND")]
+        words: Vec<String>,
+    },
     /// Print the completions of a shell
     ///
     /// bash: stockade completions bash > ~/.local/share/bash-completion/completions/stockade

@@ -13,6 +13,7 @@ mod completions;
 mod doctor;
 mod dry_run;
 mod grants;
+mod help;
 mod output;
 mod page;
 mod policy;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
+        Command::Help { words } => help::show(&words),
         Command::Completions { shell } => completions::print(shell),
         Command::Version(version) => show_version(version.json),
     };
