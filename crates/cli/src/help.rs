@@ -16,6 +16,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("operate", "audit log, monitoring, update, rollback, removal", include_str!("../help/operate.md")),
     ("security", "what is guaranteed, on which conditions, and what is not", include_str!("../help/security.md")),
     ("troubleshooting", "symptoms, causes and remedies", include_str!("../help/troubleshooting.md")),
+    ("reasons", "what each `reason` of a result means, and what to do", include_str!("../help/reasons.md")),
 ];
 
 /// Shows the page or the command that the words name; without a word, the list of pages.
