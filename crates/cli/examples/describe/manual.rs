@@ -14,19 +14,30 @@ use crate::{
 };
 
 const OVERVIEW: &str = include_str!("../../../../README.md");
-const COMMANDS: &str = include_str!("../../README.md");
-const POLICIES: &str = include_str!("../../../../policies/README.md");
+const POLICIES: &str = include_str!("../../help/policies.md");
 const INSTALLING: &str = include_str!("../../../../scripts/README.md");
 const GRANTS: &str = include_str!("../../../../scripts/grants.toml");
 
+/// The pages of `help` besides that of the policies: the file's name, what it is about, its text.
+const HELP: &[(&str, &str, &str)] = &[
+    ("quickstart", "ten minutes from the first run to a chart", include_str!("../../help/quickstart.md")),
+    ("recipes", "common tasks with stockade", include_str!("../../help/recipes.md")),
+    ("request-result", "requests, results and exit statuses of stockade", include_str!("../../help/request-result.md")),
+    ("tighten", "how to restrict code further", include_str!("../../help/tighten.md")),
+    ("network", "which hosts code may reach", include_str!("../../help/network.md")),
+    ("screening", "what is found in code before it runs", include_str!("../../help/screening.md")),
+    ("approval", "code that waits for a person", include_str!("../../help/approval.md")),
+    ("audit-log", "the record of every run", include_str!("../../help/audit-log.md")),
+    ("performance", "what a run costs", include_str!("../../help/performance.md")),
+];
+
 /// What a document of the repository is called on a host that has the package.
 const PLACES: &[(&str, &str)] = &[
-    ("crates/cli/README.md", "stockade-commands(7)"),
-    ("policies/README.md", "stockade-policy(5)"),
+    ("crates/cli/help/policies.md", "stockade-policy(5)"),
+    ("policies.md", "stockade-policy(5)"),
     ("scripts/README.md", "stockade-grants(5)"),
     ("tests/THREAT-MODEL.md", "/usr/share/doc/stockade/THREAT-MODEL.md"),
     ("crates/ARCHITECTURE.md", "/usr/share/doc/stockade/ARCHITECTURE.md"),
-    ("examples/perl.toml", "/usr/share/doc/stockade/policies/examples/perl.toml"),
     ("scripts/apparmor/stockade", "/usr/share/stockade/apparmor/stockade"),
 ];
 /// Examples of a command that its page shows, the shortest first.
@@ -57,17 +68,17 @@ impl Page {
 pub(crate) fn pages(command: clap::Command, date: &str) -> io::Result<Vec<Page>> {
     let version = command.get_version().unwrap_or_default().to_owned();
     let head = Head { date, source: format!("stockade {version}") };
-    let (commands, policies, installing) = (sections(COMMANDS)?, sections(POLICIES)?, sections(INSTALLING)?);
-    let overview = sections(&as_installed(OVERVIEW)?)?;
-    let examples: Vec<Code> =
-        [&commands, &policies, &installing, &overview].into_iter().flatten().flat_map(|section| section.code.clone()).collect();
+    let (overview, policies, installing) = (sections(OVERVIEW)?, sections(POLICIES)?, sections(INSTALLING)?);
+    let help = HELP.iter().map(|(name, about, text)| Ok((*name, *about, sections(text)?))).collect::<io::Result<Vec<_>>>()?;
+    let documents = help.iter().map(|(_, _, sections)| sections).chain([&policies, &installing, &overview]);
+    let examples: Vec<Code> = documents.flatten().flat_map(|section| section.code.clone()).collect();
 
     let mut pages = vec![
         head.page("stockade", 7, "run untrusted code in a fresh sandbox of the Linux kernel", overview_text(overview)),
-        head.page("stockade-commands", 7, "requests, results and the commands of stockade", all(commands)),
         head.page("stockade-policy", 5, "what a sandbox of stockade allows", policy_text(&policies)?),
         head.page("stockade-grants", 5, "who may run what through root", grants_text(&policies, &installing)?),
     ];
+    pages.extend(help.into_iter().map(|(name, about, sections)| head.page(&format!("stockade-{name}"), 7, about, all(sections))));
     command_pages(command, &head, &examples, &mut pages)?;
     let references: Vec<String> = pages.iter().map(Page::reference).collect();
     for page in &mut pages {
@@ -94,25 +105,17 @@ impl Head<'_> {
 
 fn sections(document: &str) -> io::Result<Vec<Section>> {
     let resolve = |target: &str| {
-        let path = target.split('#').next().unwrap_or_default();
-        PLACES.iter().find(|(place, _)| !path.is_empty() && path.trim_start_matches("../") == *place).map(|(_, there)| (*there).to_owned())
+        let path = target.split('#').next().unwrap_or_default().trim_start_matches("../");
+        let file = path.strip_prefix("crates/cli/help/").unwrap_or(path).strip_suffix(".md");
+        let page = HELP.iter().find(|(name, ..)| Some(*name) == file).map(|(name, ..)| format!("stockade-{name}(7)"));
+        page.or_else(|| PLACES.iter().find(|(place, _)| path == *place).map(|(_, there)| (*there).to_owned()))
     };
     markdown::sections(document, &resolve)
 }
 
-/// The overview as it is read beside the installed program, not beside its sources.
-fn as_installed(overview: &str) -> io::Result<String> {
-    [("          # builds the program the first time", ""), ("./scripts/stockade ", "stockade ")].iter().try_fold(
-        overview.to_owned(),
-        |text, (from, to)| {
-            if text.contains(from) { Ok(text.replace(from, to)) } else { Err(io::Error::other(format!("README.md does not say {from:?}"))) }
-        },
-    )
-}
-
 /// What is for readers of the sources.
 fn overview_text(overview: Vec<Section>) -> String {
-    all(overview.into_iter().filter(|section| !["Building and testing", "Licence"].contains(&section.title.as_str())).collect())
+    all(overview.into_iter().filter(|section| !["Install", "Security, contributing, licence"].contains(&section.title.as_str())).collect())
 }
 
 /// A whole document. What stands below its title is the description.
@@ -346,7 +349,7 @@ mod tests {
         assert!(text(&pages, "stockade-grants.5").contains("interpreters = ["));
         let overview = text(&pages, "stockade.7");
         assert!(overview.contains("stockade\\-policy(5)") && !overview.contains("README.md") && !overview.contains("scripts/stockade"));
-        assert!(text(&pages, "stockade-commands.7").contains("approval_required"));
+        assert!(text(&pages, "stockade-request-result.7").contains("approval_required"));
     }
 
     #[test]
