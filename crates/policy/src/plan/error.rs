@@ -55,7 +55,7 @@ pub enum PlanError {
         "runtime `{runtime}`: {} is not on this host; {}name another by --runtime {runtime}=PATH{}",
         interpreter.display(),
         venv.as_ref().map_or(String::from("install it, "), |venv| {
-            format!("make the virtual environment {} (policies/README.md says how), or ", venv.display())
+            format!("make the virtual environment {} (python3 -m venv, and pip install), or ", venv.display())
         }),
         if venv.is_some() { String::new() } else { format!(", or change `command` under [runtimes.{runtime}]") }
     )]
