@@ -27,7 +27,7 @@ const HELP: &[(&str, &str, &str)] = &[
     ("network", "which hosts code may reach", include_str!("../../help/network.md")),
     ("screening", "what is found in code before it runs", include_str!("../../help/screening.md")),
     ("approval", "code that waits for a person", include_str!("../../help/approval.md")),
-    ("audit-log", "the record of every run", include_str!("../../help/audit-log.md")),
+    ("audit-log", "what is recorded of every run", include_str!("../../help/audit-log.md")),
     ("performance", "what a run costs", include_str!("../../help/performance.md")),
 ];
 
