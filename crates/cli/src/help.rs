@@ -7,17 +7,8 @@ use crate::{
     USAGE_ERROR,
     args::Cli,
     output::{print_text, warn},
+    pages::PAGES,
 };
-
-/// A page's topic, what it is about, and its text.
-pub(crate) const PAGES: &[(&str, &str, &str)] = &[
-    ("install", "build, package, containers, what is installed where", include_str!("../help/install.md")),
-    ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),
-    ("operate", "audit log, monitoring, update, rollback, removal", include_str!("../help/operate.md")),
-    ("security", "what is guaranteed, on which conditions, and what is not", include_str!("../help/security.md")),
-    ("troubleshooting", "symptoms, causes and remedies", include_str!("../help/troubleshooting.md")),
-    ("reasons", "what each `reason` of a result means, and what to do", include_str!("../help/reasons.md")),
-];
 
 /// Shows the page or the command that the words name; without a word, the list of pages.
 pub(crate) fn show(words: &[String]) -> anyhow::Result<ExitCode> {

@@ -16,6 +16,7 @@ mod grants;
 mod help;
 mod output;
 mod page;
+mod pages;
 mod policy;
 mod policy_text;
 mod prove;

@@ -18,6 +18,8 @@ use clap::CommandFactory;
 mod args;
 mod manual;
 mod markdown;
+#[path = "../../src/pages.rs"]
+mod pages;
 mod roff;
 
 fn main() -> io::Result<()> {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     markdown::{self, Code, Section},
+    pages::PAGES,
     roff,
 };
 
@@ -17,19 +18,6 @@ const OVERVIEW: &str = include_str!("../../../../README.md");
 const POLICIES: &str = include_str!("../../help/policies.md");
 const INSTALLING: &str = include_str!("../../../../scripts/README.md");
 const GRANTS: &str = include_str!("../../../../scripts/grants.toml");
-
-/// The pages of `help` besides that of the policies: the file's name, what it is about, its text.
-const HELP: &[(&str, &str, &str)] = &[
-    ("quickstart", "ten minutes from the first run to a chart", include_str!("../../help/quickstart.md")),
-    ("recipes", "common tasks with stockade", include_str!("../../help/recipes.md")),
-    ("request-result", "requests, results and exit statuses of stockade", include_str!("../../help/request-result.md")),
-    ("tighten", "how to restrict code further", include_str!("../../help/tighten.md")),
-    ("network", "which hosts code may reach", include_str!("../../help/network.md")),
-    ("screening", "what is found in code before it runs", include_str!("../../help/screening.md")),
-    ("approval", "code that waits for a person", include_str!("../../help/approval.md")),
-    ("audit-log", "what is recorded of every run", include_str!("../../help/audit-log.md")),
-    ("performance", "what a run costs", include_str!("../../help/performance.md")),
-];
 
 /// What a document of the repository is called on a host that has the package.
 const PLACES: &[(&str, &str)] = &[
@@ -40,6 +28,8 @@ const PLACES: &[(&str, &str)] = &[
     ("crates/ARCHITECTURE.md", "/usr/share/doc/stockade/ARCHITECTURE.md"),
     ("scripts/apparmor/stockade", "/usr/share/stockade/apparmor/stockade"),
 ];
+/// The page that is of section 5.
+const POLICY: &str = "policies";
 /// Examples of a command that its page shows, the shortest first.
 const MAX_EXAMPLES: usize = 3;
 
@@ -69,7 +59,11 @@ pub(crate) fn pages(command: clap::Command, date: &str) -> io::Result<Vec<Page>>
     let version = command.get_version().unwrap_or_default().to_owned();
     let head = Head { date, source: format!("stockade {version}") };
     let (overview, policies, installing) = (sections(OVERVIEW)?, sections(POLICIES)?, sections(INSTALLING)?);
-    let help = HELP.iter().map(|(name, about, text)| Ok((*name, *about, sections(text)?))).collect::<io::Result<Vec<_>>>()?;
+    let help = PAGES
+        .iter()
+        .filter(|(name, ..)| *name != POLICY)
+        .map(|(name, about, text)| Ok((*name, *about, sections(text)?)))
+        .collect::<io::Result<Vec<_>>>()?;
     let documents = help.iter().map(|(_, _, sections)| sections).chain([&policies, &installing, &overview]);
     let examples: Vec<Code> = documents.flatten().flat_map(|section| section.code.clone()).collect();
 
@@ -107,7 +101,11 @@ fn sections(document: &str) -> io::Result<Vec<Section>> {
     let resolve = |target: &str| {
         let path = target.split('#').next().unwrap_or_default().trim_start_matches("../");
         let file = path.strip_prefix("crates/cli/help/").unwrap_or(path).strip_suffix(".md");
-        let page = HELP.iter().find(|(name, ..)| Some(*name) == file).map(|(name, ..)| format!("stockade-{name}(7)"));
+        let page = PAGES
+            .iter()
+            .filter(|(name, ..)| *name != POLICY)
+            .find(|(name, ..)| Some(*name) == file)
+            .map(|(name, ..)| format!("stockade-{name}(7)"));
         page.or_else(|| PLACES.iter().find(|(place, _)| path == *place).map(|(_, there)| (*there).to_owned()))
     };
     markdown::sections(document, &resolve)
@@ -174,7 +172,7 @@ fn table(name: &str, schema: &Value, text: &mut String) {
         let path = [name, key, named].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".");
         // `max` of the limits.
         if has_same_keys(below, properties) {
-            let again = roff::line("The same keys.");
+            let again = roff::line("The same keys, of the most that a request may ask for; or, under [limits], max = \"same\".");
             text.push_str(&format!(".SS {}\n{again}", roff::argument(&roff::escape(&format!("[{path}]")))));
             continue;
         }
@@ -188,6 +186,8 @@ fn table(name: &str, schema: &Value, text: &mut String) {
 
 /// A table of keys, or of tables with names of one's own.
 fn inner(value: &Value) -> Option<(&Value, &'static str)> {
+    // `max` of the limits: a table, or one word.
+    let value = if value["oneOf"][0]["const"].is_string() { &value["oneOf"][1] } else { value };
     if value["properties"].is_object() {
         return Some((value, ""));
     }
