@@ -12,6 +12,7 @@ pub mod container;
 mod contract;
 mod cross_run;
 mod delegation;
+mod documents;
 mod faults;
 mod filters;
 mod first_hour;

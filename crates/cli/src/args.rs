@@ -87,12 +87,14 @@ pub(crate) enum Command {
     /// a bad request; 125 when the sandbox could not be put in place; 74 when the code ran and
     /// its result could not be written.
     Exec(Exec),
-    /// Run a command with its streams passed through
+    /// Run a script, code or a command with its streams passed through
     ///
-    /// Exits with the command's status; 128+N for a signal, 124 when the wall clock ran
-    /// out, 125 when the sandbox could not be put in place, 74 when the command ran and its
-    /// output or report could not be written, 126 or 127 when the command could not be executed
-    /// or found.
+    /// A first word that is a file with the ending of a language is a script. Any other word
+    /// begins a command; `--` before it is optional.
+    ///
+    /// Exits with the command's status; 128+N for a signal. 124: the wall clock ran out. 125:
+    /// the sandbox could not be put in place. 126 or 127: the command could not be executed or
+    /// found. 74: it ran, and its output, report or collected files could not be written.
     Run(Run),
     /// Make sandboxed interpreters that callers start instead of the host's
     #[command(subcommand)]
@@ -776,6 +778,22 @@ mod tests {
     #[test]
     fn the_command_line_is_described_without_a_contradiction() {
         Cli::described().debug_assert();
+    }
+
+    #[test]
+    fn no_sentence_of_the_help_is_longer_than_forty_words() {
+        fn long(command: &clap::Command, out: &mut Vec<String>) {
+            let about = [command.get_about(), command.get_long_about()].into_iter().flatten();
+            let options = command.get_arguments().flat_map(|option| [option.get_help(), option.get_long_help()]).flatten();
+            let texts = about.chain(options).map(ToString::to_string);
+            let parts = |text: String| text.split("\n\n").flat_map(|part| part.split(". ")).map(str::to_owned).collect::<Vec<_>>();
+            let sentences = texts.flat_map(parts);
+            out.extend(sentences.filter(|sentence| sentence.split_whitespace().count() > 40));
+            command.get_subcommands().for_each(|below| long(below, out));
+        }
+        let mut found = Vec::new();
+        long(&Cli::command(), &mut found);
+        assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]
