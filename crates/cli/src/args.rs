@@ -83,9 +83,9 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
 pub(crate) enum Command {
     /// Run one JSON request from stdin and print one JSON result
     ///
-    /// Exit status: 0 when the result is about the code, whatever the code did; 2 for
-    /// a bad request; 125 when the sandbox could not be put in place; 74 when the code ran and
-    /// its result could not be written.
+    /// Exit status: 0 when the code was run, whatever it did: `success` and `verdict` tell. 2 for
+    /// a bad request, 125 when the sandbox could not be put in place, 74 when the code ran and its
+    /// result could not be written.
     Exec(Exec),
     /// Run a script, code or a command with its streams passed through
     ///
