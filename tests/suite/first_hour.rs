@@ -39,6 +39,8 @@ fn a_script_is_run_by_its_ending() {
     let done = run_with_stdin(stockade(["run", "b.sh", "two"]).current_dir(&place), b"from stdin\n");
     says(&done, "/scratch/b.sh two\nfrom stdin\n", 3);
     says(&run_in(&place, &["--language", "python", "noted"]), "by its language\n", 0);
+    let missing = run_in(&place, &["missing.py"]);
+    assert!(missing.status.code() == Some(2) && stderr(&missing).contains("no file missing.py"), "{}", stderr(&missing));
     // The controls: a word that is no script is a command, with and without `--`.
     for words in [&["echo", "a.py"][..], &["--", "echo", "a.py"]] {
         says(&run_in(&place, words), "a.py\n", 0);

@@ -119,6 +119,11 @@ impl Program {
         let path = Path::new(first);
         let is_file = with_callers_rights(|| path.is_file())?;
         if !is_file && run.language.is_none() {
+            // On PATH there is no program with the ending of a script; a scratch may hold one.
+            let is_script = path.extension().is_some() && options.scratch.is_none();
+            if is_script && runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes).is_some() {
+                return Err(NotRun::Unreadable(anyhow!("there is no file {first} in this directory")));
+            }
             return Ok(Program::Command(run.words.clone()));
         }
         let language = match &run.language {
@@ -198,7 +203,8 @@ fn keep(report: &Report, run: &args::Run) -> anyhow::Result<()> {
     })??;
     left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
     if !run.quiet {
-        warn(&format!("stockade: {kept} files are in {}", into.display()));
+        let files = if kept == 1 { "file is" } else { "files are" };
+        warn(&format!("stockade: {kept} {files} in {}", into.display()));
     }
     Ok(())
 }
@@ -215,7 +221,11 @@ fn put(into: &Path, name: &Path, bytes: &[u8]) -> anyhow::Result<()> {
             made => made?,
         }
     }
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(into.join(name))?;
+    let opened = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(into.join(name));
+    let mut file = opened.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => anyhow!("it exists; name another directory by --into"),
+        _ => error.into(),
+    })?;
     Ok(file.write_all(bytes)?)
 }
 
