@@ -251,7 +251,6 @@ fn a_mistake_on_the_command_line_is_2() {
     for arguments in [
         &["run"][..],
         &["run", "--"],
-        &["run", "true"],
         &["run", "--nonsense", "--", "true"],
         &["run", "--", ""],
         &["run", "--scratch", "", "--", "true"],
