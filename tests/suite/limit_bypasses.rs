@@ -5,7 +5,10 @@ use std::{
     ffi::OsStr,
     fs::File,
     io::{Read, Write},
-    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt, fs::MetadataExt},
+    },
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -21,7 +24,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text},
+    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
     runner::{directory, eventually, test},
     session::Session,
     timeouts::{scaled, scaled_limit},
@@ -473,6 +476,181 @@ while True:
     ask("400MiB").succeeded().expect(json!({"output": "kept\n"}));
 }
 
+/// Code with a directory of 4 MiB and more that `hold` deletes and keeps in being, five times. A
+/// directory stays as large as it was on most file systems; else this shows nothing.
+fn large_directories(hold: &str, limit: &str) -> ExecResult {
+    let code = format!(
+        "\
+import os, time
+open('one', 'w').close(); total = 0
+for _ in range(5):
+    os.mkdir('d'); at = os.open('d', os.O_RDONLY)
+    names = [f'{{number:05}}' + 'n' * 245 for number in range(12000)]
+    for name in names: os.link('one', name, dst_dir_fd=at)
+    for name in names: os.unlink(name, dir_fd=at)
+    total += os.fstat(at).st_blocks * 512; os.close(at)
+    {hold}
+    os.rmdir('d'); time.sleep(0.1)
+time.sleep(1)
+print('kept', total > 16 << 20)"
+    );
+    let limits = json!({"wall": scaled_limit(40_000), "scratch_size": limit});
+    exec(json!({"code": code, "scratch": text(&scratch_named(&format!("{limit}-{}", hold.len()))), "limits": limits}))
+}
+
+#[track_caller]
+fn is_counted_as_large(hold: &str, reason: Value) {
+    let control = large_directories(hold, "400MiB");
+    control.succeeded();
+    if control["output"] == "kept True\n" {
+        large_directories(hold, "8MiB").expect(json!({"verdict": "disk_limit", "code": 137, "reason": reason, "output": ""}));
+    }
+}
+
+test!(serial Both, deleted_directories_above_a_deleted_one_are_counted, seconds 90);
+fn deleted_directories_above_a_deleted_one_are_counted() {
+    is_counted_as_large("os.mkdir('d/below'); held = os.open('d/below', os.O_RDONLY); os.dup(held); os.rmdir('d/below')", Value::Null);
+}
+
+test!(serial Both, deleted_directories_above_a_deleted_file_end_the_run, seconds 90);
+fn deleted_directories_above_a_deleted_file_end_the_run() {
+    is_counted_as_large("held = os.dup(os.open('d/file', os.O_CREAT)); os.unlink('d/file')", json!("scratch_uncounted"));
+    // The file has another name.
+    is_counted_as_large(
+        "os.link('one', 'd/file'); held = os.dup(os.open('d/file', os.O_RDONLY)); os.unlink('d/file')",
+        json!("scratch_uncounted"),
+    );
+}
+
+test!(serial Both, a_programs_file_that_the_launcher_holds_is_counted, seconds 60);
+fn a_programs_file_that_the_launcher_holds_is_counted() {
+    // Closed in the midst of a write, it is open nowhere afterwards.
+    let code = "\
+import os, threading, time
+block = b'x' * (100 << 20)
+file = os.open('named.py', os.O_RDWR); os.unlink('named.py')
+before = os.fstat(file).st_blocks
+writing = threading.Thread(target=os.pwrite, args=(file, block, 0)); writing.start()
+while os.fstat(file).st_blocks == before: pass
+os.close(file); writing.join(); time.sleep(1)
+print('kept')";
+    let ask = |size: &str| {
+        let limits = json!({"wall": scaled_limit(20_000), "scratch_size": size});
+        exec(json!({"code": code, "filename": "named.py", "scratch": text(&scratch_named(size)), "limits": limits}))
+    };
+    ask("16MiB").expect(json!({"verdict": "disk_limit", "code": 137, "reason": null, "output": ""}));
+    ask("400MiB").succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(serial Both, large_writes_are_counted_while_they_last, seconds 60);
+fn large_writes_are_counted_while_they_last() {
+    // Calls that no SIGSTOP interrupts, of 128 MiB each.
+    let code = "\
+import os
+blocks = [b'x' * (1 << 20)] * 128
+for number in range(4):
+    if os.fork() == 0:
+        file = os.open(str(number), os.O_CREAT | os.O_WRONLY)
+        for _ in range(ROUNDS): os.pwritev(file, blocks, 0)
+        os._exit(0)
+for _ in range(4): os.wait()
+print('written')";
+    let ask = |size: &str, rounds: u32| {
+        let inside = scratch_named(size);
+        let code = code.replace("ROUNDS", &rounds.to_string());
+        let done = exec(
+            json!({"code": code, "scratch": text(&inside), "limits": {"wall": scaled_limit(30_000), "scratch_size": size, "file_size": "256MiB"}}),
+        );
+        let left: u64 = inside.read_dir().unwrap().flatten().map(|file| file.metadata().unwrap().blocks() * 512).sum();
+        (done, left)
+    };
+    let (done, left) = ask("16MiB", 100);
+    done.expect(json!({"verdict": "disk_limit", "code": 137, "output": ""}));
+    // 30 MiB on an idle machine; before there were counts meanwhile 230 MiB and more.
+    assert!(left < 120 << 20, "{} MiB are left", left >> 20);
+    ask("700MiB", 1).0.succeeded().expect(json!({"output": "written\n"}));
+}
+
+/// A run that may have so many files.
+fn with_files(code: &str, files: u64, links: u32) -> (ExecResult, u64) {
+    let inside = scratch_named(&format!("{files}-{}", code.len()));
+    // What lay there before makes a count slow.
+    write_file(&inside.join("one"), "");
+    std::fs::create_dir(inside.join("many")).unwrap();
+    for number in 0..links {
+        std::fs::hard_link(inside.join("one"), inside.join(format!("many/{number}"))).unwrap();
+    }
+    let limits = json!({"wall": scaled_limit(30_000), "scratch_files": files});
+    let done = exec(json!({"code": code, "scratch": text(&inside), "limits": limits}));
+    let left = inside.read_dir().unwrap().count();
+    (done, u64::try_from(left).unwrap())
+}
+
+test!(serial Both, nameless_files_are_counted_by_number_too, seconds 90);
+fn nameless_files_are_counted_by_number_too() {
+    let open = "\
+import os, time
+for process in range(5):
+    if os.fork() == 0:
+        for number in range(800): os.open(f'{process}-{number}', os.O_CREAT); os.unlink(f'{process}-{number}')
+        time.sleep(2); os._exit(0)
+for _ in range(5): os.wait()
+print('kept')";
+    let chains = "\
+import os, time
+path = '/'.join('d' * 100)
+for _ in range(40): os.makedirs(path); os.dup(os.open(path, os.O_RDONLY)); os.removedirs(path)
+time.sleep(2)
+print('kept')";
+    for code in [open, chains] {
+        with_files(code, 1000, 0).0.expect(json!({"verdict": "disk_limit", "code": 137, "output": ""}));
+        with_files(code, 8000, 0).0.succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
+test!(serial Both, files_are_counted_before_there_are_far_too_many, seconds 60);
+fn files_are_counted_before_there_are_far_too_many() {
+    const LINKS: u32 = 30_000;
+    let code = "import os\nfor number in range(7000): os.close(os.open(str(number), os.O_CREAT))\nprint('made')";
+    let (done, left) = with_files(code, 4000, LINKS);
+    done.expect(json!({"verdict": "disk_limit", "output": ""}));
+    // A sixteenth more, and what is made until the kill; before, a count came every 100 ms or later.
+    assert!(left < 5_500, "{left} are left");
+    with_files(code, 8000, LINKS).0.succeeded().expect(json!({"output": "made\n"}));
+}
+
+test!(serial Both, what_a_run_may_have_written_and_no_count_explains_is_bounded, seconds 90);
+fn what_a_run_may_have_written_and_no_count_explains_is_bounded() {
+    // 400 MiB in all, and 4 MiB at a time; then others write as much.
+    let code = "\
+import os, time
+block = b'x' * (4 << 20)
+for _ in range(100):
+    with open('file', 'wb', 0) as file: file.write(block)
+open('ready', 'w').close()
+while not os.path.exists('go'): time.sleep(0.01)
+print('done')";
+    let ask = |size: &str| {
+        let inside = scratch_named(size);
+        let beside = directory().join(format!("beside-{size}"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(eventually(Duration::from_secs(30), || inside.join("ready").exists()));
+                let file = File::create(&beside).unwrap();
+                for step in 1..=36 {
+                    nix::fcntl::posix_fallocate(&file, 0, step * (10 << 20)).unwrap();
+                    std::thread::sleep(Duration::from_millis(40));
+                }
+                File::create(inside.join("go")).unwrap();
+            });
+            exec(json!({"code": code, "scratch": text(&inside), "limits": {"wall": scaled_limit(40_000), "scratch_size": size}}))
+        })
+    };
+    ask("8MiB").expect(json!({"verdict": "disk_limit", "reason": "scratch_uncounted", "output": ""}));
+    // The control: four times the limit is more; and a run that has written less, as below.
+    ask("100MiB").succeeded().expect(json!({"output": "done\n"}));
+}
+
 test!(serial Both, what_others_write_beside_a_scratch_ends_no_run, seconds 90);
 /// The control of all these: the file system loses as much, and the run is not the cause.
 fn what_others_write_beside_a_scratch_ends_no_run() {
@@ -494,6 +672,26 @@ fn what_others_write_beside_a_scratch_ends_no_run() {
         exec(json!({"code": code, "scratch": text(&inside), "limits": limits}))
             .succeeded()
             .expect(json!({"output": "done\n", "error": ""}));
+    });
+}
+
+test!(serial Both, files_that_others_make_beside_a_scratch_end_no_run, seconds 60);
+/// The same of files.
+fn files_that_others_make_beside_a_scratch_end_no_run() {
+    let beside = directory().join("beside");
+    let code = "import os, time\nopen('ready', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done')";
+    let inside = scratch();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
+            std::fs::create_dir(&beside).unwrap();
+            for number in 0..2000 {
+                File::create(beside.join(number.to_string())).unwrap();
+            }
+            File::create(inside.join("go")).unwrap();
+        });
+        let limits = json!({"wall": scaled_limit(30_000), "scratch_files": 100});
+        exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done\n"}));
     });
 }
 

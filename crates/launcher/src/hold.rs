@@ -50,11 +50,12 @@ enum Motion {
 }
 
 impl Hold {
-    /// Holds all but pid 1. None where the code cannot be held.
-    pub(crate) fn take(pid_one: i32) -> Option<Self> {
+    /// Holds all but pid 1. None where the code cannot be held, or where `goes_on` said to end: no
+    /// signal interrupts a large write, so what is written grows until it is done.
+    pub(crate) fn take(pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Option<Self> {
         let begun = Instant::now();
         let mut hold = Hold { pid_one, stopped: BTreeMap::new(), all: BTreeSet::new() };
-        while begun.elapsed() < MAX_RESISTANCE {
+        while begun.elapsed() < MAX_RESISTANCE && goes_on() {
             let patient = begun.elapsed() < MAX_CALL;
             if hold.stop(patient) {
                 return Some(hold);
@@ -174,7 +175,7 @@ mod tests {
     fn a_run_is_held_still_and_goes_on_afterwards() {
         let mut child = forking();
         let pid = child.id().cast_signed();
-        let hold = Hold::take(pid).unwrap();
+        let hold = Hold::take(pid, &mut || true).unwrap();
         let stopped: Vec<i32> = hold.stopped.keys().copied().collect();
         assert!(!stopped.is_empty() && hold.is_whole());
         let inner = *stopped.first().unwrap();

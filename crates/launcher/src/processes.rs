@@ -6,15 +6,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs::{read_dir, read_to_string},
     io::ErrorKind,
-    path::PathBuf,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
     thread::sleep,
     time::Duration,
 };
 
 use rustix::{
-    fs::{FileType, Stat, fstat, makedev},
+    fd::{AsRawFd, OwnedFd},
+    fs::{CWD, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlink},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
@@ -148,7 +151,8 @@ pub(crate) fn free_unreachable() {
 
 /// Files without a name that the processes of a sandbox keep in being. The kernel lets go of such
 /// a file when it is open nowhere, mapped nowhere, in no message on its way, and neither the
-/// program nor the working directory of a process.
+/// program nor the working directory of a process. Whatever was opened by a name keeps the
+/// directory in being that the name was in, and those above it, after all of them are deleted.
 #[derive(Debug, Default)]
 pub(crate) struct NamelessFiles {
     /// Bytes of each of which the kernel shows the size, by inode.
@@ -156,16 +160,32 @@ pub(crate) struct NamelessFiles {
     /// Inodes that are mapped.
     mapped: BTreeSet<u64>,
     /// Something may have such a file and cannot be looked at: a process whose program its user
-    /// may not read, or a message with descriptors on its way.
+    /// may not read, a message with descriptors on its way, or the directory of a deleted name.
     closed: bool,
+    looked_at: u64,
 }
 
 /// Which files without a name are looked for.
 pub(crate) struct FileQuery<'a> {
     /// The device that stat(2) shows.
     pub(crate) device: u64,
-    /// Whether it may be the device that a map shows. None: maps and messages are not looked at.
+    /// Whether it may be the device that a map shows. None: maps, messages and the directories of
+    /// deleted names are not looked at.
     pub(crate) maps: Option<&'a dyn Fn(u64) -> bool>,
+    /// The directory below which code has its files, as code sees it: it cannot be deleted. None:
+    /// directories are not looked for.
+    pub(crate) root: Option<&'a Path>,
+    /// More than so many are not looked for.
+    pub(crate) enough: u64,
+}
+
+/// Something that a process has open, or its program or working directory.
+struct OpenFile<'a> {
+    stat: &'a Stat,
+    /// The kernel's link to it.
+    link: &'a str,
+    /// The kernel's text about it; empty where there is none.
+    info: &'a str,
 }
 
 impl NamelessFiles {
@@ -173,63 +193,124 @@ impl NamelessFiles {
     /// said to end: code that forks and ends can keep ahead of the search.
     pub(crate) fn of(pid_one: i32, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> Option<Self> {
         let mut files = NamelessFiles::default();
-        let mut looked_at: u64 = 0;
         let own = pid_one.to_string();
         let all = each(pid_one, &mut |pid| {
             if pid == own {
                 return goes_on();
             }
-            let on = open_files(pid, &mut |file, info| {
-                looked_at += 1;
-                match file {
-                    Some(stat) => files.add(stat, info, wanted),
-                    None => files.closed = true,
+            let on = open_files(pid, &mut |file| match file {
+                Some(file) => files.add(&file, wanted, goes_on),
+                None => {
+                    files.closed = true;
+                    true
                 }
-                !looked_at.is_multiple_of(ASKED_EVERY) || goes_on()
             });
-            if on {
-                // The program is not mapped any more, if it has so chosen.
-                let thread = living_thread(pid);
-                files.add_link(&format!("/proc/{thread}/exe"), wanted);
-                // Each thread may have its own.
-                entries(&format!("/proc/{pid}/task")).for_each(|task| files.add_link(&format!("{}/cwd", task.display()), wanted));
-                if let Some(is_wanted) = wanted.maps {
-                    files.add_maps(&thread, is_wanted);
-                }
+            // The program is not mapped any more, if it has so chosen.
+            let thread = living_thread(pid);
+            let on = on && files.add_link(&format!("/proc/{thread}/exe"), wanted, goes_on);
+            // Each thread may have its own.
+            let on =
+                on && entries(&format!("/proc/{pid}/task")).all(|task| files.add_link(&format!("{}/cwd", task.display()), wanted, goes_on));
+            if let Some(is_wanted) = wanted.maps.filter(|_| on) {
+                files.add_maps(&thread, is_wanted, wanted.root);
             }
             on && goes_on()
         });
-        all.then_some(files)
+        (all || files.is_enough(wanted)).then_some(files)
     }
 
-    fn add(&mut self, stat: &Stat, info: &str, wanted: &FileQuery<'_>) {
-        if stat.st_nlink == 0 && stat.st_dev == wanted.device {
-            self.open.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
-        }
-        if wanted.maps.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+    fn is_enough(&self, wanted: &FileQuery<'_>) -> bool {
+        self.count() > wanted.enough
+    }
+
+    /// Whether the search goes on.
+    fn goes_on(&mut self, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        self.looked_at += 1;
+        !self.is_enough(wanted) && (!self.looked_at.is_multiple_of(ASKED_EVERY) || goes_on())
+    }
+
+    /// Whether the search goes on.
+    fn add(&mut self, file: &OpenFile<'_>, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        let kind = FileType::from_raw_mode(file.stat.st_mode);
+        if wanted.maps.is_some() && kind == FileType::Socket {
             // Descriptors that were sent to this socket and not received (Linux 5.10).
-            let text = read_to_string(info).unwrap_or_default();
+            let text = read_to_string(file.info).unwrap_or_default();
             let sent = text.lines().find_map(|line| line.strip_prefix("scm_fds:")).map(str::trim);
             self.closed |= sent.is_some_and(|count| count != "0");
         }
+        if file.stat.st_dev == wanted.device {
+            let is_nameless = self.insert_nameless(file.stat);
+            if let Some(root) = wanted.root {
+                match kind {
+                    FileType::Directory if is_nameless => return self.add_above(file.link, wanted, goes_on),
+                    FileType::Directory => {}
+                    // The kernel leads from a directory to the one above it, but from no file.
+                    _ => self.closed |= wanted.maps.is_some() && lies_elsewhere(file.link, root),
+                }
+            }
+        }
+        self.goes_on(wanted, goes_on)
     }
 
-    /// What a link of the kernel's leads to.
-    fn add_link(&mut self, link: &str, wanted: &FileQuery<'_>) {
+    /// Whether it has no name.
+    fn insert_nameless(&mut self, stat: &Stat) -> bool {
+        if stat.st_nlink == 0 {
+            self.open.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
+        }
+        stat.st_nlink == 0
+    }
+
+    /// Adds the deleted directories above a deleted one, which it keeps in being. Whether the
+    /// search goes on.
+    fn add_above(&mut self, link: &str, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        let Ok(mut directory) = openat(CWD, link, UP, Mode::empty()) else { return self.goes_on(wanted, goes_on) };
+        loop {
+            let above = openat(&directory, "..", UP, Mode::empty()).and_then(|above| Ok((fstat(&above)?, above)));
+            let Ok((stat, above)) = above else {
+                self.closed = true;
+                return self.goes_on(wanted, goes_on);
+            };
+            let is_known = self.open.contains_key(&stat.st_ino);
+            if stat.st_dev != wanted.device || is_known || !self.insert_nameless(&stat) {
+                return self.goes_on(wanted, goes_on);
+            }
+            if !self.goes_on(wanted, goes_on) {
+                return false;
+            }
+            directory = above;
+        }
+    }
+
+    /// Adds what the launcher itself has open, if it has no name.
+    pub(crate) fn add_own(&mut self, file: &OwnedFd) -> Result<(), Errno> {
+        fstat(file).map(|stat| _ = self.insert_nameless(&stat))
+    }
+
+    /// What a link of the kernel's leads to. Whether the search goes on.
+    fn add_link(&mut self, link: &str, wanted: &FileQuery<'_>, goes_on: &mut dyn FnMut() -> bool) -> bool {
         match rustix::fs::stat(link) {
-            Ok(stat) => self.add(&stat, "", wanted),
+            Ok(stat) => return self.add(&OpenFile { stat: &stat, link, info: "" }, wanted, goes_on),
             Err(Errno::ACCESS) => self.closed = true,
             Err(_) => {}
         }
+        true
     }
 
-    fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool) {
-        match read_to_string(format!("/proc/{pid}/maps")) {
+    fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool, root: Option<&Path>) {
+        match std::fs::read(format!("/proc/{pid}/maps")) {
             Ok(text) => {
-                self.mapped.extend(text.lines().filter_map(deleted_map).filter(|(device, _)| is_wanted(*device)).map(|(_, inode)| inode))
+                for map in text.split(|byte| *byte == b'\n').filter_map(deleted_map).filter(|map| is_wanted(map.device)) {
+                    self.mapped.insert(map.inode);
+                    self.closed |= root.is_some_and(|root| map.path.parent() != Some(root));
+                }
             }
             Err(error) => self.closed |= is_refusal(&error),
         }
+    }
+
+    /// How many there are of which the kernel shows the size.
+    pub(crate) fn count(&self) -> u64 {
+        u64::try_from(self.open.len()).unwrap_or(u64::MAX)
     }
 
     /// Bytes of those of which the kernel shows the size.
@@ -243,23 +324,52 @@ impl NamelessFiles {
     }
 }
 
-/// Device and inode of a line of `/proc/PID/maps`, if its file has no name any more.
-fn deleted_map(line: &str) -> Option<(u64, u64)> {
+/// To be looked at, and to go up from.
+const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// What the kernel writes behind a path whose last name is deleted.
+const DELETED: &[u8] = b" (deleted)";
+
+fn own_link(file: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether a file was opened by a name that is deleted and was in another directory than this. A
+/// directory of that path proves nothing: it may have been made after the one that the name was in.
+fn lies_elsewhere(link: &str, root: &Path) -> bool {
+    match readlink(link, Vec::new()) {
+        Ok(path) => path.to_bytes().strip_suffix(DELETED).is_some_and(|path| Path::new(OsStr::from_bytes(path)).parent() != Some(root)),
+        Err(Errno::NOENT) => false,
+        Err(_) => true,
+    }
+}
+
+/// What a line of `/proc/PID/maps` says of a file.
+#[derive(Debug, PartialEq, Eq)]
+struct FileMap<'a> {
+    device: u64,
+    inode: u64,
+    path: &'a Path,
+}
+
+/// The file of a line of `/proc/PID/maps`, if it has no name any more.
+fn deleted_map(line: &[u8]) -> Option<FileMap<'_>> {
     // Range, rights, offset, device, inode, path: proc_pid_maps(5).
-    let line = line.strip_suffix(" (deleted)")?;
-    let mut fields = line.split_ascii_whitespace().skip(3);
-    let (major, minor) = fields.next()?.split_once(':')?;
+    let line = line.strip_suffix(DELETED)?;
+    let path = line.get(line.iter().position(|byte| *byte == b'/')?..)?;
+    let mut fields = line.split(u8::is_ascii_whitespace).skip(3).map(|field| std::str::from_utf8(field).ok());
+    let (major, minor) = fields.next()??.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
-    Some((makedev(number(major)?, number(minor)?), fields.next()?.parse().ok()?))
+    let device = makedev(number(major)?, number(minor)?);
+    Some(FileMap { device, inode: fields.next()??.parse().ok()?, path: Path::new(OsStr::from_bytes(path)) })
 }
 
 fn is_refusal(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied
 }
 
-/// Visits a process's open files, each with the path of the kernel's text about it, until `visit`
-/// is false. None stands for all those that cannot be looked at.
-fn open_files(pid: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> bool {
+/// Visits a process's open files until `visit` is false. None stands for all those that cannot be
+/// looked at.
+fn open_files(pid: &str, visit: &mut dyn FnMut(Option<OpenFile<'_>>) -> bool) -> bool {
     tables(pid).iter().all(|task| {
         let task = format!("/proc/{pid}/task/{task}");
         let links = match read_dir(format!("{task}/fd")) {
@@ -267,11 +377,14 @@ fn open_files(pid: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> 
             Err(error) if is_refusal(&error) => return duplicated_files(&task, visit),
             Err(_) => return true,
         };
-        links.flatten().all(|link| {
+        links.flatten().all(|entry| {
+            let number = entry.file_name();
+            let number = number.to_string_lossy();
+            let (link, info) = (format!("{task}/fd/{number}"), format!("{task}/fdinfo/{number}"));
             // Follows the link to the open file itself.
-            match rustix::fs::stat(link.path()) {
-                Ok(stat) => visit(Some(&stat), &format!("{task}/fdinfo/{}", link.file_name().to_string_lossy())),
-                Err(Errno::ACCESS) => visit(None, ""),
+            match rustix::fs::stat(&link) {
+                Ok(stat) => visit(Some(OpenFile { stat: &stat, link: &link, info: &info })),
+                Err(Errno::ACCESS) => visit(None),
                 Err(_) => true,
             }
         })
@@ -281,10 +394,10 @@ fn open_files(pid: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> 
 /// The same of a process that is not dumpable: its `fd` directory is root's, but what the
 /// launcher may do to a process of a user namespace of its own includes ptrace(2), and with it
 /// pidfd_getfd(2). It may do nothing to one whose program it cannot read (mode 0111).
-fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bool) -> bool {
+fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<OpenFile<'_>>) -> bool) -> bool {
     let numbers = match read_dir(format!("{task}/fdinfo")) {
         Ok(numbers) => numbers,
-        Err(error) if is_refusal(&error) => return visit(None, ""),
+        Err(error) if is_refusal(&error) => return visit(None),
         Err(_) => return true,
     };
     let mut ids = task.split('/').filter_map(|part| part.parse::<i32>().ok());
@@ -294,15 +407,16 @@ fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<&Stat>, &str) -> bo
     let pidfd = match opened {
         Ok(pidfd) => pidfd,
         Err(Errno::SRCH) => return true,
-        Err(_) => return visit(None, ""),
+        Err(_) => return visit(None),
     };
     numbers.flatten().all(|entry| {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { return true };
-        match pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).and_then(fstat) {
-            Ok(stat) => visit(Some(&stat), &format!("{task}/fdinfo/{number}")),
+        let file = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).and_then(|file| Ok((fstat(&file)?, file)));
+        match file {
+            Ok((stat, file)) => visit(Some(OpenFile { stat: &stat, link: &own_link(&file), info: &format!("{task}/fdinfo/{number}") })),
             // Closed, or ended, meanwhile.
             Err(Errno::BADF | Errno::SRCH) => true,
-            Err(_) => visit(None, ""),
+            Err(_) => visit(None),
         }
     })
 }
@@ -342,9 +456,10 @@ mod tests {
     #[test]
     fn maps_of_files_without_a_name_are_read() {
         let line = "7f1200000000-7f1200100000 rw-s 00000000 fe:10 52311                     /home/a b/held (deleted)";
-        assert_eq!(deleted_map(line), Some((makedev(0xfe, 0x10), 52311)));
-        assert_eq!(deleted_map(line.trim_end_matches(" (deleted)")), None);
-        assert_eq!(deleted_map("7f1200000000-7f1200100000 rw-p 00000000 00:00 0"), None);
+        let map = FileMap { device: makedev(0xfe, 0x10), inode: 52311, path: Path::new("/home/a b/held") };
+        assert_eq!(deleted_map(line.as_bytes()), Some(map));
+        assert_eq!(deleted_map(line.trim_end_matches(" (deleted)").as_bytes()), None);
+        assert_eq!(deleted_map(b"7f1200000000-7f1200100000 rw-p 00000000 00:00 0"), None);
         assert_eq!(kibibytes("VmSize:\t  12 kB\nRssAnon:\t     640 kB\n", "RssAnon"), Some(640 << 10));
         assert_eq!(kibibytes("RssAnonymous:\t     640 kB\n", "RssAnon"), None);
     }
@@ -369,7 +484,7 @@ mod tests {
         let stats = [&directory, &program].map(|path| rustix::fs::stat(path).unwrap());
         let mut child = std::process::Command::new(&program).arg("600").current_dir(&directory).spawn().unwrap();
         let found = || {
-            let wanted = FileQuery { device: stats[0].st_dev, maps: None };
+            let wanted = FileQuery { device: stats[0].st_dev, maps: None, root: None, enough: u64::MAX };
             let files = NamelessFiles::of(i32::try_from(std::process::id()).unwrap(), &wanted, &mut || true).unwrap();
             stats.map(|stat| files.open.contains_key(&stat.st_ino))
         };
@@ -380,6 +495,33 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!((named, nameless), ([false, false], [true, true]));
+    }
+
+    #[test]
+    fn deleted_directories_above_a_deleted_one_are_found_and_those_of_a_file_are_unknown() {
+        let root = std::env::temp_dir().join(format!("stockade-above-{}", std::process::id()));
+        let below = root.join("a/b/c");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(root.join("a/b/file"), "").unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+        let device = rustix::fs::stat(&root).unwrap().st_dev;
+        let is_wanted = |_| false;
+        let all = FileQuery { device, maps: Some(&is_wanted), root: Some(&root), enough: u64::MAX };
+        let found = |file: &OwnedFd, wanted: &FileQuery<'_>| {
+            let mut files = NamelessFiles::default();
+            let stat = fstat(file).unwrap();
+            files.add(&OpenFile { stat: &stat, link: &own_link(file), info: "" }, wanted, &mut || true);
+            (files.count(), files.closed)
+        };
+        let open = |path: &Path| OwnedFd::from(std::fs::File::open(path).unwrap());
+        let [directory, file, top] = [below, root.join("a/b/file"), root.join("file")].map(|path| open(&path));
+        assert_eq!([&directory, &file, &top].map(|held| found(held, &all)), [(0, false); 3]);
+        std::fs::remove_dir_all(root.join("a")).unwrap();
+        std::fs::remove_file(root.join("file")).unwrap();
+        assert_eq!([&directory, &file, &top].map(|held| found(held, &all)), [(3, false), (1, true), (1, false)]);
+        // No more are sought than are enough.
+        assert_eq!(found(&directory, &FileQuery { enough: 1, ..all }), (2, false));
+        std::fs::remove_dir(&root).unwrap();
     }
 
     #[test]

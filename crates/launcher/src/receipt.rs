@@ -255,7 +255,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "scratch",
             Known::Applied,
             format!(
-                "{}; blocks are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size the run is held still and counted; what is written meanwhile may exceed it, by some 40 MiB as measured with two CPUs",
+                "{}; blocks and files are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size and a quarter more (4 to 64 MiB), or scratch_files and a sixteenth more (64 to 4096), they are counted at once; what is written until the kill comes on top, some 60 MiB as measured with two CPUs",
                 plan.scratch.path.display(),
                 crate::scratch::INTERVAL_MS,
                 crate::scratch::MAX_GLANCE_MS

@@ -32,12 +32,20 @@ impl TreeUse {
     }
 }
 
-/// Bytes that are free on a directory's file system.
+/// What a file system has left, and how much is on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FsRoom {
+    pub(crate) free_bytes: u64,
+    /// Files and directories; 0 where the file system does not say.
+    pub(crate) files: u64,
+}
+
+/// The room of a directory's file system.
 ///
 /// # Errors
 /// What fstatfs(2) answers.
-pub(crate) fn free_bytes(directory: impl AsFd) -> Result<u64, Errno> {
-    fstatvfs(directory).map(|stat| stat.f_bfree * stat.f_frsize)
+pub(crate) fn room(directory: impl AsFd) -> Result<FsRoom, Errno> {
+    fstatvfs(directory).map(|stat| FsRoom { free_bytes: stat.f_bfree * stat.f_frsize, files: stat.f_files.saturating_sub(stat.f_ffree) })
 }
 
 /// Counts what lies below a directory by allocated blocks: a sparse file costs nothing,

@@ -15,7 +15,7 @@ use stockade_protocol::{CollectedFile, EgressReport, LimitKey, Usage, Verdict};
 
 use super::{
     Supervision, failed,
-    quota::{COUNT, ScratchFs},
+    quota::{COUNT, CountMode, ScratchFs},
     sampler::FsSampler,
     unwritten,
 };
@@ -144,7 +144,7 @@ impl Supervision<'_> {
         let mut grown = None;
         if self.cause.is_none() && self.quota.counts_scratch() {
             // It grew within the last interval, and its program is over.
-            let counted = self.count_scratch(false).map_err(failed(COUNT))?;
+            let counted = self.count_scratch(CountMode::Running).map_err(failed(COUNT))?;
             (self.cause, grown) = (counted.cause, counted.growth());
         }
         let scratch_bytes = grown.or_else(|| self.scratch_growth()).map(|bytes| bytes.max(self.quota.scratch_peak));

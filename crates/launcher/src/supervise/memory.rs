@@ -100,7 +100,8 @@ impl MemorySampler {
             goes_on()
         });
         let is_wanted = |device| device == self.device;
-        let files = NamelessFiles::of(pid_one, &FileQuery { device: self.device, maps: Some(&is_wanted) }, goes_on);
+        let wanted = FileQuery { device: self.device, maps: Some(&is_wanted), root: None, enough: u64::MAX };
+        let files = NamelessFiles::of(pid_one, &wanted, goes_on);
         let in_files = files.as_ref().map_or(0, NamelessFiles::bytes);
         let hidden = if files.is_none_or(|files| files.may_be_more()) { growth } else { 0 };
         all.own + all.shared.max(in_files).max(hidden)

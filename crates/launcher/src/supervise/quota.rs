@@ -3,8 +3,9 @@
 //!
 //! A host scratch is counted now and then, while the code runs and can move what is counted. What
 //! its file system has lost of free room tells how much could have been missed: where that is
-//! beyond the limit the run is held still, and a count of what stands still decides. Others write
-//! to the same file system, so the loss alone ends no run. Limits that the kernel enforces by
+//! beyond the limit, and a short count does not find it, the run is held still, and a count of what
+//! stands still decides. Others write to the same file system, so the loss alone ends no run; what
+//! no count explains is bounded where the run has written as much. Limits that the kernel enforces by
 //! itself (processes, open files, memory in a cgroup) are not looked at here.
 
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use rustix::{
 };
 use stockade_protocol::LimitKey;
 
-use super::{Listener, Supervision, Token, failed, memory::MemorySampler, sampler::FsSampler};
+use super::{Listener, ProgramFile, Supervision, Token, failed, memory::MemorySampler, sampler::FsSampler};
 use crate::{
     OpenedScratch,
     cgroup::{Cgroup, CpuTime},
@@ -27,24 +28,36 @@ use crate::{
     relay::is_readable,
     scratch::{
         self, INTERVAL_MS, MAX_GLANCE_MS,
-        usage::{self, TreeUse},
+        usage::{self, FsRoom, TreeUse},
     },
     verdict::Cause,
 };
 
 /// What counting scratch is called in a failure.
 pub(super) const COUNT: &str = "count what is in scratch";
-/// By how much a scratch's file system may shrink during a run that has written as much.
-const MAX_UNSEEN: u64 = 2 << 30;
+/// How much of what a file system has lost during a run may be explained by no held count, where
+/// the run has written as much: so many times the limit, at least this. Others write there too.
+const UNEXPLAINED_TIMES: u64 = 4;
+const MIN_UNEXPLAINED: u64 = 256 << 20;
 /// How much more than the limit a file system must have lost before the run is held: a part of
 /// the limit, within these. Else what others write would have an honest run held all the time.
 const SLACK_PART: u64 = 4;
 const MIN_SLACK: u64 = 4 << 20;
 const MAX_SLACK: u64 = 64 << 20;
+/// The same of files.
+const FILE_SLACK_PART: u64 = 16;
+const MIN_FILE_SLACK: u64 = 64;
+const MAX_FILE_SLACK: u64 = 4096;
 /// As fast as code could fill a file system: above what was measured.
 const BYTES_PER_US: u64 = 4096;
+const FILES_PER_US: u64 = 1;
 const MIN_GLANCE: Duration = Duration::from_millis(5);
 const MAX_GLANCE: Duration = Duration::from_millis(MAX_GLANCE_MS);
+/// How long a short count takes at most, and how often there is one of a run that is not held yet.
+const MAX_SHORT_COUNT: Duration = Duration::from_millis(10);
+const SHORT_COUNT_INTERVAL: Duration = Duration::from_millis(5);
+/// How much a run may write, beyond its limit, while it is about to be held.
+const MIN_RESISTANCE: u64 = 16 << 20;
 /// How often a held count is repeated that code has broken.
 const MAX_HOLDS: u32 = 3;
 /// How many times as long as a count took the pause after it is, up to the longest one.
@@ -97,10 +110,62 @@ pub(super) struct HostScratchFs {
     pub(super) before: TreeUse,
     /// What its owner could do with the directory itself.
     pub(super) rights: Mode,
-    /// Bytes that were free when the run began.
-    free: u64,
-    /// Bytes that would be free now without the run, as far as is known.
-    free_without: u64,
+    /// What its file system had when the run began.
+    room: FsRoom,
+    /// What that would have now without the run, as far as is known.
+    room_without: FsRoom,
+}
+
+/// How a host scratch is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum CountMode {
+    /// While the run goes on, until the file system has lost too much.
+    Running,
+    /// The same, for a short time, whatever it has lost: only what is found counts.
+    Short,
+    /// While the run stands still, so that what is there but not found lies with others, or where
+    /// no count finds it.
+    Held,
+}
+
+/// By how much the run's part of a file system has grown, or that file system has less room. Less
+/// than nothing where code has deleted what lay there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Growth {
+    bytes: i64,
+    files: i64,
+}
+
+impl Growth {
+    fn between(before: &TreeUse, bytes: u64, entries: u64) -> Self {
+        Growth { bytes: difference(before.bytes, bytes), files: difference(before.entries, entries) }
+    }
+}
+
+/// From `before` to `now`.
+fn difference(before: u64, now: u64) -> i64 {
+    let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+    signed(now) - signed(before)
+}
+
+/// How much a file system may lose.
+#[derive(Clone, Copy, Debug, Default)]
+struct MaxLoss {
+    bytes: Option<u64>,
+    files: Option<u64>,
+}
+
+impl MaxLoss {
+    fn is_passed(&self, lost: Growth) -> bool {
+        let passes = |most: Option<u64>, lost: i64| most.is_some_and(|most| u64::try_from(lost).is_ok_and(|lost| lost > most));
+        passes(self.bytes, lost.bytes) || passes(self.files, lost.files)
+    }
+
+    /// How long it takes at least until more is lost.
+    fn until_passed(&self, lost: Growth) -> Duration {
+        let left = |most: Option<u64>, lost: i64| most.map_or(u64::MAX, |most| most.saturating_sub(u64::try_from(lost).unwrap_or(0)));
+        Duration::from_micros((left(self.bytes, lost.bytes) / BYTES_PER_US).min(left(self.files, lost.files) / FILES_PER_US))
+    }
 }
 
 /// What a count of a host scratch has come to.
@@ -108,15 +173,14 @@ pub(super) struct HostScratchFs {
 pub(super) struct Counted {
     /// What the run is to be ended for.
     pub(super) cause: Option<Cause>,
-    /// By how many bytes it has grown; none where the count did not come to its end. Less than
-    /// nothing where code has deleted what lay there before.
-    pub(super) grown: Option<i64>,
+    /// By how much it has grown; none where the count did not come to its end.
+    pub(super) grown: Option<Growth>,
 }
 
 impl Counted {
     /// By how many bytes it has grown, if it has.
     pub(super) fn growth(&self) -> Option<u64> {
-        self.grown.map(|grown| u64::try_from(grown).unwrap_or(0))
+        self.grown.map(|grown| u64::try_from(grown.bytes).unwrap_or(0))
     }
 }
 
@@ -135,8 +199,8 @@ impl Quota {
     /// by the child.
     pub(super) fn new(opened: Option<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
         let host = opened.map(|OpenedScratch { directory, before, rights, .. }| {
-            let free = usage::free_bytes(&directory)?;
-            Ok(ScratchFs::Host(HostScratchFs { directory, before, rights, free, free_without: free }))
+            let room = usage::room(&directory)?;
+            Ok(ScratchFs::Host(HostScratchFs { directory, before, rights, room, room_without: room }))
         });
         let scratch = host.transpose()?;
         Ok(Quota {
@@ -188,7 +252,7 @@ impl Supervision<'_> {
         let limits_scratch = !self.plan.scratch.read_only && self.plan.scratch.size.or(self.plan.scratch.files).is_some();
         if self.quota.host_scratch().is_some() && limits_scratch {
             self.quota.next_scratch_count = Some(now + Duration::from_millis(INTERVAL_MS));
-            self.quota.next_glance = self.plan.scratch.size.map(|_| now + MIN_GLANCE);
+            self.quota.next_glance = Some(now + MIN_GLANCE);
         }
         self.quota.sample(now);
         if let (Cgroup::Absent, Some(limit)) = (&self.teardown.cgroup, self.plan.limits.get(LimitKey::Memory)) {
@@ -296,9 +360,9 @@ impl Supervision<'_> {
     fn check_scratch(&mut self) {
         let before = Instant::now();
         self.quota.next_scratch_count = None;
-        match self.count_scratch(false) {
+        match self.count_scratch(CountMode::Running) {
             Ok(counted) => {
-                self.take_count(counted, false);
+                self.take_count(counted, CountMode::Running);
                 if counted.grown.is_none() {
                     // What the file system has lost may have ended it.
                     self.quota.next_glance = self.quota.next_glance.and(Some(before));
@@ -312,38 +376,50 @@ impl Supervision<'_> {
         }
     }
 
-    /// Looks at what the file system has lost; where that is beyond what the run may have, holds
-    /// the run and counts.
+    /// Looks at what the file system has lost; where that is beyond what the run may have, counts,
+    /// and where a short count does not find it, holds the run and counts.
     fn check_loss(&mut self) {
         self.quota.next_glance = None;
-        let (Some(host), Some(most)) = (self.quota.host_scratch(), self.max_loss()) else { return };
+        let Some(host) = self.quota.host_scratch() else { return };
+        let most = self.max_loss();
         match host.lost() {
-            Ok(lost) if lost > most && !self.all_have_ended() => {
+            Ok(lost) if most.is_passed(lost) && !self.all_have_ended() => {
                 // What it frees is not to be taken for what others have written.
                 processes::free_unreachable();
-                self.count_held();
+                match self.count_scratch(CountMode::Short) {
+                    Ok(counted) if counted.cause.is_some() => self.take_count(counted, CountMode::Short),
+                    Ok(_) => self.count_held(),
+                    Err(errno) => return self.break_off(failed(COUNT)(errno)),
+                }
             }
             Ok(_) => {}
             Err(errno) => return self.break_off(failed(COUNT)(errno)),
         }
         if let (None, Some(Ok(lost))) = (self.cause, self.quota.host_scratch().map(HostScratchFs::lost)) {
-            let pause = Duration::from_micros(most.saturating_sub(lost) / BYTES_PER_US).clamp(MIN_GLANCE, MAX_GLANCE);
-            self.quota.next_glance = Some(Instant::now() + pause);
+            self.quota.next_glance = Some(Instant::now() + most.until_passed(lost).clamp(MIN_GLANCE, MAX_GLANCE));
         }
     }
 
     /// What the file system may lose before the run is held.
-    fn max_loss(&self) -> Option<u64> {
-        self.plan.scratch.size.map(|limit| limit.saturating_add((limit / SLACK_PART).clamp(MIN_SLACK, MAX_SLACK)))
+    fn max_loss(&self) -> MaxLoss {
+        let with_slack = |limit: u64, part: u64, least, most| limit.saturating_add((limit / part).clamp(least, most));
+        MaxLoss {
+            bytes: self.plan.scratch.size.map(|limit| with_slack(limit, SLACK_PART, MIN_SLACK, MAX_SLACK)),
+            files: self.plan.scratch.files.map(|limit| with_slack(limit, FILE_SLACK_PART, MIN_FILE_SLACK, MAX_FILE_SLACK)),
+        }
     }
 
     /// Counts while the run stands still, so that nothing can be moved behind the count.
     fn count_held(&mut self) {
         for _ in 0..MAX_HOLDS {
-            let Some(hold) = Hold::take(self.teardown.sandbox.pid()) else { break };
-            match self.count_scratch(true) {
-                Ok(counted) if counted.cause.is_some() || counted.grown.is_none() => return self.take_count(counted, true),
-                Ok(counted) if hold.is_whole() => return self.take_count(counted, true),
+            let (hold, found) = self.hold();
+            if let Some(counted) = found {
+                return self.take_count(counted, CountMode::Short);
+            }
+            let Some(hold) = hold else { break };
+            match self.count_scratch(CountMode::Held) {
+                Ok(counted) if counted.cause.is_some() || counted.grown.is_none() => return self.take_count(counted, CountMode::Held),
+                Ok(counted) if hold.is_whole() => return self.take_count(counted, CountMode::Held),
                 // Something went on: a signal of another process of the user, or the code's own.
                 Ok(_) => {}
                 Err(errno) => return self.break_off(failed(COUNT)(errno)),
@@ -354,78 +430,119 @@ impl Supervision<'_> {
         }
     }
 
+    /// Holds the run. No signal interrupts a large write: meanwhile what can be found is counted,
+    /// and what is to end the run is returned. Nor is a run waited for that writes more than its
+    /// limit in this time.
+    fn hold(&self) -> (Option<Hold>, Option<Counted>) {
+        let most = self.plan.scratch.size.map(|limit| limit.max(MIN_RESISTANCE));
+        let pid = self.teardown.sandbox.pid();
+        let mut found = None;
+        let mut written_before = None;
+        let mut next = Instant::now() + SHORT_COUNT_INTERVAL;
+        let hold = Hold::take(pid, &mut || {
+            if Instant::now() < next {
+                return true;
+            }
+            // One that cannot be made is made when the run is held.
+            found = self.count_scratch(CountMode::Short).ok().filter(|counted| counted.cause.is_some());
+            let written = processes::written(pid);
+            let before = *written_before.get_or_insert(written);
+            next = Instant::now() + SHORT_COUNT_INTERVAL;
+            let is_too_much = written.zip(before).zip(most).is_some_and(|((now, before), most)| now.saturating_sub(before) > most);
+            found.is_none() && !is_too_much
+        });
+        (hold, found)
+    }
+
     /// Ends the run if it is to be ended, and learns what others have written: in a held count all
     /// that the run has not. Else it could be what code has moved behind the count.
-    fn take_count(&mut self, counted: Counted, held: bool) {
+    fn take_count(&mut self, counted: Counted, mode: CountMode) {
         self.quota.scratch_peak = self.quota.scratch_peak.max(counted.growth().unwrap_or(0));
         if let (Some(grown), Some(ScratchFs::Host(host))) = (counted.grown, &mut self.quota.scratch)
-            && let Ok(free) = usage::free_bytes(&host.directory)
+            && let Ok(now) = usage::room(&host.directory)
         {
-            let without = free.saturating_add_signed(grown);
-            host.free_without = if held { without } else { host.free_without.max(without) };
+            let free_bytes = now.free_bytes.saturating_add_signed(grown.bytes);
+            let files = now.files.saturating_add_signed(grown.files.saturating_neg());
+            host.room_without = match mode {
+                CountMode::Held => FsRoom { free_bytes, files },
+                CountMode::Running | CountMode::Short => {
+                    FsRoom { free_bytes: host.room_without.free_bytes.max(free_bytes), files: host.room_without.files.min(files) }
+                }
+            };
         }
         if let Some(cause) = counted.cause {
             self.end(cause);
         }
     }
 
-    /// Counts the host scratch; `held`: while the run stands still, so that what is there but not
-    /// found lies with others, or where no count finds it.
+    /// Counts the host scratch.
     ///
     /// # Errors
     /// It cannot be counted.
-    pub(super) fn count_scratch(&self, held: bool) -> Result<Counted, Errno> {
+    pub(super) fn count_scratch(&self, mode: CountMode) -> Result<Counted, Errno> {
         let Some(host) = self.quota.host_scratch().filter(|_| !self.plan.scratch.read_only) else { return Ok(Counted::default()) };
-        let ended_for = |cause| Ok(Counted { cause: Some(cause), ..Counted::default() });
-        let limit = self.plan.scratch.size;
-        // The filter refuses what keeps deleted files that nothing shows. Where a policy allows more
-        // (io_uring, fanotify), what the file system has lost bounds them. Others write there too, so
-        // the bound is wide, and the run must have written as much.
-        let lost = host.free.saturating_sub(usage::free_bytes(&host.directory)?);
-        if limit.is_some_and(|limit| lost > limit.saturating_mul(4).max(MAX_UNSEEN))
-            && !self.all_have_ended()
-            && processes::written(self.teardown.sandbox.pid()).is_none_or(|written| written >= lost)
-        {
-            return ended_for(Cause::Disk(LimitKey::ScratchSize));
-        }
         let begun = Instant::now();
-        let timeout = self.count_timeout(host);
-        let mut goes_on = self.may_count(begun + timeout, if held { None } else { self.max_loss() });
-        let nameless = if self.all_have_ended() { Some(NamelessFiles::default()) } else { self.nameless(host, held, &mut goes_on)? };
-        let in_nameless = nameless.as_ref().map_or(0, NamelessFiles::bytes);
-        let grown = |now: &TreeUse| (now.bytes + in_nameless).saturating_sub(host.before.bytes);
-        let too_large = |now: &TreeUse| limit.is_some_and(|limit| grown(now) > limit);
-        let too_many = |now: &TreeUse| self.plan.scratch.files.is_some_and(|limit| now.entries.saturating_sub(host.before.entries) > limit);
+        let timeout = if mode == CountMode::Short { MAX_SHORT_COUNT } else { self.count_timeout(host) };
+        let mut goes_on = self.may_count(begun + timeout, mode);
+        let nameless = if self.all_have_ended() { Some(NamelessFiles::default()) } else { self.nameless(host, mode, &mut goes_on)? };
+        let [in_nameless, nameless_files] = nameless.as_ref().map_or([0, 0], |nameless| [nameless.bytes(), nameless.count()]);
+        let grown = |now: &TreeUse| Growth::between(&host.before, now.bytes + in_nameless, now.entries + nameless_files);
+        let passes = |grown: i64, limit: Option<u64>| limit.is_some_and(|limit| u64::try_from(grown).is_ok_and(|grown| grown > limit));
+        let too_large = |now: &TreeUse| passes(grown(now).bytes, self.plan.scratch.size);
+        let too_many = |now: &TreeUse| passes(grown(now).files, self.plan.scratch.files);
         let now = if nameless.is_some() { host.count(|now| too_large(now) || too_many(now), &mut goes_on)? } else { None };
         let Some(now) = now else {
             // Else something is to be done first, and it is counted after that.
-            let cause = (begun.elapsed() >= timeout).then_some(Cause::Uncounted);
-            return Ok(Counted { cause, ..Counted::default() });
+            let is_overdue = mode != CountMode::Short && begun.elapsed() >= timeout;
+            return Ok(Counted { cause: is_overdue.then_some(Cause::Uncounted), ..Counted::default() });
         };
         let unseen = nameless.is_some_and(|nameless| nameless.may_be_more());
-        let is_lost = || Ok(self.max_loss().is_some_and(|most| host.lost().is_ok_and(|lost| lost > most)));
         let cause = match (too_large(&now), too_many(&now)) {
             (true, _) => Some(Cause::Disk(LimitKey::ScratchSize)),
             (_, true) => Some(Cause::Disk(LimitKey::ScratchFiles)),
             // What was closed to the count while the code ran could hold anything.
             _ if now.closed > host.before.closed => Some(Cause::Uncounted),
             // So could what nothing shows, where as much is missing.
-            _ => (held && unseen && is_lost()?).then_some(Cause::Uncounted),
+            _ if mode == CountMode::Held && !self.all_have_ended() => {
+                let is_lost = unseen && host.lost().is_ok_and(|lost| self.max_loss().is_passed(lost));
+                (is_lost || self.has_written_unexplained(host, grown(&now))?).then_some(Cause::Uncounted)
+            }
+            _ => None,
         };
-        let bytes = i64::try_from(now.bytes + in_nameless).unwrap_or(i64::MAX);
-        let grown = bytes.saturating_sub(i64::try_from(host.before.bytes).unwrap_or(i64::MAX));
-        Ok(Counted { cause, grown: Some(grown) })
+        Ok(Counted { cause, grown: Some(grown(&now)) })
     }
 
-    /// What of the scratch has no name any more; thoroughly where `held`.
-    fn nameless(&self, host: &HostScratchFs, held: bool, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<NamelessFiles>, Errno> {
+    /// Whether the file system has lost far more over the run than a held count explains, and the
+    /// run has written as much. The filter refuses what keeps deleted files that nothing shows; a
+    /// policy may allow more (fanotify). Others write there too, so the bound is wide. Writes of
+    /// children that no process waits for are not known, nor do directories count as written.
+    fn has_written_unexplained(&self, host: &HostScratchFs, grown: Growth) -> Result<bool, Errno> {
+        let lost = difference(usage::room(&host.directory)?.free_bytes, host.room.free_bytes);
+        let unexplained = u64::try_from(lost - grown.bytes).unwrap_or(0);
+        let most = self.plan.scratch.size.map(|limit| limit.saturating_mul(UNEXPLAINED_TIMES).max(MIN_UNEXPLAINED));
+        let by_run = unexplained.saturating_add_signed(grown.bytes);
+        Ok(most.is_some_and(|most| unexplained > most)
+            && processes::written(self.teardown.sandbox.pid()).is_none_or(|written| written >= by_run))
+    }
+
+    /// What of the scratch has no name any more; thoroughly where the run is held.
+    fn nameless(&self, host: &HostScratchFs, mode: CountMode, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<NamelessFiles>, Errno> {
         let device = fstat(&host.directory)?.st_dev;
         let tmpfs = self.quota.tmp.as_ref().map(fstat).transpose()?.map(|stat| stat.st_dev);
         let memory = fstat(memfd_create("stockade", MemfdFlags::CLOEXEC)?)?.st_dev;
         // Some file systems show another device in a map: so all but what is known not to be it.
         let may_be = |device| Some(device) != tmpfs && device != memory;
-        let wanted = FileQuery { device, maps: held.then_some(&may_be) };
-        Ok(NamelessFiles::of(self.teardown.sandbox.pid(), &wanted, goes_on))
+        let wanted = FileQuery {
+            device,
+            maps: if mode == CountMode::Held { Some(&may_be) } else { None },
+            root: Some(&self.plan.scratch.path),
+            enough: self.plan.scratch.files.map_or(u64::MAX, |limit| limit.saturating_add(host.before.entries)),
+        };
+        let mut nameless = NamelessFiles::of(self.teardown.sandbox.pid(), &wanted, goes_on);
+        if let (Some(nameless), ProgramFile::Written(file)) = (&mut nameless, &self.program) {
+            nameless.add_own(file)?;
+        }
+        Ok(nameless)
     }
 
     /// How long a count may take: many times what it takes for as much as may be there.
@@ -439,21 +556,25 @@ impl Supervision<'_> {
 
     /// Whether a count may go on: until then, and no longer than the run itself, nor while a
     /// signal waits. Code can make it as long as it likes, by moving what was counted to where
-    /// it is counted once more. `most`: nor beyond this loss of the file system.
-    fn may_count(&self, until: Instant, most: Option<u64>) -> impl FnMut() -> bool {
+    /// it is counted once more. Nor does a count go on of a run that goes on, where the file system
+    /// has lost too much.
+    fn may_count(&self, until: Instant, mode: CountMode) -> impl FnMut() -> bool {
         let grace = self.quota.grace.map(|(at, _)| at);
         let until = [self.wall_deadline(), grace].into_iter().flatten().fold(until, Instant::min);
         let alive = !self.all_have_ended();
         let host = self.quota.host_scratch();
-        let is_lost = move || most.zip(host).is_some_and(|(most, host)| host.lost().is_ok_and(|lost| lost > most));
+        let most = (mode == CountMode::Running).then(|| self.max_loss());
+        let is_lost = move || most.zip(host).is_some_and(|(most, host)| host.lost().is_ok_and(|lost| most.is_passed(lost)));
         move || !alive || (Instant::now() < until && !is_lost() && !is_readable(&self.teardown.signals).unwrap_or(true))
     }
 }
 
 impl HostScratchFs {
-    /// By how many bytes its file system has less room than it would have without the run.
-    fn lost(&self) -> Result<u64, Errno> {
-        Ok(self.free_without.saturating_sub(usage::free_bytes(&self.directory)?))
+    /// By how much its file system has less room than it would have without the run.
+    fn lost(&self) -> Result<Growth, Errno> {
+        let now = usage::room(&self.directory)?;
+        let bytes = difference(now.free_bytes, self.room_without.free_bytes);
+        Ok(Growth { bytes, files: difference(self.room_without.files, now.files) })
     }
 
     /// What lies in the scratch; none where the count was to end. Code that has closed the
