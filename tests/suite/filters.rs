@@ -144,6 +144,9 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("fcntl", 1, &[1, 1023, 1025, 1027, 1039, 1041, 0xffff_ffff], true);
     // F_SETLEASE and F_SETDELEG.
     both("fcntl", 1, &[1024, 1040], false);
+    // F_OFD_SETLK and F_OFD_SETLKW; F_OFD_GETLK, F_SETLK and F_SETLKW, and a number beside them.
+    both("fcntl", 1, &[37, 38], false);
+    both("fcntl", 1, &[36, 6, 7, 39], true);
     for name in ["prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler"] {
         both(name, 0, &[0], true);
         both(name, 0, &[1, 2, 0x3fff_ffff, 0xffff_ffff], false);

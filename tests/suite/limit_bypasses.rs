@@ -24,8 +24,9 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
-    runner::{directory, eventually, test},
+    control::{Control, denied},
+    exec::{ExecResult, exec, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
+    runner::{directory, eventually, is_root, test},
     session::Session,
     timeouts::{scaled, scaled_limit},
 };
@@ -751,4 +752,211 @@ fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
     // The control: what many processes share is there once.
     let shared = "all = os.urandom(96 << 20)\npage = mmap.mmap(-1, 32 << 20); page.write(block); page.write(block)\ndef piece():\n    if os.fork(): return\n    for at in range(0, 32 << 20, 4096): page[at]\n    time.sleep(600)";
     holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));
+}
+
+/// A thread that goes on when the first one has ended, with `code` in it.
+fn without_first_thread(code: &str) -> String {
+    let body = code.replace('\n', "\n    ");
+    format!(
+        "import ctypes, os, threading\nlibc = ctypes.CDLL(None, use_errno=True)\ndef rest():\n    {body}\n    os.write(1, b'kept\\n'); os._exit(0)\nthreading.Thread(target=rest).start()\nlibc.syscall(60, 0)"
+    )
+}
+
+test!(serial Both, memory_of_processes_without_their_first_thread_is_counted, seconds 60);
+fn memory_of_processes_without_their_first_thread_is_counted() {
+    for piece in ["os.urandom(16 << 20)", "shared()"] {
+        // Of two, since RLIMIT_DATA holds for each.
+        let held = |pieces: u32| {
+            let code = format!(
+                "import mmap, time\nheld = []\ndef shared():\n    page = mmap.mmap(-1, 16 << 20); page.write(bytes(16 << 20))\n    return page\ntime.sleep(0.3)\nfor _ in range({pieces}):\n    held.append({piece}); time.sleep(0.01)\ntime.sleep(1 if os.getpid() == one else 600)"
+            );
+            let code = format!("import os\none = os.getpid(); os.fork()\n{}", without_first_thread(&code));
+            let limits = json!({"wall": scaled_limit(20_000), "memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec(json!({"code": code, "limits": limits}))
+        };
+        held(12).expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+        held(4).succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
+/// Code that has the kernel hold more than a tenth of 256 MiB and less than one of 2 GiB.
+#[track_caller]
+fn is_held_by_kernel(code: &str) {
+    let ask = |memory: &str| {
+        let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "processes": 40, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        exec(json!({"code": code, "limits": limits}))
+    };
+    ask("256MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(serial Both, answers_that_wait_in_netlink_sockets_are_counted, seconds 60);
+fn answers_that_wait_in_netlink_sockets_are_counted() {
+    // Each answer repeats the request; SO_MEMINFO tells what waits.
+    is_held_by_kernel(
+        "\
+import socket, struct, time
+held, waiting = [], 0
+message = struct.pack('=IHHII', 120000, 16, 5, 1, 0) + bytes(120000 - 16)
+while waiting < 100 << 20:
+    one = socket.socket(16, 3, 0); held.append(one)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30); one.bind((0, 0))
+    before = -1
+    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
+        before = now; one.send(message)
+    waiting += now
+time.sleep(2)
+print('kept')",
+    );
+}
+
+test!(serial Both, connections_that_no_accept_takes_are_counted, seconds 60);
+fn connections_that_no_accept_takes_are_counted() {
+    is_held_by_kernel(
+        "\
+import socket, time
+held = [socket.create_server(('127.0.0.1', 0), backlog=4096) for _ in range(200)]
+for _ in range(60):
+    for server in held:
+        one = socket.socket(); one.setblocking(False); one.connect_ex(server.getsockname()); one.close()
+time.sleep(2)
+print('kept')",
+    );
+}
+
+/// Code that holds a number of locks of so many files, 250 of each.
+fn locks(files: u32) -> String {
+    format!(
+        "\
+import fcntl, os, struct, time
+held = [os.memfd_create('held') for _ in range({files})]
+for fd in held:
+    for at in range(250): fcntl.fcntl(fd, fcntl.F_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2 * at, 1, 0))
+time.sleep(3)"
+    )
+}
+
+test!(serial Both, record_locks_are_counted, seconds 90);
+fn record_locks_are_counted() {
+    let of_four = |files: u32| {
+        let fork = "import os\nfirst = os.getpid()\nfor _ in range(3):\n    if os.fork() == 0: break\n";
+        format!("{fork}{}\nif os.getpid() == first: print('kept')", locks(files))
+    };
+    is_held_by_kernel(&of_four(200));
+    is_held_by_kernel(&without_first_thread(&locks(800)));
+    // `strict` refuses runs without a cgroup.
+    if is_root() {
+        let strict = |files: u32| {
+            let limits = json!({"memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec_with(&["--policy", "strict"], json!({"code": of_four(files), "limits": limits}))
+        };
+        strict(200).expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+        strict(20).succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
+test!(serial Both, what_others_hold_in_the_kernel_ends_no_run, seconds 60);
+/// The control of all these: the host's kernel holds as much, and the run is not the cause.
+fn what_others_hold_in_the_kernel_ends_no_run() {
+    let code = "import os, time\nopen('ready', 'w')\nwhile not os.path.exists('go'): time.sleep(0.01)\ntime.sleep(1.5)\nprint('done')";
+    let inside = scratch();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
+            let mut other = run_under(&["/usr/bin/python3", "-"]);
+            other.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut other = other.spawn().unwrap();
+            let held = format!("{}\nprint('held', flush=True)\ntime.sleep(600)", locks(800));
+            other.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
+            other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            File::create(inside.join("go")).unwrap();
+            std::thread::sleep(Duration::from_secs(3));
+            other.kill().unwrap();
+            other.wait().unwrap();
+        });
+        let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done\n"}));
+    });
+}
+
+test!(Both, locks_of_open_files_are_refused);
+fn locks_of_open_files_are_refused() {
+    // They last while a file is only mapped or on its way, where no count finds them.
+    for command in ["F_OFD_SETLK", "F_OFD_SETLKW"] {
+        denied(
+            &format!("fcntl.fcntl(os.memfd_create('held'), fcntl.{command}, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0))"),
+            "EPERM",
+            Control::Outside,
+        );
+    }
+    denied(
+        "fcntl.fcntl(os.memfd_create('held'), fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0))",
+        "EPERM",
+        Control::Instead("fcntl.fcntl(os.memfd_create('held'), fcntl.F_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 1, 0))"),
+    );
+}
+
+test!(Both, code_chooses_no_memory_nodes);
+fn code_chooses_no_memory_nodes() {
+    // set_mempolicy and mbind with MPOL_DEFAULT.
+    denied("call(238, 0, 0, 0)", "EPERM", Control::Outside);
+    denied(
+        "page = mmap.mmap(-1, 4096)\nat = ctypes.addressof(ctypes.c_char.from_buffer(page))\ncall(237, at, 4096, 0, 0, 0, 0)",
+        "EPERM",
+        Control::Outside,
+    );
+    for (name, _) in stockade_policy::SHIPPED {
+        let allowed = stockade_policy::load_shipped(name).unwrap().seccomp.allow;
+        for call in ["set_mempolicy", "mbind", "migrate_pages", "move_pages", "set_mempolicy_home_node"] {
+            assert!(!allowed.iter().any(|allowed| allowed == call), "{call} in {name}");
+        }
+    }
+}
+
+test!(Both, little_memory_is_locked_whatever_the_caller_may_lock);
+fn little_memory_is_locked_whatever_the_caller_may_lock() {
+    let act = |size: u32| {
+        format!(
+            "page = mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE)\nat = ctypes.addressof(ctypes.c_char.from_buffer(page))\ncall(149, at, {size})"
+        )
+    };
+    denied(&act(1 << 20), "ENOMEM", Control::Instead(&act(32 << 10)));
+    let done = exec(json!({"code": "import resource; print(max(resource.getrlimit(resource.RLIMIT_MEMLOCK)) <= 65536)"}));
+    done.succeeded().expect(json!({"output": "True\n"}));
+}
+
+test!(RootOnly, socket_buffers_are_a_tenth_beside_the_memory, needs[Cgroup1]);
+fn socket_buffers_are_a_tenth_beside_the_memory() {
+    for (memory, buffers) in [("200MiB", 20 << 20), ("24MiB", 4 << 20)] {
+        let limits = json!({"memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        let done = exec(json!({"code": "", "limits": limits}));
+        let layers = done.succeeded()["receipt"]["layers"].as_array().unwrap();
+        let detail = layers.iter().find(|layer| layer["layer"] == "cgroup").unwrap()["detail"].as_str().unwrap();
+        assert!(detail.contains(&format!("memory.kmem.tcp.limit_in_bytes={buffers}")), "{detail}");
+    }
+}
+
+test!(Both, a_hundred_megabytes_pass_through_loopback, seconds 60);
+/// The control of the limit of socket buffers, both ways at a time.
+fn a_hundred_megabytes_pass_through_loopback() {
+    let code = "\
+import socket, threading
+server = socket.create_server(('127.0.0.1', 0))
+size, block = 100 << 20, bytes(1 << 20)
+def send(one):
+    for _ in range(size // len(block)): one.sendall(block)
+    one.shutdown(socket.SHUT_WR)
+def receive(one, counts):
+    count = 0
+    while part := one.recv(1 << 20): count += len(part)
+    counts.append(count)
+ours = socket.create_connection(server.getsockname()); theirs, _ = server.accept()
+counts = []
+threads = [threading.Thread(target=send, args=[one]) for one in (ours, theirs)]
+threads += [threading.Thread(target=receive, args=[one, counts]) for one in (ours, theirs)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(counts == [size, size])";
+    let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+    exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "True\n"}));
 }

@@ -178,6 +178,7 @@ fn hard_limits() -> BTreeMap<u32, u64> {
         (3, Resource::STACK),
         (6, Resource::NPROC),
         (7, Resource::NOFILE),
+        (8, Resource::MEMLOCK),
         (9, Resource::AS),
         (12, Resource::MSGQUEUE),
     ];

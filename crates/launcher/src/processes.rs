@@ -120,7 +120,7 @@ fn io_of(pid: &str) -> std::io::Result<Option<String>> {
 }
 
 /// Whether a process is a zombie, or is gone.
-fn has_ended(pid: &str) -> bool {
+pub(crate) fn has_ended(pid: &str) -> bool {
     let Ok(stat) = read_to_string(format!("/proc/{pid}/stat")) else { return true };
     // Behind the name, which is the second field and may hold anything: proc_pid_stat(5).
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
@@ -363,7 +363,7 @@ fn deleted_map(line: &[u8]) -> Option<FileMap<'_>> {
     Some(FileMap { device, inode: fields.next()??.parse().ok()?, path: Path::new(OsStr::from_bytes(path)) })
 }
 
-fn is_refusal(error: &std::io::Error) -> bool {
+pub(crate) fn is_refusal(error: &std::io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied
 }
 
@@ -423,7 +423,7 @@ fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<OpenFile<'_>>) -> b
 
 /// The threads of a process that have a table of descriptors of their own, one for each table:
 /// the first may have ended, and clone(2) does not have to share it.
-fn tables(pid: &str) -> Vec<i32> {
+pub(crate) fn tables(pid: &str) -> Vec<i32> {
     let mut all: Vec<i32> = Vec::new();
     for task in entries(&format!("/proc/{pid}/task")) {
         if let Some(task) = task.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok())

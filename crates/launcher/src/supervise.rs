@@ -9,6 +9,7 @@
 mod caller;
 mod finish;
 mod handshake;
+mod kernel_memory;
 mod memory;
 mod quota;
 mod sampler;

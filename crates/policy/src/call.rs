@@ -4,7 +4,7 @@
 //! not state the rule that refused the call.
 
 use crate::{
-    filter::{self, F_NOTIFY, LEASES},
+    filter::{self, F_NOTIFY, LEASES, OPEN_FILE_LOCKS},
     names,
 };
 
@@ -36,6 +36,8 @@ pub fn describe(name: &str, arguments: &[u64; 6]) -> String {
         "fcntl" if low(1) == F_NOTIFY => String::from("fcntl(F_NOTIFY)"),
         "fcntl" if low(1) == LEASES[0] => String::from("fcntl(F_SETLEASE)"),
         "fcntl" if low(1) == LEASES[1] => String::from("fcntl(F_SETDELEG)"),
+        "fcntl" if low(1) == OPEN_FILE_LOCKS[0] => String::from("fcntl(F_OFD_SETLK)"),
+        "fcntl" if low(1) == OPEN_FILE_LOCKS[1] => String::from("fcntl(F_OFD_SETLKW)"),
         "setsockopt" => format!("setsockopt(level {}, option {})", low(1), low(2)),
         _ => name.to_owned(),
     }

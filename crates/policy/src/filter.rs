@@ -85,6 +85,10 @@ pub const F_NOTIFY: u32 = 1026;
 /// F_SETLEASE and F_SETDELEG: a process that opens a file, or changes a directory, under another
 /// process's lease is blocked until the lease is released; the host and the launcher too.
 pub const LEASES: [u32; 2] = [1024, 1040];
+/// F_OFD_SETLK and F_OFD_SETLKW: no cgroup counts locks, and these go on where the launcher does not
+/// find them, with a file that is only mapped or on its way in a message. The others, F_SETLK and
+/// flock(2), last no longer than a descriptor.
+pub const OPEN_FILE_LOCKS: [u32; 2] = [37, 38];
 /// Where this call is not allowed, F_NOTIFY, the older way to watch, is refused too.
 pub const WATCHING: &str = "inotify_add_watch";
 /// What a program may ask of prctl(2) of itself: its death signal, dumpability, capabilities and
@@ -195,7 +199,7 @@ pub enum Check {
     SetSockOpt,
     /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
     Rename,
-    /// `fcntl` without leases, and without F_NOTIFY where nothing may be watched.
+    /// `fcntl` without leases and locks of open files, and without F_NOTIFY where nothing may be watched.
     Fcntl {
         /// Directories may be.
         watching: bool,
@@ -398,7 +402,7 @@ impl Rules {
             Check::Fcntl { watching } => {
                 let mut code = vec![load(low(1))];
                 let watch = (!watching).then_some(F_NOTIFY);
-                code.extend(none_of(&LEASES.into_iter().chain(watch).collect::<Vec<_>>())?);
+                code.extend(none_of(&LEASES.into_iter().chain(OPEN_FILE_LOCKS).chain(watch).collect::<Vec<_>>())?);
                 code
             }
             Check::Prctl => equals_any(0, &ALLOWED_PRCTL)?,

@@ -313,6 +313,21 @@ fn leases_are_taken_under_no_policy() {
 }
 
 #[test]
+fn locks_of_open_files_are_taken_under_no_policy() {
+    let fcntl = names::number("fcntl").unwrap();
+    let (_, program) = compiled(&default_policy());
+    for high in [0, 1 << 32] {
+        // F_OFD_SETLK and F_OFD_SETLKW; then F_OFD_GETLK, F_SETLK, F_SETLKW and what is beside.
+        for lock in [37, 38] {
+            assert_eq!(answer(&program, X86_64, fcntl, [3, high | lock, 1, 0, 0, 0]), NOTIFY);
+        }
+        for other in [36, 6, 7, 39] {
+            assert_eq!(answer(&program, X86_64, fcntl, [37, high | other, 38, 0, 0, 0]), ALLOW);
+        }
+    }
+}
+
+#[test]
 fn every_listed_ioctl_request_passes_up_to_the_span_of_a_jump() {
     let ioctl = names::number("ioctl").unwrap();
     let mut policy = default_policy();

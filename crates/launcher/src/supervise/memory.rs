@@ -65,8 +65,7 @@ impl MemorySampler {
         self.least_shared = self.least_shared.min(shared_of_others_and_run);
         let growth = shared_of_others_and_run - self.least_shared;
         // Memory that processes share is counted here for each: at least what they hold.
-        let most = held_at_most(pid_one);
-        let mut room = self.limit.saturating_sub(most.own + most.shared.max(growth));
+        let mut room = held_at_most(pid_one).map_or(0, |most| self.limit.saturating_sub(most.own + most.shared.max(growth)));
         let mut is_over = false;
         if room == 0 {
             processes::free_unreachable();
@@ -84,9 +83,12 @@ impl MemorySampler {
     fn held(&self, pid_one: i32, growth: u64, goes_on: &mut dyn FnMut() -> bool) -> u64 {
         let mut all = Resident::default();
         let mut seen: Vec<(i32, u64)> = Vec::new();
+        let mut is_told = true;
         processes::each(pid_one, &mut |pid| {
-            let pid = processes::living_thread(pid);
-            let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let Some((pid, status)) = status_of(pid) else {
+                is_told = false;
+                return goes_on();
+            };
             let number = pid.parse().unwrap_or(0);
             let size = kibibytes(&status, "VmSize").unwrap_or(0);
             // vfork(2) lends its memory until the child has another.
@@ -103,7 +105,7 @@ impl MemorySampler {
         let wanted = FileQuery { device: self.device, maps: Some(&is_wanted), root: None, enough: u64::MAX };
         let files = NamelessFiles::of(pid_one, &wanted, goes_on);
         let in_files = files.as_ref().map_or(0, NamelessFiles::bytes);
-        let hidden = if files.is_none_or(|files| files.may_be_more()) { growth } else { 0 };
+        let hidden = if !is_told || files.is_none_or(|files| files.may_be_more()) { growth } else { 0 };
         all.own + all.shared.max(in_files).max(hidden)
     }
 }
@@ -118,14 +120,35 @@ fn resident(status: &str) -> Resident {
     Resident { own: kibibytes(status, "RssAnon").unwrap_or(0), shared: kibibytes(status, "RssShmem").unwrap_or(0) }
 }
 
-fn held_at_most(pid_one: i32) -> Resident {
-    let mut all = Resident::default();
+/// A thread of a process that has its memory, and the thread's `/proc/TID/status`: one that is
+/// ending has none any more, while others go on. A process that has ended holds nothing. None
+/// where one lives and does not tell.
+fn status_of(pid: &str) -> Option<(String, String)> {
+    let read = |thread: String| {
+        let status = read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+        (thread, status)
+    };
+    let tells = |(_, status): &(String, String)| kibibytes(status, "RssAnon").is_some();
+    let first = read(pid.to_owned());
+    if tells(&first) {
+        return Some(first);
+    }
+    let tasks = format!("/proc/{pid}/task");
+    let threads = processes::entries(&tasks).filter_map(|task| task.file_name()?.to_str().map(String::from));
+    let found = threads.map(read).find(tells);
+    found.or_else(|| processes::has_ended(&processes::living_thread(pid)).then_some(first))
+}
+
+/// None where a process lives and does not tell.
+fn held_at_most(pid_one: i32) -> Option<Resident> {
+    let mut all = Some(Resident::default());
     let begun = Instant::now();
     processes::each(pid_one, &mut |pid| {
-        let status = read_to_string(format!("/proc/{}/status", processes::living_thread(pid)));
-        let part = resident(&status.unwrap_or_default());
-        all = Resident { own: all.own + part.own, shared: all.shared + part.shared };
-        begun.elapsed() < MAX_LOOK
+        all = all.zip(status_of(pid)).map(|(all, (_, status))| {
+            let part = resident(&status);
+            Resident { own: all.own + part.own, shared: all.shared + part.shared }
+        });
+        all.is_some() && begun.elapsed() < MAX_LOOK
     });
     all
 }

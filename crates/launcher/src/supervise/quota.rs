@@ -18,7 +18,7 @@ use rustix::{
 };
 use stockade_protocol::LimitKey;
 
-use super::{Listener, ProgramFile, Supervision, Token, failed, memory::MemorySampler, sampler::FsSampler};
+use super::{Listener, ProgramFile, Supervision, Token, failed, kernel_memory::KernelMemory, memory::MemorySampler, sampler::FsSampler};
 use crate::{
     OpenedScratch,
     cgroup::{Cgroup, CpuTime},
@@ -84,6 +84,8 @@ pub(super) struct Quota {
     next_glance: Option<Instant>,
     /// None where a cgroup limits memory, or nothing does.
     memory: Option<MemorySampler>,
+    /// None where nothing limits memory.
+    pub(super) kernel_memory: Option<KernelMemory>,
     /// None unless the oom killer is about to strike.
     next_oom_look: Option<Instant>,
     pub(super) sampler: FsSampler,
@@ -209,6 +211,7 @@ impl Quota {
             next_scratch_count: None,
             next_glance: None,
             memory: None,
+            kernel_memory: None,
             next_oom_look: None,
             sampler: FsSampler::default(),
             scratch_peak: 0,
@@ -261,6 +264,10 @@ impl Supervision<'_> {
                 Err(errno) => self.break_off(failed("count the run's memory")(errno)),
             }
         }
+        match self.plan.limits.get(LimitKey::Memory).map(|limit| KernelMemory::new(limit, now)).transpose() {
+            Ok(memory) => self.quota.kernel_memory = memory,
+            Err(errno) => self.break_off(failed("count what the kernel holds")(errno)),
+        }
         if self.plan.limits.get(LimitKey::Cpu).is_some() && self.teardown.cgroup.cpu().is_some() {
             self.quota.next_cpu_check = Some(now);
         }
@@ -280,7 +287,8 @@ impl Supervision<'_> {
         let listener = self.listener.as_ref().and_then(|listener| listener.rests_until);
         let Quota { next_cpu_check, next_scratch_count, next_glance, next_oom_look, memory, sampler, .. } = &self.quota;
         let memory = memory.as_ref().map(|memory| memory.next);
-        let counts = [*next_cpu_check, *next_scratch_count, *next_glance, *next_oom_look, memory, sampler.next];
+        let kernel = self.quota.kernel_memory.as_ref().map(|memory| memory.next);
+        let counts = [*next_cpu_check, *next_scratch_count, *next_glance, *next_oom_look, memory, kernel, sampler.next];
         [next_state, wall, grace, listener].into_iter().chain(counts).flatten().min()
     }
 
@@ -307,6 +315,9 @@ impl Supervision<'_> {
         }
         if self.quota.memory.as_ref().is_some_and(|memory| is_due(&memory.next)) {
             self.check_memory();
+        }
+        if self.quota.kernel_memory.as_ref().is_some_and(|memory| memory.is_due(now)) {
+            self.check_kernel_memory();
         }
         if self.quota.next_glance.as_ref().is_some_and(is_due) {
             self.check_loss();

@@ -5,8 +5,8 @@
 
 use super::{
     AF_UNIX, ALLOWED_PRCTL, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_SOCKET_OPTIONS, LEASES, MADV_MERGEABLE, MKNOD_TYPES, NEW_NAMESPACES,
-    O_CREAT_OR_TMPFILE, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM, SOCK_TYPE_MASK, SOL_SOCKET, WATCHING,
-    family_rule,
+    O_CREAT_OR_TMPFILE, OPEN_FILE_LOCKS, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM, SOCK_TYPE_MASK, SOL_SOCKET,
+    WATCHING, family_rule,
 };
 use crate::{
     model::{Seccomp, SocketFamily},
@@ -64,6 +64,9 @@ impl Check {
             Check::Rename => fixed(low(4) & RENAME_WHITEOUT == 0, "RENAME_WHITEOUT, which makes a device node, is refused"),
             Check::Fcntl { .. } if LEASES.contains(&low(1)) => {
                 Err(BrokenRule::Fixed("leases, which block other processes that open the file, are refused"))
+            }
+            Check::Fcntl { .. } if OPEN_FILE_LOCKS.contains(&low(1)) => {
+                Err(BrokenRule::Fixed("locks of open files (F_OFD_SETLK), which no limit counts, are refused; F_SETLK and flock are not"))
             }
             // One permission for both ways to watch a directory.
             Check::Fcntl { watching: false } if low(1) == F_NOTIFY => Err(BrokenRule::Lacks("allow", WATCHING.to_owned())),

@@ -45,8 +45,8 @@ pub(super) fn plan_cgroup(
             // Memory and swap together: no swap. Missing where swap is not accounted.
             set("memory", "memory.memsw.limit_in_bytes", memory, !facts.swap);
             set("memory", "memory.swappiness", Some(0), true);
-            // Socket buffers are not in the above on v1; this holds those of TCP and UDP.
-            set("memory", "memory.kmem.tcp.limit_in_bytes", memory, true);
+            // Socket buffers are not in the above on v1; this holds those of TCP and UDP, beside it.
+            set("memory", "memory.kmem.tcp.limit_in_bytes", memory.map(socket_buffers), true);
             set("pids", "pids.max", processes, false);
             set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
             set("cpu", "cpu.cfs_quota_us", quota, false);
@@ -83,6 +83,13 @@ pub(super) fn plan_cgroup(
 
 /// What the rlimits of `plan_rlimits` and the choice of CPUs leave of a cgroup's limits.
 const IN_ITS_PLACE: &str = "; in its place RLIMIT_DATA and RLIMIT_CPU hold for each process by itself, RLIMIT_NPROC for the run, what all processes hold of memory is added up, and no share of a CPU is kept";
+
+/// What a v1 cgroup may hold in socket buffers beside its memory.
+fn socket_buffers(memory: u64) -> u64 {
+    const PART: u64 = 10;
+    const MIN: u64 = 4 << 20;
+    whole_pages((memory / PART).max(MIN).min(memory))
+}
 
 /// The kernel keeps memory limits in whole pages; so do we, to read back what we wrote.
 fn whole_pages(bytes: u64) -> u64 {
@@ -156,6 +163,9 @@ pub(super) fn plan_filter(policy: &Policy, filters: &Filters, scratch: &ScratchP
     }
 }
 
+/// What one process may lock in memory: the least that kernels before Linux 5.16 gave by default.
+const LOCKED: u64 = 64 << 10;
+
 pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) -> Vec<RlimitPlan> {
     let get = |key| limits.get(key);
     let mut all = vec![
@@ -168,6 +178,8 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         // Code could take back the precedence that the launcher has given up (step 50).
         ("RLIMIT_NICE", 13, Some(0)),
         ("RLIMIT_RTPRIO", 14, Some(0)),
+        // Locked pages of the host's files are charged to who read them first.
+        ("RLIMIT_MEMLOCK", 8, Some(LOCKED)),
     ];
     if no_cgroup {
         // Each process, not all together, as the receipt has it.

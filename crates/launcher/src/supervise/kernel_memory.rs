@@ -1,0 +1,286 @@
+//! Kernel memory that a run holds and no memory limit counts.
+//!
+//! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
+//! sockets, TCP connections that no accept(2) has taken, record locks. What the host's kernel holds
+//! tells when to count, and so does the clock, in case others give back as much. What the run itself
+//! holds decides: the growth of others ends no run. What fills up between two looks comes on top.
+//! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
+//! charges.
+
+use std::{
+    fs::{File, read_dir, read_link},
+    io::Read,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fd::OwnedFd,
+    fs::{Mode, OFlags, open},
+    io::{Errno, pread},
+    path::Arg,
+};
+
+use super::Supervision;
+use crate::{
+    hold::Hold,
+    proc,
+    processes::{self, kibibytes},
+    verdict::Cause,
+};
+
+/// What a run may hold beside its memory: a part of the limit, and not less than this.
+const PART: u64 = 10;
+const MIN_ALLOWED: u64 = 16 << 20;
+/// A connection, and one that has ended and waits (TIME_WAIT): measured on Linux 6.18.
+const CONNECTION: u64 = 4096;
+const ENDED_CONNECTION: u64 = 256;
+/// A `struct file_lock` with its share of a page: 199 were measured, older kernels need more.
+const LOCK: u64 = 256;
+/// Between looks at the host while that grows, and while it does not.
+const MIN_INTERVAL: Duration = Duration::from_millis(25);
+const MAX_INTERVAL: Duration = Duration::from_millis(100);
+/// By how much it grows between two looks without a cause.
+const NOISE: u64 = 512 << 10;
+/// How often the run is counted though the host has not grown: less often, the longer it takes.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_COUNT_INTERVAL: Duration = Duration::from_secs(10);
+const MIN_COUNT_PAUSE: u32 = 100;
+/// Counting takes at most one part of so many of the time, but for this pause at most.
+const MIN_PAUSE: u32 = 20;
+const MAX_PAUSE: Duration = Duration::from_millis(500);
+/// How long the locks of the host are read, and how long those of the run are counted.
+const MAX_LIST: Duration = Duration::from_millis(20);
+const MAX_COUNT: Duration = Duration::from_secs(2);
+/// How often a count is repeated that code has broken.
+const MAX_HOLDS: u32 = 2;
+/// The PID namespace of the host, whose `/proc/locks` has every lock (PROC_PID_INIT_INO).
+const HOST: &str = "pid:[4026531836]";
+
+/// Looks at what the kernel holds for a run.
+pub(super) struct KernelMemory {
+    /// `/proc/meminfo`, kept open: to open it takes ten times as long as to read it.
+    meminfo: OwnedFd,
+    /// What the run may hold.
+    allowed: u64,
+    /// What the host's kernel would hold without the run, as far as is known.
+    without: u64,
+    /// What it held when it was last looked at.
+    last: u64,
+    interval: Duration,
+    next_count: Instant,
+    pub(super) next: Instant,
+    /// From then on it looks where the loop wakes up anyway.
+    soonest: Instant,
+}
+
+impl KernelMemory {
+    /// # Errors
+    /// `/proc/meminfo` cannot be opened.
+    pub(super) fn new(limit: u64, now: Instant) -> Result<Self, Errno> {
+        let meminfo = open("/proc/meminfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let host = held_for_all(&meminfo);
+        Ok(KernelMemory {
+            meminfo,
+            allowed: (limit / PART).max(MIN_ALLOWED),
+            without: host,
+            last: host,
+            interval: MIN_INTERVAL,
+            next_count: now + COUNT_INTERVAL,
+            next: now + MIN_INTERVAL,
+            soonest: now + MIN_INTERVAL,
+        })
+    }
+
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        now >= self.soonest
+    }
+
+    /// Looks once more, and decides when to look again. Whether the run holds more than it may.
+    fn look(&mut self, pid_one: i32) -> bool {
+        let begun = Instant::now();
+        let host = held_for_all(&self.meminfo);
+        self.interval = if host > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
+        self.last = host;
+        self.without = self.without.min(host);
+        let mut held = 0;
+        let has_grown = host - self.without > self.allowed;
+        if has_grown || begun >= self.next_count {
+            held = self.held(pid_one, has_grown);
+            self.without = host.saturating_sub(held);
+            self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+        }
+        let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
+        self.next = Instant::now() + pause;
+        self.soonest = self.next.checked_sub(pause / 2).unwrap_or(self.next);
+        held > self.allowed
+    }
+
+    /// What the run holds. Locks are sought only where the host has enough of them. In another PID
+    /// namespace it hides some, so there also where it `has_grown`.
+    fn held(&self, pid_one: i32, has_grown: bool) -> u64 {
+        let network = |file| read(format!("/proc/{pid_one}/net/{file}")).unwrap_or_default();
+        let in_network = waiting(&network("netlink")) + connections(&network("sockstat")) + connections(&network("sockstat6"));
+        let room = self.allowed.saturating_sub(in_network) / LOCK;
+        let is_enough = || are_more_on_host(room) || (has_grown && !is_in_namespace_of_host());
+        let locks = if in_network <= self.allowed && is_enough() { locks(pid_one, room) } else { 0 };
+        in_network + locks * LOCK
+    }
+}
+
+impl Supervision<'_> {
+    pub(super) fn check_kernel_memory(&mut self) {
+        let pid = self.teardown.sandbox.pid();
+        if self.all_have_ended() {
+            self.quota.kernel_memory = None;
+        } else if self.quota.kernel_memory.as_mut().is_some_and(|memory| memory.look(pid)) {
+            self.quota.kernel_memory = None;
+            self.end(Cause::OutOfMemory);
+        }
+    }
+}
+
+fn read(path: impl Arg) -> Result<String, Errno> {
+    proc::read_to_string(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// What the host's kernel holds and cannot give back.
+fn held_for_all(meminfo: &OwnedFd) -> u64 {
+    let mut text = [0; 4096];
+    let length = pread(meminfo, &mut text, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
+    ["SUnreclaim", "VmallocUsed"].into_iter().filter_map(|key| kibibytes(&text, key)).sum()
+}
+
+/// Bytes that wait in the netlink sockets of `/proc/PID/net/netlink`: its column Rmem.
+fn waiting(netlink: &str) -> u64 {
+    let of = |line: &str| line.split_ascii_whitespace().nth(4)?.parse::<u64>().ok();
+    netlink.lines().skip(1).filter_map(of).sum()
+}
+
+/// Bytes of the TCP connections of `/proc/PID/net/sockstat`, whose line has `inuse` and `tw`, or
+/// of `sockstat6`.
+fn connections(sockstat: &str) -> u64 {
+    let Some(words) = sockstat.lines().find_map(|line| line.strip_prefix("TCP: ").or_else(|| line.strip_prefix("TCP6: "))) else {
+        return 0;
+    };
+    let words: Vec<&str> = words.split_ascii_whitespace().collect();
+    let after = |key| words.iter().zip(words.iter().skip(1)).find(|(word, _)| **word == key).and_then(|(_, count)| count.parse().ok());
+    after("inuse").unwrap_or(0) * CONNECTION + after("tw").unwrap_or(0) * ENDED_CONNECTION
+}
+
+/// Whether `/proc/locks` shows more than `most`: in the host's PID namespace it has every lock. The
+/// kernel begins anew for each page of it and keeps all others from locking meanwhile, so what
+/// takes long counts as more.
+fn are_more_on_host(most: u64) -> bool {
+    let Ok(mut file) = File::open("/proc/locks") else { return true };
+    let begun = Instant::now();
+    let (mut page, mut count) = ([0; 4096], 0);
+    while count <= most && begun.elapsed() < MAX_LIST {
+        match file.read(&mut page) {
+            Ok(0) => return false,
+            Ok(length) => count += page.iter().take(length).map(|byte| u64::from(*byte == b'\n')).sum::<u64>(),
+            Err(_) => return true,
+        }
+    }
+    true
+}
+
+fn is_in_namespace_of_host() -> bool {
+    read_link("/proc/self/ns/pid").is_ok_and(|namespace| namespace.as_os_str() == HOST)
+}
+
+/// How many locks the run holds, or at least one more than `most`, counted while it stands still.
+/// What cannot be looked at, or cannot be held, could have every lock of the host.
+fn locks(pid_one: i32, most: u64) -> u64 {
+    for _ in 0..MAX_HOLDS {
+        let Some(hold) = Hold::take(pid_one, &mut || true) else { continue };
+        let (count, is_whole) = visible_locks(pid_one, most);
+        if count > most || (is_whole && hold.is_whole()) {
+            return count;
+        }
+    }
+    if are_more_on_host(most) { most.saturating_add(1) } else { 0 }
+}
+
+/// How many locks the descriptors of the run show, up to more than `most`, and whether each was
+/// looked at.
+fn visible_locks(pid_one: i32, most: u64) -> (u64, bool) {
+    let begun = Instant::now();
+    let (mut count, mut is_open) = (0, true);
+    let own = pid_one.to_string();
+    let all = processes::each(pid_one, &mut |pid| {
+        let tables = if *pid == own { Vec::new() } else { processes::tables(pid) };
+        tables.iter().all(|task| {
+            let mut goes_on = |more| {
+                count += more;
+                count <= most && begun.elapsed() < MAX_COUNT
+            };
+            let looked = locks_in(&format!("/proc/{pid}/task/{task}/fdinfo"), &mut goes_on);
+            is_open &= looked.is_some();
+            looked != Some(false)
+        })
+    });
+    (count, all && is_open)
+}
+
+/// Passes on how many locks each descriptor shows, until `goes_on` is false, and returns its last
+/// answer. None where one cannot be looked at. Locks of open files, which several processes can
+/// show, are refused by the filter.
+fn locks_in(fdinfo: &str, goes_on: &mut dyn FnMut(u64) -> bool) -> Option<bool> {
+    let entries = match read_dir(fdinfo) {
+        Ok(entries) => entries,
+        Err(error) => return (!processes::is_refusal(&error)).then_some(true),
+    };
+    for entry in entries.flatten() {
+        match read(entry.path()) {
+            Ok(text) if !goes_on(posix_locks(&text)) => return Some(false),
+            Err(Errno::ACCESS | Errno::PERM) => return None,
+            // Closed, or ended, meanwhile.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Some(true)
+}
+
+/// Record locks in the text of `/proc/PID/fdinfo/FD`. Those of flock(2) are no more than files.
+fn posix_locks(text: &str) -> u64 {
+    let is_posix = |line: &&str| line.starts_with("lock:") && line.contains(" POSIX ");
+    u64::try_from(text.lines().filter(is_posix).count()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    #[test]
+    fn what_waits_in_netlink_sockets_is_added_up() {
+        let netlink = "\
+sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
+000000008ab3bc63 0   0          00000000 0        0        0     2        0        4
+000000002e72ccd3 0   17         00000000 8388992  0        0     2        0        1587
+00000000e4da6184 0   18         00000000 131456   0        0     2        0        1589
+";
+        assert_eq!((waiting(netlink), waiting("")), (8_388_992 + 131_456, 0));
+    }
+
+    #[test]
+    fn connections_are_counted_with_those_that_have_ended() {
+        let sockstat = "sockets: used 17\nTCP: inuse 100 orphan 7 tw 16 alloc 120 mem 127\nUDP: inuse 9 mem 121\n";
+        assert_eq!(connections(sockstat), 101 * 4096);
+        assert_eq!((connections("TCP6: inuse 3\nUDP6: inuse 9\n"), connections("")), (3 * 4096, 0));
+    }
+
+    #[test]
+    fn locks_of_a_descriptor_are_counted() {
+        let text = "pos:\t0\nflags:\t02\nlock:\t1: POSIX  ADVISORY  WRITE 7 00:01:42 0 0\nlock:\t2: FLOCK  ADVISORY  WRITE 7 00:01:42 0 EOF\nlock:\t3: POSIX  ADVISORY  READ 7 00:01:42 2 2\n";
+        assert_eq!(posix_locks(text), 2);
+        assert_eq!(posix_locks("pos:\t0\nscm_fds: 0\n"), 0);
+    }
+
+    #[test]
+    fn what_the_kernel_holds_is_known() {
+        assert!(KernelMemory::new(1 << 30, Instant::now()).unwrap().without > 1 << 20);
+        assert!(waiting(&read("/proc/self/net/netlink").unwrap()) < 1 << 30);
+    }
+}
