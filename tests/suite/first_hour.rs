@@ -117,6 +117,9 @@ fn a_peer_of_the_callers_is_listed_as_such() {
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     assert_eq!(report["egress"]["allowed_by_caller"], json!(["pypi.org:443"]));
     assert_ne!(report["egress"]["mode"], "none");
+    let shown = stockade(["audit", "show", report["audit"]["run"].as_str().unwrap()]).output().unwrap();
+    let record: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+    assert_eq!(record["allowed_by_caller"], json!(["pypi.org:443"]), "{}", stderr(&shown));
     let plan = stockade(["run", "--allow", "pypi.org:443", "--dry-run", "--json", "true"]).output().unwrap();
     assert!(String::from_utf8(plan.stdout).unwrap().contains("pypi.org"));
     // The control: none is allowed by itself; and what is no rule is refused.

@@ -255,6 +255,9 @@ pub struct Event {
     /// Refusals that are not listed here.
     #[serde(skip_serializing_if = "is_zero")]
     pub denials_omitted: u64,
+    /// Peers that the caller has allowed beside those of the policy.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allowed_by_caller: Vec<String>,
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,

@@ -133,6 +133,8 @@ pub(crate) struct AuditRecorder<'a> {
     code: Cow<'a, [u8]>,
     subject: AuditSubject<'a>,
     policy: Option<&'a Policy>,
+    /// Peers that the caller has allowed.
+    allowed: Vec<String>,
     /// Where root acts for another: until the record is written.
     _uninterrupted: Option<Uninterrupted>,
     /// Who has approved the run.
@@ -167,6 +169,7 @@ impl<'a> AuditRecorder<'a> {
             code,
             subject,
             policy,
+            allowed: options.allow.iter().map(ToString::to_string).collect(),
             approver: Cell::new(None),
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
         }
@@ -242,6 +245,7 @@ impl<'a> AuditRecorder<'a> {
             run: self.run(),
             who: self.who(),
             policy: self.policy.map(policy_ref),
+            allowed_by_caller: self.allowed.clone(),
             code: match self.subject {
                 AuditSubject::Nothing => None,
                 AuditSubject::Request(_) => Some(self.code(CodeKind::Code)),
