@@ -563,7 +563,7 @@ fn an_interpreter_outside_the_root_is_named() {
     let policy = policies
         .write("outside", &derived(&format!("[runtimes.outside]\ncommand = [{:?}, \"{{file}}\"]\nextension = \"x\"", text(&interpreter))));
     let done = exec_with(&["--policy", &policy], json!({"code": "", "language": "outside"}));
-    done.broke("program_not_started", &[text(&interpreter), "sandbox's root"]);
+    done.broke("program_not_started", &[text(&interpreter), "the sandbox does not have it"]);
 }
 
 test!(Both, a_venv_that_is_not_there_is_named);

@@ -98,6 +98,8 @@ fn policy(lines: &str) -> Policy {
 fn every_key(table: &Value, above: &str, out: &mut Vec<String>) {
     for (name, key) in table["properties"].as_object().into_iter().flatten() {
         let path = format!("{above}{name}");
+        // `max` of the limits: one word, or a table.
+        let key = if key["oneOf"][0]["const"] == "same" { &key["oneOf"][1] } else { key };
         let named = &key["additionalProperties"];
         match () {
             () if key["properties"].is_object() => every_key(key, &format!("{path}."), out),

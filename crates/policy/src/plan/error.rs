@@ -38,7 +38,7 @@ pub enum PlanError {
     UnknownLanguage { language: String, policy: String, known: String },
     #[error("env: policy `{policy}` does not accept the variable `{name}`; add it to `accept` under [environment]")]
     VariableNotAccepted { policy: String, name: String },
-    #[error("policy `{policy}` requires the layer `{}`: {why}; or take a policy that may run without it, as `default` may without `cgroup` ([degrade] {mode})", layer.name())]
+    #[error("policy `{policy}` requires the layer `{}`: {why}; or take a policy that allows runs without it, by `[degrade] {mode} = [\"{0}\"]`", layer.name())]
     LayerMissing { policy: String, layer: Degradable, mode: &'static str, why: String },
     #[error("without a uid of its own the run would be root's; run through sudo as an ordinary user")]
     RootUid,
