@@ -154,7 +154,7 @@ fn a_reply_that_cannot_be_run_is_a_bad_request_and_none_of_it_runs() {
     // The control: the same block, closed.
     markdown(&["--scratch", text(&scratch)], "```sh\ntouch ran\n```\n").succeeded();
     assert!(scratch.join("ran").exists());
-    for options in [&["--last"][..], &["--text"], &["--markdown", "--socket", "/x"], &["--markdown", "--dry-run"]] {
+    for options in [&["--last"][..], &["--markdown", "--socket", "/x"], &["--markdown", "--dry-run"]] {
         let usage = ExecResult::of(stockade([&["exec"], options].concat()).output().unwrap());
         assert_eq!((&usage["verdict"], &usage["reason"]), (&json!("bad_request"), &json!("usage")));
     }

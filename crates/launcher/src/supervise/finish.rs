@@ -185,7 +185,7 @@ impl Supervision<'_> {
     fn has_reached_rlimit(&self, cpu_of_program: Option<(u64, u64)>) -> bool {
         let used = cpu_of_program.map_or(0, |(user, system)| user + system);
         let limit = self.plan.rlimits.iter().find(|limit| limit.name == "RLIMIT_CPU").and_then(|limit| limit.value);
-        limit.is_some_and(|seconds| used >= seconds.saturating_mul(850_000))
+        limit.is_some_and(|seconds| used >= seconds.saturating_mul(800_000))
     }
 
     /// The files that were asked for. Root reads a host scratch as its owner, else it would
