@@ -194,7 +194,7 @@ fn asked(uid: u32, unlike: Unlike) -> (Value, ExecResult) {
     let doctor = contained(&directory(), uid, unlike, &[PROGRAM, "doctor", "--json"], "");
     let found: Value = serde_json::from_slice(&doctor.stdout).unwrap_or_else(|error| panic!("{error}: {doctor:?}"));
     let done = ExecResult::of(contained(&directory(), uid, unlike, &[PROGRAM, "exec"], r#"{"code": "print(6 * 7)"}"#));
-    assert_eq!(doctor.status.success(), done["verdict"] == "exited", "doctor and exec disagree: {found}\n{}", done.brief());
+    assert_eq!(doctor.status.success(), done["verdict"] == "exited", "doctor and exec disagree: {found}\n{} {}", done.brief(), done.stderr);
     assert_eq!(found["enforceable"], doctor.status.success(), "{found}");
     (found, done)
 }

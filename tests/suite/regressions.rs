@@ -805,7 +805,9 @@ fn a_caller_of_sudo_ends_or_stops_no_run_before_its_record() {
         let mut command = command_with_etc(&[("stockade/grants.toml", &grants)], &environment, &["exec"]);
         let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
         let wall = scaled_limit(3000);
-        let request = json!({"code": "import time\nwhile True: time.sleep(1)", "limits": {"wall": wall}}).to_string();
+        // Other tests' runs are in this log too.
+        let named = format!("{verdict}-{}", std::process::id());
+        let request = json!({"id": named, "code": "import time\nwhile True: time.sleep(1)", "limits": {"wall": wall}}).to_string();
         std::io::Write::write_all(&mut child.stdin.take().unwrap(), request.as_bytes()).unwrap();
         let pid = Pid::from_raw(child.id().cast_signed());
         thread::sleep(scaled(Duration::from_millis(700)));
@@ -819,7 +821,7 @@ fn a_caller_of_sudo_ends_or_stops_no_run_before_its_record() {
         child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         let files = fs::read_dir("/var/log/stockade").unwrap().flatten();
         let log: String = files.filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
-        let last = log.lines().rfind(|line| line.contains(&format!("\"uid\":{OWNER}"))).unwrap_or_default();
+        let last = log.lines().rfind(|line| line.contains(&format!("\"id\":\"{named}\""))).unwrap_or_default();
         assert!(last.contains(&format!("\"verdict\":\"{verdict}\"")), "{signals:?}: {last}\n{said}");
     }
 }

@@ -222,6 +222,20 @@ fn kill_signals_no_process_but_the_launcher() {
     assert_eq!(dead_records(), Vec::<String>::new());
 }
 
+test!(Both, the_signal_of_kill_ends_no_run_by_itself);
+fn the_signal_of_kill_ends_no_run_by_itself() {
+    own_log();
+    let child = started("urgent");
+    // As programs in Go send it to themselves, and runc to what it has started.
+    for _ in 0..20 {
+        run_under(&["kill", "-URG", &child.id().to_string()]).status().unwrap();
+    }
+    let run = number("urgent");
+    // The control: with its word it does.
+    assert_eq!(kill(&run), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
 test!(Both, a_run_without_an_audit_log_is_listed_and_ended_too);
 fn a_run_without_an_audit_log_is_listed_and_ended_too() {
     own_log();

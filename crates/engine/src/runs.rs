@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use stockade_audit::{Actor, Code, Place, PolicyRef};
 use stockade_launcher::{
     registry::{LiveRun, NotedRun, Record, Registry},
-    signals::CANCEL,
+    signals::cancel,
 };
 use stockade_policy::model::AuditMode;
 use stockade_protocol::Verdict;
@@ -42,6 +42,8 @@ use crate::{
 /// How long a run may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a launcher is waited for before it is told once more.
+const TELL_INTERVAL: Duration = Duration::from_millis(500);
 /// How many records of one user may note the same run, which one does where nothing is made up.
 const MAX_RECORDS_OF_RUN: usize = 8;
 /// Hexadecimal digits of a run's number.
@@ -236,8 +238,8 @@ impl FoundRun {
         };
         for process in launcher {
             // One that is stopped acts on nothing else.
-            for signal in [Signal::CONT, CANCEL] {
-                match pidfd_send_signal(&process, signal) {
+            for told in [pidfd_send_signal(&process, Signal::CONT), cancel(&process)] {
+                match told {
                     Ok(()) | Err(Errno::SRCH) => {}
                     Err(errno) => return Err(RunsError::Signal { run, owner, errno }),
                 }
@@ -247,7 +249,13 @@ impl FoundRun {
     }
 
     fn wait_for_end(&self, until: Instant) -> Result<(), RunsError> {
+        let mut again = Instant::now() + TELL_INTERVAL;
         while self.live.is_alive() {
+            // The kernel keeps one signal of a kind, and another's may have been the first.
+            if Instant::now() >= again {
+                self.end()?;
+                again = Instant::now() + TELL_INTERVAL;
+            }
             if Instant::now() >= until {
                 let record = self.live.path().to_path_buf();
                 return Err(RunsError::Stuck { run: self.note.run.clone(), owner: self.live.owner, record });

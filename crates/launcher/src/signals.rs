@@ -11,11 +11,25 @@ use rustix::{
     io::Errno,
 };
 
+use stockade_sys::process::SI_QUEUE;
+
 use crate::{ErrorKind, LaunchError};
 
 /// Ends a run as its client's own cancelling would, and is passed on to no program. The kernel
-/// ignores it by default: a launcher that has no run at the moment goes on.
-pub const CANCEL: rustix::process::Signal = rustix::process::Signal::URG;
+/// ignores it by default: a launcher that has no run at the moment goes on. It counts with its word
+/// alone: programs in Go send this signal to their own threads, and runc, which is one, passes those
+/// on to the container's first process.
+pub(crate) const CANCEL: i32 = NixSignal::SIGURG as i32;
+/// `S` and the letters after it.
+const CANCEL_WORD: i32 = 0x5354_4344;
+
+/// Tells a launcher to end its run.
+///
+/// # Errors
+/// ESRCH where it has ended, EPERM where it may not be signalled.
+pub fn cancel(launcher: impl AsFd) -> Result<(), Errno> {
+    stockade_sys::process::queue_signal(launcher, CANCEL, CANCEL_WORD)
+}
 
 /// Signals that arrive as readable events; dropping it restores the mask.
 pub struct Signals {
@@ -55,7 +69,13 @@ impl Signals {
 
     /// The next one that has come.
     pub fn take(&mut self) -> Option<i32> {
-        self.fd.read_signal().ok().flatten().map(|info| info.ssi_signo.cast_signed())
+        loop {
+            let info = self.fd.read_signal().ok().flatten()?;
+            let signal = info.ssi_signo.cast_signed();
+            if signal != CANCEL || (info.ssi_code, info.ssi_int) == (SI_QUEUE, CANCEL_WORD) {
+                return Some(signal);
+            }
+        }
     }
 }
 

@@ -100,6 +100,24 @@ pub fn rlimit(resource: u32) -> Result<(u64, u64)> {
     Ok((both[0], both[1]))
 }
 
+/// The `si_code` of a signal that was sent with a word.
+pub const SI_QUEUE: i32 = -1;
+
+/// Sends a process a signal with a word, as sigqueue(3) does by number: the receiver finds the word
+/// in `si_int`, beside [`SI_QUEUE`].
+///
+/// # Errors
+/// ESRCH where it has ended, EPERM where it may not be signalled.
+pub fn queue_signal(process: impl AsFd, signal: i32, word: i32) -> Result<()> {
+    const PIDFD_SEND_SIGNAL: usize = 424;
+    // siginfo_t: signal, errno, code, a gap, pid, uid, word. The pid and uid say nothing here.
+    let mut info = [0i32; 32];
+    (info[0], info[2], info[6]) = (signal, SI_QUEUE, word);
+    let process = process.as_fd().as_raw_fd();
+    // SAFETY: `info` has the size and layout of siginfo_t, and lives.
+    unsafe { syscall(PIDFD_SEND_SIGNAL, [process as usize, signal as usize, info.as_ptr() as usize, 0, 0, 0]) }.map(drop)
+}
+
 const GETPRIORITY: usize = 140;
 const SETPRIORITY: usize = 141;
 const SCHED_SETSCHEDULER: usize = 144;

@@ -52,7 +52,7 @@ impl Supervision<'_> {
     pub(super) fn serve_signals(&mut self) -> Result<(), Errno> {
         while let Some(signal) = self.teardown.signals.take() {
             match self.streams.mode {
-                _ if signal == CANCEL.as_raw() => self.end(Cause::Cancelled(NixSignal::SIGTERM as i32)),
+                _ if signal == CANCEL => self.end(Cause::Cancelled(NixSignal::SIGTERM as i32)),
                 _ if signal == NixSignal::SIGWINCH as i32 => {
                     if let Some(terminal) = &self.streams.terminal {
                         terminal::copy_size(&terminal.master);
