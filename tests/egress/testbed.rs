@@ -253,8 +253,13 @@ impl Testbed {
 
     /// Writes a policy with this whitelist and limits that no test comes near.
     pub fn policy(&self, whitelist: &[&str]) -> String {
+        self.policy_with(whitelist, "1GiB")
+    }
+
+    /// The same with this `memory`.
+    pub fn policy_with(&self, whitelist: &[&str], memory: &str) -> String {
         self.policy_of("default", &format!(
-            "[egress]\nwhitelist = {{ replace = {} }}\n[limits]\nwall = \"85s\"\nmemory = \"1GiB\"\nprocesses = 256\nopen_files = 2048\ncpus = 2",
+            "[egress]\nwhitelist = {{ replace = {} }}\n[limits]\nwall = \"85s\"\nmemory = {memory:?}\nprocesses = 256\nopen_files = 2048\ncpus = 2",
             json!(whitelist)
         ))
     }
