@@ -232,3 +232,35 @@ fn a_proof_has_its_dates_and_a_record() {
     let record: Value = serde_json::from_slice(&records.stdout).unwrap_or_default();
     assert!(record["event"] == "proof" && record["run"] == proof["audit"]["run"], "{record} {}", stderr(&records));
 }
+
+test!(Both, manual_pages_are_printed_and_written);
+fn manual_pages_are_printed_and_written() {
+    let dated = |words: &[&str]| {
+        let output = stockade([&["man"], words].concat()).env("SOURCE_DATE_EPOCH", "1767312000").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (words, title) in [
+        (&[][..], ".TH STOCKADE 1 2026-01-02 "),
+        (&["policy", "check"], ".TH STOCKADE-POLICY-CHECK 1 2026-01-02 "),
+        (&["policies"], ".TH STOCKADE\\-POLICY 5 2026-01-02 "),
+        (&["security"], ".TH STOCKADE\\-SECURITY 7 2026-01-02 "),
+    ] {
+        let page = dated(words);
+        assert!(page.lines().any(|line| line.starts_with(title)), "{words:?}: {}", page.lines().take(6).collect::<Vec<_>>().join("\n"));
+    }
+    let place = directory().join("manual");
+    let told = dated(&["--into", text(&place)]);
+    let written = |path: &str| fs::read_to_string(place.join(path)).unwrap();
+    assert_eq!(written("man7/stockade-security.7"), dated(&["security"]));
+    assert_eq!(written("man1/stockade-run.1"), dated(&["run"]));
+    let files = ["man1", "man5", "man7"].iter().map(|section| fs::read_dir(place.join(section)).unwrap().count()).sum::<usize>();
+    assert!(told.starts_with(&format!("{files} pages in {}; ", place.display())), "{files}: {told}");
+    // Once more, over those that are there.
+    dated(&["--into", text(&place)]);
+    let unknown = stockade(["man", "nothing"]).output().unwrap();
+    assert!(
+        unknown.status.code() == Some(2) && stderr(&unknown).contains("no manual page `nothing`; there are stockade.7, "),
+        "{unknown:?}"
+    );
+}

@@ -45,6 +45,15 @@ impl Cli {
     }
 }
 
+/// Commands as completions and the manual have them: `help policy show` says what `policy show
+/// --help` does, so it is none of its own.
+pub(crate) fn without_nested_help(command: clap::Command) -> clap::Command {
+    let quiet = |command: clap::Command| command.disable_help_subcommand(true);
+    let mut command = quiet(command).mut_subcommand("policy", quiet);
+    command.build();
+    command
+}
+
 /// A command, and two ways to call it.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("exec", r#"--pretty <<< '{"code": "print(6*7)"}'"#, "--policy strict --scratch /srv/job < request.json"),
@@ -75,6 +84,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("approve", "TOKEN", "TOKEN --yes"),
     ("screen", "script.py", "--policy strict --json src/"),
     ("help", "security", "policy check"),
+    ("man", "| man -l -", "--into ~/.local/share/man"),
     ("completions", "bash", "zsh > ~/.zfunc/_stockade"),
     ("version", "", "--json"),
 ];
@@ -165,6 +175,17 @@ pub(crate) enum Command {
         /// A topic or a command; without one, the list of both
         #[arg(value_name = "TOPIC|COMMAND")]
         words: Vec<String>,
+    },
+    /// Print a page of the manual, or write all of them for man(1)
+    ///
+    /// In the format of manual pages (roff). The Debian package and the tarball bring them along.
+    Man {
+        /// A topic or a command; without one, the program's page
+        #[arg(value_name = "TOPIC|COMMAND")]
+        words: Vec<String>,
+        /// Write all pages into man1, man5 and man7 of this directory; older ones are written over
+        #[arg(long, value_name = "DIR", conflicts_with = "words", value_parser = path_from_here())]
+        into: Option<PathBuf>,
     },
     /// Print the completions of a shell
     ///

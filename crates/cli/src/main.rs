@@ -14,6 +14,7 @@ mod doctor;
 mod dry_run;
 mod grants;
 mod help;
+mod manual;
 mod output;
 mod page;
 mod pages;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
         Command::Help { words } => help::show(&words),
+        Command::Man { words, into } => manual::run(&words, into.as_deref()),
         Command::Completions { shell } => completions::print(shell),
         Command::Version(version) => show_version(version.json),
     };
