@@ -193,6 +193,12 @@ fn a_policy_is_written_from_options_and_over_none() {
         let checked = call(&["policy", "check", "api"]);
         assert!(checked.status.success() && checked.stderr.is_empty(), "{}", stderr(&checked));
     }
+    // Memory alone is enough: what it holds is lowered with it.
+    let small = call(&["policy", "new", "small", "--memory", "100m"]);
+    let said = String::from_utf8_lossy(&small.stdout).into_owned();
+    for line in ["default limit `memory`: 512MiB instead of 100MiB", "default limit `scratch_size`: 128MiB instead of 25MiB"] {
+        assert!(small.status.success() && said.contains(line), "{said}{}", stderr(&small));
+    }
     for wrong in [&["policy", "new", "No Name"][..], &["policy", "new", "b", "--extends", "nope"]] {
         assert!(!call(wrong).status.success(), "{wrong:?}");
     }
