@@ -78,7 +78,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("audit rotate", "", "--keep-days 90"),
     ("audit tail", "--follow", "-n 100 --json"),
     ("audit show", "4f1c2a9be07d3365", "my-request-17"),
-    ("audit query", "--since 1h --verdict out_of_memory", "--policy strict --json"),
+    ("audit query", "--since 1h --verdict out_of_memory", "--since today --event refused --json"),
     ("ps", "", "--json"),
     ("kill", "4f1c2a9be07d3365", "\"$(stockade ps --json | jq -r .runs[0].run)\""),
     ("approve", "TOKEN", "TOKEN --yes"),
@@ -746,9 +746,9 @@ pub(crate) enum Audit {
         /// The run's number, or the `id` of its request
         id: String,
     },
-    /// Print the records that match all conditions
+    /// Search the log; filters are combined with AND
     ///
-    /// Exits with 1 when there is none.
+    /// Exits with 1 when no record matches.
     Query(Filter),
 }
 
@@ -758,7 +758,7 @@ pub(crate) struct Filter {
     /// The directory of a log; default: this user's
     #[arg(long, value_name = "DIR")]
     pub(crate) log: Option<PathBuf>,
-    /// Not before this time in UTC, such as 2026-11-22T06:50, or so long ago: `1h`, `7d`
+    /// Not before this time in UTC: `2026-11-22T06:50`, `today`, or how long ago, such as `1h`, `7d`
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
     /// Before this time
@@ -778,6 +778,9 @@ pub(crate) struct Filter {
     pub(crate) json: bool,
 }
 
+    /// Of this kind
+    #[arg(long, value_name = "EVENT", value_parser = stockade_audit::Kind::NAMES)]
+    pub(crate) event: Option<String>,
 fn parse_label(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
