@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, run_with_stdin, scratch, stockade, text, write_file},
+    exec::{chown_to_owner, exec, run_with_stdin, scratch, stockade, text, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
-    runner::{directory, test},
+    runner::{directory, is_root, test},
 };
 
 /// `stockade run` in a directory.
@@ -269,4 +269,48 @@ fn manual_pages_are_printed_and_written() {
         unknown.status.code() == Some(2) && stderr(&unknown).contains("no manual page `nothing`; there are stockade.7, "),
         "{unknown:?}"
     );
+}
+
+test!(Both, a_missing_layer_is_told_to_a_user_once_and_to_root_each_time);
+fn a_missing_layer_is_told_to_a_user_once_and_to_root_each_time() {
+    let place = directory().join("told");
+    fs::create_dir(&place).unwrap();
+    let run = |words: &[&str]| stderr(&stockade(words).env("XDG_RUNTIME_DIR", &place).output().unwrap());
+    let lines = |said: &str| said.lines().filter(|line| line.starts_with("stockade: running without ")).count();
+    let degraded = exec(json!({"code": ""}))["receipt"]["degraded"].as_array().unwrap().len();
+    assert_eq!(lines(&run(&["run", "-q", "true"])), 0);
+    let first = run(&["run", "true"]);
+    assert_eq!(lines(&first), degraded, "{first}");
+    assert!(degraded == 0 || first.contains("without `cgroup`: memory is counted") && first.len() < 160, "{first}");
+    assert_eq!(run(&["run", "true"]), "");
+    assert_eq!(run(&["run", "-c", "1"]), "");
+    // The receipt has it each time.
+    let report = place.join("report");
+    run(&["run", "--report", text(&report), "true"]);
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert_eq!(report["receipt"]["degraded"].as_array().unwrap().len(), degraded);
+    if is_root() {
+        return;
+    }
+    // Where it cannot be noted it is told again.
+    let note = place.join("stockade/told");
+    fs::remove_file(&note).unwrap();
+    symlink("elsewhere", &note).unwrap();
+    assert_eq!((lines(&run(&["run", "true"])), lines(&run(&["run", "true"]))), (degraded, degraded));
+    assert!(!place.join("stockade/elsewhere").exists());
+}
+
+test!(Both, sessions_and_shims_can_be_quiet_about_missing_layers);
+fn sessions_and_shims_can_be_quiet_about_missing_layers() {
+    let degraded = exec(json!({"code": ""}))["receipt"]["degraded"].as_array().unwrap().len();
+    let session =
+        |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["session"], words].concat()), b"{\"op\": \"run\", \"code\": \"\"}\n"));
+    assert_eq!((session(&["-q"]).as_str(), session(&[]).lines().count()), ("", degraded));
+    let place = directory().join("shims");
+    let shims = |words: &[&str]| stderr(&stockade([&["shim", "install", text(&place)], words].concat()).output().unwrap());
+    let lack = |said: String| said.lines().filter(|line| line.contains("lack the layer")).count();
+    assert_eq!((lack(shims(&["--quiet"])), lack(shims(&[]))), (0, degraded));
+    let reply = "```python\nprint(1)\n```\n";
+    let markdown = |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["exec", "--markdown"], words].concat()), reply.as_bytes()));
+    assert_eq!((markdown(&["-q"]).as_str(), markdown(&[]).lines().count()), ("", degraded));
 }

@@ -332,6 +332,9 @@ pub(crate) struct Session {
 }
 
 /// Who may approve code that waits in a session.
+    /// Say nothing on stderr of layers that are missing here
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ApprovedBy {
     /// The caller, by the token, or the policy's `approvers`
@@ -471,6 +474,9 @@ pub(crate) enum Shim {
     ///
     /// Exits with 1 when there is none.
     List {
+        /// Say nothing on stderr of layers that are missing here
+        #[arg(short, long)]
+        quiet: bool,
         /// The directory
         #[arg(value_name = "DIR")]
         directory: PathBuf,
