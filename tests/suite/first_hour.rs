@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, exec, run_with_stdin, scratch, stockade, text, write_file},
+    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
     runner::{directory, is_root, test},
 };
@@ -313,4 +313,26 @@ fn sessions_and_shims_can_be_quiet_about_missing_layers() {
     let reply = "```python\nprint(1)\n```\n";
     let markdown = |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["exec", "--markdown"], words].concat()), reply.as_bytes()));
     assert_eq!((markdown(&["-q"]).as_str(), markdown(&[]).lines().count()), ("", degraded));
+}
+
+test!(Both, what_a_policy_loosens_is_red_on_a_terminal_and_what_it_tightens_green);
+fn what_a_policy_loosens_is_red_on_a_terminal_and_what_it_tightens_green() {
+    let shown = |words: &[&str], variable: &str| {
+        let script = "import os, pty, sys\nstatus = pty.spawn(sys.argv[1:])";
+        let program = program_path().unwrap();
+        let words = [&["/usr/bin/env", variable, "/usr/bin/python3", "-c", script, text(&program), "policy", "diff"], words].concat();
+        let output = run_under(&words).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().replace('\r', "")
+    };
+    let looser = shown(&["strict", "default"], "A=1");
+    assert!(looser.contains("\u{1b}[31m- default limit `wall`: 30s instead of 10s ([limits] wall)\u{1b}[0m\n"), "{looser}");
+    assert!(looser.contains("\u{1b}[31mdefault allows more than strict: "), "{looser}");
+    let tighter = shown(&["default", "strict"], "A=1");
+    assert!(tighter.contains("\u{1b}[32m- default limit `wall`: 30s instead of 10s ([limits] wall)\u{1b}[0m\n"), "{tighter}");
+    assert!(tighter.contains("\u{1b}[32mstrict allows nothing that default does not.\u{1b}[0m\n"), "{tighter}");
+    assert!(!tighter.contains("\u{1b}[31m"), "{tighter}");
+    // The controls: without a terminal, and where the user wants none.
+    let plain = String::from_utf8(stockade(["policy", "diff", "strict", "default"]).output().unwrap().stdout).unwrap();
+    assert!(!plain.contains('\u{1b}') && plain.contains("\n- default limit `wall`: 30s instead of 10s ([limits] wall)\n"), "{plain}");
+    assert_eq!(shown(&["strict", "default"], "NO_COLOR=1"), plain);
 }

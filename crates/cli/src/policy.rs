@@ -92,7 +92,8 @@ fn create(new: &NewPolicy) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    print_text(&format!("{}\n{}", path.display(), policy_text::comparison(&extended.name, &policy.name, &compare(&extended, &policy))))?;
+    print_text(&path.display().to_string())?;
+    policy_text::comparison(&extended.name, &policy.name, &compare(&extended, &policy)).print()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -114,10 +115,10 @@ fn text_of(new: &NewPolicy, extended: &Policy) -> anyhow::Result<String> {
         for (key, value) in &limits {
             out.push_str(&format!("{key} = {}\n", serde_json::to_value(value)?));
         }
-        out.push_str("max = \"same\"  # no request gets more\n");
         for (key, size) in sizes_in_memory(new, extended) {
             out.push_str(&format!("{} = {}  # a quarter of memory, which holds it\n", key.name(), quoted(&key.format(Some(size)))));
         }
+        out.push_str("max = \"same\"  # no request gets more\n");
     }
     if !new.allow.is_empty() {
         let rules: String = new.allow.iter().map(|rule| format!("    {},  # asked for\n", quoted(&rule.to_string()))).collect();
@@ -126,7 +127,6 @@ fn text_of(new: &NewPolicy, extended: &Policy) -> anyhow::Result<String> {
     Ok(out)
 }
 
-fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
 /// Sizes of file systems in memory that are lowered with it, as a request's are.
 fn sizes_in_memory(new: &NewPolicy, extended: &Policy) -> Vec<(LimitKey, u64)> {
     let Some(Ok(Some(memory))) = new.limits.memory.as_ref().map(|memory| LimitKey::Memory.parse(memory)) else { return Vec::new() };
@@ -137,6 +137,7 @@ fn sizes_in_memory(new: &NewPolicy, extended: &Policy) -> Vec<(LimitKey, u64)> {
     sizes.into_iter().filter(|(_, size)| *size > memory / 4).map(|(key, _)| (key, memory / 4)).collect()
 }
 
+fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
     match load(&name) {
         Ok(policy) if json => print_json(&policy)?,
         Ok(policy) => print_text(&stockade_policy::show(&policy))?,
@@ -176,7 +177,7 @@ fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
         let whole = json!({ "schema": 1, "a": name(&first), "b": name(&second), "within": tight, "more": comparison.more, "less": comparison.less, "other": comparison.other });
         print_json(&whole)?;
     } else {
-        print_text(&policy_text::comparison(&first.name, &second.name, &comparison))?;
+        policy_text::comparison(&first.name, &second.name, &comparison).print()?;
     }
     Ok(if tight { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
