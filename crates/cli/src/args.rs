@@ -12,7 +12,7 @@ use clap::{
 use stockade_policy::whitelist::Rule;
 use stockade_protocol::{LimitKey, LimitValue, Quantity};
 
-/// Run untrusted code in a fresh sandbox of Linux namespaces.
+/// Run untrusted code in a throwaway Linux sandbox.
 ///
 /// Needs no daemon, image or container engine; runs as root or as an ordinary user.
 #[derive(Debug, Parser)]
@@ -112,7 +112,7 @@ pub(crate) enum Command {
     /// Run an interpreter for a shim, whose first line starts this
     #[command(hide = true, disable_help_flag = true)]
     ShimExec(ShimExec),
-    /// Run requests one after the other, as JSON lines, with files that persist
+    /// Run a series of requests (JSON Lines) that share files
     ///
     /// Each request has its own sandbox; scratch, home and /tmp belong to the session, and no
     /// process outlives its request. Each line of stdin is one JSON object with an `op` (run,
@@ -156,7 +156,7 @@ pub(crate) enum Command {
     /// A session goes on without it. Exit status: 0 when it has ended, 1 when there is no such
     /// run or it is not yours, 125 when it does not end.
     Kill(Kill),
-    /// Show code that waits for your approval, and approve it
+    /// Show a pending request; approve it with --yes
     ///
     /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows the
     /// caller and all that would run; approves nothing without --yes. Exit status: 0 when it
@@ -205,7 +205,10 @@ pub(crate) struct Sandbox {
     /// A policy's name, or a file (a path with a slash); default: `default`
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,
-    /// The host directory to expose at its own path; a request's must be it or below it
+    /// Host directory to use as working directory, at the same path inside
+    ///
+    /// A request may only name this directory or one below it. The path may contain no symlinks
+    /// but root's.
     #[arg(short = 'C', long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
     /// An interpreter in place of the policy's, with its virtual environment read-only
@@ -280,7 +283,7 @@ pub(crate) struct Exec {
     pub(crate) sandbox: Sandbox,
     #[command(flatten)]
     pub(crate) plan: DryRun,
-    /// Send it to the server behind this socket, whose name is the policy's
+    /// Send the request to the server on this socket; the socket's name selects the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "allow", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Approve what an earlier result of this request held back: its `approval.token`
@@ -292,7 +295,7 @@ pub(crate) struct Exec {
     ///
     /// The word behind a fence is the language; `# filename: x.py` in a block's first line
     /// also writes the block to that file. Blocks without a language, or in one that is no
-    /// code (text, json, …), are not run. The first block that fails is the last one run. The
+    /// code (text, json, …), are not run. Stops at the first block that fails. The
     /// result is that of the last block, with the output of all; `blocks` has each result.
     #[arg(long, conflicts_with_all = ["socket", "dry_run"])]
     pub(crate) markdown: bool,
@@ -315,7 +318,7 @@ pub(crate) struct Exec {
 
 #[derive(Args, Debug)]
 #[command(mut_arg("scratch", |scratch| {
-    scratch.help("The host directory to expose at its own path; default: a private scratch that ends with the session")
+    scratch.help("Host directory to use as working directory, at the same path inside; default: a private one that ends with the session")
 }))]
 pub(crate) struct SessionOptions {
     #[command(flatten)]
