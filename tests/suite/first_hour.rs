@@ -72,11 +72,11 @@ fn code_comes_from_the_command_line_and_from_stdin() {
 test!(Both, limits_of_the_command_line_hold);
 fn limits_of_the_command_line_hold() {
     let sleeps = ["-c", "import time; time.sleep(30)"];
-    for timeout in ["1", "1s", "1000ms"] {
+    for timeout in ["1", "1s", "1000ms", "1 sec"] {
         says(&stockade([&["run", "--timeout", timeout][..], &sleeps].concat()).output().unwrap(), "", 124);
     }
     let report = directory().join("report");
-    let words = ["run", "--memory", "300m", "--processes", "7", "--cpus", "0.5", "--report", text(&report), "true"];
+    let words = ["run", "--memory", "300 MB", "--processes", "7", "--cpus", "0.5", "--report", text(&report), "true"];
     says(&stockade(words).output().unwrap(), "", 0);
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     assert_eq!((&report["limits"]["memory_bytes"], &report["limits"]["processes"]), (&json!(300 << 20), &json!(7)));
@@ -313,6 +313,22 @@ fn sessions_and_shims_can_be_quiet_about_missing_layers() {
     let reply = "```python\nprint(1)\n```\n";
     let markdown = |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["exec", "--markdown"], words].concat()), reply.as_bytes()));
     assert_eq!((markdown(&["-q"]).as_str(), markdown(&[]).lines().count()), ("", degraded));
+}
+
+test!(Both, guessed_limits_and_urls_are_answered_with_what_to_write);
+fn guessed_limits_and_urls_are_answered_with_what_to_write() {
+    for (guess, name) in [("timeout", "wall"), ("ram", "memory"), ("pids", "processes"), ("mem0ry", "memory")] {
+        exec(json!({"code": "", "limits": {guess: 1}})).refused("unknown_limit", &[&format!("did you mean `{name}`?")]);
+    }
+    for (rule, remedy) in [
+        ("https://api.github.com/users?x=1", "write \"api.github.com:443\""),
+        ("http://me@example.org:8080/", "write \"example.org:8080\""),
+        ("https://[::1]/", "such as \"pypi.org:443\""),
+        ("api.github.com", "such as \"pypi.org:443\""),
+    ] {
+        let done = stockade(["run", "--allow", rule, "true"]).output().unwrap();
+        assert!(done.status.code() == Some(2) && stderr(&done).contains(remedy), "{}", stderr(&done));
+    }
 }
 
 test!(Both, what_a_policy_loosens_is_red_on_a_terminal_and_what_it_tightens_green);

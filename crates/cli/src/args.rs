@@ -332,12 +332,12 @@ pub(crate) struct Session {
     /// Who may approve code that a policy holds back; without an approver it is refused at once
     #[arg(long, value_name = "WHO", default_value = "anyone")]
     pub(crate) approved_by: ApprovedBy,
-}
-
-/// Who may approve code that waits in a session.
     /// Say nothing on stderr of layers that are missing here
     #[arg(short, long)]
     pub(crate) quiet: bool,
+}
+
+/// Who may approve code that waits in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ApprovedBy {
     /// The caller, by the token, or the policy's `approvers`
@@ -429,18 +429,20 @@ pub(crate) struct RunLimits {
 }
 
 /// The value of a limit as a request has it. Beside a policy's spelling: seconds and bytes without
-/// a unit, `m` for minutes, and `k`, `m`, `g` for sizes, as other tools take them.
+/// a unit, other names of minutes and hours, and `k`, `m`, `g` or `gb` for sizes in powers of 1024,
+/// as other tools take them.
 fn limit(key: LimitKey, text: &str) -> Result<LimitValue, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
     let in_unit = |unit: &str| LimitValue::Text(format!("{number}{unit}"));
-    let value = match (key.quantity(), unit) {
-        (Quantity::Duration, "") => in_unit("s"),
-        (Quantity::Duration, "m") => in_unit("min"),
+    let value = match (key.quantity(), unit.trim_start()) {
+        (Quantity::Duration, "" | "sec" | "secs" | "second" | "seconds") => in_unit("s"),
+        (Quantity::Duration, "m" | "mins" | "minute" | "minutes") => in_unit("min"),
+        (Quantity::Duration, "hour" | "hours") => in_unit("h"),
         (Quantity::Size, "") => in_unit("B"),
-        (Quantity::Size, "k" | "K") => in_unit("KiB"),
-        (Quantity::Size, "m" | "M") => in_unit("MiB"),
-        (Quantity::Size, "g" | "G") => in_unit("GiB"),
+        (Quantity::Size, "k" | "K" | "kb" | "KB") => in_unit("KiB"),
+        (Quantity::Size, "m" | "M" | "mb" | "MB") => in_unit("MiB"),
+        (Quantity::Size, "g" | "G" | "gb" | "GB") => in_unit("GiB"),
         (Quantity::Duration | Quantity::Size, _) => LimitValue::Text(text.to_owned()),
         (Quantity::Count, _) => LimitValue::Integer(text.parse().map_err(|_| String::from("not a whole number"))?),
         (Quantity::Cpus, _) => LimitValue::Float(text.parse().map_err(|_| String::from("not a number"))?),
@@ -472,14 +474,14 @@ pub(crate) enum Shim {
         /// Otherwise U+FFFD replaces it, since most callers expect text.
         #[arg(long)]
         exact: bool,
+        /// Say nothing on stderr of layers that are missing here
+        #[arg(short, long)]
+        quiet: bool,
     },
     /// List the shims in a directory
     ///
     /// Exits with 1 when there is none.
     List {
-        /// Say nothing on stderr of layers that are missing here
-        #[arg(short, long)]
-        quiet: bool,
         /// The directory
         #[arg(value_name = "DIR")]
         directory: PathBuf,
@@ -776,6 +778,9 @@ pub(crate) struct Filter {
     /// With this label
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
+    /// Of this kind
+    #[arg(long, value_name = "EVENT", value_parser = stockade_audit::Kind::NAMES)]
+    pub(crate) event: Option<String>,
     /// With this verdict
     #[arg(long, value_name = "VERDICT")]
     pub(crate) verdict: Option<String>,
@@ -787,9 +792,6 @@ pub(crate) struct Filter {
     pub(crate) json: bool,
 }
 
-    /// Of this kind
-    #[arg(long, value_name = "EVENT", value_parser = stockade_audit::Kind::NAMES)]
-    pub(crate) event: Option<String>,
 fn parse_label(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
