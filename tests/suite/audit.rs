@@ -536,6 +536,8 @@ fn tail_show_and_query_find_records() {
     assert_eq!(found(&["query", "--since", "2020-01-01", "--until", "2020-01-02"]).0, Some(1));
     assert_eq!(found(&["query", "--since", "2020-01-01", "--until", "9999-01-01T00:00Z"]).1, "first second third");
     assert_eq!(found(&["query", "--since", "yesterday"]).0, Some(2));
+    assert_eq!(found(&["query", "--since", "today"]).1, "first second third");
+    assert_eq!(found(&["query", "--until", "today"]).0, Some(1));
     assert_eq!(found(&["tail", "-n", "2"]), (Some(0), String::from("second third")));
     for id in ["first", first["audit"]["run"].as_str().unwrap()] {
         let (status, said) = audit(&["show", id]);
@@ -764,4 +766,22 @@ fn a_rotation_makes_no_run_lost_whose_end_it_removes() {
     let standing: String = fs::read_dir(&log).unwrap().flatten().filter_map(|file| fs::read_to_string(file.path()).ok()).collect();
     assert!(!standing.contains(ended["run"].as_str().unwrap()), "{standing}");
     assert_eq!(dead_records(), Vec::<String>::new());
+}
+
+test!(Both, records_are_found_by_their_event);
+fn records_are_found_by_their_event() {
+    let _log = own_log();
+    exec(json!({"code": "", "id": "ran"})).succeeded();
+    exec(json!({"code": "", "id": "none", "language": "klingon"})).refused("unknown_language", &[]);
+    let ids = |event: &str| {
+        let (status, said) = audit(&["query", "--json", "--event", event]);
+        let ids = said.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["id"].as_str().unwrap_or("-").to_owned());
+        (status, ids.collect::<Vec<_>>())
+    };
+    assert_eq!(ids("run"), (Some(0), vec![String::from("ran")]));
+    assert_eq!(ids("refused"), (Some(0), vec![String::from("none")]));
+    assert_eq!(ids("proof"), (Some(1), Vec::new()));
+    let unknown = stockade(["audit", "query", "--event", "refusal"]).output().unwrap();
+    let why = String::from_utf8(unknown.stderr).unwrap();
+    assert!(unknown.status.code() == Some(2) && why.contains("refused, held"), "{why}");
 }

@@ -115,6 +115,8 @@ fn a_key_that_stands_twice_is_refused_in_every_map() {
 test!(Both, code_is_required);
 fn code_is_required() {
     exec(json!({})).refused("request_malformed", &["code"]);
+    exec(json!([{"code": "1"}])).refused("request_malformed", &["is a list", "{\"code\":", "stockade session"]);
+    exec(json!(["1"])).refused("request_malformed", &["is a list"]);
     // Fields of other tools, each with what to write here.
     for (field, write) in
         [("timeout", "\"limits\": {\"wall\""), ("network", "--allow"), ("workdir", "\"scratch\""), ("packages", "--runtime")]

@@ -470,7 +470,28 @@ fn a_limit_above_the_maximum_is_refused() {
     exec(json!({"code": "", "limits": {"memory": "none"}})).refused("limit_above_maximum", &["limits.memory", "4GiB"]);
     exec(json!({"code": "", "limits": {"processes": 513}})).refused("limit_above_maximum", &["limits.processes", "512"]);
     exec(json!({"code": "", "limits": {"wall": "10min", "processes": 512}})).succeeded();
-    exec(json!({"code": "", "limits": {"memory": "128MiB"}})).refused("tmpfs_above_memory", &["tmp_size", "scratch_size", "memory"]);
+}
+
+test!(Both, sizes_of_tmpfs_are_lowered_with_memory_unless_the_request_states_them);
+fn sizes_of_tmpfs_are_lowered_with_memory_unless_the_request_states_them() {
+    let code = "import os, json
+sizes = {place: os.statvfs(place).f_frsize * os.statvfs(place).f_blocks for place in ('/tmp', '/scratch')}
+try: open('/scratch/large', 'wb').write(bytes(26 << 20))
+except OSError as error: print(json.dumps([sizes['/tmp'] >> 10, sizes['/scratch'] >> 10, error.errno]))";
+    let done = exec(json!({"code": code, "limits": {"memory": "100MiB"}}));
+    // The root directory of the sandbox is on the tmpfs of /tmp, and has 512 KiB for itself.
+    assert_eq!(done.succeeded().json(), json!([(25 << 10) + 512, 25 << 10, 28]), "{}", done.brief());
+    assert_eq!((&done["limits"]["memory_bytes"], &done["limits"]["tmp_size_bytes"]), (&json!(100 << 20), &json!(25 << 20)));
+    assert_eq!(done["limits"]["scratch_size_bytes"], 25 << 20);
+    assert_eq!(done["limits_hit"], json!(["scratch_size"]));
+    let refused = |limits: Value| {
+        exec(json!({"code": "", "limits": limits})).refused("tmpfs_above_memory", &["tmp_size", "scratch_size", "memory"]);
+    };
+    refused(json!({"memory": "128MiB", "scratch_size": "128MiB"}));
+    refused(json!({"memory": "128MiB", "scratch_size": "64MiB", "tmp_size": "64MiB"}));
+    refused(json!({"scratch_size": "500MiB"}));
+    let output = stockade(["run", "-q", "--memory", "100m", "df", "-k", "--output=size", "/scratch"]).output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stdout).lines().nth(1).map(str::trim)), (Some(0), Some("25600")));
 }
 
 test!(Both, no_limit_is_null);

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, run_with_stdin, scratch, stockade, text, write_file},
+    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
-    runner::{directory, test},
+    runner::{directory, is_root, test},
 };
 
 /// `stockade run` in a directory.
@@ -72,11 +72,11 @@ fn code_comes_from_the_command_line_and_from_stdin() {
 test!(Both, limits_of_the_command_line_hold);
 fn limits_of_the_command_line_hold() {
     let sleeps = ["-c", "import time; time.sleep(30)"];
-    for timeout in ["1", "1s", "1000ms"] {
+    for timeout in ["1", "1s", "1000ms", "1 sec"] {
         says(&stockade([&["run", "--timeout", timeout][..], &sleeps].concat()).output().unwrap(), "", 124);
     }
     let report = directory().join("report");
-    let words = ["run", "--memory", "300m", "--processes", "7", "--cpus", "0.5", "--report", text(&report), "true"];
+    let words = ["run", "--memory", "300 MB", "--processes", "7", "--cpus", "0.5", "--report", text(&report), "true"];
     says(&stockade(words).output().unwrap(), "", 0);
     let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
     assert_eq!((&report["limits"]["memory_bytes"], &report["limits"]["processes"]), (&json!(300 << 20), &json!(7)));
@@ -193,6 +193,12 @@ fn a_policy_is_written_from_options_and_over_none() {
         let checked = call(&["policy", "check", "api"]);
         assert!(checked.status.success() && checked.stderr.is_empty(), "{}", stderr(&checked));
     }
+    // Memory alone is enough: what it holds is lowered with it.
+    let small = call(&["policy", "new", "small", "--memory", "100m"]);
+    let said = String::from_utf8_lossy(&small.stdout).into_owned();
+    for line in ["default limit `memory`: 512MiB instead of 100MiB", "default limit `scratch_size`: 128MiB instead of 25MiB"] {
+        assert!(small.status.success() && said.contains(line), "{said}{}", stderr(&small));
+    }
     for wrong in [&["policy", "new", "No Name"][..], &["policy", "new", "b", "--extends", "nope"]] {
         assert!(!call(wrong).status.success(), "{wrong:?}");
     }
@@ -231,4 +237,118 @@ fn a_proof_has_its_dates_and_a_record() {
     let records = stockade(["audit", "query", "--log", text(&log), "--verdict", "held", "--json"]).output().unwrap();
     let record: Value = serde_json::from_slice(&records.stdout).unwrap_or_default();
     assert!(record["event"] == "proof" && record["run"] == proof["audit"]["run"], "{record} {}", stderr(&records));
+}
+
+test!(Both, manual_pages_are_printed_and_written);
+fn manual_pages_are_printed_and_written() {
+    let dated = |words: &[&str]| {
+        let output = stockade([&["man"], words].concat()).env("SOURCE_DATE_EPOCH", "1767312000").output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (words, title) in [
+        (&[][..], ".TH STOCKADE 1 2026-01-02 "),
+        (&["policy", "check"], ".TH STOCKADE-POLICY-CHECK 1 2026-01-02 "),
+        (&["policies"], ".TH STOCKADE\\-POLICY 5 2026-01-02 "),
+        (&["security"], ".TH STOCKADE\\-SECURITY 7 2026-01-02 "),
+    ] {
+        let page = dated(words);
+        assert!(page.lines().any(|line| line.starts_with(title)), "{words:?}: {}", page.lines().take(6).collect::<Vec<_>>().join("\n"));
+    }
+    let place = directory().join("manual");
+    let told = dated(&["--into", text(&place)]);
+    let written = |path: &str| fs::read_to_string(place.join(path)).unwrap();
+    assert_eq!(written("man7/stockade-security.7"), dated(&["security"]));
+    assert_eq!(written("man1/stockade-run.1"), dated(&["run"]));
+    let files = ["man1", "man5", "man7"].iter().map(|section| fs::read_dir(place.join(section)).unwrap().count()).sum::<usize>();
+    assert!(told.starts_with(&format!("{files} pages in {}; ", place.display())), "{files}: {told}");
+    // Once more, over those that are there.
+    dated(&["--into", text(&place)]);
+    let unknown = stockade(["man", "nothing"]).output().unwrap();
+    assert!(
+        unknown.status.code() == Some(2) && stderr(&unknown).contains("no manual page `nothing`; there are stockade.7, "),
+        "{unknown:?}"
+    );
+}
+
+test!(Both, a_missing_layer_is_told_to_a_user_once_and_to_root_each_time);
+fn a_missing_layer_is_told_to_a_user_once_and_to_root_each_time() {
+    let place = directory().join("told");
+    fs::create_dir(&place).unwrap();
+    let run = |words: &[&str]| stderr(&stockade(words).env("XDG_RUNTIME_DIR", &place).output().unwrap());
+    let lines = |said: &str| said.lines().filter(|line| line.starts_with("stockade: running without ")).count();
+    let degraded = exec(json!({"code": ""}))["receipt"]["degraded"].as_array().unwrap().len();
+    assert_eq!(lines(&run(&["run", "-q", "true"])), 0);
+    let first = run(&["run", "true"]);
+    assert_eq!(lines(&first), degraded, "{first}");
+    assert!(degraded == 0 || first.contains("without `cgroup`: memory is counted") && first.len() < 160, "{first}");
+    assert_eq!(run(&["run", "true"]), "");
+    assert_eq!(run(&["run", "-c", "1"]), "");
+    // The receipt has it each time.
+    let report = place.join("report");
+    run(&["run", "--report", text(&report), "true"]);
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert_eq!(report["receipt"]["degraded"].as_array().unwrap().len(), degraded);
+    if is_root() {
+        return;
+    }
+    // Where it cannot be noted it is told again.
+    let note = place.join("stockade/told");
+    fs::remove_file(&note).unwrap();
+    symlink("elsewhere", &note).unwrap();
+    assert_eq!((lines(&run(&["run", "true"])), lines(&run(&["run", "true"]))), (degraded, degraded));
+    assert!(!place.join("stockade/elsewhere").exists());
+}
+
+test!(Both, sessions_and_shims_can_be_quiet_about_missing_layers);
+fn sessions_and_shims_can_be_quiet_about_missing_layers() {
+    let degraded = exec(json!({"code": ""}))["receipt"]["degraded"].as_array().unwrap().len();
+    let session =
+        |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["session"], words].concat()), b"{\"op\": \"run\", \"code\": \"\"}\n"));
+    assert_eq!((session(&["-q"]).as_str(), session(&[]).lines().count()), ("", degraded));
+    let place = directory().join("shims");
+    let shims = |words: &[&str]| stderr(&stockade([&["shim", "install", text(&place)], words].concat()).output().unwrap());
+    let lack = |said: String| said.lines().filter(|line| line.contains("lack the layer")).count();
+    assert_eq!((lack(shims(&["--quiet"])), lack(shims(&[]))), (0, degraded));
+    let reply = "```python\nprint(1)\n```\n";
+    let markdown = |words: &[&str]| stderr(&run_with_stdin(&mut stockade([&["exec", "--markdown"], words].concat()), reply.as_bytes()));
+    assert_eq!((markdown(&["-q"]).as_str(), markdown(&[]).lines().count()), ("", degraded));
+}
+
+test!(Both, guessed_limits_and_urls_are_answered_with_what_to_write);
+fn guessed_limits_and_urls_are_answered_with_what_to_write() {
+    for (guess, name) in [("timeout", "wall"), ("ram", "memory"), ("pids", "processes"), ("mem0ry", "memory")] {
+        exec(json!({"code": "", "limits": {guess: 1}})).refused("unknown_limit", &[&format!("did you mean `{name}`?")]);
+    }
+    for (rule, remedy) in [
+        ("https://api.github.com/users?x=1", "write \"api.github.com:443\""),
+        ("http://me@example.org:8080/", "write \"example.org:8080\""),
+        ("https://[::1]/", "such as \"pypi.org:443\""),
+        ("api.github.com", "such as \"pypi.org:443\""),
+    ] {
+        let done = stockade(["run", "--allow", rule, "true"]).output().unwrap();
+        assert!(done.status.code() == Some(2) && stderr(&done).contains(remedy), "{}", stderr(&done));
+    }
+}
+
+test!(Both, what_a_policy_loosens_is_red_on_a_terminal_and_what_it_tightens_green);
+fn what_a_policy_loosens_is_red_on_a_terminal_and_what_it_tightens_green() {
+    let shown = |words: &[&str], variable: &str| {
+        let script = "import os, pty, sys\nstatus = pty.spawn(sys.argv[1:])";
+        let program = program_path().unwrap();
+        let words = [&["/usr/bin/env", variable, "/usr/bin/python3", "-c", script, text(&program), "policy", "diff"], words].concat();
+        let output = run_under(&words).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().replace('\r', "")
+    };
+    let looser = shown(&["strict", "default"], "A=1");
+    assert!(looser.contains("\u{1b}[31m- default limit `wall`: 30s instead of 10s ([limits] wall)\u{1b}[0m\n"), "{looser}");
+    assert!(looser.contains("\u{1b}[31mdefault allows more than strict: "), "{looser}");
+    let tighter = shown(&["default", "strict"], "A=1");
+    assert!(tighter.contains("\u{1b}[32m- default limit `wall`: 30s instead of 10s ([limits] wall)\u{1b}[0m\n"), "{tighter}");
+    assert!(tighter.contains("\u{1b}[32mstrict allows nothing that default does not.\u{1b}[0m\n"), "{tighter}");
+    assert!(!tighter.contains("\u{1b}[31m"), "{tighter}");
+    // The controls: without a terminal, and where the user wants none.
+    let plain = String::from_utf8(stockade(["policy", "diff", "strict", "default"]).output().unwrap().stdout).unwrap();
+    assert!(!plain.contains('\u{1b}') && plain.contains("\n- default limit `wall`: 30s instead of 10s ([limits] wall)\n"), "{plain}");
+    assert_eq!(shown(&["strict", "default"], "NO_COLOR=1"), plain);
 }

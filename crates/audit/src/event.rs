@@ -30,6 +30,11 @@ pub enum Kind {
     Proof,
 }
 
+impl Kind {
+    /// The names of all, as records have them.
+    pub const NAMES: [&str; 8] = ["run", "refused", "held", "approved", "files", "begun", "lost", "proof"];
+}
+
 /// The caller, and the launcher that acted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
@@ -327,6 +332,24 @@ impl Event {
             error: self.error.as_ref().map(bare),
             shortened: true,
             ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    #[test]
+    fn every_kind_is_among_the_names() {
+        let all = [Kind::Run, Kind::Refused, Kind::Held, Kind::Approved, Kind::Files, Kind::Begun, Kind::Lost, Kind::Proof];
+        for (kind, name) in all.into_iter().zip(Kind::NAMES) {
+            // A new one belongs above, too.
+            match kind {
+                Kind::Run | Kind::Refused | Kind::Held | Kind::Approved | Kind::Files | Kind::Begun | Kind::Lost | Kind::Proof => {}
+            }
+            assert_eq!(serde_json::to_value(kind).unwrap(), name);
         }
     }
 }

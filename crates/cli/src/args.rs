@@ -12,7 +12,7 @@ use clap::{
 use stockade_policy::whitelist::Rule;
 use stockade_protocol::{LimitKey, LimitValue, Quantity};
 
-/// Run untrusted code in a fresh sandbox of Linux namespaces.
+/// Run untrusted code in a throwaway Linux sandbox.
 ///
 /// Needs no daemon, image or container engine; runs as root or as an ordinary user.
 #[derive(Debug, Parser)]
@@ -45,6 +45,15 @@ impl Cli {
     }
 }
 
+/// Commands as completions and the manual have them: `help policy show` says what `policy show
+/// --help` does, so it is none of its own.
+pub(crate) fn without_nested_help(command: clap::Command) -> clap::Command {
+    let quiet = |command: clap::Command| command.disable_help_subcommand(true);
+    let mut command = quiet(command).mut_subcommand("policy", quiet);
+    command.build();
+    command
+}
+
 /// A command, and two ways to call it.
 const EXAMPLES: &[(&str, &str, &str)] = &[
     ("exec", r#"--pretty <<< '{"code": "print(6*7)"}'"#, "--policy strict --scratch /srv/job < request.json"),
@@ -69,12 +78,13 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("audit rotate", "", "--keep-days 90"),
     ("audit tail", "--follow", "-n 100 --json"),
     ("audit show", "4f1c2a9be07d3365", "my-request-17"),
-    ("audit query", "--since 1h --verdict out_of_memory", "--policy strict --json"),
+    ("audit query", "--since 1h --verdict out_of_memory", "--since today --event refused --json"),
     ("ps", "", "--json"),
     ("kill", "4f1c2a9be07d3365", "\"$(stockade ps --json | jq -r .runs[0].run)\""),
     ("approve", "TOKEN", "TOKEN --yes"),
     ("screen", "script.py", "--policy strict --json src/"),
     ("help", "security", "policy check"),
+    ("man", "| man -l -", "--into ~/.local/share/man"),
     ("completions", "bash", "zsh > ~/.zfunc/_stockade"),
     ("version", "", "--json"),
 ];
@@ -102,7 +112,7 @@ pub(crate) enum Command {
     /// Run an interpreter for a shim, whose first line starts this
     #[command(hide = true, disable_help_flag = true)]
     ShimExec(ShimExec),
-    /// Run requests one after the other, as JSON lines, with files that persist
+    /// Run a series of requests (JSON Lines) that share files
     ///
     /// Each request has its own sandbox; scratch, home and /tmp belong to the session, and no
     /// process outlives its request. Each line of stdin is one JSON object with an `op` (run,
@@ -146,7 +156,7 @@ pub(crate) enum Command {
     /// A session goes on without it. Exit status: 0 when it has ended, 1 when there is no such
     /// run or it is not yours, 125 when it does not end.
     Kill(Kill),
-    /// Show code that waits for your approval, and approve it
+    /// Show a pending request; approve it with --yes
     ///
     /// For the `approvers` of a policy, through root: sudo stockade approve TOKEN. Shows the
     /// caller and all that would run; approves nothing without --yes. Exit status: 0 when it
@@ -166,6 +176,17 @@ pub(crate) enum Command {
         #[arg(value_name = "TOPIC|COMMAND")]
         words: Vec<String>,
     },
+    /// Print a page of the manual, or write all of them for man(1)
+    ///
+    /// In the format of manual pages (roff). The Debian package and the tarball bring them along.
+    Man {
+        /// A topic or a command; without one, the program's page
+        #[arg(value_name = "TOPIC|COMMAND")]
+        words: Vec<String>,
+        /// Write all pages into man1, man5 and man7 of this directory; older ones are written over
+        #[arg(long, value_name = "DIR", conflicts_with = "words", value_parser = path_from_here())]
+        into: Option<PathBuf>,
+    },
     /// Print the completions of a shell
     ///
     /// bash: stockade completions bash > ~/.local/share/bash-completion/completions/stockade
@@ -184,7 +205,10 @@ pub(crate) struct Sandbox {
     /// A policy's name, or a file (a path with a slash); default: `default`
     #[arg(long, value_name = "NAME|FILE")]
     pub(crate) policy: Option<String>,
-    /// The host directory to expose at its own path; a request's must be it or below it
+    /// Host directory to use as working directory, at the same path inside
+    ///
+    /// A request may only name this directory or one below it. The path may contain no symlinks
+    /// but root's.
     #[arg(short = 'C', long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
     /// An interpreter in place of the policy's, with its virtual environment read-only
@@ -259,7 +283,7 @@ pub(crate) struct Exec {
     pub(crate) sandbox: Sandbox,
     #[command(flatten)]
     pub(crate) plan: DryRun,
-    /// Send it to the server behind this socket, whose name is the policy's
+    /// Send the request to the server on this socket; the socket's name selects the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "allow", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
     /// Approve what an earlier result of this request held back: its `approval.token`
@@ -271,7 +295,7 @@ pub(crate) struct Exec {
     ///
     /// The word behind a fence is the language; `# filename: x.py` in a block's first line
     /// also writes the block to that file. Blocks without a language, or in one that is no
-    /// code (text, json, …), are not run. The first block that fails is the last one run. The
+    /// code (text, json, …), are not run. Stops at the first block that fails. The
     /// result is that of the last block, with the output of all; `blocks` has each result.
     #[arg(long, conflicts_with_all = ["socket", "dry_run"])]
     pub(crate) markdown: bool,
@@ -294,7 +318,7 @@ pub(crate) struct Exec {
 
 #[derive(Args, Debug)]
 #[command(mut_arg("scratch", |scratch| {
-    scratch.help("The host directory to expose at its own path; default: a private scratch that ends with the session")
+    scratch.help("Host directory to use as working directory, at the same path inside; default: a private one that ends with the session")
 }))]
 pub(crate) struct SessionOptions {
     #[command(flatten)]
@@ -308,6 +332,9 @@ pub(crate) struct Session {
     /// Who may approve code that a policy holds back; without an approver it is refused at once
     #[arg(long, value_name = "WHO", default_value = "anyone")]
     pub(crate) approved_by: ApprovedBy,
+    /// Say nothing on stderr of layers that are missing here
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 /// Who may approve code that waits in a session.
@@ -402,18 +429,20 @@ pub(crate) struct RunLimits {
 }
 
 /// The value of a limit as a request has it. Beside a policy's spelling: seconds and bytes without
-/// a unit, `m` for minutes, and `k`, `m`, `g` for sizes, as other tools take them.
+/// a unit, other names of minutes and hours, and `k`, `m`, `g` or `gb` for sizes in powers of 1024,
+/// as other tools take them.
 fn limit(key: LimitKey, text: &str) -> Result<LimitValue, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
     let in_unit = |unit: &str| LimitValue::Text(format!("{number}{unit}"));
-    let value = match (key.quantity(), unit) {
-        (Quantity::Duration, "") => in_unit("s"),
-        (Quantity::Duration, "m") => in_unit("min"),
+    let value = match (key.quantity(), unit.trim_start()) {
+        (Quantity::Duration, "" | "sec" | "secs" | "second" | "seconds") => in_unit("s"),
+        (Quantity::Duration, "m" | "mins" | "minute" | "minutes") => in_unit("min"),
+        (Quantity::Duration, "hour" | "hours") => in_unit("h"),
         (Quantity::Size, "") => in_unit("B"),
-        (Quantity::Size, "k" | "K") => in_unit("KiB"),
-        (Quantity::Size, "m" | "M") => in_unit("MiB"),
-        (Quantity::Size, "g" | "G") => in_unit("GiB"),
+        (Quantity::Size, "k" | "K" | "kb" | "KB") => in_unit("KiB"),
+        (Quantity::Size, "m" | "M" | "mb" | "MB") => in_unit("MiB"),
+        (Quantity::Size, "g" | "G" | "gb" | "GB") => in_unit("GiB"),
         (Quantity::Duration | Quantity::Size, _) => LimitValue::Text(text.to_owned()),
         (Quantity::Count, _) => LimitValue::Integer(text.parse().map_err(|_| String::from("not a whole number"))?),
         (Quantity::Cpus, _) => LimitValue::Float(text.parse().map_err(|_| String::from("not a number"))?),
@@ -445,6 +474,9 @@ pub(crate) enum Shim {
         /// Otherwise U+FFFD replaces it, since most callers expect text.
         #[arg(long)]
         exact: bool,
+        /// Say nothing on stderr of layers that are missing here
+        #[arg(short, long)]
+        quiet: bool,
     },
     /// List the shims in a directory
     ///
@@ -725,9 +757,9 @@ pub(crate) enum Audit {
         /// The run's number, or the `id` of its request
         id: String,
     },
-    /// Print the records that match all conditions
+    /// Search the log; filters are combined with AND
     ///
-    /// Exits with 1 when there is none.
+    /// Exits with 1 when no record matches.
     Query(Filter),
 }
 
@@ -737,7 +769,7 @@ pub(crate) struct Filter {
     /// The directory of a log; default: this user's
     #[arg(long, value_name = "DIR")]
     pub(crate) log: Option<PathBuf>,
-    /// Not before this time in UTC, such as 2026-11-22T06:50, or so long ago: `1h`, `7d`
+    /// Not before this time in UTC: `2026-11-22T06:50`, `today`, or how long ago, such as `1h`, `7d`
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
     /// Before this time
@@ -746,6 +778,9 @@ pub(crate) struct Filter {
     /// With this label
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
+    /// Of this kind
+    #[arg(long, value_name = "EVENT", value_parser = stockade_audit::Kind::NAMES)]
+    pub(crate) event: Option<String>,
     /// With this verdict
     #[arg(long, value_name = "VERDICT")]
     pub(crate) verdict: Option<String>,

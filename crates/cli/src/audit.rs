@@ -299,12 +299,16 @@ fn in_utc(time: &str) -> anyhow::Result<String> {
     if text::is_time(time) {
         return Ok(time.to_owned());
     }
+    if time == "today" {
+        let now = text::time(SystemTime::now());
+        return Ok(now.split('T').next().unwrap_or_default().to_owned());
+    }
     let (number, unit) = time.split_at(time.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(time.len()));
     let seconds = match unit {
         "min" | "m" => 60,
         "h" => 3600,
         "d" => 86400,
-        _ => bail!("{time}: write a time in UTC such as 2026-11-22 or 2026-11-22T06:50, or how long ago: 30min, 1h, 7d"),
+        _ => bail!("{time}: write a time in UTC such as 2026-11-22, 2026-11-22T06:50 or today, or how long ago: 30min, 1h, 7d"),
     };
     let ago = number.parse::<u64>().ok().and_then(|number| number.checked_mul(seconds)).map(Duration::from_secs);
     let at = ago.and_then(|ago| SystemTime::now().checked_sub(ago)).with_context(|| format!("{time}: too long ago"))?;
@@ -317,6 +321,7 @@ fn fits(record: &Value, filter: &Filter) -> bool {
     let wanted = |value: &Value, wanted: &Option<String>| wanted.as_ref().is_none_or(|wanted| value == wanted);
     filter.since.as_ref().is_none_or(|since| time >= bare(since).as_str())
         && filter.until.as_ref().is_none_or(|until| time < bare(until).as_str())
+        && wanted(&record["event"], &filter.event)
         && wanted(&record["verdict"], &filter.verdict)
         && wanted(&record["policy"]["name"], &filter.policy)
         && filter.labels.iter().all(|(name, value)| record["labels"][name] == *value)

@@ -9,7 +9,7 @@ use clap_complete::{Shell, generate};
 
 use crate::{
     ExitCode,
-    args::{Cli, CompletedShell},
+    args::{Cli, CompletedShell, without_nested_help},
     output::print_text,
 };
 
@@ -74,10 +74,7 @@ pub(crate) fn print(shell: CompletedShell) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// clap's script is another than the one that names of policies are added to.
 fn script(shell: CompletedShell) -> io::Result<String> {
-    // `help policy show` says what `policy show --help` does, so it is not completed.
-    let quiet = |command: clap::Command| command.disable_help_subcommand(true);
-    let mut command = quiet(Cli::described()).mut_subcommand("policy", quiet);
-    command.build();
+    let mut command = without_nested_help(Cli::described());
     let (of_clap, policies) = match shell {
         CompletedShell::Bash => (Shell::Bash, BASH),
         CompletedShell::Zsh => (Shell::Zsh, ""),

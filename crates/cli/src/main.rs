@@ -14,6 +14,7 @@ mod doctor;
 mod dry_run;
 mod grants;
 mod help;
+mod manual;
 mod output;
 mod page;
 mod pages;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve_connection(&serve),
         Command::Help { words } => help::show(&words),
+        Command::Man { words, into } => manual::run(&words, into.as_deref()),
         Command::Completions { shell } => completions::print(shell),
         Command::Version(version) => show_version(version.json),
     };
@@ -207,6 +209,7 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     let flags = [(exec.last, "--last"), (exec.text, "--text"), (true, "--")];
     let mut arguments: Vec<OsString> = flags.iter().filter(|(given, _)| *given).map(|(_, flag)| flag.into()).collect();
     arguments.extend(exec.sandbox.to_arguments());
+    arguments.extend(exec.quiet.then(|| "--quiet".into()));
     // The session ends with the reply, and what waits in it could never be run.
     arguments.extend(args::ApprovedBy::NoOne.to_arguments());
     match companion::become_companion("stockade-markdown", arguments) {
@@ -241,11 +244,12 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 /// A session that began and was closed exits with 0, whatever its requests did.
 fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
     let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.options.sandbox) };
+    let quiet = session.quiet;
     let told = RefCell::new(BTreeSet::new());
     let ended = stockade_server::session::serve(options, |report| {
         for (layer, detail) in degraded(report) {
             // Once for a session: every receipt has it.
-            if told.borrow_mut().insert((layer, detail.to_owned())) {
+            if !quiet && told.borrow_mut().insert((layer, detail.to_owned())) {
                 warn_of(layer, detail);
             }
         }
@@ -272,6 +276,14 @@ fn warn_of_degraded(report: &Report) {
     degraded(report).for_each(|(layer, detail)| warn_of(layer, detail));
 }
 
+/// The same once for each user and start of the host.
+fn warn_of_degraded_once(report: &Report) {
+    let layers: Vec<&str> = degraded(report).map(|(layer, _)| layer).collect();
+    if !layers.is_empty() && stockade_engine::notice::is_due(&layers) {
+        warn_of_degraded(report);
+    }
+}
+
 /// The layers that a run was without, each with the reason.
 fn degraded(report: &Report) -> impl Iterator<Item = (&'static str, &str)> {
     let layers = report.receipt.iter().flat_map(|receipt| &receipt.layers);
@@ -289,10 +301,14 @@ fn warn_of_record(failure: &str) {
     warn(&format!("stockade: not in the audit log: {failure}"));
 }
 
-/// The cause alone: remedy and what holds in place of the layer are in the receipt and in `doctor`.
+/// What follows for an ordinary user's runs, or else the cause: all of both is in the receipt and
+/// in `doctor`.
 fn warn_of(layer: &str, detail: &str) {
-    let cause = detail.split("; ").next().unwrap_or_default();
-    warn(&format!("stockade: running without `{layer}`: {cause} (more: stockade doctor)"));
+    let why = match layer {
+        "cgroup" => "memory is counted every 50 ms, CPU time is limited per process",
+        _ => detail.split("; ").next().unwrap_or_default(),
+    };
+    warn(&format!("stockade: running without `{layer}`: {why} (more: stockade doctor)"));
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {

@@ -5,32 +5,34 @@ use std::{fs, io::Write, os::unix::fs::OpenOptionsExt};
 use anyhow::{Context, bail};
 use serde_json::json;
 use stockade_engine::{Options, list_policies, load_policy, lookup_context};
+use stockade_policy::model::Policy;
 use stockade_policy_tools::compare::compare;
+use stockade_protocol::LimitKey;
 
 use crate::{
     ExitCode, USAGE_ERROR,
-    args::{NewPolicy, Policy},
+    args::{self, NewPolicy},
     output::{print_json, print_text, warn},
     policy_text,
     run::limits,
 };
 
-pub(crate) fn run(command: Policy) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: args::Policy) -> anyhow::Result<ExitCode> {
     match command {
-        Policy::Check { policies } => check(&policies),
-        Policy::New(new) => create(&new),
-        Policy::Show { policy, json } => show(policy, json),
-        Policy::Explain { policy, against, json } => explain(&policy, &against, json),
-        Policy::Diff { first, second, json } => diff(&first, &second, json),
-        Policy::List => list(),
-        Policy::Schema => {
+        args::Policy::Check { policies } => check(&policies),
+        args::Policy::New(new) => create(&new),
+        args::Policy::Show { policy, json } => show(policy, json),
+        args::Policy::Explain { policy, against, json } => explain(&policy, &against, json),
+        args::Policy::Diff { first, second, json } => diff(&first, &second, json),
+        args::Policy::List => list(),
+        args::Policy::Schema => {
             print_json(&stockade_policy::schema())?;
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-pub(crate) fn load(name: &str) -> Result<stockade_policy::model::Policy, stockade_engine::Refusal> {
+pub(crate) fn load(name: &str) -> Result<Policy, stockade_engine::Refusal> {
     load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() }).map(|loaded| loaded.policy)
 }
 
@@ -68,28 +70,35 @@ fn create(new: &NewPolicy) -> anyhow::Result<ExitCode> {
         None => bail!("neither XDG_CONFIG_HOME nor HOME says where this user's policies are; set one of them"),
     };
     let path = directory.join(format!("{}.toml", new.name));
-    let text = text_of(new)?;
+    let extended = match load(&new.extends) {
+        Ok(extended) => extended,
+        Err(refusal) => {
+            warn(&refusal.message);
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let text = text_of(new, &extended)?;
     // As root's for a caller of sudo this would be another user's directory, and fails.
     stockade_engine::with_callers_rights(|| -> anyhow::Result<()> {
         fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
         let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path);
         file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| format!("write {}", path.display()))
     })??;
-    let made = load(&new.name).and_then(|policy| Ok((policy, load(&new.extends)?)));
-    let (policy, extended) = match made {
-        Ok(both) => both,
+    let policy = match load(&new.name) {
+        Ok(policy) => policy,
         Err(refusal) => {
             let _it_is_no_policy = stockade_engine::with_callers_rights(|| fs::remove_file(&path))?;
             warn(&refusal.message);
             return Ok(ExitCode::FAILURE);
         }
     };
-    print_text(&format!("{}\n{}", path.display(), policy_text::comparison(&extended.name, &policy.name, &compare(&extended, &policy))))?;
+    print_text(&path.display().to_string())?;
+    policy_text::comparison(&extended.name, &policy.name, &compare(&extended, &policy)).print()?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The policy's text, each loosening with its reason.
-fn text_of(new: &NewPolicy) -> anyhow::Result<String> {
+fn text_of(new: &NewPolicy, extended: &Policy) -> anyhow::Result<String> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let mut out = format!(
         "schema = 1\nextends = {}\ndescription = {}\n",
@@ -106,6 +115,9 @@ fn text_of(new: &NewPolicy) -> anyhow::Result<String> {
         for (key, value) in &limits {
             out.push_str(&format!("{key} = {}\n", serde_json::to_value(value)?));
         }
+        for (key, size) in sizes_in_memory(new, extended) {
+            out.push_str(&format!("{} = {}  # a quarter of memory, which holds it\n", key.name(), quoted(&key.format(Some(size)))));
+        }
         out.push_str("max = \"same\"  # no request gets more\n");
     }
     if !new.allow.is_empty() {
@@ -113,6 +125,16 @@ fn text_of(new: &NewPolicy) -> anyhow::Result<String> {
         out.push_str(&format!("\n[egress]\nwhitelist = {{ add = [\n{rules}] }}\n"));
     }
     Ok(out)
+}
+
+/// Sizes of file systems in memory that are lowered with it, as a request's are.
+fn sizes_in_memory(new: &NewPolicy, extended: &Policy) -> Vec<(LimitKey, u64)> {
+    let Some(Ok(Some(memory))) = new.limits.memory.as_ref().map(|memory| LimitKey::Memory.parse(memory)) else { return Vec::new() };
+    let sizes = [LimitKey::TmpSize, LimitKey::ScratchSize].map(|key| (key, extended.limits.get(key).unwrap_or(u64::MAX)));
+    if sizes[0].1.saturating_add(sizes[1].1) < memory {
+        return Vec::new();
+    }
+    sizes.into_iter().filter(|(_, size)| *size > memory / 4).map(|(key, _)| (key, memory / 4)).collect()
 }
 
 fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
@@ -151,11 +173,11 @@ fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
     let comparison = compare(&first, &second);
     let tight = comparison.more.is_empty();
     if json {
-        let name = |policy: &stockade_policy::model::Policy| json!({ "name": policy.name, "origin": policy.origin.to_string(), "sha256": policy.sha256 });
+        let name = |policy: &Policy| json!({ "name": policy.name, "origin": policy.origin.to_string(), "sha256": policy.sha256 });
         let whole = json!({ "schema": 1, "a": name(&first), "b": name(&second), "within": tight, "more": comparison.more, "less": comparison.less, "other": comparison.other });
         print_json(&whole)?;
     } else {
-        print_text(&policy_text::comparison(&first.name, &second.name, &comparison))?;
+        policy_text::comparison(&first.name, &second.name, &comparison).print()?;
     }
     Ok(if tight { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,15 +1,15 @@
 //! Explanations and comparisons of policies as text for a person: lines of `key: value`.
 //!
-//! It adds headings only, wraps lines, and counts lists that are too long to read. A policy's
-//! description is indented and each name from it is one word, so that a policy cannot imitate
-//! a heading.
+//! It adds headings and colours only, wraps lines, and counts lists that are too long to read. A
+//! policy's description is indented and each name from it is one word, so that a policy cannot
+//! imitate a heading.
 
 use stockade_policy_tools::{
     Explanation,
     compare::{Comparison, Difference},
 };
 
-use crate::output::visible;
+use crate::output::{Colour, Painted, visible};
 
 /// Columns of a line.
 const WIDTH: usize = 100;
@@ -40,16 +40,27 @@ pub(crate) fn explanation(explanation: &Explanation) -> String {
     out
 }
 
-/// A comparison of two policies of these names.
-pub(crate) fn comparison(first: &str, second: &str, comparison: &Comparison) -> String {
-    let mut out = String::new();
-    for (title, list) in [
-        (format!("Allowed by {second}, not by {first}"), &comparison.more),
-        (format!("Allowed by {first}, not by {second}"), &comparison.less),
-        (String::from("Other differences"), &comparison.other),
-    ] {
-        heading(&mut out, &title);
-        differences(&mut out, list);
+/// A comparison of two policies of these names: red is what the second loosens, green what it
+/// tightens.
+pub(crate) fn comparison(first: &str, second: &str, comparison: &Comparison) -> Painted {
+    let mut out = Painted::default();
+    let lists = [
+        (Colour::Bad, format!("Allowed by {second}, not by {first}"), &comparison.more),
+        (Colour::Good, format!("Allowed by {first}, not by {second}"), &comparison.less),
+        (Colour::Plain, String::from("Other differences"), &comparison.other),
+    ];
+    for (colour, title, list) in lists {
+        let mut text = String::new();
+        heading(&mut text, &title);
+        out.add(Colour::Plain, text);
+        let mut text = String::new();
+        differences(&mut text, list);
+        // Each line by itself: a pager forgets a colour at the end of a line.
+        for line in text.lines() {
+            out.add(if list.is_empty() { Colour::Plain } else { colour }, line);
+            out.add(Colour::Plain, "\n");
+        }
+        out.add(Colour::Plain, "\n");
     }
     let undecided = comparison.more.iter().filter(|difference| !difference.certain).count();
     let verdict = match (comparison.more.len(), undecided) {
@@ -57,8 +68,10 @@ pub(crate) fn comparison(first: &str, second: &str, comparison: &Comparison) -> 
         (all, 0) => format!("{second} allows more than {first}: {all} differences."),
         (all, some) => format!("{second} allows more than {first}: {all} differences, {some} of them undecided."),
     };
-    out.push('\n');
-    paragraph(&mut out, "", words(&verdict));
+    let mut text = String::new();
+    paragraph(&mut text, "", words(&verdict));
+    out.add(if comparison.more.is_empty() { Colour::Good } else { Colour::Bad }, text.trim_end());
+    out.add(Colour::Plain, "\n");
     out
 }
 

@@ -20,7 +20,9 @@ use stockade_engine::{
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
 
-use crate::{ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, dry_run, output::warn, unwritten, warn_of_audit, warn_of_degraded};
+use crate::{
+    ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, dry_run, output::warn, unwritten, warn_of_audit, warn_of_degraded_once,
+};
 
 /// The word that stands for code on stdin.
 const STDIN: &str = "-";
@@ -58,7 +60,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         }
     };
     if !run.quiet {
-        warn_of_degraded(&report);
+        warn_of_degraded_once(&report);
     }
     warn_of_audit(&report);
     let kept = keep(&report, run);

@@ -40,7 +40,7 @@ const NONE_FOUND: u8 = 1;
 
 pub(crate) fn run(command: &Shim) -> anyhow::Result<ExitCode> {
     match command {
-        Shim::Install { directory, policy, scratch, exact } => install(directory, policy, scratch.as_deref(), *exact),
+        Shim::Install { directory, policy, scratch, exact, quiet } => install(directory, policy, scratch.as_deref(), *exact, *quiet),
         Shim::List { directory } => list(directory),
         Shim::Remove { directory } => remove(directory),
     }
@@ -168,7 +168,7 @@ pub(crate) fn exec(shim: &ShimExec) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exact: bool) -> anyhow::Result<ExitCode> {
+fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exact: bool, quiet: bool) -> anyhow::Result<ExitCode> {
     let mut options = Options::from(choice);
     if let Some(policy) = options.policy.as_mut().filter(|policy| policy.contains('/')) {
         // A shim runs in its caller's working directory.
@@ -213,7 +213,7 @@ fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exac
     };
     // With the caller's rights: root must not write files that the caller could not.
     let made = stockade_engine::with_callers_rights(made)??;
-    for (layer, why) in degraded {
+    for (layer, why) in degraded.iter().filter(|_| !quiet) {
         warn(&format!("stockade: their runs here lack the layer `{layer}`: {why}"));
     }
     if texts.is_empty() {

@@ -420,9 +420,7 @@ impl<'a> Examiner<'a> {
             Some(AnchorSink::Journal) => fine("audit", format!("{log}, heads of the chain in the journal")),
             Some(AnchorSink::Syslog) => fine("audit", format!("{log}, heads of the chain in syslog")),
             None => {
-                let why = format!(
-                    "{log} alone: neither journald nor syslog is here to keep the heads of the chain, so a log that is cut off at its end looks whole"
-                );
+                let why = format!("{log}; no journald or syslog: truncation of the log's end cannot be detected");
                 finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
             }
         }
@@ -468,11 +466,7 @@ impl<'a> Examiner<'a> {
             if others_fault {
                 let there = program.is_file();
                 let state = if there { State::Ok } else { absent_or_missing(is_default) };
-                let detail = format!(
-                    "{} is {}on this host; not started, as no sandbox is to be had",
-                    program.display(),
-                    if there { "" } else { "not " }
-                );
+                let detail = format!("{} is {}on this host; not tested (no sandbox)", program.display(), if there { "" } else { "not " });
                 return finding(&feature, state, (detail, (!there).then(|| install_hint(&program))));
             }
             let report;
@@ -506,7 +500,7 @@ impl<'a> Examiner<'a> {
         if !is_enforced(&self.run) {
             let (detail, remedy) = split(&self.run.error.0);
             let elsewhere =
-                "fix what is missing above; if nothing is, an outer filter, a limit or a security module stands in the way of this step";
+                "fix the lines marked `missing`; if there is none, an outer filter, a limit or a security module prevents this step";
             return missing("run", (detail, remedy.or_else(|| Some(elsewhere.to_owned()))));
         }
         let (mut read_back, mut probed) = (0, 0);
@@ -521,7 +515,7 @@ impl<'a> Examiner<'a> {
 /// Who owns a scratch where root acts for itself.
 const NOBODY: u32 = 65534;
 
-/// The result speaks about the code, so the sandbox came to stand.
+/// The result is about the code, so there was a sandbox.
 fn is_enforced(report: &Report) -> bool {
     !matches!(report.verdict, Verdict::SandboxError | Verdict::BadRequest)
 }

@@ -12,6 +12,7 @@ pub mod caller;
 pub mod companion;
 pub mod facts;
 pub mod interpreter;
+pub mod notice;
 mod policies;
 mod pool;
 mod refusal;

@@ -29,6 +29,10 @@ pub(crate) struct Executed {
     /// The one cause of its end.
     #[schemars(with = "Verdict", extend("default" = "sandbox_error"))]
     verdict: String,
+    /// Why in one word that stays the same, such as `limit_above_maximum`; `stockade help reasons`
+    /// explains each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     /// Exit status; 128+N for a signal, 124 for the wall clock, 137 for another limit,
     /// 126 for code that screening refused.
     code: i64,
@@ -290,6 +294,18 @@ mod tests {
         assert_eq!(words(&ran("[signaled, exit code 139]\n\n", 0, None)), format!("[signaled, exit code 139]\n\n{forged}"));
         assert_eq!(words(&ran("a\r[x", 0, None)), format!("a\r[x\n{forged}"));
         assert_eq!(words(&ran("", 1, Some("f"))), "[file f, 1 bytes]\n[exited, exit code 1]");
+    }
+
+    #[test]
+    fn a_refusal_has_its_reason_and_a_run_has_none() {
+        let refused = json!({"success": false, "verdict": "bad_request", "reason": "unknown_language", "code": 2,
+            "error": "language `cobol`: there is no such runtime", "started": false});
+        let result = executed(refused, &[]).unwrap();
+        assert_eq!(result.is_error, Some(true));
+        assert_eq!(words(&result), "[stderr]\nlanguage `cobol`: there is no such runtime\n[bad_request, exit code 2]");
+        assert_eq!(result.structured_content.unwrap()["reason"], "unknown_language");
+        let ended = json!({"success": true, "verdict": "exited", "reason": null, "code": 0});
+        assert!(executed(ended, &[]).unwrap().structured_content.unwrap().get("reason").is_none());
     }
 
     #[test]

@@ -229,15 +229,44 @@ fn narrow_limits(policy: &Policy, run_request: &RunRequest) -> Result<Limits, Pl
         }
         limits.set(key, wanted);
     }
-    if let Some(memory) = limits.get(LimitKey::Memory) {
-        let tmp = limits.get(LimitKey::TmpSize).unwrap_or(u64::MAX);
-        let scratch = if run_request.scratch.is_some() { Some(0) } else { limits.get(LimitKey::ScratchSize) };
-        if tmp.saturating_add(scratch.unwrap_or(u64::MAX)) >= memory {
-            let (tmp, scratch) = (limits.get(LimitKey::TmpSize), limits.get(LimitKey::ScratchSize));
-            return Err(PlanError::TmpfsAboveMemory { tmp, scratch, memory });
-        }
+    let Some(memory) = limits.get(LimitKey::Memory) else { return Ok(limits) };
+    if charged_to_memory(&limits, run_request) < memory {
+        return Ok(limits);
     }
-    Ok(limits)
+    lower_open_sizes(&limits, run_request, memory).ok_or_else(|| {
+        let (tmp, scratch) = (limits.get(LimitKey::TmpSize), limits.get(LimitKey::ScratchSize));
+        PlanError::TmpfsAboveMemory { tmp, scratch, memory }
+    })
+}
+
+/// The sizes of file systems whose files are kept in the run's memory.
+fn sizes_in_memory(run_request: &RunRequest) -> &'static [LimitKey] {
+    if run_request.scratch.is_some() { &[LimitKey::TmpSize] } else { &[LimitKey::TmpSize, LimitKey::ScratchSize] }
+}
+
+/// What files may take of the run's memory.
+fn charged_to_memory(limits: &Limits, run_request: &RunRequest) -> u64 {
+    let sizes = sizes_in_memory(run_request).iter().map(|key| limits.get(*key).unwrap_or(u64::MAX));
+    sizes.fold(0, u64::saturating_add)
+}
+
+/// The limits where a request lowers `memory` and leaves sizes of file systems open: each of these
+/// is at most a quarter of the memory that the sizes it states leave. None where that does not
+/// fit, or in a session, whose file systems are made already.
+fn lower_open_sizes(limits: &Limits, run_request: &RunRequest, memory: u64) -> Option<Limits> {
+    if run_request.session || !run_request.limits.contains_key(&LimitKey::Memory) {
+        return None;
+    }
+    let is_stated = |key: &&LimitKey| run_request.limits.contains_key(key);
+    let (stated, open): (Vec<&LimitKey>, Vec<&LimitKey>) = sizes_in_memory(run_request).iter().partition(is_stated);
+    let stated = stated.into_iter().map(|key| limits.get(*key).unwrap_or(u64::MAX)).fold(0, u64::saturating_add);
+    // A tmpfs of size 0 has no limit.
+    let most = (memory.saturating_sub(stated) / 4).max(1);
+    let mut lowered = limits.clone();
+    for key in open {
+        lowered.set(*key, Some(limits.get(*key).map_or(most, |size| size.min(most))));
+    }
+    (charged_to_memory(&lowered, run_request) < memory).then_some(lowered)
 }
 
 /// Takes the caller's hard limits where they are lower: no process below can exceed them. The

@@ -149,7 +149,10 @@ impl std::str::FromStr for Rule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        rule(text).map_err(|diagnostic| format!("{}: {}", diagnostic.title, diagnostic.label))
+        rule(text).map_err(|diagnostic| {
+            let help = diagnostic.help.map(|help| format!("; {help}")).unwrap_or_default();
+            format!("{}: {}{help}", diagnostic.title, diagnostic.label)
+        })
     }
 }
 

@@ -252,7 +252,6 @@ fn a_request_narrows_and_never_widens() {
     assert_eq!(planned(&policy, &facts(true), &with(LimitKey::Wall, Some(1000))).unwrap().limits.get(LimitKey::Wall), Some(1000));
     refused(planned(&policy, &facts(true), &with(LimitKey::Wall, None)), "limit_above_maximum", true);
     refused(planned(&policy, &facts(true), &with(LimitKey::Memory, Some(1 << 50))), "limit_above_maximum", true);
-    refused(planned(&policy, &facts(true), &with(LimitKey::Memory, Some(100 << 20))), "tmpfs_above_memory", true);
     let env = RunRequest { environment: BTreeMap::from([(String::from("LD_PRELOAD"), String::from("x"))]), ..code() };
     refused(planned(&policy, &facts(true), &env), "env_not_accepted", true);
     let language = RunRequest {
@@ -260,6 +259,44 @@ fn a_request_narrows_and_never_widens() {
         ..RunRequest::default()
     };
     refused(planned(&policy, &facts(true), &language), "unknown_language", true);
+}
+
+#[test]
+fn sizes_that_no_one_set_are_lowered_with_memory() {
+    let policy = load_shipped("default").unwrap();
+    let mib = |limits: &[(LimitKey, u64)]| limits.iter().map(|(key, size)| (*key, Some(size << 20))).collect::<BTreeMap<_, _>>();
+    let asked = |limits: &[(LimitKey, u64)]| RunRequest { limits: mib(limits), ..code() };
+    let sizes = |run_request: &RunRequest| {
+        let plan = planned(&policy, &facts(true), run_request).unwrap();
+        let size = |key| plan.limits.get(key).unwrap() as f64 / f64::from(1 << 20);
+        assert!(plan.scratch.host || plan.scratch.size == plan.limits.get(LimitKey::ScratchSize));
+        (size(LimitKey::TmpSize), size(LimitKey::ScratchSize), plan.root_size.unwrap() - plan.limits.get(LimitKey::TmpSize).unwrap())
+    };
+    use LimitKey::{Memory, ScratchSize, TmpSize};
+    const ROOT: u64 = 512 << 10;
+    assert_eq!(sizes(&asked(&[(Memory, 193)])), (64.0, 128.0, ROOT), "they fit");
+    assert_eq!(sizes(&asked(&[(Memory, 192)])), (48.0, 48.0, ROOT));
+    assert_eq!(sizes(&asked(&[(Memory, 100)])), (25.0, 25.0, ROOT));
+    assert_eq!(sizes(&asked(&[(Memory, 4)])), (1.0, 1.0, ROOT));
+    assert_eq!(sizes(&asked(&[(Memory, 100), (TmpSize, 60)])), (60.0, 10.0, ROOT));
+    assert_eq!(sizes(&asked(&[(Memory, 100), (ScratchSize, 99)])), (0.25, 99.0, ROOT));
+    // A scratch of the host is not in memory.
+    let host = |limits: &[(LimitKey, u64)]| RunRequest { limits: mib(limits), ..in_scratch("/srv/work") };
+    assert_eq!(sizes(&host(&[(Memory, 100)])), (64.0, 128.0, ROOT));
+    assert_eq!(sizes(&host(&[(Memory, 64)])), (16.0, 128.0, ROOT));
+    // What a request states, and what it asks of a session's file systems, is refused as ever.
+    for run_request in [
+        asked(&[(Memory, 100), (ScratchSize, 100)]),
+        asked(&[(Memory, 100), (TmpSize, 50), (ScratchSize, 50)]),
+        asked(&[(ScratchSize, 500)]),
+        RunRequest { session: true, ..asked(&[(Memory, 100)]) },
+    ] {
+        refused(planned(&policy, &facts(true), &run_request), "tmpfs_above_memory", true);
+    }
+    let mut unlimited = policy.clone();
+    unlimited.limits.set(TmpSize, None);
+    let plan = planned(&unlimited, &facts(true), &asked(&[(Memory, 400)])).unwrap();
+    assert_eq!((plan.limits.get(TmpSize), plan.limits.get(ScratchSize)), (Some(100 << 20), Some(100 << 20)));
 }
 
 #[test]

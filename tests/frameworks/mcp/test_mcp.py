@@ -97,8 +97,12 @@ async def test_a_failed_program_is_data_and_what_was_not_run_is_an_error() -> No
         assert words(listed) == f"{shown} (0 bytes)" and listed.structured_content["entries"][0]["path"] == name
         slow = await mcp.call_tool("execute_code", {"code": "while True: pass", "limits": {"wall": "500ms"}})
         assert not slow.is_error and slow.structured_content["verdict"] == "wall_timeout"
-        for arguments in ({"code": "1", "language": "cobol"}, {"code": "1", "limits": {"wall": "10years"}}):
+        for arguments, reason in (
+            ({"code": "1", "language": "cobol"}, "unknown_language"),
+            ({"code": "1", "limits": {"wall": "10years"}}, "limit_malformed"),
+        ):
             refused = await mcp.call_tool("execute_code", arguments)
+            assert refused.structured_content["reason"] == reason, refused
             assert refused.is_error and refused.structured_content["verdict"] == "bad_request" and words(refused), (
                 refused
             )

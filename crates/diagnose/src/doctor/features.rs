@@ -30,7 +30,7 @@ impl Examiner<'_> {
             self.inside("root", "tmpfs, read-only binds and pivot_root", || probe::root_file_system(self.ids)),
             self.proc(),
             self.inside("loopback", "lo comes up, alone in a network namespace", || probe::loopback(self.ids)),
-            self.inside("host_name", "one of its own", || probe::host_name(self.ids)),
+            self.inside("host_name", "private", || probe::host_name(self.ids)),
             self.devices(),
             self.keyring(),
             self.seccomp(),
@@ -156,7 +156,7 @@ impl Examiner<'_> {
 
     fn user_namespaces(&self) -> Finding {
         match self.user_namespace.and_then(|()| probe::nested_user_namespace(self.ids)) {
-            Ok(()) => fine("user_namespaces", "two, one in the other"),
+            Ok(()) => fine("user_namespaces", "two, nested"),
             Err(failure) => {
                 let remedy = if failure.errno() == Some(Errno::NOSPC) { too_few("user") } else { self.remedy(failure) };
                 let state = if self.ids.user_namespaces == UserNamespaces::Missing { State::Degraded } else { State::Missing };
@@ -180,7 +180,7 @@ impl Examiner<'_> {
     }
 
     fn proc(&self) -> Finding {
-        let found = self.inside("proc", "a fresh one", || probe::fresh_proc(self.ids));
+        let found = self.inside("proc", "private", || probe::fresh_proc(self.ids));
         // Where no file system can be mounted at all, that is what to fix.
         if found.state == State::Ok || probe::root_file_system(self.ids).is_err() {
             return found;

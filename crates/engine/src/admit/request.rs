@@ -42,6 +42,10 @@ pub(crate) enum RequestError {
     NotJson { place: String, error: serde_json::Error, begin: String },
     #[error("the request is malformed{place}: {error}{guess}")]
     Malformed { place: String, error: serde_json::Error, guess: &'static str },
+    #[error(
+        "the request is a list, and must be one JSON object such as {{\"code\": \"print(6*7)\"}}; several are run by `stockade session`, one on a line"
+    )]
+    List,
     #[error("one JSON object is expected, but more follows it: {0}")]
     Trailing(serde_json::Error),
     #[error("{0}: not standard base64 with padding: {1}")]
@@ -81,7 +85,7 @@ impl RefusalCause for RequestError {
             RequestError::TooLarge => "request_too_large",
             RequestError::Empty => "request_empty",
             RequestError::NotJson { .. } | RequestError::Trailing(_) => "request_not_json",
-            RequestError::Malformed { .. } => "request_malformed",
+            RequestError::Malformed { .. } | RequestError::List => "request_malformed",
             RequestError::Base64(..) => "base64_malformed",
             RequestError::ReadOnlyScratch(_) => "files_in_read_only_scratch",
             RequestError::Command => "command_malformed",
@@ -125,6 +129,10 @@ pub fn parse_request(bytes: &[u8]) -> Result<Request, Refusal> {
     }
     if bytes.trim_ascii().is_empty() {
         return Err(RequestError::Empty.into());
+    }
+    // A list would be read as the fields in their order.
+    if bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(RequestError::List.into());
     }
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let request = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
@@ -170,6 +178,16 @@ const GUESSES: &[(&[&str], &str)] = &[
         "; packages come from a virtual environment: --runtime python=VENV/bin/python",
     ),
     (&["image", "container"], "; there are no images: the sandbox shows the host's /usr"),
+];
+/// Limits by the names that other tools have for them.
+const LIMIT_GUESSES: &[(&[&str], LimitKey)] = &[
+    (&["timeout", "time", "time_limit", "wall_time", "seconds"], LimitKey::Wall),
+    (&["cpu_time", "cpu_seconds"], LimitKey::Cpu),
+    (&["mem", "ram", "memory_limit", "memory_mb"], LimitKey::Memory),
+    (&["pids", "procs", "threads", "nproc"], LimitKey::Processes),
+    (&["cpu_count", "cores"], LimitKey::Cpus),
+    (&["disk", "disk_size", "storage"], LimitKey::ScratchSize),
+    (&["nofile", "files", "fds"], LimitKey::OpenFiles),
 ];
 /// How much of what is no JSON an error quotes.
 const MAX_BEGIN: usize = 24;
@@ -386,9 +404,9 @@ fn parse_limits(given: &BTreeMap<String, LimitValue>) -> Result<BTreeMap<LimitKe
     for (name, value) in given {
         let key = LimitKey::from_name(name).ok_or_else(|| {
             let names: Vec<&str> = LimitKey::ALL.iter().map(|key| key.name()).collect();
-            let near = stockade_policy::names::nearest(name, names.iter().copied())
-                .map(|near| format!("; did you mean `{near}`?"))
-                .unwrap_or_default();
+            let usual = LIMIT_GUESSES.iter().find(|(guesses, _)| guesses.contains(&name.as_str())).map(|(_, key)| key.name());
+            let near = usual.or_else(|| stockade_policy::names::nearest(name, names.iter().copied()));
+            let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
             RequestError::UnknownLimit(name.clone(), near, names.join(", "))
         })?;
         limits.insert(key, key.parse(value).map_err(|error| RequestError::Limit { name: name.clone(), value: written(value), error })?);

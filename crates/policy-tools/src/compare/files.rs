@@ -59,9 +59,9 @@ pub(super) fn loosened_paths(ceiling: &Policy, policy: &Policy, out: &mut Vec<Di
         if !read.is_empty() {
             let difference = Difference::new(Area::Files, "[filesystem] read_only, read_only_optional", "readable host paths");
             out.push(
-                difference
-                    .items(read)
-                    .consequence("code can read every file there that its host user may read, and connect to every socket there"),
+                difference.items(read).consequence(
+                    "code can read every file there that the run's user on the host may read, and connect to every socket there",
+                ),
             );
         }
         if !run.is_empty() {
@@ -120,7 +120,7 @@ pub(super) fn loosened_scratch(ceiling: &Scratch, scratch: &Scratch, out: &mut V
     let places: Vec<String> =
         scratch.root.iter().filter(|place| !ceiling.root.contains(place)).map(|place| place.display().to_string()).collect();
     if !places.is_empty() {
-        add("root", "root's own directories may be the scratch", places, "code that root runs can change and delete root's files there");
+        add("root", "root-owned directories may be the scratch", places, "code that root runs can change and delete root's files there");
     }
     let open = |listed: &[String], kept: &[&[String]]| -> Vec<String> {
         listed.iter().filter(|glob| !kept.iter().any(|list| list.contains(glob))).cloned().collect()

@@ -30,7 +30,7 @@ pub(super) fn loosened(ceiling: &Whitelist, whitelist: &Whitelist, out: &mut Vec
     add(found.any_protocol, "peers with any protocol", "traffic to them need not be TLS or HTTP that names the peer", true);
     let closed =
         "loopback, link-local, metadata, multicast or reserved addresses; a cloud's metadata service may hand out credentials there";
-    add(found.closed, "addresses that are closed unless a rule lies within them", closed, true);
+    add(found.closed, "addresses that are closed unless a rule is within them", closed, true);
     let single = "if one is an address of the host, code can reach the host's services there";
     add(found.single, "single addresses, also if the host has them", single, false);
     let internal = "such a name may resolve to a private address; under the other policy's wildcard it may not";

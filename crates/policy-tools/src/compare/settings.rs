@@ -31,7 +31,8 @@ fn screen(ceiling: &Screen, screen: &Screen, out: &mut Vec<Difference>) {
     for rule in Rule::ALL {
         let (strict, mild) = (ceiling.action(rule), screen.action(rule));
         if mild < strict {
-            let text = format!("code that {}: {}", rule.about(), changed(mild.name(), strict.name()));
+            let action = |action: Action| format!("`{}`", action.name());
+            let text = format!("screening rule `{}` ({}): {}", rule.name(), rule.about(), changed(&action(mild), &action(strict)));
             out.push(Difference::new(Area::Screen, format!("[screen] {}", rule.name()), text).consequence(screened(mild)));
         }
     }
@@ -252,7 +253,7 @@ pub(crate) fn launched_by(who: &str) -> &'static str {
 /// What a run lacks without a layer.
 pub(crate) fn without(layer: Degradable) -> &'static str {
     match layer {
-        Degradable::Cgroup => "limits of memory, processes and CPU time hold for each process, not for all together",
+        Degradable::Cgroup => "memory is counted every 50 ms, CPU time is limited for each process, and no share of a CPU is kept",
         Degradable::Landlock => "only the mount table protects files, and only namespaces keep signals and abstract sockets in",
         Degradable::UniqueUid => "the run has the caller's uid on the host, and so do all runs of one caller",
         Degradable::UserNamespace => {

@@ -56,9 +56,9 @@ fn paths(policy: &Policy, wanted: impl Fn(&VisiblePath) -> bool) -> Vec<String> 
 
 fn read(policy: &Policy) -> Statements {
     let mut out = Statements::default();
-    out.list("host paths, each of which must exist", paths(policy, |visible| !visible.optional));
-    out.list("host paths, where they exist", paths(policy, |visible| visible.optional));
-    out.text("permissions: those of the run's host user");
+    out.list("host paths, required", paths(policy, |visible| !visible.optional));
+    out.list("host paths, if they exist", paths(policy, |visible| visible.optional));
+    out.text("permissions: those of the run's user on the host");
     out.list("device nodes, also writable", policy.filesystem.devices.iter().map(|name| format!("/dev/{name}")).collect());
     out.list("masked in /proc", PROC_MASKS.iter().map(|name| format!("/proc/{name}")).collect());
     out.text("/proc: read-only, the sandbox's processes only. It shows memory, load, CPUs and kernel version of the host.");
@@ -70,12 +70,12 @@ fn read(policy: &Policy) -> Statements {
 
 fn write(policy: &Policy) -> Statements {
     let mut out = Statements::default();
-    out.list("in memory, gone after the run", WRITABLE.map(str::to_owned).to_vec());
+    out.list("in memory, removed after the run", WRITABLE.map(str::to_owned).to_vec());
     let scratch = &policy.scratch;
     match scratch.access {
         Access::Rw => {
             out.text(format!(
-                "scratch: the host directory that a request names, at its own path, else a private {PRIVATE_SCRATCH} that is gone after the run"
+                "scratch: the host directory that a request names, at the same path inside; without one a private {PRIVATE_SCRATCH}, removed after the run"
             ));
             out.list("read-only in the scratch, if there when the run starts", scratch.read_only.clone());
             out.text("code can change and delete everything in the scratch that is neither hidden nor read-only");
@@ -91,9 +91,9 @@ fn write(policy: &Policy) -> Statements {
         false => "missing scratch directory: refused",
     });
     match scratch.root.is_empty() {
-        true => out.text("directories of root's as the scratch: refused"),
+        true => out.text("root-owned directories as the scratch: refused"),
         false => out.list(
-            "directories of root's as the scratch, for root itself and outside of the system's and of homes, at or below",
+            "root-owned directories as the scratch, for root only, outside system directories and homes, at or below",
             scratch.root.iter().map(|place| place.display().to_string()).collect(),
         ),
     }
@@ -130,15 +130,15 @@ fn reach(policy: &Policy) -> Statements {
     let mut out = Statements::default();
     let rules: Vec<String> = policy.egress.whitelist.rules().iter().map(ToString::to_string).collect();
     if rules.is_empty() {
-        out.text("network: none. Only the sandbox's own loopback interface.");
+        out.text("network: none (loopback only)");
     } else {
         let peers = rules.join(", ");
         out.list("peers, over TCP, through a gate outside the sandbox", rules);
         out.text(format!("code can send anything that it reads to {peers}"));
         out.text("names: answered from these rules. No DNS query leaves for the code, except for a name under a wildcard.");
-        out.text("closed unless a rule lies within them: loopback, link-local, metadata, multicast and the host's own addresses");
+        out.text("closed unless a rule is within them: loopback, link-local, metadata, multicast and the host's own addresses");
     }
-    out.text("UNIX sockets of the host in visible paths: reachable, if AF_UNIX is allowed. Code can also read a fifo there empty.");
+    out.text("UNIX sockets of the host in visible paths: reachable, if AF_UNIX is allowed. Code can also drain a fifo there.");
     out
 }
 
@@ -244,7 +244,7 @@ fn findings(policy: &Policy, out: &mut Statements) {
     if screen.severest() == Action::Allow {
         return out.text("before the run: none, code is not screened");
     }
-    out.text("code is screened before it runs; this is advice, and the sandbox does not depend on it");
+    out.text("code is screened before it runs (advisory: the sandbox does not depend on it)");
     out.text("screened: code and files of a request, the words of a command, and the script in scratch that it names");
     out.text("not screened: stdin, files that code only imports, and code written at run time");
     for action in [Action::Deny, Action::Approve, Action::Note] {
@@ -275,7 +275,7 @@ fn findings(policy: &Policy, out: &mut Statements) {
 
 fn hooks(policy: &Policy, out: &mut Statements) {
     for (name, runtime) in policy.runtimes.iter().filter(|(_, runtime)| runtime.modules.watches()) {
-        out.text(format!("interpreters of `{name}` are watched during the run; this is advice, too"));
+        out.text(format!("interpreters of `{name}` are watched during the run (advisory, too)"));
         for action in [Action::Deny, Action::Note, Action::Allow] {
             let rules = runtime.modules.rules.iter().filter(|(_, of)| **of == action).map(|(name, _)| name.clone());
             let rest = (runtime.modules.default == Some(action)).then(|| String::from("every other module"));

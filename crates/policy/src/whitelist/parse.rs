@@ -21,7 +21,7 @@ pub(crate) fn rule(text: &str) -> Checked<Rule> {
         return Err(refuse("holds a space or a control character").help(SHAPE));
     }
     if text.contains("://") || text.contains('@') {
-        return Err(refuse("an address of the web is no rule").help(SHAPE));
+        return Err(refuse("URLs are not rules").help(meant_by_url(text).unwrap_or_else(|| SHAPE.to_owned())));
     }
     if matches!(text.split(':').next(), Some("*" | "*." | "")) && !text.is_empty() {
         return Err(refuse("the target is missing").help("every address is \"0.0.0.0/0\" and \"[::/0]\"; every name cannot be allowed"));
@@ -45,6 +45,15 @@ pub(crate) fn rule(text: &str) -> Checked<Rule> {
         }
     })?;
     Ok(Rule { target, ports, protocol })
+}
+
+/// The rule for the peer of a URL whose host is a name.
+fn meant_by_url(text: &str) -> Option<String> {
+    let (scheme, rest) = text.split_once("://")?;
+    let authority = rest.split(['/', '?', '#']).next()?.rsplit('@').next()?;
+    let (host, port) = authority.split_once(':').unwrap_or((authority, if scheme == "http" { "80" } else { "443" }));
+    Name::new(host).ok().filter(|_| Ports::new(port).is_ok())?;
+    Some(format!("write \"{host}:{port}\""))
 }
 
 type Why<T> = Result<T, (&'static str, &'static str)>;
@@ -245,8 +254,11 @@ mod tests {
             ("10.0.0.0/8:1-65535", "own resolver", "1-52,54-65535"),
             ("pypi.org:*", "1 to 65535", ""),
             ("pypi.org:https", "1 to 65535", ""),
-            ("https://pypi.org:443", "the web", ""),
-            ("me@pypi.org:443", "the web", ""),
+            ("https://pypi.org:8443/simple?x=1", "URLs are not rules", "write \"pypi.org:8443\""),
+            ("https://pypi.org", "URLs are not rules", "write \"pypi.org:443\""),
+            ("http://me@pypi.org/", "URLs are not rules", "write \"pypi.org:80\""),
+            ("https://[::1]:443/", "URLs are not rules", "such as \"pypi.org:443\""),
+            ("me@pypi.org:443", "URLs are not rules", "such as"),
             ("pypi.org :443", "space or a control", ""),
             ("pypi.org:443\n", "space or a control", ""),
             ("pypi\0.org:443", "space or a control", ""),

@@ -7,11 +7,11 @@ use std::{io, mem};
 
 use pulldown_cmark::{CodeBlockKind, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
-use crate::roff;
+use super::roff;
 
 /// What stands below a heading of the first or second level.
 #[derive(Debug, Default)]
-pub(crate) struct Section {
+pub(super) struct Section {
     /// The heading.
     pub title: String,
     /// Its text.
@@ -22,7 +22,7 @@ pub(crate) struct Section {
 
 /// A block of code.
 #[derive(Clone, Debug)]
-pub(crate) struct Code {
+pub(super) struct Code {
     /// The paragraph before it, if that ends with a colon.
     pub introduction: Option<String>,
     /// Its lines.
@@ -30,13 +30,13 @@ pub(crate) struct Code {
 }
 
 /// Where a link leads on a host that has the package.
-pub(crate) type Resolve<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub(super) type Resolve<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Converts a document.
 ///
 /// # Errors
 /// It holds what is not converted.
-pub(crate) fn sections(document: &str, resolve: Resolve<'_>) -> io::Result<Vec<Section>> {
+pub(super) fn sections(document: &str, resolve: Resolve<'_>) -> io::Result<Vec<Section>> {
     let mut writer = Writer {
         resolve,
         sections: Vec::new(),

@@ -1,23 +1,34 @@
-//! The manual: section 1 from the command line's definitions, sections 5 and 7 from the
-//! documents and the policy format.
+//! `stockade man`: the manual. Section 1 is made from the command line's definitions, sections 5
+//! and 7 from the documents and the policy format.
 //!
 //! It has no text of its own but the names of pages: what is to be said differently is changed
 //! where it is made from.
 
-use std::io;
+mod markdown;
+mod roff;
 
-use serde_json::{Map, Value};
-
-use crate::{
-    markdown::{self, Code, Section},
-    pages::PAGES,
-    roff,
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, SystemTime},
 };
 
-const OVERVIEW: &str = include_str!("../../../../README.md");
-const POLICIES: &str = include_str!("../../help/policies.md");
-const INSTALLING: &str = include_str!("../../../../scripts/README.md");
-const GRANTS: &str = include_str!("../../../../scripts/grants.toml");
+use anyhow::Context;
+use clap::CommandFactory;
+use serde_json::{Map, Value};
+
+use self::markdown::{Code, Section};
+use crate::{
+    ExitCode, USAGE_ERROR,
+    args::{self, Cli},
+    output::{print_text, warn, write_out},
+    pages::PAGES,
+};
+
+const OVERVIEW: &str = include_str!("../../../README.md");
+const POLICIES: &str = include_str!("../help/policies.md");
+const INSTALLING: &str = include_str!("../../../scripts/README.md");
+const GRANTS: &str = include_str!("../../../scripts/grants.toml");
 
 /// What a document of the repository is called on a host that has the package.
 const PLACES: &[(&str, &str)] = &[
@@ -33,16 +44,65 @@ const POLICY: &str = "policies";
 /// Examples of a command that its page shows, the shortest first.
 const MAX_EXAMPLES: usize = 3;
 
+/// Prints the page of a topic or a command, without a word that of the program; or writes all
+/// pages into a directory of manuals.
+pub(crate) fn run(words: &[String], into: Option<&Path>) -> anyhow::Result<ExitCode> {
+    let pages = pages(args::without_nested_help(Cli::command()), &date())?;
+    if let Some(into) = into {
+        stockade_engine::with_callers_rights(|| pages.iter().try_for_each(|page| write(page, into)))??;
+        print_text(&format!("{} pages in {}; to read one: man -M {} stockade", pages.len(), into.display(), into.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(page) = find(&pages, words) else {
+        let names: Vec<String> = pages.iter().map(Page::file_name).collect();
+        warn(&format!("stockade: no manual page `{}`; there are {}", words.join(" "), names.join(", ")));
+        return Ok(ExitCode::from(USAGE_ERROR));
+    };
+    write_out(page.text.as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The page that these words name: a topic, a command, or a page with its section, such as
+/// `stockade-policy.5`.
+fn find<'p>(pages: &'p [Page], words: &[String]) -> Option<&'p Page> {
+    let typed = words.join("-");
+    let name = match typed.as_str() {
+        "" | "stockade" => return pages.iter().find(|page| page.file_name() == "stockade.1"),
+        POLICY => return pages.iter().find(|page| page.file_name() == "stockade-policy.5"),
+        name if name.starts_with("stockade") => name.to_owned(),
+        name => format!("stockade-{name}"),
+    };
+    let exact = pages.iter().find(|page| page.file_name() == name);
+    exact.or_else(|| pages.iter().filter(|page| page.name == name).min_by_key(|page| page.section))
+}
+
+fn write(page: &Page, into: &Path) -> anyhow::Result<()> {
+    let directory = into.join(format!("man{}", page.section));
+    fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
+    let path = directory.join(page.file_name());
+    fs::write(&path, &page.text).with_context(|| format!("write {}", path.display()))
+}
+
+/// The day that stands in the pages: today, or that of SOURCE_DATE_EPOCH, by which the same
+/// sources give the same package (<https://reproducible-builds.org/specs/source-date-epoch/>).
+fn date() -> String {
+    let fixed = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|seconds| seconds.parse().ok());
+    let at = fixed.and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)));
+    let mut time = stockade_audit::text::time(at.unwrap_or_else(SystemTime::now));
+    time.truncate("2026-11-25".len());
+    time
+}
+
 /// One page.
 #[derive(Debug)]
-pub(crate) struct Page {
-    pub name: String,
-    pub section: u8,
-    pub text: String,
+struct Page {
+    name: String,
+    section: u8,
+    text: String,
 }
 
 impl Page {
-    pub fn file_name(&self) -> String {
+    fn file_name(&self) -> String {
         format!("{}.{}", self.name, self.section)
     }
 
@@ -55,7 +115,7 @@ impl Page {
 ///
 /// # Errors
 /// A document cannot be converted, or lacks a section that a page is made of.
-pub(crate) fn pages(command: clap::Command, date: &str) -> io::Result<Vec<Page>> {
+fn pages(command: clap::Command, date: &str) -> io::Result<Vec<Page>> {
     let version = command.get_version().unwrap_or_default().to_owned();
     let head = Head { date, source: format!("stockade {version}") };
     let (overview, policies, installing) = (sections(OVERVIEW)?, sections(POLICIES)?, sections(INSTALLING)?);
@@ -304,7 +364,7 @@ mod tests {
     use super::*;
 
     fn made() -> Vec<Page> {
-        pages(crate::command(), "2026-01-02").unwrap()
+        pages(args::without_nested_help(Cli::command()), "2026-01-02").unwrap()
     }
 
     fn text<'p>(pages: &'p [Page], name: &str) -> &'p str {
@@ -350,6 +410,27 @@ mod tests {
         let overview = text(&pages, "stockade.7");
         assert!(overview.contains("stockade\\-policy(5)") && !overview.contains("README.md") && !overview.contains("scripts/stockade"));
         assert!(text(&pages, "stockade-request-result.7").contains("approval_required"));
+    }
+
+    #[test]
+    fn a_page_is_found_by_its_topic_command_or_name() {
+        let pages = made();
+        for (words, file) in [
+            ("", "stockade.1"),
+            ("stockade", "stockade.1"),
+            ("policies", "stockade-policy.5"),
+            ("policy", "stockade-policy.1"),
+            ("policy check", "stockade-policy-check.1"),
+            ("security", "stockade-security.7"),
+            ("stockade.7", "stockade.7"),
+            ("stockade-grants", "stockade-grants.1"),
+            ("grants.5", "stockade-grants.5"),
+        ] {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            assert_eq!(find(&pages, &words).map(Page::file_name).as_deref(), Some(file), "{words:?}");
+        }
+        assert!(find(&pages, &["nothing".to_owned()]).is_none());
+        assert!(PAGES.iter().all(|(topic, ..)| find(&pages, &[(*topic).to_owned()]).is_some()));
     }
 
     #[test]

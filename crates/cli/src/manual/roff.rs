@@ -2,7 +2,7 @@
 
 /// Text that is shown as it is, wherever on a line it stands. Quotes and dashes stay those of
 /// ASCII, so that a reader can copy them into a shell.
-pub(crate) fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len() + 16);
     for character in text.chars() {
         match character {
@@ -21,35 +21,35 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 /// A line of output, which must not be taken for a request.
-pub(crate) fn line(inline: &str) -> String {
+pub(super) fn line(inline: &str) -> String {
     let guard = if inline.starts_with(['.', '\'']) { "\\&" } else { "" };
     format!("{guard}{inline}\n")
 }
 
 /// The argument of a macro.
-pub(crate) fn argument(inline: &str) -> String {
+pub(super) fn argument(inline: &str) -> String {
     format!("\"{}\"", inline.replace('"', "\\(dq"))
 }
 
 /// Lines that are shown as they are, indented.
-pub(crate) fn verbatim(text: &str) -> String {
+pub(super) fn verbatim(text: &str) -> String {
     let lines: String = text.lines().map(|text| line(&escape(text))).collect();
     format!(".PP\n.RS 4\n.EX\n{lines}.EE\n.RE\n")
 }
 
 /// One entry of a list: a term, and what it means.
-pub(crate) fn entry(term: &str, meaning: &str) -> String {
+pub(super) fn entry(term: &str, meaning: &str) -> String {
     format!(".TP\n{}{}", line(term), line(meaning))
 }
 
 /// A paragraph.
-pub(crate) fn paragraph(inline: &str) -> String {
+pub(super) fn paragraph(inline: &str) -> String {
     format!(".PP\n{}", line(inline))
 }
 
 /// A heading of a page and what stands below it. There, as after lists, a paragraph begins
 /// without being told to.
-pub(crate) fn section(title: &str, body: &str) -> String {
+pub(super) fn section(title: &str, body: &str) -> String {
     let body = body.replace(".PP\n.PP\n", ".PP\n");
     let body = body.strip_prefix(".PP\n").unwrap_or(&body);
     let body = body.strip_suffix("\n.PP\n").map_or(body.to_owned(), |body| format!("{body}\n"));
