@@ -36,6 +36,22 @@ pub(crate) fn let_signals_end_this() -> Option<i32> {
     Some(PASSED_ON.load(Ordering::Acquire)).filter(|signal| *signal != 0)
 }
 
+/// Ends this program, as SIGHUP does, when the first of these processes has ended.
+///
+/// # Errors
+/// They cannot be watched.
+pub(crate) fn hang_up_with(callers: &[i32]) -> Result<(), Box<Report>> {
+    // So that the thread that watches them takes no signal.
+    let _ours_to_set = passed_on().thread_block();
+    let watched = stockade_session_client::hang_up_with(callers, None);
+    let _ours_to_set = passed_on().thread_unblock();
+    watched.map_err(|error| not_started(&format!("watch the process that started it: {error}")))
+}
+
+fn not_started(error: &dyn std::fmt::Display) -> Box<Report> {
+    Box::new(Report::refused(Verdict::SandboxError, "session_not_started", error.to_string()))
+}
+
 /// A session that has begun.
 pub(crate) struct Session(SessionClient);
 
@@ -45,14 +61,12 @@ impl Session {
     /// # Errors
     /// There is no session; the result states why.
     pub(crate) fn start(program: &Path, options: &[OsString]) -> Result<Self, Box<Report>> {
-        let failed =
-            |error: &dyn std::fmt::Display| Box::new(Report::refused(Verdict::SandboxError, "session_not_started", error.to_string()));
         // Blocked before the first thread starts, so that only the thread below takes them. std
         // gives its children an empty mask.
         let signals = passed_on();
-        signals.thread_block().map_err(|errno| failed(&format!("block signals: {errno}")))?;
-        let client = SessionClient::start(program, options).map_err(|error| failed(&error))?;
-        let process = client.process().map_err(|error| failed(&error))?;
+        signals.thread_block().map_err(|errno| not_started(&format!("block signals: {errno}")))?;
+        let client = SessionClient::start(program, options).map_err(|error| not_started(&error))?;
+        let process = client.process().map_err(|error| not_started(&error))?;
         thread::spawn(move || {
             while let Ok(signal) = signals.wait() {
                 PASSED_ON.store(signal as i32, Ordering::Release);
