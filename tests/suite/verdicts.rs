@@ -231,6 +231,16 @@ fn a_full_tmp_is_a_disk_limit() {
     }
 }
 
+test!(Both, tmp_holds_as_much_as_its_limit_and_no_more);
+fn tmp_holds_as_much_as_its_limit_and_no_more() {
+    let code = "import os\nfd = os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)\nwritten = 0\ntry:\n    while True: written += os.write(fd, b'x' * 4096)\nexcept OSError as error: print(error.errno, written)";
+    // The control: under a larger limit as much as before is written, and more.
+    for size in [2 << 20, 3 << 20] {
+        let done = exec(json!({"code": code, "limits": {"tmp_size": format!("{size}B")}}));
+        done.succeeded().expect(json!({"output": format!("28 {size}\n"), "limits_hit": ["tmp_size"]}));
+    }
+}
+
 test!(Both, a_full_tmp_that_is_survived_is_only_a_limit_hit);
 fn a_full_tmp_that_is_survived_is_only_a_limit_hit() {
     let code = "try:\n    while True: open('/tmp/f', 'ab').write(b'x' * 65536)\nexcept OSError: print('full')";
