@@ -140,6 +140,16 @@ fn cpu_time_of_orphans_is_measured() {
     assert!((Duration::from_millis(290)..scaled(Duration::from_secs(2))).contains(&Duration::from_millis(cpu)), "{usage}");
 }
 
+test!(Both, cpu_time_of_children_that_no_process_waits_for_is_measured, needs[Cgroup]);
+/// The kernel adds it to no process's account, but to the cgroup's: on v1 under a limit alone.
+fn cpu_time_of_children_that_no_process_waits_for_is_measured() {
+    let code = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nif os.fork() == 0:\n    while time.process_time() < 0.5: pass\n    os._exit(0)\ntry: os.wait()\nexcept ChildProcessError: print(time.process_time() < 0.2)";
+    let done = exec(json!({"code": code, "limits": {"cpu": scaled_limit(20_000), "wall": scaled_limit(20_000)}}));
+    let usage = &done.succeeded().expect(json!({"output": "True\n"}))["usage"];
+    let cpu = usage["cpu_user_ms"].as_u64().unwrap() + usage["cpu_system_ms"].as_u64().unwrap();
+    assert!(cpu >= 450, "{usage}");
+}
+
 test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]);
 fn using_up_memory_is_out_of_memory() {
     let code = "held = []\nwhile True: held.append(bytearray(1 << 20))";
