@@ -3,9 +3,9 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::Path,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -285,16 +285,111 @@ fn a_session_ends_with_the_process_that_started_it() {
         shell.wait().unwrap();
         (writer, answers, pid, place)
     };
-    let lives = |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
     let (mut writer, answers, pid, place) = session("", "left");
     let request = b"{\"op\": \"run\", \"code\": \"open('begun', 'w')\"}\n";
-    std::io::Write::write_all(&mut writer, request).unwrap();
+    writer.write_all(request).unwrap();
     assert!(eventually(Duration::from_secs(5), || !lives(&pid)), "it outlives its caller");
     assert!(!place.join("begun").exists(), "{}", fs::read_to_string(answers).unwrap());
     // The control: told to outlive it, it runs what it is sent.
     let (mut writer, _, pid, place) = session("--outlive-caller", "kept");
-    std::io::Write::write_all(&mut writer, request).unwrap();
+    writer.write_all(request).unwrap();
     assert!(eventually(Duration::from_secs(10), || place.join("begun").exists()));
-    std::io::Write::write_all(&mut writer, b"{\"op\": \"close\"}\n").unwrap();
+    writer.write_all(b"{\"op\": \"close\"}\n").unwrap();
     assert!(eventually(Duration::from_secs(5), || !lives(&pid)));
+}
+
+/// Whether a process has not ended.
+fn lives(pid: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// Whether a thread of a process waits in read(2) of a pipe, or in poll(2).
+fn waits_for_input(pid: &str) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut places = threads.map(|thread| fs::read_to_string(thread.path().join("wchan")).unwrap_or_default());
+    places.any(|place| place.contains("pipe_") || place.contains("poll_"))
+}
+
+test!(Both, what_waits_for_its_input_ends_with_the_process_that_started_it, seconds 120);
+/// Somebody else may hold the writing end, so that the input does not end.
+fn what_waits_for_its_input_ends_with_the_process_that_started_it() {
+    // A writing end of its input, and its pid; who started it has ended while it waited.
+    let left_by_a_shell = |command: &str, name: &str| {
+        let fifo = directory().join(format!("{name}.fifo"));
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
+        // Open for both, it waits for no other end.
+        let writer = fs::File::options().read(true).write(true).open(&fifo).unwrap();
+        let line = format!("{} {command} <{} >{name}.out & echo $!; wait", text(&program_path().unwrap()), text(&fifo));
+        let mut shell = run_under(&["sh", "-c", &line]).spawn().unwrap();
+        let mut pid = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        let pid = pid.trim().to_owned();
+        let waits = eventually(Duration::from_secs(20), || waits_for_input(&pid));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert!(waits, "{command} does not wait for its input");
+        (writer, pid)
+    };
+    for (command, name) in [("exec", "exec"), ("run -", "run"), ("exec --markdown", "markdown"), ("mcp", "mcp")] {
+        let (_writer, pid) = left_by_a_shell(command, name);
+        assert!(eventually(Duration::from_secs(5), || !lives(&pid)), "{command} outlives its caller");
+        // The control: told to outlive it, it waits until its input ends.
+        let words = command.replacen(' ', " --outlive-caller ", 1);
+        let words = if words == command { format!("{command} --outlive-caller") } else { words };
+        let (writer, pid) = left_by_a_shell(&words, &format!("{name}-kept"));
+        thread::sleep(Duration::from_millis(500));
+        assert!(lives(&pid), "{words} ends with its caller");
+        drop(writer);
+        assert!(eventually(Duration::from_secs(10), || !lives(&pid)), "{words} outlives its input");
+    }
+}
+
+test!(Both, a_reply_ends_with_the_process_that_brought_it, seconds 60);
+fn a_reply_ends_with_the_process_that_brought_it() {
+    let (mark, place) = (format!("605.{}7", std::process::id()), scratch());
+    let reply = directory().join("reply");
+    fs::write(&reply, format!("```sh\ntouch ready; sleep {mark}\n```\n")).unwrap();
+    let mut shell = started_by_a_shell(&format!("STOCKADE exec --markdown --scratch SCRATCH <{}", text(&reply)), &place);
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    no_process_is_left(&mark);
+    // The control: told to outlive it, it goes on until its session is ended.
+    let kept = format!("STOCKADE exec --markdown --outlive-caller --scratch SCRATCH <{}", text(&reply));
+    let mut shell = started_by_a_shell(&kept, &place);
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    assert!(host_process_with(&mark));
+    Command::new("pkill").args(["-TERM", "-f", &format!("session --scratch {}", text(&place))]).status().unwrap();
+    no_process_is_left(&mark);
+}
+
+test!(Both, a_call_of_mcp_ends_with_its_client, seconds 60);
+fn a_call_of_mcp_ends_with_its_client() {
+    let mark = format!("606.{}7", std::process::id());
+    let call = |code: &str| {
+        let hello = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}});
+        let arguments = json!({"language": "sh", "code": code});
+        let messages = [
+            json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}),
+            json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+            json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "execute_code", "arguments": arguments}}),
+        ];
+        let lines: String = messages.iter().map(|message| format!("{message}\n")).collect();
+        let client = stockade(["mcp"]).stdin(Stdio::piped()).spawn().unwrap();
+        client.stdin.as_ref().unwrap().write_all(lines.as_bytes()).unwrap();
+        client
+    };
+    let mut server = call(&format!("sleep {mark}"));
+    assert!(eventually(Duration::from_secs(20), || host_process_with(&mark)), "it did not begin");
+    let left = Instant::now();
+    drop((server.stdin.take(), server.stdout.take()));
+    server.wait().unwrap();
+    assert!(left.elapsed() < scaled(Duration::from_secs(3)), "{:?}", left.elapsed());
+    no_process_is_left(&mark);
+    // The control: a client that has only said all still gets its answer.
+    let mut server = call("sleep 1; echo answered");
+    drop(server.stdin.take());
+    let said = String::from_utf8(server.wait_with_output().unwrap().stdout).unwrap();
+    assert!(said.contains("answered"), "{said}");
 }

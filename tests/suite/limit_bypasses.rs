@@ -701,7 +701,10 @@ fn holding(piece: &str, pieces: u32) -> ExecResult {
     let code = format!(
         "import ctypes, mmap, os, socket, time\nlibc = ctypes.CDLL(None, use_errno=True)\nblock = b'x' * (16 << 20)\nheld = []\n{piece}\nfor _ in range({pieces}):\n    held.append(piece()); time.sleep(0.01)\ntime.sleep(1)\nprint('kept')"
     );
-    exec(json!({"code": code, "limits": {"wall": scaled_limit(20_000), "memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"}}))
+    // A process for each piece, of two threads.
+    let limits =
+        json!({"wall": scaled_limit(20_000), "memory": "256MiB", "scratch_size": "8MiB", "tmp_size": "8MiB", "processes": 2 * pieces + 16});
+    exec(json!({"code": code, "limits": limits}))
 }
 
 /// More than the limit is counted, wherever it is; less than it is not too much.
@@ -744,11 +747,14 @@ fn shared_maps_are_counted_without_a_cgroup_too() {
 
 test!(serial Both, memory_of_all_processes_together_is_counted_without_a_cgroup_too, seconds 60);
 fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
-    is_held("def piece():\n    if os.fork(): return\n    mine = os.urandom(16 << 20)\n    while True: time.sleep(600)");
+    // A piece is there when its process says so.
+    let hold =
+        "full, says = os.pipe()\ndef hold():\n    mine = os.urandom(16 << 20); os.write(says, b'.')\n    while True: time.sleep(600)\n";
+    is_held(&format!("{hold}def piece():\n    if os.fork(): return os.read(full, 1)\n    hold()"));
     // The first thread of each has ended.
-    is_held(
-        "import threading\ndef mine():\n    held = os.urandom(16 << 20)\n    while True: time.sleep(600)\ndef piece():\n    if os.fork(): return\n    threading.Thread(target=mine).start(); libc.syscall(60, 0)",
-    );
+    is_held(&format!(
+        "{hold}import threading\ndef piece():\n    if os.fork(): return os.read(full, 1)\n    threading.Thread(target=hold).start(); libc.syscall(60, 0)"
+    ));
     // The control: what many processes share is there once.
     let shared = "all = os.urandom(96 << 20)\npage = mmap.mmap(-1, 32 << 20); page.write(block); page.write(block)\ndef piece():\n    if os.fork(): return\n    for at in range(0, 32 << 20, 4096): page[at]\n    time.sleep(600)";
     holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));

@@ -4,6 +4,7 @@ use std::{
     fs,
     os::unix::process::ExitStatusExt,
     process::Output,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -200,10 +201,8 @@ fn it_ends_by_a_signal_though_its_answer_is_not_read() {
             let reply = format!("```python\n{much}\n```\n```sh\n{last}\n```\n");
             let mut child = start(&mut stockade(["exec", "--markdown", "--scratch", text(&scratch)]), reply.as_bytes());
             // Its pipe is full, and has no reader.
-            let writes = || {
-                fs::read_to_string(format!("/proc/{}/task/{}/wchan", child.id(), writer(child.id()))).is_ok_and(|at| at.contains("pipe"))
-            };
-            assert!(eventually(Duration::from_secs(20), || if waits { begun.exists() } else { writes() }), "{signal} {waits}");
+            let is_ready = || if waits { begun.exists() } else { is_printing(child.id()) };
+            assert!(eventually(Duration::from_secs(20), is_ready), "{signal} {waits}");
             kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
             let status = wait_within(&mut child, Duration::from_secs(10)).unwrap_or_else(|| panic!("{signal} {waits}: it goes on"));
             let number = if waits { status.code() } else { status.signal() };
@@ -215,10 +214,68 @@ fn it_ends_by_a_signal_though_its_answer_is_not_read() {
     }
 }
 
+test!(Both, whichever_thread_is_given_a_signal_it_ends_by_it, needs [Program("python3")], seconds 60);
+/// The kernel may choose any that does not block it, and a busy host makes it choose others than
+/// the first.
+fn whichever_thread_is_given_a_signal_it_ends_by_it() {
+    let give = "import ctypes, sys\nctypes.CDLL(None).syscall(234, int(sys.argv[1]), int(sys.argv[2]), 15)";
+    for nth in 0.. {
+        let mut child = start(&mut stockade(["exec", "--markdown"]), b"```python\nprint('x' * 400_000)\n```\n");
+        assert!(eventually(Duration::from_secs(20), || is_printing(child.id())));
+        let pid = child.id();
+        let taking: Vec<u32> = threads_of(pid).into_iter().filter(|thread| !blocks_sigterm(pid, *thread)).collect();
+        let Some(thread) = taking.get(nth) else {
+            // It began, waits for signals, and prints.
+            assert_eq!(nth, 3);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            break;
+        };
+        assert!(run_under(&["python3", "-c", give, &pid.to_string(), &thread.to_string()]).status().unwrap().success());
+        let status = wait_within(&mut child, Duration::from_secs(10)).unwrap_or_else(|| panic!("thread {nth}: it goes on"));
+        assert_eq!(status.signal(), Some(15), "{status}");
+    }
+}
+
+fn blocks_sigterm(pid: u32, thread: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & (1 << 14) != 0)
+}
+
+test!(Both, a_signal_at_any_moment_makes_no_sandbox_error, seconds 90);
+fn a_signal_at_any_moment_makes_no_sandbox_error() {
+    let mut cancelled = 0;
+    // Each millisecond at first; a busy host begins later.
+    for moment in (0..40).chain((40..400).step_by(40)) {
+        let mut child = start(&mut stockade(["exec", "--markdown"]), "```sh\nsleep 6024\n```\n".as_bytes());
+        thread::sleep(Duration::from_millis(moment));
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        assert!(wait_within(&mut child, Duration::from_secs(10)).is_some(), "{moment} ms: it goes on");
+        let done = child.wait_with_output().unwrap();
+        if done.status.signal() != Some(15) {
+            let done = ExecResult::of(done);
+            done.expect(json!({"verdict": "cancelled", "code": 143}));
+            cancelled += 1;
+        }
+    }
+    assert!(cancelled > 0);
+    no_process_is_left("sleep 6024");
+}
+
+/// Whether a process waits for room in the pipe that it prints to.
+fn is_printing(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/task/{}/wchan", writer(pid))).is_ok_and(|at| at.contains("pipe_write"))
+}
+
+fn threads_of(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()).collect()
+}
+
 /// The last thread of a process: the one that prints.
 fn writer(pid: u32) -> u32 {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok()).max().unwrap_or(pid)
+    threads_of(pid).into_iter().max().unwrap_or(pid)
 }
 
 test!(Both, killing_it_leaves_nothing);

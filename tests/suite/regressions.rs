@@ -509,6 +509,49 @@ fn what_changes_its_name_before_it_is_covered_stops_the_run() {
     }
 }
 
+test!(Both, what_is_moved_into_scratch_while_a_run_starts_stops_the_run, seconds 60);
+fn what_is_moved_into_scratch_while_a_run_starts_stops_the_run() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("keeps", &derived("[scratch]\nhidden = { replace = [\"**/.env*\"] }"));
+    let (scratch, secret) = (scratch(), token("moved"));
+    let beside = crate::support::exec::scratch_named("beside");
+    write_file(&scratch.join(".env"), "covered");
+    let code = "import os\nfound = sorted(f'{at}/{name}' for at, _, names in os.walk('.') for name in names if name.startswith('.env'))\nfor path in found:\n try: print(open(path).read())\n except OSError as e: print(e.errno)";
+    let [request, out, err] = ["request", "out", "err"].map(|name| directory().join(name));
+    write_file(&request, json!({"code": code, "scratch": text(&scratch)}).to_string());
+    // Its first process covers the one path: what else is to be covered has been sought.
+    let first = Point { process: String::from(INIT), ordinal: 0, call: nix::libc::SYS_openat2.cast_unsigned() };
+    let run = |act: &dyn Fn()| {
+        let open = |path| fs::File::create(path).unwrap();
+        let streams = [fs::File::open(&request).unwrap(), open(&out), open(&err)];
+        let traced = trace(&["exec", "--policy", &policy], streams, Some((&first, Act::After(act))));
+        assert!(traced.acted.is_some(), "nothing is covered");
+        serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap()
+    };
+    let moved = |name: &str| {
+        let from = beside.join(name);
+        fs::create_dir(&from).unwrap();
+        write_file(&from.join(".env.old"), &secret);
+        let result = run(&|| fs::rename(&from, scratch.join(name)).unwrap());
+        fs::remove_dir_all(scratch.join(name)).unwrap();
+        result
+    };
+    let result = moved("d");
+    assert_eq!((&result["verdict"], &result["started"]), (&json!("sandbox_error"), &json!(false)), "{result}");
+    let why = result["error"].as_str().unwrap();
+    assert!(why.contains("ESTALE") && why.contains("d/.env.old") && why.contains("nobody changes names"), "{why}");
+    // The controls: nothing is moved; what is made while a run starts is seen, as what is made later.
+    assert_eq!(run(&|| ())["output"], "13\n");
+    let result = run(&|| write_file(&scratch.join(".env.new"), "new"));
+    assert_eq!(result["output"], "13\nnew\n", "{result}");
+    fs::remove_file(scratch.join(".env.new")).unwrap();
+    // A large scratch is not looked through twice.
+    for number in 0..1100 {
+        write_file(&scratch.join(number.to_string()), "");
+    }
+    assert_eq!(moved("e")["output"], format!("13\n{secret}\n"));
+}
+
 test!(Both, a_name_that_is_no_text_is_kept_from_the_code_like_any_other);
 fn a_name_that_is_no_text_is_kept_from_the_code_like_any_other() {
     let (scratch, secret) = (scratch(), token("latin"));

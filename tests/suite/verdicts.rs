@@ -140,6 +140,16 @@ fn cpu_time_of_orphans_is_measured() {
     assert!((Duration::from_millis(290)..scaled(Duration::from_secs(2))).contains(&Duration::from_millis(cpu)), "{usage}");
 }
 
+test!(Both, cpu_time_of_children_that_no_process_waits_for_is_measured, needs[Cgroup]);
+/// The kernel adds it to no process's account, but to the cgroup's: on v1 under a limit alone.
+fn cpu_time_of_children_that_no_process_waits_for_is_measured() {
+    let code = "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nif os.fork() == 0:\n    while time.process_time() < 0.5: pass\n    os._exit(0)\ntry: os.wait()\nexcept ChildProcessError: print(time.process_time() < 0.2)";
+    let done = exec(json!({"code": code, "limits": {"cpu": scaled_limit(20_000), "wall": scaled_limit(20_000)}}));
+    let usage = &done.succeeded().expect(json!({"output": "True\n"}))["usage"];
+    let cpu = usage["cpu_user_ms"].as_u64().unwrap() + usage["cpu_system_ms"].as_u64().unwrap();
+    assert!(cpu >= 450, "{usage}");
+}
+
 test!(Both, using_up_memory_is_out_of_memory, needs[Cgroup]);
 fn using_up_memory_is_out_of_memory() {
     let code = "held = []\nwhile True: held.append(bytearray(1 << 20))";
@@ -228,6 +238,16 @@ fn a_full_tmp_is_a_disk_limit() {
         let done = exec(json!({"code": fill(path), "limits": {"tmp_size": "8MiB"}}));
         ended(&done, "disk_limit", 1, None);
         exec(json!({"code": fill(path), "limits": {"tmp_size": "64MiB"}})).succeeded();
+    }
+}
+
+test!(Both, tmp_holds_as_much_as_its_limit_and_no_more);
+fn tmp_holds_as_much_as_its_limit_and_no_more() {
+    let code = "import os\nfd = os.open('/tmp/f', os.O_CREAT | os.O_WRONLY)\nwritten = 0\ntry:\n    while True: written += os.write(fd, b'x' * 4096)\nexcept OSError as error: print(error.errno, written)";
+    // The control: under a larger limit as much as before is written, and more.
+    for size in [2 << 20, 3 << 20] {
+        let done = exec(json!({"code": code, "limits": {"tmp_size": format!("{size}B")}}));
+        done.succeeded().expect(json!({"output": format!("28 {size}\n"), "limits_hit": ["tmp_size"]}));
     }
 }
 

@@ -42,7 +42,10 @@ use std::{
 use anyhow::bail;
 use clap::error::ErrorKind;
 use rlimit::Resource;
-use stockade_engine::{Options, Origin, admit, caller::waiting};
+use stockade_engine::{
+    Options, Origin, admit,
+    caller::{AwaitedStdin, waiting},
+};
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
@@ -177,7 +180,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     if io::stdin().is_terminal() {
         warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
     }
-    let read = admit::read_request(io::stdin().lock()).and_then(|bytes| match &exec.approve {
+    let read = admit::read_request(AwaitedStdin { callers: &options.ends_with }).and_then(|bytes| match &exec.approve {
         Some(token) => approve::into_request(bytes, token),
         None => Ok(bytes),
     });
@@ -212,7 +215,7 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     arguments.extend(exec.quiet.then(|| "--quiet".into()));
     // The session ends with the reply, and what waits in it could never be run.
     arguments.extend(args::ApprovedBy::NoOne.to_arguments());
-    match companion::become_companion("stockade-markdown", arguments) {
+    match companion::become_companion("stockade-markdown", exec.sandbox.outlive_caller, arguments) {
         Ok(never) => match never {},
         Err(error) => print_report(&Report::refused(Verdict::SandboxError, "companion_missing", format!("{error:#}"))),
     }
@@ -268,7 +271,8 @@ fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
 /// are read by a model, which must not approve itself.
 fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
     let approved_by = args::ApprovedBy::Approvers.to_arguments();
-    match companion::become_companion("stockade-mcp", options.sandbox.to_arguments().into_iter().chain(approved_by))? {}
+    let arguments = options.sandbox.to_arguments().into_iter().chain(approved_by);
+    match companion::become_companion("stockade-mcp", options.sandbox.outlive_caller, arguments)? {}
 }
 
 /// Prints missing layers to stderr too, where a person sees them.

@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, Metadata},
-    io::{self, ErrorKind, Read, Write},
+    io::{ErrorKind, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
@@ -15,7 +15,8 @@ use anyhow::{Context, anyhow, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
-    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, is_interactive, with_callers_rights,
+    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive,
+    with_callers_rights,
 };
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
@@ -115,7 +116,7 @@ impl Program {
         }
         let Some((first, arguments)) = run.words.split_first() else { return Ok(Program::Command(Vec::new())) };
         if first == STDIN {
-            let code = text(io::stdin().lock(), "the code on stdin").map_err(NotRun::Unreadable)?;
+            let code = text(AwaitedStdin { callers: &options.ends_with }, "the code on stdin").map_err(NotRun::Unreadable)?;
             return Ok(request(code, run.language.clone(), None, arguments));
         }
         let path = Path::new(first);

@@ -7,6 +7,7 @@
 use std::{
     env,
     ffi::{OsStr, OsString},
+    io::{self, Read},
     os::unix::ffi::OsStrExt,
     path::PathBuf,
     sync::OnceLock,
@@ -15,10 +16,11 @@ use std::{
 use caps::{CapSet, Capability};
 use rlimit::Resource;
 use rustix::{
+    event::{PollFd, PollFlags, poll},
     fd::OwnedFd,
     fs::Mode,
     io::Errno,
-    process::{Pid, PidfdFlags, Signal, getppid, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, getpid, getppid, kill_process, pidfd_open},
 };
 use stockade_launcher::{CONTAINER, signals::hold_back_stops};
 pub use stockade_policy::facts::Caller;
@@ -87,18 +89,51 @@ impl Identity {
 /// None where hang-ups are ignored (nohup). One that lies in another PID namespace, or has ended
 /// by now, is left out.
 pub fn waiting() -> Vec<OwnedFd> {
+    waiting_with_pids().into_iter().map(|(_, pidfd)| pidfd).collect()
+}
+
+/// The same by their pids, for a companion program that takes this process's place.
+pub fn waiting_pids() -> Vec<Pid> {
+    waiting_with_pids().into_iter().map(|(pid, _)| pid).collect()
+}
+
+fn waiting_with_pids() -> Vec<(Pid, OwnedFd)> {
     if stockade_sys::process::ignores(Signal::HUP.as_raw()) {
         return Vec::new();
     }
     [held(getppid), held(caller_of_sudo)].into_iter().flatten().collect()
 }
 
-/// A pidfd of the process that this finds.
-fn held(find: impl Fn() -> Option<Pid>) -> Option<OwnedFd> {
+/// The process that this finds, with its pidfd.
+fn held(find: impl Fn() -> Option<Pid>) -> Option<(Pid, OwnedFd)> {
     let found = find()?;
     let pidfd = pidfd_open(found, PidfdFlags::empty()).ok()?;
     // Another process can have its pid only after it has ended.
-    (find() == Some(found)).then_some(pidfd)
+    (find() == Some(found)).then_some((found, pidfd))
+}
+
+/// Stdin, of which something is awaited for as long as these processes live. When the first of
+/// them has ended and nothing has come, this process ends as after SIGHUP: somebody else may
+/// hold the other end, which then never closes.
+pub struct AwaitedStdin<'a> {
+    /// Pidfds.
+    pub callers: &'a [OwnedFd],
+}
+
+impl Read for AwaitedStdin<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let stdin = rustix::stdio::stdin();
+        let mut fds = vec![PollFd::new(&stdin, PollFlags::IN)];
+        fds.extend(self.callers.iter().map(|caller| PollFd::new(caller, PollFlags::IN)));
+        poll(&mut fds, None)?;
+        if fds.first().is_some_and(|stdin| stdin.revents().is_empty()) {
+            kill_process(getpid(), Signal::HUP)?;
+            // The caller has blocked the signal.
+            return Err(io::Error::other("the process that started this one has ended"));
+        }
+        drop(fds);
+        Ok(rustix::io::read(stdin, buffer)?)
+    }
 }
 
 /// The nearest process above this one that is of the user who called sudo; between them are

@@ -14,7 +14,10 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
 };
 use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
-use stockade_protocol::frame::{ExecutorCommand, FileToWrite, Job};
+use stockade_protocol::{
+    LimitKey,
+    frame::{ExecutorCommand, FileToWrite, Job},
+};
 
 use crate::{
     ErrorKind, Inputs, LaunchError, OpenedScratch, Stdin,
@@ -131,6 +134,8 @@ pub(crate) struct ChildData {
     pub(crate) clear_groups: bool,
     pub(crate) hostname: String,
     pub(crate) root_size: Option<CString>,
+    /// What code may write to the root's file system beside what the set-up has put there.
+    pub(crate) root_room: Option<u64>,
     pub(crate) root_inodes: CString,
     pub(crate) inner_uid_map: String,
     pub(crate) inner_gid_map: String,
@@ -232,6 +237,8 @@ impl ChildData {
             clear_groups: plan.mode == Mode::Root,
             hostname: plan.identity.hostname.clone(),
             root_size: plan.root_size.map(|size| c_string(size.to_string().as_bytes())).transpose()?,
+            // A session's has no place to write.
+            root_room: plan.root_size.filter(|_| !plan.session).and(plan.limits.get(LimitKey::TmpSize)),
             root_inodes: c_string(ROOT_INODES.to_string().as_bytes())?,
             inner_uid_map: format!("{uid} {uid} 1"),
             inner_gid_map: format!("{gid} {gid} 1"),

@@ -29,6 +29,7 @@ mod roots;
 pub(crate) mod usage;
 
 pub use error::{ScratchError, ScratchProblem};
+pub(crate) use inspect::SecondLook;
 use inspect::{Inspected, inspect};
 use place::Mounts;
 use usage::TreeUse;
@@ -54,6 +55,8 @@ pub struct OpenedScratch {
     pub(crate) file_ids: Vec<Option<FileId>>,
     /// What lay there before the run.
     pub(crate) before: TreeUse,
+    /// For when all of `facts.protected` is covered; none for a large one.
+    pub(crate) second_look: Option<Box<SecondLook>>,
     /// What its owner might do with the directory itself before the run.
     pub(crate) rights: Mode,
     /// What the plan needs to know.
@@ -190,7 +193,7 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
         return Err(ScratchProblem::Closed(real));
     }
-    let Inspected { protected, before } = inspect(&directory, policy, opener.privileged)?;
+    let Inspected { protected, before, second_look } = inspect(&directory, policy, opener.privileged)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
     let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();
@@ -200,7 +203,7 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
     };
     let (protected, file_ids) = protected.into_iter().unzip();
     let facts = HostScratch { path: real, owner, idmap_refusal, protected };
-    Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, rights, facts })
+    Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, second_look, rights, facts })
 }
 
 /// Gives the owner of a scratch back what code has taken of the directory itself, and

@@ -51,7 +51,9 @@ use confine::{
 };
 pub(crate) use confine::{raise_core_limit, some_cpus};
 pub(crate) use root::{INSIDE, attach, new_tmpfs};
-use root::{MASK_FILE, Made, Terminal, copy_tree, make_entry, mount_root, mount_scratch, open_terminal, pivot, place_program, seal_proc};
+use root::{
+    MASK_FILE, Made, Terminal, bound_root, copy_tree, make_entry, mount_root, mount_scratch, open_terminal, pivot, place_program, seal_proc,
+};
 
 /// What the launcher's column makes.
 pub(crate) struct InPlace {
@@ -252,6 +254,8 @@ impl<'p> Rooted<'p> {
         let scratch = mount_scratch(data, shared.layers, tree, &root)?;
         // The stand-in for masked files stays mounted, its name goes.
         unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
+        // After the last file of the set-up, while the rights over the file system are held.
+        data.root_room.map_or(Ok(()), |room| bound_root(&root, room)).at(Step::SealRoot)?;
         // After the last path of the host was used.
         pivot(&root, shared.layers)?;
         shared.step(Step::SealRoot, || stockade_sys::mount::set_attributes(&root, attr::RDONLY, false))?;

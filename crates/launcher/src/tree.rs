@@ -98,6 +98,12 @@ impl TreeEntry<'_> {
         (self.stat.stx_ctime.tv_sec, self.stat.stx_ctime.tv_nsec)
     }
 
+    /// When it was made, as its status was last changed; none where the file system does not tell.
+    pub(crate) fn born(&self) -> Option<(i64, u32)> {
+        let tells = StatxFlags::from_bits_retain(self.stat.stx_mask).contains(StatxFlags::BTIME);
+        tells.then_some((self.stat.stx_btime.tv_sec, self.stat.stx_btime.tv_nsec))
+    }
+
     /// Device and inode.
     pub(crate) fn file_id(&self) -> (u64, u64) {
         (device(&self.stat), self.stat.stx_ino)
@@ -112,7 +118,7 @@ impl TreeEntry<'_> {
 /// The status of an entry; a link's own.
 fn look_at(directory: impl AsFd, name: &CStr) -> Result<Statx, Errno> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::EMPTY_PATH;
-    statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)
+    statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
 fn device(stat: &Statx) -> u64 {

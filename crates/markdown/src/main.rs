@@ -34,6 +34,7 @@ const PRINT_TIMEOUT: Duration = Duration::from_secs(2);
 struct Arguments {
     program: PathBuf,
     program_version: OsString,
+    ends_with: Vec<i32>,
     last: bool,
     text: bool,
     session: Vec<OsString>,
@@ -47,6 +48,7 @@ impl Arguments {
             match word.to_str()? {
                 "--program" => arguments.program = words.next()?.into(),
                 "--program-version" => arguments.program_version = words.next()?,
+                "--ends-with" => arguments.ends_with.push(words.next()?.to_str()?.parse().ok()?),
                 "--last" => arguments.last = true,
                 "--text" => arguments.text = true,
                 "--" => arguments.session = words.by_ref().collect(),
@@ -98,6 +100,7 @@ fn print(answer: String, cancelled_by: Option<i32>) -> Result<(), PrintError> {
 fn run(arguments: &Arguments) -> Answer {
     let begin = || -> Result<_, Box<Report>> {
         check_version(arguments)?;
+        session::hang_up_with(&arguments.ends_with)?;
         let blocks = read(&read_reply()?).map_err(|error| bad_request(error.reason(), &error))?;
         Ok((blocks, Session::start(&arguments.program, &arguments.session)?))
     };

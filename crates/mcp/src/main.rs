@@ -34,6 +34,9 @@ struct Args {
     /// Its version, which must equal this program's
     #[arg(long, value_name = "VERSION")]
     program_version: String,
+    /// A process that it does not outlive, by its pid
+    #[arg(long = "ends-with", value_name = "PID")]
+    ends_with: Vec<i32>,
     /// Options of `stockade session`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     options: Vec<OsString>,
@@ -62,6 +65,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         let (program, version) = (args.program.display(), args.program_version);
         anyhow::bail!("{program} is version {version} and stockade-mcp {own}: install both from one package or one build");
     }
+    // Where only its input ends, a client may still read answers.
+    stockade_session_client::hang_up_with(&args.ends_with, Some(rustix::stdio::stdout()))?;
     // Before the handshake: the person who configures it sees why a session cannot start, not
     // the model later.
     let (session, instructions) =

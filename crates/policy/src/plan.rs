@@ -133,7 +133,8 @@ pub const HOME: &str = "/home/sandbox";
 /// The least `memory` that a cgroup may enforce. Until it becomes the executor the sandbox's
 /// first process shares the launcher's memory, and an out-of-memory kill takes all who share.
 pub const MIN_MEMORY: u64 = 4 << 20;
-/// What the root tmpfs holds beside the writable parts.
+/// What the set-up may put into the root tmpfs beside what code may write. The rest is taken away
+/// before the code starts.
 const ROOT_OVERHEAD: u64 = 512 << 10;
 
 /// Works out the plan of one run. `filters` are those of the policy.

@@ -11,13 +11,15 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Mutex, MutexGuard, PoisonError},
+    thread,
     time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::OwnedFd,
-    process::{Pid, PidfdFlags, pidfd_open},
+    fd::{BorrowedFd, OwnedFd},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open},
 };
 use serde_json::{Map, Value};
 use stockade_protocol::session::Line;
@@ -47,6 +49,38 @@ pub enum SessionError {
 
 fn refusal_text(refusal: &Answer) -> &str {
     refusal.get("error").and_then(Value::as_str).unwrap_or("the session did not begin")
+}
+
+/// Has this process get SIGHUP when the first of these processes, given by their pids, has ended,
+/// or when `answers` has no reader any more. A thread waits for that; it takes the signals that
+/// its maker takes.
+///
+/// # Errors
+/// There is no descriptor or no thread left.
+pub fn hang_up_with(callers: &[i32], answers: Option<BorrowedFd<'static>>) -> io::Result<()> {
+    let (mut pidfds, mut gone) = (Vec::new(), false);
+    for caller in callers.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+        match pidfd_open(caller, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfds.push(pidfd),
+            Err(Errno::SRCH) => gone = true,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    thread::Builder::new().spawn(move || {
+        let mut fds: Vec<PollFd<'_>> = pidfds.iter().map(|pidfd| PollFd::new(pidfd, PollFlags::IN)).collect();
+        // The kernel reports a hang-up whether it is asked for or not.
+        fds.extend(answers.iter().map(|answers| PollFd::new(answers, PollFlags::empty())));
+        while !gone {
+            match poll(&mut fds, None) {
+                Ok(_) => gone = true,
+                Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+        // A process may signal itself.
+        let _cannot_fail = kill_process(getpid(), Signal::HUP);
+    })?;
+    Ok(())
 }
 
 /// A session that has begun. Its pipes close when this is dropped, which ends it.

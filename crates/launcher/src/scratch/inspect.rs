@@ -5,16 +5,26 @@
 //! looked into, which the code could open to itself (chmod) and find any of these in; and what
 //! other mounts lie on, where the run sees something else. The directories above each are pinned,
 //! so that the code of one run moves nothing past the walk of another. How they are covered is
-//! decided by the plan. What somebody of the host moves during the walk may be missed.
+//! decided by the plan. What somebody of the host moves during the walk may be missed: a small
+//! scratch is looked through once more when all is covered ([`SecondLook`]).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
-use rustix::{fd::OwnedFd, fs::FileType};
-use stockade_policy::{facts::PathKind, model::Policy, plan::Protection};
+use rustix::{
+    fd::OwnedFd,
+    fs::FileType,
+    io::Errno,
+    time::{ClockId, clock_gettime},
+};
+use stockade_policy::{
+    facts::PathKind,
+    model::{Policy, Scratch},
+    plan::Protection,
+};
 
 use super::{FileId, ScratchProblem, usage::TreeUse};
 use crate::tree::{self, TreeEntry, Walk};
@@ -26,11 +36,59 @@ type Protected = (PathBuf, PathKind, Protection);
 /// executor finds again.
 pub(super) const MAX_PROTECTED: usize = 4096;
 
+/// A larger scratch is looked through once: the second look would hold up every run for what the
+/// host alone can do.
+const MAX_SEEN_TWICE: u64 = 1024;
+
 /// What was seen in a scratch.
 #[derive(Default)]
 pub(super) struct Inspected {
     pub(super) protected: Vec<(Protected, Option<FileId>)>,
     pub(super) before: TreeUse,
+    /// None: it is too large to be looked through twice.
+    pub(super) second_look: Option<Box<SecondLook>>,
+}
+
+/// What is needed to look through a scratch once more, when all that was found is covered.
+pub(crate) struct SecondLook {
+    rules: Scratch,
+    privileged: bool,
+    /// When the first look began, by the clock that files have: seconds and nanoseconds.
+    since: (i64, u32),
+    covered: BTreeSet<FileId>,
+    /// All that the first look came to.
+    seen: BTreeSet<FileId>,
+}
+
+impl SecondLook {
+    /// The first path that is to be kept from the code, was there when the first look began, and
+    /// is not covered: it was moved past that look. What was made since then is not looked for.
+    ///
+    /// # Errors
+    /// The directory cannot be walked.
+    pub(crate) fn missed(&self, directory: &OwnedFd) -> Result<Option<PathBuf>, Errno> {
+        let mount = tree::mount_of(directory)?;
+        let (mut hidden, mut missed): (Option<PathBuf>, _) = (None, None);
+        tree::walk(directory, &mut |entry| {
+            // What root's copy does not have, or what is below a covered directory.
+            let is_out_of_reach = (self.privileged && entry.mount() != mount)
+                || hidden.as_ref().is_some_and(|above| entry.path.starts_with(above))
+                || entry.kind.is_symlink();
+            let id = entry.file_id();
+            // A name can have changed; whether a program gives rights has been found out.
+            let gives_rights = || !self.seen.contains(&id) && entry.gives_rights();
+            let Some(protection) = kept(entry, true, &self.rules, gives_rights).filter(|_| !is_out_of_reach) else { return Walk::On };
+            if !self.covered.contains(&id) && entry.born().is_none_or(|born| born < self.since) {
+                missed = Some(entry.path.to_path_buf());
+                return Walk::Stop;
+            }
+            if protection == Protection::Hidden {
+                hidden = Some(entry.path.to_path_buf());
+            }
+            Walk::On
+        })?;
+        Ok(missed)
+    }
 }
 
 /// The state of one walk. What lies below a directory is visited directly after it, so the last
@@ -44,6 +102,8 @@ struct Inspection {
     ids_above: Vec<Option<FileId>>,
     hidden: Option<PathBuf>,
     read_only: Option<PathBuf>,
+    /// Of all that is visited, as long as it is to be seen twice.
+    ids: BTreeSet<FileId>,
     /// The first path beyond [`MAX_PROTECTED`].
     beyond: Option<PathBuf>,
 }
@@ -54,37 +114,61 @@ struct Inspection {
 /// The directory itself cannot be read, or holds too much that must be kept from the code.
 pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, privileged: bool) -> Result<Inspected, ScratchProblem> {
     let failed = |errno| ScratchProblem::NotListed(Some(errno));
+    let begun = clock_gettime(ClockId::RealtimeCoarse);
+    let since = (begun.tv_sec, u32::try_from(begun.tv_nsec).unwrap_or(0));
     let mount = tree::mount_of(directory).map_err(failed)?;
     let mut inspection = Inspection::default();
     let whole = tree::walk(directory, &mut |entry| {
         // Root's copy for the run is without what is mounted below.
         let is_shown = !privileged || entry.mount() == mount;
-        inspection.visit(entry, is_shown, policy)
+        inspection.visit(entry, is_shown, &policy.scratch)
     });
     let whole = whole.map_err(failed)?;
     match inspection.beyond {
         Some(path) => Err(ScratchProblem::ProtectsTooMuch { path, policy: policy.name.clone() }),
-        None if whole => Ok(inspection.finish()),
+        None if whole => {
+            let ids = std::mem::take(&mut inspection.ids);
+            let mut seen = inspection.finish();
+            seen.second_look = (seen.before.entries <= MAX_SEEN_TWICE).then(|| {
+                let covered = seen.protected.iter().filter(|((.., protection), _)| *protection != Protection::Pinned);
+                let covered = covered.filter_map(|(_, id)| *id).collect();
+                Box::new(SecondLook { rules: policy.scratch.clone(), privileged, since, covered, seen: ids })
+            });
+            Ok(seen)
+        }
         None => Err(ScratchProblem::NotListed(None)),
     }
 }
 
 /// How a glob of the policy keeps a path from the code.
-fn named(policy: &Policy, path: &Path) -> Option<Protection> {
+fn named(rules: &Scratch, path: &Path) -> Option<Protection> {
     let matches = |globs: &[String]| globs.iter().any(|glob| tree::matches(glob, path));
     match () {
-        () if matches(&policy.scratch.hidden) => Some(Protection::Hidden),
-        () if matches(&policy.scratch.read_only) => Some(Protection::ReadOnly),
+        () if matches(&rules.hidden) => Some(Protection::Hidden),
+        () if matches(&rules.read_only) => Some(Protection::ReadOnly),
         () => None,
     }
 }
 
+/// How an entry is to be kept from the code.
+fn kept(entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, gives_rights: impl FnOnce() -> bool) -> Option<Protection> {
+    let is_file = matches!(entry.kind, FileType::RegularFile | FileType::Directory);
+    let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
+    let named = named(rules, entry.path);
+    // Through a mapping it could be changed and keep the bits, which write(2) takes away.
+    let obeyed = || gives_rights().then_some(Protection::ReadOnly);
+    leads_out.or(named).or_else(obeyed)
+}
+
 impl Inspection {
-    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, policy: &Policy) -> Walk {
+    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch) -> Walk {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }
         self.seen.before.add(entry);
+        if self.seen.before.entries <= MAX_SEEN_TWICE {
+            self.ids.insert(entry.file_id());
+        }
         let is_below = |above: &Option<PathBuf>| above.as_ref().is_some_and(|above| entry.path.starts_with(above));
         if entry.kind.is_symlink() || is_below(&self.hidden) {
             return Walk::On;
@@ -93,12 +177,7 @@ impl Inspection {
         let id = is_shown.then(|| entry.file_id());
         self.ids_above.truncate(depth);
         self.ids_above.push(id);
-        let is_file = matches!(entry.kind, FileType::RegularFile | FileType::Directory);
-        let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
-        let named = named(policy, entry.path);
-        // Through a mapping it could be changed and keep the bits, which write(2) takes away.
-        let obeyed = entry.gives_rights().then_some(Protection::ReadOnly);
-        let Some(protection) = leads_out.or(named).or(obeyed) else { return Walk::On };
+        let Some(protection) = kept(entry, is_shown, rules, || entry.gives_rights()) else { return Walk::On };
         if protection == Protection::ReadOnly && is_below(&self.read_only) {
             return Walk::On;
         }
@@ -127,13 +206,13 @@ impl Inspection {
     }
 
     fn finish(self) -> Inspected {
-        let Inspection { seen: Inspected { mut protected, before }, mut pinned, .. } = self;
+        let Inspection { seen: Inspected { mut protected, before, second_look }, mut pinned, .. } = self;
         for ((path, ..), _) in &protected {
             pinned.remove(path);
         }
         protected.extend(pinned.into_iter().map(|(path, id)| ((path, PathKind::Directory, Protection::Pinned), id)));
         // Above before below: what lies over a directory must not be laid on what it covers.
         protected.sort_by(|((a, ..), _), ((b, ..), _)| a.cmp(b));
-        Inspected { protected, before }
+        Inspected { protected, before, second_look }
     }
 }

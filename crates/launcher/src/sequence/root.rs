@@ -12,9 +12,10 @@ use rustix::{
     },
     io::Errno,
     mount::{
-        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string,
-        fsmount, fsopen, move_mount, open_tree, unmount,
+        FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+        fsconfig_reconfigure, fsconfig_set_string, fsmount, fsopen, fspick, move_mount, open_tree, unmount,
     },
+    path::DecInt,
 };
 use stockade_protocol::step::Step;
 use stockade_sys::mount::attr;
@@ -241,6 +242,16 @@ pub(super) fn mount_root(data: &ChildData) -> Result<OwnedFd, Errno> {
     let root = new_tmpfs(data.root_size.as_deref(), Some(data.root_inodes.as_c_str()), c"0755", INSIDE)?;
     move_mount(&root, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     Ok(root)
+}
+
+/// Bounds the root's file system once nothing more is put there: what the set-up has needed does
+/// not count for the code, and what it has not needed is no room for the code.
+pub(super) fn bound_root(root: &OwnedFd, room: u64) -> Result<(), Errno> {
+    let stat = rustix::fs::fstatvfs(root)?;
+    let held = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+    let context = fspick(root, c"", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH)?;
+    fsconfig_set_string(&context, c"size", DecInt::new(held.saturating_add(room)))?;
+    fsconfig_reconfigure(&context)
 }
 
 /// Makes the new root this process's `/`, and detaches the old one, after which no path leads

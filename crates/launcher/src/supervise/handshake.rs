@@ -21,7 +21,10 @@ use stockade_protocol::{
     step::Step,
 };
 
-use super::{Listener, ProgramFile, Supervision, Token, failed, quota::ScratchFs};
+use super::{
+    Listener, ProgramFile, Supervision, Token, failed,
+    quota::{HostScratchFs, ScratchFs},
+};
 use crate::{
     LaunchError,
     child_data::tell,
@@ -188,9 +191,9 @@ impl Supervision<'_> {
         let (root, scratch, listener, terminal, modules, proc) = match message {
             ChildMessage::MountsStand => {
                 if let State::Setup(setup) = &mut self.state {
-                    match setup.expected.check_mounts(&self.outer) {
-                        Ok(mounts) => setup.mounts = Some(mounts),
-                        Err(failure) => self.break_off(failure),
+                    let checked = setup.expected.check_mounts(&self.outer).map(|mounts| setup.mounts = Some(mounts));
+                    if let Err(failure) = checked.and_then(|()| self.look_again()) {
+                        self.break_off(failure);
                     }
                 }
                 return Ok(true);
@@ -219,6 +222,18 @@ impl Supervision<'_> {
         // Now that the executor does not wait for it: the end of a mount takes its time.
         drop(proc);
         Ok(false)
+    }
+
+    /// Looks through the host scratch for what was moved past the first look, while the child goes
+    /// on to confine itself.
+    fn look_again(&mut self) -> Result<(), LaunchError> {
+        let Some(ScratchFs::Host(HostScratchFs { directory, second_look, .. })) = &mut self.quota.scratch else { return Ok(()) };
+        let failed = |errno, detail| StepFailure::new(self.plan, Step::ScratchRule, errno, None, detail);
+        match second_look.take().map_or(Ok(None), |look| look.missed(directory)) {
+            Ok(None) => Ok(()),
+            Ok(Some(path)) => Err(failed(Errno::STALE, path.display().to_string()).into()),
+            Err(errno) => Err(failed(errno, String::new()).into()),
+        }
     }
 
     /// Compares the sandbox with the plan. Meanwhile the executor starts, and then waits for the

@@ -27,7 +27,7 @@ use crate::{
     processes::{self, FileQuery, NamelessFiles},
     relay::is_readable,
     scratch::{
-        self, INTERVAL_MS, MAX_GLANCE_MS,
+        self, INTERVAL_MS, MAX_GLANCE_MS, SecondLook,
         usage::{self, FsRoom, TreeUse},
     },
     verdict::Cause,
@@ -110,6 +110,8 @@ pub(super) enum ScratchFs {
 pub(super) struct HostScratchFs {
     pub(super) directory: OwnedFd,
     pub(super) before: TreeUse,
+    /// Done once, when the sandbox has its mounts.
+    pub(super) second_look: Option<Box<SecondLook>>,
     /// What its owner could do with the directory itself.
     pub(super) rights: Mode,
     /// What its file system had when the run began.
@@ -200,9 +202,9 @@ impl Quota {
     /// `tmp`: what a session keeps. Without it the code's writable file systems are handed over
     /// by the child.
     pub(super) fn new(opened: Option<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
-        let host = opened.map(|OpenedScratch { directory, before, rights, .. }| {
+        let host = opened.map(|OpenedScratch { directory, before, second_look, rights, .. }| {
             let room = usage::room(&directory)?;
-            Ok(ScratchFs::Host(HostScratchFs { directory, before, rights, room, room_without: room }))
+            Ok(ScratchFs::Host(HostScratchFs { directory, before, second_look, rights, room, room_without: room }))
         });
         let scratch = host.transpose()?;
         Ok(Quota {

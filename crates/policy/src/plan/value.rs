@@ -291,7 +291,8 @@ pub struct Plan {
     pub identity: Identity,
     /// The root, entry by entry.
     pub root: Vec<RootEntry>,
-    /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home.
+    /// Size of the root tmpfs, which carries `/tmp`, `/dev/shm` and home, while it is built. Then
+    /// code has `tmp_size` beside what was built.
     pub root_size: Option<u64>,
     /// Scratch.
     pub scratch: ScratchPlan,
