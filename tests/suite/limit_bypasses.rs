@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use crate::support::{
     control::{Control, denied},
     exec::{ExecResult, exec, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
-    runner::{directory, eventually, is_root, test},
+    runner::{directory, eventually, is_root, test, wait_within},
     session::Session,
     timeouts::{scaled, scaled_limit},
 };
@@ -233,6 +233,40 @@ fn a_signal_ends_a_session_without_a_reader() {
     for _ in 0..2 {
         assert_eq!(session.answer()["output"].as_str().map(str::len), Some(900_001));
     }
+}
+
+test!(Both, signals_that_end_nothing_cost_a_slow_reader_no_output, seconds 60);
+/// Programs in Go send SIGURG to themselves and runc passes it on; a terminal sends SIGWINCH.
+fn signals_that_end_nothing_cost_a_slow_reader_no_output() {
+    // More than the pipe behind the launcher holds, less than that and the one before it.
+    const BYTES: usize = 100_000;
+    let begun = |name: &str| {
+        let place = scratch_named(name);
+        let code = format!("import os; os.write(1, b'x' * {BYTES}); os.close(1); open('written', 'w').close()");
+        let mut command = stockade(["run", "--scratch", text(&place), "--", "python3", "-c", &code]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        assert!(eventually(Duration::from_secs(20), || place.join("written").exists()), "it does not end");
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        // Whatever the launcher does by now, it has ended the program before these end.
+        let until = Instant::now() + scaled(Duration::from_secs(1));
+        assert!(eventually(Duration::from_secs(5), || {
+            for harmless in [Signal::SIGURG, Signal::SIGWINCH] {
+                kill(pid, harmless).unwrap();
+            }
+            Instant::now() > until
+        }));
+        (child, pid)
+    };
+    let (child, _) = begun("read");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), BYTES));
+    // The control: one that ends the launcher is not waited with.
+    let (mut child, pid) = begun("ended");
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(wait_within(&mut child, Duration::from_secs(10)).is_some(), "it waits for its reader");
+    let mut rest = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < BYTES, "{}", rest.len());
 }
 
 test!(RootOnly, the_proc_of_another_pid_namespace_is_refused);

@@ -1,6 +1,9 @@
 //! The signals that end or reach a run, held back and read from a descriptor.
 //!
+//! None is lost: what was looked at is kept to be taken, and sent once more where nothing takes it.
 //! What each of them does to the run is decided by `supervise.rs`.
+
+use std::{cell::RefCell, collections::VecDeque, iter};
 
 use nix::sys::{
     signal::{SigSet, Signal as NixSignal},
@@ -34,6 +37,8 @@ pub fn cancel(launcher: impl AsFd) -> Result<(), Errno> {
 /// Signals that arrive as readable events; dropping it restores the mask.
 pub struct Signals {
     fd: SignalFd,
+    /// Those that were looked at and not taken: one of a kind, as the kernel keeps them.
+    kept: RefCell<VecDeque<i32>>,
     before: SigSet,
 }
 
@@ -64,11 +69,31 @@ impl Signals {
         set.add(NixSignal::SIGURG);
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
-        Ok(Signals { fd, before })
+        Ok(Signals { fd, kept: RefCell::default(), before })
     }
 
     /// The next one that has come.
     pub fn take(&mut self) -> Option<i32> {
+        self.kept.get_mut().pop_front().or_else(|| self.read())
+    }
+
+    /// Whether one has come that can end the run or this process. All stay to be taken.
+    pub(crate) fn has_ending(&self) -> bool {
+        let mut kept = self.kept.borrow_mut();
+        for signal in iter::from_fn(|| self.read()) {
+            if !kept.contains(&signal) {
+                kept.push_back(signal);
+            }
+        }
+        kept.iter().any(|signal| *signal != NixSignal::SIGWINCH as i32)
+    }
+
+    /// Whether one stays to be taken that the descriptor does not show any more.
+    pub(crate) fn has_kept(&self) -> bool {
+        !self.kept.borrow().is_empty()
+    }
+
+    fn read(&self) -> Option<i32> {
         loop {
             let info = self.fd.read_signal().ok().flatten()?;
             let signal = info.ssi_signo.cast_signed();
@@ -120,6 +145,36 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
+        for signal in self.kept.get_mut().drain(..).filter(|signal| *signal != CANCEL) {
+            // A thread may always signal itself, and this is the one whose mask is restored.
+            let _sent = NixSignal::try_from(signal).and_then(nix::sys::signal::raise);
+        }
         let _mask_was_valid = self.before.thread_set_mask();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use nix::sys::signal::raise;
+
+    use super::*;
+
+    #[test]
+    fn signals_that_were_looked_at_are_taken_or_come_once_more() {
+        let mut outer = Signals::block().unwrap();
+        let signals = Signals::block().unwrap();
+        for harmless in [NixSignal::SIGURG, NixSignal::SIGWINCH] {
+            raise(harmless).unwrap();
+        }
+        assert!(!signals.has_ending() && signals.has_kept());
+        raise(NixSignal::SIGTERM).unwrap();
+        assert!(signals.has_ending() && signals.has_ending());
+        // Nothing takes them, so they are there for whoever held them back before.
+        drop(signals);
+        let mut taken: Vec<i32> = iter::from_fn(|| outer.take()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, [NixSignal::SIGTERM as i32, NixSignal::SIGWINCH as i32]);
+        assert!(!outer.has_ending() && !outer.has_kept());
     }
 }

@@ -335,6 +335,9 @@ impl<'a> Supervision<'a> {
                 return Ok(());
             }
             self.check_deadlines();
+            if self.teardown.signals.has_kept() {
+                self.serve_signals().map_err(failed("serve the sandbox"))?;
+            }
         }
     }
 

@@ -25,7 +25,6 @@ use crate::{
     error::ExecutorError,
     hold::Hold,
     processes::{self, FileQuery, NamelessFiles},
-    relay::is_readable,
     scratch::{
         self, INTERVAL_MS, MAX_GLANCE_MS,
         usage::{self, FsRoom, TreeUse},
@@ -565,18 +564,25 @@ impl Supervision<'_> {
         most.map_or(UNLIMITED_COUNT_TIMEOUT, |most| MIN_COUNT_TIMEOUT + Duration::from_micros(most.saturating_mul(MAX_ENTRY_US)))
     }
 
-    /// Whether a count may go on: until then, and no longer than the run itself, nor while a
-    /// signal waits. Code can make it as long as it likes, by moving what was counted to where
-    /// it is counted once more. Nor does a count go on of a run that goes on, where the file system
-    /// has lost too much.
-    fn may_count(&self, until: Instant, mode: CountMode) -> impl FnMut() -> bool {
+    /// Whether a count may go on, which nothing else is done beside: until then, and no longer than
+    /// the run itself, nor while a signal waits that can end it.
+    pub(super) fn may_go_on(&self, until: Instant) -> impl FnMut() -> bool {
         let grace = self.quota.grace.map(|(at, _)| at);
         let until = [self.wall_deadline(), grace].into_iter().flatten().fold(until, Instant::min);
         let alive = !self.all_have_ended();
+        move || !alive || (Instant::now() < until && !self.teardown.signals.has_ending())
+    }
+
+    /// The same for scratch. Code can make a count as long as it likes, by moving what was counted
+    /// to where it is counted once more. Nor does a count go on of a run that goes on, where the
+    /// file system has lost too much.
+    fn may_count(&self, until: Instant, mode: CountMode) -> impl FnMut() -> bool {
+        let alive = !self.all_have_ended();
         let host = self.quota.host_scratch();
-        let most = (mode == CountMode::Running).then(|| self.max_loss());
+        let most = (mode == CountMode::Running && alive).then(|| self.max_loss());
         let is_lost = move || most.zip(host).is_some_and(|(most, host)| host.lost().is_ok_and(|lost| most.is_passed(lost)));
-        move || !alive || (Instant::now() < until && !is_lost() && !is_readable(&self.teardown.signals).unwrap_or(true))
+        let mut goes_on = self.may_go_on(until);
+        move || goes_on() && !is_lost()
     }
 }
 
