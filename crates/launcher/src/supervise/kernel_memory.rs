@@ -50,7 +50,8 @@ const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// How many pages of the locks of the host are read whatever time it takes: some thousand locks.
 const FIRST_PAGES: u32 = 16;
-/// How long the locks of the host are read, and how long those of the run are counted.
+/// How long the locks of the host are read, and how long those of the run are counted in all: the
+/// launcher does nothing else meanwhile.
 const MAX_LIST: Duration = Duration::from_millis(20);
 const MAX_COUNT: Duration = Duration::from_secs(2);
 /// How often a count is repeated that code has broken.
@@ -97,46 +98,50 @@ impl KernelMemory {
         now >= self.soonest
     }
 
-    /// Looks once more, and decides when to look again. Whether the run holds more than it may.
-    fn look(&mut self, pid_one: i32) -> bool {
+    /// Looks once more, and decides when to look again. Whether the run holds more than it may: what
+    /// `goes_on` has broken off is counted by the next look.
+    fn look(&mut self, pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> bool {
         let begun = Instant::now();
         let host = held_for_all(&self.meminfo);
         self.interval = if host > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
         self.last = host;
         self.without = self.without.min(host);
-        let mut held = 0;
+        let mut is_beyond = false;
         let has_grown = host - self.without > self.allowed;
         if has_grown || begun >= self.next_count {
-            held = self.held(pid_one, has_grown);
-            self.without = host.saturating_sub(held);
-            self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+            if let Some(held) = self.count(pid_one, has_grown, goes_on) {
+                is_beyond = held > self.allowed;
+                self.without = host.saturating_sub(held);
+                self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+            }
         }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
         self.soonest = self.next.checked_sub(pause / 2).unwrap_or(self.next);
-        held > self.allowed
+        is_beyond
     }
 
-    /// What the run holds. Locks are sought only where the host has enough of them. In another PID
-    /// namespace it hides some, so there also where it `has_grown`.
-    fn held(&self, pid_one: i32, has_grown: bool) -> u64 {
+    /// What the run holds; none where the count was broken off. Locks are sought only where the
+    /// host has enough of them. In another PID namespace it hides some, so there also where it
+    /// `has_grown`.
+    fn count(&self, pid_one: i32, has_grown: bool, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
         let network = |file| read(format!("/proc/{pid_one}/net/{file}")).unwrap_or_default();
         let in_network = waiting(&network("netlink")) + connections(&network("sockstat")) + connections(&network("sockstat6"));
         let room = self.allowed.saturating_sub(in_network) / LOCK;
         let is_enough = || are_more_on_host(room) || (has_grown && !is_in_namespace_of_host());
-        let locks = if in_network <= self.allowed && is_enough() { locks(pid_one, room) } else { 0 };
-        in_network + locks * LOCK
+        let locks = if in_network <= self.allowed && is_enough() { locks(pid_one, room, goes_on)? } else { 0 };
+        Some(in_network + locks * LOCK)
     }
 }
 
 impl Supervision<'_> {
     pub(super) fn check_kernel_memory(&mut self) {
         let pid = self.teardown.sandbox.pid();
-        if self.all_have_ended() {
-            self.quota.kernel_memory = None;
-        } else if self.quota.kernel_memory.as_mut().is_some_and(|memory| memory.look(pid)) {
-            self.quota.kernel_memory = None;
+        let Some(mut memory) = self.quota.kernel_memory.take().filter(|_| !self.all_have_ended()) else { return };
+        if memory.look(pid, &mut self.may_go_on(Instant::now() + MAX_COUNT)) {
             self.end(Cause::OutOfMemory);
+        } else {
+            self.quota.kernel_memory = Some(memory);
         }
     }
 }
@@ -196,32 +201,36 @@ fn is_in_namespace_of_host() -> bool {
 }
 
 /// How many locks the run holds, or at least one more than `most`, counted while it stands still.
-/// What cannot be looked at, or cannot be held, could have every lock of the host.
-fn locks(pid_one: i32, most: u64) -> u64 {
+/// What cannot be looked at, or cannot be held, could have every lock of the host. None where the
+/// count was broken off before its time was over.
+fn locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
+    let begun = Instant::now();
     for _ in 0..MAX_HOLDS {
-        let Some(hold) = Hold::take(pid_one, &mut || true) else { continue };
-        let (count, is_whole) = visible_locks(pid_one, most);
+        let Some(hold) = Hold::take(pid_one, goes_on) else { continue };
+        let (count, is_whole) = visible_locks(pid_one, most, goes_on);
         if count > most || (is_whole && hold.is_whole()) {
-            return count;
+            return Some(count);
         }
     }
-    if are_more_on_host(most) { most.saturating_add(1) } else { 0 }
+    if !goes_on() && begun.elapsed() < MAX_COUNT {
+        return None;
+    }
+    Some(if are_more_on_host(most) { most.saturating_add(1) } else { 0 })
 }
 
 /// How many locks the descriptors of the run show, up to more than `most`, and whether each was
 /// looked at.
-fn visible_locks(pid_one: i32, most: u64) -> (u64, bool) {
-    let begun = Instant::now();
+fn visible_locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> (u64, bool) {
     let (mut count, mut is_open) = (0, true);
     let own = pid_one.to_string();
     let all = processes::each(pid_one, &mut |pid| {
         let tables = if *pid == own { Vec::new() } else { processes::tables(pid) };
         tables.iter().all(|task| {
-            let mut goes_on = |more| {
+            let mut adds = |more| {
                 count += more;
-                count <= most && begun.elapsed() < MAX_COUNT
+                count <= most && goes_on()
             };
-            let looked = locks_in(&format!("/proc/{pid}/task/{task}/fdinfo"), &mut goes_on);
+            let looked = locks_in(&format!("/proc/{pid}/task/{task}/fdinfo"), &mut adds);
             is_open &= looked.is_some();
             looked != Some(false)
         })
@@ -282,6 +291,17 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
         let text = "pos:\t0\nflags:\t02\nlock:\t1: POSIX  ADVISORY  WRITE 7 00:01:42 0 0\nlock:\t2: FLOCK  ADVISORY  WRITE 7 00:01:42 0 EOF\nlock:\t3: POSIX  ADVISORY  READ 7 00:01:42 2 2\n";
         assert_eq!(posix_locks(text), 2);
         assert_eq!(posix_locks("pos:\t0\nscm_fds: 0\n"), 0);
+    }
+
+    #[test]
+    fn a_count_of_locks_is_broken_off_at_once_and_finds_nothing_then() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let begun = Instant::now();
+        let pid = child.id().cast_signed();
+        let counts = [locks(pid, u64::MAX, &mut || false), locks(pid, u64::MAX, &mut || true)];
+        assert!(counts == [None, Some(0)] && begun.elapsed() < MAX_COUNT, "{counts:?}");
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]
