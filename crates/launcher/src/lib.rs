@@ -60,7 +60,7 @@ pub use scratch::OpenedScratch;
 pub use setup::ReadySandbox;
 pub use stockade_egress::probe as probe_egress;
 pub use teardown::Teardown;
-pub use verdict::SCRATCH_UNCOUNTED;
+pub use verdict::{KERNEL_MEMORY_UNCOUNTED, SCRATCH_UNCOUNTED};
 
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {

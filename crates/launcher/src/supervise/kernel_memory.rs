@@ -3,7 +3,8 @@
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
 //! sockets, TCP connections that no accept(2) has taken, record locks. What the host's kernel holds
 //! tells when to count, and so does the clock, in case others give back as much. What the run itself
-//! holds decides: the growth of others ends no run. What fills up between two looks comes on top.
+//! holds decides: the growth of others ends no run, but one whose locks cannot be counted where as
+//! many are held on the host. What fills up between two looks comes on top.
 //! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
 //! charges.
 
@@ -98,50 +99,79 @@ impl KernelMemory {
         now >= self.soonest
     }
 
-    /// Looks once more, and decides when to look again. Whether the run holds more than it may: what
+    /// Looks once more, and decides when to look again. Returns what the run is to be ended for: what
     /// `goes_on` has broken off is counted by the next look.
-    fn look(&mut self, pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> bool {
+    fn look(&mut self, pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Option<Cause> {
         let begun = Instant::now();
         let host = held_for_all(&self.meminfo);
         self.interval = if host > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
         self.last = host;
         self.without = self.without.min(host);
-        let mut is_beyond = false;
+        let mut cause = None;
         let has_grown = host - self.without > self.allowed;
         if has_grown || begun >= self.next_count {
-            if let Some(held) = self.count(pid_one, has_grown, goes_on) {
-                is_beyond = held > self.allowed;
+            let counted = self.count(pid_one, has_grown, goes_on);
+            cause = match counted {
+                Counted::All(held) | Counted::AllButHidden(held) => (held > self.allowed).then_some(Cause::OutOfMemory),
+                Counted::Unknown => Some(Cause::UncountedKernelMemory),
+                Counted::BrokenOff => None,
+            };
+            // Growth that hidden locks may have caused is not taken for that of others.
+            if let Counted::All(held) = counted {
                 self.without = host.saturating_sub(held);
+            }
+            if !matches!(counted, Counted::BrokenOff) {
                 self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
             }
         }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
         self.soonest = self.next.checked_sub(pause / 2).unwrap_or(self.next);
-        is_beyond
+        cause
     }
 
-    /// What the run holds; none where the count was broken off. Locks are sought only where the
-    /// host has enough of them. In another PID namespace it hides some, so there also where it
-    /// `has_grown`.
-    fn count(&self, pid_one: i32, has_grown: bool, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
+    /// What the run holds. Locks are sought only where the host has enough of them. In another PID
+    /// namespace the host hides those whose taker has ended, so there also where it `has_grown`.
+    fn count(&self, pid_one: i32, has_grown: bool, goes_on: &mut dyn FnMut() -> bool) -> Counted {
         let network = |file| read(format!("/proc/{pid_one}/net/{file}")).unwrap_or_default();
         let in_network = waiting(&network("netlink")) + connections(&network("sockstat")) + connections(&network("sockstat6"));
         let room = self.allowed.saturating_sub(in_network) / LOCK;
-        let is_enough = || are_more_on_host(room) || (has_grown && !is_in_namespace_of_host());
-        let locks = if in_network <= self.allowed && is_enough() { locks(pid_one, room, goes_on)? } else { 0 };
-        Some(in_network + locks * LOCK)
+        let may_be_more = || are_more_on_host(room) || (has_grown && !is_in_namespace_of_host());
+        let without_locks = || if is_in_namespace_of_host() { Counted::All(in_network) } else { Counted::AllButHidden(in_network) };
+        if in_network > self.allowed || !may_be_more() {
+            return without_locks();
+        }
+        let begun = Instant::now();
+        match locks(pid_one, room, goes_on) {
+            Some(locks) => Counted::All(in_network + locks * LOCK),
+            None if !goes_on() && begun.elapsed() < MAX_COUNT => Counted::BrokenOff,
+            // What cannot be looked at, or cannot be held, could have every lock of the host.
+            None if may_be_more() => Counted::Unknown,
+            None => without_locks(),
+        }
     }
+}
+
+/// What a count has come to.
+enum Counted {
+    /// Bytes.
+    All(u64),
+    /// The same, but for locks that the host may hide.
+    AllButHidden(u64),
+    /// It was not made, and the host has so many locks that the run could hold too many.
+    Unknown,
+    /// Something else is to be done first.
+    BrokenOff,
 }
 
 impl Supervision<'_> {
     pub(super) fn check_kernel_memory(&mut self) {
         let pid = self.teardown.sandbox.pid();
         let Some(mut memory) = self.quota.kernel_memory.take().filter(|_| !self.all_have_ended()) else { return };
-        if memory.look(pid, &mut self.may_go_on(Instant::now() + MAX_COUNT)) {
-            self.end(Cause::OutOfMemory);
-        } else {
-            self.quota.kernel_memory = Some(memory);
+        let cause = memory.look(pid, &mut self.may_go_on(Instant::now() + MAX_COUNT));
+        match cause {
+            Some(cause) => self.end(cause),
+            None => self.quota.kernel_memory = Some(memory),
         }
     }
 }
@@ -201,10 +231,8 @@ fn is_in_namespace_of_host() -> bool {
 }
 
 /// How many locks the run holds, or at least one more than `most`, counted while it stands still.
-/// What cannot be looked at, or cannot be held, could have every lock of the host. None where the
-/// count was broken off before its time was over.
+/// None where a process cannot be looked at, or the run cannot be held in time.
 fn locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
-    let begun = Instant::now();
     for _ in 0..MAX_HOLDS {
         let Some(hold) = Hold::take(pid_one, goes_on) else { continue };
         let (count, is_whole) = visible_locks(pid_one, most, goes_on);
@@ -212,10 +240,7 @@ fn locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Option<u
             return Some(count);
         }
     }
-    if !goes_on() && begun.elapsed() < MAX_COUNT {
-        return None;
-    }
-    Some(if are_more_on_host(most) { most.saturating_add(1) } else { 0 })
+    None
 }
 
 /// How many locks the descriptors of the run show, up to more than `most`, and whether each was
