@@ -7,7 +7,10 @@ use std::{
     io::{Read, Write},
     os::{
         fd::OwnedFd,
-        unix::{ffi::OsStrExt, fs::MetadataExt},
+        unix::{
+            ffi::OsStrExt,
+            fs::{MetadataExt, PermissionsExt},
+        },
     },
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -25,8 +28,11 @@ use serde_json::{Value, json};
 
 use crate::support::{
     control::{Control, denied},
-    exec::{ExecResult, exec, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
-    runner::{directory, eventually, is_root, test},
+    exec::{
+        ExecResult, OWNER, chown_to_owner, exec, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade,
+        text, write_file,
+    },
+    runner::{directory, eventually, is_root, test, wait_within},
     session::Session,
     timeouts::{scaled, scaled_limit},
 };
@@ -233,6 +239,40 @@ fn a_signal_ends_a_session_without_a_reader() {
     for _ in 0..2 {
         assert_eq!(session.answer()["output"].as_str().map(str::len), Some(900_001));
     }
+}
+
+test!(Both, signals_that_end_nothing_cost_a_slow_reader_no_output, seconds 60);
+/// Programs in Go send SIGURG to themselves and runc passes it on; a terminal sends SIGWINCH.
+fn signals_that_end_nothing_cost_a_slow_reader_no_output() {
+    // More than the pipe behind the launcher holds, less than that and the one before it.
+    const BYTES: usize = 100_000;
+    let begun = |name: &str| {
+        let place = scratch_named(name);
+        let code = format!("import os; os.write(1, b'x' * {BYTES}); os.close(1); open('written', 'w').close()");
+        let mut command = stockade(["run", "--scratch", text(&place), "--", "python3", "-c", &code]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        assert!(eventually(Duration::from_secs(20), || place.join("written").exists()), "it writes nothing");
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        // Whatever the launcher does by now, it has ended the program before these end.
+        let until = Instant::now() + scaled(Duration::from_secs(1));
+        assert!(eventually(Duration::from_secs(5), || {
+            for harmless in [Signal::SIGURG, Signal::SIGWINCH] {
+                kill(pid, harmless).unwrap();
+            }
+            Instant::now() > until
+        }));
+        (child, pid)
+    };
+    let (child, _) = begun("read");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), BYTES));
+    // The control: a signal that ends the launcher ends its waiting for a reader.
+    let (mut child, pid) = begun("ended");
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(wait_within(&mut child, Duration::from_secs(10)).is_some(), "it waits for its reader");
+    let mut rest = Vec::new();
+    child.stdout.take().unwrap().read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < BYTES, "{}", rest.len());
 }
 
 test!(RootOnly, the_proc_of_another_pid_namespace_is_refused);
@@ -883,6 +923,67 @@ fn what_others_hold_in_the_kernel_ends_no_run() {
         let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
         exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done\n"}));
     });
+}
+
+test!(serial RootOnly, locks_that_cannot_be_counted_end_the_run_and_say_so, seconds 120);
+/// An ordinary user's launcher cannot look at a process whose program only root may read.
+fn locks_that_cannot_be_counted_end_the_run_and_say_so() {
+    let (place, home) = (scratch(), directory().join("users"));
+    std::fs::create_dir(&home).unwrap();
+    chown_to_owner(&home);
+    for (name, mode) in [("hidden", 0o111), ("readable", 0o755)] {
+        std::fs::copy("/usr/bin/python3", place.join(name)).unwrap();
+        std::fs::set_permissions(place.join(name), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let (id, program) = (OWNER.to_string(), program_path().unwrap());
+    let ask = |namespace: &[&str], name: &str, memory: &str, code: &str| {
+        let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", "--", text(&program), "exec"];
+        let mut command = run_under(&[namespace, &user].concat());
+        command.env("HOME", &home).env_remove("XDG_RUNTIME_DIR");
+        let code = format!(
+            "import subprocess
+subprocess.run(['./{name}', '-c', {}], check=True)
+print('kept')",
+            json!(code)
+        );
+        // What others write at the same time must not end it as well.
+        let limits = json!({"wall": scaled_limit(60_000), "memory": memory, "processes": 40, "scratch_size": "1GiB", "tmp_size": "8MiB"});
+        let request = json!({"code": code, "scratch": text(&place), "limits": limits}).to_string();
+        ExecResult::of(run_with_stdin(&mut command, request.as_bytes()))
+    };
+    let uncounted = json!({"verdict": "out_of_memory", "code": 137, "reason": "kernel_memory_uncounted", "limits_hit": []});
+    // Locks of processes that have ended, a few at a time, in files that another has.
+    let dead = "import ctypes, fcntl, os, struct, time
+libc = ctypes.CDLL(None)
+held = [os.memfd_create('held') for _ in range(800)]
+for part in range(16):
+    taker = libc.syscall(56, 0x400 | 17, 0, 0, 0, 0)
+    if taker == 0:
+        for fd in held[50 * part:50 * part + 50]:
+            for at in range(250): fcntl.fcntl(fd, fcntl.F_SETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 2 * at, 1, 0))
+        os._exit(0)
+    os.waitpid(taker, 0)
+time.sleep(5)";
+    let apart = ["unshare", "-p", "-f", "--mount-proc"];
+    ask(&apart, "hidden", "256MiB", dead).expect(uncounted.clone());
+    ask(&apart, "readable", "256MiB", dead).expect(json!({"verdict": "out_of_memory", "code": 137, "reason": null}));
+    // The control: it holds nothing.
+    let waits = "import time; time.sleep(3)";
+    ask(&apart, "hidden", "4GiB", waits).succeeded().expect(json!({"output": "kept\n"}));
+    // Locks of others.
+    let mut other = run_under(&["/usr/bin/python3", "-"]);
+    other.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut other = other.spawn().unwrap();
+    let held = format!("{}\nprint('held', flush=True)\ntime.sleep(600)", locks(800));
+    other.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
+    other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let [hidden, readable] = ["hidden", "readable"].map(|name| ask(&[], name, "256MiB", waits));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    hidden.expect(uncounted);
+    // The controls: a run that can be counted, and a host without many locks.
+    readable.succeeded().expect(json!({"output": "kept\n"}));
+    ask(&[], "hidden", "256MiB", waits).succeeded().expect(json!({"output": "kept\n"}));
 }
 
 test!(Both, locks_of_open_files_are_refused);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
-use stockade_launcher::{Captured, Outcome, RefusedCall, SCRATCH_UNCOUNTED};
+use stockade_launcher::{Captured, KERNEL_MEMORY_UNCOUNTED, Outcome, RefusedCall, SCRATCH_UNCOUNTED};
 use stockade_policy::{model::Policy, plan::Plan};
 use stockade_policy_tools::remedy;
 use stockade_protocol::{
@@ -93,6 +93,9 @@ fn denials(outcome: &Outcome, egress: &EgressReport, plan: &Plan, policy: &Polic
     all.extend(touched.map(|key| limit(key, outcome, plan, policy)));
     if outcome.reason == Some(SCRATCH_UNCOUNTED) {
         all.push(uncounted());
+    }
+    if outcome.reason == Some(KERNEL_MEMORY_UNCOUNTED) {
+        all.push(uncounted_kernel_memory());
     }
     if outcome.started && outcome.code != 0 {
         // A terminal has one stream, which carries errors as well.
@@ -205,6 +208,24 @@ fn uncounted() -> Denial {
         allow: None,
         help: Some(String::from(
             "a program closed a directory to its owner, nested directories more than 200 deep, made the count take far too long, or kept deleted files that no count finds (mapped only, in messages between processes, in a process of a program that its user may not read), and what they hold could be anything; no larger limit helps: keep u+rx on directories, keep such files in /tmp, or leave `scratch` out, since a private one needs no counting",
+        )),
+        hint: false,
+        limit: None,
+    }
+}
+
+/// The denial for kernel memory that cannot be counted. It names no limit either: how much the run
+/// holds of it is not known.
+fn uncounted_kernel_memory() -> Denial {
+    Denial {
+        kind: "limit",
+        what: String::from("kernel memory that cannot be counted"),
+        count: 1,
+        answer: String::from("ended"),
+        rule: String::from("[limits] memory, whose tenth bounds what the kernel holds beside it"),
+        allow: None,
+        help: Some(String::from(
+            "this host has very many file locks, and a program could not be stopped for half a second, made the count take far too long, or is one that its user may not read, so any of them could be its own: end such processes before the program goes on, or run it where fewer locks are held",
         )),
         hint: false,
         limit: None,

@@ -17,7 +17,7 @@ use std::{
 
 use rustix::{
     fd::{AsRawFd, OwnedFd},
-    fs::{CWD, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlink},
+    fs::{CWD, FileType, Mode, OFlags, Stat, fstat, getxattr, makedev, openat, readlink},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
@@ -78,15 +78,16 @@ fn times(stat: &str) -> Option<[u64; 2]> {
 
 /// Bytes that the processes of a sandbox have written to file systems with a disk, with those of
 /// processes that they have waited for; pid 1, which waits for orphans, cannot be asked. None where
-/// the kernel does not say (CONFIG_TASK_IO_ACCOUNTING) or another cannot be looked at.
-pub(crate) fn written(pid_one: i32) -> Option<u64> {
+/// the kernel does not say (CONFIG_TASK_IO_ACCOUNTING), another cannot be looked at, or `goes_on`
+/// said to end.
+pub(crate) fn written(pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
     let mut all = Some(0);
     let own = pid_one.to_string();
     each(pid_one, &mut |pid| {
         if pid == own {
             return true;
         }
-        match io_of(pid) {
+        match io_of(pid, goes_on) {
             Ok(Some(text)) => {
                 let bytes = text.lines().find_map(|line| line.strip_prefix("write_bytes:")?.trim().parse::<u64>().ok());
                 all = all.zip(bytes).map(|(all, bytes)| all + bytes);
@@ -95,20 +96,23 @@ pub(crate) fn written(pid_one: i32) -> Option<u64> {
             Ok(None) => {}
             Err(_) => all = None,
         }
+        if !goes_on() {
+            all = None;
+        }
         all.is_some()
     });
     all
 }
 
 /// The text of `/proc/PID/io`; none for a process that has ended. The kernel refuses it of one that
-/// is just ending: it has no memory any more.
-fn io_of(pid: &str) -> std::io::Result<Option<String>> {
+/// is just ending: it has no memory any more, and is waited for.
+fn io_of(pid: &str, goes_on: &mut dyn FnMut() -> bool) -> std::io::Result<Option<String>> {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(1);
     let mut read = read_to_string(format!("/proc/{pid}/io"));
     for _ in 0..TRIES {
         match &read {
-            Err(error) if is_refusal(error) && !has_ended(pid) => sleep(PAUSE),
+            Err(error) if is_refusal(error) && !has_ended(pid) && goes_on() => sleep(PAUSE),
             _ => break,
         }
         read = read_to_string(format!("/proc/{pid}/io"));
@@ -160,7 +164,8 @@ pub(crate) struct NamelessFiles {
     /// Inodes that are mapped.
     mapped: BTreeSet<u64>,
     /// Something may have such a file and cannot be looked at: a process whose program its user
-    /// may not read, a message with descriptors on its way, or the directory of a deleted name.
+    /// may not read, a message with descriptors on its way (before Linux 5.10 any UNIX socket), or the
+    /// directory of a deleted name.
     closed: bool,
     looked_at: u64,
 }
@@ -236,7 +241,7 @@ impl NamelessFiles {
             // Descriptors that were sent to this socket and not received (Linux 5.10).
             let text = read_to_string(file.info).unwrap_or_default();
             let sent = text.lines().find_map(|line| line.strip_prefix("scm_fds:")).map(str::trim);
-            self.closed |= sent.is_some_and(|count| count != "0");
+            self.closed |= sent.map_or_else(|| may_carry_descriptors(file.link), |count| count != "0");
         }
         if file.stat.st_dev == wanted.device {
             let is_nameless = self.insert_nameless(file.stat);
@@ -333,6 +338,16 @@ fn own_link(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
+/// Whether a socket is, or may be, of the one kind that carries descriptors: a UNIX socket.
+fn may_carry_descriptors(link: &str) -> bool {
+    let mut protocol = [0; 32];
+    match getxattr(link, "system.sockprotoname", &mut protocol) {
+        Ok(_) => protocol.starts_with(b"UNIX"),
+        // Closed, or ended, meanwhile.
+        Err(errno) => !matches!(errno, Errno::NOENT | Errno::SRCH),
+    }
+}
+
 /// Whether a file was opened by a name that is deleted and was in another directory than this. A
 /// directory of that path proves nothing: it may have been made after the one that the name was in.
 fn lies_elsewhere(link: &str, root: &Path) -> bool {
@@ -422,7 +437,7 @@ fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<OpenFile<'_>>) -> b
 }
 
 /// The threads of a process that have a table of descriptors of their own, one for each table:
-/// the first may have ended, and clone(2) does not have to share it.
+/// the first may have ended, and clone(2) does not have to share it. Without kcmp(2), all threads.
 pub(crate) fn tables(pid: &str) -> Vec<i32> {
     let mut all: Vec<i32> = Vec::new();
     for task in entries(&format!("/proc/{pid}/task")) {
@@ -443,6 +458,8 @@ pub(crate) fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -451,6 +468,19 @@ mod tests {
         assert_eq!(times(stat), Some([360_000, 230_000]));
         assert_eq!(times("7 (sh) S 1 7 7 0 -1 4194560 100 200 3 4 31 17 5"), None);
         assert_eq!(times(""), None);
+    }
+
+    #[test]
+    fn what_was_written_is_not_known_where_the_time_is_over() {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "sleep 600 & echo; read line; kill $!; wait"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pid = child.id().cast_signed();
+        assert!(written(pid, &mut || true).is_some());
+        assert_eq!(written(pid, &mut || false), None);
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]
@@ -522,6 +552,43 @@ mod tests {
         // No more are sought than are enough.
         assert_eq!(found(&directory, &FileQuery { enough: 1, ..all }), (2, false));
         std::fs::remove_dir(&root).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_does_not_tell_what_is_on_its_way_may_have_anything() {
+        use std::{
+            io::{IoSlice, IoSliceMut},
+            mem::MaybeUninit,
+        };
+
+        use rustix::{
+            fd::AsFd,
+            net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
+        };
+        let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let udp = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        let is_wanted = |_| false;
+        let wanted = FileQuery { device: u64::MAX, maps: Some(&is_wanted), root: None, enough: u64::MAX };
+        let is_closed = |socket: &OwnedFd, info: &str| {
+            let mut files = NamelessFiles::default();
+            files.add(&OpenFile { stat: &fstat(socket).unwrap(), link: &own_link(socket), info }, &wanted, &mut || true);
+            files.closed
+        };
+        let info = |socket: &OwnedFd| format!("/proc/self/fdinfo/{}", socket.as_raw_fd());
+        assert_eq!([is_closed(&receiver, &info(&receiver)), is_closed(&udp, &info(&udp))], [false, false]);
+        // As of a kernel that does not say, or where the text cannot be read.
+        assert_eq!([is_closed(&receiver, "/proc/self/fdinfo/none"), is_closed(&udp, "/proc/self/fdinfo/none")], [true, false]);
+        // The control: something is on its way, and then it is not.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let file = [udp.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&file)));
+        sendmsg(&sender, &[IoSlice::new(b".")], &mut ancillary, SendFlags::empty()).unwrap();
+        assert!(is_closed(&receiver, &info(&receiver)));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(&receiver, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::empty()).unwrap();
+        assert!(!is_closed(&receiver, &info(&receiver)));
     }
 
     #[test]

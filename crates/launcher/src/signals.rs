@@ -1,6 +1,9 @@
 //! The signals that end or reach a run, held back and read from a descriptor.
 //!
+//! None is lost: what was looked at is kept to be taken, and sent once more where nothing takes it.
 //! What each of them does to the run is decided by `supervise.rs`.
+
+use std::{cell::RefCell, collections::VecDeque, iter};
 
 use nix::sys::{
     signal::{SigSet, Signal as NixSignal},
@@ -16,24 +19,39 @@ use stockade_sys::process::SI_QUEUE;
 use crate::{ErrorKind, LaunchError};
 
 /// Ends a run as its client's own cancelling would, and is passed on to no program. The kernel
-/// ignores it by default: a launcher that has no run at the moment goes on. It counts with its word
-/// alone: programs in Go send this signal to their own threads, and runc, which is one, passes those
-/// on to the container's first process.
+/// ignores it by default: a launcher that has no run at the moment goes on. It counts with the
+/// run's word alone: programs in Go send this signal to their own threads, and runc, which is one,
+/// passes those on to the container's first process.
 pub(crate) const CANCEL: i32 = NixSignal::SIGURG as i32;
-/// `S` and the letters after it.
-const CANCEL_WORD: i32 = 0x5354_4344;
 
-/// Tells a launcher to end its run.
+/// What the signal that ends a run carries: the first half of the run's number. A launcher of a
+/// session may have another run by the time it reads the signal, which that does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelWord(i32);
+
+impl CancelWord {
+    /// That of a run's number of 16 hexadecimal digits; none for what is no such number.
+    pub fn of(run: &str) -> Option<Self> {
+        let number = u64::from_str_radix(run, 16).ok().filter(|_| run.len() == 16)?;
+        u32::try_from(number >> 32).ok().map(|word| CancelWord(word.cast_signed()))
+    }
+}
+
+/// Tells a launcher to end this run, if it still has it.
 ///
 /// # Errors
 /// ESRCH where it has ended, EPERM where it may not be signalled.
-pub fn cancel(launcher: impl AsFd) -> Result<(), Errno> {
-    stockade_sys::process::queue_signal(launcher, CANCEL, CANCEL_WORD)
+pub fn cancel(launcher: impl AsFd, run: CancelWord) -> Result<(), Errno> {
+    stockade_sys::process::queue_signal(launcher, CANCEL, run.0)
 }
 
 /// Signals that arrive as readable events; dropping it restores the mask.
 pub struct Signals {
     fd: SignalFd,
+    /// Those that were looked at and not taken: one of a kind, as the kernel keeps them.
+    kept: RefCell<VecDeque<i32>>,
+    /// The run that can be cancelled by one; none between two runs.
+    run: Option<CancelWord>,
     before: SigSet,
 }
 
@@ -64,15 +82,41 @@ impl Signals {
         set.add(NixSignal::SIGURG);
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
-        Ok(Signals { fd, before })
+        Ok(Signals { fd, kept: RefCell::default(), run: None, before })
+    }
+
+    /// From now on the signal that ends this run is one of them.
+    pub(crate) fn serve_run(&mut self, run: Option<CancelWord>) {
+        self.run = run;
     }
 
     /// The next one that has come.
     pub fn take(&mut self) -> Option<i32> {
+        self.kept.get_mut().pop_front().or_else(|| self.read())
+    }
+
+    /// Whether one has come that can end the run or this process. All stay to be taken.
+    pub(crate) fn has_ending(&self) -> bool {
+        let mut kept = self.kept.borrow_mut();
+        for signal in iter::from_fn(|| self.read()) {
+            if !kept.contains(&signal) {
+                kept.push_back(signal);
+            }
+        }
+        kept.iter().any(|signal| *signal != NixSignal::SIGWINCH as i32)
+    }
+
+    /// Whether one stays to be taken that the descriptor does not show any more.
+    pub(crate) fn has_kept(&self) -> bool {
+        !self.kept.borrow().is_empty()
+    }
+
+    fn read(&self) -> Option<i32> {
         loop {
             let info = self.fd.read_signal().ok().flatten()?;
             let signal = info.ssi_signo.cast_signed();
-            if signal != CANCEL || (info.ssi_code, info.ssi_int) == (SI_QUEUE, CANCEL_WORD) {
+            let has_word = info.ssi_code == SI_QUEUE && self.run == Some(CancelWord(info.ssi_int));
+            if signal != CANCEL || has_word {
                 return Some(signal);
             }
         }
@@ -120,6 +164,43 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
+        for signal in self.kept.get_mut().drain(..).filter(|signal| *signal != CANCEL) {
+            // A thread may always signal itself, and this is the one whose mask is restored.
+            let _sent = NixSignal::try_from(signal).and_then(nix::sys::signal::raise);
+        }
         let _mask_was_valid = self.before.thread_set_mask();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use nix::sys::signal::raise;
+
+    use super::*;
+
+    #[test]
+    fn signals_that_were_looked_at_are_taken_or_come_once_more() {
+        let mut outer = Signals::block().unwrap();
+        let signals = Signals::block().unwrap();
+        for harmless in [NixSignal::SIGURG, NixSignal::SIGWINCH] {
+            raise(harmless).unwrap();
+        }
+        assert!(!signals.has_ending() && signals.has_kept());
+        raise(NixSignal::SIGTERM).unwrap();
+        assert!(signals.has_ending() && signals.has_ending());
+        // Nothing takes them, so they are there for the next that has held them back.
+        drop(signals);
+        let mut taken: Vec<i32> = iter::from_fn(|| outer.take()).collect();
+        taken.sort_unstable();
+        assert_eq!(taken, [NixSignal::SIGTERM as i32, NixSignal::SIGWINCH as i32]);
+        assert!(!outer.has_ending() && !outer.has_kept());
+    }
+
+    #[test]
+    fn a_word_is_half_of_a_number() {
+        assert_eq!(CancelWord::of("4f1c2a9be07d3365"), Some(CancelWord(0x4f1c_2a9b)));
+        assert_eq!(CancelWord::of("fffffffe00000000"), Some(CancelWord(-2)));
+        assert_eq!([CancelWord::of(""), CancelWord::of("4f1c2a9b"), CancelWord::of("run 4f1c2a9be07d")], [None; 3]);
     }
 }

@@ -15,6 +15,8 @@ use crate::scratch::usage::Full;
 
 /// The reason of a run that was ended because its host scratch could not be counted.
 pub const SCRATCH_UNCOUNTED: &str = "scratch_uncounted";
+/// The reason of a run that was ended because what the kernel holds for it could not be counted.
+pub const KERNEL_MEMORY_UNCOUNTED: &str = "kernel_memory_uncounted";
 
 /// What the launcher ended the run for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +31,20 @@ pub(crate) enum Cause {
     Disk(LimitKey),
     /// A host scratch in which something cannot be counted, so that it could hold anything.
     Uncounted,
+    /// Kernel memory that cannot be counted, so that it could be more than the run may hold.
+    UncountedKernelMemory,
     SystemCall,
+}
+
+impl Cause {
+    /// The reason that the result has.
+    pub(crate) fn reason(self) -> Option<&'static str> {
+        match self {
+            Cause::Uncounted => Some(SCRATCH_UNCOUNTED),
+            Cause::UncountedKernelMemory => Some(KERNEL_MEMORY_UNCOUNTED),
+            _ => None,
+        }
+    }
 }
 
 /// What was seen of a run that started.
@@ -74,7 +89,7 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let disk_full = seen.full.or(seen.file_is_full.then_some(LimitKey::FileSize));
     let (verdict, code) = match seen.cause {
         Some(Cause::Cancelled(by)) => (Verdict::Cancelled, 128 + by),
-        Some(Cause::OutOfMemory) => (Verdict::OutOfMemory, 137),
+        Some(Cause::OutOfMemory | Cause::UncountedKernelMemory) => (Verdict::OutOfMemory, 137),
         Some(Cause::CpuTime) => (Verdict::CpuTimeout, 137),
         Some(Cause::WallClock) => (Verdict::WallTimeout, 124),
         Some(Cause::Output) => (Verdict::OutputLimit, 137),
@@ -91,6 +106,7 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let limit = match (verdict, seen.cause) {
         (Verdict::WallTimeout, _) => Some(LimitKey::Wall),
         (Verdict::CpuTimeout, _) => Some(LimitKey::Cpu),
+        (Verdict::OutOfMemory, Some(Cause::UncountedKernelMemory)) => None,
         (Verdict::OutOfMemory, _) => Some(LimitKey::Memory),
         (Verdict::ProcessLimit, _) => Some(LimitKey::Processes),
         (Verdict::OutputLimit, _) => Some(LimitKey::OutputSize),
@@ -195,6 +211,7 @@ mod tests {
             (Cause::WallClock, Verdict::WallTimeout, 124),
             (Cause::SystemCall, Verdict::SyscallDenied, 137),
             (Cause::Uncounted, Verdict::DiskLimit, 137),
+            (Cause::UncountedKernelMemory, Verdict::OutOfMemory, 137),
         ] {
             let decision = decide(&RunEvidence { cause: Some(cause), forks_refused: 1, ..RunEvidence::default() });
             assert_eq!((decision.verdict, decision.code), (verdict, code));
@@ -205,7 +222,7 @@ mod tests {
     fn what_cannot_be_counted_is_beyond_no_limit_that_could_be_raised() {
         let seen = RunEvidence { full: Some(LimitKey::TmpSize), tmp_was_full: true, ..RunEvidence::default() };
         let limit = |cause| decide(&RunEvidence { cause: Some(cause), ..seen }).limit;
-        assert_eq!(limit(Cause::Uncounted), None);
+        assert_eq!((limit(Cause::Uncounted), limit(Cause::UncountedKernelMemory)), (None, None));
         assert_eq!(limit(Cause::Disk(LimitKey::ScratchSize)), Some(LimitKey::ScratchSize));
     }
 

@@ -29,7 +29,7 @@ use crate::{
     relay::OutputSink,
     scratch::{self, usage},
     teardown::Teardown,
-    verdict::{Cause, Decision, RunEvidence, SCRATCH_UNCOUNTED, decide},
+    verdict::{Cause, Decision, RunEvidence, decide},
 };
 
 /// What a run has come to.
@@ -228,7 +228,7 @@ impl Supervision<'_> {
 
     fn outcome(self, ended: Result<RunEnd, LaunchError>) -> (Outcome, Teardown) {
         let broken = ended.as_ref().err().map(|failure| (failure.kind().reason(), failure.to_string()));
-        let uncounted = (self.cause == Some(Cause::Uncounted)).then_some(SCRATCH_UNCOUNTED);
+        let uncounted = self.cause.and_then(Cause::reason);
         let RunEnd { decision, egress, files, usage } = ended.unwrap_or_else(|_| RunEnd {
             decision: Decision { verdict: Verdict::SandboxError, code: 125, signal: None, limit: None, limits_hit: Vec::new() },
             egress: EgressReport::default(),

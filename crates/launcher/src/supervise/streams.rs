@@ -2,11 +2,14 @@
 //!
 //! No read or write here waits. What the bytes mean is not looked at.
 
-use std::mem::MaybeUninit;
+use std::{
+    mem::MaybeUninit,
+    time::{Duration, Instant},
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll, poll},
-    fd::{AsFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
 };
 use stockade_policy::plan::Plan;
@@ -29,7 +32,7 @@ const KEPT_OF_ERRORS: u64 = 32 << 10;
 /// A program that prints this many times the limit is ended.
 const OUTPUT_FACTOR: u64 = 64;
 /// How long a slow reader may take for the rest, where the run was to end.
-const SLOW_READER: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
+const SLOW_READER: Duration = Duration::from_secs(2);
 
 /// The payload's stdin, stdout and stderr.
 pub(super) struct PayloadStreams<'a> {
@@ -116,10 +119,10 @@ impl<'a> PayloadStreams<'a> {
     }
 
     /// Takes what the program had written when it ended; of a slow reader's as much as it
-    /// reads in time, where the run `must_end`.
+    /// reads in time, where the run `must_end`, and until a signal comes that can end this process.
     pub(super) fn drain(&mut self, signals: &Signals, must_end: bool) -> [Result<(), Errno>; 2] {
         let timeout = must_end.then_some(SLOW_READER);
-        [&mut self.output, &mut self.error].map(|stream| stream.drain(signals, timeout.as_ref(), &mut self.buffer))
+        [&mut self.output, &mut self.error].map(|stream| stream.drain(signals, timeout, &mut self.buffer))
     }
 
     /// Bytes that each stream carried.
@@ -175,7 +178,7 @@ impl OutputStream {
         Ok(())
     }
 
-    fn drain(&mut self, signals: &Signals, timeout: Option<&Timespec>, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+    fn drain(&mut self, signals: &Signals, timeout: Option<Duration>, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
         let Some(pipe) = self.pipe.take() else { return Ok(()) };
         // Every writer is dead, so what the pipe holds is finite. A writer that is alive against
         // all reason is not waited for.
@@ -185,10 +188,7 @@ impl OutputStream {
                 Transfer::More => {}
                 Transfer::Blocked => {
                     let Some(target) = self.sink.target() else { break };
-                    let mut fds = [PollFd::new(&target, PollFlags::OUT), PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
-                    let polled = poll(&mut fds, timeout);
-                    let [_, signals] = &fds;
-                    if matches!(polled, Ok(0)) || !signals.revents().is_empty() {
+                    if !becomes_writable(target, signals, timeout) {
                         break;
                     }
                 }
@@ -196,4 +196,25 @@ impl OutputStream {
         }
         Ok(())
     }
+}
+
+/// Whether a stream becomes writable, before this time is over and before a signal comes that can
+/// end this process. What signals else come does not matter: another process's may, at any time.
+fn becomes_writable(stream: BorrowedFd<'_>, signals: &Signals, timeout: Option<Duration>) -> bool {
+    let until = timeout.map(|timeout| Instant::now() + timeout);
+    while !signals.has_ending() {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.map(|left| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) });
+        let mut fds = [PollFd::new(&stream, PollFlags::OUT), PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
+        match poll(&mut fds, left.as_ref()) {
+            Ok(0) => return false,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return false,
+        }
+        let [stream, _] = &fds;
+        if !stream.revents().is_empty() {
+            return true;
+        }
+    }
+    false
 }
