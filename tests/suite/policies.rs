@@ -11,6 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
+    audit_log::own_log,
     exec::{
         ExecResult, OWNER, chown_to_owner, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text,
         write_file,
@@ -497,8 +498,39 @@ fn root_opens_a_scratch_only_as_its_caller() {
     ask("default", &below).succeeded();
 }
 
+test!(RootOnly, a_root_shell_of_sudo_is_told_whose_rights_it_has);
+fn a_root_shell_of_sudo_is_told_whose_rights_it_has() {
+    own_log();
+    let id = OWNER.to_string();
+    let call = |variables: &[(&str, &str)], words: &[&str]| {
+        let output = with_etc(&[("stockade/grants.toml", "")], variables, words, "{\"code\": \"\"}");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    call(&[], &["run", "true"]);
+    let commands: [&[&str]; 8] = [
+        &["audit", "tail"],
+        &["audit", "verify"],
+        &["audit", "rotate"],
+        &["policy", "new", "mine"],
+        &["policy", "check", "default"],
+        &["run", "true"],
+        &["exec"],
+        &["doctor"],
+    ];
+    let remedy = format!("you came through sudo as uid {id} (SUDO_UID); as administrator: sudo env -u SUDO_UID -u SUDO_GID stockade ...");
+    for words in commands {
+        let said = call(&[("SUDO_UID", &id), ("SUDO_GID", &id)], words);
+        assert_eq!(said.matches(&remedy).count(), 1, "{words:?}: {said}");
+        // The control: root for itself is refused none of it.
+        let said = call(&[], words);
+        assert!(!said.contains("SUDO_UID"), "{words:?}: {said}");
+    }
+}
+
 test!(RootOnly, senseless_sudo_variables_are_refused);
 fn senseless_sudo_variables_are_refused() {
+    let without_gid = ExecResult::of(run_with_stdin(stockade(["exec"]).env("SUDO_UID", "1000"), b"{\"code\": \"\"}"));
+    without_gid.broke("sudo_variables", &["SUDO_UID is set but SUDO_GID is not"]);
     for (uid, gid) in [("agent", "1000"), ("1000", ""), ("-1", "1000"), ("99999999999", "0")] {
         let mut command = stockade(["exec"]);
         command.env("SUDO_UID", uid).env("SUDO_GID", gid);

@@ -22,7 +22,7 @@ use stockade_protocol::text::{escape_json, escape_line, is_not_ascii};
 use crate::{
     ExitCode, USAGE_ERROR,
     args::{Audit, Filter},
-    output::{Progress, print_text, warn},
+    output::{Progress, print_text, warn, warn_of_error},
 };
 
 /// How often a followed log is read.
@@ -40,7 +40,7 @@ pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
         Audit::Rotate { .. } => Ok(ExitCode::SUCCESS),
     })?;
     done.or_else(|error| {
-        warn(&format!("stockade: {error:#}"));
+        warn_of_error(&error);
         Ok(ExitCode::from(USAGE_ERROR))
     })
 }

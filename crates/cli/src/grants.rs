@@ -9,7 +9,7 @@ use stockade_policy::{Grants, grants::PATH};
 
 use crate::{
     ExitCode,
-    output::{print_text, warn},
+    output::{print_text, warn, words_of},
     policy,
 };
 
@@ -26,7 +26,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         Err(error) => {
-            warn(&error.to_string());
+            warn(&words_of(&error.into()));
             return Ok(ExitCode::FAILURE);
         }
     };

@@ -50,7 +50,7 @@ use crate::{
 pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
     let identity = caller::identify(None)?;
     if identity.on_behalf {
-        return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid }.into());
+        return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid, remedy: caller::sudo_remedy() }.into());
     }
     let path = directory(&identity).ok_or(RecordRefusal::Rotate(RecordError::Nowhere))?;
     // The end of a killed launcher's run may stand in a file that is removed now.
