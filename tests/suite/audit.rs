@@ -479,8 +479,8 @@ fn verify_names_the_line_and_tells_by_its_status() {
         (good.replacen(&format!("{}\n", lines[2]), "", 1), 1, "line 3: record 4 follows record 2: 1 record is missing"),
         (swapped, 1, "line 3: record 2 comes after record 3"),
         (String::from("nothing\n"), 1, "holds no record"),
-        (cut, 0, "only an anchor reveals"),
-        (good.clone(), 0, "each in its place and unchanged"),
+        (cut, 0, "the chain is consistent; the chain ends with"),
+        (good.clone(), 0, "no anchor was given: a change of the last record, a cut tail or a full rewrite cannot be seen"),
     ] {
         fs::write(&file, bad).unwrap();
         for place in [text(&log), text(&file)] {
@@ -488,6 +488,54 @@ fn verify_names_the_line_and_tells_by_its_status() {
             assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
         }
     }
+}
+
+test!(Both, a_result_is_an_anchor_and_one_can_be_required);
+fn a_result_is_an_anchor_and_one_can_be_required() {
+    let log = own_log();
+    let results: Vec<Value> = (0..3).map(|_| exec(json!({"code": ""})).result).collect();
+    let place = text(&log);
+    let verify = |anchors: &[&Value], pretty: bool, options: &[&str]| {
+        let file = directory().join("results.json");
+        let lines = anchors.iter().map(|result| if pretty { format!("{result:#}\n") } else { format!("{result}\n") });
+        fs::write(&file, lines.collect::<String>()).unwrap();
+        audit(&[&["verify", "--log", place, "--anchors", text(&file)], options].concat())
+    };
+    for pretty in [true, false] {
+        let (status, said) = verify(&[&results[0], &results[2]], pretty, &["--require-anchor"]);
+        assert!(status == Some(0) && said.contains("4 records in 1 files: each in its place and unchanged"), "{said}");
+        assert!(said.contains("2 anchors matched"), "{said}");
+    }
+    let (status, said) = verify(&[&results[0]], false, &[]);
+    assert!(status == Some(0) && said.contains("up to record 2 each in its place"), "{said}");
+    let line = json!({"audit": {"chain": "0123456789abcdef", "seq": 9, "sha256": "ab".repeat(32)}});
+    let (status, said) = verify(&[&line], false, &[]);
+    assert!(status == Some(0) && said.contains("note: the anchors know a chain 0123456789abcdef"), "{said}");
+    for option in [&["--require-anchor"][..], &["--chain", "0123456789abcdef"]] {
+        assert_eq!(verify(&[&line], false, option).0, Some(1), "{option:?}");
+    }
+    assert_eq!(verify(&[&results[0]], false, &["--chain", results[0]["audit"]["chain"].as_str().unwrap()]).0, Some(0));
+    assert_eq!(audit(&["verify", "--require-anchor"]).0, Some(1));
+    let (status, said) = verify(&[&json!({"audit": null})], false, &[]);
+    assert!(status == Some(2) && said.contains("audit head CHAIN:SEQ:SHA256"), "{said}");
+    // A change of the last record is what no log shows by itself.
+    let changed = written(&log).replace(results[2]["audit"]["run"].as_str().unwrap(), "0123456789abcdef");
+    fs::write(log.join("audit-00000001.jsonl"), changed).unwrap();
+    is_whole();
+    assert_eq!(verify(&[&results[2]], false, &[]).0, Some(1));
+}
+
+test!(Both, tail_as_json_is_the_log_line_by_line);
+fn tail_as_json_is_the_log_line_by_line() {
+    let log = own_log();
+    (0..2).for_each(|_| drop(exec(json!({"code": "", "labels": {"b": "\u{e9}", "a": "1"}}))));
+    let (status, said) = audit(&["tail", "--json"]);
+    assert_eq!((status, said.as_str()), (Some(0), written(&log).as_str()));
+    assert!(said.contains("\"event\":\"opened\""), "{said}");
+    let (_, said) = audit(&["query", "--json"]);
+    assert_eq!(said.lines().collect::<Vec<_>>(), written(&log).lines().skip(1).collect::<Vec<_>>());
+    // The control: a person reads of runs alone.
+    assert_eq!(audit(&["tail"]).1.lines().count(), 2);
 }
 
 test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log);
@@ -589,7 +637,10 @@ fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     fs::remove_dir_all(&log).unwrap();
     exec(json!({"code": ""})).succeeded();
     let (status, said) = verify();
-    assert!(status == Some(1) && said.contains("a log was removed or replaced"), "{said}");
+    assert!(status == Some(0) && said.contains("note: the anchors know a chain") && said.contains("no anchor matched"), "{said}");
+    let chain = good.split("\"chain\":\"").nth(1).unwrap().split('"').next().unwrap();
+    let (status, said) = audit(&["verify", "--chain", chain]);
+    assert!(status == Some(1) && said.contains("the log was removed or replaced"), "{said}");
 }
 
 test!(Both, an_alert_for_a_peer_is_met_behind_a_flood_of_refusals, seconds 60);
@@ -720,7 +771,7 @@ fn a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated() {
     }
     exec(json!({"code": "", "id": "three"})).succeeded();
     let (status, said) = audit(&["verify"]);
-    assert!(status == Some(0) && said.contains("in 3 files, each in its place"), "{said}");
+    assert!(status == Some(0) && said.contains("in 3 files: the chain is consistent"), "{said}");
     // The control: a file that goes by itself is missed.
     let first = log.join("audit-00000001.jsonl");
     let kept = fs::read(&first).unwrap();

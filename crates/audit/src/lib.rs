@@ -4,8 +4,8 @@
 //! It guarantees: no writer changes or removes a whole record, but old files when it is told to,
 //! which the chain states; several writers keep one
 //! chain; a writer that dies in the middle of a line costs only that line. It does not stop
-//! a user who may write to the directory from writing a new log. Only the heads of the chain
-//! in the journal reveal that.
+//! a user who may write to the directory from writing a new log. Only anchors outside the log
+//! reveal that.
 //!
 //! It knows no sandbox and no policy, starts nothing, and reads no environment variable.
 #![forbid(unsafe_code)]

@@ -65,7 +65,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("grants check", "", "./grants.toml"),
     ("doctor", "", "--policy strict --json"),
     ("prove", "--html proof.html", "--policy ./api.toml --json"),
-    ("audit verify", "", "/var/log/stockade --anchors journal.txt"),
+    ("audit verify", "", "--log /var/log/stockade --anchors journal.txt --require-anchor"),
     ("audit rotate", "", "--keep-days 90"),
     ("audit tail", "--follow", "-n 100 --json"),
     ("audit show", "4f1c2a9be07d3365", "my-request-17"),
@@ -676,20 +676,11 @@ pub(crate) struct Version {
 pub(crate) enum Audit {
     /// Find any change, gap or reordering in a log
     ///
-    /// Exit status: 0 when every record is in its place and unchanged, 1 when one is not, 2
-    /// when the log cannot be read. Only an anchor from the journal or syslog reveals that
-    /// records were cut off at the end.
-    Verify {
-        /// A file or the directory of a log; default: this user's
-        #[arg(value_name = "FILE|DIR")]
-        path: Option<PathBuf>,
-        /// The log begins after the record with this hash, because older files were moved away
-        #[arg(long, value_name = "SHA256")]
-        after: Option<String>,
-        /// Lines with anchors, as journalctl or a syslog has them; `-`: stdin
-        #[arg(long, value_name = "FILE")]
-        anchors: Option<PathBuf>,
-    },
+    /// Exit status: 0 when nothing is wrong, 1 when a record is changed, missing or out of its
+    /// place, 2 when the log cannot be read. An anchor is a record's number and hash outside the
+    /// log: `audit head CHAIN:SEQ:SHA256` in the journal or syslog, or `audit` of a result. Only
+    /// anchors reveal a change of the last record, a cut tail or a full rewrite.
+    Verify(Verify),
     /// Close the last file and begin the next; the chain goes on in it
     ///
     /// Root's log is for root alone to rotate. Exit status: 0 when it was done, 125 when not.
@@ -711,7 +702,7 @@ pub(crate) enum Audit {
         /// Keep printing new records
         #[arg(long)]
         follow: bool,
-        /// Print JSON, one record on a line
+        /// Print all records as they stand in the log, one line of JSON each
         #[arg(long)]
         json: bool,
     },
@@ -729,6 +720,28 @@ pub(crate) enum Audit {
     ///
     /// Exits with 1 when there is none.
     Query(Filter),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Verify {
+    /// A file or the directory of a log; default: this user's
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) path: Option<PathBuf>,
+    /// The same as FILE|DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "path")]
+    pub(crate) log: Option<PathBuf>,
+    /// The log begins after the record with this hash, because older files were moved away
+    #[arg(long, value_name = "SHA256")]
+    pub(crate) after: Option<String>,
+    /// Anchors: lines of a journal or syslog, or results as JSON; `-`: stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) anchors: Option<PathBuf>,
+    /// Exit with 1 when no anchor matches a record
+    #[arg(long)]
+    pub(crate) require_anchor: bool,
+    /// Exit with 1 when no record is of this chain
+    #[arg(long, value_name = "ID")]
+    pub(crate) chain: Option<String>,
 }
 
 /// Which records.
@@ -752,7 +765,7 @@ pub(crate) struct Filter {
     /// Under this policy
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Print JSON, one record on a line
+    /// Print the records as they stand in the log, one line of JSON each
     #[arg(long)]
     pub(crate) json: bool,
 }

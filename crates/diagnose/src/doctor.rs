@@ -404,7 +404,7 @@ impl<'a> Examiner<'a> {
         removed.map(|()| idmap_refusal)
     }
 
-    /// As the run above was written down, and who keeps the heads of the chain.
+    /// As the run above was written down, and who keeps its anchors.
     fn audit(&self) -> Finding {
         let mode = self.policy.audit.mode;
         let Some(audit) = self.run.audit.as_ref().filter(|_| mode != AuditMode::Off) else {
@@ -417,11 +417,11 @@ impl<'a> Examiner<'a> {
         let log = audit::directory(self.identity).unwrap_or_default();
         let log = log.display();
         match audit::carrier() {
-            Some(AnchorSink::Journal) => fine("audit", format!("{log}, heads of the chain in the journal")),
-            Some(AnchorSink::Syslog) => fine("audit", format!("{log}, heads of the chain in syslog")),
+            Some(AnchorSink::Journal) => fine("audit", format!("{log}, anchors in the journal")),
+            Some(AnchorSink::Syslog) => fine("audit", format!("{log}, anchors in syslog, where any user can forge one")),
             None => {
                 let why = format!(
-                    "{log} alone: neither journald nor syslog is here to keep the heads of the chain, so a log that is cut off at its end looks whole"
+                    "{log} alone: neither journald nor syslog is here to keep anchors, so a log that is cut off at its end looks whole"
                 );
                 finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
             }

@@ -379,7 +379,7 @@ impl<'a> AuditRecorder<'a> {
         let log = open(identity);
         raise_alerts(log.as_ref().ok(), &self.sinks, event);
         let link = append(&log?, &self.sinks, event, self.audit.mode, record)?;
-        Ok(AuditRef { run: event.run.clone(), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
+        Ok(AuditRef { run: event.run.clone(), chain: Some(link.chain), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
     }
 
     fn event(&self, report: &Report) -> Event {
@@ -478,7 +478,7 @@ fn raise_alerts(log: Option<&Log>, sinks: &AnchorSinks, event: &Event) {
     }
 }
 
-/// Adds a record to a log and sends the head of its chain. Before, it notes in `record` where it
+/// Adds a record to a log and sends its anchor. Before, it notes in `record` where it
 /// will stand.
 fn append(log: &Log, sinks: &AnchorSinks, event: &Event, mode: AuditMode, mut record: Option<&mut Record>) -> Result<Link, RecordError> {
     let appended = log.append_at(event, mode == AuditMode::Required, &mut |place| {
@@ -524,7 +524,7 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
 /// What alerts compare in place of the verdict of a run whose launcher was killed.
 const LOST: &str = "lost";
 
-/// Who keeps the heads of the chain here.
+/// Who keeps anchors here.
 pub fn carrier() -> Option<stockade_audit::AnchorSink> {
     AnchorSinks::default().available()
 }
