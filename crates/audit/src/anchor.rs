@@ -123,8 +123,9 @@ impl AnchorSinks {
         if !self.are_there() {
             return None;
         }
+        let reason = event.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         let mut message =
-            format!("audit alert: {} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
+            format!("audit alert: {}{reason} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
         if held_back > 0 {
             let _written = write!(message, "; {held_back} alerts before it were held back");
         }

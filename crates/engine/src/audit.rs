@@ -30,7 +30,7 @@ use stockade_audit::{
 };
 use stockade_launcher::{registry::Record, signals::Uninterrupted};
 use stockade_policy::{
-    alert::{Alert, AlertKind},
+    alert::{Alert, AlertKind, REFUSED},
     model::{Audit, AuditMode, Policy},
 };
 use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
@@ -383,7 +383,7 @@ impl<'a> AuditRecorder<'a> {
     }
 
     fn event(&self, report: &Report) -> Event {
-        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started;
+        let refused = is_refused(report);
         let (usage, met) = (&report.usage, report.modules.as_ref());
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);
@@ -440,7 +440,7 @@ impl<'a> AuditRecorder<'a> {
     /// The lines of `alerts` that a result meets.
     fn alerts(&self, report: &Report) -> Vec<String> {
         let meets = |alert: &&Alert| match alert.kind {
-            AlertKind::Verdict => alert.meets(&verdict_name(report.verdict)),
+            AlertKind::Verdict => alert.meets(&verdict_name(report.verdict)) || (is_refused(report) && alert.meets(REFUSED)),
             AlertKind::Reason => report.reason.as_deref().is_some_and(|reason| alert.meets(reason)),
             AlertKind::Syscall => {
                 report.denials.iter().filter(|denial| denial.kind == "syscall").any(|denial| alert.meets(call_name(denial)))
@@ -453,8 +453,16 @@ impl<'a> AuditRecorder<'a> {
                 streams.into_iter().flatten().filter_map(|text| self.stream(report, text)).any(|text| alert.meets(&text))
             }
         };
-        self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
+        let met = self.audit.alerts.iter().filter(meets).map(ToString::to_string);
+        // No policy was read that could choose, and it is root's host that is tried.
+        let is_unchosen = self.policy.is_none() && is_refused(report) && self.identity.as_ref().is_some_and(|who| who.on_behalf);
+        met.chain(is_unchosen.then(|| format!("verdict:{REFUSED}"))).collect()
     }
+}
+
+/// Whether the result says why a run was not begun.
+fn is_refused(report: &Report) -> bool {
+    matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started
 }
 
 /// Other runs wait for a lock that this process holds: a caller of sudo that runs slowly must not
