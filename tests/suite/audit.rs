@@ -760,6 +760,87 @@ fn alerts_go_to_the_journal_and_are_limited() {
     assert!(records(&log)[7..].iter().all(|record| record["alerts"] == json!(["code:/etc/shadow"])), "the log has them all");
 }
 
+test!(RootOnly, refusals_raise_alerts, seconds 60);
+fn refusals_raise_alerts() {
+    let log = own_log();
+    let journal = journal();
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"strict\"]\n");
+    let id = OWNER.to_string();
+    let alerts = |journal: &UnixDatagram| {
+        let all = received(journal).into_iter().filter(|message| message.contains("MESSAGE=audit alert: "));
+        all.map(|message| message.lines().next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let through_sudo = |grants: &str, options: &[&str], request: &str| {
+        let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str())];
+        let mut command = command_with_etc(&[("stockade/grants.toml", grants)], &variables, &[&["exec"], options].concat());
+        ExecResult::of(run_with_stdin(&mut command, request.as_bytes()))
+    };
+    // No policy was read that could choose.
+    for (grants, policy, reason) in
+        [(grants.as_str(), "default", "not_granted"), ("grant = 1\n", "strict", "grants_unreadable"), (&grants, "strict", "request_empty")]
+    {
+        assert_eq!(through_sudo(grants, &["--policy", policy], "")["reason"], reason);
+        let (alerts, record) = (alerts(&journal), records(&log).pop().unwrap());
+        if reason == "request_empty" {
+            // The control: its policy was read, and has no such alert.
+            assert_eq!((alerts, &record["alerts"], &record["policy_requested"]), (vec![], &Value::Null, &Value::Null));
+            continue;
+        }
+        assert!(alerts.len() == 1 && alerts[0].contains("sandbox_error (") && alerts[0].ends_with(": verdict:refused"), "{alerts:?}");
+        assert_eq!((&record["alerts"], &record["policy_requested"]), (&json!(["verdict:refused"]), &json!(policy)), "{record}");
+        assert_eq!((&record["policy"], &record["program"]), (&Value::Null, &json!(concat!("stockade ", env!("CARGO_PKG_VERSION")))));
+    }
+    // One's own rights: the policy chooses.
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("alerts", &derived("[audit]\nalerts = { add = [\"verdict:refused\"] }"));
+    exec_with(&["--policy", &policy], json!({"code": "", "language": "no-such"})).refused("unknown_language", &[]);
+    assert!(alerts(&journal)[0].contains("bad_request (unknown_language) by run"));
+    exec_with(&["--policy", &policy], json!({"code": ""})).succeeded();
+    exec_with(&["--policy", "no-such"], json!({"code": ""})).broke("policy_not_found", &[]);
+    assert_eq!(alerts(&journal), Vec::<String>::new());
+    assert_eq!(records(&log).pop().unwrap()["policy_requested"], "no-such");
+}
+
+test!(Both, checks_of_the_host_are_told_from_runs_of_users, seconds 120);
+fn checks_of_the_host_are_told_from_runs_of_users() {
+    let log = own_log();
+    stockade(["doctor"]).output().unwrap();
+    stockade(["doctor", "--scratch", "/no-such-directory"]).output().unwrap();
+    stockade(["runtimes", "--json"]).output().unwrap();
+    assert_eq!(audit(&["query", "--without-checks"]).0, Some(1));
+    let made_by = |record: &Value| record["via"].as_str().map(str::to_owned);
+    let via: Vec<_> = records(&log)[1..].iter().map(made_by).collect();
+    assert!(via.iter().all(Option::is_some) && via.contains(&Some("doctor".into())) && via.contains(&Some("runtimes".into())), "{via:?}");
+    let refused = records(&log).into_iter().find(|record| record["event"] == "refused").unwrap();
+    assert_eq!(refused["via"], "doctor");
+    exec(json!({"code": "", "id": "a-users"})).succeeded();
+    let (status, said) = audit(&["query", "--without-checks", "--json"]);
+    assert!(status == Some(0) && said.lines().count() == 1 && said.contains("a-users") && !said.contains("\"via\""), "{said}");
+}
+
+test!(Both, an_auditor_can_compute_the_hashes_of_a_record);
+fn an_auditor_can_compute_the_hashes_of_a_record() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("mine", "schema = 1\nextends = \"default\"\n");
+    let mut command = stockade(["exec", "--policy", &policy]);
+    let result = run_with_stdin(&mut command, br#"{"code": "print(6*7)"}"#).stdout;
+    let shell = |script: &str, stdin: &[u8]| {
+        let default = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("policies").join("default.toml");
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", &policy, text(&default)]).env("LC_ALL", "C");
+        String::from_utf8(run_with_stdin(&mut command, stdin).stdout).unwrap().trim_end().to_owned()
+    };
+    let record = records(&log).pop().unwrap();
+    // As operate.md has them.
+    let of_policy = shell("sha256sum \"$1\" \"$2\" | cut -c 1-64 | sha256sum | cut -c 1-64", b"");
+    assert_eq!(record["policy"]["sha256"], of_policy);
+    let of_receipt = shell("jq -cj .receipt | sha256sum | cut -c 1-64", &result);
+    assert_eq!(record["receipt_sha256"], of_receipt);
+    let receipt = &serde_json::from_slice::<Value>(&result).unwrap()["receipt"];
+    assert_eq!((&receipt["program"], &record["program"]), (&json!(concat!("stockade ", env!("CARGO_PKG_VERSION"))), &receipt["program"]));
+}
+
 test!(Both, a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated);
 fn a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated() {
     let log = own_log();

@@ -765,6 +765,9 @@ pub(crate) struct Filter {
     /// Under this policy
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
+    /// Leave out runs of `doctor`, `prove` and `runtimes`, which examine the host
+    #[arg(long)]
+    pub(crate) without_checks: bool,
     /// Print the records as they stand in the log, one line of JSON each
     #[arg(long)]
     pub(crate) json: bool,

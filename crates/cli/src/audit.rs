@@ -251,7 +251,8 @@ fn line(record: &Value) -> String {
         format!("uid={}", word(&record["who"]["uid"])),
         format!("{}ms", word(&record["duration_ms"])),
     ];
-    escape_line(&words.into_iter().chain(labels).chain([preview]).collect::<Vec<_>>().join("  "), is_not_ascii)
+    let via = record["via"].as_str().map(|via| format!("via={via}"));
+    escape_line(&words.into_iter().chain(via).chain(labels).chain([preview]).collect::<Vec<_>>().join("  "), is_not_ascii)
 }
 
 fn is_of_a_run(record: &Value) -> bool {
@@ -365,5 +366,6 @@ fn fits(record: &Value, filter: &Filter) -> bool {
         && filter.until.as_ref().is_none_or(|until| time < bare(until).as_str())
         && wanted(&record["verdict"], &filter.verdict)
         && wanted(&record["policy"]["name"], &filter.policy)
+        && !(filter.without_checks && ["doctor", "prove", "runtimes"].contains(&record["via"].as_str().unwrap_or_default()))
         && filter.labels.iter().all(|(name, value)| record["labels"][name] == *value)
 }

@@ -3,7 +3,7 @@
 //! `diagnose` tries and judges the features; this only prints.
 
 use stockade_diagnose::doctor::{Examination, State, examine};
-use stockade_engine::Options;
+use stockade_engine::{Options, runs::EntryPoint};
 
 use crate::{
     ExitCode,
@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
-    let options = Options { scratch: doctor.scratch.clone(), ..Options::from(&doctor.policy) };
+    let options = Options { scratch: doctor.scratch.clone(), via: Some(EntryPoint::Doctor), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
     if doctor.json {
         print_json(&examination)?;

@@ -39,8 +39,12 @@ use stockade_sys::process::{Turns, take_turns_like_others};
 use crate::{
     Options, Refusal, approval,
     caller::{self, Identity},
+    policies,
     runs::{self, EntryPoint, RunNote},
 };
+
+/// The program, as records name it.
+const PROGRAM: &str = concat!("stockade ", env!("CARGO_PKG_VERSION"));
 
 /// Begins the next file of the log of the user who runs this, and removes files whose last record
 /// is older than `keep`.
@@ -133,6 +137,10 @@ pub(crate) struct AuditRecorder<'a> {
     code: Cow<'a, [u8]>,
     subject: AuditSubject<'a>,
     policy: Option<&'a Policy>,
+    /// The policy that was asked for.
+    requested: String,
+    /// The command that examines the host by it, if one does.
+    via: Option<EntryPoint>,
     /// Peers that the caller has allowed.
     allowed: Vec<String>,
     /// Where root acts for another: until the record is written.
@@ -169,6 +177,8 @@ impl<'a> AuditRecorder<'a> {
             code,
             subject,
             policy,
+            requested: text::clip(policies::name(options), MAX_TEXT_LEN),
+            via: options.via,
             allowed: options.allow.iter().map(ToString::to_string).collect(),
             approver: Cell::new(None),
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
@@ -244,7 +254,10 @@ impl<'a> AuditRecorder<'a> {
         self.base.get_or_init(|| Event {
             run: self.run(),
             who: self.who(),
+            via: self.via.map(EntryPoint::name),
+            program: PROGRAM,
             policy: self.policy.map(policy_ref),
+            policy_requested: self.policy.is_none().then(|| self.requested.clone()),
             allowed_by_caller: self.allowed.clone(),
             code: match self.subject {
                 AuditSubject::Nothing => None,
@@ -510,6 +523,7 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         event: Kind::Lost,
         run: note.run.clone(),
         who: note.who.clone(),
+        via: note.via.examines().then(|| note.via.name()),
         id: note.id.clone(),
         policy: Some(note.policy.clone()),
         begun: Some(note.begun.clone()),

@@ -188,6 +188,8 @@ pub struct ReceiptCost {
 pub struct Receipt {
     /// `root` or `rootless`.
     pub mode: &'static str,
+    /// The program and its version.
+    pub program: &'static str,
     /// The running kernel.
     pub kernel: String,
     /// One line for each layer.
