@@ -54,18 +54,29 @@ fn rotate(keep_days: Option<u32>) -> anyhow::Result<ExitCode> {
     }
     match rotated.appended {
         Some(appended) => print_text(&format!("{} is written to from now on", appended.file.display()))?,
-        None => print_text("there is no audit log yet")?,
+        None => {
+            let place = stockade_engine::audit::own_directory()?.unwrap_or_default();
+            print_text(&format!("{}: there is no audit log yet", place.display()))?;
+            // Root's timer may be on before the first run is.
+            if !rustix::process::geteuid().is_root() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The log's directory.
 fn place(log: Option<&Path>) -> anyhow::Result<PathBuf> {
-    match log {
-        Some(log) => Ok(log.to_path_buf()),
-        None => stockade_engine::audit::own_directory()?
-            .context("neither XDG_STATE_HOME nor HOME is set, so the log's directory is unknown; name it with --log"),
+    if let Some(log) = log {
+        return Ok(log.to_path_buf());
     }
+    let own = stockade_engine::audit::own_directory()?
+        .context("neither XDG_STATE_HOME nor HOME is set, so the log's directory is unknown; name it with --log")?;
+    if !own.exists() && !rustix::process::geteuid().is_root() {
+        bail!("{}: this user has no audit log yet; root's log: --log /var/log/stockade", own.display());
+    }
+    Ok(own)
 }
 
 /// Opens a file of a log's directory. The log's owner may be hostile: a fifo must not block
