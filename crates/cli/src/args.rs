@@ -63,7 +63,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("policy list", "", "| grep shipped"),
     ("policy schema", "> stockade-policy.schema.json", "| jq .properties"),
     ("grants check", "", "./grants.toml"),
-    ("doctor", "", "--policy strict --json"),
+    ("doctor", "", "--policy strict --strict --json"),
     ("prove", "--html proof.html", "--policy ./api.toml --json"),
     ("audit verify", "", "--log /var/log/stockade --anchors journal.txt --require-anchor"),
     ("audit rotate", "", "--keep-days 90"),
@@ -125,7 +125,8 @@ pub(crate) enum Command {
     Grants(Grants),
     /// Try every feature that a policy needs on this host, as this user
     ///
-    /// Exits with 1 when the policy could not be enforced here.
+    /// Exits with 1 when the policy could not be enforced here. With --strict also with 3 when
+    /// something is degraded or the audit log cannot be written.
     Doctor(Doctor),
     /// Attack a policy from inside, on this host, and report what holds
     ///
@@ -587,7 +588,8 @@ pub(crate) enum Grants {
     /// Check the file of the grants; errors come with line, column and a suggestion
     ///
     /// As a run through root reads it: its owner and mode, the names of users and groups, and
-    /// whether each policy that is named exists. Exits with 1 when something is wrong.
+    /// whether each policy that is named exists. As root also whether each scratch can be used.
+    /// Exits with 1 when something is wrong.
     Check {
         /// Another file than /etc/stockade/grants.toml
         #[arg(value_name = "FILE", value_parser = path_from_here())]
@@ -602,6 +604,9 @@ pub(crate) struct Doctor {
     /// Try this host directory as scratch
     #[arg(long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
+    /// Exit with 3 when anything is degraded, such as an audit log that cannot be written
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -11,6 +11,9 @@ use crate::{
     output::{Colour, Painted, print_json},
 };
 
+/// The policy can be enforced, and something that a run can do without does not work.
+const DEGRADED: u8 = 3;
+
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let options = Options { scratch: doctor.scratch.clone(), via: Some(EntryPoint::Doctor), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
@@ -19,7 +22,12 @@ pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     } else {
         describe(&examination).print()?;
     }
-    Ok(if examination.enforceable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_degraded = !examination.degraded.is_empty() || examination.findings.iter().any(|finding| finding.state == State::Degraded);
+    Ok(match examination.enforceable {
+        false => ExitCode::FAILURE,
+        true if doctor.strict && is_degraded => ExitCode::from(DEGRADED),
+        true => ExitCode::SUCCESS,
+    })
 }
 
 fn describe(examination: &Examination) -> Painted {
