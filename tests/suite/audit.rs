@@ -288,6 +288,48 @@ fn a_full_disk_stops_runs_that_require_the_log() {
     assert!(records(&log).iter().all(|record| record["event"] != "torn"));
 }
 
+test!(RootOnly, doctor_is_strict_about_a_log_that_cannot_be_written, seconds 120);
+fn doctor_is_strict_about_a_log_that_cannot_be_written() {
+    let log = own_log();
+    exec(json!({"code": ""})).succeeded();
+    let doctor = || {
+        let strict = stockade(["doctor", "--json", "--strict"]).output().unwrap();
+        let found: Value = serde_json::from_slice(&strict.stdout).unwrap();
+        let is_audit = |finding: &&Value| finding["feature"] == "audit";
+        let audit = found["findings"].as_array().unwrap().iter().find(is_audit).unwrap().clone();
+        (strict.status.code(), stockade(["doctor"]).output().unwrap().status.code(), audit)
+    };
+    let (_, lenient, audit) = doctor();
+    assert!(lenient == Some(0) && audit["state"] != "degraded", "{audit}");
+    let spoilt = |remedy: &str, spoil: &dyn Fn(), mend: &dyn Fn()| {
+        spoil();
+        let (strict, lenient, audit) = doctor();
+        mend();
+        assert_eq!((strict, lenient, &audit["state"]), (Some(3), Some(0), &json!("degraded")), "{audit}");
+        assert!(audit["remedy"].as_str().is_some_and(|said| said.contains(remedy)), "{remedy}: {audit}");
+    };
+    let mode = |mode| fs::set_permissions(&log, fs::Permissions::from_mode(mode)).unwrap();
+    spoilt("its mode is 0777: chmod go-w /var/log/stockade", &|| mode(0o777), &|| mode(0o750));
+    let own = |uid| std::os::unix::fs::chown(&log, Some(uid), None).unwrap();
+    spoilt(&format!("it belongs to uid {OWNER} (mode 0750): chown 0 /var/log/stockade"), &|| own(OWNER), &|| own(0));
+    let aside = Path::new("/var/log/aside");
+    let link = || {
+        fs::rename(&log, aside).unwrap();
+        std::os::unix::fs::symlink(aside, &log).unwrap();
+    };
+    spoilt("it is a symlink", &link, &|| fs::remove_file(&log).and_then(|()| fs::rename(aside, &log)).unwrap());
+    spoilt("mount -o remount,rw", &|| make_writable(&log, false), &|| make_writable(&log, true));
+    // What is left of the file's last block takes a few.
+    let filler = Path::new("/var/log/filler");
+    let fill = || {
+        assert!(fs::write(filler, vec![0; 8 << 20]).is_err(), "the disk is full");
+        (0..20).for_each(|_| drop(exec(json!({"code": ""}))));
+    };
+    spoilt("make room on its file system", &fill, &|| fs::remove_file(filler).unwrap());
+    exec(json!({"code": ""})).succeeded();
+    is_whole();
+}
+
 test!(Both, an_audit_that_is_off_writes_nothing);
 fn an_audit_that_is_off_writes_nothing() {
     let log = own_log();
@@ -479,8 +521,8 @@ fn verify_names_the_line_and_tells_by_its_status() {
         (good.replacen(&format!("{}\n", lines[2]), "", 1), 1, "line 3: record 4 follows record 2: 1 record is missing"),
         (swapped, 1, "line 3: record 2 comes after record 3"),
         (String::from("nothing\n"), 1, "holds no record"),
-        (cut, 0, "only an anchor reveals"),
-        (good.clone(), 0, "each in its place and unchanged"),
+        (cut, 0, "the chain is consistent; the chain ends with"),
+        (good.clone(), 0, "no anchor was given: a change of the last record, a cut tail or a full rewrite cannot be seen"),
     ] {
         fs::write(&file, bad).unwrap();
         for place in [text(&log), text(&file)] {
@@ -488,6 +530,54 @@ fn verify_names_the_line_and_tells_by_its_status() {
             assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
         }
     }
+}
+
+test!(Both, a_result_is_an_anchor_and_one_can_be_required);
+fn a_result_is_an_anchor_and_one_can_be_required() {
+    let log = own_log();
+    let results: Vec<Value> = (0..3).map(|_| exec(json!({"code": ""})).result).collect();
+    let place = text(&log);
+    let verify = |anchors: &[&Value], pretty: bool, options: &[&str]| {
+        let file = directory().join("results.json");
+        let lines = anchors.iter().map(|result| if pretty { format!("{result:#}\n") } else { format!("{result}\n") });
+        fs::write(&file, lines.collect::<String>()).unwrap();
+        audit(&[&["verify", "--log", place, "--anchors", text(&file)], options].concat())
+    };
+    for pretty in [true, false] {
+        let (status, said) = verify(&[&results[0], &results[2]], pretty, &["--require-anchor"]);
+        assert!(status == Some(0) && said.contains("4 records in 1 files: each in its place and unchanged"), "{said}");
+        assert!(said.contains("2 anchors matched"), "{said}");
+    }
+    let (status, said) = verify(&[&results[0]], false, &[]);
+    assert!(status == Some(0) && said.contains("up to record 2 each in its place"), "{said}");
+    let line = json!({"audit": {"chain": "0123456789abcdef", "seq": 9, "sha256": "ab".repeat(32)}});
+    let (status, said) = verify(&[&line], false, &[]);
+    assert!(status == Some(0) && said.contains("note: the anchors know a chain 0123456789abcdef"), "{said}");
+    for option in [&["--require-anchor"][..], &["--chain", "0123456789abcdef"]] {
+        assert_eq!(verify(&[&line], false, option).0, Some(1), "{option:?}");
+    }
+    assert_eq!(verify(&[&results[0]], false, &["--chain", results[0]["audit"]["chain"].as_str().unwrap()]).0, Some(0));
+    assert_eq!(audit(&["verify", "--require-anchor"]).0, Some(1));
+    let (status, said) = verify(&[&json!({"audit": null})], false, &[]);
+    assert!(status == Some(2) && said.contains("audit head CHAIN:SEQ:SHA256"), "{said}");
+    // A change of the last record is what no log shows by itself.
+    let changed = written(&log).replace(results[2]["audit"]["run"].as_str().unwrap(), "0123456789abcdef");
+    fs::write(log.join("audit-00000001.jsonl"), changed).unwrap();
+    is_whole();
+    assert_eq!(verify(&[&results[2]], false, &[]).0, Some(1));
+}
+
+test!(Both, tail_as_json_is_the_log_line_by_line);
+fn tail_as_json_is_the_log_line_by_line() {
+    let log = own_log();
+    (0..2).for_each(|_| drop(exec(json!({"code": "", "labels": {"b": "\u{e9}", "a": "1"}}))));
+    let (status, said) = audit(&["tail", "--json"]);
+    assert_eq!((status, said.as_str()), (Some(0), written(&log).as_str()));
+    assert!(said.contains("\"event\":\"opened\""), "{said}");
+    let (_, said) = audit(&["query", "--json"]);
+    assert_eq!(said.lines().collect::<Vec<_>>(), written(&log).lines().skip(1).collect::<Vec<_>>());
+    // The control: a person reads of runs alone.
+    assert_eq!(audit(&["tail"]).1.lines().count(), 2);
 }
 
 test!(Both, a_reader_is_not_led_astray_by_what_stands_in_a_log);
@@ -591,7 +681,10 @@ fn the_journal_gets_every_head_and_shows_a_cut_tail() {
     fs::remove_dir_all(&log).unwrap();
     exec(json!({"code": ""})).succeeded();
     let (status, said) = verify();
-    assert!(status == Some(1) && said.contains("a log was removed or replaced"), "{said}");
+    assert!(status == Some(0) && said.contains("note: the anchors know a chain") && said.contains("no anchor matched"), "{said}");
+    let chain = good.split("\"chain\":\"").nth(1).unwrap().split('"').next().unwrap();
+    let (status, said) = audit(&["verify", "--chain", chain]);
+    assert!(status == Some(1) && said.contains("the log was removed or replaced"), "{said}");
 }
 
 test!(Both, an_alert_for_a_peer_is_met_behind_a_flood_of_refusals, seconds 60);
@@ -711,18 +804,103 @@ fn alerts_go_to_the_journal_and_are_limited() {
     assert!(records(&log)[7..].iter().all(|record| record["alerts"] == json!(["code:/etc/shadow"])), "the log has them all");
 }
 
+test!(RootOnly, refusals_raise_alerts, seconds 60);
+fn refusals_raise_alerts() {
+    let log = own_log();
+    let journal = journal();
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"strict\"]\n");
+    let id = OWNER.to_string();
+    let alerts = |journal: &UnixDatagram| {
+        let all = received(journal).into_iter().filter(|message| message.contains("MESSAGE=audit alert: "));
+        all.map(|message| message.lines().next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let through_sudo = |grants: &str, options: &[&str], request: &str| {
+        let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str())];
+        let mut command = command_with_etc(&[("stockade/grants.toml", grants)], &variables, &[&["exec"], options].concat());
+        ExecResult::of(run_with_stdin(&mut command, request.as_bytes()))
+    };
+    // No policy was read that could choose.
+    for (grants, policy, reason) in
+        [(grants.as_str(), "default", "not_granted"), ("grant = 1\n", "strict", "grants_unreadable"), (&grants, "strict", "request_empty")]
+    {
+        let request = if reason == "request_empty" { "" } else { "{\"code\": \"\"}" };
+        assert_eq!(through_sudo(grants, &["--policy", policy], request)["reason"], reason);
+        let (alerts, record) = (alerts(&journal), records(&log).pop().unwrap());
+        if reason == "request_empty" {
+            // The control: its policy was read, and has no such alert.
+            assert_eq!((alerts, &record["alerts"], &record["policy_requested"]), (vec![], &Value::Null, &Value::Null));
+            continue;
+        }
+        assert!(alerts.len() == 1 && alerts[0].contains("sandbox_error (") && alerts[0].ends_with(": verdict:refused"), "{alerts:?}");
+        assert_eq!((&record["alerts"], &record["policy_requested"]), (&json!(["verdict:refused"]), &json!(policy)), "{record}");
+        assert_eq!((&record["policy"], &record["program"]), (&Value::Null, &json!(concat!("stockade ", env!("CARGO_PKG_VERSION")))));
+    }
+    // One's own rights: the policy chooses.
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("alerts", &derived("[audit]\nalerts = { add = [\"verdict:refused\"] }"));
+    exec_with(&["--policy", &policy], json!({"code": "", "language": "no-such"})).refused("unknown_language", &[]);
+    assert!(alerts(&journal)[0].contains("bad_request (unknown_language) by run"));
+    exec_with(&["--policy", &policy], json!({"code": ""})).succeeded();
+    exec_with(&["--policy", "no-such"], json!({"code": ""})).broke("policy_not_found", &[]);
+    assert_eq!(alerts(&journal), Vec::<String>::new());
+    assert_eq!(records(&log).pop().unwrap()["policy_requested"], "no-such");
+}
+
+test!(Both, checks_of_the_host_are_told_from_runs_of_users, seconds 120);
+fn checks_of_the_host_are_told_from_runs_of_users() {
+    let log = own_log();
+    stockade(["doctor"]).output().unwrap();
+    stockade(["doctor", "--scratch", "/no-such-directory"]).output().unwrap();
+    stockade(["runtimes", "--json"]).output().unwrap();
+    assert_eq!(audit(&["query", "--without-checks"]).0, Some(1));
+    let made_by = |record: &Value| record["via"].as_str().map(str::to_owned);
+    let via: Vec<_> = records(&log)[1..].iter().map(made_by).collect();
+    assert!(via.iter().all(Option::is_some) && via.contains(&Some("doctor".into())) && via.contains(&Some("runtimes".into())), "{via:?}");
+    let refused = records(&log).into_iter().find(|record| record["event"] == "refused").unwrap();
+    assert_eq!(refused["via"], "doctor");
+    exec(json!({"code": "", "id": "a-users"})).succeeded();
+    let (status, said) = audit(&["query", "--without-checks", "--json"]);
+    assert!(status == Some(0) && said.lines().count() == 1 && said.contains("a-users") && !said.contains("\"via\""), "{said}");
+}
+
+test!(Both, an_auditor_can_compute_the_hashes_of_a_record);
+fn an_auditor_can_compute_the_hashes_of_a_record() {
+    let log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("mine", "schema = 1\nextends = \"default\"\n");
+    let mut command = stockade(["exec", "--policy", &policy]);
+    let result = run_with_stdin(&mut command, br#"{"code": "print(6*7)"}"#).stdout;
+    let kept = directory().join("result.json");
+    fs::write(&kept, &result).unwrap();
+    let shell = |script: &str| {
+        let default = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("policies").join("default.toml");
+        let done = Command::new("sh").args(["-c", script, "sh", &policy, text(&default), text(&kept)]).output().unwrap();
+        String::from_utf8(done.stdout).unwrap().trim_end().to_owned()
+    };
+    let record = records(&log).pop().unwrap();
+    // As operate.md has them.
+    let of_policy = shell("sha256sum \"$1\" \"$2\" | cut -c 1-64 | sha256sum | cut -c 1-64");
+    assert_eq!(record["policy"]["sha256"], of_policy);
+    let of_receipt = shell("jq -cj .receipt \"$3\" | sha256sum | cut -c 1-64");
+    assert_eq!(record["receipt_sha256"], of_receipt);
+    let receipt = &serde_json::from_slice::<Value>(&result).unwrap()["receipt"];
+    assert_eq!((&receipt["program"], &record["program"]), (&json!(concat!("stockade ", env!("CARGO_PKG_VERSION"))), &receipt["program"]));
+}
+
 test!(Both, a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated);
 fn a_rotated_log_is_verified_across_files_and_what_was_removed_is_stated() {
     let log = own_log();
     let (status, said) = audit(&["rotate"]);
-    assert!(status == Some(0) && said.contains("no audit log yet"), "{said}");
+    assert!(status == Some(i32::from(!is_root())) && said.contains(&format!("{}: there is no audit log yet", log.display())), "{said}");
+    let (status, said) = audit(&["tail"]);
+    assert!(status == Some(2) && (is_root() || said.contains("root's log: --log /var/log/stockade")), "{said}");
     for id in ["one", "two"] {
         exec(json!({"code": "", "id": id})).succeeded();
         assert_eq!(audit(&["rotate", "--keep-days", "1"]).0, Some(0));
     }
     exec(json!({"code": "", "id": "three"})).succeeded();
     let (status, said) = audit(&["verify"]);
-    assert!(status == Some(0) && said.contains("in 3 files, each in its place"), "{said}");
+    assert!(status == Some(0) && said.contains("in 3 files: the chain is consistent"), "{said}");
     // The control: a file that goes by itself is missed.
     let first = log.join("audit-00000001.jsonl");
     let kept = fs::read(&first).unwrap();

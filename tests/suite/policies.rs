@@ -11,6 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
+    audit_log::own_log,
     exec::{
         ExecResult, OWNER, chown_to_owner, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text,
         write_file,
@@ -205,7 +206,11 @@ fn root_believes_no_policy_that_others_could_have_written() {
     ask(&path).succeeded();
     // Its own mode, its owner, a directory's mode and owner, a link.
     fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
-    ask(&path).broke("policy_unreadable", &[&path, "may be written by others", "put the file into /etc/stockade"]);
+    let message =
+        format!("not trusted while running as root: {path} may be written by others than its owner (mode 0664); chmod go-w {path}, or put");
+    let done = ask(&path);
+    done.broke("policy_unreadable", &[&message, "put the file into /etc/stockade"]);
+    assert!(done["error"].as_str().unwrap().starts_with("not trusted"), "{}", done["error"]);
     fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     chown(&path, Some(OWNER), None).unwrap();
     ask(&path).broke("policy_unreadable", &[&format!("belongs to uid {OWNER}"), "chown root"]);
@@ -497,8 +502,39 @@ fn root_opens_a_scratch_only_as_its_caller() {
     ask("default", &below).succeeded();
 }
 
+test!(RootOnly, a_root_shell_of_sudo_is_told_whose_rights_it_has);
+fn a_root_shell_of_sudo_is_told_whose_rights_it_has() {
+    own_log();
+    let id = OWNER.to_string();
+    let call = |variables: &[(&str, &str)], words: &[&str]| {
+        let output = with_etc(&[("stockade/grants.toml", "")], variables, words, "{\"code\": \"\"}");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    call(&[], &["run", "true"]);
+    let commands: [&[&str]; 8] = [
+        &["audit", "tail"],
+        &["audit", "verify"],
+        &["audit", "rotate"],
+        &["policy", "new", "mine"],
+        &["policy", "check", "default"],
+        &["run", "true"],
+        &["exec"],
+        &["doctor"],
+    ];
+    let remedy = format!("you came through sudo as uid {id} (SUDO_UID); as administrator: sudo env -u SUDO_UID -u SUDO_GID stockade ...");
+    for words in commands {
+        let said = call(&[("SUDO_UID", &id), ("SUDO_GID", &id)], words);
+        assert_eq!(said.matches(&remedy).count(), 1, "{words:?}: {said}");
+        // The control: root for itself is refused none of it.
+        let said = call(&[], words);
+        assert!(!said.contains("SUDO_UID"), "{words:?}: {said}");
+    }
+}
+
 test!(RootOnly, senseless_sudo_variables_are_refused);
 fn senseless_sudo_variables_are_refused() {
+    let without_gid = ExecResult::of(run_with_stdin(stockade(["exec"]).env("SUDO_UID", "1000"), b"{\"code\": \"\"}"));
+    without_gid.broke("sudo_variables", &["SUDO_UID is set but SUDO_GID is not"]);
     for (uid, gid) in [("agent", "1000"), ("1000", ""), ("-1", "1000"), ("99999999999", "0")] {
         let mut command = stockade(["exec"]);
         command.env("SUDO_UID", uid).env("SUDO_GID", gid);
@@ -541,12 +577,44 @@ fn grants_are_checked_with_line_and_column() {
         (good.replace("uid = 1000", "user = \"has-no-account\""), &["grants.toml:2:", "has-no-account"]),
         (good.replace("\"shell\"", "\"shel\""), &["grants.toml:5", "shel"]),
         (good.replace("gid = 7", "gid ="), &["grants.toml:6:"]),
+        (good.replace("policies = [\"shell\"]", "policy = [\"shell\"]"), &["grants.toml:7:1", "did you mean `policies`?"]),
     ] {
         let (status, said) = check(&bad);
         assert!(status == Some(1) && words.iter().all(|word| said.contains(word)), "{bad}: {status:?}: {said}");
     }
+    assert!(check("[[grant]]\nuid = 1000\npolicies = [\"strict\"]\n").1.contains("ok (1 grant)"));
     let missing = stockade(["grants", "check", "/etc/stockade/no-such-file.toml"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(1));
+}
+
+test!(RootOnly, a_granted_scratch_that_nobody_can_use_is_named, seconds 90);
+fn a_granted_scratch_that_nobody_can_use_is_named() {
+    own_log();
+    let place = directory().join("granted");
+    let (good, ramfs, missing) = (place.join("good"), place.join("ramfs"), place.join("missing"));
+    [&good, &ramfs].into_iter().for_each(|path| fs::create_dir_all(path).unwrap());
+    nix::mount::mount(Some("none"), &ramfs, Some("ramfs"), nix::mount::MsFlags::empty(), None::<&str>).unwrap();
+    chown_to_owner(&ramfs);
+    let call = |scratch: &Path, policy: &str, words: &[&str]| {
+        let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [{policy:?}]\nscratch = [{:?}]\n", text(scratch));
+        let output = with_etc(&[("stockade/grants.toml", &grants)], &[], words, "");
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    for (path, policy, words) in [(&ramfs, "default", "cannot be idmapped"), (&missing, "default", "does not exist")] {
+        let (status, said) = call(path, policy, &["grants", "check"]);
+        assert!(status == Some(1) && said.contains(&format!("grants.toml:1: scratch {}", text(path))) && said.contains(words), "{said}");
+        let (_, said) = call(path, policy, &["doctor"]);
+        assert!(said.contains("grants ") && said.contains(words), "{said}");
+    }
+    // The controls: one that is there, and one that its policy makes.
+    for (path, policy) in [(&good, "default"), (&missing, "blueprint")] {
+        let (status, said) = call(path, policy, &["grants", "check"]);
+        assert!(status == Some(0) && said.contains("ok (1 grant)"), "{said}");
+    }
+    let (status, said) = call(&good, "default", &["doctor", "--scratch", text(&ramfs)]);
+    let line = said.lines().find(|line| line.starts_with("scratch ")).unwrap();
+    assert!(status == Some(1) && line.contains("missing") && line.contains("idmap"), "{said}");
+    assert!(!missing.exists());
 }
 
 test!(RootOnly, grants_check_shows_a_caller_of_sudo_no_file_that_it_cannot_read);

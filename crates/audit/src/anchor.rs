@@ -1,8 +1,9 @@
-//! Sends the head of the chain, and what could not be written down, to the journal, or to syslog
-//! where there is no journal.
+//! Anchors: the chain, number and hash of a record, kept outside the log. One goes to the journal
+//! for each record, or to syslog where there is no journal, as `audit head CHAIN:SEQ:SHA256`; so
+//! does what could not be written down.
 //!
 //! Each is one datagram that is never waited for: a journal that does not take it loses one
-//! anchor, and the next head covers the same records. Fields are ASCII on one line, so that nothing
+//! anchor, and the next one covers the same records. Fields are ASCII on one line, so that nothing
 //! which they quote can add another field.
 
 use std::{
@@ -15,7 +16,7 @@ use stockade_protocol::text::{escape_line, is_not_ascii};
 
 use crate::{AppendedRecord, Event, Kind, chain::Link};
 
-/// MESSAGE_ID of every head.
+/// MESSAGE_ID of every anchor.
 pub const HEAD: &str = "3c787cb39d1d4d2db3bdbf27aa2bcc54";
 /// MESSAGE_ID of every alert.
 pub const ALERT: &str = "0943ddca37114425b7df3e5e40c93faa";
@@ -28,7 +29,7 @@ const WARNING: u8 = 4;
 const ERROR: u8 = 3;
 const MARK: &str = "audit head ";
 
-/// A record of the chain as the journal knows it.
+/// A record of the chain as something outside the log knows it: the journal, syslog or a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
     /// The record.
@@ -42,8 +43,18 @@ impl Anchor {
         let word = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != ':').next()?;
         let mut parts = word.split(':');
         let (chain, seq, hash) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?);
+        if parts.next().is_some() { None } else { Self::sound(chain, seq, hash) }
+    }
+
+    /// The anchor that a result's JSON carries in `audit`.
+    pub fn of_result(result: &serde_json::Value) -> Option<Self> {
+        let audit = &result["audit"];
+        Self::sound(audit["chain"].as_str()?, audit["seq"].as_u64()?, audit["sha256"].as_str()?)
+    }
+
+    fn sound(chain: &str, seq: u64, hash: &str) -> Option<Self> {
         let is_hex = |text: &str, length| text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let sound = is_hex(chain, 16) && is_hex(hash, 64) && parts.next().is_none();
+        let sound = is_hex(chain, 16) && is_hex(hash, 64);
         sound.then(|| Anchor { link: Link { chain: chain.to_owned(), seq, hash: hash.to_owned() } })
     }
 }
@@ -87,7 +98,7 @@ impl AnchorSinks {
         self.journal.exists() || self.syslog.exists()
     }
 
-    /// Sends the head of the chain.
+    /// Sends the anchor of a record.
     pub fn head(&self, appended: &AppendedRecord, event: &Event) -> Option<AnchorSink> {
         if !self.are_there() {
             return None;
@@ -112,8 +123,9 @@ impl AnchorSinks {
         if !self.are_there() {
             return None;
         }
+        let reason = event.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
         let mut message =
-            format!("audit alert: {} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
+            format!("audit alert: {}{reason} by run {} of uid {}: {}", event.outcome(), event.run, event.who.uid, event.alerts.join(", "));
         if held_back > 0 {
             let _written = write!(message, "; {held_back} alerts before it were held back");
         }

@@ -215,6 +215,12 @@ pub struct Event {
     pub run: String,
     /// The caller and the launcher.
     pub who: Actor,
+    /// `doctor`, `prove` or `runtimes`, which ran this to examine the host; else none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<&'static str>,
+    /// The program and its version; empty where another launcher writes this down.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub program: &'static str,
     /// The request's `id`: a claim of the caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -223,6 +229,9 @@ pub struct Event {
     pub labels: BTreeMap<String, String>,
     /// The policy; null where none could be read.
     pub policy: Option<PolicyRef>,
+    /// The name or file of the policy that was asked for, where none could be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy_requested: Option<String>,
     /// What was to be run; null where the request could not be read.
     pub code: Option<Code>,
     /// The operation on files, where the record is not of a run.

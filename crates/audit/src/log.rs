@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use stockade_protocol::text::hex;
 
 use crate::{
-    AuditError,
+    AuditError, Untrusted,
     chain::{Body, Header, Link, MAX_LINE_LEN, PreviousFile, RemovedFiles, TornBytes},
     event::Event,
     failed,
@@ -137,11 +137,17 @@ impl Log {
                 _ => opened = open(),
             }
         }
-        let directory = opened.map_err(|errno| failed("open the audit log", path)(errno.into()))?;
+        let directory = opened.map_err(|errno| match errno {
+            Errno::NOTDIR | Errno::LOOP if path.is_symlink() => {
+                AuditError::Untrusted { path: path.to_path_buf(), wanted: "a directory", owner, found: Untrusted::Link }
+            }
+            errno => failed("open the audit log", path)(errno.into()),
+        })?;
         let log = Log { path: path.to_path_buf(), directory, owner, file_size: FILE_SIZE };
         let metadata = rustix::fs::fstat(&log.directory).map_err(|errno| failed("look at the audit log", path)(errno.into()))?;
         if metadata.st_uid != owner || metadata.st_mode & 0o022 != 0 {
-            return Err(log.untrusted(path, "a directory"));
+            let found = Untrusted::Status { kind_fits: true, uid: metadata.st_uid, mode: metadata.st_mode & 0o7777 };
+            return Err(log.untrusted(path, "a directory", found));
         }
         Ok(log)
     }
@@ -157,8 +163,8 @@ impl Log {
         &self.path
     }
 
-    fn untrusted(&self, path: &Path, wanted: &'static str) -> AuditError {
-        AuditError::Untrusted { path: path.to_path_buf(), wanted, owner: self.owner }
+    fn untrusted(&self, path: &Path, wanted: &'static str, found: Untrusted) -> AuditError {
+        AuditError::Untrusted { path: path.to_path_buf(), wanted, owner: self.owner, found }
     }
 
     /// A file of the directory, which must be the owner's alone.
@@ -166,10 +172,14 @@ impl Log {
         let path = self.path.join(name);
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = openat(&self.directory, name, flags, Mode::from_bits_truncate(mode));
-        let file = File::from(opened.map_err(|errno| failed("open", &path)(errno.into()))?);
+        let file = File::from(opened.map_err(|errno| match errno {
+            Errno::LOOP => self.untrusted(&path, "a file", Untrusted::Link),
+            errno => failed("open", &path)(errno.into()),
+        })?);
         let metadata = file.metadata().map_err(failed("look at", &path))?;
         if !metadata.is_file() || metadata.uid() != self.owner || metadata.mode() & 0o022 != 0 {
-            return Err(self.untrusted(&path, "a file"));
+            let found = Untrusted::Status { kind_fits: metadata.is_file(), uid: metadata.uid(), mode: metadata.mode() & 0o7777 };
+            return Err(self.untrusted(&path, "a file", found));
         }
         Ok(file)
     }

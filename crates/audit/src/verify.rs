@@ -46,6 +46,9 @@ pub struct Findings {
     pub notes: Vec<String>,
     /// Anchors that a record matched.
     pub anchored: u64,
+    /// The number of the last record that matched an anchor: it and all before it are as they were
+    /// written.
+    pub anchored_up_to: Option<u64>,
     /// The last record.
     pub end: Option<Link>,
 }
@@ -62,6 +65,8 @@ pub struct Verifier {
     unexplained: Option<(Problem, Option<PreviousFile>)>,
     anchors: BTreeMap<(String, u64), String>,
     chains: Vec<String>,
+    /// The chain that must be here.
+    wanted: Option<String>,
     findings: Findings,
 }
 
@@ -84,6 +89,7 @@ impl Verifier {
             unexplained: None,
             anchors: BTreeMap::new(),
             chains: Vec::new(),
+            wanted: None,
             findings: Findings::default(),
         }
     }
@@ -93,7 +99,13 @@ impl Verifier {
         Self::new(Some(ZERO))
     }
 
-    /// What the journal knows of the chain.
+    /// The chain that the log must hold. Anchors of another chain that is not here prove nothing:
+    /// any user writes a log of its own, and anchors of it.
+    pub fn want_chain(&mut self, chain: &str) {
+        self.wanted = Some(chain.to_owned());
+    }
+
+    /// What is known of the chain outside the log.
     pub fn expect(&mut self, anchors: impl IntoIterator<Item = Anchor>) {
         for Anchor { link } in anchors {
             let place = (link.chain, link.seq);
@@ -237,13 +249,16 @@ impl Verifier {
         }
     }
 
-    /// Compares a record with the journal's anchor for it.
+    /// Compares a record with the anchor for it.
     fn meet(&mut self, name: &str, line: u64, header: &Header, hash: &str) {
         if !self.chains.contains(&header.chain) {
             self.chains.push(header.chain.clone());
         }
         match self.anchors.remove(&(header.chain.clone(), header.seq)) {
-            Some(anchor) if anchor == hash => self.findings.anchored += 1,
+            Some(anchor) if anchor == hash => {
+                self.findings.anchored += 1;
+                self.findings.anchored_up_to = self.findings.anchored_up_to.max(Some(header.seq));
+            }
             Some(_) => self.problem(name, line, format!("record {} is not the one that the anchor knows: it was rewritten", header.seq)),
             None => {}
         }
@@ -285,12 +300,14 @@ impl Verifier {
                     self.problem(&file, 0, what);
                 }
                 Some(_) => self.findings.notes.push(format!("{number} anchors are for records before the first that was read")),
-                None => {
-                    let what =
-                        format!("the anchors know a chain {chain} of {most} records that is not here: a log was removed or replaced");
-                    self.problem(&file, 0, what);
-                }
+                None if self.wanted.as_ref() == Some(&chain) => {}
+                None => self.findings.notes.push(format!(
+                    "the anchors know a chain {chain} of {most} records that is not here: another user's log, or one that was removed or replaced; with --chain {chain} it is an error"
+                )),
             }
+        }
+        if let Some(wanted) = self.wanted.take().filter(|wanted| !self.chains.contains(wanted)) {
+            self.problem(&file, 0, format!("no record is of chain {wanted}: the log was removed or replaced"));
         }
         Findings { end: self.end, ..self.findings }
     }

@@ -72,9 +72,9 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("policy list", "", "| grep shipped"),
     ("policy schema", "> stockade-policy.schema.json", "| jq .properties"),
     ("grants check", "", "./grants.toml"),
-    ("doctor", "", "--policy strict --json"),
+    ("doctor", "", "--policy strict --strict --json"),
     ("prove", "--html proof.html", "--policy ./api.toml --json"),
-    ("audit verify", "", "/var/log/stockade --anchors journal.txt"),
+    ("audit verify", "", "--log /var/log/stockade --anchors journal.txt --require-anchor"),
     ("audit rotate", "", "--keep-days 90"),
     ("audit tail", "--follow", "-n 100 --json"),
     ("audit show", "4f1c2a9be07d3365", "my-request-17"),
@@ -135,7 +135,8 @@ pub(crate) enum Command {
     Grants(Grants),
     /// Try every feature that a policy needs on this host, as this user
     ///
-    /// Exits with 1 when the policy could not be enforced here.
+    /// Exits with 1 when the policy could not be enforced here. With --strict also with 3 when
+    /// something is degraded or the audit log cannot be written.
     Doctor(Doctor),
     /// Attack a policy from inside, on this host, and report what holds
     ///
@@ -619,7 +620,8 @@ pub(crate) enum Grants {
     /// Check the file of the grants; errors come with line, column and a suggestion
     ///
     /// As a run through root reads it: its owner and mode, the names of users and groups, and
-    /// whether each policy that is named exists. Exits with 1 when something is wrong.
+    /// whether each policy that is named exists. As root also whether each scratch can be used.
+    /// Exits with 1 when something is wrong.
     Check {
         /// Another file than /etc/stockade/grants.toml
         #[arg(value_name = "FILE", value_parser = path_from_here())]
@@ -634,6 +636,9 @@ pub(crate) struct Doctor {
     /// Try this host directory as scratch
     #[arg(long, value_name = "DIR", value_parser = path_from_here())]
     pub(crate) scratch: Option<PathBuf>,
+    /// Exit with 3 when anything is degraded, such as an audit log that cannot be written
+    #[arg(long)]
+    pub(crate) strict: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -708,20 +713,11 @@ pub(crate) struct Version {
 pub(crate) enum Audit {
     /// Find any change, gap or reordering in a log
     ///
-    /// Exit status: 0 when every record is in its place and unchanged, 1 when one is not, 2
-    /// when the log cannot be read. Only an anchor from the journal or syslog reveals that
-    /// records were cut off at the end.
-    Verify {
-        /// A file or the directory of a log; default: this user's
-        #[arg(value_name = "FILE|DIR")]
-        path: Option<PathBuf>,
-        /// The log begins after the record with this hash, because older files were moved away
-        #[arg(long, value_name = "SHA256")]
-        after: Option<String>,
-        /// Lines with anchors, as journalctl or a syslog has them; `-`: stdin
-        #[arg(long, value_name = "FILE")]
-        anchors: Option<PathBuf>,
-    },
+    /// Exit status: 0 when nothing is wrong, 1 when a record is changed, missing or out of its
+    /// place, 2 when the log cannot be read. An anchor is a record's number and hash outside the
+    /// log: `audit head CHAIN:SEQ:SHA256` in the journal or syslog, or `audit` of a result. Only
+    /// anchors reveal a change of the last record, a cut tail or a full rewrite.
+    Verify(Verify),
     /// Close the last file and begin the next; the chain goes on in it
     ///
     /// Root's log is for root alone to rotate. Exit status: 0 when it was done, 125 when not.
@@ -743,7 +739,7 @@ pub(crate) enum Audit {
         /// Keep printing new records
         #[arg(long)]
         follow: bool,
-        /// Print JSON, one record on a line
+        /// Print all records as they stand in the log, one line of JSON each
         #[arg(long)]
         json: bool,
     },
@@ -761,6 +757,28 @@ pub(crate) enum Audit {
     ///
     /// Exits with 1 when no record matches.
     Query(Filter),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Verify {
+    /// A file or the directory of a log; default: this user's
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) path: Option<PathBuf>,
+    /// The same as FILE|DIR
+    #[arg(long, value_name = "DIR", conflicts_with = "path")]
+    pub(crate) log: Option<PathBuf>,
+    /// The log begins after the record with this hash, because older files were moved away
+    #[arg(long, value_name = "SHA256")]
+    pub(crate) after: Option<String>,
+    /// Anchors: lines of a journal or syslog, or results as JSON; `-`: stdin
+    #[arg(long, value_name = "FILE")]
+    pub(crate) anchors: Option<PathBuf>,
+    /// Exit with 1 when no anchor matches a record
+    #[arg(long)]
+    pub(crate) require_anchor: bool,
+    /// Exit with 1 when no record is of this chain
+    #[arg(long, value_name = "ID")]
+    pub(crate) chain: Option<String>,
 }
 
 /// Which records.
@@ -787,7 +805,10 @@ pub(crate) struct Filter {
     /// Under this policy
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
-    /// Print JSON, one record on a line
+    /// Leave out runs of `doctor`, `prove` and `runtimes`, which examine the host
+    #[arg(long)]
+    pub(crate) without_checks: bool,
+    /// Print the records as they stand in the log, one line of JSON each
     #[arg(long)]
     pub(crate) json: bool,
 }

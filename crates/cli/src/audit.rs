@@ -16,13 +16,13 @@ use std::{
 use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 use serde_json::Value;
-use stockade_audit::{Anchor, Findings, HEAD, MAX_LINE_LEN, Verifier, files, text};
+use stockade_audit::{Anchor, AnchorSink, Findings, HEAD, MAX_LINE_LEN, Verifier, files, text};
 use stockade_protocol::text::{escape_json, escape_line, is_not_ascii};
 
 use crate::{
     ExitCode, USAGE_ERROR,
-    args::{Audit, Filter},
-    output::{Progress, print_text, warn},
+    args::{Audit, Filter, Verify},
+    output::{Progress, print_text, warn, warn_of_error},
 };
 
 /// How often a followed log is read.
@@ -33,14 +33,14 @@ pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
         return rotate(*keep_days);
     }
     let done = stockade_engine::with_callers_rights(|| match command {
-        Audit::Verify { path, after, anchors } => verify(path.as_deref(), after.as_deref(), anchors.as_deref()),
+        Audit::Verify(asked) => verify(asked),
         Audit::Tail { log, number, follow, json } => tail(&place(log.as_deref())?, *number, *follow, *json),
         Audit::Show { log, id } => show(&place(log.as_deref())?, id),
         Audit::Query(filter) => query(filter),
         Audit::Rotate { .. } => Ok(ExitCode::SUCCESS),
     })?;
     done.or_else(|error| {
-        warn(&format!("stockade: {error:#}"));
+        warn_of_error(&error);
         Ok(ExitCode::from(USAGE_ERROR))
     })
 }
@@ -54,18 +54,29 @@ fn rotate(keep_days: Option<u32>) -> anyhow::Result<ExitCode> {
     }
     match rotated.appended {
         Some(appended) => print_text(&format!("{} is written to from now on", appended.file.display()))?,
-        None => print_text("there is no audit log yet")?,
+        None => {
+            let place = stockade_engine::audit::own_directory()?.unwrap_or_default();
+            print_text(&format!("{}: there is no audit log yet", place.display()))?;
+            // Root's timer may be on before the first run is.
+            if !rustix::process::geteuid().is_root() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The log's directory.
 fn place(log: Option<&Path>) -> anyhow::Result<PathBuf> {
-    match log {
-        Some(log) => Ok(log.to_path_buf()),
-        None => stockade_engine::audit::own_directory()?
-            .context("neither XDG_STATE_HOME nor HOME is set, so the log's directory is unknown; name it with --log"),
+    if let Some(log) = log {
+        return Ok(log.to_path_buf());
     }
+    let own = stockade_engine::audit::own_directory()?
+        .context("neither XDG_STATE_HOME nor HOME is set, so the log's directory is unknown; name it with --log")?;
+    if !own.exists() && !rustix::process::geteuid().is_root() {
+        bail!("{}: this user has no audit log yet; root's log: --log /var/log/stockade", own.display());
+    }
+    Ok(own)
 }
 
 /// Opens a file of a log's directory. The log's owner may be hostile: a fifo must not block
@@ -80,17 +91,20 @@ fn open(path: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let path = place(path)?;
+fn verify(asked: &Verify) -> anyhow::Result<ExitCode> {
+    let path = place(asked.path.as_deref().or(asked.log.as_deref()))?;
     let metadata = std::fs::metadata(&path).with_context(|| format!("look at {}", path.display()))?;
     let is_directory = metadata.is_dir();
-    let mut verifier = match after {
+    let mut verifier = match asked.after.as_deref() {
         Some(hash) => Verifier::new(Some(hash)),
         // One file of many may begin anywhere.
         None if !is_directory => Verifier::new(None),
         None => Verifier::from_beginning(),
     };
-    if let Some(anchors) = anchors {
+    if let Some(chain) = &asked.chain {
+        verifier.want_chain(chain);
+    }
+    if let Some(anchors) = &asked.anchors {
         verifier.expect(read_anchors(anchors)?);
     }
     let all = if is_directory { files(&path)? } else { vec![path.clone()] };
@@ -106,9 +120,13 @@ fn verify(path: Option<&Path>, after: Option<&str>, anchors: Option<&Path>) -> a
     }
     drop(progress);
     let findings = verifier.finish();
-    print_text(&describe(&findings, anchors.is_some(), metadata.uid()))?;
-    Ok(if findings.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    print_text(&describe(&findings, asked, metadata.uid()))?;
+    let is_wrong = !findings.problems.is_empty() || asked.require_anchor && findings.anchored == 0;
+    Ok(if is_wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
+
+/// The longest document of results that is read as a whole.
+const MAX_RESULTS_LEN: usize = 64 << 20;
 
 fn read_anchors(path: &Path) -> anyhow::Result<Vec<Anchor>> {
     let input: Box<dyn Read> = if path == Path::new("-") {
@@ -116,18 +134,31 @@ fn read_anchors(path: &Path) -> anyhow::Result<Vec<Anchor>> {
     } else {
         Box::new(File::open(path).with_context(|| format!("open the anchors {}", path.display()))?)
     };
-    let mut anchors = Vec::new();
+    let (mut anchors, mut whole) = (Vec::new(), Vec::new());
     each_line(input, |line| {
-        anchors.extend(Anchor::find(&String::from_utf8_lossy(line)));
+        let of_result = || Anchor::of_result(&serde_json::from_slice(line).ok()?);
+        anchors.extend(Anchor::find(&String::from_utf8_lossy(line)).or_else(of_result));
+        if anchors.is_empty() && whole.len() < MAX_RESULTS_LEN {
+            whole.extend_from_slice(line);
+            whole.push(b'\n');
+        }
         Ok(())
     })?;
     if anchors.is_empty() {
-        bail!("{}: no line of it holds an anchor (`audit head …`)", path.display());
+        // A result that is printed on many lines, or is longer than a line is read.
+        let results = serde_json::Deserializer::from_slice(&whole).into_iter::<Value>();
+        anchors.extend(results.map_while(Result::ok).filter_map(|result| Anchor::of_result(&result)));
+    }
+    if anchors.is_empty() {
+        bail!(
+            "{}: no anchor in it: neither a line with `audit head CHAIN:SEQ:SHA256` nor a result whose `audit` has chain, seq and sha256",
+            path.display()
+        );
     }
     Ok(anchors)
 }
 
-fn describe(findings: &Findings, anchored: bool, owner: u32) -> String {
+fn describe(findings: &Findings, asked: &Verify, owner: u32) -> String {
     let mut out = String::new();
     for problem in &findings.problems {
         let line = if problem.line > 0 { format!(" line {}:", problem.line) } else { String::new() };
@@ -139,20 +170,39 @@ fn describe(findings: &Findings, anchored: bool, owner: u32) -> String {
     for note in &findings.notes {
         out.push_str(&format!("note: {note}\n"));
     }
-    let state = if findings.problems.is_empty() { "each in its place and unchanged" } else { "changed, missing or out of order" };
-    out.push_str(&format!("{} records in {} files, {state}", findings.records, findings.files));
+    let last = findings.end.as_ref().map_or(0, |end| end.seq);
+    let state = match (findings.problems.is_empty(), findings.anchored_up_to) {
+        (false, _) => String::from("changed, missing or out of order"),
+        (true, Some(seq)) if seq == last => String::from("each in its place and unchanged"),
+        (true, Some(seq)) => format!("up to record {seq} each in its place and unchanged; the chain is consistent behind it"),
+        (true, None) => String::from("the chain is consistent"),
+    };
+    out.push_str(&format!("{} records in {} files: {state}", findings.records, findings.files));
     if let Some(end) = &findings.end {
         out.push_str(&format!("; the chain ends with {}:{}:{}", end.chain, end.seq, end.hash));
     }
-    if anchored {
-        out.push_str(&format!("\n{} anchors matched\n", findings.anchored));
-    } else {
-        // The message id excludes other messages of this program.
-        out.push_str(&format!(
-            "\nnote: only an anchor reveals that records at the end were cut off or rewritten: journalctl MESSAGE_ID={HEAD} _UID={owner} -o cat | stockade audit verify --anchors -\n"
-        ));
+    let unseen = "a change of the last record, a cut tail or a full rewrite cannot be seen";
+    match (&asked.anchors, findings.anchored, findings.problems.is_empty()) {
+        (None, _, true) => out.push_str(&format!("\nno anchor was given: {unseen}. {}\n", source_of_anchors(owner))),
+        (None, _, false) => out.push('\n'),
+        (Some(_), 0, _) => out.push_str(&format!("\nno anchor matched: {unseen}\n")),
+        (Some(_), matched, _) => out.push_str(&format!("\n{matched} anchors matched\n")),
     }
     out.split('\n').map(|line| escape_line(line, is_not_ascii)).collect::<Vec<_>>().join("\n")
+}
+
+/// Where this host has anchors of that user's log.
+fn source_of_anchors(owner: u32) -> String {
+    match stockade_engine::audit::carrier() {
+        // The message id excludes other messages of this program.
+        Some(AnchorSink::Journal) => {
+            format!("The journal has anchors: journalctl MESSAGE_ID={HEAD} _UID={owner} -o cat | stockade audit verify --anchors -")
+        }
+        Some(AnchorSink::Syslog) => String::from(
+            "Syslog has anchors, and any user can forge one: grep 'audit head' /var/log/auth.log | stockade audit verify --anchors -",
+        ),
+        None => String::from("Neither journald nor syslog is here; results carry anchors: stockade audit verify --anchors result.json"),
+    }
 }
 
 /// Every line, the longer ones in pieces.
@@ -171,19 +221,22 @@ fn parse(line: &[u8]) -> Option<Value> {
     serde_json::from_slice(line).ok().filter(|value: &Value| value["event"].is_string() && value["time"].is_string())
 }
 
-fn each_record(directory: &Path, mut each: impl FnMut(Value) -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn each_record(directory: &Path, mut each: impl FnMut(&[u8], Value) -> anyhow::Result<()>) -> anyhow::Result<()> {
     for file in files(directory)? {
         let input = open(&file)?;
-        each_line(input, |line| parse(line).map_or(Ok(()), &mut each))?;
+        each_line(input, |line| parse(line).map_or(Ok(()), |record| each(line, record)))?;
     }
     Ok(())
 }
 
-/// A record on one line.
-fn line(record: &Value, json: bool) -> String {
-    if json {
-        return escape_json(&record.to_string(), is_not_ascii);
-    }
+/// A record as it stands in the log: its SHA-256 is the next one's `prev`. A writer makes ASCII; of
+/// anything else the bytes that a terminal could act on are escaped.
+fn as_written(bytes: &[u8]) -> String {
+    escape_json(&String::from_utf8_lossy(bytes), is_not_ascii)
+}
+
+/// A record on one line, for a person.
+fn line(record: &Value) -> String {
     let word = |value: &Value| match value {
         Value::Null => String::from("-"),
         Value::String(text) => text.clone(),
@@ -209,19 +262,23 @@ fn line(record: &Value, json: bool) -> String {
         format!("uid={}", word(&record["who"]["uid"])),
         format!("{}ms", word(&record["duration_ms"])),
     ];
-    escape_line(&words.into_iter().chain(labels).chain([preview]).collect::<Vec<_>>().join("  "), is_not_ascii)
+    let via = record["via"].as_str().map(|via| format!("via={via}"));
+    escape_line(&words.into_iter().chain(via).chain(labels).chain([preview]).collect::<Vec<_>>().join("  "), is_not_ascii)
 }
 
 fn is_of_a_run(record: &Value) -> bool {
     record["run"].is_string()
 }
 
+/// What `tail` prints of a record: with `json` all of them, else those of runs.
+fn shown(bytes: &[u8], record: &Value, json: bool) -> Option<String> {
+    if json { Some(as_written(bytes)) } else { is_of_a_run(record).then(|| line(record)) }
+}
+
 fn tail(directory: &Path, number: usize, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut last = VecDeque::new();
-    each_record(directory, |record| {
-        if is_of_a_run(&record) {
-            last.push_back(line(&record, json));
-        }
+    each_record(directory, |bytes, record| {
+        last.extend(shown(bytes, &record, json));
         if last.len() > number {
             last.pop_front();
         }
@@ -253,8 +310,9 @@ fn go_on(directory: &Path, (file, mut from): (PathBuf, u64), json: bool) -> anyh
     input.read_to_end(&mut bytes)?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
     from += whole as u64;
-    for record in bytes[..whole].split(|byte| *byte == b'\n').filter_map(parse).filter(is_of_a_run) {
-        print_text(&line(&record, json))?;
+    let lines = bytes[..whole].split(|byte| *byte == b'\n');
+    for line in lines.filter_map(|bytes| shown(bytes, &parse(bytes)?, json)) {
+        print_text(&line)?;
     }
     // The files after it, one by one: none is passed over.
     let next = files(directory)?.into_iter().find(|other| *other > file);
@@ -266,7 +324,7 @@ fn go_on(directory: &Path, (file, mut from): (PathBuf, u64), json: bool) -> anyh
 
 fn show(directory: &Path, id: &str) -> anyhow::Result<ExitCode> {
     let mut found = false;
-    each_record(directory, |record| {
+    each_record(directory, |_, record| {
         if record["run"] == id || record["id"] == id {
             found = true;
             return print_text(&escape_json(&serde_json::to_string_pretty(&record)?, is_not_ascii));
@@ -284,10 +342,10 @@ fn query(filter: &Filter) -> anyhow::Result<ExitCode> {
     let [since, until] = times;
     let filter = &Filter { since: since?, until: until?, ..filter.clone() };
     let mut found = false;
-    each_record(&place(filter.log.as_deref())?, |record| {
+    each_record(&place(filter.log.as_deref())?, |bytes, record| {
         if is_of_a_run(&record) && fits(&record, filter) {
             found = true;
-            return print_text(&line(&record, filter.json));
+            return print_text(&if filter.json { as_written(bytes) } else { line(&record) });
         }
         Ok(())
     })?;
@@ -324,5 +382,6 @@ fn fits(record: &Value, filter: &Filter) -> bool {
         && wanted(&record["event"], &filter.event)
         && wanted(&record["verdict"], &filter.verdict)
         && wanted(&record["policy"]["name"], &filter.policy)
+        && !(filter.without_checks && ["doctor", "prove", "runtimes"].contains(&record["via"].as_str().unwrap_or_default()))
         && filter.labels.iter().all(|(name, value)| record["labels"][name] == *value)
 }

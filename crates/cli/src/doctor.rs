@@ -3,7 +3,7 @@
 //! `diagnose` tries and judges the features; this only prints.
 
 use stockade_diagnose::doctor::{Examination, State, examine};
-use stockade_engine::Options;
+use stockade_engine::{Options, runs::EntryPoint};
 
 use crate::{
     ExitCode,
@@ -11,15 +11,23 @@ use crate::{
     output::{Colour, Painted, print_json},
 };
 
+/// The policy can be enforced, and something that a run can do without does not work.
+const DEGRADED: u8 = 3;
+
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
-    let options = Options { scratch: doctor.scratch.clone(), ..Options::from(&doctor.policy) };
+    let options = Options { scratch: doctor.scratch.clone(), via: Some(EntryPoint::Doctor), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
     if doctor.json {
         print_json(&examination)?;
     } else {
         describe(&examination).print()?;
     }
-    Ok(if examination.enforceable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_degraded = !examination.degraded.is_empty() || examination.findings.iter().any(|finding| finding.state == State::Degraded);
+    Ok(match examination.enforceable {
+        false => ExitCode::FAILURE,
+        true if doctor.strict && is_degraded => ExitCode::from(DEGRADED),
+        true => ExitCode::SUCCESS,
+    })
 }
 
 fn describe(examination: &Examination) -> Painted {

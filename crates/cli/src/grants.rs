@@ -5,11 +5,12 @@
 
 use std::path::Path;
 
+use stockade_diagnose::doctor::unusable_scratch;
 use stockade_policy::{Grants, grants::PATH};
 
 use crate::{
     ExitCode,
-    output::{print_text, warn},
+    output::{print_text, warn, words_of},
     policy,
 };
 
@@ -26,7 +27,7 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         Err(error) => {
-            warn(&error.to_string());
+            warn(&words_of(&error.into()));
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -39,8 +40,15 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<ExitCode> {
             }
         }
     }
+    // A caller of sudo is told of the file alone, and not what the host's directories are.
+    let is_root = rustix::process::geteuid().is_root() && !stockade_engine::caller::identify(None)?.on_behalf;
+    for (line, why) in if is_root { unusable_scratch(&grants) } else { Vec::new() } {
+        warn(&format!("{}:{line}: {why}", path.display()));
+        code = ExitCode::FAILURE;
+    }
     if code == ExitCode::SUCCESS {
-        print_text(&format!("{}: ok ({} grants)", path.display(), grants.grants.len()))?;
+        let count = grants.grants.len();
+        print_text(&format!("{}: ok ({count} grant{})", path.display(), if count == 1 { "" } else { "s" }))?;
     }
     Ok(code)
 }

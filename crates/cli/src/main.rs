@@ -50,7 +50,7 @@ use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
-use output::{print_text, warn};
+use output::{print_text, warn, warn_of_error};
 use result::ResultForm;
 
 const SANDBOX_ERROR: u8 = 125;
@@ -122,7 +122,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::from(PIPE_CLOSED);
     }
-    warn(&format!("stockade: {error:#}"));
+    warn_of_error(error);
     ExitCode::from(SANDBOX_ERROR)
 }
 

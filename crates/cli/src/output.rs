@@ -13,6 +13,9 @@ use std::{
 use anyhow::Context;
 use rustix::io::Errno;
 use serde::Serialize;
+use stockade_audit::AuditError;
+use stockade_engine::caller::sudo_remedy;
+use stockade_policy::{ReadError, grants::GrantsError};
 use stockade_protocol::text::{escape, escape_json, is_hidden};
 
 /// Prints an answer for a person, with a final line break; hidden characters are escaped.
@@ -131,6 +134,24 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
 /// Escapes the hidden characters of a text, except line breaks and tabs.
 pub(crate) fn visible(text: &str) -> String {
     escape(text, |letter| !matches!(letter, '\n' | '\t') && is_hidden(letter))
+}
+
+/// Prints an error to stderr.
+pub(crate) fn warn_of_error(error: &anyhow::Error) {
+    warn(&format!("stockade: {}", words_of(error)));
+}
+
+/// The words of an error. Where the kernel refused a caller of sudo, they also say who that is: a
+/// root shell of sudo's looks like root.
+pub(crate) fn words_of(error: &anyhow::Error) -> String {
+    let is_refused = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+    let refused = error.chain().any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(is_refused)
+            || matches!(cause.downcast_ref(), Some(AuditError::Io { error, .. }) if is_refused(error))
+            || matches!(cause.downcast_ref(), Some(GrantsError::Read(ReadError::Io { error, .. })) if is_refused(error))
+    });
+    let remedy = refused.then(sudo_remedy).flatten().map(|remedy| format!("\n{remedy}")).unwrap_or_default();
+    format!("{error:#}{remedy}")
 }
 
 /// Prints a message to stderr; hidden characters are escaped.

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use stockade_diagnose::doctor::examine;
-use stockade_engine::Options;
+use stockade_engine::{Options, runs::EntryPoint};
 use stockade_prover::{Class, Proof, State, html, prove, run_concurrently, unfinished};
 
 use crate::{
@@ -21,13 +21,13 @@ const NOT_PROVEN: u8 = 3;
 
 pub(crate) fn run(asked: &Prove) -> anyhow::Result<ExitCode> {
     if let Some(scratch) = &asked.concurrent {
-        let options = Options { scratch: Some(scratch.clone()), ..Options::from(&asked.policy) };
+        let options = Options { scratch: Some(scratch.clone()), via: Some(EntryPoint::Prove), ..Options::from(&asked.policy) };
         return Ok(run_concurrently(&options).map_or_else(|refusal| ExitCode::from(refuse(&refusal)), |()| ExitCode::SUCCESS));
     }
     // First, so that no proof is run whose page cannot be written.
     let page = asked.html.as_deref().map(Page::begin).transpose()?;
     let put = |text: &str| page.as_ref().map_or(Ok(()), |page| page.put(text));
-    let options = Options::from(&asked.policy);
+    let options = Options { via: Some(EntryPoint::Prove), ..Options::from(&asked.policy) };
     let doctor = examine(&options).findings.into_iter().map(|finding| (finding.feature, finding.state.name().to_owned())).collect();
     let mut progress = Progress::new("attacks judged");
     let proof = match prove(&options, doctor, &mut |done, all| progress.at(done, all)) {

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use stockade_diagnose::inventory::{Inventory, Language, Package, take};
-use stockade_engine::Options;
+use stockade_engine::{Options, runs::EntryPoint};
 use stockade_protocol::{LimitKey, Verdict};
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub(crate) fn run(runtimes: &Runtimes) -> anyhow::Result<ExitCode> {
-    let inventory = match take(&Options::from(&runtimes.policy)) {
+    let inventory = match take(&Options { via: Some(EntryPoint::Runtimes), ..Options::from(&runtimes.policy) }) {
         Ok(inventory) => inventory,
         Err(refusal) => {
             warn(&format!("stockade: {refusal}"));

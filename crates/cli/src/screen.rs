@@ -26,7 +26,7 @@ use stockade_protocol::{
 
 use crate::{
     ExitCode, USAGE_ERROR, args,
-    output::{print_json, print_text, warn},
+    output::{print_json, print_text, warn, warn_of_error},
 };
 
 /// What was found in one file.
@@ -53,7 +53,7 @@ pub(crate) fn run(asked: &args::Screen) -> anyhow::Result<ExitCode> {
     let language = asked.language.as_deref().and_then(language);
     let (mut all, mut failed) = (Vec::new(), false);
     let mut wrong = |error: anyhow::Error| {
-        warn(&format!("stockade: {error:#}"));
+        warn_of_error(&error);
         failed = true;
     };
     for path in &asked.files {

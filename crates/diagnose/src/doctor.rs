@@ -16,9 +16,11 @@ use std::{
 
 use serde::Serialize;
 use stockade_audit::AnchorSink;
-use stockade_launcher::scratch::{Opener, path::ScratchPath};
+use stockade_launcher::scratch::{self, Opener, path::ScratchPath};
 use stockade_policy::{
+    Grants,
     facts::{CgroupFacts, HostFacts},
+    grants,
     model::{AuditMode, Degradable, Policy},
     plan::UserNamespaces,
 };
@@ -31,7 +33,7 @@ use probe::{Ids, Probe};
 use stockade_engine::{
     LoadedPolicy, Options, Refusal, audit,
     caller::{self, Identity},
-    exec, facts, load_policy, run_captured,
+    exec, facts, load_policy, lookup_context, run_captured,
     screen::ScreeningJob,
 };
 
@@ -196,6 +198,7 @@ impl<'a> Examiner<'a> {
         found.push(self.swap());
         found.push(self.identity());
         found.push(self.scratch());
+        found.extend(self.granted_scratch());
         found.push(self.registry());
         found.push(self.audit());
         found.extend(self.runtimes());
@@ -348,8 +351,18 @@ impl<'a> Examiner<'a> {
     /// another: tried in /tmp and /var/tmp, since no scratch was named.
     fn scratch(&self) -> Finding {
         let named = self.options.scratch.as_ref();
-        if let (Some(path), true) = (named, is_enforced(&self.run)) {
-            return fine("scratch", format!("the run used {}", path.display()));
+        match named {
+            Some(path) if is_enforced(&self.run) => return fine("scratch", format!("the run used {}", path.display())),
+            Some(_)
+                if self
+                    .run
+                    .reason
+                    .as_deref()
+                    .is_some_and(|reason| reason.starts_with("scratch_") || reason == "unique_uid_unavailable") =>
+            {
+                return missing("scratch", split(&self.run.error.0));
+            }
+            _ => {}
         }
         if !self.identity.privileged {
             return fine("scratch", "any directory of the caller's; its files stay the caller's");
@@ -375,6 +388,25 @@ impl<'a> Examiner<'a> {
                 (unable.join(", "), remedy),
             ),
             (able, false) => fine("scratch", format!("idmapped scratch works in {}; {}", able.join(" and "), unable.join(", "))),
+        }
+    }
+
+    /// The directories that users were granted. A caller of sudo is not told of other users' grants.
+    fn granted_scratch(&self) -> Option<Finding> {
+        if !self.identity.privileged || self.identity.on_behalf {
+            return None;
+        }
+        // What is wrong with the file itself, a run of a granted user says, and `grants check`.
+        let grants = Grants::load(Path::new(grants::PATH)).ok()??;
+        let all = grants.grants.iter().map(|grant| grant.scratch.len()).sum::<usize>();
+        let unusable: Vec<String> = unusable_scratch(&grants).into_iter().map(|(line, why)| format!("line {line}: {why}")).collect();
+        match (all, unusable.as_slice()) {
+            (0, _) => None,
+            (_, []) => Some(fine("grants", format!("each granted scratch can be used ({all})"))),
+            (_, unusable) => {
+                let remedy = Some(format!("make the directories, or name others in {}", grants::PATH));
+                Some(finding("grants", State::Degraded, (format!("{}: {}", grants::PATH, unusable.join(", ")), remedy)))
+            }
         }
     }
 
@@ -404,7 +436,7 @@ impl<'a> Examiner<'a> {
         removed.map(|()| idmap_refusal)
     }
 
-    /// As the run above was written down, and who keeps the heads of the chain.
+    /// As the run above was written down, and who keeps its anchors.
     fn audit(&self) -> Finding {
         let mode = self.policy.audit.mode;
         let Some(audit) = self.run.audit.as_ref().filter(|_| mode != AuditMode::Off) else {
@@ -417,8 +449,8 @@ impl<'a> Examiner<'a> {
         let log = audit::directory(self.identity).unwrap_or_default();
         let log = log.display();
         match audit::carrier() {
-            Some(AnchorSink::Journal) => fine("audit", format!("{log}, heads of the chain in the journal")),
-            Some(AnchorSink::Syslog) => fine("audit", format!("{log}, heads of the chain in syslog")),
+            Some(AnchorSink::Journal) => fine("audit", format!("{log}, anchors in the journal")),
+            Some(AnchorSink::Syslog) => fine("audit", format!("{log}, anchors in syslog, where any user can forge one")),
             None => {
                 let why = format!("{log}; no journald or syslog: truncation of the log's end cannot be detected");
                 finding("audit", State::Absent, (why, Some(String::from("run journald or a syslog daemon"))))
@@ -511,6 +543,31 @@ impl<'a> Examiner<'a> {
         fine("run", format!("an empty program ran behind every layer that the policy requires; {read_back} were read back, {probed} tried"))
     }
 }
+
+/// The granted directories of scratch that no run can use, each with the line of its grant: such as
+/// are missing and made by no policy of the grant, or lie in a file system that cannot be idmapped
+/// while a policy requires that. Root alone can try it; nothing is changed on the host.
+pub fn unusable_scratch(grants: &Grants) -> Vec<(usize, String)> {
+    let mut unusable = Vec::new();
+    for grant in &grants.grants {
+        let policies = || grant.policies.iter().filter_map(|name| stockade_policy::load(name, &lookup_context()).ok());
+        for path in &grant.scratch {
+            let is_made = || path.parent().is_some_and(Path::is_dir) && policies().any(|policy| policy.scratch.create);
+            let why = match scratch::idmap_refusal(path, TRIED_ID) {
+                Ok(None) => continue,
+                Ok(Some(_)) if policies().any(|policy| policy.degrade.root.contains(&Degradable::UniqueUid)) => continue,
+                Ok(Some(refusal)) => format!("scratch {} cannot be idmapped: {refusal}", path.display()),
+                Err(error) if matches!(error.problem.reason(), "scratch_missing") && is_made() => continue,
+                Err(error) => error.to_string(),
+            };
+            unusable.push((grant.line, why));
+        }
+    }
+    unusable
+}
+
+/// Some host id that a run could have: the kernel refuses all for a file system, or none.
+const TRIED_ID: u32 = 0x7000_0000;
 
 /// Who owns a scratch where root acts for itself.
 const NOBODY: u32 = 65534;

@@ -116,6 +116,9 @@ impl<'a> Origin<'a> {
 
     /// What was used to ask for it.
     pub(crate) fn entry_point(self, options: &Options) -> EntryPoint {
+        if let Some(via) = options.via {
+            return via;
+        }
         match self {
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,

@@ -33,7 +33,7 @@ use stockade_launcher::{
     signals::{CancelWord, Uninterrupted},
 };
 use stockade_policy::{
-    alert::{Alert, AlertKind},
+    alert::{Alert, AlertKind, REFUSED},
     model::{Audit, AuditMode, Policy},
 };
 use stockade_protocol::{AuditRef, Encoding, Report, Request, Verdict};
@@ -42,8 +42,12 @@ use stockade_sys::process::{Turns, take_turns_like_others};
 use crate::{
     Options, Refusal, approval,
     caller::{self, Identity},
+    policies,
     runs::{self, EntryPoint, RunNote},
 };
+
+/// The program, as records name it.
+const PROGRAM: &str = concat!("stockade ", env!("CARGO_PKG_VERSION"));
 
 /// Begins the next file of the log of the user who runs this, and removes files whose last record
 /// is older than `keep`.
@@ -53,7 +57,7 @@ use crate::{
 pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
     let identity = caller::identify(None)?;
     if identity.on_behalf {
-        return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid }.into());
+        return Err(RecordRefusal::RotateForAnother { uid: identity.caller.uid, remedy: caller::sudo_remedy() }.into());
     }
     let path = directory(&identity).ok_or(RecordRefusal::Rotate(RecordError::Nowhere))?;
     // The end of a killed launcher's run may stand in a file that is removed now.
@@ -136,6 +140,10 @@ pub(crate) struct AuditRecorder<'a> {
     code: Cow<'a, [u8]>,
     subject: AuditSubject<'a>,
     policy: Option<&'a Policy>,
+    /// The policy that was asked for.
+    requested: String,
+    /// The command that examines the host by it, if one does.
+    via: Option<EntryPoint>,
     /// Peers that the caller has allowed.
     allowed: Vec<String>,
     /// Where root acts for another: until the record is written.
@@ -172,6 +180,8 @@ impl<'a> AuditRecorder<'a> {
             code,
             subject,
             policy,
+            requested: text::clip(policies::name(options), MAX_TEXT_LEN),
+            via: options.via,
             allowed: options.allow.iter().map(ToString::to_string).collect(),
             approver: Cell::new(None),
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
@@ -252,7 +262,10 @@ impl<'a> AuditRecorder<'a> {
         self.base.get_or_init(|| Event {
             run: self.run(),
             who: self.who(),
+            via: self.via.map(EntryPoint::name),
+            program: PROGRAM,
             policy: self.policy.map(policy_ref),
+            policy_requested: self.policy.is_none().then(|| self.requested.clone()),
             allowed_by_caller: self.allowed.clone(),
             code: match self.subject {
                 AuditSubject::Nothing => None,
@@ -387,11 +400,11 @@ impl<'a> AuditRecorder<'a> {
         let log = open(identity);
         raise_alerts(log.as_ref().ok(), &self.sinks, event);
         let link = append(&log?, &self.sinks, event, self.audit.mode, record)?;
-        Ok(AuditRef { run: event.run.clone(), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
+        Ok(AuditRef { run: event.run.clone(), chain: Some(link.chain), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
     }
 
     fn event(&self, report: &Report) -> Event {
-        let refused = matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started;
+        let refused = is_refused(report);
         let (usage, met) = (&report.usage, report.modules.as_ref());
         let stream = |text, bytes| self.stream(report, text).map(|text| self.preview(&text, bytes));
         let denials = report.denials.iter().filter(|denial| !denial.hint);
@@ -448,7 +461,7 @@ impl<'a> AuditRecorder<'a> {
     /// The lines of `alerts` that a result meets.
     fn alerts(&self, report: &Report) -> Vec<String> {
         let meets = |alert: &&Alert| match alert.kind {
-            AlertKind::Verdict => alert.meets(&verdict_name(report.verdict)),
+            AlertKind::Verdict => alert.meets(&verdict_name(report.verdict)) || (is_refused(report) && alert.meets(REFUSED)),
             AlertKind::Reason => report.reason.as_deref().is_some_and(|reason| alert.meets(reason)),
             AlertKind::Syscall => {
                 report.denials.iter().filter(|denial| denial.kind == "syscall").any(|denial| alert.meets(call_name(denial)))
@@ -461,8 +474,16 @@ impl<'a> AuditRecorder<'a> {
                 streams.into_iter().flatten().filter_map(|text| self.stream(report, text)).any(|text| alert.meets(&text))
             }
         };
-        self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
+        let met = self.audit.alerts.iter().filter(meets).map(ToString::to_string);
+        // No policy was read that could choose, and it is root's host that is tried.
+        let is_unchosen = self.policy.is_none() && is_refused(report) && self.identity.as_ref().is_some_and(|who| who.on_behalf);
+        met.chain(is_unchosen.then(|| format!("verdict:{REFUSED}"))).collect()
     }
+}
+
+/// Whether the result says why a run was not begun.
+fn is_refused(report: &Report) -> bool {
+    matches!(report.verdict, Verdict::BadRequest | Verdict::SandboxError | Verdict::Screened) && !report.started
 }
 
 /// Other runs wait for a lock that this process holds: a caller of sudo that runs slowly must not
@@ -486,7 +507,7 @@ fn raise_alerts(log: Option<&Log>, sinks: &AnchorSinks, event: &Event) {
     }
 }
 
-/// Adds a record to a log and sends the head of its chain. Before, it notes in `record` where it
+/// Adds a record to a log and sends its anchor. Before, it notes in `record` where it
 /// will stand.
 fn append(log: &Log, sinks: &AnchorSinks, event: &Event, mode: AuditMode, mut record: Option<&mut Record>) -> Result<Link, RecordError> {
     let appended = log.append_at(event, mode == AuditMode::Required, &mut |place| {
@@ -510,6 +531,7 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         event: Kind::Lost,
         run: note.run.clone(),
         who: note.who.clone(),
+        via: note.via.examines().then(|| note.via.name()),
         id: note.id.clone(),
         policy: Some(note.policy.clone()),
         begun: Some(note.begun.clone()),
@@ -532,7 +554,7 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
 /// What alerts compare in place of the verdict of a run whose launcher was killed.
 const LOST: &str = "lost";
 
-/// Who keeps the heads of the chain here.
+/// Who keeps anchors here.
 pub fn carrier() -> Option<stockade_audit::AnchorSink> {
     AnchorSinks::default().available()
 }

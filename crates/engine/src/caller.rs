@@ -48,6 +48,8 @@ pub(crate) enum CallerError {
     Limit { limit: &'static str, error: std::io::Error },
     #[error("{name}={} is not a number; start through sudo, or unset it", text.display())]
     SudoVariable { name: &'static str, text: OsString },
+    #[error("SUDO_UID is set but SUDO_GID is not; start through sudo, or unset SUDO_UID")]
+    SudoGidMissing,
     #[error("cannot change to the caller's rights: {0}")]
     Rights(Errno),
 }
@@ -59,7 +61,7 @@ impl RefusalCause for CallerError {
             CallerError::PowerlessRoot(_) => "root_without_capabilities",
             CallerError::PeerNotServed { .. } => "peer_not_served",
             CallerError::Limit { .. } => "limits_of_caller",
-            CallerError::SudoVariable { .. } => "sudo_variables",
+            CallerError::SudoVariable { .. } | CallerError::SudoGidMissing => "sudo_variables",
             CallerError::Rights(_) => "caller_rights",
         };
         (Verdict::SandboxError, reason)
@@ -177,6 +179,16 @@ pub fn identify(peer: Option<&Caller>) -> Result<Identity, Refusal> {
     }
 }
 
+/// What a message to a caller of sudo ends with where that caller lacks a right: a root shell of
+/// sudo's looks like root, and is not. None where root acts for nobody.
+pub fn sudo_remedy() -> Option<String> {
+    let identity = identify(None).ok().filter(|identity| identity.on_behalf)?;
+    Some(format!(
+        "you came through sudo as uid {} (SUDO_UID); as administrator: sudo env -u SUDO_UID -u SUDO_GID stockade ...",
+        identity.caller.uid
+    ))
+}
+
 /// Whether this program was started with more rights than its caller has.
 fn has_more_rights() -> Result<bool, HostError> {
     let missing = || HostError::NoProc("/proc/self");
@@ -277,7 +289,7 @@ fn behind_sudo(sudo_uid: &OsStr) -> Result<Identity, Refusal> {
         digits.and_then(|digits| digits.parse::<u32>().ok()).ok_or_else(|| CallerError::SudoVariable { name, text: text.to_owned() })
     };
     let uid = number("SUDO_UID", sudo_uid)?;
-    let gid = number("SUDO_GID", &env::var_os("SUDO_GID").unwrap_or_default())?;
+    let gid = number("SUDO_GID", &env::var_os("SUDO_GID").ok_or(CallerError::SudoGidMissing)?)?;
     if uid == 0 {
         return Ok(Identity { privileged: true, caller: Caller { uid, gid, groups: own_groups() }, on_behalf: false });
     }

@@ -61,6 +61,8 @@ pub struct Options {
     pub peer: Option<Caller>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
+    /// The command that examines the host by these runs; none: a user's.
+    pub via: Option<runs::EntryPoint>,
     /// Pidfds: runs end when the first of their processes does. None: they outlive their caller.
     pub ends_with: Arc<[OwnedFd]>,
 }

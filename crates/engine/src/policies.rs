@@ -108,13 +108,18 @@ fn allow(mut policy: Policy, options: &Options) -> Result<Policy, Refusal> {
     Ok(policy)
 }
 
+/// The name or file of the policy that the options ask for.
+pub(crate) fn name(options: &Options) -> &str {
+    options.policy.as_deref().unwrap_or(DEFAULT)
+}
+
 /// Loads the policy that the options name, with the peers that they add.
 ///
 /// # Errors
 /// There is none of that name, it is not trusted, or it has errors; or the peers are not for this
 /// caller to add.
 pub fn load_policy(options: &Options) -> Result<LoadedPolicy, Refusal> {
-    let name = options.policy.as_deref().unwrap_or(DEFAULT);
+    let name = name(options);
     // Before the file is read: an error would quote it to a caller without a grant.
     check_grants(&caller::identify(options.peer.as_ref())?, name, None, options)?;
     let context = lookup_context();

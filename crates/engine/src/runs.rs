@@ -63,6 +63,12 @@ pub enum EntryPoint {
     Session,
     /// A socket.
     Socket,
+    /// `stockade doctor`.
+    Doctor,
+    /// `stockade prove`.
+    Prove,
+    /// `stockade runtimes`.
+    Runtimes,
 }
 
 impl EntryPoint {
@@ -74,7 +80,15 @@ impl EntryPoint {
             EntryPoint::Shim => "shim",
             EntryPoint::Session => "session",
             EntryPoint::Socket => "socket",
+            EntryPoint::Doctor => "doctor",
+            EntryPoint::Prove => "prove",
+            EntryPoint::Runtimes => "runtimes",
         }
+    }
+
+    /// Whether its runs are made to examine the host, and no user asked for them.
+    pub fn examines(self) -> bool {
+        matches!(self, EntryPoint::Doctor | EntryPoint::Prove | EntryPoint::Runtimes)
     }
 }
 

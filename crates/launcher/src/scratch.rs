@@ -175,6 +175,19 @@ pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce(
     as_user(&Caller { uid: stat.st_uid, gid: stat.st_gid, groups: Vec::new() }, privileged, act)
 }
 
+/// Why the file system of a directory cannot be idmapped for a run with the host id `run`, tried on
+/// a copy of its mount. None: it can be. Nothing of the host is changed.
+///
+/// # Errors
+/// There is no such directory, or its mount cannot be copied.
+pub fn idmap_refusal(path: &Path, run: u32) -> Result<Option<String>, ScratchError> {
+    const NOBODY: u32 = 65534;
+    let directory = path::open_directory(path)?;
+    let failed = |errno| ScratchError { path: path.display().to_string(), problem: ScratchProblem::MountCopy(errno) };
+    let copy = detached_copy(&directory, false).map_err(failed)?;
+    Ok(identity::idmap(&copy, (NOBODY, NOBODY), run).err().map(|error| error.to_string()))
+}
+
 /// Judges what was opened at a place, and looks through it.
 ///
 /// # Errors

@@ -40,7 +40,8 @@ const KINDS: &[(&str, AlertKind)] = &[
     ("output", AlertKind::Output),
 ];
 
-/// Every verdict, and what the log says of a run whose launcher was killed.
+/// Every verdict, what the log says of a run whose launcher was killed, and `refused` for any run
+/// that was not begun.
 const VERDICTS: &[&str] = &[
     "exited",
     "signaled",
@@ -57,7 +58,20 @@ const VERDICTS: &[&str] = &[
     "screened",
     "approval_required",
     "lost",
+    REFUSED,
 ];
+
+/// In place of a verdict: the event of a run that was refused, whatever its verdict.
+pub const REFUSED: &str = "refused";
+
+/// The page of all reasons, which a lint compares with the sources.
+const REASONS: &str = include_str!("../../cli/help/reasons.md");
+
+/// The identifiers of its tables.
+fn reasons() -> impl Iterator<Item = &'static str> + Clone {
+    let rows = REASONS.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    rows.filter(|reason| *reason != "reason")
+}
 
 /// One line of `alerts`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +159,7 @@ pub(crate) fn alert(text: &str) -> Checked<Alert> {
     let looks_for_one = whole.len() == what.len();
     match kind {
         AlertKind::Verdict if looks_for_one && !VERDICTS.contains(&what) => Err(check::unknown("verdict", what, VERDICTS.iter().copied())),
+        AlertKind::Reason if looks_for_one && !reasons().any(|known| known == what) => Err(check::unknown("reason", what, reasons())),
         AlertKind::Syscall if looks_for_one && !names::is_syscall(what) => check::syscall(what).map(|what| Alert { kind, what }),
         AlertKind::Egress => match peer(what) {
             Some(what) => Ok(Alert { kind, what }),
@@ -168,6 +183,9 @@ mod tests {
             alert.meets(value)
         };
         assert!(meets("verdict:out_of_memory", "out_of_memory") && !meets("verdict:exited", "out_of_memory"));
+        assert!(
+            meets("verdict:refused", "refused") && meets("reason:not_granted", "not_granted") && meets("reason:policy_*", "policy_invalid")
+        );
         assert!(meets("syscall:*", "ptrace") && meets("syscall:io_*", "io_uring_setup") && !meets("syscall:ptrace", "ptrac"));
         assert!(meets("egress:169.254.*", "169.254.169.254") && !meets("egress:169.254.*", "10.0.0.1"));
         assert!(meets("code:/etc/shadow", "open('/etc/shadow')") && meets("output:root:x:", "a\nroot:x:0"));
@@ -213,6 +231,8 @@ mod tests {
             "verdict:exploded",
             "verdit:exited",
             "syscall:opnat",
+            "reason:not_grantedd",
+            "reason:reason",
             "code:\u{1b}",
             &format!("code:{}", "x".repeat(257)),
         ] {

@@ -182,9 +182,10 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         return None;
     }
     let allowed = (length / 4).clamp(1, 3);
+    let plural = word.strip_suffix('y').map(|stem| format!("{stem}ies"));
     known
         .into_iter()
-        .map(|candidate| (distance(word, candidate), candidate))
+        .map(|candidate| if plural.as_deref() == Some(candidate) { (0, candidate) } else { (distance(word, candidate), candidate) })
         .filter(|(distance, _)| *distance <= allowed)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)

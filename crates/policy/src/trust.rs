@@ -41,7 +41,12 @@ pub enum Distrust {
         owner: u32,
     },
     /// Other users may write it, or a directory above it.
-    #[error("{} may be written by others than its owner (mode {mode:04o}); put the file into /etc/stockade, or remove that permission", path.display())]
+    #[error(
+        "{} may be written by others than its owner (mode {mode:04o}); {}put the file into /etc/stockade",
+        path.display(),
+        // Of a directory such as /tmp everybody needs that permission.
+        if mode & 0o1000 == 0 { format!("chmod go-w {}, or ", path.display()) } else { String::new() }
+    )]
     Writable {
         /// The file or directory.
         path: PathBuf,
@@ -76,13 +81,23 @@ pub enum ReadError {
         at: usize,
     },
     /// Another user can have written it.
-    #[error("{} is not trusted while running as root: {why}", path.display())]
+    #[error("{}not trusted while running as root: {why}", subject(path, why))]
     Untrusted {
         /// The file.
         path: PathBuf,
         /// What is wrong with it or with a directory above it.
         why: Distrust,
     },
+}
+
+/// The file, where the reason is about a directory above it.
+fn subject(path: &Path, why: &Distrust) -> String {
+    match why {
+        Distrust::Link(named) | Distrust::Owner { path: named, .. } | Distrust::Writable { path: named, .. } if named == path => {
+            String::new()
+        }
+        _ => format!("{} is ", path.display()),
+    }
 }
 
 const FILE: OFlags = OFlags::RDONLY

@@ -188,6 +188,8 @@ pub struct ReceiptCost {
 pub struct Receipt {
     /// `root` or `rootless`.
     pub mode: &'static str,
+    /// The program and its version.
+    pub program: &'static str,
     /// The running kernel.
     pub kernel: String,
     /// One line for each layer.
@@ -216,10 +218,13 @@ pub struct PolicyId {
 pub struct AuditRef {
     /// The run's number in the log.
     pub run: String,
+    /// The id of the log's chain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chain: Option<String>,
     /// The number of its last record; null where it is not written down.
     pub seq: Option<u64>,
-    /// SHA-256 of that record, which the next record carries. With it a caller can detect that
-    /// the log was rewritten.
+    /// SHA-256 of that record, which the next record carries. With chain and number it is an anchor:
+    /// it shows that the log was cut off or rewritten.
     pub sha256: Option<String>,
     /// Why it is not written down.
     #[serde(skip_serializing_if = "Option::is_none")]

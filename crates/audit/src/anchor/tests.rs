@@ -81,3 +81,12 @@ fn only_an_anchor_is_one() {
         assert_eq!(Anchor::find(bad), None, "{bad}");
     }
 }
+
+#[test]
+fn a_result_carries_an_anchor() {
+    let Link { chain, seq, hash } = appended().link;
+    let result = serde_json::json!({"schema": 1, "audit": {"run": "r", "chain": chain, "seq": seq, "sha256": hash}});
+    assert_eq!(Anchor::of_result(&result).unwrap().link, appended().link);
+    let unwritten = serde_json::json!({"audit": {"run": "r", "seq": null, "sha256": null, "failure": "full"}});
+    assert_eq!(Anchor::of_result(&unwritten), None);
+}

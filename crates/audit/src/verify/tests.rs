@@ -85,9 +85,27 @@ fn a_cut_tail_is_seen_by_its_anchor_alone() {
     assert_eq!(check(&lines[..4], &[]).problems, []);
     let (_, what) = first(&check(&lines[..4], &anchors));
     assert!(what.contains("ends with record 4, but the anchor knows record 7: 3 records are cut off"), "{what}");
-    let (other, _) = self::lines();
-    let (_, what) = first(&check(&other, &anchors));
-    assert!(what.contains("a log was removed or replaced"), "{what}");
+}
+
+#[test]
+fn anchors_of_another_chain_are_a_note_unless_it_must_be_here() {
+    let (lines, foreign) = (self::lines().0, self::lines().1);
+    let foreign_chain = foreign[0].link.chain.clone();
+    let findings = check(&lines, &foreign);
+    assert!(findings.problems.is_empty() && findings.notes[0].contains(&foreign_chain), "{findings:?}");
+    let mut verifier = Verifier::from_beginning();
+    verifier.want_chain(&foreign_chain);
+    verifier.expect(foreign);
+    verifier.file("log", lines.join("\n").as_bytes(), true).unwrap();
+    let findings = verifier.finish();
+    assert!(findings.problems.iter().any(|problem| problem.what.contains("the log was removed or replaced")), "{findings:?}");
+}
+
+#[test]
+fn what_lies_behind_the_last_anchor_is_not_said_to_be_unchanged() {
+    let (lines, anchors) = lines();
+    assert_eq!(check(&lines, &anchors[..3]).anchored_up_to, Some(4));
+    assert_eq!(check(&lines, &[]).anchored_up_to, None);
 }
 
 #[test]

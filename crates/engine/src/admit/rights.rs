@@ -20,7 +20,11 @@ use stockade_policy::{
 use stockade_protocol::Verdict::{self, BadRequest, SandboxError};
 
 use super::Origin;
-use crate::{Options, Refusal, RefusalCause, caller::Identity, facts};
+use crate::{
+    Options, Refusal, RefusalCause,
+    caller::{self, Identity},
+    facts,
+};
 
 /// Why the caller may not have what it asks for.
 #[derive(Debug, thiserror::Error)]
@@ -92,12 +96,23 @@ pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, o
     if !identity.on_behalf {
         return Ok(());
     }
-    let loaded = Grants::load(Path::new(grants::PATH)).map_err(RightsError::from)?;
+    let through_sudo = options.peer.is_none().then(caller::sudo_remedy).flatten();
+    decide(identity, policy, scratch, options).map_err(|error| {
+        let refusal = Refusal::from(error);
+        match through_sudo {
+            Some(remedy) if refusal.reason == "not_granted" => Refusal { message: format!("{}\n{remedy}", refusal.message), ..refusal },
+            _ => refusal,
+        }
+    })
+}
+
+fn decide(identity: &Identity, policy: &str, scratch: Option<&Path>, options: &Options) -> Result<(), RightsError> {
+    let loaded = Grants::load(Path::new(grants::PATH))?;
     let grants = loaded.ok_or(RightsError::NoGrants { uid: identity.caller.uid })?;
     let asker = stockade_policy::Caller { uid: identity.caller.uid, gids: identity.caller.groups.clone() };
     let interpreters: Vec<PathBuf> = options.interpreters.iter().map(|(_, path)| path.clone()).collect();
     let name = options.policy.as_deref().unwrap_or(policy);
-    Ok(grants.decide(&asker, name, scratch, &interpreters).map_err(RightsError::from)?)
+    Ok(grants.decide(&asker, name, scratch, &interpreters)?)
 }
 
 /// The run's record, and the registry, which is still to be swept. None where there is no

@@ -33,9 +33,10 @@ pub(super) enum RecordRefusal {
     #[error("the audit log cannot be rotated: {0}")]
     Rotate(RecordError),
     #[error(
-        "the audit log is root's, and sudo names uid {uid} as the caller, who has no grant for it; have a timer of root's do it, or: sudo env -u SUDO_UID -u SUDO_GID stockade audit rotate"
+        "the audit log is root's, and uid {uid} has no grant for it; have a timer of root's do it{}",
+        remedy.as_ref().map(|remedy| format!("\n{remedy}")).unwrap_or_default()
     )]
-    RotateForAnother { uid: u32 },
+    RotateForAnother { uid: u32, remedy: Option<String> },
     #[error("it may have been done, but could not be written to the audit log, which policy `{policy}` requires: {error}")]
     Files { policy: String, error: RecordError },
     #[error(

@@ -135,6 +135,7 @@ class Receipt:
     layers: tuple[Layer, ...] = ()
     degraded: tuple[str, ...] = ()
     plan_sha256: str = ""
+    program: str = ""
 
 
 @dataclass(frozen=True)
