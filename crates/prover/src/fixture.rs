@@ -24,7 +24,7 @@ use stockade_policy::{
     model::Policy,
     plan::{Plan, RootEntry},
 };
-use stockade_protocol::{Receipt, probe::Answer};
+use stockade_protocol::{LimitKey, Receipt, probe::Answer};
 
 use crate::{
     attack::ControlHost,
@@ -39,9 +39,11 @@ const NOBODY: u32 = 65534;
 
 /// The targets of one proof, and what is known of the sandbox that attacks them.
 pub(crate) struct Fixture {
-    /// The policy.
+    /// The policy, as the attacks have it.
     pub(crate) policy: Policy,
     /// The plan of an attack's run.
+    /// The processes that the policy itself allows: the attacks may have more.
+    pub(crate) processes: Option<u64>,
     pub(crate) plan: Plan,
     /// What was in force in it.
     pub(crate) receipt: Receipt,
@@ -116,6 +118,7 @@ impl Fixture {
             session_keyring: session_keyring(outside),
             uid,
             aside,
+            processes: loaded.policy.limits.get(LimitKey::Processes),
             listeners: (tcp, tcp6, udp, unnamed, named),
         })
     }

@@ -16,7 +16,7 @@ use crate::{
     attack::{Act, Attack, Control, ControlExpectation, ControlHost, Expected, Observation, Run, RunControl},
     concurrent_run::ConcurrentRun,
     fixture::Fixture,
-    inside::{Inside, ProbeBatch},
+    inside::{Inside, ProbeBatch, ProbeRun},
     outside::Outside,
     words,
 };
@@ -150,8 +150,7 @@ impl Evaluator<'_> {
             }
             (Act::Script { script, control, .. }, _) if self.kills(&script) => {
                 let done = self.inside.alone(&script)?;
-                let seen = Observation { held: done.ended_as(Verdict::SyscallDenied), what: done.words() };
-                draft.by_run(String::from(KILLED), seen, shown(&control, answers.control, None))
+                draft.by_kill(&done, done.ended_as(Verdict::SyscallDenied), shown(&control, answers.control, None))
             }
             (Act::Script { expected, control, .. }, _) => draft.by_script(expected, &control, answers),
             (Act::Allowed(rule), _) => draft.done(State::Allowed, String::from("-"), rule, String::from("-"), None),
@@ -169,16 +168,14 @@ impl Evaluator<'_> {
                 if answers.control == Some(NO_SUCH_CALL) {
                     draft.done(State::Absent, String::from("-"), done.words(), control.1, None)
                 } else {
-                    draft.by_run(String::from(KILLED), Observation { held, what: done.words() }, control)
+                    draft.by_kill(&done, held, control)
                 }
             }
             (Act::Run { run, control }, _) => {
                 let shown = refused(self.control_of_run(&run, control))?.unwrap_or_else(|refusal| (false, refusal));
                 match self.try_run(&run)? {
                     Ok(seen) => draft.by_run(run.expected, seen, shown),
-                    Err(why) => {
-                        draft.unproven(run.expected, why, shown.1, "the run that would have tried it was refused, or could not begin to")
-                    }
+                    Err(why) => draft.untried(run.expected, why, shown.1),
                 }
             }
         })
@@ -244,6 +241,7 @@ impl Evaluator<'_> {
             (true, true) => draft.by_run(expected, Observation { held: true, what: format!("{seen}, reported by the filter") }, control),
             (false, _) => draft.by_run(expected, Observation { held: false, what: seen }, control),
         })
+            _ if done.untried() => draft.untried(expected, seen, control.1),
     }
 
     /// With the call on the policy's list, the kernel answers and the filter reports nothing.
@@ -335,6 +333,16 @@ impl FindingDraft {
         self.done(State::NotProven, expected, seen, control, Some(why.to_owned()))
     }
 }
+
+    /// A call for which the policy kills.
+    fn by_kill(self, done: &ProbeRun, held: bool, control: (bool, String)) -> Finding {
+        let (expected, what) = (String::from(KILLED), done.words());
+        if done.untried() { self.untried(expected, what, control.1) } else { self.by_run(expected, Observation { held, what }, control) }
+    }
+
+    fn untried(self, expected: String, why: String, control: String) -> Finding {
+        self.unproven(expected, why, control, "the run that would have tried it was refused, or could not begin to")
+    }
 
 fn control_host_name(place: ControlHost) -> &'static str {
     match place {
