@@ -194,8 +194,13 @@ fn every_recipe_of_help_tighten_is_proven() {
                 let raised = serde_json::json!([{"limit": "processes", "policy": 1, "attacks": 16}]);
                 assert_eq!(proof.value["limits_raised"], raised);
             }
+            "readonly" => {
+                held("file_system", "create a file in a private scratch");
+                held("file_system", "remove a file in a host scratch");
+            }
             _ => assert!(proof.value.get("limits_raised").is_none()),
         }
+        assert_eq!(proof.value["uncovered"], serde_json::json!(["limits.cpus", "limits.collect_size"]), "{name}");
     }
 }
 
@@ -210,6 +215,24 @@ fn a_small_limit_of_processes_is_proven_with_its_own_number() {
         assert!(attack["tried"].as_str().unwrap().ends_with(&format!("under a limit of {own}")), "{attack}");
         assert!(attack["control"].as_str().unwrap().ends_with("all were made"), "{attack}");
     }
+}
+
+test!(Both, what_a_policy_keeps_in_a_scratch_is_attacked, seconds 180);
+fn what_a_policy_keeps_in_a_scratch_is_attacked() {
+    let policies = PolicyDirectory::new();
+    let globs = "[scratch]\nread_only = { add = [\"*.csv\", \".git/hooks\"] }\nhidden = { add = [\"**/*.pem\", \"[!!]\"] }";
+    let proof = prove(&["--policy", &policies.write("globs", &derived(globs))]);
+    proof.held();
+    for glob in ["*.csv", ".git/hooks"] {
+        for act in ["write to", "truncate", "replace", "remove"] {
+            let attack = proof.finding("file_system", &format!("{act} a read-only file, {glob}")).unwrap();
+            assert_eq!(attack["state"], "held", "{attack}");
+            assert!(attack["control"].as_str().unwrap().starts_with("inside, in a scratch that may be written: success"), "{attack}");
+        }
+    }
+    assert_eq!(proof.finding("file_system", "a hidden file, **/*.pem").unwrap()["state"], "held");
+    // A glob from which no name can be read is not attacked, and the proof says so.
+    assert!(proof.value["uncovered"].as_array().unwrap().contains(&Value::from("scratch.hidden [!!]")), "{}", proof.value["uncovered"]);
 }
 
 test!(Both, the_page_is_well_formed_and_needs_nothing_else, seconds 180);

@@ -88,6 +88,9 @@ fn facts(out: &mut String, proof: &Proof) -> fmt::Result {
     for raised in &proof.limits_raised {
         row("Raised for the attacks", &raised.words())?;
     }
+    if !proof.uncovered.is_empty() {
+        row("No attack tries", &proof.uncovered.join(", "))?;
+    }
     let doctor: Vec<String> = proof.doctor.iter().map(|(feature, state)| format!("{feature}: {state}")).collect();
     row("Doctor", &doctor.join(", "))?;
     if let Some(audit) = &proof.audit {

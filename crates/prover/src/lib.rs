@@ -18,6 +18,7 @@ mod attacks;
 mod concurrent_run;
 mod error;
 mod fixture;
+mod guarded;
 mod html;
 mod inside;
 mod judge;
@@ -25,6 +26,7 @@ mod outside;
 mod room;
 mod script;
 mod target;
+mod uncovered;
 mod words;
 
 use std::{
@@ -183,6 +185,9 @@ pub struct Proof {
     /// Limits that the attacks had larger than the policy has them, for the probe's own sake.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub limits_raised: Vec<RaisedLimit>,
+    /// Limits and globs of the policy that no attack has tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncovered: Vec<String>,
     /// What was in force in a sandbox of the policy.
     pub receipt: Receipt,
     /// What of the proof's own files could not be removed.
@@ -240,6 +245,7 @@ pub fn prove(options: &Options, doctor: BTreeMap<String, String>, progress: &mut
         duration_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         count,
         distinct: Count::of(findings.iter().filter(|finding| finding.class != Class::SystemCalls)),
+        uncovered: uncovered::uncovered(&loaded.policy, &fixture, &findings),
         findings,
         limits_raised: room.as_ref().map(|(_, raised)| raised.clone()).unwrap_or_default(),
         receipt: fixture.receipt.clone(),

@@ -17,7 +17,7 @@ const PROBE_PROCESSES: u64 = 16;
 /// How many more the control of the attack `processes` may have.
 pub(crate) const MORE_PROCESSES: u64 = 8;
 /// The attack `processes` makes no more, whatever the policy allows.
-pub(crate) const MOST_PROCESSES: u64 = 64;
+pub(crate) const MAX_PROCESSES: u64 = 64;
 
 /// A limit that the attacks had larger than the policy has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -48,7 +48,7 @@ pub(crate) fn with_room(loaded: &LoadedPolicy) -> Result<Option<(LoadedPolicy, V
     let (own, most) = (policy.limits.get(KEY), policy.limits_max.get(KEY));
     let all = own.map(|own| own.max(PROBE_PROCESSES));
     // A control has more than the policy's number, so the maximum may be in its way.
-    let wanted = own.map_or(MOST_PROCESSES, |own| own.min(MOST_PROCESSES)) + MORE_PROCESSES;
+    let wanted = own.map_or(MAX_PROCESSES, |own| own.min(MAX_PROCESSES)) + MORE_PROCESSES;
     let room = most.map(|most| most.max(wanted).max(all.unwrap_or(0)));
     if (all, room) == (own, most) {
         return Ok(None);

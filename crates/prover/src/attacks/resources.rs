@@ -12,7 +12,7 @@ use crate::{
     attack::{Attack, Class, Control, ControlExpectation, Expected, Limits, Observation, Run, RunControl},
     fixture::Fixture,
     inside::ProbeRun,
-    room::{MORE_PROCESSES, MOST_PROCESSES},
+    room::{MAX_PROCESSES, MORE_PROCESSES},
     script::{CWD, n, script},
 };
 
@@ -80,7 +80,7 @@ fn memory(fixture: &Fixture) -> Vec<Attack> {
 /// other. Its exit status is what the last fork answered.
 fn processes(fixture: &Fixture) -> Vec<Attack> {
     const REFUSED: i32 = (-EAGAIN) & 0xff;
-    let allowed = fixture.processes.map_or(MOST_PROCESSES, |own| own.min(MOST_PROCESSES));
+    let allowed = fixture.processes.map_or(MAX_PROCESSES, |own| own.min(MAX_PROCESSES));
     let bomb = script(|b| {
         let pause = b.bytes(&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let mut child = |failing| {
