@@ -156,3 +156,9 @@ fn sockets_of_the_host_are_reachable_as_the_filter_has_it() {
     assert!(said(without).contains(": datagram sockets only, "));
     assert!(said(&format!("{without}allow = {{ remove = [\"socketpair\"] }}")).contains(": not reachable."));
 }
+
+#[test]
+fn without_a_cgroup_memory_and_processes_are_limited_for_the_run() {
+    let said = statements("").into_iter().find(|text| text.contains("`cgroup`. Without it")).unwrap();
+    assert!(said.contains("memory of all processes is added up, processes are limited for the run"), "{said}");
+}
