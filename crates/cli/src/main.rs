@@ -221,7 +221,7 @@ fn ask(socket: &Path, request: &[u8], form: ResultForm) -> anyhow::Result<ExitCo
         Ok(answer) => answer,
         Err(report) => return form.print(&report),
     };
-    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
+    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &[]));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
     form.print_line(&answer.line, answer.started, &answer.verdict)
 }
@@ -246,7 +246,7 @@ fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
         for (layer, detail) in degraded(report) {
             // Once for a session: every receipt has it.
             if told.borrow_mut().insert((layer, detail.to_owned())) {
-                warn_of(layer, detail);
+                warn_of(layer, detail, &report.limits_unenforced);
             }
         }
         warn_of_audit(report);
@@ -269,7 +269,7 @@ fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
 
 /// Prints missing layers to stderr too, where a person sees them.
 fn warn_of_degraded(report: &Report) {
-    degraded(report).for_each(|(layer, detail)| warn_of(layer, detail));
+    degraded(report).for_each(|(layer, detail)| warn_of(layer, detail, &report.limits_unenforced));
 }
 
 /// The layers that a run was without, each with the reason.
@@ -290,9 +290,14 @@ fn warn_of_record(failure: &str) {
 }
 
 /// The cause alone: remedy and what holds in place of the layer are in the receipt and in `doctor`.
-fn warn_of(layer: &str, detail: &str) {
+/// Only a cgroup enforces what may be `unenforced`.
+fn warn_of(layer: &str, detail: &str, unenforced: &[&str]) {
     let cause = detail.split("; ").next().unwrap_or_default();
-    warn(&format!("stockade: running without `{layer}`: {cause} (more: stockade doctor)"));
+    let open = match unenforced {
+        [_, ..] if layer == "cgroup" => format!("; not enforced: {}", unenforced.join(", ")),
+        _ => String::new(),
+    };
+    warn(&format!("stockade: running without `{layer}`: {cause}{open} (more: stockade doctor)"));
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
