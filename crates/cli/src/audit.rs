@@ -198,6 +198,11 @@ fn line(record: &Value, json: bool) -> String {
         }
         files => format!("{} {}", word(&files["op"]), word(&files["path"])),
     };
+    // A policy of a directory may have the name of a shipped one.
+    let policy = |policy: &Value| match (word(&policy["name"]), word(&policy["origin"])) {
+        (name, origin) if origin == "shipped" || origin == "-" || origin == name => name,
+        (name, origin) => format!("{name} ({origin})"),
+    };
     let labels = record["labels"].as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", word(value)));
     let words = [
         word(&record["time"]),
@@ -205,7 +210,7 @@ fn line(record: &Value, json: bool) -> String {
         word(&record["event"]),
         word(&record["verdict"]),
         word(&record["reason"]),
-        word(&record["policy"]["name"]),
+        policy(&record["policy"]),
         format!("uid={}", word(&record["who"]["uid"])),
         format!("{}ms", word(&record["duration_ms"])),
     ];

@@ -9,11 +9,13 @@ use crate::{
     ExitCode,
     args::Doctor,
     output::{Colour, Painted, print_json},
+    policy::warn_of_hiding,
 };
 
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let options = Options { scratch: doctor.scratch.clone(), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
+    warn_of_hiding(&[&examination.policy]);
     if doctor.json {
         print_json(&examination)?;
     } else {
