@@ -266,7 +266,7 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<Resolved, Pol
     };
     match policy {
         Some(policy) => {
-            let found = advice::of(&merged, sources.first().map_or("", |own| &own.text));
+            let found = advice::of(&merged, sources.first().map_or("", |own| &own.text), sources.len() > 1);
             Ok(Resolved { policy, advice: DiagnosticReport::advice(sources, found), chain: visited })
         }
         None => Err(PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems)))),
