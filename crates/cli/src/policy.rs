@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, io::Write, os::unix::fs::OpenOptionsExt};
 use anyhow::{Context, bail};
 use serde_json::json;
 use stockade_engine::{Options, ancestry, list_policies, load_policy, lookup_context};
-use stockade_policy_tools::compare::compare;
+use stockade_policy_tools::{changes, compare::compare};
 
 use crate::{
     ExitCode, USAGE_ERROR,
@@ -145,7 +145,8 @@ fn explain(name: &str, against_name: &str, json: bool) -> anyhow::Result<ExitCod
         }
     };
     warn_of_hiding(&[name, against_name]);
-    let explanation = stockade_policy_tools::explain(&policy, &against);
+    let mut explanation = stockade_policy_tools::explain(&policy, &against);
+    explanation.changes = ancestry(name)?.base.map(|base| changes(&base, &policy));
     if json { print_json(&explanation) } else { print_text(&policy_text::explanation(&explanation)) }?;
     Ok(ExitCode::SUCCESS)
 }

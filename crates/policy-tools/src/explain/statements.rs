@@ -187,8 +187,17 @@ fn system_calls(policy: &Policy) -> Statements {
 
 fn consume(policy: &Policy) -> Statements {
     let mut out = Statements::default();
+    let read_only = policy.scratch.access == Access::Ro;
+    let execs = policy.seccomp.allow.iter().any(|name| matches!(name.as_str(), "execve" | "execveat"));
     for (key, value) in policy.limits.iter() {
-        out.text(format!("{}: {}", key.name(), bound(key, value)));
+        let text = match key {
+            LimitKey::ScratchSize | LimitKey::ScratchFiles if read_only => String::from("moot, the scratch is read-only"),
+            LimitKey::Processes if value == Some(1) && execs => {
+                format!("{}; code can still replace itself by another program (execve)", bound(key, value))
+            }
+            _ => bound(key, value),
+        };
+        out.text(format!("{}: {text}", key.name()));
     }
     out
 }
