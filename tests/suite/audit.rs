@@ -66,6 +66,21 @@ fn a_run_and_a_refusal_are_written_down() {
     is_whole();
 }
 
+test!(Both, the_log_tells_a_policy_of_a_file_from_a_shipped_one);
+fn the_log_tells_a_policy_of_a_file_from_a_shipped_one() {
+    let log = own_log();
+    exec(json!({"code": ""})).succeeded();
+    let policies = PolicyDirectory::new();
+    let path = policies.write("strict", &derived(""));
+    exec_with(&["--policy", &path], json!({"code": ""})).succeeded();
+    let origins: Vec<Value> =
+        records(&log).iter().filter(|record| record["event"] == "run").map(|record| record["policy"]["origin"].clone()).collect();
+    assert_eq!(origins, [json!("shipped"), json!(path)]);
+    let (_, said) = audit(&["tail"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("  default  ") && lines[1].contains(&format!("  {path}  ")), "{said}");
+}
+
 test!(Both, a_command_is_written_down);
 fn a_command_is_written_down() {
     let log = own_log();

@@ -914,6 +914,23 @@ fn version_names_schema_and_features() {
     assert!(String::from_utf8(plain.stdout).unwrap().contains(version["version"].as_str().unwrap()));
 }
 
+test!(Both, a_limit_that_nothing_enforces_is_named);
+fn a_limit_that_nothing_enforces_is_named() {
+    let done = exec(json!({"code": "", "limits": {"cpus": 0.1}}));
+    done.succeeded();
+    assert_eq!(done["limits"]["cpus_milli"], 100);
+    let without = done["receipt"]["degraded"].as_array().unwrap().contains(&json!("cgroup"));
+    // Memory and processes are limited in another way.
+    assert_eq!(done["limits_unenforced"], if without { json!(["cpus"]) } else { json!([]) });
+    assert_eq!(done.stderr.contains("; not enforced: cpus (more: stockade doctor)"), without, "{}", done.stderr);
+    // Nothing is kept from a run by a limit above the CPUs that there are.
+    let ample = exec_with(
+        &["--policy", &PolicyDirectory::new().write("ample", &derived("[limits]\ncpus = 4096\nmax = \"same\""))],
+        json!({"code": ""}),
+    );
+    ample.succeeded().expect(json!({"limits_unenforced": []}));
+}
+
 test!(Both, what_is_degraded_is_said_on_stderr_and_in_the_receipt);
 fn what_is_degraded_is_said_on_stderr_and_in_the_receipt() {
     let done = python("");

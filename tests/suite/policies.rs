@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    audit_log::own_log,
+    audit_log::{audit, own_log},
     exec::{
         ExecResult, OWNER, chown_to_owner, exec, exec_with, program_path, run_under, run_with_stdin, scratch_named, stockade, text,
         write_file,
@@ -66,7 +66,7 @@ fn a_policy_is_shown_whole_and_the_text_is_a_policy() {
         assert!(output.status.success(), "{complained}");
         let copy = policies.write("shown", &shown);
         let (output, _, complained) = policy(&["check", &copy]);
-        assert!(output.status.success(), "{name}: {complained}");
+        assert!(output.status.success() && !complained.contains("no reason"), "{name}: {complained}");
         let json = |name: &str| serde_json::from_str::<Value>(&policy(&["show", name, "--json"]).1).unwrap();
         let (original, again) = (json(name), json(&copy));
         for section in ["filesystem", "identity", "environment", "runtimes", "limits", "limits_max", "seccomp", "scratch", "degrade"] {
@@ -157,6 +157,55 @@ fn a_users_policy_may_extend_the_one_it_hides() {
     ));
     done.succeeded().expect(json!({"output": "yes UTC\n"}));
     assert_eq!(done["policy"]["origin"], json!(policies.join("default.toml")));
+}
+
+/// What a command line says on both streams.
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+test!(RootlessOnly, a_policy_that_hides_a_shipped_one_is_named);
+fn a_policy_that_hides_a_shipped_one_is_named() {
+    let (config, policies) = users_directory("config");
+    fs::write(policies.join("strict.toml"), derived("")).unwrap();
+    fs::write(policies.join("own.toml"), derived_from("strict", "")).unwrap();
+    let of = |arguments: &[&str]| said(&stockade(arguments).env("XDG_CONFIG_HOME", &config).output().unwrap());
+    let hides = format!("stockade: {} hides the shipped policy `strict`\n", policies.join("strict.toml").display());
+    for arguments in [
+        &["policy", "check", "strict"][..],
+        &["policy", "check", "own"],
+        &["policy", "explain", "own", "--against", "default"],
+        &["policy", "diff", "default", "strict"],
+        &["doctor", "--policy", "strict"],
+    ] {
+        let said = of(arguments);
+        assert_eq!(said.matches(&hides).count(), 1, "{arguments:?}: {said}");
+        // The same where no such file is found.
+        let without: Vec<&str> = arguments.iter().map(|word| if *word == "own" { "strict" } else { word }).collect();
+        assert!(!self::said(&stockade(without).output().unwrap()).contains("hides the shipped"), "{arguments:?}");
+    }
+    // A path hides nothing.
+    let path = policies.join("strict.toml");
+    assert!(!of(&["policy", "check", text(&path)]).contains("hides the shipped"));
+    let list = of(&["policy", "list"]);
+    assert!(list.contains(&format!("[{}, hides the shipped policy]", path.display())), "{list}");
+    assert!(list.contains(&format!("[{}]", policies.join("own.toml").display())), "{list}");
+    own_log();
+    let mut command = stockade(["exec", "--policy", "strict"]);
+    ExecResult::of(run_with_stdin(command.env("XDG_CONFIG_HOME", &config), b"{\"code\": \"\"}")).succeeded();
+    let (_, tail) = audit(&["tail"]);
+    assert!(tail.contains(&format!("  strict ({})  ", path.display())), "{tail}");
+}
+
+test!(RootOnly, a_policy_of_the_system_that_hides_a_shipped_one_is_named);
+fn a_policy_of_the_system_that_hides_a_shipped_one_is_named() {
+    let files = [("stockade/policies/default.toml", derived("")), ("stockade/policies/own.toml", derived(""))];
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    for name in ["default", "own"] {
+        let said = said(&with_etc(&files, &[], &["policy", "check", name], ""));
+        assert!(said.contains("/etc/stockade/policies/default.toml hides the shipped policy `default`"), "{name}: {said}");
+        assert!(!self::said(&with_etc(&files[1..], &[], &["policy", "check", name], "")).contains("hides the shipped"), "{name}");
+    }
 }
 
 test!(RootOnly, root_reads_no_environment_variable_for_policies);

@@ -31,6 +31,33 @@ fn section(explanation: &Value, about: &str) -> (BTreeSet<String>, String) {
     (items.map(|item| item.as_str().unwrap().to_owned()).collect(), says.join("\n"))
 }
 
+test!(Both, an_explanation_begins_with_what_the_policy_changes);
+fn an_explanation_begins_with_what_the_policy_changes() {
+    let policies = PolicyDirectory::new();
+    let own = policies.write(
+        "tight",
+        &derived("[limits]\nprocesses = 1\nmax = \"same\"\n[scratch]\naccess = \"ro\"\n[egress]\nwhitelist = { add = [\"pypi.org:443\"] }"),
+    );
+    let (_, said, _) = policy(&["explain", &own]);
+    let (summary, rest) = said.split_once("\n\nReadable\n").unwrap();
+    let (_, changed) = summary.split_once("Changed, compared with default, which it extends\n").unwrap_or_else(|| panic!("{said}"));
+    let marks: Vec<&str> = changed.lines().filter(|line| line.starts_with("- ")).map(|line| &line[..line.find(':').unwrap()]).collect();
+    assert_eq!(marks, ["- new", "- no longer", "- no longer", "- no longer"], "{changed}");
+    assert!(rest.contains("processes: at most 1 process or thread at a time; code can still replace itself"), "{rest}");
+    assert!(rest.contains("scratch_size: moot, the scratch is read-only"), "{rest}");
+    let explained = parsed(&policy(&["explain", "--json", &own]).1);
+    assert_eq!((&explained["changes"]["base"], explained["changes"]["more"].as_array().unwrap().len()), (&Value::from("default"), 1));
+    // What extends nothing changes nothing, and says nothing of it.
+    let (_, of_default, _) = policy(&["explain", "default"]);
+    assert!(!of_default.contains("which it extends") && of_default.contains("scratch_size: the scratch may grow by"), "{of_default}");
+    // Long lists are cut, and where to read on is said.
+    let names = ["wall", "memory", "file_size", "open_files", "stack", "output_size"];
+    let limits: String = names.iter().map(|name| format!("{name} = \"none\"\n")).collect();
+    let (_, many, _) = policy(&["explain", &policies.write("loose", &derived(&format!("[limits]\n{limits}max = \"same\"")))]);
+    let many = many.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(many.contains("- and 2 more: stockade policy diff default "), "{many}");
+}
+
 test!(Both, an_explanation_says_what_the_plan_does);
 fn an_explanation_says_what_the_plan_does() {
     // Without a cgroup, which an ordinary user may lack, `strict` has no plan.

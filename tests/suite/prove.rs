@@ -165,6 +165,76 @@ fn a_control_that_cannot_succeed_proves_nothing() {
     assert_eq!((proof.value["proven"] == false, proof.count("breaches")), (true, 0));
 }
 
+/// The policies of `stockade help tighten`, by their files' names.
+fn recipes() -> Vec<(String, String)> {
+    let page = stockade(["help", "tighten"]).output().unwrap();
+    let page = String::from_utf8(page.stdout).unwrap();
+    let blocks = page.split("```toml file=").skip(1).map(|block| block.split_once('\n').unwrap());
+    blocks.map(|(name, rest)| (name.trim_end_matches(".toml").to_owned(), rest.split("```").next().unwrap().to_owned())).collect()
+}
+
+test!(Both, every_recipe_of_help_tighten_is_proven, seconds 400);
+fn every_recipe_of_help_tighten_is_proven() {
+    let policies = PolicyDirectory::new();
+    let recipes = recipes();
+    assert_eq!(recipes.len(), 3, "{recipes:?}");
+    for (name, text) in recipes {
+        println!("{name}");
+        let proof = prove(&["--policy", &policies.write(&name, &text)]);
+        proof.held();
+        let held = |class: &str, attack: &str| {
+            let finding = proof.finding(class, attack).unwrap_or_else(|| panic!("{name}: no attack {attack}"));
+            assert_eq!(finding["state"], "held", "{finding}");
+        };
+        match name.as_str() {
+            "single" => {
+                held("resources", "processes");
+                let attack = proof.finding("resources", "processes").unwrap();
+                assert_eq!(attack["tried"], "have 2 processes under a limit of 1");
+                let raised = serde_json::json!([{"limit": "processes", "policy": 1, "attacks": 16}]);
+                assert_eq!(proof.value["limits_raised"], raised);
+            }
+            "readonly" => {
+                held("file_system", "create a file in a private scratch");
+                held("file_system", "remove a file in a host scratch");
+            }
+            _ => assert!(proof.value.get("limits_raised").is_none()),
+        }
+        assert_eq!(proof.value["uncovered"], serde_json::json!(["limits.cpus", "limits.collect_size"]), "{name}");
+    }
+}
+
+test!(Both, a_small_limit_of_processes_is_proven_with_its_own_number, seconds 300);
+fn a_small_limit_of_processes_is_proven_with_its_own_number() {
+    let policies = PolicyDirectory::new();
+    for own in ["2", "16"] {
+        let policy = policies.write("few", &derived(&format!("[limits]\nprocesses = {own}\nmax = \"same\"")));
+        let proof = prove(&["--policy", &policy]);
+        proof.held();
+        let attack = proof.finding("resources", "processes").unwrap();
+        assert!(attack["tried"].as_str().unwrap().ends_with(&format!("under a limit of {own}")), "{attack}");
+        assert!(attack["control"].as_str().unwrap().ends_with("all were made"), "{attack}");
+    }
+}
+
+test!(Both, what_a_policy_keeps_in_a_scratch_is_attacked, seconds 180);
+fn what_a_policy_keeps_in_a_scratch_is_attacked() {
+    let policies = PolicyDirectory::new();
+    let globs = "[scratch]\nread_only = { add = [\"*.csv\", \".git/hooks\"] }\nhidden = { add = [\"**/*.pem\", \"[!!]\"] }";
+    let proof = prove(&["--policy", &policies.write("globs", &derived(globs))]);
+    proof.held();
+    for glob in ["*.csv", ".git/hooks"] {
+        for act in ["write to", "truncate", "replace", "remove"] {
+            let attack = proof.finding("file_system", &format!("{act} a read-only file, {glob}")).unwrap();
+            assert_eq!(attack["state"], "held", "{attack}");
+            assert!(attack["control"].as_str().unwrap().starts_with("inside, in a scratch that may be written: success"), "{attack}");
+        }
+    }
+    assert_eq!(proof.finding("file_system", "a hidden file, **/*.pem").unwrap()["state"], "held");
+    // A glob from which no name can be read is not attacked, and the proof says so.
+    assert!(proof.value["uncovered"].as_array().unwrap().contains(&Value::from("scratch.hidden [!!]")), "{}", proof.value["uncovered"]);
+}
+
 test!(Both, the_page_is_well_formed_and_needs_nothing_else, seconds 180);
 fn the_page_is_well_formed_and_needs_nothing_else() {
     let path = directory().join("proof.html");

@@ -251,6 +251,11 @@ fn line(record: &Value) -> String {
         }
         files => format!("{} {}", word(&files["op"]), word(&files["path"])),
     };
+    // A policy of a directory may have the name of a shipped one.
+    let policy = |policy: &Value| match (word(&policy["name"]), word(&policy["origin"])) {
+        (name, origin) if origin == "shipped" || origin == "-" || origin == name => name,
+        (name, origin) => format!("{name} ({origin})"),
+    };
     let labels = record["labels"].as_object().into_iter().flatten().map(|(name, value)| format!("{name}={}", word(value)));
     let words = [
         word(&record["time"]),
@@ -258,7 +263,7 @@ fn line(record: &Value) -> String {
         word(&record["event"]),
         word(&record["verdict"]),
         word(&record["reason"]),
-        word(&record["policy"]["name"]),
+        policy(&record["policy"]),
         format!("uid={}", word(&record["who"]["uid"])),
         format!("{}ms", word(&record["duration_ms"])),
     ];

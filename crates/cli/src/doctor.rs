@@ -9,6 +9,7 @@ use crate::{
     ExitCode,
     args::Doctor,
     output::{Colour, Painted, print_json},
+    policy::warn_of_hiding,
 };
 
 /// The policy can be enforced, and something that a run can do without does not work.
@@ -17,6 +18,7 @@ const DEGRADED: u8 = 3;
 pub(crate) fn run(doctor: &Doctor) -> anyhow::Result<ExitCode> {
     let options = Options { scratch: doctor.scratch.clone(), via: Some(EntryPoint::Doctor), ..Options::from(&doctor.policy) };
     let examination = examine(&options);
+    warn_of_hiding(&[&examination.policy]);
     if doctor.json {
         print_json(&examination)?;
     } else {

@@ -227,7 +227,7 @@ fn ask(socket: &Path, request: &[u8], form: ResultForm) -> anyhow::Result<ExitCo
         Ok(answer) => answer,
         Err(report) => return form.print(&report),
     };
-    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail));
+    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &[]));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
     form.print_line(&answer.line, answer.started, &answer.verdict)
 }
@@ -253,7 +253,7 @@ fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
         for (layer, detail) in degraded(report) {
             // Once for a session: every receipt has it.
             if !quiet && told.borrow_mut().insert((layer, detail.to_owned())) {
-                warn_of(layer, detail);
+                warn_of(layer, detail, &report.limits_unenforced);
             }
         }
         warn_of_audit(report);
@@ -277,7 +277,7 @@ fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
 
 /// Prints missing layers to stderr too, where a person sees them.
 fn warn_of_degraded(report: &Report) {
-    degraded(report).for_each(|(layer, detail)| warn_of(layer, detail));
+    degraded(report).for_each(|(layer, detail)| warn_of(layer, detail, &report.limits_unenforced));
 }
 
 /// The same once for each user and start of the host.
@@ -306,13 +306,17 @@ fn warn_of_record(failure: &str) {
 }
 
 /// What follows for an ordinary user's runs, or else the cause: all of both is in the receipt and
-/// in `doctor`.
-fn warn_of(layer: &str, detail: &str) {
+/// in `doctor`. Only a cgroup enforces what may be `unenforced`.
+fn warn_of(layer: &str, detail: &str, unenforced: &[&str]) {
     let why = match layer {
         "cgroup" => "memory is counted every 50 ms, CPU time is limited per process",
         _ => detail.split("; ").next().unwrap_or_default(),
     };
-    warn(&format!("stockade: running without `{layer}`: {why} (more: stockade doctor)"));
+    let open = match unenforced {
+        [_, ..] if layer == "cgroup" => format!("; not enforced: {}", unenforced.join(", ")),
+        _ => String::new(),
+    };
+    warn(&format!("stockade: running without `{layer}`: {why}{open} (more: stockade doctor)"));
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {

@@ -1,12 +1,12 @@
 //! `stockade policy`: check, new, show, explain, diff, list, schema.
 
-use std::{fs, io::Write, os::unix::fs::OpenOptionsExt};
+use std::{collections::BTreeSet, fs, io::Write, os::unix::fs::OpenOptionsExt};
 
 use anyhow::{Context, bail};
 use serde_json::json;
-use stockade_engine::{Options, list_policies, load_policy, lookup_context};
+use stockade_engine::{Options, ancestry, list_policies, load_policy, lookup_context};
 use stockade_policy::model::Policy;
-use stockade_policy_tools::compare::compare;
+use stockade_policy_tools::{changes, compare::compare};
 use stockade_protocol::LimitKey;
 
 use crate::{
@@ -36,6 +36,14 @@ pub(crate) fn load(name: &str) -> Result<Policy, stockade_engine::Refusal> {
     load_policy(&Options { policy: Some(name.to_owned()), ..Options::default() }).map(|loaded| loaded.policy)
 }
 
+/// Says which files are found in the place of shipped policies, under the names of these.
+pub(crate) fn warn_of_hiding(names: &[&str]) {
+    let mut said = BTreeSet::new();
+    // A policy that cannot be loaded has been refused with its reason.
+    let all = names.iter().filter_map(|name| ancestry(name).ok()).flat_map(|found| found.hiding);
+    all.map(|hiding| hiding.to_string()).filter(|line| said.insert(line.clone())).for_each(|line| warn(&format!("stockade: {line}")));
+}
+
 fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
     let mut code = ExitCode::SUCCESS;
     for name in policies {
@@ -46,6 +54,7 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
                 if !advice.diagnostics().is_empty() {
                     warn(&advice.to_string());
                 }
+                warn_of_hiding(&[name]);
                 print_text(&format!("{name}: ok ({}, sha256 {})", policy.origin, policy.sha256))?;
             }
             Err(refusal) => {
@@ -149,27 +158,30 @@ fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(name: &str, against: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let (policy, against) = match load(name).and_then(|policy| Ok((policy, load(against)?))) {
+fn explain(name: &str, against_name: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let (policy, against) = match load(name).and_then(|policy| Ok((policy, load(against_name)?))) {
         Ok(both) => both,
         Err(refusal) => {
             warn(&refusal.message);
             return Ok(ExitCode::FAILURE);
         }
     };
-    let explanation = stockade_policy_tools::explain(&policy, &against);
+    warn_of_hiding(&[name, against_name]);
+    let mut explanation = stockade_policy_tools::explain(&policy, &against);
+    explanation.changes = ancestry(name)?.base.map(|base| changes(&base, &policy));
     if json { print_json(&explanation) } else { print_text(&policy_text::explanation(&explanation)) }?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let (first, second) = match load(first).and_then(|first| Ok((first, load(second)?))) {
+fn diff(first_name: &str, second_name: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let (first, second) = match load(first_name).and_then(|first| Ok((first, load(second_name)?))) {
         Ok(both) => both,
         Err(refusal) => {
             warn(&refusal.message);
             return Ok(ExitCode::from(USAGE_ERROR));
         }
     };
+    warn_of_hiding(&[first_name, second_name]);
     let comparison = compare(&first, &second);
     let tight = comparison.more.is_empty();
     if json {
@@ -185,7 +197,8 @@ fn diff(first: &str, second: &str, json: bool) -> anyhow::Result<ExitCode> {
 fn list() -> anyhow::Result<ExitCode> {
     for (name, from) in list_policies() {
         let description = load(&name).map_or_else(|refusal| format!("(unusable: {})", refusal.reason), |policy| policy.description);
-        print_text(&format!("{name:<16} {description}  [{from}]"))?;
+        let hides = stockade_policy::hiding(&name, &from).map(|_| ", hides the shipped policy").unwrap_or_default();
+        print_text(&format!("{name:<16} {description}  [{from}{hides}]"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@
 //! imitate a heading.
 
 use stockade_policy_tools::{
-    Explanation,
+    Changes, Explanation,
     compare::{Comparison, Difference},
 };
 
@@ -15,12 +15,18 @@ use crate::output::{Colour, Painted, visible};
 const WIDTH: usize = 100;
 /// Items of a list that is printed whole.
 const MAX_ITEMS: usize = 60;
+/// Lines of a summary, and items of each.
+const MAX_CHANGES: usize = 10;
+const MAX_CHANGED_ITEMS: usize = 6;
 
 /// An explanation.
 pub(crate) fn explanation(explanation: &Explanation) -> String {
     let mut out = String::new();
     paragraph(&mut out, "", words(&format!("Policy {} ({}):", explanation.policy, explanation.origin)));
     paragraph(&mut out, "    ", words(&explanation.description));
+    if let Some(changes) = &explanation.changes {
+        summary(&mut out, changes, &explanation.policy);
+    }
     for section in &explanation.sections {
         heading(&mut out, section.title);
         for statement in &section.statements {
@@ -38,6 +44,31 @@ pub(crate) fn explanation(explanation: &Explanation) -> String {
     heading(&mut out, &format!("Allowed, but not by {}", explanation.loosened.against));
     differences(&mut out, &explanation.loosened.differences);
     out
+}
+
+/// What a policy changes of its base, in about ten lines.
+fn summary(out: &mut String, changes: &Changes, policy: &str) {
+    let Comparison { more, less, other } = &changes.comparison;
+    heading(out, &format!("Changed, compared with {}, which it extends", changes.base));
+    let all: Vec<(&str, &Difference)> = [("new", more), ("no longer", less), ("changed", other)]
+        .into_iter()
+        .flat_map(|(mark, list)| list.iter().map(move |difference| (mark, difference)))
+        .collect();
+    if all.is_empty() {
+        paragraph(out, "- ", words("nothing that code notices"));
+    }
+    for (mark, difference) in all.iter().take(MAX_CHANGES) {
+        let mut line = words(&format!("{mark}: {}", difference.text));
+        line.extend(items(difference.items.get(..MAX_CHANGED_ITEMS).unwrap_or(&difference.items)));
+        if difference.items.len() > MAX_CHANGED_ITEMS {
+            line.push(format!("and {} more", difference.items.len() - MAX_CHANGED_ITEMS));
+        }
+        paragraph(out, "- ", line);
+    }
+    if all.len() > MAX_CHANGES {
+        let rest = all.len() - MAX_CHANGES;
+        paragraph(out, "- ", words(&format!("and {rest} more: stockade policy diff {} {policy}", changes.base)));
+    }
 }
 
 /// A comparison of two policies of these names: red is what the second loosens, green what it

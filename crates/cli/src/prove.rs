@@ -80,6 +80,12 @@ fn describe(proof: &Proof) -> Result<String, std::fmt::Error> {
         }
         writeln!(out)?;
     }
+    for raised in &proof.limits_raised {
+        writeln!(out, "\nfor the attacks: {}", raised.words())?;
+    }
+    if !proof.uncovered.is_empty() {
+        writeln!(out, "\nno attack tries: {}", proof.uncovered.join(", "))?;
+    }
     for finding in proof.findings.iter().filter(|finding| matches!(finding.state, State::Breach | State::NotProven)) {
         writeln!(out, "\n{}: {} ({})", finding.state.title(), finding.attack, finding.class.title())?;
         writeln!(out, "  tried     {}", finding.tried)?;

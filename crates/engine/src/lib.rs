@@ -35,7 +35,7 @@ pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::CallerError;
-pub use policies::{LoadedPolicy, list_policies, load_policy, lookup_context};
+pub use policies::{LoadedPolicy, ancestry, list_policies, load_policy, lookup_context};
 use pool::Pool;
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
 // What clients of a run need of the crates below: they link this one alone.

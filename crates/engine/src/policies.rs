@@ -6,7 +6,7 @@
 use std::{env, path::PathBuf};
 
 use stockade_policy::{
-    LookupContext, PolicyError,
+    Ancestry, LookupContext, PolicyError,
     filter::{FilterError, Filters},
     model::{Policy, SocketFamily},
 };
@@ -129,6 +129,14 @@ pub fn load_policy(options: &Options) -> Result<LoadedPolicy, Refusal> {
     let policy = allow(stockade_policy::load(name, &context)?, options)?;
     let filters = Filters::new(&policy.seccomp).map_err(|error| UnusableFilter { policy: policy.name.clone(), error })?;
     Ok(LoadedPolicy { policy, filters })
+}
+
+/// What the policy of this name extends, and which files hide a shipped policy on the way.
+///
+/// # Errors
+/// It cannot be loaded. Grants are not asked: the caller of this has loaded it before.
+pub fn ancestry(name: &str) -> Result<Ancestry, Refusal> {
+    Ok(stockade_policy::ancestry(name, &lookup_context())?)
 }
 
 /// A shipped policy that no file shadows.

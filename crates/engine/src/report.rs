@@ -68,6 +68,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
         lossy: PerStream { output: output_lossy, error: error_lossy },
         usage: outcome.usage,
         limits: plan.limits.clone(),
+        limits_unenforced: plan.unenforced_limits().into_iter().map(LimitKey::name).collect(),
         findings: Vec::new(),
         findings_omitted: 0,
         approval: None,

@@ -10,7 +10,7 @@ mod statements;
 use serde::Serialize;
 use stockade_policy::model::Policy;
 
-use crate::compare::{Difference, loosened};
+use crate::compare::{Comparison, Difference, compare, loosened};
 
 /// A policy explained.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -25,10 +25,28 @@ pub struct Explanation {
     pub sha256: String,
     /// The policy's description of itself.
     pub description: String,
+    /// What it changes of the policy that it extends, if it extends one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub changes: Option<Changes>,
     /// What holds, by subject.
     pub sections: Vec<Section>,
     /// What it allows beyond another policy.
     pub loosened: Loosened,
+}
+
+/// What a policy changes of the one that it extends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Changes {
+    /// That policy's name.
+    pub base: String,
+    /// How the two differ.
+    #[serde(flatten)]
+    pub comparison: Comparison,
+}
+
+/// What a policy changes of its base.
+pub fn changes(base: &Policy, policy: &Policy) -> Changes {
+    Changes { base: base.name.clone(), comparison: compare(base, policy) }
 }
 
 /// The statements about one subject.
@@ -70,6 +88,7 @@ pub fn explain(policy: &Policy, against: &Policy) -> Explanation {
         origin: policy.origin.to_string(),
         sha256: policy.sha256.clone(),
         description: policy.description.clone(),
+        changes: None,
         sections: statements::sections(policy),
         loosened: Loosened { against: against.name.clone(), differences: loosened(against, policy) },
     }

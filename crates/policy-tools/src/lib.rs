@@ -8,4 +8,4 @@ pub mod compare;
 mod explain;
 pub mod remedy;
 
-pub use explain::{Explanation, Section, Statement, explain};
+pub use explain::{Changes, Explanation, Section, Statement, changes, explain};

@@ -2,11 +2,14 @@
 //!
 //! Only the file itself is looked at, not what it extends. Nothing here refuses a policy.
 
+use std::path::Path;
+
 use stockade_protocol::{LimitKey, screen};
 
 use crate::{
     diagnostic::{Diagnostic, Diagnostics, Located, quote},
     merge::MergedTable,
+    model::AuditMode,
     written,
 };
 
@@ -19,18 +22,117 @@ const LOOSENING: [(&str, &str); 8] = [
     ("filesystem", "read_only_optional"),
     ("seccomp", "allow"),
     ("seccomp", "socket_families"),
-    ("seccomp", "ioctls"),
+    ("seccomp", "ioctl"),
     ("degrade", "root"),
     ("degrade", "rootless"),
 ];
 
-/// What is to be said of a merged policy. `text`: of its file.
-pub(crate) fn of(merged: &MergedTable, text: &str) -> Diagnostics {
+/// What is to be said of a merged policy. `text`: of its file; `extends`: it extends another.
+pub(crate) fn of(merged: &MergedTable, text: &str, extends: bool) -> Diagnostics {
     let mut found = Diagnostics::default();
     defaults_without_maximum(merged, &mut found);
     screening_as_a_boundary(merged, &mut found);
-    loosenings_without_reason(merged, text, &mut found);
+    shown_secrets(merged, &mut found);
+    sockets_in_shown_directories(merged, &mut found);
+    variables(merged, &mut found);
+    no_record(merged, &mut found);
+    // What states every key, as `policy show` prints it, loosens nothing that can be told.
+    if extends {
+        loosenings_without_reason(merged, text, &mut found);
+    }
     found
+}
+
+/// What the file itself adds to a list.
+fn own<'m>(merged: &'m MergedTable, section: &str, key: &str) -> impl Iterator<Item = &'m Located<String>> {
+    merged.list(section, key).iter().filter(|item| item.span.source == OWN)
+}
+
+/// Paths of the host that the file shows.
+fn shown(merged: &MergedTable) -> impl Iterator<Item = &Located<String>> {
+    ["read_only", "read_only_optional"].into_iter().flat_map(|key| own(merged, "filesystem", key))
+}
+
+/// Said whatever comment stands beside them.
+fn shown_secrets(merged: &MergedTable, found: &mut Diagnostics) {
+    for item in shown(merged) {
+        let path = Path::new(&item.value);
+        let parts = path.components().count();
+        let (what, help) = if Path::new("/etc/shadow").starts_with(path) {
+            ("the hashes of passwords", "name the files of /etc that the code needs")
+        } else if Path::new("/root").starts_with(path) || path == Path::new("/home") || (path.starts_with("/home") && parts == 3) {
+            ("a home directory, with its keys, tokens and histories", "name the directories below it that the code needs")
+        } else {
+            continue;
+        };
+        let title = format!("{} holds {what}", quote(&item.value));
+        found.add(&item.span, Diagnostic::new(title, "code reads what the run's host user can read").help(help));
+    }
+}
+
+/// Programs and settings, where no service listens.
+const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc"];
+
+/// Said once: a directory that is read-only inside still lets code connect to a socket in it.
+fn sockets_in_shown_directories(merged: &MergedTable, found: &mut Diagnostics) {
+    let has = |section, key, name: &str| merged.list(section, key).iter().any(|item| item.value == name);
+    let opens = has("seccomp", "socket_families", "unix") && has("seccomp", "allow", "socket");
+    let of_the_system = |item: &&Located<String>| SYSTEM.iter().any(|directory| Path::new(&item.value).starts_with(directory));
+    if let Some(item) = shown(merged).find(|item| opens && !of_the_system(item)) {
+        let title = format!("code can talk to services that listen on a UNIX socket below {}", quote(&item.value));
+        let diagnostic = Diagnostic::new(title, "shown, and AF_UNIX is allowed");
+        found.add(
+            &item.span,
+            diagnostic.help("if sockets lie there, remove `unix` from [seccomp] socket_families (`stockade help tighten`)"),
+        );
+    }
+}
+
+/// Variables that choose code, and values that should not stand in a file.
+fn variables(merged: &MergedTable, found: &mut Diagnostics) {
+    for item in own(merged, "environment", "accept") {
+        let linker = match item.value.strip_suffix('*') {
+            Some(prefix) => prefix.starts_with(LINKER) || LINKER.starts_with(prefix),
+            None => item.value.starts_with(LINKER),
+        };
+        if linker {
+            let title = format!("{} lets a request choose what the dynamic linker loads", quote(&item.value));
+            found.add(&item.span, by_the_linker(title));
+        }
+    }
+    let environment = merged.tables.get("environment").into_iter();
+    let runtimes = merged.tables.get("runtimes").into_iter().flat_map(|runtimes| runtimes.tables.values());
+    let set = environment.filter_map(|table| table.tables.get("set"));
+    let set = set.chain(runtimes.filter_map(|runtime| runtime.tables.get("environment")));
+    for (name, value) in set.flat_map(|table| &table.values).filter(|(_, value)| value.span.source == OWN) {
+        if name.starts_with(LINKER) {
+            found.add(&value.span, by_the_linker(format!("{} chooses what the dynamic linker loads", quote(name))));
+        }
+        if is_secret(name) {
+            let diagnostic = Diagnostic::new(format!("{} looks like a secret", quote(name)), "code can read it, and print it");
+            found.add(&value.span, diagnostic.help("keep secrets out of policies: a service outside can hold them"));
+        }
+    }
+}
+
+const LINKER: &str = "LD_";
+
+fn by_the_linker(title: String) -> Diagnostic {
+    let diagnostic = Diagnostic::new(title, "code that screening and module watching do not see");
+    diagnostic.help("the sandbox holds that code as any other; leave the variable out unless a program needs it")
+}
+
+fn is_secret(name: &str) -> bool {
+    let name = name.to_uppercase();
+    ["_KEY", "_TOKEN"].iter().any(|end| name.ends_with(end)) || ["PASSWORD", "PASSWD", "SECRET"].iter().any(|part| name.contains(part))
+}
+
+fn no_record(merged: &MergedTable, found: &mut Diagnostics) {
+    let mode = merged.value("audit", "mode").filter(|mode| mode.span.source == OWN);
+    if let Some(mode) = mode.filter(|mode| mode.value.as_str() == Some(AuditMode::Off.name())) {
+        let diagnostic = Diagnostic::new("no run and no refusal under this policy is recorded", "no record");
+        found.add(&mode.span, diagnostic.help("`try` records where a record can be written, and never stops a run"));
+    }
 }
 
 /// A request may ask for more than a default, up to the maximum.
@@ -54,9 +156,11 @@ fn defaults_without_maximum(merged: &MergedTable, found: &mut Diagnostics) {
 
 /// Said once: what screening refuses can be written so that screening does not see it.
 fn screening_as_a_boundary(merged: &MergedTable, found: &mut Diagnostics) {
-    let own = |rule: &screen::Rule| merged.value("screen", rule.name()).filter(|value| value.span.source == OWN);
-    let denies = |value: &&Located<toml::Value>| value.value.as_str() == Some(screen::Action::Deny.name());
-    if let Some(value) = screen::Rule::ALL.iter().filter_map(own).find(denies) {
+    let rules = screen::Rule::ALL.iter().filter_map(|rule| merged.value("screen", rule.name()));
+    let runtimes = merged.tables.get("runtimes").into_iter().flat_map(|runtimes| runtimes.tables.values());
+    let watched = runtimes.filter_map(|runtime| runtime.tables.get("modules")).flat_map(|modules| modules.values.values());
+    let denies = |value: &&Located<toml::Value>| value.span.source == OWN && value.value.as_str() == Some(screen::Action::Deny.name());
+    if let Some(value) = rules.chain(watched).find(denies) {
         let diagnostic = Diagnostic::new("screening is advisory: it is not a security boundary", "code can hide from this rule");
         found.add(&value.span, diagnostic.help("what code must not do, limits, [seccomp], [filesystem] and [egress] prevent"));
     }
@@ -122,5 +226,64 @@ mod tests {
         ] {
             assert!(titles(said).is_empty(), "{said}");
         }
+    }
+
+    #[test]
+    fn a_module_that_is_denied_is_advice_too() {
+        let [title] = titles("[runtimes.python.modules]\nsubprocess = \"deny\"\n").try_into().unwrap();
+        assert!(title.contains("advisory"), "{title}");
+        assert!(titles("[runtimes.python.modules]\nsubprocess = \"note\"\n").is_empty());
+    }
+
+    #[test]
+    fn a_shown_home_and_the_hashes_of_passwords_are_named_whatever_comment_stands_there() {
+        let lines = |path: &str| titles(&format!("[filesystem]\n# for a reason\nread_only = {{ add = [\"{path}\"] }}\n"));
+        for path in ["/etc", "/etc/shadow"] {
+            assert!(lines(path)[0].contains("passwords"), "{:?}", lines(path));
+        }
+        for path in ["/root", "/home", "/home/u"] {
+            assert!(lines(path)[0].contains("home directory"), "{:?}", lines(path));
+        }
+        assert!(lines("/etc/ssl").is_empty());
+        let [title] = lines("/home/u/data").try_into().unwrap();
+        assert!(title.contains("UNIX socket"), "{title}");
+    }
+
+    #[test]
+    fn sockets_in_a_shown_directory_are_named_where_code_may_open_one() {
+        let shown = "[filesystem]\nread_only = { add = [\"/srv/a\", \"/srv/b\"] } # data\n";
+        let [title] = titles(shown).try_into().unwrap();
+        assert!(title.contains("UNIX socket") && title.contains("/srv/a"), "{title}");
+        assert!(titles(&format!("{shown}[seccomp]\nsocket_families = {{ remove = [\"unix\"] }}\n")).is_empty());
+    }
+
+    #[test]
+    fn variables_that_choose_code_or_hold_secrets_are_named() {
+        for accept in ["LD_PRELOAD", "LD_*", "L*"] {
+            let [title] = titles(&format!("[environment]\naccept = {{ add = [\"{accept}\"] }}\n")).try_into().unwrap();
+            assert!(title.contains("dynamic linker"), "{title}");
+        }
+        assert!(titles("[environment.set]\nLD_LIBRARY_PATH = \"/opt\"\n")[0].contains("dynamic linker"));
+        for name in ["AWS_KEY", "API_TOKEN", "DB_PASSWORD", "client_secret"] {
+            assert!(titles(&format!("[environment.set]\n{name} = \"x\"\n"))[0].contains("looks like a secret"), "{name}");
+        }
+        assert!(titles("[environment]\naccept = { add = [\"EXTRA\"] }\n[environment.set]\nKEYS = \"1\"\n").is_empty());
+    }
+
+    #[test]
+    fn a_policy_without_records_is_named() {
+        assert!(titles("[audit]\nmode = \"off\"\n")[0].contains("recorded"));
+        assert!(titles("[audit]\nmode = \"try\"\n").is_empty());
+    }
+
+    #[test]
+    fn a_policy_that_extends_nothing_needs_no_reasons() {
+        let whole = crate::show(&crate::load_shipped("default").unwrap());
+        let path = std::env::temp_dir().join(format!("stockade-advice-{}-whole.toml", std::process::id()));
+        std::fs::write(&path, &whole).unwrap();
+        let reviewed = review(path.to_str().unwrap(), &LookupContext::rootless(None));
+        std::fs::remove_file(&path).unwrap();
+        let titles: Vec<String> = reviewed.unwrap().1.diagnostics().iter().map(|found| found.value.title.clone()).collect();
+        assert!(titles.iter().all(|title| !title.contains("no reason")), "{titles:?}");
     }
 }

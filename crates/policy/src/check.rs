@@ -23,6 +23,18 @@ pub(crate) fn listed(what: &str, known: &[&str], text: &str) -> Checked<String> 
     if known.contains(&text) { Ok(text.to_owned()) } else { Err(unknown(what, text, known.iter().copied())) }
 }
 
+/// One of a few words.
+pub(crate) fn choice(what: &str, known: &[&str], text: &str) -> Checked<String> {
+    if known.contains(&text) { Ok(text.to_owned()) } else { Err(unlisted(what, text, known.iter().copied())) }
+}
+
+/// An unknown word in the place of a few of which some let code do more: a guess could name one of
+/// these, so all are listed.
+pub(crate) fn unlisted<'a>(what: &str, text: &str, known: impl Iterator<Item = &'a str>) -> Diagnostic {
+    let diagnostic = Diagnostic::new(format!("unknown {what} {}", quote(text)), "not known");
+    diagnostic.help(format!("known: {}", known.collect::<Vec<_>>().join(", ")))
+}
+
 /// Looks a word up, with a guess when it is unknown.
 pub(crate) fn one_of<T: Copy>(table: &[(&str, T)], what: &str, text: &str) -> Checked<T> {
     names::find(table, text).ok_or_else(|| unknown(what, text, table.iter().map(|(name, _)| *name)))

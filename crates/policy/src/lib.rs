@@ -38,7 +38,10 @@ pub use accounts::AccountsError;
 pub use check::{is_never_shown, is_policy_name, may_be_shown};
 pub use diagnostic::{Diagnostic, DiagnosticReport, Located, Source, SourceSpan};
 pub use grants::{Caller, GrantRefusal, Grants, GrantsError};
-pub use lookup::{LookupContext, PolicyError, SYSTEM_DIR, load, load_shipped, load_text, names as list_names, review};
+pub use lookup::{
+    Ancestry, HidingPolicy, LookupContext, PolicyError, SYSTEM_DIR, ancestry, hiding, load, load_shipped, load_text, names as list_names,
+    review,
+};
 pub use schema::schema;
 pub use shipped::{EXAMPLES, SHIPPED};
 pub use show::show;

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use stockade_protocol::text::is_hidden;
 
 use crate::{
     advice, check, consistency,
@@ -87,7 +88,33 @@ fn hint(likely: Option<&str>) -> String {
     likely.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
 }
 
+/// A policy of a directory that has the name of a shipped one, and is found in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HidingPolicy {
+    /// The name of both.
+    pub name: String,
+    /// Its file.
+    pub path: PathBuf,
+}
+
+impl std::fmt::Display for HidingPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let path: String = self.path.display().to_string().chars().map(|c| if is_hidden(c) { '?' } else { c }).collect();
+        write!(f, "{path} hides the shipped policy `{}`", self.name)
+    }
+}
+
+/// Where a policy comes from.
+#[derive(Clone, Debug, Default)]
+pub struct Ancestry {
+    /// What it extends.
+    pub base: Option<Policy>,
+    /// Files among itself and all that it extends that hide a shipped policy.
+    pub hiding: Vec<HidingPolicy>,
+}
+
 /// The text of a policy, and where it was found.
+#[derive(Clone)]
 struct PolicySource {
     name: String,
     origin: Origin,
@@ -101,8 +128,7 @@ struct PolicySource {
 /// # Errors
 /// It is not found, cannot be read, is not trusted, or it or a policy that it extends is invalid.
 pub fn load(name_or_path: &str, context: &LookupContext) -> Result<Policy, PolicyError> {
-    let found = if name_or_path.contains('/') { by_path(name_or_path, context)? } else { by_name(name_or_path, context, 0)? };
-    resolve(found, context).map(|(policy, _)| policy)
+    resolve(find(name_or_path, context)?, context).map(|resolved| resolved.policy)
 }
 
 /// The same, and what its author may not have meant.
@@ -110,8 +136,29 @@ pub fn load(name_or_path: &str, context: &LookupContext) -> Result<Policy, Polic
 /// # Errors
 /// Likewise.
 pub fn review(name_or_path: &str, context: &LookupContext) -> Result<(Policy, DiagnosticReport), PolicyError> {
-    let found = if name_or_path.contains('/') { by_path(name_or_path, context)? } else { by_name(name_or_path, context, 0)? };
-    resolve(found, context)
+    resolve(find(name_or_path, context)?, context).map(|resolved| (resolved.policy, resolved.advice))
+}
+
+/// What a policy extends, and which shipped policies are hidden on the way.
+///
+/// # Errors
+/// Likewise.
+pub fn ancestry(name_or_path: &str, context: &LookupContext) -> Result<Ancestry, PolicyError> {
+    let chain = resolve(find(name_or_path, context)?, context)?.chain;
+    let hiding = chain.iter().filter_map(hidden_by).collect();
+    let base = chain.into_iter().nth(1).map(|base| resolve(base, context).map(|resolved| resolved.policy)).transpose()?;
+    Ok(Ancestry { base, hiding })
+}
+
+fn find(name_or_path: &str, context: &LookupContext) -> Result<PolicySource, PolicyError> {
+    if name_or_path.contains('/') { by_path(name_or_path, context) } else { by_name(name_or_path, context, 0) }
+}
+
+/// The shipped policy whose name a found one has. A path hides nothing.
+fn hidden_by(found: &PolicySource) -> Option<HidingPolicy> {
+    let Origin::File(path) = &found.origin else { return None };
+    found.level?;
+    shipped::text(&found.name).map(|_| HidingPolicy { name: found.name.clone(), path: path.clone() })
 }
 
 /// Loads a shipped policy without reading a file.
@@ -119,7 +166,7 @@ pub fn review(name_or_path: &str, context: &LookupContext) -> Result<(Policy, Di
 /// # Errors
 /// No shipped policy has this name, or it is invalid, which a test excludes.
 pub fn load_shipped(name: &str) -> Result<Policy, PolicyError> {
-    resolve(among_shipped(name, &[])?, &nowhere()).map(|(policy, _)| policy)
+    resolve(among_shipped(name, &[])?, &nowhere()).map(|resolved| resolved.policy)
 }
 
 /// The names that `load` finds, each with its origin, in the order of the lookup.
@@ -147,6 +194,11 @@ pub fn names(context: &LookupContext) -> Vec<(String, Origin)> {
         add((*name).to_owned(), Origin::Shipped);
     }
     out
+}
+
+/// Whether what `names` lists hides a shipped policy.
+pub fn hiding(name: &str, origin: &Origin) -> Option<HidingPolicy> {
+    hidden_by(&PolicySource { name: name.to_owned(), origin: origin.clone(), text: String::new(), level: Some(0) })
 }
 
 /// A context in which only shipped policies are found.
@@ -188,8 +240,16 @@ fn among_shipped(name: &str, searched: &[String]) -> Result<PolicySource, Policy
     Ok(PolicySource { name: name.to_owned(), origin: Origin::Shipped, text: text.to_owned(), level: None })
 }
 
+/// A policy, and what it was made of.
+struct Resolved {
+    policy: Policy,
+    advice: DiagnosticReport,
+    /// It and all that it extends, in this order.
+    chain: Vec<PolicySource>,
+}
+
 /// Reads a policy and all that it extends, and merges them.
-fn resolve(found: PolicySource, context: &LookupContext) -> Result<(Policy, DiagnosticReport), PolicyError> {
+fn resolve(found: PolicySource, context: &LookupContext) -> Result<Resolved, PolicyError> {
     let (name, origin) = (found.name.clone(), found.origin.clone());
     let mut chain = DocumentChain {
         context,
@@ -199,15 +259,15 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<(Policy, Diag
         problems: Diagnostics::default(),
     };
     chain.read(found)?;
-    let DocumentChain { sources, merged, mut problems, .. } = chain;
+    let DocumentChain { sources, visited, merged, mut problems, .. } = chain;
     let policy = match problems.is_empty() {
         true => consistency::policy(merged.clone(), &name, origin, &fingerprint(&sources), &mut problems),
         false => None,
     };
     match policy {
         Some(policy) => {
-            let found = advice::of(&merged, sources.first().map_or("", |own| &own.text));
-            Ok((policy, DiagnosticReport::advice(sources, found)))
+            let found = advice::of(&merged, sources.first().map_or("", |own| &own.text), sources.len() > 1);
+            Ok(Resolved { policy, advice: DiagnosticReport::advice(sources, found), chain: visited })
         }
         None => Err(PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems)))),
     }
@@ -217,7 +277,7 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<(Policy, Diag
 struct DocumentChain<'c> {
     context: &'c LookupContext,
     sources: Vec<Source>,
-    visited: Vec<(Origin, String)>,
+    visited: Vec<PolicySource>,
     merged: MergedTable,
     problems: Diagnostics,
 }
@@ -228,7 +288,7 @@ impl DocumentChain<'_> {
     fn read(&mut self, found: PolicySource) -> Result<bool, PolicyError> {
         let source = self.sources.len();
         self.sources.push(Source { label: label(&found), text: found.text.clone() });
-        self.visited.push((found.origin.clone(), found.name.clone()));
+        self.visited.push(found.clone());
         let Some(root) = document::parse(source, &found.text, &mut self.problems) else { return Ok(false) };
         let document = root.get_ref();
         let inherits = document.contains_key("extends");
@@ -252,8 +312,8 @@ impl DocumentChain<'_> {
         // A policy that extends its own name means the one that it hides.
         let skip = if base.value == child.name { child.level.map_or(0, |level| level + 1) } else { 0 };
         let wrong = match base_of(&base.value, skip, &child.origin, self.context) {
-            Ok(found) if self.visited.iter().any(|(origin, name)| *origin == found.origin && *name == found.name) => {
-                let chain: Vec<&str> = self.visited.iter().map(|(_, name)| name.as_str()).collect();
+            Ok(found) if self.visited.iter().any(|known| known.origin == found.origin && known.name == found.name) => {
+                let chain: Vec<&str> = self.visited.iter().map(|known| known.name.as_str()).collect();
                 Diagnostic::new("policies extend one another in a circle", "leads back").help(format!(
                     "the circle: {} -> {}",
                     chain.join(" -> "),
@@ -312,5 +372,5 @@ pub fn load_text(text: &str) -> Result<Policy, PolicyError> {
         text: text.to_owned(),
         level: None,
     };
-    resolve(found, &nowhere()).map(|(policy, _)| policy)
+    resolve(found, &nowhere()).map(|resolved| resolved.policy)
 }

@@ -105,7 +105,7 @@ impl DocumentReader<'_> {
         match key.kind {
             Kind::Version => {}
             Kind::Text(check) => into.set(name, self.text(from, name, check)),
-            Kind::Choice(what, known) => into.set(name, self.text(from, name, |text| check::listed(what, known, text))),
+            Kind::Choice(what, known) => into.set(name, self.text(from, name, |text| check::choice(what, known, text))),
             Kind::Id => into.set(name, self.id(from, name, check::id)),
             Kind::Flag => into.set(name, self.flag(from, name)),
             Kind::List(item) => {
@@ -218,7 +218,9 @@ impl DocumentReader<'_> {
                 self.complain(node, diagnostic.help(format!("write the whole name in quotes, such as \"{name}.name\" = \"note\"")));
                 continue;
             }
-            let Some(action) = self.text(from, name, |text| check::one_of(modules::ACTIONS, "action", text)) else { continue };
+            let known = || modules::ACTIONS.iter().map(|(name, _)| *name);
+            let action = |text: &str| names::find(modules::ACTIONS, text).ok_or_else(|| check::unlisted("action", text, known()));
+            let Some(action) = self.text(from, name, action) else { continue };
             match modules::name(name, action.value) {
                 Ok(()) => into.set(name, Some(Located { value: action.value.name(), span: action.span })),
                 Err(diagnostic) => self.complain(key, diagnostic),

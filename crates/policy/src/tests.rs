@@ -171,6 +171,19 @@ fn a_language_may_be_an_alias_and_becomes_the_runtime() {
 }
 
 #[test]
+fn no_guess_names_a_value_that_lets_code_do_more() {
+    for (section, line, known) in [
+        ("scratch", "access = \"r0\"", "rw, ro"),
+        ("audit", "mode = \"of\"", "off, try, required"),
+        ("screen", "process = \"alow\"", "allow, note, approve, deny"),
+        ("runtimes.python.modules", "ctypes = \"alow\"", "allow, note, deny"),
+    ] {
+        let report = refusal(&child(&format!("[{section}]\n{line}\n")));
+        assert!(report.contains(&format!("help: known: {known}")) && !report.contains("did you mean"), "{report}");
+    }
+}
+
+#[test]
 fn names_of_modules_and_events_are_checked_where_they_stand() {
     let modules = |lines: &str| child(&format!("[runtimes.python.modules]\n{lines}\n"));
     let report = refusal(&modules("ctypes = \"note\"\n\"os.sytem\" = \"deny\""));
@@ -185,7 +198,7 @@ fn names_of_modules_and_events_are_checked_where_they_stand() {
            = help: did you mean `system`?"
     );
     for (line, said) in [
-        ("ctypes = \"dney\"", "did you mean `deny`?"),
+        ("ctypes = \"dney\"", "known: allow, note, deny"),
         ("ctypes = true", "must be a string"),
         ("os = \"note\"", "loaded before any code"),
         ("open = \"note\"", "write_outside"),

@@ -13,7 +13,7 @@ use alloc::{vec, vec::Vec};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rustix::io::Errno;
-use stockade_protocol::probe::{Answer, Batch, NO_BATCH, NOT_PREPARED, encode_answers};
+use stockade_protocol::probe::{Answer, Batch, NO_BATCH, NO_PROCESS, NOT_PREPARED, encode_answers};
 use stockade_sys::probe::shared_words;
 
 use script::{Ended, call, fork, perform};
@@ -58,7 +58,7 @@ mod kind {
 fn attempt(script: &stockade_protocol::probe::Script, timeout_s: u32, words: &[AtomicU64; 8]) -> Answer {
     words[word::KIND].store(kind::NOTHING, Relaxed);
     let pid = match fork() {
-        Err(errno) => return Answer::Broken { step: u32::MAX, errno: errno.raw_os_error() as u32 },
+        Err(errno) => return Answer::Broken { step: NO_PROCESS, errno: errno.raw_os_error() as u32 },
         Ok(0) => {
             // A new process group, so that the kill below reaches everything that it started.
             let _refused = call(SETPGID, [0; 6]);
@@ -82,7 +82,7 @@ fn attempt(script: &stockade_protocol::probe::Script, timeout_s: u32, words: &[A
     match (words[word::KIND].load(Relaxed), status) {
         (kind::RESULT, _) => Answer::Result(value.cast_signed()),
         (kind::BROKEN, _) => Answer::Broken { step: words[word::STEP].load(Relaxed) as u32, errno: value as u32 },
-        (_, Err(errno)) => Answer::Broken { step: u32::MAX, errno: errno.raw_os_error() as u32 },
+        (_, Err(errno)) => Answer::Broken { step: NO_PROCESS, errno: errno.raw_os_error() as u32 },
         (_, Ok(status)) if status & 0x7f == 0 => Answer::Exited(status >> 8 & 0xff),
         (_, Ok(status)) => Answer::Signal(status & 0x7f),
     }

@@ -116,7 +116,6 @@ pub(crate) fn perform(script: &Script) -> Result<i64, Ended> {
                 }
                 0
             }
-            Op::Give { value } => machine.value(value).cast_signed(),
         };
         // What is skipped has no result, but keeps its number.
         machine.results.push(result);

@@ -103,11 +103,6 @@ pub enum Op {
         /// The other.
         right: Value,
     },
-    /// Its result is this value.
-    Give {
-        /// The value.
-        value: Value,
-    },
 }
 
 /// What is tried. The answer is the last step's result.
@@ -126,7 +121,7 @@ pub enum Answer {
     Result(i64),
     /// This step, which only prepared the attempt, failed with this errno.
     Broken {
-        /// Its index.
+        /// Its index, or [`NO_PROCESS`].
         step: u32,
         /// The errno; 0: two values were not equal.
         errno: u32,
@@ -152,6 +147,8 @@ pub struct Batch {
 
 const BATCH_MAGIC: u32 = u32::from_le_bytes(*b"SB\x00\x01");
 const ANSWERS_MAGIC: u32 = u32::from_le_bytes(*b"SA\x00\x01");
+/// In the place of a step's index: not even a process for the script could be had.
+pub const NO_PROCESS: u32 = u32::MAX;
 /// The status with which a probe ends that was given no batch.
 pub const NO_BATCH: i32 = 77;
 /// The status with which a probe ends that could not do what it should do first.
@@ -230,10 +227,6 @@ fn write_op(w: &mut Writer, op: &Op) {
             write_value(w, left);
             write_value(w, right);
         }
-        Op::Give { value } => {
-            w.u32(8);
-            write_value(w, value);
-        }
     }
 }
 
@@ -256,7 +249,6 @@ fn read_op(r: &mut Reader<'_>) -> Result<Op, Malformed> {
         5 => Op::Fork { steps: r.u32()?, failing: read_failing(r)? },
         6 => Op::Descend,
         7 => Op::Require { left: read_value(r)?, right: read_value(r)? },
-        8 => Op::Give { value: read_value(r)? },
         _ => return Err(Malformed),
     })
 }
@@ -381,7 +373,6 @@ mod tests {
             Op::Fork { steps: 1, failing: Failing::Answers },
             Op::Descend,
             Op::Require { left: Value::Result(0), right: Value::Number(1) },
-            Op::Give { value: Value::Result(3) },
         ];
         Batch { nonce: 7, prelude: Script::default(), timeout_s: 4, scripts: vec![Script { memory: b"/etc/x\0".to_vec(), ops }] }
     }

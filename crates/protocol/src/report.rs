@@ -283,6 +283,8 @@ pub struct Report {
     /// The limits in force.
     #[serde(serialize_with = "limits_with_units")]
     pub limits: Limits,
+    /// Those of them that nothing enforces here; the receipt has the layer that is missing.
+    pub limits_unenforced: Vec<&'static str>,
     /// What screening found in the code; also where it ran.
     pub findings: Vec<Finding>,
     /// Findings beyond those that `findings` lists.
@@ -342,6 +344,7 @@ impl Report {
             lossy: PerStream::default(),
             usage: Usage::default(),
             limits: Limits::default(),
+            limits_unenforced: Vec::new(),
             findings: Vec::new(),
             findings_omitted: 0,
             approval: None,

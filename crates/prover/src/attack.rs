@@ -103,6 +103,8 @@ pub(crate) enum Control {
     Outside(ControlHost, ControlExpectation),
     /// Another script outside, which differs in what the sandbox has at another place.
     OutsideInstead(ControlHost, Script, ControlExpectation),
+    /// The same script in a sandbox of the same policy, of whose scratch all may be written.
+    Writable(ControlExpectation),
     /// In the same sandbox, this script, which differs in one thing.
     Instead(Script, ControlExpectation),
 }
@@ -111,7 +113,10 @@ impl Control {
     /// What it must do.
     pub(crate) fn wanted(&self) -> ControlExpectation {
         match self {
-            Control::Outside(_, wanted) | Control::OutsideInstead(_, _, wanted) | Control::Instead(_, wanted) => *wanted,
+            Control::Outside(_, wanted)
+            | Control::OutsideInstead(_, _, wanted)
+            | Control::Writable(wanted)
+            | Control::Instead(_, wanted) => *wanted,
         }
     }
 }

@@ -24,11 +24,12 @@ use stockade_policy::{
     model::Policy,
     plan::{Plan, RootEntry},
 };
-use stockade_protocol::{Receipt, probe::Answer};
+use stockade_protocol::{LimitKey, Receipt, probe::Answer};
 
 use crate::{
     attack::ControlHost,
     error::{ProveError, failed},
+    guarded::{GuardedFile, hidden_files, read_only_files},
     outside::Outside,
     script::{n, one},
     target::Target,
@@ -39,8 +40,10 @@ const NOBODY: u32 = 65534;
 
 /// The targets of one proof, and what is known of the sandbox that attacks them.
 pub(crate) struct Fixture {
-    /// The policy.
+    /// The policy, as the attacks have it.
     pub(crate) policy: Policy,
+    /// The processes that the policy itself allows: the attacks may have more.
+    pub(crate) processes: Option<u64>,
     /// The plan of an attack's run.
     pub(crate) plan: Plan,
     /// What was in force in it.
@@ -51,6 +54,10 @@ pub(crate) struct Fixture {
     pub(crate) directory: PathBuf,
     /// A host scratch in a directory of the caller's.
     pub(crate) scratch: PathBuf,
+    /// Files of it that the policy's globs keep read-only.
+    pub(crate) read_only: Vec<GuardedFile>,
+    /// Files of it that the policy's globs hide.
+    pub(crate) hidden: Vec<GuardedFile>,
     /// The text of the secret file; it occurs nowhere else on this host.
     pub(crate) secret: String,
     /// The port of a listener on the host's loopback, TCP and UDP.
@@ -85,11 +92,19 @@ impl Fixture {
         set_permissions(&scratch, Permissions::from_mode(0o777)).map_err(failed("open the scratch"))?;
         let secret = format!("canary-{nonce:016x}");
         write_new(&directory.join(SECRET), &secret).map_err(failed("write the secret file"))?;
-        write_new(&scratch.join(".env"), &secret).map_err(failed("write the secret file"))?;
+        let mut given = vec![callers.clone(), scratch.clone()];
+        let mut write = |name: &str, text: &str| write_below(&scratch, name, text).map(|made| given.extend(made));
+        write(".env", &secret).map_err(failed("write the secret file"))?;
+        // A glob may want a directory where another wants a file; it is not attacked then.
+        let (mut read_only, mut hidden) = (read_only_files(&loaded.policy), hidden_files(&loaded.policy));
+        [&mut read_only, &mut hidden].into_iter().for_each(|files| files.retain(|file| write(&file.name, &secret).is_ok()));
+        for index in 0..SCRATCH_VICTIMS {
+            write(&scratch_victim(index), "victim").map_err(failed("write a file of the scratch"))?;
+        }
         symlink(format!("../../{HOST}/{SECRET}"), scratch.join("link-to-secret")).map_err(failed("make a link"))?;
         if uid == 0 {
             let owner = plan_owner();
-            for path in [&callers, &scratch, &scratch.join(".env")] {
+            for path in &given {
                 chown(path, Some(owner.0), Some(owner.1)).map_err(failed("give the scratch away"))?;
             }
         }
@@ -103,10 +118,13 @@ impl Fixture {
         let named = UnixListener::bind(directory.join(SOCKET)).map_err(failed("listen on a socket of the host"))?;
         Ok(Fixture {
             policy: loaded.policy.clone(),
+            processes: loaded.policy.limits.get(LimitKey::Processes),
             plan,
             receipt,
             rules,
             scratch,
+            read_only,
+            hidden,
             directory,
             secret,
             port,
@@ -212,6 +230,30 @@ fn plan_owner() -> (u32, u32) {
 const HOST: &str = "host";
 const SECRET: &str = "secret";
 const SOCKET: &str = "socket";
+
+/// How many files of a scratch are there to be changed.
+const SCRATCH_VICTIMS: usize = 6;
+
+/// The path of one of them below the scratch.
+pub(crate) fn scratch_victim(index: usize) -> String {
+    format!("victim-{index}")
+}
+
+/// Writes a file below a directory, if it is not there, and the directories above it. What was made.
+fn write_below(directory: &Path, name: &str, text: &str) -> io::Result<Vec<PathBuf>> {
+    let path = directory.join(name);
+    let missing: Vec<&Path> = path.ancestors().skip(1).take_while(|above| *above != directory && !above.is_dir()).collect();
+    let mut made = Vec::new();
+    for above in missing.into_iter().rev() {
+        DirBuilder::new().create(above)?;
+        made.push(above.to_path_buf());
+    }
+    if path.symlink_metadata().is_err() {
+        write_new(&path, text)?;
+        made.push(path);
+    }
+    Ok(made)
+}
 
 /// Writes a file that does not exist yet.
 pub(crate) fn write_new(path: &Path, text: &str) -> io::Result<()> {

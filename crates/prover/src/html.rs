@@ -85,6 +85,12 @@ fn facts(out: &mut String, proof: &Proof) -> fmt::Result {
     row("Without", &if receipt.degraded.is_empty() { String::from("no layer is missing") } else { receipt.degraded.join(", ") })?;
     row("Begun and ended", &format!("{} to {} (UTC, {} ms)", proof.begun, proof.ended, proof.duration_ms))?;
     row("Program", &format!("stockade {}, SHA-256 {}", proof.version, proof.program_sha256.as_deref().unwrap_or("not known")))?;
+    for raised in &proof.limits_raised {
+        row("Raised for the attacks", &raised.words())?;
+    }
+    if !proof.uncovered.is_empty() {
+        row("No attack tries", &proof.uncovered.join(", "))?;
+    }
     let doctor: Vec<String> = proof.doctor.iter().map(|(feature, state)| format!("{feature}: {state}")).collect();
     row("Doctor", &doctor.join(", "))?;
     if let Some(audit) = &proof.audit {

@@ -5,7 +5,7 @@
 
 use nix::libc::ENOSYS;
 use stockade_engine::{LoadedPolicy, Refusal};
-use stockade_policy::filter::Filters;
+use stockade_policy::{filter::Filters, model::Access};
 use stockade_protocol::{
     Verdict,
     probe::{Answer, Op, Script, SyscallAbi},
@@ -16,7 +16,7 @@ use crate::{
     attack::{Act, Attack, Control, ControlExpectation, ControlHost, Expected, Observation, Run, RunControl},
     concurrent_run::ConcurrentRun,
     fixture::Fixture,
-    inside::{Inside, ProbeBatch},
+    inside::{Inside, ProbeBatch, ProbeRun},
     outside::Outside,
     words,
 };
@@ -87,6 +87,7 @@ impl Evaluator<'_> {
         // scratch, and one with a host scratch and a concurrent run.
         let (mut private, mut shared, mut concurrent): (Vec<Task<'_>>, Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new(), Vec::new());
         let (mut host, mut own): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
+        let (mut writable, mut shared_writable): (Vec<Task<'_>>, Vec<Task<'_>>) = (Vec::new(), Vec::new());
         for (index, attack) in attacks.iter().enumerate() {
             let inside = match (attack.concurrent, attack.in_host_scratch) {
                 (true, _) => &mut concurrent,
@@ -105,6 +106,8 @@ impl Evaluator<'_> {
                         Control::Outside(place, _) => out(*place, script),
                         Control::OutsideInstead(place, other, _) => out(*place, other),
                         Control::Instead(twin, _) => inside.push((index, true, twin)),
+                        Control::Writable(_) if attack.in_host_scratch => shared_writable.push((index, true, script)),
+                        Control::Writable(_) => writable.push((index, true, script)),
                     }
                 }
                 Act::Kill { script, .. } => out(ControlHost::OwnNamespaces, script),
@@ -119,9 +122,15 @@ impl Evaluator<'_> {
             }
         };
         let scripts = |tasks: &[Task<'_>]| tasks.iter().map(|(_, _, script)| Script::clone(script)).collect::<Vec<_>>();
+        let lifted = writable_scratch(self.inside.loaded);
+        let (lifted_private, lifted_shared) =
+            (Inside { loaded: &lifted, options: self.inside.options }, Inside { loaded: &lifted, options: self.with_scratch.options });
         keep(&private, self.inside.answers(&scripts(&private))?);
+        keep(&writable, lifted_private.answers(&scripts(&writable))?);
         if self.scratch_granted {
             keep(&shared, self.with_scratch.answers(&scripts(&shared))?);
+            // After the attacks: these change the files that the attacks could not.
+            keep(&shared_writable, lifted_shared.answers(&scripts(&shared_writable))?);
             keep(&concurrent, self.concurrent(&scripts(&concurrent))?);
         }
         keep(&host, self.outside.answers(ControlHost::Host, &scripts(&host)));
@@ -150,8 +159,8 @@ impl Evaluator<'_> {
             }
             (Act::Script { script, control, .. }, _) if self.kills(&script) => {
                 let done = self.inside.alone(&script)?;
-                let seen = Observation { held: done.ended_as(Verdict::SyscallDenied), what: done.words() };
-                draft.by_run(String::from(KILLED), seen, shown(&control, answers.control, None))
+                let tried = seen(&done, done.ended_as(Verdict::SyscallDenied));
+                draft.by_attempt(String::from(KILLED), tried, shown(&control, answers.control, None))
             }
             (Act::Script { expected, control, .. }, _) => draft.by_script(expected, &control, answers),
             (Act::Allowed(rule), _) => draft.done(State::Allowed, String::from("-"), rule, String::from("-"), None),
@@ -169,17 +178,13 @@ impl Evaluator<'_> {
                 if answers.control == Some(NO_SUCH_CALL) {
                     draft.done(State::Absent, String::from("-"), done.words(), control.1, None)
                 } else {
-                    draft.by_run(String::from(KILLED), Observation { held, what: done.words() }, control)
+                    draft.by_attempt(String::from(KILLED), seen(&done, held), control)
                 }
             }
             (Act::Run { run, control }, _) => {
                 let shown = refused(self.control_of_run(&run, control))?.unwrap_or_else(|refusal| (false, refusal));
-                match self.try_run(&run)? {
-                    Ok(seen) => draft.by_run(run.expected, seen, shown),
-                    Err(why) => {
-                        draft.unproven(run.expected, why, shown.1, "the run that would have tried it was refused, or could not begin to")
-                    }
-                }
+                let tried = self.try_run(&run)?;
+                draft.by_attempt(run.expected, tried, shown)
             }
         })
     }
@@ -235,6 +240,7 @@ impl Evaluator<'_> {
         let control = self.unreported(script, name)?;
         let (expected, seen) = (String::from("EPERM, reported by the filter"), words::answer(done.answer()));
         Ok(match (done.answer() == Some(KERNELS_OWN_EPERM), reported) {
+            _ if done.untried() => draft.by_attempt(expected, Err(seen), control),
             (true, false) => draft.unproven(
                 expected,
                 format!("{seen}, not reported by the filter"),
@@ -260,6 +266,19 @@ impl Evaluator<'_> {
         let answer = words::answer(done.answer());
         Ok((done.answer().is_some() && !reported, format!("inside, with the call on the policy's list: {answer}, by the kernel itself")))
     }
+}
+
+/// What a run shows, or why it tried nothing.
+fn seen(done: &ProbeRun, held: bool) -> Result<Observation, String> {
+    if done.untried() { Err(done.words()) } else { Ok(Observation { held, what: done.words() }) }
+}
+
+/// The policy with nothing of a scratch kept from writing.
+fn writable_scratch(loaded: &LoadedPolicy) -> LoadedPolicy {
+    let mut policy = loaded.policy.clone();
+    policy.scratch.access = Access::Rw;
+    policy.scratch.read_only.clear();
+    LoadedPolicy { policy, filters: loaded.filters.clone() }
 }
 
 const KILLED: &str = "the run ends as syscall_denied";
@@ -319,6 +338,14 @@ impl FindingDraft {
         }
     }
 
+    /// What was not tried is never a breach, whatever else was seen.
+    fn by_attempt(self, expected: String, tried: Result<Observation, String>, control: (bool, String)) -> Finding {
+        match tried {
+            Ok(seen) => self.by_run(expected, seen, control),
+            Err(why) => self.unproven(expected, why, control.1, "the run that would have tried it was refused, or could not begin to"),
+        }
+    }
+
     fn breach(self, expected: String, seen: String, control: String) -> Finding {
         let advice = if self.layers.is_empty() {
             String::from("do not run hostile code under this policy on this host, and report this")
@@ -365,6 +392,7 @@ fn shown(how: &Control, answer: Option<Answer>, expected: Option<Expected>) -> (
     let place = match how {
         Control::Outside(place, _) | Control::OutsideInstead(place, ..) => control_host_name(*place),
         Control::Instead(..) => "inside, with one thing changed",
+        Control::Writable(_) => "inside, in a scratch that may be written",
     };
     (comes_to(answer, how.wanted(), expected), format!("{place}: {}", words::answer(answer)))
 }
@@ -382,3 +410,23 @@ fn comes_to(answer: Option<Answer>, wanted: ControlExpectation, expected: Option
 
 /// SIGSEGV: the processor's answer where the kernel has no such ABI.
 const SIGSEGV: u32 = 11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(tried: Result<bool, &str>, control: bool) -> State {
+        let draft = FindingDraft { class: crate::Class::Resources, name: String::new(), tried: String::new(), layers: &[] };
+        let tried = tried.map(|held| Observation { held, what: String::new() }).map_err(String::from);
+        draft.by_attempt(String::new(), tried, (control, String::new())).state
+    }
+
+    #[test]
+    fn what_was_not_tried_is_no_breach_and_not_held() {
+        for control in [true, false] {
+            assert_eq!(state(Err("not tried"), control), State::NotProven);
+            assert_eq!(state(Ok(false), control), State::Breach);
+        }
+        assert_eq!((state(Ok(true), true), state(Ok(true), false)), (State::Held, State::NotProven));
+    }
+}

@@ -18,12 +18,15 @@ mod attacks;
 mod concurrent_run;
 mod error;
 mod fixture;
+mod guarded;
 mod html;
 mod inside;
 mod judge;
 mod outside;
+mod room;
 mod script;
 mod target;
+mod uncovered;
 mod words;
 
 use std::{
@@ -37,11 +40,12 @@ use stockade_engine::{
     audit::{self, ProofEntry},
     load_policy,
 };
-use stockade_protocol::{AuditRef, PolicyId, Receipt};
+use stockade_protocol::{AuditRef, LimitKey, PolicyId, Receipt};
 
 pub use attack::Class;
 pub use concurrent_run::run_concurrently;
 pub use html::{html, unfinished};
+pub use room::RaisedLimit;
 
 use fixture::Fixture;
 use inside::{Inside, ProbeBatch};
@@ -178,7 +182,13 @@ pub struct Proof {
     pub distinct: Count,
     /// Each attack, by class.
     pub findings: Vec<Finding>,
-    /// What was in force in the sandbox of the attacks.
+    /// Limits that the attacks had larger than the policy has them, for the probe's own sake.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub limits_raised: Vec<RaisedLimit>,
+    /// Limits and globs of the policy that no attack has tried.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub uncovered: Vec<String>,
+    /// What was in force in a sandbox of the policy.
     pub receipt: Receipt,
     /// What of the proof's own files could not be removed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -208,11 +218,16 @@ impl Proof {
 pub fn prove(options: &Options, doctor: BTreeMap<String, String>, progress: &mut dyn FnMut(usize, usize)) -> Result<Proof, Refusal> {
     let (begun, begun_at) = (Instant::now(), audit::utc(SystemTime::now()));
     let loaded = load_policy(options)?;
-    let inside = Inside { loaded: &loaded, options };
-    let first = inside.run(&ProbeBatch { scripts: vec![attacks::plant()], ..ProbeBatch::default() })?.result;
+    let plant = ProbeBatch { prelude: attacks::plant(), ..ProbeBatch::default() };
+    let first = Inside { loaded: &loaded, options }.run(&plant)?.result;
     let policy = first.report.policy.clone().unwrap_or_else(|| identify(&loaded.policy));
+    let room = room::with_room(&loaded)?;
+    let attacked = room.as_ref().map_or(&loaded, |(roomy, _)| roomy);
+    let inside = Inside { loaded: attacked, options };
+    let plan = if room.is_some() { inside.run(&plant)?.result.plan } else { first.plan };
     let outside = Outside::new()?;
-    let fixture = Fixture::new(&loaded, first.plan, first.report.receipt.unwrap_or_default(), &outside)?;
+    let mut fixture = Fixture::new(attacked, plan, first.report.receipt.unwrap_or_default(), &outside)?;
+    fixture.processes = loaded.policy.limits.get(LimitKey::Processes);
     let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside, progress)?;
     let count = Count::of(findings.iter());
     let mut proof = Proof {
@@ -230,7 +245,9 @@ pub fn prove(options: &Options, doctor: BTreeMap<String, String>, progress: &mut
         duration_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
         count,
         distinct: Count::of(findings.iter().filter(|finding| finding.class != Class::SystemCalls)),
+        uncovered: uncovered::uncovered(&loaded.policy, &fixture, &findings),
         findings,
+        limits_raised: room.as_ref().map(|(_, raised)| raised.clone()).unwrap_or_default(),
         receipt: fixture.receipt.clone(),
         left: fixture.remove(),
         audit: None,

@@ -136,11 +136,6 @@ impl Builder {
         self.push(Op::Require { left, right });
     }
 
-    /// The answer, where it is not the last result.
-    pub(crate) fn give(&mut self, value: Value) {
-        self.push(Op::Give { value });
-    }
-
     /// Opens a file; gives its descriptor.
     pub(crate) fn open(&mut self, path: &str, flags: i64) -> Value {
         let path = self.text(path);

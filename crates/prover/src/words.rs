@@ -1,7 +1,10 @@
 //! Answers and expectations in words.
 
 use nix::errno::Errno;
-use stockade_protocol::{Report, probe::Answer};
+use stockade_protocol::{
+    Report,
+    probe::{Answer, NO_PROCESS},
+};
 
 use crate::attack::Expected;
 
@@ -19,6 +22,9 @@ pub(crate) fn answer(answer: Option<Answer>) -> String {
         None => String::from("no answer: the probe itself was ended"),
         Some(Answer::Result(value)) if value < 0 => errno_name(i32::try_from(-value).unwrap_or(0)),
         Some(Answer::Result(value)) => format!("success ({value})"),
+        Some(Answer::Broken { step: NO_PROCESS, errno }) => {
+            format!("not tried: the probe got no process for it ({})", errno_name(errno.cast_signed()))
+        }
         Some(Answer::Broken { step, errno: 0 }) => format!("not tried: a condition of step {step} was not met"),
         Some(Answer::Broken { step, errno }) => format!("not tried: step {step} answered {}", errno_name(errno.cast_signed())),
         Some(Answer::Signal(14)) => String::from("nothing: it hung until it was ended"),
@@ -58,4 +64,16 @@ pub(crate) fn serde_word(verdict: stockade_protocol::Verdict) -> String {
         word.extend(letter.to_lowercase());
     }
     word
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_without_a_process_has_no_step() {
+        let without = answer(Some(Answer::Broken { step: NO_PROCESS, errno: 11 }));
+        assert_eq!(without, "not tried: the probe got no process for it (EAGAIN)");
+        assert_eq!(answer(Some(Answer::Broken { step: 3, errno: 11 })), "not tried: step 3 answered EAGAIN");
+    }
 }

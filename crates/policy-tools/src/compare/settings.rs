@@ -253,7 +253,9 @@ pub(crate) fn launched_by(who: &str) -> &'static str {
 /// What a run lacks without a layer.
 pub(crate) fn without(layer: Degradable) -> &'static str {
     match layer {
-        Degradable::Cgroup => "memory is counted every 50 ms, CPU time is limited for each process, and no share of a CPU is kept",
+        Degradable::Cgroup => {
+            "the memory of all processes is added up, processes are limited for the run, CPU time for each process, and no share of a CPU is kept"
+        }
         Degradable::Landlock => "only the mount table protects files, and only namespaces keep signals and abstract sockets in",
         Degradable::UniqueUid => "the run has the caller's uid on the host, and so do all runs of one caller",
         Degradable::UserNamespace => {

@@ -3,7 +3,7 @@
 //! It adds a sentence only where the consequence of a value is not obvious.
 
 use stockade_policy::{
-    model::{Access, AuditMode, Policy},
+    model::{Access, AuditMode, Policy, SocketFamily},
     names::ioctl_text,
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
 };
@@ -138,8 +138,32 @@ fn reach(policy: &Policy) -> Statements {
         out.text("names: answered from these rules. No DNS query leaves for the code, except for a name under a wildcard.");
         out.text("closed unless a rule is within them: loopback, link-local, metadata, multicast and the host's own addresses");
     }
-    out.text("UNIX sockets of the host in visible paths: reachable, if AF_UNIX is allowed. Code can also drain a fifo there.");
+    let sockets = match unix_sockets(policy) {
+        UnixSockets::All => "reachable, because AF_UNIX is allowed",
+        UnixSockets::Datagram => "datagram sockets only, through a pair from `socketpair`",
+        UnixSockets::None => "not reachable",
+    };
+    out.text(format!("UNIX sockets of the host in visible paths: {sockets}. Code can also drain a fifo there."));
     out
+}
+
+/// Which sockets of the host code may talk to, where a visible directory holds them.
+enum UnixSockets {
+    All,
+    /// A datagram socket of a pair may be connected to another one.
+    Datagram,
+    None,
+}
+
+fn unix_sockets(policy: &Policy) -> UnixSockets {
+    let allows = |call: &str| policy.seccomp.allow.iter().any(|name| name == call);
+    if allows("socket") && policy.seccomp.socket_families.contains(&SocketFamily::Unix) {
+        UnixSockets::All
+    } else if allows("socketpair") {
+        UnixSockets::Datagram
+    } else {
+        UnixSockets::None
+    }
 }
 
 fn system_calls(policy: &Policy) -> Statements {
@@ -163,8 +187,17 @@ fn system_calls(policy: &Policy) -> Statements {
 
 fn consume(policy: &Policy) -> Statements {
     let mut out = Statements::default();
+    let read_only = policy.scratch.access == Access::Ro;
+    let execs = policy.seccomp.allow.iter().any(|name| matches!(name.as_str(), "execve" | "execveat"));
     for (key, value) in policy.limits.iter() {
-        out.text(format!("{}: {}", key.name(), bound(key, value)));
+        let text = match key {
+            LimitKey::ScratchSize | LimitKey::ScratchFiles if read_only => String::from("moot, the scratch is read-only"),
+            LimitKey::Processes if value == Some(1) && execs => {
+                format!("{}; code can still replace itself by another program (execve)", bound(key, value))
+            }
+            _ => bound(key, value),
+        };
+        out.text(format!("{}: {text}", key.name()));
     }
     out
 }

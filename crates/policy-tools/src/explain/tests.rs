@@ -141,3 +141,24 @@ fn every_loosening_has_a_consequence() {
         }
     }
 }
+
+fn statements(lines: &str) -> Vec<String> {
+    let policy = load_text(&format!("schema = 1\ndescription = \"d\"\nextends = \"default\"\n{lines}")).unwrap();
+    let explained = explain(&policy, &load_shipped("default").unwrap());
+    explained.sections.into_iter().flat_map(|section| section.statements).map(|statement| statement.text).collect()
+}
+
+#[test]
+fn sockets_of_the_host_are_reachable_as_the_filter_has_it() {
+    let said = |lines: &str| statements(lines).into_iter().find(|text| text.starts_with("UNIX sockets of the host")).unwrap();
+    assert!(said("").contains(": reachable, because AF_UNIX is allowed."));
+    let without = "[seccomp]\nsocket_families = { remove = [\"unix\"] }\n";
+    assert!(said(without).contains(": datagram sockets only, "));
+    assert!(said(&format!("{without}allow = {{ remove = [\"socketpair\"] }}")).contains(": not reachable."));
+}
+
+#[test]
+fn without_a_cgroup_memory_and_processes_are_limited_for_the_run() {
+    let said = statements("").into_iter().find(|text| text.contains("`cgroup`. Without it")).unwrap();
+    assert!(said.contains("memory of all processes is added up, processes are limited for the run"), "{said}");
+}

@@ -190,7 +190,7 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         ("RLIMIT_MEMLOCK", 8, Some(LOCKED)),
     ];
     if no_cgroup {
-        // Each process, not all together, as the receipt has it.
+        // The first for each process, the second for the run, as the receipt has it.
         all.push(("RLIMIT_DATA", 2, get(LimitKey::Memory)));
         all.push(("RLIMIT_NPROC", 6, get(LimitKey::Processes).map(|n| n + 1)));
     }

@@ -387,6 +387,17 @@ impl Plan {
             && cgroup.is_like(&other.cgroup)
     }
 
+    /// The limits that nothing enforces. Without a cgroup no share of a CPU is kept: code is kept
+    /// to a number of CPUs at its start, and may choose others. Memory, processes and CPU time
+    /// are limited in other ways then.
+    pub fn unenforced_limits(&self) -> Vec<LimitKey> {
+        // More than the CPUs that there are is no limit.
+        let present = u64::try_from(self.cpus).unwrap_or(u64::MAX).saturating_mul(1000);
+        let kept = !matches!(self.cgroup, CgroupPlan::Absent { .. });
+        let share = self.limits.get(LimitKey::Cpus).filter(|milli| !kept && *milli <= present);
+        share.map(|_| LimitKey::Cpus).into_iter().collect()
+    }
+
     /// Mount points inside that may be writable.
     pub fn writable_mounts(&self) -> Vec<PathBuf> {
         let mut all: Vec<PathBuf> = self

@@ -1,6 +1,7 @@
 //! Files: what of the host can be seen, and what can be changed.
 
 mod inside;
+mod scratch;
 
 use std::path::Path;
 
@@ -30,6 +31,7 @@ pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     all.extend(victims(fixture));
     all.extend(inside::attacks(fixture));
     all.extend(protected(fixture));
+    all.extend(scratch::attacks(fixture));
     all
 }
 

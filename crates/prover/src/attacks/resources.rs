@@ -12,6 +12,7 @@ use crate::{
     attack::{Attack, Class, Control, ControlExpectation, Expected, Limits, Observation, Run, RunControl},
     fixture::Fixture,
     inside::ProbeRun,
+    room::{MAX_PROCESSES, MORE_PROCESSES},
     script::{CWD, n, script},
 };
 
@@ -75,29 +76,44 @@ fn memory(fixture: &Fixture) -> Vec<Attack> {
     )]
 }
 
+/// The policy's own number, in the program's first process: under `processes = 1` there is no
+/// other. Its exit status is what the last fork answered.
 fn processes(fixture: &Fixture) -> Vec<Attack> {
-    const CHILDREN: usize = 24;
+    const REFUSED: i32 = (-EAGAIN) & 0xff;
+    let allowed = fixture.processes.map_or(MAX_PROCESSES, |own| own.min(MAX_PROCESSES));
     let bomb = script(|b| {
         let pause = b.bytes(&[20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        (0..CHILDREN).for_each(|_| {
-            b.fork(Failing::Answers, |b| {
+        let mut child = |failing| {
+            b.fork(failing, |b| {
                 b.may("nanosleep", &[pause, n(0)]);
-            });
+            })
+        };
+        // With the process that makes them these are as many as are allowed.
+        (1..allowed).for_each(|_| {
+            child(Failing::Breaks);
         });
-        b.give(n(0));
+        let last = child(Failing::Counts);
+        b.attack("exit_group", &[last]);
     });
-    let held = |done: &ProbeRun, _: &Fixture| Observation {
-        held: done.answered(EAGAIN) || done.ended_as(Verdict::ProcessLimit),
-        what: done.words(),
+    let held = move |done: &ProbeRun, _: &Fixture| {
+        let report = &done.result.report;
+        let refused = matches!(report.verdict, Verdict::Exited | Verdict::ProcessLimit) && report.code == REFUSED;
+        Observation { held: refused, what: if refused { format!("EAGAIN for the last one; {}", done.words()) } else { done.words() } }
+    };
+    let made = move |done: &ProbeRun, _: &Fixture| {
+        let all = done.ended_as(Verdict::Exited) && done.result.report.code != REFUSED;
+        Observation { held: all, what: if all { String::from("all were made") } else { done.words() } }
     };
     let limits = |count| small(fixture, &[(LimitKey::Processes, count), (LimitKey::Memory, 64 * MIB)]);
+    let first = |count, expected: &str, judge| Run { first_process: true, ..run(bomb.clone(), limits(count), expected, judge) };
+    let more = allowed + MORE_PROCESSES;
     vec![Attack::run(
         CLASS,
         "processes",
-        format!("have {CHILDREN} children where 8 processes are allowed"),
+        format!("have {} processes under a limit of {allowed}", allowed + 1),
         shared_limits(fixture),
-        run(bomb, limits(8), "EAGAIN", held),
-        RunControl::Limits(limits(32)),
+        first(allowed, "EAGAIN for the last one", held),
+        RunControl::Run(Box::new(first(more, &format!("with {more} allowed"), made))),
     )]
 }
 

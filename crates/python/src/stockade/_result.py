@@ -177,6 +177,8 @@ class Result:
     usage: Usage
     #: The limits in force, with their units in the names; None: unlimited.
     limits: Mapping[str, int | None]
+    #: Those of them that nothing enforces on this host.
+    limits_unenforced: tuple[str, ...]
     #: What screening found, also where the code ran.
     findings: tuple[Finding, ...]
     #: Only of `approval_required`.
@@ -256,6 +258,7 @@ def parse(data: Mapping[str, Any]) -> Result:
         started=data.get("started") is True,
         signal=data.get("signal"),
         duration_ms=int(data.get("duration_ms") or 0),
+        limits_unenforced=tuple(data.get("limits_unenforced") or ()),
         limits_hit=tuple(data.get("limits_hit") or ()),
         output_bytes=output,
         error_bytes=error,
