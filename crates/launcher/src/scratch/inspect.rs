@@ -2,7 +2,8 @@
 //!
 //! These are matches of the policy's globs; programs with set-ID bits or file capabilities;
 //! sockets, fifos and devices, at whose other end the host may sit; directories that cannot be
-//! looked into, which the code could open to itself (chmod) and find any of these in; and what
+//! looked into, which the code could open to itself (chmod) and find any of these in; what the
+//! run shows read-only elsewhere, such as an interpreter's environment, by whatever path; and what
 //! other mounts lie on, where the run sees something else. The directories above each are pinned,
 //! so that the code of one run moves nothing past the walk of another. How they are covered is
 //! decided by the plan. What somebody of the host moves during the walk may be missed.
@@ -16,7 +17,7 @@ use std::{
 use rustix::{fd::OwnedFd, fs::FileType};
 use stockade_policy::{facts::PathKind, model::Policy, plan::Protection};
 
-use super::{FileId, ScratchProblem, usage::TreeUse};
+use super::{FileId, Opener, ScratchProblem, usage::TreeUse};
 use crate::tree::{self, TreeEntry, Walk};
 
 /// A path below scratch, its kind, and how it is kept from the code.
@@ -52,14 +53,14 @@ struct Inspection {
 ///
 /// # Errors
 /// The directory itself cannot be read, or holds too much that must be kept from the code.
-pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, privileged: bool) -> Result<Inspected, ScratchProblem> {
+pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, opener: &Opener<'_>) -> Result<Inspected, ScratchProblem> {
     let failed = |errno| ScratchProblem::NotListed(Some(errno));
     let mount = tree::mount_of(directory).map_err(failed)?;
     let mut inspection = Inspection::default();
     let whole = tree::walk(directory, &mut |entry| {
         // Root's copy for the run is without what is mounted below.
-        let is_shown = !privileged || entry.mount() == mount;
-        inspection.visit(entry, is_shown, policy)
+        let is_shown = !opener.privileged || entry.mount() == mount;
+        inspection.visit(entry, is_shown, policy, opener)
     });
     let whole = whole.map_err(failed)?;
     match inspection.beyond {
@@ -80,7 +81,7 @@ fn named(policy: &Policy, path: &Path) -> Option<Protection> {
 }
 
 impl Inspection {
-    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, policy: &Policy) -> Walk {
+    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, policy: &Policy, opener: &Opener<'_>) -> Walk {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }
@@ -97,7 +98,7 @@ impl Inspection {
         let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
         let named = named(policy, entry.path);
         // Through a mapping it could be changed and keep the bits, which write(2) takes away.
-        let obeyed = entry.gives_rights().then_some(Protection::ReadOnly);
+        let obeyed = (entry.gives_rights() || opener.shown.contains_key(&entry.file_id())).then_some(Protection::ReadOnly);
         let Some(protection) = leads_out.or(named).or(obeyed) else { return Walk::On };
         if protection == Protection::ReadOnly && is_below(&self.read_only) {
             return Walk::On;
