@@ -165,6 +165,116 @@ fn a_result_is_printed_in_the_form_that_was_asked_for() {
     );
 }
 
+test!(Both, the_text_of_a_result_says_what_ended_it_and_what_was_refused, seconds 60);
+fn the_text_of_a_result_says_what_ended_it_and_what_was_refused() {
+    let ask = |options: &[&str], code: &str| {
+        let request = json!({"code": code, "limits": {"wall": "2s"}}).to_string();
+        let done = run_with_stdin(&mut stockade([&["exec", "-q", "--text"], options].concat()), request.as_bytes());
+        String::from_utf8(done.stdout).unwrap()
+    };
+    let endless = ask(&[], "print('working', flush=True)\nwhile True: pass");
+    assert_eq!(endless, "exitcode: 124 (execution failed)\nCode output: working\n[ended: wall clock of 2s]\n");
+    let connect = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: print('no')";
+    let refused = ask(&["--allow", "pypi.org:443"], connect);
+    assert_eq!(refused, "exitcode: 0 (execution succeeded)\nCode output: no\n[refused: 192.0.2.1:80]\n");
+    // The control: an exit by itself has its status, and nothing else.
+    assert_eq!(ask(&[], "raise SystemExit(3)"), "exitcode: 3 (execution failed)\nCode output: \n");
+}
+
+test!(Both, the_sentences_of_denials_are_for_the_author_of_the_code, seconds 60);
+fn the_sentences_of_denials_are_for_the_author_of_the_code() {
+    let of = |options: &[&str], request: Value| {
+        let done = run_with_stdin(&mut stockade([&["exec", "-q"], options].concat()), request.to_string().as_bytes());
+        let result: Value = serde_json::from_slice(&done.stdout).unwrap();
+        (result["denials"][0]["help"].as_str().unwrap_or_default().to_owned(), result["denials"][0]["allow"].clone())
+    };
+    let (help, _) = of(&[], json!({"code": "while True: pass", "limits": {"wall": "1s"}}));
+    assert_eq!(help, "not finished in 1s: do less work, or ask for more by \"limits\": {\"wall\": \"2s\"} in the request, at most 10min");
+    let policies = PolicyDirectory::new();
+    let fixed = policies.write("fixed", &derived("[limits]\nwall = \"1s\"\nmax = \"same\""));
+    let (help, allow) = of(&["--policy", &fixed], json!({"code": "while True: pass"}));
+    assert_eq!(help, "not finished in 1s: do less work; no request gets more than 1s here");
+    // The policy's line is the administrator's, as before.
+    assert!(allow.as_str().is_some_and(|line| line.starts_with("[limits] wall = \"2s\"")), "{allow}");
+    let connect = "import socket\nsocket.create_connection(('192.0.2.1', 80), 1)";
+    let (help, _) = of(&["--allow", "pypi.org:443"], json!({"code": connect}));
+    assert!(help.contains("the code can reach only pypi.org:443"), "{help}");
+}
+
+test!(Both, run_says_which_peers_were_refused, seconds 60);
+fn run_says_which_peers_were_refused() {
+    let connect = "import socket, sys\nfor last in range(1, int(sys.argv[1]) + 1):\n  try: socket.create_connection((f'192.0.2.{last}', 80), 1)\n  except OSError: pass";
+    let ask = |options: &[&str], number: &str| {
+        let words = [&["run", "--allow", "pypi.org:443"], options, &["-c", connect, number]].concat();
+        let done = stockade(words).output().unwrap();
+        let lines = stderr(&done).lines().filter(|line| line.starts_with("stockade: refused")).map(str::to_owned).collect::<Vec<_>>();
+        (done.status.code(), lines)
+    };
+    let one = "stockade: refused 192.0.2.1:80 (--allow 192.0.2.1:80 would open it)".to_owned();
+    assert_eq!(ask(&[], "1"), (Some(0), vec![one]));
+    let (_, lines) = ask(&[], "5");
+    assert!(lines.len() == 4 && lines[3].contains("refused 2 more"), "{lines:?}");
+    // The controls: not where it is to be quiet, and not where nothing was refused.
+    assert_eq!(ask(&["-q"], "1").1, Vec::<String>::new());
+    assert_eq!(ask(&[], "0").1, Vec::<String>::new());
+}
+
+test!(Both, an_option_behind_a_script_is_pointed_out);
+fn an_option_behind_a_script_is_pointed_out() {
+    let place = directory().join("behind");
+    fs::create_dir(&place).unwrap();
+    write_file(&place.join("analysis.py"), "import sys; print(sys.argv[1:])");
+    let done = run_in(&place, &["-q", "analysis.py", "--timeout", "10s"]);
+    says(&done, "['--timeout', '10s']\n", 0);
+    assert!(stderr(&done).starts_with("stockade: `--timeout` goes to analysis.py; "), "{}", stderr(&done));
+    // The controls: meant so, the script's own, and a command's.
+    for words in [&["-q", "--", "analysis.py", "--timeout", "10s"][..], &["-q", "analysis.py", "--colour"], &["-q", "echo", "--report"]] {
+        let done = run_in(&place, words);
+        assert!(done.status.success() && !stderr(&done).contains(" goes to "), "{}", stderr(&done));
+    }
+}
+
+test!(Both, a_file_without_a_language_is_no_unknown_command);
+fn a_file_without_a_language_is_no_unknown_command() {
+    let place = directory().join("nolanguage");
+    fs::create_dir_all(place.join("data")).unwrap();
+    for name in ["x.rb", "data/sales.csv", "noext"] {
+        write_file(&place.join(name), "1\n");
+    }
+    for (name, words) in [
+        ("x.rb", "x.rb: no language for .rb; use --language, or make it executable"),
+        ("data/sales.csv", "no language for .csv"),
+        ("noext", "noext: no language for it"),
+    ] {
+        let done = run_in(&place, &[name]);
+        assert!(done.status.code() == Some(127) && stderr(&done).contains(words), "{}", stderr(&done));
+    }
+    // The controls: its language named, and a command that shares its name with a file.
+    says(&run_in(&place, &["--language", "python", "x.rb"]), "", 0);
+    write_file(&place.join("echo"), "");
+    says(&run_in(&place, &["echo", "x"]), "x\n", 0);
+}
+
+test!(Both, a_runtime_and_a_peer_that_are_written_otherwise_say_how);
+fn a_runtime_and_a_peer_that_are_written_otherwise_say_how() {
+    let place = directory().join("written");
+    fs::create_dir_all(place.join("venv/bin")).unwrap();
+    for (words, expected) in [
+        (["--runtime", "python=venv"], "venv: it is a directory: use "),
+        (["--runtime", "python=venv"], "/venv/bin/python"),
+        (["--runtime", "python=missing/bin/python"], "missing/bin/python: it does not exist"),
+        (["--runtime", "python=/dev/null"], "/dev/null: it is no program"),
+        (["--allow", "a.example:443,b.example:443"], "one --allow per host: --allow a.example:443 --allow b.example:443"),
+        (["--allow", "https://api.github.com"], "write api.github.com:443"),
+        (["--allow", "http://api.github.com:8080/zen"], "write api.github.com:8080"),
+    ] {
+        let done = run_in(&place, &[&words[..], &["true"]].concat());
+        assert!(done.status.code() == Some(2) && stderr(&done).contains(expected), "{words:?}: {}", stderr(&done));
+    }
+    // The control.
+    says(&run_in(&place, &["--runtime", "python=/usr/bin/python3", "--allow", "a.example:80,443", "true"]), "", 0);
+}
+
 test!(Both, a_reader_that_has_gone_is_no_error);
 fn a_reader_that_has_gone_is_no_error() {
     let script = "set -o pipefail; \"$STOCKADE\" policy show default | true; echo ${PIPESTATUS[0]}";

@@ -704,6 +704,75 @@ fn code_does_not_choose_what_its_environment_has_shown() {
     ask(text(&scratch.join("way/bin")), Some(&scratch)).refused("scratch_holds_the_environment", &["way", "read_only"]);
 }
 
+test!(Both, an_environment_in_the_scratch_stays_as_it_is, seconds 60);
+/// The host starts `venv/bin/pip`, and each start of the interpreter reads `evil.pth`.
+fn an_environment_in_the_scratch_stays_as_it_is() {
+    let (place, policies) = (scratch(), PolicyDirectory::new());
+    let project = place.join("a/project");
+    let environment = project.join("venv");
+    fs::create_dir_all(environment.join("bin")).unwrap();
+    fs::create_dir_all(environment.join("lib/python3/site-packages")).unwrap();
+    std::os::unix::fs::symlink("/usr/bin/python3", environment.join("bin/python3")).unwrap();
+    for (name, text) in [("bin/pip", "the user's"), ("pyvenv.cfg", "home = /usr/bin\n")] {
+        write_file(&environment.join(name), text);
+    }
+    let made = ["a", "a/project", "a/project/venv", "a/project/venv/bin", "a/project/venv/bin/pip", "a/project/venv/pyvenv.cfg"];
+    for path in made.into_iter().chain(["a/project/venv/lib", "a/project/venv/lib/python3", "a/project/venv/lib/python3/site-packages"]) {
+        chown_to_owner(&place.join(path));
+    }
+    let code = r#"
+import os, shutil, sys
+def tried(what, act, *words):
+    try: act(*words); print(what, 'done')
+    except OSError as e: print(what, e.strerror)
+tried('open', open, 'a/project/venv/bin/pip', 'a')
+tried('make', open, 'a/project/venv/lib/python3/site-packages/evil.pth', 'w')
+tried('replace', os.rename, 'own', 'a/project/venv/bin/pip')
+tried('remove', os.unlink, 'a/project/venv/pyvenv.cfg')
+tried('chmod', os.chmod, 'a/project/venv/bin', 0o777)
+tried('link', os.link, 'a/project/venv/bin/pip', 'linked')
+for path in ('a/project/venv', 'a/project', 'a'):
+    tried('move ' + path, os.rename, path, path + '-moved')
+tried('beside', open, 'a/project/beside', 'w')
+"#;
+    let attempt = |options: &[&str]| {
+        write_file(&place.join("own"), "the code's");
+        chown_to_owner(&place.join("own"));
+        let _none = fs::remove_file(project.join("beside"));
+        let done = exec_with(options, json!({"code": code, "scratch": text(&place)}));
+        done.succeeded();
+        done["output"].as_str().unwrap().to_owned()
+    };
+    let program = environment.join("bin/python3");
+    let option = format!("python={}", text(&program));
+    let of_policy = policies.write("of-policy", &derived(&format!("[runtimes.python]\nvenv = {environment:?}")));
+    let busy = "move a/project/venv Device or resource busy\nmove a/project Device or resource busy\nmove a Device or resource busy\n";
+    let read_only = ["open", "make"].map(|what| format!("{what} Read-only file system\n")).concat();
+    let kept = format!(
+        "{read_only}replace Invalid cross-device link\nremove Read-only file system\nchmod Read-only file system\nlink Invalid cross-device link\n{busy}beside done\n"
+    );
+    // The second is for another language: that policy's environment is in the scratch all the same.
+    let shell = policies.write("shell-first", &derived(&format!("language = \"bash\"\n[runtimes.python]\nvenv = {environment:?}")));
+    for options in [&["--runtime", &option][..], &["--policy", &of_policy]] {
+        assert_eq!(attempt(options), kept, "{options:?}");
+    }
+    let overwrite = json!({"code": "echo evil >> a/project/venv/bin/pip", "scratch": text(&place)});
+    exec_with(&["--policy", &shell], overwrite).expect(json!({"verdict": "exited", "code": 1}));
+    assert_eq!(fs::read_to_string(environment.join("bin/pip")).unwrap(), "the user's");
+    // Nor where the environment is, or holds, the scratch.
+    for inside in [&environment, &environment.join("lib")] {
+        let refused = exec_with(&["--runtime", &option], json!({"code": "", "scratch": text(inside)}));
+        refused.refused("scratch_shown_read_only", &[text(&environment), "read-only"]);
+    }
+    // Nor by a link that code could replace.
+    std::os::unix::fs::symlink("/usr/bin/python3", place.join("python3")).unwrap();
+    let linked = format!("python={}", text(&place.join("python3")));
+    exec_with(&["--runtime", &linked], json!({"code": "", "scratch": text(&place)}))
+        .refused("scratch_holds_the_environment", &["python3", "link"]);
+    // The control: under a policy that does not name it, it is a directory of the scratch.
+    assert!(attempt(&[]).starts_with("open done\nmake done\nreplace done\nremove done\n"));
+}
+
 test!(Both, code_does_not_choose_what_a_policy_shows_by_a_link);
 /// A policy shows what lies below another run's scratch.
 fn code_does_not_choose_what_a_policy_shows_by_a_link() {

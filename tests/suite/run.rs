@@ -536,6 +536,74 @@ pub fn drive_on_terminal(program: &Path, directory: &Path, arguments: &[&str], s
     found
 }
 
+test!(Both, a_run_in_the_background_leaves_the_terminal_alone, needs [Program("timeout")], seconds 120);
+/// timeout(1) makes a process group of its own, which the terminal does not belong to.
+fn a_run_in_the_background_leaves_the_terminal_alone() {
+    let program = program_path().unwrap();
+    let below_timeout = |options: &[&str], command: &[&str]| {
+        let words = [options, &[text(&program), "run", "-q"], command].concat();
+        drive_on_terminal(Path::new("/usr/bin/timeout"), &directory(), &words, json!([]))
+    };
+    let asks = ["-c", "import os; print([os.isatty(fd) for fd in (0, 1)])"];
+    let patience = scaled(Duration::from_secs(15)).as_secs().to_string();
+    let behind = below_timeout(&[&patience], &asks);
+    assert!(behind["status"] == 0 && behind["restored"] == true, "{behind}");
+    assert!(behind["seen"].as_str().unwrap().contains("[False, False]"), "{behind}");
+    // SIGTERM, and SIGCONT after it.
+    let ended = below_timeout(&["2"], &["--", "sleep", "600"]);
+    assert!(ended["status"] == 124 && ended["restored"] == true, "{ended}");
+    // The control: in the foreground the command has a terminal.
+    let before = below_timeout(&["--foreground", &patience], &asks);
+    assert!(before["status"] == 0 && before["seen"].as_str().unwrap().contains("[True, True]"), "{before}");
+}
+
+/// Takes the terminal from a command that runs on it, as a shell does, types something, and ends
+/// the command. Prints its status, and whether the terminal is as the shell has set it.
+const TAKEN: &str = r#"
+import os, pty, select, signal, sys, termios, time
+program, patience = sys.argv[1], float(sys.argv[2])
+read_end, write_end = os.pipe()
+leader, master = pty.fork()
+if leader == 0:
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    cooked = termios.tcgetattr(0)
+    launcher = os.fork()
+    if launcher == 0:
+        os.setpgid(0, 0)
+        os.tcsetpgrp(0, os.getpid())
+        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        os.execv(program, [program, "run", "-q", "--policy", "shell", "--", "sh", "-c", "echo ready; exec sleep 600"])
+    while termios.tcgetattr(0)[3] & termios.ICANON: time.sleep(0.02)
+    os.tcsetpgrp(0, os.getpgrp())
+    termios.tcsetattr(0, termios.TCSANOW, cooked)
+    os.write(write_end, b"%d " % launcher)
+    status = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
+    os.write(write_end, b"%d %d" % (status, termios.tcgetattr(0) == cooked))
+    os._exit(0)
+def within(fd):
+    if not select.select([fd], [], [], patience)[0]:
+        os.kill(launcher, signal.SIGKILL) if launcher else None
+        sys.exit("it stands still")
+launcher, seen = 0, b""
+within(read_end)
+launcher = int(os.read(read_end, 64).split()[0])
+while b"ready" not in seen:
+    within(master)
+    seen += os.read(master, 4096)
+os.write(master, b"typed for the shell\n")
+os.kill(launcher, signal.SIGTERM)
+within(read_end)
+print(os.read(read_end, 64).decode())
+"#;
+
+test!(Both, a_run_whose_terminal_is_taken_away_can_be_ended, needs [Program("python3")], seconds 60);
+fn a_run_whose_terminal_is_taken_away_can_be_ended() {
+    let patience = scaled(Duration::from_secs(15)).as_secs().to_string();
+    let output =
+        run_under(&["/usr/bin/python3", "-c", TAKEN, text(&program_path().unwrap()), &patience]).current_dir(directory()).output().unwrap();
+    says(&output, b"143 1\n", 0);
+}
+
 /// Code that is deaf to SIGHUP: it is told, and ended a moment later. Its launcher leads the
 /// terminal's session (`direct`), and is told when that is gone, or does not.
 const HANG_UP: &str = r#"

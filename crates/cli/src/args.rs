@@ -200,6 +200,13 @@ pub(crate) enum Command {
     Version(Version),
 }
 
+/// The long options of a command, without their hyphens.
+pub(crate) fn long_options(command: &str) -> Vec<String> {
+    let described = Cli::command();
+    let found = described.find_subcommand(command).into_iter().flat_map(clap::Command::get_arguments);
+    found.filter_map(clap::Arg::get_long).map(str::to_owned).collect()
+}
+
 /// Options that fix the sandbox.
 #[derive(Args, Debug)]
 pub(crate) struct Sandbox {
@@ -218,7 +225,7 @@ pub(crate) struct Sandbox {
     /// Let the code reach this peer too, such as `pypi.org:443`; may be repeated
     ///
     /// Not through sudo or a socket, where the policy alone decides. The result lists it.
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = peer)]
     pub(crate) allow: Vec<Rule>,
     /// Let the run go on when the process that started stockade ends
     ///
@@ -257,6 +264,27 @@ pub(crate) struct DryRun {
 fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
     let (name, path) = text.split_once('=').ok_or("write NAME=PATH, such as python=/opt/venv/bin/python")?;
     Ok((name.to_owned(), from_here(Path::new(path))?))
+}
+
+/// A peer; what people write in its place is told apart from what is merely wrong.
+fn peer(text: &str) -> Result<Rule, String> {
+    text.parse().map_err(|error: String| {
+        let host_of = |rest: &str| rest.split(['/', '?', '#']).next().unwrap_or_default().to_owned();
+        match text.split_once("://") {
+            Some((scheme, rest)) => {
+                let host = host_of(rest);
+                let port = if scheme == "http" { ":80" } else { ":443" };
+                let has_port =
+                    host.rsplit(':').next().is_some_and(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
+                format!("a host and a port, not a URL: write {host}{}", if has_port { "" } else { port })
+            }
+            None if text.split(',').filter(|one| one.trim().parse::<Rule>().is_ok()).count() > 1 => {
+                let each: Vec<String> = text.split(',').map(|one| format!("--allow {}", one.trim())).collect();
+                format!("one --allow per host: {}", each.join(" "))
+            }
+            None => error,
+        }
+    })
 }
 
 fn path_from_here() -> impl TypedValueParser<Value = PathBuf> {
@@ -303,7 +331,8 @@ pub(crate) struct Exec {
     /// With --markdown: run the last block only
     #[arg(long, requires = "markdown")]
     pub(crate) last: bool,
-    /// Print `exitcode: 0 (execution succeeded)` and the output under it, in place of JSON
+    /// Print what a model reads in place of JSON: `exitcode: 0 (execution succeeded)`, the output,
+    /// and in brackets what was refused and what ended it
     #[arg(long)]
     pub(crate) text: bool,
     /// Print the JSON indented
@@ -404,7 +433,7 @@ pub(crate) struct Run {
     /// Write the result, without the streams, as JSON into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// Say nothing of layers that are missing here or of files that were collected
+    /// Say nothing of missing layers, refusals and collected files
     #[arg(short, long)]
     pub(crate) quiet: bool,
     /// A script, `-` for code on stdin, or a command; then its arguments
@@ -605,7 +634,7 @@ pub(crate) struct NewPolicy {
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) extends: String,
     /// Allow this peer, such as `pypi.org:443`; may be repeated
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = peer)]
     pub(crate) allow: Vec<Rule>,
     /// Use the interpreter of this virtual environment for Python
     #[arg(long, value_name = "DIR", value_parser = path_from_here())]

@@ -6,7 +6,8 @@ use anyhow::Context;
 use serde_json::{Map, Value};
 use stockade_protocol::{
     Report,
-    text::{escape_json, is_hidden},
+    ending::{self, Refused},
+    text::{escape_json, escape_line, is_hidden},
 };
 
 use crate::{
@@ -28,7 +29,7 @@ pub(crate) enum ResultForm {
     Pretty,
     /// JSON on one line, with the fields that say what happened.
     Brief,
-    /// The status and what the code printed.
+    /// The status, what the code printed, what was refused and what ended it.
     Text,
 }
 
@@ -41,6 +42,19 @@ impl From<&args::Exec> for ResultForm {
             _ => ResultForm::Line,
         }
     }
+}
+
+/// The lines that say what was refused and what ended it.
+fn ends(result: &Map<String, Value>) -> Vec<String> {
+    fn text(value: Option<&Value>) -> &str {
+        value.and_then(Value::as_str).unwrap_or_default()
+    }
+    let denials = result.get("denials").and_then(Value::as_array).into_iter().flatten();
+    let denials: Vec<Refused<'_>> = denials
+        .map(|denial| Refused { kind: text(denial.get("kind")), what: text(denial.get("what")), answer: text(denial.get("answer")) })
+        .collect();
+    let started = result.get("started") == Some(&Value::Bool(true));
+    ending::lines(text(result.get("verdict")), result.get("signal").and_then(Value::as_str), started, &denials)
 }
 
 impl ResultForm {
@@ -89,7 +103,8 @@ impl ResultForm {
                 let how = if result.get("success") == Some(&Value::Bool(true)) { "succeeded" } else { "failed" };
                 let code = result.get("code").and_then(Value::as_i64).unwrap_or_default();
                 let output = [text("output"), text("error")].concat();
-                visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n", output.trim_end_matches('\n')))
+                let end: String = ends(&result).iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
+                visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", output.trim_end_matches('\n')))
             }
         })
     }

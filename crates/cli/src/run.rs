@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs::{self, File, Metadata},
     io::{ErrorKind, Read, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
@@ -41,6 +42,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE_ERROR));
         }
     };
+    program.swallowed(run).iter().for_each(|line| warn(line));
     let origin = program.origin(&settings);
     if run.plan.dry_run {
         return match stockade_engine::plan(origin, &options) {
@@ -57,11 +59,18 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         }
         Err(refusal) => {
             let status = refused_command(&refusal);
+            if refusal.exec_errno.is_some()
+                && let Program::Command(words) = &program
+                && let Some(why) = words.first().and_then(|first| with_callers_rights(|| without_language(Path::new(first))).ok().flatten())
+            {
+                warn(&format!("stockade: {why}"));
+            }
             (Report { output: None, code: status.into(), ..refusal.report() }, ExitCode::from(status))
         }
     };
     if !run.quiet {
         warn_of_degraded_once(&report);
+        refused_lines(&report).iter().for_each(|line| warn(line));
     }
     warn_of_audit(&report);
     let kept = keep(&report, run);
@@ -146,6 +155,24 @@ impl Program {
         Ok(request(code, Some(language), name, arguments))
     }
 
+    /// Options of this command that stand behind a script, and so are its arguments. Behind a `--`
+    /// they are meant to be.
+    fn swallowed(&self, run: &args::Run) -> Vec<String> {
+        let Some((script, arguments)) = run.words.split_first() else { return Vec::new() };
+        let is_command = matches!(self, Program::Command(_)) || run.code.is_some();
+        let typed: Vec<OsString> = std::env::args_os().collect();
+        let before = typed.len().checked_sub(run.words.len() + 1).and_then(|at| typed.get(at));
+        if is_command || before.is_some_and(|word| word == "--") {
+            return Vec::new();
+        }
+        let own = args::long_options("run");
+        let option = |word: &String| word.strip_prefix("--").map(|rest| rest.split('=').next().unwrap_or(rest).to_owned());
+        let found = arguments.iter().take_while(|word| *word != "--").filter_map(option).filter(|name| own.contains(name));
+        found
+            .map(|name| format!("stockade: `--{name}` goes to {script}; for stockade write it before {script}, or write `--` before {script} to say that it is meant so"))
+            .collect()
+    }
+
     fn origin<'a>(&'a self, settings: &'a RunSettings) -> Origin<'a> {
         let terminal = is_interactive();
         match self {
@@ -164,6 +191,16 @@ static NO_VARIABLES: BTreeMap<String, String> = BTreeMap::new();
 fn runtime_of(path: &Path, runtimes: &BTreeMap<String, Runtime>) -> Option<String> {
     let ending = path.extension()?.to_str()?;
     runtimes.iter().find(|(_, runtime)| runtime.extension == ending).map(|(name, _)| name.clone())
+}
+
+/// Why a file that is no runtime's by its ending is not run either. None: it is no file, or a program.
+fn without_language(path: &Path) -> Option<String> {
+    const EXECUTABLE: u32 = 0o111;
+    if !fs::metadata(path).is_ok_and(|found| found.is_file() && found.mode() & EXECUTABLE == 0) {
+        return None;
+    }
+    let of_what = path.extension().map_or_else(|| String::from("it"), |ending| format!(".{}", ending.display()));
+    Some(format!("{}: no language for {of_what}; use --language, or make it executable", path.display()))
 }
 
 /// The path of a script without links, where the scratch shows it.
@@ -282,6 +319,30 @@ pub(crate) fn explain(report: &Report) {
         _ => return,
     };
     warn(&format!("stockade: {why}"));
+}
+
+/// One line for each refusal that is certain: the first few peers and, of a program that failed,
+/// system calls. Limits have their own line, and hints are guesses.
+fn refused_lines(report: &Report) -> Vec<String> {
+    const MAX_LINES: usize = 3;
+    let mut all: Vec<String> = Vec::new();
+    for denied in &report.egress.denied {
+        let Some(host) = denied.host.as_ref().or(denied.addr.as_ref()) else { continue };
+        let peer = denied.port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
+        let opened = denied.allow.as_ref().map(|rule| format!(" (--allow {rule} would open it)")).unwrap_or_default();
+        let line = format!("stockade: refused {peer}{opened}");
+        if !all.contains(&line) {
+            all.push(line);
+        }
+    }
+    let calls = report.denials.iter().filter(|denial| denial.kind == "syscall" && !denial.hint && !report.success);
+    all.extend(calls.map(|denial| format!("stockade: refused the system call {} ({})", denial.what, denial.answer)));
+    let more = all.len().saturating_sub(MAX_LINES);
+    all.truncate(MAX_LINES);
+    if more > 0 {
+        all.push(format!("stockade: refused {more} more; --report FILE has all"));
+    }
+    all
 }
 
 pub(crate) fn refuse(refusal: &Refusal) -> u8 {

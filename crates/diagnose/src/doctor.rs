@@ -16,7 +16,7 @@ use std::{
 
 use serde::Serialize;
 use stockade_audit::AnchorSink;
-use stockade_launcher::scratch::{self, Opener, path::ScratchPath};
+use stockade_launcher::scratch::{self, Opener, ShownFiles, path::ScratchPath};
 use stockade_policy::{
     Grants,
     facts::{CgroupFacts, HostFacts},
@@ -426,6 +426,7 @@ impl<'a> Examiner<'a> {
             registry: None,
             ceiling: None,
             roots: &[],
+            shown: &ShownFiles::new(),
         };
         let opened = std::os::unix::fs::lchown(&directory, Some(owner.0), Some(owner.1)).map_err(|error| failed(&error)).and_then(|()| {
             let found = ScratchPath::find(&directory.to_string_lossy(), self.policy, &opener);

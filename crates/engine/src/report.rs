@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 use stockade_launcher::{Captured, KERNEL_MEMORY_UNCOUNTED, Outcome, RefusedCall, SCRATCH_UNCOUNTED};
-use stockade_policy::{model::Policy, plan::Plan};
+use stockade_policy::{model::Policy, plan::Plan, whitelist::Whitelist};
 use stockade_policy_tools::remedy;
 use stockade_protocol::{
     Denial, EgressDenial, EgressReport, Encoding, LimitKey, PerStream, PolicyId, Report, Request, StreamText, Verdict,
@@ -15,6 +15,8 @@ use stockade_protocol::{
 
 /// Refused peers that stand in `denials`; `egress` has more.
 const MAX_PEERS: usize = 8;
+/// Rules that a refusal names of the whitelist.
+const MAX_RULES: usize = 5;
 
 /// The values of the request that its result repeats.
 pub(crate) struct Echo {
@@ -88,7 +90,7 @@ pub(crate) fn from_outcome(outcome: Outcome, plan: &Plan, policy: &Policy, encod
 /// failed, hints from its error output.
 fn denials(outcome: &Outcome, egress: &EgressReport, plan: &Plan, policy: &Policy) -> Vec<Denial> {
     let mut all: Vec<Denial> = outcome.denials.iter().map(|refused| call(refused, policy)).collect();
-    all.extend(peers(egress));
+    all.extend(peers(egress, &policy.egress.whitelist));
     let touched = outcome.limits_hit.iter().filter_map(|name| LimitKey::from_name(name));
     all.extend(outcome.limit.into_iter().map(|key| limit(key, outcome, plan, policy)));
     all.extend(touched.map(|key| limit(key, outcome, plan, policy)));
@@ -112,7 +114,7 @@ fn denials(outcome: &Outcome, egress: &EgressReport, plan: &Plan, policy: &Polic
 }
 
 /// The first peers that the egress gate refused, each once.
-fn peers(egress: &EgressReport) -> Vec<Denial> {
+fn peers(egress: &EgressReport, whitelist: &Whitelist) -> Vec<Denial> {
     let mut all: Vec<Denial> = Vec::new();
     for denied in &egress.denied {
         let Some(peer) = denied.host.as_ref().or(denied.addr.as_ref()) else { continue };
@@ -120,15 +122,18 @@ fn peers(egress: &EgressReport) -> Vec<Denial> {
         if let Some(known) = all.iter_mut().find(|known| known.what == what) {
             known.count += denied.count;
         } else if all.len() < MAX_PEERS {
-            all.push(peer_denial(denied, what));
+            all.push(peer_denial(denied, what, whitelist));
         }
     }
     all
 }
 
-fn peer_denial(denied: &EgressDenial, what: String) -> Denial {
+fn peer_denial(denied: &EgressDenial, what: String, whitelist: &Whitelist) -> Denial {
     let reason = serde_json::to_value(denied.reason).ok();
     let reason = reason.as_ref().and_then(|reason| reason.as_str()).unwrap_or_default();
+    let rules: Vec<String> = whitelist.rules().iter().map(ToString::to_string).collect();
+    let more = rules.len().checked_sub(MAX_RULES).filter(|more| *more > 0).map(|more| format!(" and {more} more"));
+    let open = format!("{}{}", rules.iter().take(MAX_RULES).map(String::as_str).collect::<Vec<_>>().join(", "), more.unwrap_or_default());
     Denial {
         kind: "connection",
         what,
@@ -136,7 +141,7 @@ fn peer_denial(denied: &EgressDenial, what: String) -> Denial {
         answer: String::from("refused"),
         rule: String::from("[egress] whitelist"),
         allow: denied.line.as_ref().and_then(|line| line.strip_prefix("egress.")).map(|line| format!("[egress] {line}")),
-        help: Some(format!("the whitelist of this policy does not let code reach it ({reason}); `egress` has every refusal")),
+        help: Some(format!("this is refused ({reason}); the code can reach only {open}")),
         hint: false,
         limit: None,
     }

@@ -14,7 +14,7 @@ use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Tree},
     registry::Record,
-    scratch::Opener,
+    scratch::{Opener, ShownFiles},
     volumes::{SessionVolumes, VolumeCopies},
 };
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
@@ -328,6 +328,8 @@ impl Session {
             registry: Some(&registry),
             ceiling: self.options.scratch.as_deref(),
             roots: self.identity.roots_scratch(&self.loaded.policy),
+            // The session's client writes here, not its code.
+            shown: &ShownFiles::new(),
         };
         let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
         open_scratch(&path, &self.loaded.policy, &opener, |real| {

@@ -35,6 +35,12 @@ pub(crate) enum TrustError {
         astray.display()
     )]
     Environment { scratch: PathBuf, runtime: String, program: PathBuf, astray: PathBuf },
+    #[error(
+        "scratch {}: {} lies in it, a link to the interpreter of {runtime}, and code could make it lead elsewhere; name the interpreter by its path without links",
+        scratch.display(),
+        link.display()
+    )]
+    Link { scratch: PathBuf, runtime: String, link: PathBuf },
     #[error("scratch {}: {} lies in it, {}; use a directory that does not hold it", scratch.display(), path.display(), held.harm())]
     Holds { scratch: PathBuf, path: PathBuf, held: TrustedFile },
     #[error("what lies in the scratch cannot be told, since /proc/self/mountinfo cannot be read: {0}; mount /proc")]
@@ -65,7 +71,7 @@ impl RefusalCause for TrustError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
             TrustError::Mounts(_) => return (Verdict::SandboxError, "mounts_unreadable"),
-            TrustError::Environment { .. } => "scratch_holds_the_environment",
+            TrustError::Environment { .. } | TrustError::Link { .. } => "scratch_holds_the_environment",
             TrustError::Holds { held: TrustedFile::Launcher, .. } => "scratch_holds_the_launcher",
             TrustError::Holds { held: TrustedFile::Policy, .. } => "scratch_holds_a_policy",
             TrustError::Holds { held: TrustedFile::AuditLog, .. } => "scratch_holds_the_log",
@@ -76,7 +82,8 @@ impl RefusalCause for TrustError {
 }
 
 /// Refuses an interpreter whose environment lies in the scratch and needs host directories
-/// that the policy does not show: code could have written the names of these directories.
+/// that the policy does not show: code could have written the names of these directories. Or one
+/// that is reached by a link in the scratch.
 ///
 /// # Errors
 /// There is such an interpreter.
@@ -87,6 +94,13 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
     let mounts = Mounts::read()?;
     let is_shown = |path: &Path| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
     let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
+    let chosen = interpreters.iter().map(|(name, interpreter)| (name, interpreter.program.clone()));
+    let of_policy = policy.runtimes.iter().filter(|(name, _)| !interpreters.contains_key(*name));
+    for (runtime, program) in chosen.chain(of_policy.map(|(name, runtime)| (name, runtime.interpreter()))) {
+        if let Some(link) = replaceable_link(&program, scratch, interpreters, policy, &mounts) {
+            return Err(TrustError::Link { scratch: scratch.to_path_buf(), runtime: runtime.clone(), link });
+        }
+    }
     for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch, &mounts)) {
         if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
             let (runtime, program) = (runtime.clone(), interpreter.program.clone());
@@ -94,6 +108,30 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
         }
     }
     Ok(())
+}
+
+/// The link to an interpreter's program that code in the scratch could replace: one that lies there
+/// by itself, in no environment, since a link cannot be covered.
+fn replaceable_link(
+    program: &Path,
+    scratch: &Path,
+    interpreters: &BTreeMap<String, Interpreter>,
+    policy: &Policy,
+    mounts: &Mounts,
+) -> Option<PathBuf> {
+    let scratch = mounts.place(scratch);
+    let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
+    let shown = interpreters.values().flat_map(|interpreter| &interpreter.read_only).chain(environments);
+    // One that holds the scratch covers nothing in it.
+    let shown: Vec<&PathBuf> = shown.filter(|shown| mounts.place(shown).starts_with(&scratch)).collect();
+    let mut found = None;
+    resolved(program, &mut |at| {
+        let is_covered = || shown.iter().any(|shown| at != shown.as_path() && at.starts_with(shown));
+        if at.is_symlink() && mounts.place(at).starts_with(&scratch) && !is_covered() {
+            found.get_or_insert_with(|| at.to_path_buf());
+        }
+    });
+    found
 }
 
 /// Refuses a writable scratch that contains the program, a policy, the audit log or the

@@ -286,7 +286,7 @@ impl<'a> StdinPump<'a> {
                     Err(Errno::AGAIN | Errno::INTR) => Ok(true),
                     // Open for writing only, as nohup(1) leaves it: there is nothing to read.
                     Err(Errno::BADF) => Ok(false),
-                    // A terminal that was hung up.
+                    // A terminal that was hung up, or is another process group's.
                     Err(Errno::IO) if rustix::termios::isatty(stdin()) || is_gone(stdin()) => Ok(false),
                     Err(errno) => Err(errno),
                 }

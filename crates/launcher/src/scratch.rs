@@ -4,7 +4,10 @@
 //! capabilities, so that it can name nothing that the caller could not. The directory
 //! is opened once; afterwards only its descriptor is used. Where it is, is decided in [`path`].
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use rustix::{
     fd::OwnedFd,
@@ -14,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::{
     facts::Caller,
-    model::Policy,
+    model::{Access, Policy},
     plan::{HostScratch, Protection},
 };
 use stockade_sys::cred::{self, CapabilitySets};
@@ -42,6 +45,13 @@ pub(crate) const MAX_GLANCE_MS: u64 = 25;
 
 /// What tells a file or directory from every other that is there: device and inode.
 pub type FileId = (u64, u64);
+
+/// What a run shows read-only, and by which path. Where it lies in a scratch, code could write it
+/// there, and what the host or the next run starts with it.
+pub type ShownFiles = BTreeMap<FileId, PathBuf>;
+
+/// Directories of an environment whose files its interpreter loads and its user starts.
+const OBEYED: [&str; 3] = ["bin", "lib", "lib64"];
 
 /// A host directory, opened.
 pub struct OpenedScratch {
@@ -115,6 +125,8 @@ pub struct Opener<'a> {
     pub ceiling: Option<&'a Path>,
     /// Where a directory of root's may be a scratch; empty: nowhere.
     pub roots: &'a [PathBuf],
+    /// What code in the scratch must not write, though it lies there.
+    pub shown: &'a ShownFiles,
 }
 
 /// Takes on a user's ids for as long as host paths are resolved. Leaving effective
@@ -206,7 +218,8 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
         return Err(ScratchProblem::Closed(real));
     }
-    let Inspected { protected, before, second_look } = inspect(&directory, policy, opener.privileged)?;
+    refuse_shown(&real, policy, opener.shown)?;
+    let Inspected { protected, before, second_look } = inspect(&directory, policy, opener)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
     let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();
@@ -217,6 +230,24 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
     let (protected, file_ids) = protected.into_iter().unzip();
     let facts = HostScratch { path: real, owner, idmap_refusal, protected };
     Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, second_look, rights, facts })
+}
+
+/// Refuses a writable scratch that is shown read-only itself, or lies where an interpreter's files
+/// do. What the policy shows by the same path is refused by the plan.
+fn refuse_shown(real: &Path, policy: &Policy, shown: &ShownFiles) -> Result<(), ScratchProblem> {
+    if policy.scratch.access == Access::Ro {
+        return Ok(());
+    }
+    let filesystem = &policy.filesystem;
+    for above in real.ancestors() {
+        let Some(path) = rustix::fs::stat(above).ok().and_then(|stat| shown.get(&(stat.st_dev, stat.st_ino))) else { continue };
+        let below = real.strip_prefix(above).ok().and_then(|below| below.iter().next());
+        let is_planned = path == above && filesystem.read_only.iter().chain(&filesystem.read_only_optional).any(|named| named == path);
+        if !is_planned && below.is_none_or(|name| OBEYED.iter().any(|obeyed| name == *obeyed)) {
+            return Err(ScratchProblem::Shown(path.clone()));
+        }
+    }
+    Ok(())
 }
 
 /// Gives the owner of a scratch back what code has taken of the directory itself, and

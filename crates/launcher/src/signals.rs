@@ -80,7 +80,10 @@ impl Signals {
             }
         }
         set.add(NixSignal::SIGURG);
-        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
+        // A terminal sends these to a process in the background that uses it. A launcher that stands
+        // still watches no clock and reads no signal; while they are held back, its read fails.
+        let held = SigSet::from_iter(set.iter().chain([NixSignal::SIGTTIN, NixSignal::SIGTTOU]));
+        let before = held.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
         Ok(Signals { fd, kept: RefCell::default(), run: None, before })
     }

@@ -5,7 +5,10 @@
 
 use serde_json::{Map, Value, json};
 use stockade_markdown::Block;
-use stockade_protocol::Report;
+use stockade_protocol::{
+    Report,
+    ending::{self, Refused},
+};
 
 /// What happened to one block.
 pub(crate) enum Given {
@@ -88,7 +91,21 @@ impl Answer {
     pub(crate) fn text(&self) -> String {
         let code = self.field("code").and_then(Value::as_i64).unwrap_or(125);
         let how = if self.has_failed() { "failed" } else { "succeeded" };
-        format!("exitcode: {code} (execution {how})\nCode output: {}\n", self.mixed.trim_end_matches('\n'))
+        let end: String = self.ends().iter().map(|line| format!("{line}\n")).collect();
+        format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", self.mixed.trim_end_matches('\n'))
+    }
+
+    /// The lines that say what was refused to the last block, and what ended it.
+    fn ends(&self) -> Vec<String> {
+        fn text(value: Option<&Value>) -> &str {
+            value.and_then(Value::as_str).unwrap_or_default()
+        }
+        let denials = self.field("denials").and_then(Value::as_array).into_iter().flatten();
+        let denials: Vec<Refused<'_>> = denials
+            .map(|denial| Refused { kind: text(denial.get("kind")), what: text(denial.get("what")), answer: text(denial.get("answer")) })
+            .collect();
+        let started = self.field("started") == Some(&Value::Bool(true));
+        ending::lines(text(self.field("verdict")), self.field("signal").and_then(Value::as_str), started, &denials)
     }
 
     /// The exit status, as that of `exec`.

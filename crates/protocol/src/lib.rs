@@ -10,6 +10,8 @@ extern crate alloc;
 
 #[cfg(feature = "json")]
 mod egress;
+#[cfg(feature = "json")]
+pub mod ending;
 pub mod frame;
 pub mod landlock;
 pub mod layer;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -70,6 +71,57 @@ def test_a_result_is_shown_on_a_line_and_in_a_notebook():
     failed = stockade.run("import no_such_module")
     assert "ModuleNotFoundError" in repr(failed)
     assert "--runtime" in failed._repr_html_()
+
+
+def test_a_model_reads_what_was_printed_refused_and_what_ended_it():
+    assert stockade.run("print(6*7)").for_model() == "42"
+    assert stockade.run("pass").for_model() == "[no output]"
+    assert stockade.run("raise SystemExit(3)").for_model() == "[exit status 3]"
+    endless = stockade.run("print('working', flush=True)\nwhile True: pass", timeout=1).for_model()
+    assert endless.startswith("working\n[ended: wall clock of 1s; not finished in 1s: do less work, or ask for more")
+    failed = stockade.run("print('before'); import no_such_module").for_model()
+    assert failed.startswith("before\nTraceback")
+    assert failed.endswith("[exit status 1]")
+    unreachable = "import urllib.request as u; u.urlopen('https://example.com')"
+    assert "[refused: no network; policy `default` has no network" in stockade.run(unreachable).for_model()
+    connect = "import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: pass"
+    refused = stockade.run(connect, allow=["pypi.org:443"]).for_model()
+    assert refused.startswith("[refused: 192.0.2.1:80; ")
+    assert "can reach only pypi.org:443" in refused
+    # Cut, the errors begin with a line; the control is whole.
+    long = stockade.run("import sys\nfor n in range(9999): print(f'line {n}', file=sys.stderr)\nprint('x' * 9999)")
+    cut = long.for_model(limit=1000)
+    assert len(cut) < 1100
+    assert "characters left out" in cut
+    errors = cut.split("[…]\n")[1]
+    assert errors.startswith("line ")
+    assert errors.endswith("line 9998")
+    assert "left out" not in long.for_model(limit=10**6)
+
+
+def test_hosts_and_interpreters_are_named_or_it_is_said_how():
+    rules = stockade.Stockade(allow=["pypi.org:443"], runtimes={"python": "/usr/bin/python3"}).run("print(1)").egress
+    assert rules["allowed_by_caller"] == ["pypi.org:443"]
+    assert stockade.run("print(1)", runtimes={"python": "/usr/bin/python3"}).output == "1\n"
+    with stockade.Session(allow=["pypi.org:443"]) as session:
+        assert session.run("print(1)").egress["allowed_by_caller"] == ["pypi.org:443"]
+    # The control: none by itself.
+    assert "allowed_by_caller" not in stockade.run("print(1)").egress
+    for wrong, words in (
+        (lambda: stockade.run("", allow="a.example:443"), 'write allow=["api.github.com:443"]'),  # type: ignore[arg-type]
+        (lambda: stockade.Stockade(runtimes="python3"), 'write runtimes={"python"'),  # type: ignore[arg-type]
+        (lambda: stockade.Stockade().run("", allow=["a.example:443"]), "write Stockade(allow="),  # type: ignore[call-arg]
+        (lambda: stockade.Stockade().run("", runtimes={}), "write Stockade(runtimes="),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError, match=re.escape(words)):
+            wrong()
+
+
+def test_help_lists_the_options_of_a_run():
+    for function in (stockade.run, stockade.Stockade.run, stockade.AsyncStockade.run, stockade.Session.run):
+        names = set(inspect.signature(function).parameters)
+        assert {"language", "timeout", "files", "limits"} <= names
+        assert "options" not in names
 
 
 def test_a_timeout_ends_a_run_and_keeps_what_was_printed():

@@ -10,8 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fd::OwnedFd;
-use stockade_launcher::scratch::{self, OpenedScratch, Opener};
+use rustix::{fd::OwnedFd, fs::stat};
+use stockade_launcher::scratch::{self, OpenedScratch, Opener, ShownFiles};
 use stockade_policy::{
     facts::HostFacts,
     model::Policy,
@@ -20,7 +20,7 @@ use stockade_policy::{
 
 use super::{
     inspect::{Inspected, inspect},
-    interpreters::{check_interpreters, codecs, open_trees},
+    interpreters::{ResolvedPrefixes, check_interpreters, codecs, open_trees},
     rights::{check_grants, open_scratch},
 };
 use crate::{
@@ -71,6 +71,7 @@ impl HostView {
             registry: Some(&registry),
             ceiling: options.scratch.as_deref(),
             roots: identity.roots_scratch(policy),
+            shown: &ShownFiles::new(),
         };
         let (interpreters, led, codecs) = scratch::as_caller(opener.caller, opener.privileged, || {
             check_interpreters(policy, options, run_request).map(|(interpreters, led)| {
@@ -80,6 +81,8 @@ impl HostView {
         })
         .map_err(CallerError::Rights)??;
         host.codecs = codecs;
+        let shown = if query.scratch.is_some() { shown_files(policy, &interpreters, &led) } else { ShownFiles::new() };
+        let opener = Opener { shown: &shown, ..opener };
         let judge = |real: &Path| {
             refuse_replaceable(real, identity, policy, options)?;
             refuse_led_astray(real, &interpreters, policy)?;
@@ -92,6 +95,22 @@ impl HostView {
         let trees = open_trees(identity, &led, &opener)?;
         Ok(HostView { scratch, interpreters, trees, seen })
     }
+}
+
+/// What a run shows read-only, wherever a path to it leads: what the policy names, interpreters and
+/// their environments, used by this run or not.
+fn shown_files(policy: &Policy, interpreters: &BTreeMap<String, Interpreter>, led: &ResolvedPrefixes) -> ShownFiles {
+    let filesystem = &policy.filesystem;
+    let of_policy = filesystem.read_only.iter().chain(&filesystem.read_only_optional).cloned();
+    let of_runtimes = policy.runtimes.values().flat_map(|runtime| runtime.venv.clone().into_iter().chain([runtime.interpreter()]));
+    let of_interpreters = interpreters.values().flat_map(|interpreter| interpreter.read_only.iter().chain([&interpreter.program]));
+    let all = of_interpreters.chain(led.values()).cloned().chain(of_runtimes).chain(of_policy);
+    let id = |path: PathBuf| stat(&path).ok().map(|stat| ((stat.st_dev, stat.st_ino), path));
+    // The first name of several is the one that the caller gave.
+    all.filter_map(id).fold(ShownFiles::new(), |mut shown, (id, path)| {
+        shown.entry(id).or_insert(path);
+        shown
+    })
 }
 
 /// Which file or directory each path is, to be compared later.

@@ -26,10 +26,42 @@ use crate::{Options, Refusal, RefusalCause, caller::Identity};
 enum InterpreterError {
     #[error("--runtime: {0}")]
     Runtime(PlanError),
-    #[error("--runtime {runtime}={}: name an interpreter by its absolute path", path.display())]
-    Missing { runtime: String, path: PathBuf },
+    #[error("--runtime {runtime}={}: {}", path.display(), problem.words(runtime, path))]
+    Missing { runtime: String, path: PathBuf, problem: PathProblem },
     #[error("{}: {}", .0.path, .0.problem)]
     Tree(ScratchError),
+}
+
+/// Why a path is no interpreter.
+#[derive(Clone, Copy, Debug)]
+enum PathProblem {
+    Relative,
+    Missing,
+    Directory,
+    NoFile,
+}
+
+impl PathProblem {
+    /// None: it is a file.
+    fn of(path: &Path) -> Option<Self> {
+        match std::fs::metadata(path) {
+            _ if !path.is_absolute() => Some(PathProblem::Relative),
+            Ok(found) if found.is_file() => None,
+            Ok(found) if found.is_dir() => Some(PathProblem::Directory),
+            Ok(_) => Some(PathProblem::NoFile),
+            Err(_) => Some(PathProblem::Missing),
+        }
+    }
+
+    fn words(self, runtime: &str, path: &Path) -> String {
+        let program = path.join("bin").join(runtime);
+        match self {
+            PathProblem::Relative => String::from("name an interpreter by its absolute path"),
+            PathProblem::Missing => String::from("it does not exist, or a link on its way leads nowhere"),
+            PathProblem::Directory => format!("it is a directory: use {}", program.display()),
+            PathProblem::NoFile => String::from("it is no program"),
+        }
+    }
 }
 
 impl RefusalCause for InterpreterError {
@@ -63,8 +95,8 @@ pub(super) fn check_interpreters(
     let mut all = BTreeMap::new();
     for (name, path) in &options.interpreters {
         let (name, _) = stockade_policy::plan::find_runtime(policy, name).map_err(InterpreterError::Runtime)?;
-        if !path.is_absolute() || !path.is_file() {
-            return Err(InterpreterError::Missing { runtime: name.to_owned(), path: path.clone() }.into());
+        if let Some(problem) = PathProblem::of(path) {
+            return Err(InterpreterError::Missing { runtime: name.to_owned(), path: path.clone(), problem }.into());
         }
         all.insert(name.to_owned(), interpreter(name, path)?);
     }

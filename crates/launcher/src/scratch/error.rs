@@ -123,6 +123,11 @@ pub enum ScratchProblem {
     /// The launcher cannot act with the caller's rights.
     #[error("cannot change to the caller's rights: {}", describe(*.0))]
     CallerRights(Errno),
+    /// It is shown read-only.
+    #[error(
+        "it is or lies in {}, which this run shows read-only, since the host and the next run start what is there; use a directory beside it, or make the environment in a directory of its own", .0.display()
+    )]
+    Shown(PathBuf),
     /// It is missing and cannot be made.
     #[error("cannot make it: {}; its parent must exist and be writable by the caller", describe(*.0))]
     NotMade(Errno),
@@ -152,6 +157,7 @@ impl ScratchProblem {
             ScratchProblem::Home | ScratchProblem::RootsHome => "scratch_is_home",
             ScratchProblem::SystemDirectory { .. } => "scratch_in_system_directory",
             ScratchProblem::Shared => "scratch_shared",
+            ScratchProblem::Shown(_) => "scratch_shown_read_only",
             ScratchProblem::Registry => "scratch_holds_registry",
             ScratchProblem::NotDirectory | ScratchProblem::Unresolved(ResolveError::NotDirectory(_)) => "scratch_not_directory",
             ScratchProblem::Closed(_)

@@ -2,7 +2,8 @@
 //!
 //! These are matches of the policy's globs; programs with set-ID bits or file capabilities;
 //! sockets, fifos and devices, at whose other end the host may sit; directories that cannot be
-//! looked into, which the code could open to itself (chmod) and find any of these in; and what
+//! looked into, which the code could open to itself (chmod) and find any of these in; what the
+//! run shows read-only elsewhere, such as an interpreter's environment, by whatever path; and what
 //! other mounts lie on, where the run sees something else. The directories above each are pinned,
 //! so that the code of one run moves nothing past the walk of another. How they are covered is
 //! decided by the plan. What somebody of the host moves during the walk may be missed: a small
@@ -26,7 +27,7 @@ use stockade_policy::{
     plan::Protection,
 };
 
-use super::{FileId, ScratchProblem, usage::TreeUse};
+use super::{FileId, Opener, ScratchProblem, ShownFiles, usage::TreeUse};
 use crate::tree::{self, TreeEntry, Walk};
 
 /// A path below scratch, its kind, and how it is kept from the code.
@@ -52,6 +53,7 @@ pub(super) struct Inspected {
 /// What is needed to look through a scratch once more, when all that was found is covered.
 pub(crate) struct SecondLook {
     rules: Scratch,
+    shown: ShownFiles,
     privileged: bool,
     /// When the first look began, by the clock that files have: seconds and nanoseconds.
     since: (i64, u32),
@@ -68,7 +70,8 @@ impl SecondLook {
     /// The directory cannot be walked.
     pub(crate) fn missed(&self, directory: &OwnedFd) -> Result<Option<PathBuf>, Errno> {
         let mount = tree::mount_of(directory)?;
-        let (mut hidden, mut missed): (Option<PathBuf>, _) = (None, None);
+        let (mut hidden, mut read_only): (Option<PathBuf>, Option<PathBuf>) = (None, None);
+        let mut missed = None;
         tree::walk(directory, &mut |entry| {
             // What root's copy does not have, or what is below a covered directory.
             let is_out_of_reach = (self.privileged && entry.mount() != mount)
@@ -76,15 +79,17 @@ impl SecondLook {
                 || entry.kind.is_symlink();
             let id = entry.file_id();
             // A name can have changed; whether a program gives rights has been found out.
-            let gives_rights = || !self.seen.contains(&id) && entry.gives_rights();
-            let Some(protection) = kept(entry, true, &self.rules, gives_rights).filter(|_| !is_out_of_reach) else { return Walk::On };
+            let obeyed = || self.shown.contains_key(&id) || (!self.seen.contains(&id) && entry.gives_rights());
+            let Some(protection) = kept(entry, true, &self.rules, obeyed).filter(|_| !is_out_of_reach) else { return Walk::On };
+            let is_below = |above: &Option<PathBuf>| above.as_ref().is_some_and(|above| entry.path.starts_with(above));
+            if protection == Protection::ReadOnly && is_below(&read_only) {
+                return Walk::On;
+            }
             if !self.covered.contains(&id) && entry.born().is_none_or(|born| born < self.since) {
                 missed = Some(entry.path.to_path_buf());
                 return Walk::Stop;
             }
-            if protection == Protection::Hidden {
-                hidden = Some(entry.path.to_path_buf());
-            }
+            *(if protection == Protection::Hidden { &mut hidden } else { &mut read_only }) = Some(entry.path.to_path_buf());
             Walk::On
         })?;
         Ok(missed)
@@ -112,7 +117,7 @@ struct Inspection {
 ///
 /// # Errors
 /// The directory itself cannot be read, or holds too much that must be kept from the code.
-pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, privileged: bool) -> Result<Inspected, ScratchProblem> {
+pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, opener: &Opener<'_>) -> Result<Inspected, ScratchProblem> {
     let failed = |errno| ScratchProblem::NotListed(Some(errno));
     let begun = clock_gettime(ClockId::RealtimeCoarse);
     let since = (begun.tv_sec, u32::try_from(begun.tv_nsec).unwrap_or(0));
@@ -120,8 +125,8 @@ pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, privileged: bool) ->
     let mut inspection = Inspection::default();
     let whole = tree::walk(directory, &mut |entry| {
         // Root's copy for the run is without what is mounted below.
-        let is_shown = !privileged || entry.mount() == mount;
-        inspection.visit(entry, is_shown, &policy.scratch)
+        let is_shown = !opener.privileged || entry.mount() == mount;
+        inspection.visit(entry, is_shown, &policy.scratch, opener.shown)
     });
     let whole = whole.map_err(failed)?;
     match inspection.beyond {
@@ -132,7 +137,14 @@ pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, privileged: bool) ->
             seen.second_look = (seen.before.entries <= MAX_SEEN_TWICE).then(|| {
                 let covered = seen.protected.iter().filter(|((.., protection), _)| *protection != Protection::Pinned);
                 let covered = covered.filter_map(|(_, id)| *id).collect();
-                Box::new(SecondLook { rules: policy.scratch.clone(), privileged, since, covered, seen: ids })
+                Box::new(SecondLook {
+                    rules: policy.scratch.clone(),
+                    shown: opener.shown.clone(),
+                    privileged: opener.privileged,
+                    since,
+                    covered,
+                    seen: ids,
+                })
             });
             Ok(seen)
         }
@@ -151,17 +163,17 @@ fn named(rules: &Scratch, path: &Path) -> Option<Protection> {
 }
 
 /// How an entry is to be kept from the code.
-fn kept(entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, gives_rights: impl FnOnce() -> bool) -> Option<Protection> {
+fn kept(entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, is_obeyed: impl FnOnce() -> bool) -> Option<Protection> {
     let is_file = matches!(entry.kind, FileType::RegularFile | FileType::Directory);
     let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
     let named = named(rules, entry.path);
     // Through a mapping it could be changed and keep the bits, which write(2) takes away.
-    let obeyed = || gives_rights().then_some(Protection::ReadOnly);
+    let obeyed = || is_obeyed().then_some(Protection::ReadOnly);
     leads_out.or(named).or_else(obeyed)
 }
 
 impl Inspection {
-    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch) -> Walk {
+    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, shown: &ShownFiles) -> Walk {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }
@@ -177,7 +189,8 @@ impl Inspection {
         let id = is_shown.then(|| entry.file_id());
         self.ids_above.truncate(depth);
         self.ids_above.push(id);
-        let Some(protection) = kept(entry, is_shown, rules, || entry.gives_rights()) else { return Walk::On };
+        let obeyed = || entry.gives_rights() || shown.contains_key(&entry.file_id());
+        let Some(protection) = kept(entry, is_shown, rules, obeyed) else { return Walk::On };
         if protection == Protection::ReadOnly && is_below(&self.read_only) {
             return Walk::On;
         }

@@ -79,15 +79,23 @@ mod tests {
 
     use stockade_policy::facts::Caller;
 
-    use super::*;
+    use super::{super::ShownFiles, *};
 
     /// The answer for a directory of mode 0755.
     fn answer(path: &str, roots: &[&str]) -> Result<(), ScratchProblem> {
         let caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
         let homes = [PathBuf::from("/root"), PathBuf::from("/home/alice"), PathBuf::from("/bin")];
         let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
-        let opener =
-            Opener { caller: &caller, privileged: true, unique_id: None, homes: &homes, registry: None, ceiling: None, roots: &roots };
+        let opener = Opener {
+            caller: &caller,
+            privileged: true,
+            unique_id: None,
+            homes: &homes,
+            registry: None,
+            ceiling: None,
+            roots: &roots,
+            shown: &ShownFiles::new(),
+        };
         judge(Path::new(path), 0, Mode::from_raw_mode(0o755), &opener, &Mounts::read().unwrap())
     }
 

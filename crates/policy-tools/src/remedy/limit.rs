@@ -14,7 +14,7 @@ pub struct LimitRemedy {
     pub rule: String,
     /// The lines that double it; none if the policy's own value is at least that.
     pub allow: Option<String>,
-    /// What a request can do.
+    /// What the code's author can do.
     pub help: String,
     /// The values.
     pub limit: LimitDenial,
@@ -77,10 +77,11 @@ fn of_policy(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey
         let members: Vec<String> = wanted.iter().map(|(key, value)| format!("\"{}\": {}", key.name(), written(*key, *value))).collect();
         format!("\"limits\": {{{}}}", members.join(", "))
     });
+    let instead = instead(key, &key.format(value));
     let help = match &request {
-        Some(request) if most.is_none() => format!("ask for more by {request} in the request, or for \"none\""),
-        Some(request) => format!("ask for more by {request} in the request, at most {}", key.format(most)),
-        None => format!("the request may not ask for more than {}; the policy must allow it", key.format(most)),
+        Some(request) if most.is_none() => format!("{instead}, or ask for more by {request} in the request, or for \"none\""),
+        Some(request) => format!("{instead}, or ask for more by {request} in the request, at most {}", key.format(most)),
+        None => format!("{instead}; no request gets more than {} here", key.format(most)),
     };
     let limit = LimitDenial {
         key: key.name(),
@@ -91,6 +92,19 @@ fn of_policy(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey
         raise_maximum,
     };
     LimitRemedy { rule, allow, help, limit }
+}
+
+/// What the code's author can do without a larger limit.
+fn instead(key: LimitKey, value: &str) -> String {
+    match key {
+        LimitKey::Wall => format!("not finished in {value}: do less work"),
+        LimitKey::Cpu => format!("not finished in {value} of CPU time: do less work"),
+        LimitKey::Memory => format!("more than {value} of memory is not there: keep less of the data at a time"),
+        LimitKey::Processes => format!("no more than {value} processes and threads run at a time: start fewer"),
+        LimitKey::ScratchSize | LimitKey::TmpSize | LimitKey::FileSize => format!("no more than {value} can be written: write less"),
+        LimitKey::OutputSize => format!("no more than {value} of output is kept: print less"),
+        _ => format!("{} is {value}: use less", key.name()),
+    }
 }
 
 /// A limit with the `memory` that it needs: tmpfs counts as memory, and `memory` must exceed

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import _request
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
 from ._operations import FileEntry
@@ -34,6 +35,7 @@ from ._session import AsyncSession, Session
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping, Sequence
 
     from typing_extensions import Unpack
 
@@ -68,23 +70,29 @@ __all__ = [
 ]
 
 
+@_request.in_help
 def run(
     code: str,
     *,
     policy: str | os.PathLike[str] | None = None,
     scratch: str | os.PathLike[str] | None = None,
+    runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+    allow: Sequence[str] | None = None,
     **options: Unpack[RunOptions],
 ) -> Result:
     """Runs `code` in its own sandbox and returns its result."""
-    return Stockade(policy=policy, scratch=scratch).run(code, **options)
+    return Stockade(policy=policy, scratch=scratch, runtimes=runtimes, allow=allow).run(code, **options)
 
 
+@_request.in_help
 async def arun(
     code: str,
     *,
     policy: str | os.PathLike[str] | None = None,
     scratch: str | os.PathLike[str] | None = None,
+    runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+    allow: Sequence[str] | None = None,
     **options: Unpack[RunOptions],
 ) -> Result:
     """The same for asyncio; cancelling the task ends the run."""
-    return await AsyncStockade(policy=policy, scratch=scratch).run(code, **options)
+    return await AsyncStockade(policy=policy, scratch=scratch, runtimes=runtimes, allow=allow).run(code, **options)

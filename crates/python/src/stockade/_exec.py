@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _program, _request, _result
@@ -32,6 +32,7 @@ class Options(TypedDict, total=False):
     policy: str | os.PathLike[str] | None
     scratch: str | os.PathLike[str] | None
     runtimes: Mapping[str, str | os.PathLike[str]] | None
+    allow: Sequence[str] | None
     program: str | os.PathLike[str] | None
 
 
@@ -44,16 +45,23 @@ class Configuration:
         policy: str | os.PathLike[str] | None = None,
         scratch: str | os.PathLike[str] | None = None,
         runtimes: Mapping[str, str | os.PathLike[str]] | None = None,
+        allow: Sequence[str] | None = None,
         program: str | os.PathLike[str] | None = None,
     ) -> None:
         """`policy` is a name, or a path (with a slash); `scratch` a directory of the host
-        to work in; `runtimes` names interpreters, such as `{"python": ".venv/bin/python"}`.
+        to work in; `runtimes` names interpreters, such as `{"python": ".venv/bin/python"}`;
+        `allow` hosts that code may reach besides the policy's, such as `["pypi.org:443"]`.
         """
+        if runtimes is not None and not isinstance(runtimes, Mapping):
+            raise TypeError(f'write runtimes={{"python": ".venv/bin/python"}}, not runtimes={runtimes!r}')
+        if isinstance(allow, (str, bytes)) or any(not isinstance(peer, str) for peer in allow or ()):
+            raise TypeError(f'write allow=["api.github.com:443"], a list with one host and port each, not {allow!r}')
         self.program = _program.find(program)
         # A path object is meant as a path, even one without a slash.
         self._policy = policy if policy is None or isinstance(policy, str) else os.path.abspath(policy)
         self._scratch = None if scratch is None else os.path.abspath(scratch)
         self._runtimes = {name: os.path.abspath(path) for name, path in (runtimes or {}).items()}
+        self._allow = list(allow or ())
 
     def command_line(self, command: str, *further: str) -> list[str]:
         """`stockade COMMAND` with the options of this configuration."""
@@ -64,6 +72,8 @@ class Configuration:
             line += ["--scratch", self._scratch]
         for name, path in self._runtimes.items():
             line += ["--runtime", f"{name}={path}"]
+        for peer in self._allow:
+            line += ["--allow", peer]
         return [*line, *further]
 
     def _prepare(self, code: str, options: RunOptions) -> tuple[list[str], bytes]:
@@ -75,6 +85,7 @@ class Configuration:
 class Stockade(Configuration):
     """Runs code, each time in a new sandbox. Safe to use from several threads."""
 
+    @_request.in_help
     def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 
@@ -97,6 +108,7 @@ class Stockade(Configuration):
 class AsyncStockade(Configuration):
     """The same for asyncio. Cancelling the task ends the run before the task ends."""
 
+    @_request.in_help
     async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` and returns its result, whatever the code did.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ._errors import BadRequest
 
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 #: The content of a file or of stdin.
 Content: TypeAlias = "str | bytes"
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: What is fixed for all runs, and no field of a request.
+_FIXED = {
+    "allow": '["api.github.com:443"]',
+    "runtimes": '{"python": ".venv/bin/python"}',
+    "policy": '"strict"',
+    "program": '"/usr/bin/stockade"',
+}
 
 
 class RunOptions(TypedDict, total=False):
@@ -48,12 +58,26 @@ class RunOptions(TypedDict, total=False):
     approve: str
 
 
+def in_help(function: F) -> F:
+    """Lists the options of a run in the function's signature, for help() and editors."""
+    own = inspect.signature(function)
+    named = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in RunOptions.__annotations__
+    ]
+    function.__signature__ = own.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+    return function
+
+
 def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
     """A request as an object; its streams come back in base64, so that no byte is lost."""
     request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
     given: dict[str, Any] = dict(options)
     for name in given:
         # A session has its scratch for good, and its answer says so.
+        if name in _FIXED:
+            where = f"Stockade({name}={_FIXED[name]})"
+            raise TypeError(f"`{name}` is the same for all runs of a client: write {where}.run(code)")
         if name not in RunOptions.__annotations__ and name != "scratch":
             known = ", ".join(RunOptions.__annotations__)
             raise BadRequest(f"unknown field `{name}`: a run takes {known}", reason="request_malformed")

@@ -220,6 +220,32 @@ class Result:
         """A clock ended it: the wall's or the CPU's."""
         return self.verdict in (Verdict.WALL_TIMEOUT, Verdict.CPU_TIMEOUT)
 
+    def for_model(self, limit: int = 8000) -> str:
+        """What a model should read of it: the output, the end of the errors, and in brackets what
+        was refused and what ended the run. Never empty, and about `limit` characters at most.
+        """
+        notes = [f"[refused: {_refused(one)}]" for one in self.denials if one.kind != "limit" or one.answer != "ended"]
+        notes = notes[:_MAX_NOTES] + ([f"[refused: {len(notes) - _MAX_NOTES} more]"] if len(notes) > _MAX_NOTES else [])
+        if not self.success:
+            notes.append(f"[{self._how_it_ended()}]")
+        room = max(limit - sum(len(note) + 1 for note in notes), 0)
+        error = _tail(self.error.strip("\n"), room // 4 if self.output.strip() else room)
+        output = _head_and_tail(self.output.strip("\n"), max(room - len(error), 0))
+        return "\n".join(part for part in (output, error, *notes) if part.strip()) or "[no output]"
+
+    def _how_it_ended(self) -> str:
+        ended = next((one for one in self.denials if one.kind == "limit" and one.answer == "ended"), None)
+        if ended is not None:
+            key, _, value = ended.what.partition(" ")
+            limit = _LIMITS[key].format(value) if key in _LIMITS else ended.what
+            return f"ended: {limit}" + (f"; {ended.help}" if ended.help else "")
+        if self.verdict == Verdict.EXITED:
+            return f"exit status {self.code}"
+        if self.verdict == Verdict.SIGNALED:
+            return f"ended: signal {self.signal}"
+        words = str.__str__(self.verdict).replace("_", " ")
+        return f"ended: {words}" if self.started else f"not run: {words}"
+
     def file(self, path: str) -> bytes:
         """The content of a collected file; `KeyError` if there is none of that path."""
         for collected in self.files:
@@ -233,6 +259,44 @@ def _clipped(text: str, most: int = 160) -> str:
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} … {text[-most // 2 :]}"
+
+
+#: Refusals that a model is told of.
+_MAX_NOTES = 5
+
+#: Limits in words, by their keys, as `stockade exec --text` has them.
+_LIMITS = {
+    "wall": "wall clock of {}",
+    "cpu": "CPU time of {}",
+    "memory": "memory of {}",
+    "processes": "{} processes",
+    "output_size": "output of {}",
+    "scratch_size": "scratch of {}",
+}
+
+
+def _refused(denial: Denial) -> str:
+    """One line: a name in it is the code's choice."""
+    what = denial.what.replace(" port ", ":", 1) if denial.kind == "connection" else denial.what
+    words = what + (f"; {denial.help}" if denial.help else "")
+    return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+def _tail(text: str, most: int) -> str:
+    """The end of a text, from the beginning of a line."""
+    if len(text) <= most:
+        return text
+    end = text[len(text) - most :]
+    _, line_break, whole = end.partition("\n")
+    return f"[…]\n{whole if line_break and whole else end}"
+
+
+def _head_and_tail(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return (
+        f"{text[: most // 2]}\n[… {len(text) - most} characters left out …]\n{text[len(text) - (most - most // 2) :]}"
+    )
 
 
 #: Results whose `error` is Stockade's own words.

@@ -136,6 +136,7 @@ class Session(_Session):
         """Closes it."""
         self.close()
 
+    @_request.in_help
     def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` among the session's files and returns its result.
 
@@ -292,6 +293,7 @@ class AsyncSession(_Session):
         """Closes it."""
         await self.close()
 
+    @_request.in_help
     async def run(self, code: str, **options: Unpack[RunOptions]) -> Result:
         """Runs `code` among the session's files and returns its result."""
         return await self._carry_out(_operations.run(code, options))
