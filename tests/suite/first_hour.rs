@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, run_with_stdin, scratch, stockade, text, write_file},
+    exec::{chown_to_owner, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
     runner::{directory, test},
 };
@@ -99,7 +99,16 @@ fn collected_files_are_written_over_none() {
     assert_eq!(fs::read_to_string(place.join("got/b.txt")).unwrap(), "b");
     // A second time they are there.
     let done = run_in(&place, &words);
-    assert!(done.status.code() == Some(74) && stderr(&done).contains("exists"), "{}", stderr(&done));
+    assert!(done.status.code() == Some(74) && stderr(&done).contains("out/a.txt exist already"), "{}", stderr(&done));
+    // The others are written, and the error of the report is told beside.
+    fs::remove_file(place.join("got/b.txt")).unwrap();
+    let done = run_in(&place, &[&["--report", "/dev/full"], &words[..]].concat());
+    let said = stderr(&done);
+    assert!(done.status.code() == Some(74) && said.contains(" out/a.txt exists already") && said.contains("/dev/full"), "{said}");
+    assert_eq!(fs::read_to_string(place.join("got/b.txt")).unwrap(), "b");
+    // Nothing is left of a directory for which there was no file.
+    let done = run_in(&place, &["--collect", "*.csv", "--into", "no/such", "-c", "pass"]);
+    assert!(done.status.success() && !place.join("no").exists(), "{}", stderr(&done));
     // No link leads elsewhere.
     let elsewhere = place.join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -144,6 +153,64 @@ fn no_caller_of_sudo_allows_itself_a_peer() {
     assert!(done.status.code() == Some(125) && stderr(&done).contains("policy alone decides"), "{}", stderr(&done));
     // The control.
     says(&ask(&["run", "true"]), "", 0);
+}
+
+/// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not
+/// write, by links that it makes; and what the run said.
+fn led_astray(place: &Path, into: &[&str], code: &str) -> (usize, Output) {
+    let victim = directory().join("victim");
+    fs::create_dir_all(&victim).unwrap();
+    let code = format!("echo x > authorized_keys.txt; V={}; {code}", text(&victim));
+    let done = run_in(place, &[&["-q", "-C", ".", "--collect", "*.txt"], into, &["--", "sh", "-c", &code]].concat());
+    (fs::read_dir(&victim).unwrap().count(), done)
+}
+
+test!(Both, code_cannot_lead_collected_files_elsewhere);
+fn code_cannot_lead_collected_files_elsewhere() {
+    let attacks = [
+        (&[][..], "rm -rf collected; ln -s $V collected"),
+        (&[], "mv collected away; ln -s $V collected"),
+        (&["--into", "o/sub"], "mv o away; ln -s $V o"),
+        (&["--into", "there"], "mv there away; ln -s $V there"),
+        (&["--into", "there"], "rm -rf there/*; ln -s $V/x.txt there/authorized_keys.txt"),
+    ];
+    for (number, (into, code)) in attacks.into_iter().enumerate() {
+        let place = scratch_named(&format!("attacked-{number}"));
+        fs::create_dir(place.join("there")).unwrap();
+        chown_to_owner(&place.join("there"));
+        let (stolen, done) = led_astray(&place, into, code);
+        assert!(stolen == 0 && done.status.code() == Some(74), "{into:?} {code}: {stolen} {}", stderr(&done));
+    }
+    // Nor by a link of an earlier run.
+    let place = scratch();
+    assert_eq!(led_astray(&place, &["--into", "fine"], "ln -s $V led").0, 0);
+    for into in ["led", "led/sub"] {
+        let (stolen, done) = led_astray(&place, &["--into", into], "true");
+        assert!(stolen == 0 && done.status.code() == Some(125) && stderr(&done).contains("is a link"), "{into} {}", stderr(&done));
+    }
+    // The controls: what the code does not replace is written, in the scratch too.
+    let (_, done) = led_astray(&place, &[], "true");
+    assert!(done.status.success() && place.join("collected/authorized_keys.txt").exists(), "{}", stderr(&done));
+    let victim = directory().join("victim");
+    let (stolen, done) = led_astray(&place, &["--into", text(&victim)], "true");
+    assert!(stolen == 1 && done.status.success(), "{}", stderr(&done));
+}
+
+test!(RootOnly, a_link_in_roots_scratch_is_not_trusted_as_roots);
+fn a_link_in_roots_scratch_is_not_trusted_as_roots() {
+    let place = directory().join("of-root");
+    fs::create_dir(&place).unwrap();
+    let planted = led_astray(&place, &["--into", "fine"], "ln -s $V led").1;
+    assert!(planted.status.success(), "{}", stderr(&planted));
+    let (stolen, done) = led_astray(&place, &["--into", "led/sub"], "true");
+    assert!(stolen == 0 && done.status.code() == Some(125) && stderr(&done).contains("none in a scratch"), "{}", stderr(&done));
+    let words = ["-C", ".", "--report", "led/report.json", "true"];
+    let done = run_in(&place, &words);
+    assert!(done.status.code() == Some(125) && fs::read_dir(directory().join("victim")).unwrap().count() == 0, "{}", stderr(&done));
+    // The control: root's link beside the scratch is followed.
+    symlink(directory().join("victim"), directory().join("beside")).unwrap();
+    let (stolen, done) = led_astray(&place, &["--into", "../beside"], "true");
+    assert!(stolen == 1 && done.status.success(), "{}", stderr(&done));
 }
 
 test!(Both, a_result_is_printed_in_the_form_that_was_asked_for);

@@ -8,6 +8,7 @@
 mod approve;
 mod args;
 mod audit;
+mod collected;
 mod companion;
 mod completions;
 mod doctor;

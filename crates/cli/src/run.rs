@@ -6,13 +6,12 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, Metadata},
-    io::{self, ErrorKind, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    io::{self, Read, Write},
+    os::unix::fs::MetadataExt,
     path::Path,
 };
 
 use anyhow::{Context, anyhow, bail};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
     CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, is_interactive, with_callers_rights,
@@ -20,7 +19,10 @@ use stockade_engine::{
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
 
-use crate::{ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, dry_run, output::warn, unwritten, warn_of_audit, warn_of_degraded};
+use crate::{
+    ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, collected::Destination, dry_run, output::warn, unwritten, warn_of_audit,
+    warn_of_degraded,
+};
 
 /// The word that stands for code on stdin.
 const STDIN: &str = "-";
@@ -45,7 +47,9 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
             Err(refusal) => Ok(ExitCode::from(refuse(&refusal))),
         };
     }
-    let report_file = run.report.as_deref().map(open_report).transpose()?;
+    let scratch = options.scratch.as_deref();
+    let into = if run.collect.is_empty() { None } else { Some(destination(run.into.as_deref(), scratch)?) };
+    let report_file = run.report.as_deref().map(|path| open_report(path, scratch)).transpose()?;
     let (report, code) = match stockade_engine::run(origin, &options, run.report.is_some()) {
         Ok(result) => {
             let (report, code) = ended_command(result);
@@ -61,12 +65,16 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         warn_of_degraded(&report);
     }
     warn_of_audit(&report);
-    let kept = keep(&report, run);
+    let kept = into.as_ref().map_or(Ok(()), |into| keep(&report, into, run.quiet));
     let reported = match (report_file, &run.report) {
         (Some(file), Some(path)) => write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display())),
         _ => Ok(()),
     };
-    match kept.and(reported) {
+    let written = match (kept, reported) {
+        (Err(of_files), Err(of_report)) => Err(anyhow!("{of_files:#}; {of_report:#}")),
+        (kept, reported) => kept.and(reported),
+    };
+    match written {
         Err(error) if report.started => Ok(unwritten(&error, &verdict_and_code(&report)?)),
         written => written.map(|()| code),
     }
@@ -131,7 +139,7 @@ impl Program {
             None => runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes),
         };
         let Some(language) = language else { return Ok(Program::Command(run.words.clone())) };
-        if let Some(inside) = with_callers_rights(|| below(path, options.scratch.as_deref()))? {
+        if let Some(inside) = with_callers_rights(|| path_in_scratch(path, options.scratch.as_deref()))? {
             let words = std::iter::once(inside).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
@@ -164,7 +172,7 @@ fn runtime_of(path: &Path, runtimes: &BTreeMap<String, Runtime>) -> Option<Strin
 }
 
 /// The path of a script without links, where the scratch shows it.
-fn below(path: &Path, scratch: Option<&Path>) -> Option<String> {
+fn path_in_scratch(path: &Path, scratch: Option<&Path>) -> Option<String> {
     let (script, scratch) = (path.canonicalize().ok()?, scratch?.canonicalize().ok()?);
     script.starts_with(&scratch).then(|| script.to_str().map(str::to_owned)).flatten()
 }
@@ -179,54 +187,24 @@ fn text(from: impl Read, name: &str) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))
 }
 
-/// Writes the files that were collected below a directory, over none that is there.
-fn keep(report: &Report, run: &args::Run) -> anyhow::Result<()> {
+/// Where collected files go.
+fn destination<'a>(into: Option<&Path>, scratch: Option<&'a Path>) -> anyhow::Result<Destination<'a>> {
+    let into = into.map_or_else(|| args::from_here(Path::new("collected")), |into| Ok(into.to_path_buf()));
+    Destination::open(into.map_err(|error| anyhow!(error))?, scratch)
+}
+
+/// Writes the files that were collected, and says where.
+fn keep(report: &Report, into: &Destination<'_>, quiet: bool) -> anyhow::Result<()> {
     if report.files.is_empty() {
         return Ok(());
     }
-    let into = &run.into;
-    let (kept, left_out) = with_callers_rights(|| -> anyhow::Result<_> {
-        let (mut kept, mut left_out) = (0, Vec::new());
-        for file in &report.files {
-            let bytes = match (&file.text, &file.base64) {
-                (Some(text), _) => text.clone().into_bytes(),
-                (None, Some(base64)) => BASE64_STANDARD.decode(base64).map_err(|error| anyhow!("{error}"))?,
-                (None, None) => {
-                    left_out.push(format!("{}: {}", file.path, file.omitted.as_deref().unwrap_or("not read")));
-                    continue;
-                }
-            };
-            put(into, Path::new(&file.path), &bytes).with_context(|| format!("write {}", into.join(&file.path).display()))?;
-            kept += 1;
-        }
-        Ok((kept, left_out))
-    })??;
-    left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
-    if !run.quiet {
-        let files = if kept == 1 { "file is" } else { "files are" };
-        warn(&format!("stockade: {kept} {files} in {}", into.display()));
+    let kept = into.keep(&report.files)?;
+    kept.left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
+    if !quiet {
+        let files = if kept.written == 1 { "file is" } else { "files are" };
+        warn(&format!("stockade: {} {files} in {}", kept.written, into.path().display()));
     }
-    Ok(())
-}
-
-/// Makes a file below a directory. The name is the code's choice: neither a link on its way nor a
-/// file at its end is there before.
-fn put(into: &Path, name: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    fs::create_dir_all(into)?;
-    let mut directory = into.to_path_buf();
-    for part in name.parent().into_iter().flat_map(Path::components) {
-        directory.push(part);
-        match fs::create_dir(&directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&directory)?.is_dir() => {}
-            made => made?,
-        }
-    }
-    let opened = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(into.join(name));
-    let mut file = opened.map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => anyhow!("it exists; name another directory by --into"),
-        _ => error.into(),
-    })?;
-    Ok(file.write_all(bytes)?)
+    into.check(&kept)
 }
 
 /// What ended a run, in words for a person.
@@ -286,16 +264,16 @@ pub(crate) fn refuse(refusal: &Refusal) -> u8 {
     if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR }
 }
 
-/// Before the run, and through no link but root's: the file may lie where
+/// Before the run, and through no link but root's and none in the scratch: the file may lie where
 /// the code can write, and would be led to anything that the caller may overwrite.
-fn open_report(path: &Path) -> anyhow::Result<File> {
+fn open_report(path: &Path, scratch: Option<&Path>) -> anyhow::Result<File> {
     let whole = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
     // Opening a fifo without a reader would block before signals are handled.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // With the caller's rights: root must not write files that the caller could not.
     let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_engine::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
+        let directory = stockade_engine::open_directory(parent, scratch).map_err(|error| anyhow!(error.problem))?;
         Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
     })?
     .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;
