@@ -418,6 +418,52 @@ fn a_lost_run_raises_the_alerts_that_it_is_known_to_meet() {
     assert_eq!(found[0]["alerts"], json!(["verdict:lost", "code:sleep"]), "{found:?}");
 }
 
+/// `--allow` for so many hosts.
+fn allowing(hosts: usize) -> Vec<String> {
+    (0..hosts).flat_map(|host| [String::from("--allow"), format!("h{host}.example.org:443")]).collect()
+}
+
+test!(Both, peers_that_a_caller_allows_break_no_log);
+fn peers_that_a_caller_allows_break_no_log() {
+    let log = own_log();
+    let run = |policy: &str, hosts| {
+        let words = [vec![String::from("run"), String::from("--policy"), policy.to_owned()], allowing(hosts), vec![String::from("true")]];
+        stockade(words.concat().iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap()
+    };
+    for _ in 0..3 {
+        assert_eq!(run("nope", 8000).status.code(), Some(125));
+    }
+    let done = run("default", 40);
+    assert!(done.status.success(), "{done:?}");
+    is_whole();
+    let all = records(&log);
+    assert_eq!(all.len(), 1 + 4, "{all:?}");
+    // A run that was refused reaches nothing.
+    assert!(all[1..4].iter().all(|record| record["event"] == "refused" && record["allowed_by_caller"].is_null()), "{all:?}");
+    let (peers, omitted) = (all[4]["allowed_by_caller"].as_array().unwrap(), &all[4]["allowed_by_caller_omitted"]);
+    assert_eq!((peers.len(), &peers[31], omitted), (32, &json!("h31.example.org:443"), &json!(8)));
+}
+
+test!(Both, peers_that_a_caller_allows_are_those_of_runs);
+fn peers_that_a_caller_allows_are_those_of_runs() {
+    let log = own_log();
+    let allow = ["--allow", "pypi.org:443"];
+    let mut session = Session::open(&allow);
+    session.send(&json!({"op": "write", "path": "a", "contents": "x"}).to_string());
+    assert_eq!(session.answer()["ok"], true);
+    session.send(&json!({"op": "run", "code": ""}).to_string());
+    assert_eq!(session.answer()["verdict"], "exited");
+    session.close();
+    lose(begin(&mut stockade([&["exec"], &allow[..]].concat()), "allowing"));
+    exec(json!({"code": ""})).succeeded();
+    let all = records(&log);
+    let of = |event: &str| all.iter().find(|record| record["event"] == event).unwrap_or_else(|| panic!("{event}: {all:?}"));
+    assert!(of("files")["allowed_by_caller"].is_null(), "{all:?}");
+    for event in ["run", "lost"] {
+        assert_eq!(of(event)["allowed_by_caller"], json!(["pypi.org:443"]), "{event}");
+    }
+}
+
 test!(RootOnly, a_lost_run_is_its_callers_and_no_roots);
 fn a_lost_run_is_its_callers_and_no_roots() {
     let log = own_log();
