@@ -464,6 +464,29 @@ fn peers_that_a_caller_allows_are_those_of_runs() {
     }
 }
 
+test!(Both, a_script_that_the_policy_refuses_is_written_down);
+fn a_script_that_the_policy_refuses_is_written_down() {
+    let log = own_log();
+    let (script, report) = (directory().join("a.py"), directory().join("report.json"));
+    fs::write(&script, "print(6*7)").unwrap();
+    for (policy, status, reason) in [("nope", 125, json!("policy_not_found")), ("default", 0, Value::Null)] {
+        let done = stockade(["run", "--policy", policy, "--report", text(&report), text(&script)]).output().unwrap();
+        assert_eq!(done.status.code(), Some(status), "{done:?}");
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        assert_eq!((&report["reason"], &report["started"]), (&reason, &json!(status == 0)));
+        assert_eq!(records(&log).last().unwrap()["reason"], reason);
+    }
+    assert_eq!(records(&log).len(), 1 + 2);
+    if !is_root() {
+        return;
+    }
+    let id = OWNER.to_string();
+    let words = ["run", "/bin/ls.py"];
+    let done = command_with_etc(&[], &[("SUDO_UID", &id), ("SUDO_GID", &id)], &words).output().unwrap();
+    assert_eq!(done.status.code(), Some(125), "{done:?}");
+    assert_eq!(records(&log).last().unwrap()["reason"], "not_granted");
+}
+
 test!(RootOnly, a_lost_run_is_its_callers_and_no_roots);
 fn a_lost_run_is_its_callers_and_no_roots() {
     let log = own_log();

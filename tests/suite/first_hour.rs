@@ -1,7 +1,12 @@
 //! What a new user tries first: scripts, limits and peers on the command line, short results,
 //! policies from options.
 
-use std::{fs, os::unix::fs::symlink, path::Path, process::Output};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    process::Output,
+};
 
 use serde_json::{Value, json};
 
@@ -58,6 +63,38 @@ fn a_script_in_the_scratch_is_run_where_it_lies() {
     // The control: without the directory its neighbour is not there.
     let alone = run_in(&place, &["main.py"]);
     assert!(alone.status.code() == Some(1) && stderr(&alone).contains("No module named 'helper'"), "{}", stderr(&alone));
+}
+
+test!(Both, a_program_may_have_the_ending_of_a_script);
+fn a_program_may_have_the_ending_of_a_script() {
+    let programs = directory().join("programs");
+    fs::create_dir(&programs).unwrap();
+    write_file(&programs.join("tool.sh"), "#!/bin/sh\necho tool $*");
+    fs::set_permissions(programs.join("tool.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let policies = PolicyDirectory::new();
+    let lines = format!(
+        "[filesystem]\nread_only = {{ add = [{:?}] }}\n[environment.set]\nPATH = \"/usr/bin:/bin:{}\"",
+        text(&programs),
+        text(&programs)
+    );
+    let policy = policies.write("with-tool", &derived(&lines));
+    says(&run_in(&directory(), &["--policy", &policy, "tool.sh", "a"]), "tool a\n", 0);
+    // The controls: where it is not on PATH, and where it is named by a path that is not there.
+    let done = run_in(&directory(), &["tool.sh"]);
+    assert!(done.status.code() == Some(2) && stderr(&done).contains("no file tool.sh in this directory"), "{}", stderr(&done));
+    let done = run_in(&directory(), &["--policy", &policy, "/no/such/tool.sh"]);
+    assert!(done.status.code() == Some(2) && stderr(&done).contains("no file /no/such/tool.sh\n"), "{}", stderr(&done));
+}
+
+test!(Both, an_option_that_would_have_no_effect_is_refused);
+fn an_option_that_would_have_no_effect_is_refused() {
+    for words in [&["--into", "x", "true"][..], &["--dry-run", "--report", "x", "true"], &["--dry-run", "--collect", "x", "true"]] {
+        let done = run_in(&directory(), words);
+        assert!(done.status.code() == Some(2) && stderr(&done).contains("--help"), "{words:?}: {}", stderr(&done));
+    }
+    // The control.
+    let done = run_in(&directory(), &["--dry-run", "true"]);
+    assert!(done.status.success(), "{}", stderr(&done));
 }
 
 test!(Both, code_comes_from_the_command_line_and_from_stdin);

@@ -14,7 +14,8 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
-    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, is_interactive, with_callers_rights,
+    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, is_interactive, runs::EntryPoint,
+    with_callers_rights,
 };
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
@@ -34,8 +35,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
     let settings = RunSettings { limits: limits(&run.limits), collect: run.collect.clone() };
     let program = match Program::of(run, &options, &settings) {
         Ok(program) => program,
-        Err(NotRun::Refused(refusal)) => return Ok(ExitCode::from(refuse(&refusal))),
-        Err(NotRun::Unreadable(error)) => {
+        Err(error) => {
             warn(&format!("stockade: {error:#}"));
             return Ok(ExitCode::from(USAGE_ERROR));
         }
@@ -87,19 +87,6 @@ pub(crate) fn limits(given: &args::RunLimits) -> BTreeMap<String, stockade_proto
     all.into_iter().filter_map(|(key, value)| Some((key.name().to_owned(), value.clone()?))).collect()
 }
 
-/// Why nothing is run.
-enum NotRun {
-    Refused(Refusal),
-    /// The script.
-    Unreadable(anyhow::Error),
-}
-
-impl From<Refusal> for NotRun {
-    fn from(refusal: Refusal) -> Self {
-        NotRun::Refused(refusal)
-    }
-}
-
 /// What the words of a command line mean.
 enum Program {
     Command(Vec<String>),
@@ -110,8 +97,13 @@ enum Program {
 }
 
 impl Program {
-    /// What is to be run. A first word that is a file with a runtime's ending is a script.
-    fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> Result<Self, NotRun> {
+    /// What is to be run. A first word that is a file with a runtime's ending is a script. Where the
+    /// policy or the caller is refused it is a command: `engine` then refuses the run for the same
+    /// reason, and writes that down.
+    ///
+    /// # Errors
+    /// The script is not there or cannot be read.
+    fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> anyhow::Result<Self> {
         let request = |code: String, language: Option<String>, filename: Option<String>, args: &[String]| {
             let RunSettings { limits, collect } = settings.clone();
             Program::Code(Box::new(Request { code, language, filename, args: args.to_vec(), limits, collect, ..Request::default() }))
@@ -119,32 +111,32 @@ impl Program {
         if let Some(code) = &run.code {
             return Ok(request(code.clone(), run.language.clone(), None, &run.words));
         }
-        let Some((first, arguments)) = run.words.split_first() else { return Ok(Program::Command(Vec::new())) };
+        let command = || Ok(Program::Command(run.words.clone()));
+        let Some((first, arguments)) = run.words.split_first() else { return command() };
         if first == STDIN {
-            let code = text(io::stdin().lock(), "the code on stdin").map_err(NotRun::Unreadable)?;
-            return Ok(request(code, run.language.clone(), None, arguments));
+            return Ok(request(text(io::stdin().lock(), "the code on stdin")?, run.language.clone(), None, arguments));
         }
         let path = Path::new(first);
-        let is_file = with_callers_rights(|| path.is_file())?;
-        if !is_file && run.language.is_none() {
-            // On PATH there is no program with the ending of a script; a scratch may hold one.
-            let is_script = path.extension().is_some() && options.scratch.is_none();
-            if is_script && runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes).is_some() {
-                return Err(NotRun::Unreadable(anyhow!("there is no file {first} in this directory")));
-            }
-            return Ok(Program::Command(run.words.clone()));
-        }
         let language = match &run.language {
             Some(language) => Some(language.clone()),
-            None => runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes),
+            None if path.extension().is_none() => None,
+            None => stockade_engine::load_policy(options).ok().and_then(|loaded| runtime_of(path, &loaded.policy.runtimes)),
         };
-        let Some(language) = language else { return Ok(Program::Command(run.words.clone())) };
+        let Some(language) = language else { return command() };
+        let Ok(is_file) = with_callers_rights(|| path.is_file()) else { return command() };
+        if !is_file && run.language.is_none() {
+            // A scratch may hold one, and PATH has programs with the ending of a script.
+            if options.scratch.is_some() || is_on_path(first, options)? {
+                return command();
+            }
+            bail!("there is no file {first}{}", if path.is_absolute() { "" } else { " in this directory" });
+        }
         if let Some(inside) = with_callers_rights(|| path_in_scratch(path, options.scratch.as_deref()))? {
             let words = std::iter::once(inside).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
         let read = || File::open(path).with_context(|| format!("read the script {first}"));
-        let code = with_callers_rights(read)?.and_then(|file| text(file, first)).map_err(NotRun::Unreadable)?;
+        let code = with_callers_rights(read)?.and_then(|file| text(file, first))?;
         // Beside the files of a host directory the code has a name that nothing else has.
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.filter(|name| options.scratch.is_none() && !name.starts_with(OWN_PREFIX));
@@ -157,7 +149,8 @@ impl Program {
             Program::Command(command) => Origin::Command { command, settings, terminal },
             Program::Code(request) => Origin::Script { request, terminal },
             Program::Script(runtime, arguments) => {
-                Origin::Interpreter { runtime, arguments, environment: &NO_VARIABLES, alias: None, settings, terminal }
+                let environment = &NO_VARIABLES;
+                Origin::Interpreter { via: EntryPoint::Run, runtime, arguments, environment, alias: None, settings, terminal }
             }
         }
     }
@@ -169,6 +162,16 @@ static NO_VARIABLES: BTreeMap<String, String> = BTreeMap::new();
 fn runtime_of(path: &Path, runtimes: &BTreeMap<String, Runtime>) -> Option<String> {
     let ending = path.extension()?.to_str()?;
     runtimes.iter().find(|(_, runtime)| runtime.extension == ending).map(|(name, _)| name.clone())
+}
+
+/// Whether a word is a program's name where the policy's PATH leads.
+fn is_on_path(word: &str, options: &Options) -> Result<bool, Refusal> {
+    if word.contains('/') {
+        return Ok(false);
+    }
+    let loaded = stockade_engine::load_policy(options)?;
+    let path = loaded.policy.environment.set.get("PATH").map_or("", String::as_str);
+    with_callers_rights(|| path.split(':').any(|directory| Path::new(directory).join(word).is_file()))
 }
 
 /// The path of a script without links, where the scratch shows it.
