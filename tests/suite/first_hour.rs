@@ -155,43 +155,6 @@ fn collected_files_are_written_over_none() {
     assert!(done.status.code() == Some(74) && fs::read_dir(&elsewhere).unwrap().next().is_none(), "{}", stderr(&done));
 }
 
-test!(Both, a_peer_of_the_callers_is_listed_as_such);
-fn a_peer_of_the_callers_is_listed_as_such() {
-    let report = directory().join("report");
-    let done = stockade(["run", "--allow", "pypi.org:443", "--report", text(&report), "true"]).output().unwrap();
-    says(&done, "", 0);
-    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
-    assert_eq!(report["egress"]["allowed_by_caller"], json!(["pypi.org:443"]));
-    assert_ne!(report["egress"]["mode"], "none");
-    let shown = stockade(["audit", "show", report["audit"]["run"].as_str().unwrap()]).output().unwrap();
-    let record: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
-    assert_eq!(record["allowed_by_caller"], json!(["pypi.org:443"]), "{}", stderr(&shown));
-    let plan = stockade(["run", "--allow", "pypi.org:443", "--dry-run", "--json", "true"]).output().unwrap();
-    assert!(String::from_utf8(plan.stdout).unwrap().contains("pypi.org"));
-    // The control: none is allowed by itself; and what is no rule is refused.
-    let plan = stockade(["run", "--dry-run", "--json", "true"]).output().unwrap();
-    assert!(!String::from_utf8(plan.stdout).unwrap().contains("pypi.org"));
-    let wrong = stockade(["run", "--allow", "https://pypi.org", "true"]).output().unwrap();
-    assert_eq!(wrong.status.code(), Some(2));
-    // Nor can a policy that opens no socket be opened so.
-    let policies = PolicyDirectory::new();
-    let policy = policies.write("closed", &derived("[seccomp]\nsocket_families = { remove = [\"inet\", \"inet6\"] }"));
-    let done = stockade(["run", "--policy", &policy, "--allow", "pypi.org:443", "true"]).output().unwrap();
-    assert!(done.status.code() == Some(2) && stderr(&done).contains("Internet socket"), "{}", stderr(&done));
-}
-
-test!(RootOnly, no_caller_of_sudo_allows_itself_a_peer);
-fn no_caller_of_sudo_allows_itself_a_peer() {
-    let grants = "[[grant]]\nuid = 1000\npolicies = [\"default\"]\n";
-    let ask = |words: &[&str]| {
-        command_with_etc(&[("stockade/grants.toml", grants)], &[("SUDO_UID", "1000"), ("SUDO_GID", "1000")], words).output().unwrap()
-    };
-    let done = ask(&["run", "--allow", "pypi.org:443", "true"]);
-    assert!(done.status.code() == Some(125) && stderr(&done).contains("policy alone decides"), "{}", stderr(&done));
-    // The control.
-    says(&ask(&["run", "true"]), "", 0);
-}
-
 /// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not
 /// write, by links that it makes; and what the run said.
 fn led_astray(place: &Path, into: &[&str], code: &str) -> (usize, Output) {
@@ -250,6 +213,43 @@ fn a_link_in_roots_scratch_is_not_trusted_as_roots() {
     assert!(stolen == 1 && done.status.success(), "{}", stderr(&done));
 }
 
+test!(Both, a_peer_of_the_callers_is_listed_as_such);
+fn a_peer_of_the_callers_is_listed_as_such() {
+    let report = directory().join("report");
+    let done = stockade(["run", "--allow", "pypi.org:443", "--report", text(&report), "true"]).output().unwrap();
+    says(&done, "", 0);
+    let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+    assert_eq!(report["egress"]["allowed_by_caller"], json!(["pypi.org:443"]));
+    assert_ne!(report["egress"]["mode"], "none");
+    let shown = stockade(["audit", "show", report["audit"]["run"].as_str().unwrap()]).output().unwrap();
+    let record: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
+    assert_eq!(record["allowed_by_caller"], json!(["pypi.org:443"]), "{}", stderr(&shown));
+    let plan = stockade(["run", "--allow", "pypi.org:443", "--dry-run", "--json", "true"]).output().unwrap();
+    assert!(String::from_utf8(plan.stdout).unwrap().contains("pypi.org"));
+    // The control: none is allowed by itself; and what is no rule is refused.
+    let plan = stockade(["run", "--dry-run", "--json", "true"]).output().unwrap();
+    assert!(!String::from_utf8(plan.stdout).unwrap().contains("pypi.org"));
+    let wrong = stockade(["run", "--allow", "https://pypi.org", "true"]).output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+    // Nor can a policy that opens no socket be opened so.
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("closed", &derived("[seccomp]\nsocket_families = { remove = [\"inet\", \"inet6\"] }"));
+    let done = stockade(["run", "--policy", &policy, "--allow", "pypi.org:443", "true"]).output().unwrap();
+    assert!(done.status.code() == Some(2) && stderr(&done).contains("Internet socket"), "{}", stderr(&done));
+}
+
+test!(RootOnly, no_caller_of_sudo_allows_itself_a_peer);
+fn no_caller_of_sudo_allows_itself_a_peer() {
+    let grants = "[[grant]]\nuid = 1000\npolicies = [\"default\"]\n";
+    let ask = |words: &[&str]| {
+        command_with_etc(&[("stockade/grants.toml", grants)], &[("SUDO_UID", "1000"), ("SUDO_GID", "1000")], words).output().unwrap()
+    };
+    let done = ask(&["run", "--allow", "pypi.org:443", "true"]);
+    assert!(done.status.code() == Some(125) && stderr(&done).contains("policy alone decides"), "{}", stderr(&done));
+    // The control.
+    says(&ask(&["run", "true"]), "", 0);
+}
+
 test!(Both, a_result_is_printed_in_the_form_that_was_asked_for);
 fn a_result_is_printed_in_the_form_that_was_asked_for() {
     let ask = |form: &[&str], request: &str| {
@@ -271,10 +271,27 @@ fn a_result_is_printed_in_the_form_that_was_asked_for() {
 
 test!(Both, a_reader_that_has_gone_is_no_error);
 fn a_reader_that_has_gone_is_no_error() {
-    let script = "set -o pipefail; \"$STOCKADE\" policy show default | true; echo ${PIPESTATUS[0]}";
-    let gone = crate::support::exec::run_under(&["bash", "-c", script]).output().unwrap();
-    // It may have written all before the reader went.
-    assert!(["141\n", "0\n"].contains(&&*String::from_utf8_lossy(&gone.stdout)) && gone.stderr.is_empty(), "{gone:?}");
+    own_log();
+    assert!(stockade(["run", "-q", "true"]).output().unwrap().status.success());
+    for words in ["policy show default", "audit tail", "audit verify", "audit query", "help", "run --help", "completions bash"] {
+        // The reader has ended before the first byte.
+        let script = format!("exec 3> >(true); wait $!; \"$STOCKADE\" {words} >&3; echo $?");
+        let gone = crate::support::exec::run_under(&["bash", "-c", &script]).output().unwrap();
+        assert!(gone.stdout == b"141\n" && gone.stderr.is_empty(), "{words}: {gone:?}");
+    }
+}
+
+test!(Both, help_shows_pages_by_their_names_alone);
+fn help_shows_pages_by_their_names_alone() {
+    let help = |words: &[&str]| stockade([&["help"], words].concat()).output().unwrap();
+    let page = help(&["operate"]);
+    assert!(page.status.success() && help(&["stockade-operate"]).stdout == page.stdout);
+    for words in [&["security", "nonsense"][..], &["stockade-nonsense"], &["policy", "nonsense"]] {
+        let done = help(words);
+        assert!(done.status.code() == Some(2) && stderr(&done).contains("no page and no command"), "{words:?}: {}", stderr(&done));
+    }
+    // The control: a command has words of its own.
+    assert!(help(&["policy", "check"]).status.success());
 }
 
 test!(Both, a_policy_is_written_from_options_and_over_none);

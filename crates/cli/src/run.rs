@@ -250,7 +250,7 @@ pub(crate) fn explain(report: &Report) {
         Verdict::WallTimeout => "the wall clock ran out",
         Verdict::CpuTimeout => "its CPU time ran out",
         Verdict::OutOfMemory => "it ran out of memory",
-        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch cannot be counted: closed to its owner, or too deep",
+        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch could not be counted (stockade help reasons)",
         Verdict::DiskLimit => "scratch or tmp is full",
         Verdict::ProcessLimit => "it reached the process limit",
         Verdict::OutputLimit => "it printed too much",
