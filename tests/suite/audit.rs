@@ -475,6 +475,75 @@ fn a_lost_run_raises_the_alerts_that_it_is_known_to_meet() {
     assert_eq!(found[0]["alerts"], json!(["verdict:lost", "code:sleep"]), "{found:?}");
 }
 
+/// `--allow` for so many hosts.
+fn allowing(hosts: usize) -> Vec<String> {
+    (0..hosts).flat_map(|host| [String::from("--allow"), format!("h{host}.example.org:443")]).collect()
+}
+
+test!(Both, peers_that_a_caller_allows_break_no_log);
+fn peers_that_a_caller_allows_break_no_log() {
+    let log = own_log();
+    let run = |policy: &str, hosts| {
+        let words = [vec![String::from("run"), String::from("--policy"), policy.to_owned()], allowing(hosts), vec![String::from("true")]];
+        stockade(words.concat().iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap()
+    };
+    for _ in 0..3 {
+        assert_eq!(run("nope", 8000).status.code(), Some(125));
+    }
+    let done = run("default", 40);
+    assert!(done.status.success(), "{done:?}");
+    is_whole();
+    let all = records(&log);
+    assert_eq!(all.len(), 1 + 4, "{all:?}");
+    // A run that was refused reaches nothing.
+    assert!(all[1..4].iter().all(|record| record["event"] == "refused" && record["allowed_by_caller"].is_null()), "{all:?}");
+    let (peers, omitted) = (all[4]["allowed_by_caller"].as_array().unwrap(), &all[4]["allowed_by_caller_omitted"]);
+    assert_eq!((peers.len(), &peers[31], omitted), (32, &json!("h31.example.org:443"), &json!(8)));
+}
+
+test!(Both, peers_that_a_caller_allows_are_those_of_runs);
+fn peers_that_a_caller_allows_are_those_of_runs() {
+    let log = own_log();
+    let allow = ["--allow", "pypi.org:443"];
+    let mut session = Session::open(&allow);
+    session.send(&json!({"op": "write", "path": "a", "contents": "x"}).to_string());
+    assert_eq!(session.answer()["ok"], true);
+    session.send(&json!({"op": "run", "code": ""}).to_string());
+    assert_eq!(session.answer()["verdict"], "exited");
+    session.close();
+    lose(begin(&mut stockade([&["exec"], &allow[..]].concat()), "allowing"));
+    exec(json!({"code": ""})).succeeded();
+    let all = records(&log);
+    let of = |event: &str| all.iter().find(|record| record["event"] == event).unwrap_or_else(|| panic!("{event}: {all:?}"));
+    assert!(of("files")["allowed_by_caller"].is_null(), "{all:?}");
+    for event in ["run", "lost"] {
+        assert_eq!(of(event)["allowed_by_caller"], json!(["pypi.org:443"]), "{event}");
+    }
+}
+
+test!(Both, a_script_that_the_policy_refuses_is_written_down);
+fn a_script_that_the_policy_refuses_is_written_down() {
+    let log = own_log();
+    let (script, report) = (directory().join("a.py"), directory().join("report.json"));
+    fs::write(&script, "print(6*7)").unwrap();
+    for (policy, status, reason) in [("nope", 125, json!("policy_not_found")), ("default", 0, Value::Null)] {
+        let done = stockade(["run", "--policy", policy, "--report", text(&report), text(&script)]).output().unwrap();
+        assert_eq!(done.status.code(), Some(status), "{done:?}");
+        let report: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        assert_eq!((&report["reason"], &report["started"]), (&reason, &json!(status == 0)));
+        assert_eq!(records(&log).last().unwrap()["reason"], reason);
+    }
+    assert_eq!(records(&log).len(), 1 + 2);
+    if !is_root() {
+        return;
+    }
+    let id = OWNER.to_string();
+    let words = ["run", "/bin/ls.py"];
+    let done = command_with_etc(&[], &[("SUDO_UID", &id), ("SUDO_GID", &id)], &words).output().unwrap();
+    assert_eq!(done.status.code(), Some(125), "{done:?}");
+    assert_eq!(records(&log).last().unwrap()["reason"], "not_granted");
+}
+
 test!(RootOnly, a_lost_run_is_its_callers_and_no_roots);
 fn a_lost_run_is_its_callers_and_no_roots() {
     let log = own_log();

@@ -1,13 +1,18 @@
 //! What a new user tries first: scripts, limits and peers on the command line, short results,
 //! policies from options.
 
-use std::{fs, os::unix::fs::symlink, path::Path, process::Output};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+    process::Output,
+};
 
 use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
+    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
     runner::{directory, is_root, test},
 };
@@ -60,6 +65,38 @@ fn a_script_in_the_scratch_is_run_where_it_lies() {
     assert!(alone.status.code() == Some(1) && stderr(&alone).contains("No module named 'helper'"), "{}", stderr(&alone));
 }
 
+test!(Both, a_program_may_have_the_ending_of_a_script);
+fn a_program_may_have_the_ending_of_a_script() {
+    let programs = directory().join("programs");
+    fs::create_dir(&programs).unwrap();
+    write_file(&programs.join("tool.sh"), "#!/bin/sh\necho tool $*");
+    fs::set_permissions(programs.join("tool.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    let policies = PolicyDirectory::new();
+    let lines = format!(
+        "[filesystem]\nread_only = {{ add = [{:?}] }}\n[environment.set]\nPATH = \"/usr/bin:/bin:{}\"",
+        text(&programs),
+        text(&programs)
+    );
+    let policy = policies.write("with-tool", &derived(&lines));
+    says(&run_in(&directory(), &["--policy", &policy, "tool.sh", "a"]), "tool a\n", 0);
+    // The controls: where it is not on PATH, and where it is named by a path that is not there.
+    let done = run_in(&directory(), &["tool.sh"]);
+    assert!(done.status.code() == Some(2) && stderr(&done).contains("no file tool.sh in this directory"), "{}", stderr(&done));
+    let done = run_in(&directory(), &["--policy", &policy, "/no/such/tool.sh"]);
+    assert!(done.status.code() == Some(2) && stderr(&done).contains("no file /no/such/tool.sh\n"), "{}", stderr(&done));
+}
+
+test!(Both, an_option_that_would_have_no_effect_is_refused);
+fn an_option_that_would_have_no_effect_is_refused() {
+    for words in [&["--into", "x", "true"][..], &["--dry-run", "--report", "x", "true"], &["--dry-run", "--collect", "x", "true"]] {
+        let done = run_in(&directory(), words);
+        assert!(done.status.code() == Some(2) && stderr(&done).contains("--help"), "{words:?}: {}", stderr(&done));
+    }
+    // The control.
+    let done = run_in(&directory(), &["--dry-run", "true"]);
+    assert!(done.status.success(), "{}", stderr(&done));
+}
+
 test!(Both, code_comes_from_the_command_line_and_from_stdin);
 fn code_comes_from_the_command_line_and_from_stdin() {
     says(&stockade(["run", "-c", "import sys; print(6*7, sys.argv[1:])", "a"]).output().unwrap(), "42 ['a']\n", 0);
@@ -99,7 +136,16 @@ fn collected_files_are_written_over_none() {
     assert_eq!(fs::read_to_string(place.join("got/b.txt")).unwrap(), "b");
     // A second time they are there.
     let done = run_in(&place, &words);
-    assert!(done.status.code() == Some(74) && stderr(&done).contains("exists"), "{}", stderr(&done));
+    assert!(done.status.code() == Some(74) && stderr(&done).contains("out/a.txt exist already"), "{}", stderr(&done));
+    // The others are written, and the error of the report is told beside.
+    fs::remove_file(place.join("got/b.txt")).unwrap();
+    let done = run_in(&place, &[&["--report", "/dev/full"], &words[..]].concat());
+    let said = stderr(&done);
+    assert!(done.status.code() == Some(74) && said.contains(" out/a.txt exists already") && said.contains("/dev/full"), "{said}");
+    assert_eq!(fs::read_to_string(place.join("got/b.txt")).unwrap(), "b");
+    // Nothing is left of a directory for which there was no file.
+    let done = run_in(&place, &["--collect", "*.csv", "--into", "no/such", "-c", "pass"]);
+    assert!(done.status.success() && !place.join("no").exists(), "{}", stderr(&done));
     // No link leads elsewhere.
     let elsewhere = place.join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -107,6 +153,64 @@ fn collected_files_are_written_over_none() {
     symlink(&elsewhere, place.join("linked/out")).unwrap();
     let done = run_in(&place, &["--collect", "out/*", "--into", "linked", "-c", code]);
     assert!(done.status.code() == Some(74) && fs::read_dir(&elsewhere).unwrap().next().is_none(), "{}", stderr(&done));
+}
+
+/// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not
+/// write, by links that it makes; and what the run said.
+fn led_astray(place: &Path, into: &[&str], code: &str) -> (usize, Output) {
+    let victim = directory().join("victim");
+    fs::create_dir_all(&victim).unwrap();
+    let code = format!("echo x > authorized_keys.txt; V={}; {code}", text(&victim));
+    let done = run_in(place, &[&["-q", "-C", ".", "--collect", "*.txt"], into, &["--", "sh", "-c", &code]].concat());
+    (fs::read_dir(&victim).unwrap().count(), done)
+}
+
+test!(Both, code_cannot_lead_collected_files_elsewhere);
+fn code_cannot_lead_collected_files_elsewhere() {
+    let attacks = [
+        (&[][..], "rm -rf collected; ln -s $V collected"),
+        (&[], "mv collected away; ln -s $V collected"),
+        (&["--into", "o/sub"], "mv o away; ln -s $V o"),
+        (&["--into", "there"], "mv there away; ln -s $V there"),
+        (&["--into", "there"], "rm -rf there/*; ln -s $V/x.txt there/authorized_keys.txt"),
+    ];
+    for (number, (into, code)) in attacks.into_iter().enumerate() {
+        let place = scratch_named(&format!("attacked-{number}"));
+        fs::create_dir(place.join("there")).unwrap();
+        chown_to_owner(&place.join("there"));
+        let (stolen, done) = led_astray(&place, into, code);
+        assert!(stolen == 0 && done.status.code() == Some(74), "{into:?} {code}: {stolen} {}", stderr(&done));
+    }
+    // Nor by a link of an earlier run.
+    let place = scratch();
+    assert_eq!(led_astray(&place, &["--into", "fine"], "ln -s $V led").0, 0);
+    for into in ["led", "led/sub"] {
+        let (stolen, done) = led_astray(&place, &["--into", into], "true");
+        assert!(stolen == 0 && done.status.code() == Some(125) && stderr(&done).contains("is a link"), "{into} {}", stderr(&done));
+    }
+    // The controls: what the code does not replace is written, in the scratch too.
+    let (_, done) = led_astray(&place, &[], "true");
+    assert!(done.status.success() && place.join("collected/authorized_keys.txt").exists(), "{}", stderr(&done));
+    let victim = directory().join("victim");
+    let (stolen, done) = led_astray(&place, &["--into", text(&victim)], "true");
+    assert!(stolen == 1 && done.status.success(), "{}", stderr(&done));
+}
+
+test!(RootOnly, a_link_in_roots_scratch_is_not_trusted_as_roots);
+fn a_link_in_roots_scratch_is_not_trusted_as_roots() {
+    let place = directory().join("of-root");
+    fs::create_dir(&place).unwrap();
+    let planted = led_astray(&place, &["--into", "fine"], "ln -s $V led").1;
+    assert!(planted.status.success(), "{}", stderr(&planted));
+    let (stolen, done) = led_astray(&place, &["--into", "led/sub"], "true");
+    assert!(stolen == 0 && done.status.code() == Some(125) && stderr(&done).contains("none in a scratch"), "{}", stderr(&done));
+    let words = ["-C", ".", "--report", "led/report.json", "true"];
+    let done = run_in(&place, &words);
+    assert!(done.status.code() == Some(125) && fs::read_dir(directory().join("victim")).unwrap().count() == 0, "{}", stderr(&done));
+    // The control: root's link beside the scratch is followed.
+    symlink(directory().join("victim"), directory().join("beside")).unwrap();
+    let (stolen, done) = led_astray(&place, &["--into", "../beside"], "true");
+    assert!(stolen == 1 && done.status.success(), "{}", stderr(&done));
 }
 
 test!(Both, a_peer_of_the_callers_is_listed_as_such);
@@ -277,10 +381,27 @@ fn a_runtime_and_a_peer_that_are_written_otherwise_say_how() {
 
 test!(Both, a_reader_that_has_gone_is_no_error);
 fn a_reader_that_has_gone_is_no_error() {
-    let script = "set -o pipefail; \"$STOCKADE\" policy show default | true; echo ${PIPESTATUS[0]}";
-    let gone = crate::support::exec::run_under(&["bash", "-c", script]).output().unwrap();
-    // It may have written all before the reader went.
-    assert!(["141\n", "0\n"].contains(&&*String::from_utf8_lossy(&gone.stdout)) && gone.stderr.is_empty(), "{gone:?}");
+    own_log();
+    assert!(stockade(["run", "-q", "true"]).output().unwrap().status.success());
+    for words in ["policy show default", "audit tail", "audit verify", "audit query", "help", "run --help", "completions bash"] {
+        // The reader has ended before the first byte.
+        let script = format!("exec 3> >(true); wait $!; \"$STOCKADE\" {words} >&3; echo $?");
+        let gone = crate::support::exec::run_under(&["bash", "-c", &script]).output().unwrap();
+        assert!(gone.stdout == b"141\n" && gone.stderr.is_empty(), "{words}: {gone:?}");
+    }
+}
+
+test!(Both, help_shows_pages_by_their_names_alone);
+fn help_shows_pages_by_their_names_alone() {
+    let help = |words: &[&str]| stockade([&["help"], words].concat()).output().unwrap();
+    let page = help(&["operate"]);
+    assert!(page.status.success() && help(&["stockade-operate"]).stdout == page.stdout);
+    for words in [&["security", "nonsense"][..], &["stockade-nonsense"], &["policy", "nonsense"]] {
+        let done = help(words);
+        assert!(done.status.code() == Some(2) && stderr(&done).contains("no page and no command"), "{words:?}: {}", stderr(&done));
+    }
+    // The control: a command has words of its own.
+    assert!(help(&["policy", "check"]).status.success());
 }
 
 test!(Both, a_policy_is_written_from_options_and_over_none);

@@ -6,7 +6,7 @@ use std::{
     fs::{self, Permissions},
     os::unix::{
         ffi::OsStrExt,
-        fs::{MetadataExt, PermissionsExt, chown, symlink},
+        fs::{MetadataExt, PermissionsExt, chown, lchown, symlink},
     },
     path::{Path, PathBuf},
     process::{Child, Command, Output},
@@ -205,6 +205,15 @@ fn a_page_takes_the_place_of_a_file_of_ones_own_only() {
     let before = fs::read(&foreign).unwrap();
     refused(&foreign, "does not replace another user's file");
     assert_eq!(fs::read(&foreign).unwrap(), before);
+    // Nor is a link on the way followed that code may have left.
+    let (led, elsewhere) = (of("led"), of("elsewhere"));
+    fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, &led).unwrap();
+    if is_root() {
+        lchown(&led, Some(OWNER), Some(OWNER)).unwrap();
+    }
+    refused(&led.join("page.html"), "is a link of uid");
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     refused(Path::new("/no/such/directory/page.html"), "/no/such/directory/page.html");
     refused(Path::new("/"), "names no file");
 }

@@ -101,6 +101,20 @@ fn ps_lists_what_runs_and_nothing_else() {
     assert!(records(&log).len() > 1);
 }
 
+test!(Both, a_script_in_the_scratch_is_listed_as_a_run);
+fn a_script_in_the_scratch_is_listed_as_a_run() {
+    own_log();
+    let place = scratch_named("script");
+    fs::write(place.join("main.py"), CODE).unwrap();
+    chown_to_owner(&place.join("main.py"));
+    let mut child = stockade(["run", "-C", ".", "main.py"]).current_dir(&place).spawn().unwrap();
+    runs(&place);
+    let all = listed();
+    assert!(all.len() == 1 && all[0]["via"] == "run", "{all:?}");
+    assert_eq!(kill(all[0]["run"].as_str().unwrap()), (Some(0), String::new()));
+    child.wait().unwrap();
+}
+
 test!(Both, kill_ends_a_run_as_cancelled_and_waits_for_its_end, seconds 60);
 fn kill_ends_a_run_as_cancelled_and_waits_for_its_end() {
     let log = own_log();

@@ -96,18 +96,21 @@ impl Link {
         Link { chain, seq: 0, hash: ZERO.to_owned() }
     }
 
-    /// Writes the next line, which becomes the last record.
+    /// Writes the next line, which becomes the last record. No line is longer than [`MAX_LINE_LEN`]:
+    /// a reader takes a longer one for bytes that are no record.
     pub(crate) fn extend(&mut self, time: &str, body: Body<'_>, out: &mut Vec<u8>) {
-        let shorter = if let Body::Event(event) = &body { Some(event.shortened()) } else { None };
+        let whole = if let Body::Event(event) = &body { Some(*event) } else { None };
         let seq = self.seq + 1;
-        let write = |body| {
+        let write = |body: Body<'_>| {
             let line = Line { schema: 1, chain: &self.chain, seq, prev: &self.hash, time, body };
             // Texts and numbers always have a JSON form.
             escape_json(&serde_json::to_string(&line).unwrap_or_default(), is_not_ascii)
         };
         let mut line = write(body);
-        if let (Some(shorter), true) = (&shorter, line.len() > MAX_LINE_LEN) {
-            line = write(Body::Event(shorter));
+        for shorten in [Event::shortened, Event::bare] {
+            if let (Some(event), true) = (whole, line.len() > MAX_LINE_LEN) {
+                line = write(Body::Event(&shorten(event)));
+            }
         }
         (self.seq, self.hash) = (seq, sha256(line.as_bytes()));
         out.extend_from_slice(line.as_bytes());

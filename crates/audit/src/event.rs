@@ -1,11 +1,13 @@
 //! The content of one record: a run, or an operation on a session's files.
 //!
-//! The caller clips every text, and `shortened` cuts an event that is longer than a line may
-//! be. No field holds values of `env`, contents of files, stdin or secrets.
+//! The caller clips every text, and `shortened` and `bare` cut an event that is longer than a line
+//! may be. No field holds values of `env`, contents of files, stdin or secrets.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use crate::text;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -272,6 +274,9 @@ pub struct Event {
     /// Peers that the caller has allowed beside those of the policy.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allowed_by_caller: Vec<String>,
+    /// Peers of the caller's that are not listed here.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub allowed_by_caller_omitted: u64,
     /// Connections out, where there were any or some were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
@@ -302,7 +307,8 @@ pub struct Event {
     /// The lines of the policy's `alerts` that this met.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub alerts: Vec<String>,
-    /// Labels, lists and previews are left out: together they were too long for a line.
+    /// Labels, lists and previews are left out, and longer texts cut: together they were too long for
+    /// a line.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub shortened: bool,
 }
@@ -334,6 +340,8 @@ impl Event {
             findings_omitted: self.findings_omitted + self.findings.len() as u64,
             denials: Vec::new(),
             denials_omitted: self.denials_omitted + self.denials.len() as u64,
+            allowed_by_caller: Vec::new(),
+            allowed_by_caller_omitted: self.allowed_by_caller_omitted + self.allowed_by_caller.len() as u64,
             egress: None,
             modules: Vec::new(),
             modules_omitted: self.modules_omitted + self.modules.len() as u64,
@@ -341,6 +349,38 @@ impl Event {
             error: self.error.as_ref().map(bare),
             shortened: true,
             ..self.clone()
+        }
+    }
+
+    /// What fits into a line whatever its caller has left unclipped: no list, and of each text the
+    /// beginning.
+    pub(crate) fn bare(&self) -> Self {
+        const MAX_TEXT_LEN: usize = 256;
+        let clip = |text: &String| text::clip(text, MAX_TEXT_LEN);
+        let short = self.shortened();
+        Event {
+            run: clip(&self.run),
+            who: Actor { unit: None, ..short.who },
+            id: self.id.as_ref().map(clip),
+            policy: self.policy.as_ref().map(|policy| PolicyRef {
+                name: clip(&policy.name),
+                origin: clip(&policy.origin),
+                sha256: clip(&policy.sha256),
+            }),
+            code: short.code.map(|code| Code { sha256: clip(&code.sha256), ..code }),
+            files: self.files.as_ref().map(|act| FileAct { path: clip(&act.path), ..act.clone() }),
+            verdict: self.verdict.as_ref().map(clip),
+            reason: self.reason.as_ref().map(clip),
+            begun: self.begun.as_ref().map(clip),
+            receipt_sha256: self.receipt_sha256.as_ref().map(clip),
+            approval: self
+                .approval
+                .as_ref()
+                .map(|approval| ApprovalRecord { token_sha256: clip(&approval.token_sha256), ..approval.clone() }),
+            proof_sha256: self.proof_sha256.as_ref().map(clip),
+            degraded: Vec::new(),
+            alerts: Vec::new(),
+            ..short
         }
     }
 }

@@ -293,7 +293,7 @@ fn path_from_here() -> impl TypedValueParser<Value = PathBuf> {
 
 /// A path of the command line: a relative one begins at the working directory, which the
 /// kernel names without links. An empty one, as of a variable that is not set, stays empty.
-fn from_here(path: &Path) -> Result<PathBuf, String> {
+pub(crate) fn from_here(path: &Path) -> Result<PathBuf, String> {
     if path.as_os_str().is_empty() || path.is_absolute() {
         return Ok(path.to_path_buf());
     }
@@ -425,13 +425,13 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) limits: RunLimits,
     /// Copy the files in scratch that match to the directory of --into; may be repeated
-    #[arg(long, value_name = "PATTERN")]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "dry_run")]
     pub(crate) collect: Vec<String>,
-    /// Where collected files go; none is written over
-    #[arg(long, value_name = "DIR", default_value = "collected")]
-    pub(crate) into: PathBuf,
+    /// Where collected files go, through no link but root's; none is written over; default: `collected`
+    #[arg(long, value_name = "DIR", requires = "collect", value_parser = path_from_here())]
+    pub(crate) into: Option<PathBuf>,
     /// Write the result, without the streams, as JSON into this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) report: Option<PathBuf>,
     /// Say nothing of missing layers, refusals and collected files
     #[arg(short, long)]

@@ -22,7 +22,8 @@ use stockade_protocol::text::{escape_json, escape_line, is_not_ascii};
 use crate::{
     ExitCode, USAGE_ERROR,
     args::{Audit, Filter, Verify},
-    output::{Progress, print_text, warn, warn_of_error},
+    failed_with,
+    output::{Progress, print_text, warn},
 };
 
 /// How often a followed log is read.
@@ -39,10 +40,7 @@ pub(crate) fn run(command: &Audit) -> anyhow::Result<ExitCode> {
         Audit::Query(filter) => query(filter),
         Audit::Rotate { .. } => Ok(ExitCode::SUCCESS),
     })?;
-    done.or_else(|error| {
-        warn_of_error(&error);
-        Ok(ExitCode::from(USAGE_ERROR))
-    })
+    Ok(done.unwrap_or_else(|error| failed_with(USAGE_ERROR, &error)))
 }
 
 /// The one command that writes to a log, with the launcher's own rights.

@@ -20,7 +20,9 @@ pub(crate) fn show(words: &[String]) -> anyhow::Result<ExitCode> {
         print_text(&format!("{}\nPages (stockade help TOPIC):\n{pages}", command.render_help()))?;
         return Ok(ExitCode::SUCCESS);
     };
-    if let Some((.., text)) = PAGES.iter().find(|(topic, ..)| topic == first) {
+    // The manual has the page `operate` under the name `stockade-operate`.
+    let named = first.strip_prefix("stockade-").unwrap_or(first);
+    if let (Some((.., text)), 1) = (PAGES.iter().find(|(topic, ..)| *topic == named), words.len()) {
         print_text(text)?;
         return Ok(ExitCode::SUCCESS);
     }

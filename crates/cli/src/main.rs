@@ -8,6 +8,7 @@
 mod approve;
 mod args;
 mod audit;
+mod collected;
 mod companion;
 mod completions;
 mod doctor;
@@ -55,6 +56,8 @@ use result::ResultForm;
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
+/// The reader of stdout has gone: as SIGPIPE would end it.
+const PIPE_CLOSED: u8 = 128 + 13;
 /// The code ran, and what came of it could not be written: EX_IOERR of sysexits.h.
 const UNWRITTEN: u8 = 74;
 
@@ -118,12 +121,16 @@ fn raise_limits() -> anyhow::Result<()> {
 /// What was asked for could not be done or, for all its caller knows, was not. Where the reader
 /// of the answer has gone (`| head`) this ends as a program that SIGPIPE ends.
 fn failed(error: &anyhow::Error) -> ExitCode {
-    const PIPE_CLOSED: u8 = 128 + 13;
+    failed_with(SANDBOX_ERROR, error)
+}
+
+/// The same with another status.
+fn failed_with(status: u8, error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::from(PIPE_CLOSED);
     }
     warn_of_error(error);
-    ExitCode::from(SANDBOX_ERROR)
+    ExitCode::from(status)
 }
 
 /// Whether the first word is `exec`, of which an error is a result as well.
@@ -148,9 +155,11 @@ fn usage(error: &clap::Error) -> ExitCode {
         let report = Report::refused(Verdict::BadRequest, "usage", message.trim_end().to_owned());
         return print_report(&report).unwrap_or_else(|error| failed(&error));
     }
-    // Where both streams are closed there is nowhere to print it.
-    let _unprinted = error.print();
-    ExitCode::from(if asked_for { 0 } else { USAGE_ERROR })
+    match error.print() {
+        Err(error) if asked_for && error.kind() == io::ErrorKind::BrokenPipe => ExitCode::from(PIPE_CLOSED),
+        // Where both streams are closed there is nowhere to print it.
+        _ => ExitCode::from(if asked_for { 0 } else { USAGE_ERROR }),
+    }
 }
 
 impl From<&Sandbox> for Options {

@@ -7,23 +7,26 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     fs::{self, File, Metadata},
-    io::{ErrorKind, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    io::{Read, Write},
+    os::unix::fs::MetadataExt,
     path::Path,
 };
 
 use anyhow::{Context, anyhow, bail};
-use base64::{Engine, prelude::BASE64_STANDARD};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
     CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive,
-    with_callers_rights,
+    runs::EntryPoint, with_callers_rights,
 };
 use stockade_policy::model::Runtime;
 use stockade_protocol::{LimitKey, Report, Request, Verdict};
 
 use crate::{
-    ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args, dry_run, output::warn, unwritten, warn_of_audit, warn_of_degraded_once,
+    ExitCode, SANDBOX_ERROR, UNWRITTEN, USAGE_ERROR, args,
+    collected::Destination,
+    dry_run,
+    output::{warn, warn_of_error},
+    unwritten, warn_of_audit, warn_of_degraded_once,
 };
 
 /// The word that stands for code on stdin.
@@ -36,9 +39,8 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
     let settings = RunSettings { limits: limits(&run.limits), collect: run.collect.clone() };
     let program = match Program::of(run, &options, &settings) {
         Ok(program) => program,
-        Err(NotRun::Refused(refusal)) => return Ok(ExitCode::from(refuse(&refusal))),
-        Err(NotRun::Unreadable(error)) => {
-            warn(&format!("stockade: {error:#}"));
+        Err(error) => {
+            warn_of_error(&error);
             return Ok(ExitCode::from(USAGE_ERROR));
         }
     };
@@ -50,7 +52,9 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
             Err(refusal) => Ok(ExitCode::from(refuse(&refusal))),
         };
     }
-    let report_file = run.report.as_deref().map(open_report).transpose()?;
+    let scratch = options.scratch.as_deref();
+    let into = if run.collect.is_empty() { None } else { Some(destination(run.into.as_deref(), scratch)?) };
+    let report_file = run.report.as_deref().map(|path| open_report(path, scratch)).transpose()?;
     let (report, code) = match stockade_engine::run(origin, &options, run.report.is_some()) {
         Ok(result) => {
             let (report, code) = ended_command(result);
@@ -73,12 +77,16 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         refused_lines(&report).iter().for_each(|line| warn(line));
     }
     warn_of_audit(&report);
-    let kept = keep(&report, run);
+    let kept = into.as_ref().map_or(Ok(()), |into| keep(&report, into, run.quiet));
     let reported = match (report_file, &run.report) {
         (Some(file), Some(path)) => write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display())),
         _ => Ok(()),
     };
-    match kept.and(reported) {
+    let written = match (kept, reported) {
+        (Err(of_files), Err(of_report)) => Err(anyhow!("{of_files:#}; {of_report:#}")),
+        (kept, reported) => kept.and(reported),
+    };
+    match written {
         Err(error) if report.started => Ok(unwritten(&error, &verdict_and_code(&report)?)),
         written => written.map(|()| code),
     }
@@ -91,19 +99,6 @@ pub(crate) fn limits(given: &args::RunLimits) -> BTreeMap<String, stockade_proto
     all.into_iter().filter_map(|(key, value)| Some((key.name().to_owned(), value.clone()?))).collect()
 }
 
-/// Why nothing is run.
-enum NotRun {
-    Refused(Refusal),
-    /// The script.
-    Unreadable(anyhow::Error),
-}
-
-impl From<Refusal> for NotRun {
-    fn from(refusal: Refusal) -> Self {
-        NotRun::Refused(refusal)
-    }
-}
-
 /// What the words of a command line mean.
 enum Program {
     Command(Vec<String>),
@@ -114,8 +109,13 @@ enum Program {
 }
 
 impl Program {
-    /// What is to be run. A first word that is a file with a runtime's ending is a script.
-    fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> Result<Self, NotRun> {
+    /// What is to be run. A first word that is a file with a runtime's ending is a script. Where the
+    /// policy or the caller is refused it is a command: `engine` then refuses the run for the same
+    /// reason, and writes that down.
+    ///
+    /// # Errors
+    /// The script is not there or cannot be read.
+    fn of(run: &args::Run, options: &Options, settings: &RunSettings) -> anyhow::Result<Self> {
         let request = |code: String, language: Option<String>, filename: Option<String>, args: &[String]| {
             let RunSettings { limits, collect } = settings.clone();
             Program::Code(Box::new(Request { code, language, filename, args: args.to_vec(), limits, collect, ..Request::default() }))
@@ -123,32 +123,33 @@ impl Program {
         if let Some(code) = &run.code {
             return Ok(request(code.clone(), run.language.clone(), None, &run.words));
         }
-        let Some((first, arguments)) = run.words.split_first() else { return Ok(Program::Command(Vec::new())) };
+        let command = || Ok(Program::Command(run.words.clone()));
+        let Some((first, arguments)) = run.words.split_first() else { return command() };
         if first == STDIN {
-            let code = text(AwaitedStdin { callers: &options.ends_with }, "the code on stdin").map_err(NotRun::Unreadable)?;
+            let code = text(AwaitedStdin { callers: &options.ends_with }, "the code on stdin")?;
             return Ok(request(code, run.language.clone(), None, arguments));
         }
         let path = Path::new(first);
-        let is_file = with_callers_rights(|| path.is_file())?;
-        if !is_file && run.language.is_none() {
-            // On PATH there is no program with the ending of a script; a scratch may hold one.
-            let is_script = path.extension().is_some() && options.scratch.is_none();
-            if is_script && runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes).is_some() {
-                return Err(NotRun::Unreadable(anyhow!("there is no file {first} in this directory")));
-            }
-            return Ok(Program::Command(run.words.clone()));
-        }
         let language = match &run.language {
             Some(language) => Some(language.clone()),
-            None => runtime_of(path, &stockade_engine::load_policy(options)?.policy.runtimes),
+            None if path.extension().is_none() => None,
+            None => stockade_engine::load_policy(options).ok().and_then(|loaded| runtime_of(path, &loaded.policy.runtimes)),
         };
-        let Some(language) = language else { return Ok(Program::Command(run.words.clone())) };
-        if let Some(inside) = with_callers_rights(|| below(path, options.scratch.as_deref()))? {
+        let Some(language) = language else { return command() };
+        let Ok(is_file) = with_callers_rights(|| path.is_file()) else { return command() };
+        if !is_file && run.language.is_none() {
+            // A scratch may hold one, and PATH has programs with the ending of a script.
+            if options.scratch.is_some() || is_on_path(first, options)? {
+                return command();
+            }
+            bail!("there is no file {first}{}", if path.is_absolute() { "" } else { " in this directory" });
+        }
+        if let Some(inside) = with_callers_rights(|| path_in_scratch(path, options.scratch.as_deref()))? {
             let words = std::iter::once(inside).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
         let read = || File::open(path).with_context(|| format!("read the script {first}"));
-        let code = with_callers_rights(read)?.and_then(|file| text(file, first)).map_err(NotRun::Unreadable)?;
+        let code = with_callers_rights(read)?.and_then(|file| text(file, first))?;
         // Beside the files of a host directory the code has a name that nothing else has.
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.filter(|name| options.scratch.is_none() && !name.starts_with(OWN_PREFIX));
@@ -179,7 +180,8 @@ impl Program {
             Program::Command(command) => Origin::Command { command, settings, terminal },
             Program::Code(request) => Origin::Script { request, terminal },
             Program::Script(runtime, arguments) => {
-                Origin::Interpreter { runtime, arguments, environment: &NO_VARIABLES, alias: None, settings, terminal }
+                let environment = &NO_VARIABLES;
+                Origin::Interpreter { via: EntryPoint::Run, runtime, arguments, environment, alias: None, settings, terminal }
             }
         }
     }
@@ -203,8 +205,18 @@ fn without_language(path: &Path) -> Option<String> {
     Some(format!("{}: no language for {of_what}; use --language, or make it executable", path.display()))
 }
 
+/// Whether a word is a program's name where the policy's PATH leads.
+fn is_on_path(word: &str, options: &Options) -> Result<bool, Refusal> {
+    if word.contains('/') {
+        return Ok(false);
+    }
+    let loaded = stockade_engine::load_policy(options)?;
+    let path = loaded.policy.environment.set.get("PATH").map_or("", String::as_str);
+    with_callers_rights(|| path.split(':').any(|directory| Path::new(directory).join(word).is_file()))
+}
+
 /// The path of a script without links, where the scratch shows it.
-fn below(path: &Path, scratch: Option<&Path>) -> Option<String> {
+fn path_in_scratch(path: &Path, scratch: Option<&Path>) -> Option<String> {
     let (script, scratch) = (path.canonicalize().ok()?, scratch?.canonicalize().ok()?);
     script.starts_with(&scratch).then(|| script.to_str().map(str::to_owned)).flatten()
 }
@@ -219,54 +231,24 @@ fn text(from: impl Read, name: &str) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|_| anyhow!("{name} is not UTF-8 text"))
 }
 
-/// Writes the files that were collected below a directory, over none that is there.
-fn keep(report: &Report, run: &args::Run) -> anyhow::Result<()> {
+/// Where collected files go.
+fn destination<'a>(into: Option<&Path>, scratch: Option<&'a Path>) -> anyhow::Result<Destination<'a>> {
+    let into = into.map_or_else(|| args::from_here(Path::new("collected")), |into| Ok(into.to_path_buf()));
+    Destination::open(into.map_err(|error| anyhow!(error))?, scratch)
+}
+
+/// Writes the files that were collected, and says where.
+fn keep(report: &Report, into: &Destination<'_>, quiet: bool) -> anyhow::Result<()> {
     if report.files.is_empty() {
         return Ok(());
     }
-    let into = &run.into;
-    let (kept, left_out) = with_callers_rights(|| -> anyhow::Result<_> {
-        let (mut kept, mut left_out) = (0, Vec::new());
-        for file in &report.files {
-            let bytes = match (&file.text, &file.base64) {
-                (Some(text), _) => text.clone().into_bytes(),
-                (None, Some(base64)) => BASE64_STANDARD.decode(base64).map_err(|error| anyhow!("{error}"))?,
-                (None, None) => {
-                    left_out.push(format!("{}: {}", file.path, file.omitted.as_deref().unwrap_or("not read")));
-                    continue;
-                }
-            };
-            put(into, Path::new(&file.path), &bytes).with_context(|| format!("write {}", into.join(&file.path).display()))?;
-            kept += 1;
-        }
-        Ok((kept, left_out))
-    })??;
-    left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
-    if !run.quiet {
-        let files = if kept == 1 { "file is" } else { "files are" };
-        warn(&format!("stockade: {kept} {files} in {}", into.display()));
+    let kept = into.keep(&report.files)?;
+    kept.left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
+    if !quiet {
+        let files = if kept.written == 1 { "file is" } else { "files are" };
+        warn(&format!("stockade: {} {files} in {}", kept.written, into.path().display()));
     }
-    Ok(())
-}
-
-/// Makes a file below a directory. The name is the code's choice: neither a link on its way nor a
-/// file at its end is there before.
-fn put(into: &Path, name: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    fs::create_dir_all(into)?;
-    let mut directory = into.to_path_buf();
-    for part in name.parent().into_iter().flat_map(Path::components) {
-        directory.push(part);
-        match fs::create_dir(&directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists && fs::symlink_metadata(&directory)?.is_dir() => {}
-            made => made?,
-        }
-    }
-    let opened = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(into.join(name));
-    let mut file = opened.map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => anyhow!("it exists; name another directory by --into"),
-        _ => error.into(),
-    })?;
-    Ok(file.write_all(bytes)?)
+    into.check(&kept)
 }
 
 /// What ended a run, in words for a person.
@@ -309,7 +291,7 @@ pub(crate) fn explain(report: &Report) {
         Verdict::WallTimeout => "the wall clock ran out",
         Verdict::CpuTimeout => "its CPU time ran out",
         Verdict::OutOfMemory => "it ran out of memory",
-        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch cannot be counted: closed to its owner, or too deep",
+        Verdict::DiskLimit if report.reason.is_some() => "a directory in scratch could not be counted (stockade help reasons)",
         Verdict::DiskLimit => "scratch or tmp is full",
         Verdict::ProcessLimit => "it reached the process limit",
         Verdict::OutputLimit => "it printed too much",
@@ -350,16 +332,16 @@ pub(crate) fn refuse(refusal: &Refusal) -> u8 {
     if refusal.verdict == Verdict::BadRequest { USAGE_ERROR } else { SANDBOX_ERROR }
 }
 
-/// Before the run, and through no link but root's: the file may lie where
+/// Before the run, and through no link but root's and none in the scratch: the file may lie where
 /// the code can write, and would be led to anything that the caller may overwrite.
-fn open_report(path: &Path) -> anyhow::Result<File> {
+fn open_report(path: &Path, scratch: Option<&Path>) -> anyhow::Result<File> {
     let whole = std::path::absolute(path)?;
     let (Some(parent), Some(name)) = (whole.parent(), whole.file_name()) else { bail!("{} is no file's name", path.display()) };
     // Opening a fifo without a reader would block before signals are handled.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     // With the caller's rights: root must not write files that the caller could not.
     let file = stockade_engine::with_callers_rights(|| -> anyhow::Result<File> {
-        let directory = stockade_engine::open_directory(parent).map_err(|error| anyhow!(error.problem))?;
+        let directory = stockade_engine::open_directory(parent, scratch).map_err(|error| anyhow!(error.problem))?;
         Ok(openat(&directory, name, flags, Mode::from_raw_mode(0o666))?.into())
     })?
     .with_context(|| format!("open {}, which must not be a symlink, nor a fifo without a reader", path.display()))?;

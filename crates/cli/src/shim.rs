@@ -21,6 +21,7 @@ use stockade_engine::{
     caller::waiting,
     interpreter::{ArgumentNotUtf8, Interpreter, interpret},
     plan::Plan,
+    runs::EntryPoint,
 };
 
 use crate::{
@@ -226,6 +227,7 @@ fn install(directory: &Path, choice: &PolicyChoice, scratch: Option<&Path>, exac
 /// What a run of this runtime would be here.
 fn plan(runtime: &str, options: &Options) -> Result<Plan, Refusal> {
     let origin = Origin::Interpreter {
+        via: EntryPoint::Shim,
         runtime,
         arguments: &[],
         environment: &BTreeMap::new(),

@@ -62,8 +62,10 @@ pub enum Origin<'a> {
         /// On a terminal of its own.
         terminal: bool,
     },
-    /// A runtime's interpreter, of a shim.
+    /// A runtime's interpreter: a shim's, or `run`'s for a script that lies in the scratch.
     Interpreter {
+        /// Which of the two.
+        via: EntryPoint,
         /// The runtime.
         runtime: &'a str,
         /// All its arguments.
@@ -123,7 +125,7 @@ impl<'a> Origin<'a> {
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
             Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) => EntryPoint::Run,
-            Origin::Interpreter { .. } => EntryPoint::Shim,
+            Origin::Interpreter { via, .. } => via,
             Origin::Session { .. } => EntryPoint::Session,
         }
     }

@@ -156,7 +156,7 @@ fn check_self_contained(origin: Origin<'_>, policy: &Policy, options: &Options) 
 }
 
 /// Refuses what no token is for where it would be the way past approvers: a caller's
-/// command, and what a shim starts.
+/// command, script or interpreter.
 ///
 /// # Errors
 /// The policy has them.

@@ -19,7 +19,7 @@ use std::{
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 pub(crate) use content::policy_ref;
-use content::{MAX_ENTRIES, MAX_TEXT_LEN, call_name, claims, denied, egress, finding, met_module, run_id, verdict_name, who};
+use content::{MAX_ENTRIES, MAX_TEXT_LEN, call_name, claims, denied, egress, finding, listed, met_module, run_id, verdict_name, who};
 use error::{RecordError, RecordRefusal};
 pub(crate) use place::check_unseen;
 pub use place::{directory, own_directory};
@@ -144,8 +144,8 @@ pub(crate) struct AuditRecorder<'a> {
     requested: String,
     /// The command that examines the host by it, if one does.
     via: Option<EntryPoint>,
-    /// Peers that the caller has allowed.
-    allowed: Vec<String>,
+    /// Peers that the caller has allowed, and how many of them are left out.
+    allowed: (Vec<String>, u64),
     /// Where root acts for another: until the record is written.
     _uninterrupted: Option<Uninterrupted>,
     /// Who has approved the run.
@@ -182,7 +182,7 @@ impl<'a> AuditRecorder<'a> {
             policy,
             requested: text::clip(policies::name(options), MAX_TEXT_LEN),
             via: options.via,
-            allowed: options.allow.iter().map(ToString::to_string).collect(),
+            allowed: listed(options.allow.iter().map(ToString::to_string)),
             approver: Cell::new(None),
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
         }
@@ -218,7 +218,7 @@ impl<'a> AuditRecorder<'a> {
     ///
     /// # Errors
     /// It cannot be noted, and its loss would not be found.
-    pub(crate) fn note(&self, via: EntryPoint, record: Option<&mut Record>) -> Result<(), Refusal> {
+    pub(crate) fn note_start(&self, via: EntryPoint, record: Option<&mut Record>) -> Result<(), Refusal> {
         let (Some(record), Some(identity)) = (record, &self.identity) else { return Ok(()) };
         let command = match self.subject {
             AuditSubject::Command(words) => {
@@ -237,6 +237,7 @@ impl<'a> AuditRecorder<'a> {
             command,
             code: if self.is_kept() { self.base().code.clone() } else { None },
             alerts: self.alerts_if_lost(),
+            allowed_by_caller: self.allowed.clone(),
             mode: self.audit.mode,
             log: directory(identity).filter(|log| log.to_str().is_some()),
         };
@@ -251,7 +252,7 @@ impl<'a> AuditRecorder<'a> {
             AlertKind::Code => self.meets_code(alert),
             AlertKind::Reason | AlertKind::Syscall | AlertKind::Egress | AlertKind::Output => false,
         };
-        self.audit.alerts.iter().filter(meets).map(ToString::to_string).collect()
+        listed_alerts(self.audit.alerts.iter().filter(meets).map(ToString::to_string))
     }
 
     fn meets_code(&self, alert: &Alert) -> bool {
@@ -266,7 +267,8 @@ impl<'a> AuditRecorder<'a> {
             program: PROGRAM,
             policy: self.policy.map(policy_ref),
             policy_requested: self.policy.is_none().then(|| self.requested.clone()),
-            allowed_by_caller: self.allowed.clone(),
+            allowed_by_caller: self.allowed.0.clone(),
+            allowed_by_caller_omitted: self.allowed.1,
             code: match self.subject {
                 AuditSubject::Nothing => None,
                 AuditSubject::Request(_) => Some(self.code(CodeKind::Code)),
@@ -330,12 +332,12 @@ impl<'a> AuditRecorder<'a> {
 
     /// Writes down how it ended, and says so in the result.
     pub(crate) fn end(&self, report: Report) -> Report {
-        self.end_of(report, None)
+        self.end_with_record(report, None)
     }
 
     /// The same of a run whose place in the registry is `record`: should this launcher be killed
     /// now, the next start looks there for what it has written.
-    pub(crate) fn end_of(&self, report: Report, record: Option<&mut Record>) -> Report {
+    pub(crate) fn end_with_record(&self, report: Report, record: Option<&mut Record>) -> Report {
         if !self.is_kept() {
             return report;
         }
@@ -370,11 +372,14 @@ impl<'a> AuditRecorder<'a> {
             files: Some(FileAct { path: text::clip(&act.path, MAX_TEXT_LEN), ..act }),
             verdict: refusal.map(|refusal| verdict_name(refusal.verdict)),
             reason: refusal.map(|refusal| refusal.reason.clone()),
+            // No program runs, so nothing is reached.
+            allowed_by_caller: Vec::new(),
+            allowed_by_caller_omitted: 0,
             ..self.base().clone()
         };
         match self.write(&event) {
             Err(error) if self.audit.mode == AuditMode::Required => Err(RecordRefusal::Files { policy: self.policy_name(), error }.into()),
-            // What is only tried is missed in the result of the next run.
+            // Under `try` the next result's `audit.failure` tells.
             _ => Ok(()),
         }
     }
@@ -411,6 +416,8 @@ impl<'a> AuditRecorder<'a> {
         // A receipt without the plan's hash is not recorded.
         let given = report.receipt.as_ref().filter(|receipt| !receipt.plan_sha256.is_empty());
         let receipt = given.and_then(|receipt| serde_json::to_vec(receipt).ok());
+        // What is refused had no peer: nothing was reached.
+        let (allowed_by_caller, allowed_by_caller_omitted) = if refused { (Vec::new(), 0) } else { self.allowed.clone() };
         Event {
             event: match report.verdict {
                 Verdict::ApprovalRequired => Kind::Held,
@@ -419,7 +426,7 @@ impl<'a> AuditRecorder<'a> {
             },
             approval: self.approval(Some(report)),
             verdict: Some(verdict_name(report.verdict)),
-            reason: report.reason.clone(),
+            reason: report.reason.as_ref().map(|reason| text::clip(reason, MAX_TEXT_LEN)),
             status: Some(report.code),
             started: Some(report.started),
             duration_ms: report.duration_ms,
@@ -434,6 +441,8 @@ impl<'a> AuditRecorder<'a> {
             findings: report.findings.iter().take(MAX_ENTRIES).map(finding).collect(),
             denials_omitted: report.denials_omitted + denials.clone().count().saturating_sub(MAX_ENTRIES) as u64,
             denials: denials.take(MAX_ENTRIES).map(denied).collect(),
+            allowed_by_caller,
+            allowed_by_caller_omitted,
             egress: egress(&report.egress, &self.audit.alerts),
             modules_omitted: met.map_or(0, |met| met.omitted + met.seen.len().saturating_sub(MAX_ENTRIES) as u64),
             modules: met.map_or(&[][..], |met| &met.seen).iter().take(MAX_ENTRIES).map(met_module).collect(),
@@ -477,8 +486,13 @@ impl<'a> AuditRecorder<'a> {
         let met = self.audit.alerts.iter().filter(meets).map(ToString::to_string);
         // No policy was read that could choose, and it is root's host that is tried.
         let is_unchosen = self.policy.is_none() && is_refused(report) && self.identity.as_ref().is_some_and(|who| who.on_behalf);
-        met.chain(is_unchosen.then(|| format!("verdict:{REFUSED}"))).collect()
+        listed_alerts(met.chain(is_unchosen.then(|| format!("verdict:{REFUSED}"))))
     }
+}
+
+/// The first of the lines that are met, as a record and a message of the journal have them.
+fn listed_alerts(met: impl Iterator<Item = String>) -> Vec<String> {
+    met.take(MAX_ENTRIES).map(|alert| text::clip(&alert, MAX_TEXT_LEN)).collect()
 }
 
 /// Whether the result says why a run was not begun.
@@ -537,6 +551,8 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         begun: Some(note.begun.clone()),
         code: note.code.clone(),
         alerts: note.alerts.clone(),
+        allowed_by_caller: note.allowed_by_caller.0.clone(),
+        allowed_by_caller_omitted: note.allowed_by_caller.1,
         ..Event::default()
     };
     let sinks = AnchorSinks::default();

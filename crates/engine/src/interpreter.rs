@@ -18,7 +18,9 @@ use stockade_protocol::Verdict;
 use crate::{
     CommandResult, LoadedPolicy, Options, Origin, Refusal, RefusalCause, RunSettings,
     audit::{AuditRecorder, AuditSubject},
-    end_command, is_interactive, load_policy, relay, with_callers_rights,
+    end_command, is_interactive, load_policy, relay,
+    runs::EntryPoint,
+    with_callers_rights,
 };
 
 /// Arguments that are looked at as paths.
@@ -77,6 +79,7 @@ pub fn interpret(asked: &Interpreter, options: &Options) -> Result<CommandResult
         let terminal = is_interactive();
         let alias = alias(asked)?;
         let origin = Origin::Interpreter {
+            via: EntryPoint::Shim,
             runtime: &asked.runtime,
             arguments: &asked.arguments,
             environment: &environment,

@@ -132,7 +132,7 @@ fn answer(
         Ok(screening.finish().onto(report))
     };
     let report = run().unwrap_or_else(|refusal| origin.worded(refusal).report());
-    let report = recorder.end_of(report, teardown.as_mut().and_then(Teardown::record));
+    let report = recorder.end_with_record(report, teardown.as_mut().and_then(Teardown::record));
     report::Echo::of(request).onto(report)
 }
 
@@ -202,7 +202,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         let hash = Cell::new(None);
         let (plan, mut inputs, mut sandbox) = Admission::admit(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
         if let Some(recorder) = recorder {
-            recorder.note(origin.entry_point(options), sandbox.record(&mut inputs))?;
+            recorder.note_start(origin.entry_point(options), sandbox.record(&mut inputs))?;
         }
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
@@ -306,7 +306,7 @@ fn allowed_by(options: &Options, mut report: Report) -> Report {
 /// Writes down what came of a command.
 fn end_command(recorder: AuditRecorder<'_>, came: Result<Relayed, Refusal>) -> Result<Report, Refusal> {
     match came {
-        Ok((report, mut teardown)) => Ok(recorder.end_of(report, teardown.as_mut().and_then(Teardown::record))),
+        Ok((report, mut teardown)) => Ok(recorder.end_with_record(report, teardown.as_mut().and_then(Teardown::record))),
         Err(refusal) => {
             recorder.end(refusal.report());
             Err(refusal)

@@ -108,6 +108,9 @@ pub(crate) struct RunNote {
     /// The alerts that its loss raises.
     #[serde(default)]
     pub alerts: Vec<String>,
+    /// Peers that the caller has allowed, and how many of them are left out.
+    #[serde(default)]
+    pub allowed_by_caller: (Vec<String>, u64),
     pub mode: AuditMode,
     /// The log's directory; none where it is not known.
     pub log: Option<PathBuf>,

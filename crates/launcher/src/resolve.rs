@@ -37,7 +37,11 @@ pub struct ResolvedPath {
 
 /// A link that code may have left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} is a link of uid {uid}, which may have been left by code that ran there; only root's are followed", link.display())]
+#[error(
+    "{} is a link of uid {uid}, which may have been left by code that ran there; {} followed",
+    link.display(),
+    if *uid == 0 { "none in a scratch is" } else { "only root's are" }
+)]
 pub struct ForeignLink {
     /// Where it is.
     pub link: PathBuf,
@@ -67,9 +71,12 @@ pub enum ResolveError {
 
 /// Which links are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Follow {
+pub enum Follow<'a> {
     /// Root's alone.
     Roots,
+    /// The same, and none that lies in this directory, which has no link on its path: code there
+    /// may have root's id, where the directory is root's.
+    RootsOutside(&'a Path),
     /// All: the caller of this module judges where they lead.
     All,
 }
@@ -78,7 +85,7 @@ pub enum Follow {
 ///
 /// # Errors
 /// See [`ResolveError`].
-pub fn resolve(named: &Path, follow: Follow) -> Result<ResolvedPath, ResolveError> {
+pub fn resolve(named: &Path, follow: Follow<'_>) -> Result<ResolvedPath, ResolveError> {
     let is_plain = !named.components().any(|part| part == Component::ParentDir);
     // Most paths have no link, and then one look at the whole path is enough.
     if let Some(stat) = is_plain.then(|| tree::open_entry(named).and_then(fstat).ok()).flatten().filter(|stat| !is_link(stat)) {
@@ -110,9 +117,10 @@ pub fn resolve(named: &Path, follow: Follow) -> Result<ResolvedPath, ResolveErro
             resolved.real = next;
             continue;
         }
-        if stat.st_uid != 0 {
+        let is_of_code = matches!(follow, Follow::RootsOutside(scratch) if next.starts_with(scratch));
+        if stat.st_uid != 0 || is_of_code {
             let foreign = ForeignLink { link: next.clone(), uid: stat.st_uid };
-            if follow == Follow::Roots {
+            if follow != Follow::All {
                 return Err(foreign.into());
             }
             resolved.foreign.get_or_insert(foreign);

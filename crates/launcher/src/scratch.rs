@@ -194,7 +194,7 @@ pub(crate) fn as_owner<T>(scratch: &OwnedFd, privileged: bool, act: impl FnOnce(
 /// There is no such directory, or its mount cannot be copied.
 pub fn idmap_refusal(path: &Path, run: u32) -> Result<Option<String>, ScratchError> {
     const NOBODY: u32 = 65534;
-    let directory = path::open_directory(path)?;
+    let directory = path::open_directory(path, None)?;
     let failed = |errno| ScratchError { path: path.display().to_string(), problem: ScratchProblem::MountCopy(errno) };
     let copy = detached_copy(&directory, false).map_err(failed)?;
     Ok(identity::idmap(&copy, (NOBODY, NOBODY), run).err().map(|error| error.to_string()))

@@ -16,13 +16,16 @@ use crate::{
 /// The first document that is read is the file itself.
 const OWN: usize = 0;
 /// Lists of which every item lets code do more.
-const LOOSENING: [(&str, &str); 8] = [
+const LOOSENING: [(&str, &str); 11] = [
     ("egress", "whitelist"),
+    ("environment", "accept"),
     ("filesystem", "read_only"),
     ("filesystem", "read_only_optional"),
+    ("filesystem", "devices"),
     ("seccomp", "allow"),
     ("seccomp", "socket_families"),
     ("seccomp", "ioctl"),
+    ("scratch", "root"),
     ("degrade", "root"),
     ("degrade", "rootless"),
 ];
@@ -179,20 +182,40 @@ fn loosenings_without_reason(merged: &MergedTable, text: &str, found: &mut Diagn
     }
 }
 
-/// Whether a comment is on the line of a place, or above it without an empty line between.
+/// Whether a comment is on the line of a place, or is the line above it.
 fn has_comment(text: &str, at: usize) -> bool {
     let Some((before, after)) = text.split_at_checked(at) else { return true };
     let begin = before.rfind('\n').map_or(0, |end| end + 1);
     let line = text[begin..].lines().next().unwrap_or(after);
-    let above = before[..begin].lines().rev().take_while(|line| !line.trim().is_empty());
-    line.contains('#') || above.into_iter().any(|line| line.trim_start().starts_with('#') || line.contains(" # "))
+    let above = before[..begin].lines().next_back().unwrap_or_default();
+    ends_with_comment(line) || above.trim_start().starts_with('#')
+}
+
+/// Whether a line of TOML has a `#` outside its strings.
+fn ends_with_comment(line: &str) -> bool {
+    let mut within = None;
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        match (within, letter) {
+            (None, '#') => return true,
+            (None, '"' | '\'') => within = Some(letter),
+            (Some('"'), '\\') => drop(letters.next()),
+            (Some(quote), _) if quote == letter => within = None,
+            _ => {}
+        }
+    }
+    false
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-    use crate::lookup::{LookupContext, review};
+    use super::*;
+    use crate::{
+        keys::{self, Kind},
+        lookup::{LookupContext, load_text, review},
+    };
 
     fn titles(text: &str) -> Vec<String> {
         let path = std::env::temp_dir().join(format!("stockade-advice-{}-{}.toml", std::process::id(), text.len()));
@@ -223,9 +246,37 @@ mod tests {
         for said in [
             "[egress]\n# for pip\nwhitelist = { add = [\"pypi.org:443\"] }\n",
             "[egress]\nwhitelist = { add = [\"pypi.org:443\"] } # for pip\n",
+            "[filesystem]\nread_only_optional = { add = [\"/srv/#1\"] } # data\n",
         ] {
             assert!(titles(said).is_empty(), "{said}");
         }
+        // A `#` in a string is no comment, and a comment is about one line.
+        assert_eq!(titles("[filesystem]\nread_only_optional = { add = [\"/srv/a#b\", '/srv/#c'] }\n").len(), 2);
+        let lines = "[egress]\n# for pip\nwhitelist = { add = [\"pypi.org:443\"] }\n[seccomp]\nallow = { add = [\"ptrace\"] }\n";
+        let [title] = titles(lines).try_into().unwrap();
+        assert!(title.contains("ptrace"), "{title}");
+        for (section, key, item) in [("seccomp", "ioctl", "TIOCEXCL"), ("filesystem", "devices", "tty"), ("environment", "accept", "MINE")]
+        {
+            let found = titles(&format!("[{section}]\n{key} = {{ replace = [\"{item}\"] }}\n"));
+            assert!(found.len() == 1 && found[0].contains("no reason"), "{key}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn each_loosening_is_a_list_of_the_format() {
+        for (section, name) in LOOSENING {
+            let table = keys::TOP.iter().find(|key| key.name == section).unwrap();
+            let Kind::Table(keys) = table.kind else { panic!("{section} is no table") };
+            assert!(keys.iter().any(|key| key.name == name && matches!(key.kind, Kind::List(_))), "[{section}] {name}");
+        }
+    }
+
+    #[test]
+    fn the_same_maximum_of_no_limit_is_refused() {
+        let load = |limits: &str| load_text(&format!("schema = 1\ndescription = \"x\"\nextends = \"default\"\n[limits]\n{limits}"));
+        let refused = load("max = \"same\"\n").unwrap_err().to_string();
+        assert!(refused.contains("changes nothing"), "{refused}");
+        assert_eq!(load("processes = 3\nmax = \"same\"\n").unwrap().limits_max.get(LimitKey::Processes), Some(3));
     }
 
     #[test]

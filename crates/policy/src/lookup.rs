@@ -257,9 +257,10 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<Resolved, Pol
         visited: Vec::new(),
         merged: MergedTable::default(),
         problems: Diagnostics::default(),
+        max_is_same: false,
     };
     chain.read(found)?;
-    let DocumentChain { sources, visited, merged, mut problems, .. } = chain;
+    let DocumentChain { sources, visited, merged, mut problems, max_is_same, .. } = chain;
     let policy = match problems.is_empty() {
         true => consistency::policy(merged.clone(), &name, origin, &fingerprint(&sources), &mut problems),
         false => None,
@@ -267,7 +268,7 @@ fn resolve(found: PolicySource, context: &LookupContext) -> Result<Resolved, Pol
     match policy {
         Some(policy) => {
             let found = advice::of(&merged, sources.first().map_or("", |own| &own.text), sources.len() > 1);
-            Ok(Resolved { policy, advice: DiagnosticReport::advice(sources, found), chain: visited })
+            Ok(Resolved { policy: Policy { max_is_same, ..policy }, advice: DiagnosticReport::advice(sources, found), chain: visited })
         }
         None => Err(PolicyError::Invalid(Box::new(DiagnosticReport::new(sources, problems)))),
     }
@@ -280,6 +281,8 @@ struct DocumentChain<'c> {
     visited: Vec<PolicySource>,
     merged: MergedTable,
     problems: Diagnostics,
+    /// Of the last document.
+    max_is_same: bool,
 }
 
 impl DocumentChain<'_> {
@@ -292,6 +295,10 @@ impl DocumentChain<'_> {
         let Some(root) = document::parse(source, &found.text, &mut self.problems) else { return Ok(false) };
         let document = root.get_ref();
         let inherits = document.contains_key("extends");
+        if source == 0 {
+            let limits = document.get("limits").and_then(|limits| limits.get_ref().as_table());
+            self.max_is_same = limits.and_then(|limits| limits.get("max")).is_some_and(|max| max.get_ref().is_str());
+        }
         let mut reader = DocumentReader { source, inherits, problems: &mut self.problems };
         if !reader.version(document) {
             return Ok(false);

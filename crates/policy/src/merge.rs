@@ -262,6 +262,10 @@ impl DocumentReader<'_> {
             Some(node) if node.get_ref().as_str() == Some(SAME) => {
                 let own: Vec<_> = into.values.iter().filter(|(_, value)| value.span.source == self.source).collect();
                 let own: Vec<_> = own.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+                if own.is_empty() {
+                    let diagnostic = Diagnostic::new(format!("`max = \"{SAME}\"` changes nothing"), "no limit stands beside it");
+                    self.complain(node, diagnostic.help("write the limits that no request may exceed beside it, under [limits]"));
+                }
                 into.table_at("max", self.span(node)).values.extend(own);
             }
             Some(node) if node.get_ref().is_str() => {

@@ -44,6 +44,10 @@ pub struct Policy {
     /// How far a request may go.
     #[serde(with = "written::limits")]
     pub limits_max: Limits,
+    /// Its file has `max = "same"` in place of `[limits.max]`. For words about the file alone: the
+    /// maximum stands in `limits_max`.
+    #[serde(skip)]
+    pub max_is_same: bool,
     /// System calls.
     pub seccomp: Seccomp,
     /// What may leave.

@@ -4,7 +4,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, sync::atomic::AtomicU32, sync::atomic::Ordering};
 
 use super::*;
-use crate::{Findings, Kind, MAX_LINE_LEN, Preview, Verifier};
+use crate::{Actor, ApprovalRecord, Code, CodeKind, FileAct, Findings, Kind, MAX_LINE_LEN, PolicyRef, Preview, Verifier};
 
 /// A directory of the test's own, removed with it.
 pub(crate) struct Place(pub PathBuf);
@@ -50,6 +50,48 @@ fn whole(place: &Place) -> Findings {
     let findings = verified(&place.0.join("log"), Verifier::from_beginning());
     assert_eq!(findings.problems, []);
     findings
+}
+
+#[test]
+fn no_record_is_longer_than_a_reader_takes() {
+    let place = Place::new();
+    let long = || "\u{e9}".repeat(MAX_LINE_LEN);
+    let many = || (0..10_000).map(|number| format!("{number}.example.org:443")).collect::<Vec<_>>();
+    let peers = Event { allowed_by_caller: many(), ..event("peers") };
+    let unclipped = Event {
+        event: Kind::Files,
+        run: long(),
+        who: Actor { unit: Some(long()), ..Actor::default() },
+        id: Some(long()),
+        policy: Some(PolicyRef { name: long(), origin: long(), sha256: long() }),
+        code: Some(Code { kind: CodeKind::Code, sha256: long(), preview: Preview { bytes: 1, preview: long() } }),
+        files: Some(FileAct { op: "write", path: long(), bytes: None }),
+        verdict: Some(long()),
+        reason: Some(long()),
+        begun: Some(long()),
+        receipt_sha256: Some(long()),
+        approval: Some(ApprovalRecord { token_sha256: long(), ..ApprovalRecord::default() }),
+        proof_sha256: Some(long()),
+        degraded: many(),
+        alerts: many(),
+        ..event("unclipped")
+    };
+    for _ in 0..3 {
+        for event in [&peers, &unclipped] {
+            place.log().append(event, true).unwrap();
+        }
+    }
+    place.log().append(&event("after"), true).unwrap();
+    assert_eq!(whole(&place).records, 1 + 6 + 1);
+    let text = fs::read_to_string(place.last()).unwrap();
+    assert!(text.lines().all(|line| line.len() <= MAX_LINE_LEN), "{:?}", text.lines().map(str::len).max());
+    let second: serde_json::Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+    assert_eq!((&second["run"], &second["allowed_by_caller_omitted"]), (&"peers".into(), &10_000.into()));
+    // The control: what fits is kept.
+    let few = Event { allowed_by_caller: many()[..30].to_vec(), ..event("few") };
+    place.log().append(&few, true).unwrap();
+    let text = fs::read_to_string(place.last()).unwrap();
+    assert!(text.lines().last().unwrap().contains("29.example.org:443") && !text.lines().last().unwrap().contains("shortened"));
 }
 
 #[test]

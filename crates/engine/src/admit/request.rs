@@ -259,7 +259,7 @@ pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Opt
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
-        Origin::Interpreter { runtime, arguments, environment, alias, settings, terminal } => {
+        Origin::Interpreter { via: _, runtime, arguments, environment, alias, settings, terminal } => {
             // Neither can hold a NUL byte: both came through an execve.
             check_size("the arguments and accepted variables", arguments.iter().chain(environment.keys()).chain(environment.values()))?;
             run_request.program = Program::Interpreter { runtime: runtime.to_owned() };

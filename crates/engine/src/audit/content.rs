@@ -62,6 +62,7 @@ pub(super) fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> 
         why,
         count,
     };
+    let clip = |text: &String| text::clip(text, MAX_TEXT_LEN);
     let lists = [report.allowed.len(), report.denied.len(), report.failed.len()];
     if lists == [0; 3] {
         return None;
@@ -81,7 +82,7 @@ pub(super) fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> 
     let failed = report
         .failed
         .iter()
-        .map(|failed| peer(&failed.host, failed.addr.as_ref(), Some(failed.port), Some(failed.error.clone()), failed.count));
+        .map(|failed| peer(&failed.host, failed.addr.as_ref(), Some(failed.port), Some(clip(&failed.error)), failed.count));
     Some(Egress {
         allowed: allowed.take(MAX_ENTRIES).collect(),
         denied: denied.take(MAX_ENTRIES).collect(),
@@ -90,6 +91,12 @@ pub(super) fn egress(report: &EgressReport, alerts: &[Alert]) -> Option<Egress> 
         bytes_in: report.allowed.iter().map(|flow| flow.bytes_in).sum(),
         omitted: lists.iter().map(|length| length.saturating_sub(MAX_ENTRIES) as u64).sum::<u64>() + report.omitted,
     })
+}
+
+/// A list, cut to its first entries, and how many are left out.
+pub(super) fn listed(entries: impl ExactSizeIterator<Item = String>) -> (Vec<String>, u64) {
+    let omitted = entries.len().saturating_sub(MAX_ENTRIES) as u64;
+    (entries.take(MAX_ENTRIES).map(|entry| text::clip(&entry, MAX_TEXT_LEN)).collect(), omitted)
 }
 
 pub(crate) fn policy_ref(policy: &Policy) -> PolicyRef {

@@ -91,7 +91,7 @@ pub(super) fn of_command(words: &[String], policy: &Policy, option: Option<&Path
     }
     // Without a directory of the host there is no script but the sandbox's own.
     let Some(scratch) = option else { return sources };
-    let directory = match with_callers_rights(|| open_directory(scratch)) {
+    let directory = match with_callers_rights(|| open_directory(scratch, None)) {
         Ok(Ok(directory)) => directory,
         // There is no script yet.
         Ok(Err(error)) if error.problem.reason() == "scratch_missing" => return sources,

@@ -50,8 +50,8 @@ impl ScratchPath {
             return Err(ScratchProblem::Malformed);
         }
         let walked = as_caller(opener.caller, opener.privileged, || {
-            let resolved = walk(named)?;
-            let ceiling = opener.ceiling.map(walk).transpose()?;
+            let resolved = walk(named, Follow::Roots)?;
+            let ceiling = opener.ceiling.map(|ceiling| walk(ceiling, Follow::Roots)).transpose()?;
             Ok::<_, ScratchProblem>((resolved, ceiling))
         });
         let (resolved, ceiling) = walked.map_err(ScratchProblem::CallerRights)??;
@@ -142,12 +142,14 @@ fn open_existing(real: &Path) -> Result<OwnedFd, ScratchProblem> {
 
 /// Opens the directory of the host that an absolute path leads to, sought as a scratch is: for
 /// files that the launcher reads or writes where code may have put links. With the rights that
-/// this process has now, see [`as_caller`].
+/// this process has now, see [`as_caller`]. `scratch`: the one of a run that is asked for.
 ///
 /// # Errors
-/// It is not there, or its path has a link that is not root's.
-pub fn open_directory(named: &Path) -> Result<OwnedFd, ScratchError> {
-    let opened = walk(named).and_then(|resolved| open_existing(&resolved.real));
+/// It is not there, or its path has a link that is not root's, or lies in that scratch.
+pub fn open_directory(named: &Path, scratch: Option<&Path>) -> Result<OwnedFd, ScratchError> {
+    let scratch = scratch.and_then(|scratch| scratch.canonicalize().ok());
+    let follow = scratch.as_deref().map_or(Follow::Roots, Follow::RootsOutside);
+    let opened = walk(named, follow).and_then(|resolved| open_existing(&resolved.real));
     opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
 }
 
@@ -164,8 +166,8 @@ fn open_made(parent: &OwnedFd, name: &OsStr, opener: &Opener<'_>) -> Result<Owne
 }
 
 /// Resolves the path of a scratch.
-fn walk(named: &Path) -> Result<ResolvedPath, ScratchProblem> {
-    resolve::resolve(named, Follow::Roots).map_err(|error| match error {
+fn walk(named: &Path, follow: Follow<'_>) -> Result<ResolvedPath, ScratchProblem> {
+    resolve::resolve(named, follow).map_err(|error| match error {
         ResolveError::Foreign(link) => ScratchProblem::ForeignLink { link, real: resolve::instead_of(named) },
         error => error.into(),
     })

@@ -72,7 +72,9 @@ fn of_policy(policy: &Policy, limits: &Limits, host_scratch: bool, key: LimitKey
         .then(|| together(limits, key, asked, host_scratch))
         .filter(|wanted| wanted.iter().all(|(key, value)| within(*value, policy.limits_max.get(*key))));
     let allow = (!within(twice, policy.limits.get(key))).then(|| lines(policy, key, twice));
-    let raise_maximum = most.map(|most| format!("[limits.max] {} = {}", key.name(), written(key, Some(most.saturating_mul(2)))));
+    // Beside `max = "same"` a table [limits.max] would be `max` a second time.
+    let section = if policy.max_is_same { "limits" } else { "limits.max" };
+    let raise_maximum = most.map(|most| format!("[{section}] {} = {}", key.name(), written(key, Some(most.saturating_mul(2)))));
     let request = request.map(|wanted| {
         let members: Vec<String> = wanted.iter().map(|(key, value)| format!("\"{}\": {}", key.name(), written(*key, *value))).collect();
         format!("\"limits\": {{{}}}", members.join(", "))
@@ -128,7 +130,7 @@ fn lines(policy: &Policy, key: LimitKey, value: Option<u64>) -> String {
     let mut lines = Vec::new();
     for (key, value) in together(&policy.limits, key, value, false) {
         lines.push(format!("{} = {}", key.name(), written(key, value)));
-        if value.unwrap_or(u64::MAX) > policy.limits_max.get(key).unwrap_or(u64::MAX) {
+        if !policy.max_is_same && value.unwrap_or(u64::MAX) > policy.limits_max.get(key).unwrap_or(u64::MAX) {
             lines.push(format!("max.{} = {}", key.name(), written(key, value)));
         }
     }
@@ -164,6 +166,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_line_for_a_maximum_goes_where_the_policy_has_it() {
+        let load =
+            |limits: &str| load_text(&format!("schema = 1\ndescription = \"x\"\nextends = \"default\"\n[limits]\n{limits}")).unwrap();
+        let policy = load("wall = \"5s\"\nmax = \"same\"\n");
+        for key in [LimitKey::Wall, LimitKey::Processes] {
+            let remedy = of_policy(&policy, &policy.limits, false, key, None);
+            for line in [remedy.allow, remedy.limit.raise_maximum] {
+                let line = line.unwrap();
+                let line = line.strip_prefix("[limits] ").unwrap_or_else(|| panic!("{line}"));
+                let own = if key == LimitKey::Wall { "" } else { "wall = \"5s\"\n" };
+                let raised = load(&format!("{own}{line}\nmax = \"same\"\n"));
+                assert!(raised.limits_max.get(key) == raised.limits.get(key) && raised.limits.get(key) > policy.limits.get(key), "{line}");
+            }
+        }
+        // The control: elsewhere the maximum has a table of its own.
+        let policy = load("wall = \"5s\"\n");
+        let remedy = of_policy(&policy, &policy.limits, false, LimitKey::Wall, None);
+        assert!(remedy.limit.raise_maximum.unwrap().starts_with("[limits.max] wall = "));
     }
 
     #[test]
