@@ -101,20 +101,6 @@ fn ps_lists_what_runs_and_nothing_else() {
     assert!(records(&log).len() > 1);
 }
 
-test!(Both, a_script_in_the_scratch_is_listed_as_a_run);
-fn a_script_in_the_scratch_is_listed_as_a_run() {
-    own_log();
-    let place = scratch_named("script");
-    fs::write(place.join("main.py"), CODE).unwrap();
-    chown_to_owner(&place.join("main.py"));
-    let mut child = stockade(["run", "-C", ".", "main.py"]).current_dir(&place).spawn().unwrap();
-    runs(&place);
-    let all = listed();
-    assert!(all.len() == 1 && all[0]["via"] == "run", "{all:?}");
-    assert_eq!(kill(all[0]["run"].as_str().unwrap()), (Some(0), String::new()));
-    child.wait().unwrap();
-}
-
 test!(Both, kill_ends_a_run_as_cancelled_and_waits_for_its_end, seconds 60);
 fn kill_ends_a_run_as_cancelled_and_waits_for_its_end() {
     let log = own_log();
@@ -254,7 +240,8 @@ test!(Both, the_signal_that_ends_one_run_ends_no_other_of_its_session, seconds 6
 /// It can come when that run has ended, and waits for the next to look at it.
 fn the_signal_that_ends_one_run_ends_no_other_of_its_session() {
     own_log();
-    let mut session = Session::open(&["--scratch", text(&scratch_named("session"))]);
+    let place = scratch_named("session");
+    let mut session = Session::open(&["--scratch", text(&place)]);
     let tell = |session: &Session, word: u32| {
         let line = format!("import ctypes; assert ctypes.CDLL(None).sigqueue({}, 23, ctypes.c_void_p({word})) == 0", session.pid());
         assert!(run_under(&["/usr/bin/python3", "-c", &line]).status().unwrap().success());
@@ -262,17 +249,23 @@ fn the_signal_that_ends_one_run_ends_no_other_of_its_session() {
     let word = |run: &str| u32::from_str_radix(&run[..8], 16).unwrap();
     session.send(&json!({"op": "run", "code": ""}).to_string());
     let first = session.answer()["audit"]["run"].as_str().unwrap().to_owned();
-    for foreign in [word(&first), 0x5354_4344, 0] {
-        tell(&session, foreign);
-        assert_eq!(session.output("print('next')"), "next\n");
+    let waits = "import os, time\nopen('running', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('on')";
+    for (id, foreign) in [("b", Some(word(&first))), ("c", Some(0x5354_4344)), ("d", None)] {
+        session.send(&json!({"op": "run", "code": waits, "id": id}).to_string());
+        runs(&place);
+        match foreign {
+            Some(foreign) => tell(&session, foreign),
+            // The control: its own number ends it.
+            None => assert_eq!(kill(&number(id)), (Some(0), String::new())),
+        }
+        File::create(place.join("go")).unwrap();
+        let answer = session.answer();
+        let expected = if foreign.is_some() { (json!("exited"), json!("on\n")) } else { (json!("cancelled"), json!("")) };
+        assert_eq!((&answer["verdict"], &answer["output"]), (&expected.0, &expected.1));
+        for name in ["running", "go"] {
+            fs::remove_file(place.join(name)).unwrap();
+        }
     }
-    // The control: its own number ends it, also after another's.
-    let waits = "open('running', 'w').close(); import time; time.sleep(600)";
-    session.send(&json!({"op": "run", "code": waits, "id": "last"}).to_string());
-    runs(&directory().join("session"));
-    tell(&session, word(&first));
-    assert_eq!(kill(&number("last")), (Some(0), String::new()));
-    assert_eq!(session.answer()["verdict"], "cancelled");
     session.close();
 }
 
