@@ -422,7 +422,7 @@ fn duplicated_files(task: &str, visit: &mut dyn FnMut(Option<OpenFile<'_>>) -> b
 }
 
 /// The threads of a process that have a table of descriptors of their own, one for each table:
-/// the first may have ended, and clone(2) does not have to share it.
+/// the first may have ended, and clone(2) does not have to share it. Without kcmp(2), all threads.
 pub(crate) fn tables(pid: &str) -> Vec<i32> {
     let mut all: Vec<i32> = Vec::new();
     for task in entries(&format!("/proc/{pid}/task")) {

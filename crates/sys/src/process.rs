@@ -183,10 +183,21 @@ pub enum Common {
 /// # Errors
 /// What kcmp(2) answers: EPERM, ESRCH, or ENOSYS without CONFIG_KCMP.
 pub fn have_in_common(one: i32, other: i32, what: Common) -> Result<bool> {
-    const KCMP: usize = 312;
     // SAFETY: integers only.
     unsafe { syscall(KCMP, [one as usize, other as usize, what as usize, 0, 0, 0]) }.map(|order| order == 0)
 }
+
+/// Whether two descriptors of a task, by its thread id, are of one open file, as after dup(2).
+///
+/// # Errors
+/// Likewise, and EBADF.
+pub fn is_duplicate(task: i32, one: u32, other: u32) -> Result<bool> {
+    const KCMP_FILE: usize = 0;
+    // SAFETY: integers only.
+    unsafe { syscall(KCMP, [task as usize, task as usize, KCMP_FILE, one as usize, other as usize, 0]) }.map(|order| order == 0)
+}
+
+const KCMP: usize = 312;
 
 /// How a process is scheduled: policy, nice value and allowed CPUs.
 #[derive(Clone, Copy)]
