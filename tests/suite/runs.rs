@@ -236,6 +236,32 @@ fn the_signal_of_kill_ends_no_run_by_itself() {
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
 }
 
+test!(Both, the_signal_that_ends_one_run_ends_no_other_of_its_session, seconds 60);
+/// It can come when that run has ended, and waits for the next to look at it.
+fn the_signal_that_ends_one_run_ends_no_other_of_its_session() {
+    let log = own_log();
+    let mut session = Session::open(&["--scratch", text(&scratch_named("session"))]);
+    let tell = |session: &Session, word: u32| {
+        let line = format!("import ctypes; assert ctypes.CDLL(None).sigqueue({}, 23, ctypes.c_void_p({word})) == 0", session.pid());
+        assert!(run_under(&["/usr/bin/python3", "-c", &line]).status().unwrap().success());
+    };
+    let word = |run: &str| u32::from_str_radix(&run[..8], 16).unwrap();
+    assert_eq!(session.output("print('first')"), "first\n");
+    let first = records(&log)[0]["run"].as_str().unwrap().to_owned();
+    for foreign in [word(&first), 0x5354_4344, 0] {
+        tell(&session, foreign);
+        assert_eq!(session.output("print('next')"), "next\n");
+    }
+    // The control: its own number ends it, also after another's.
+    let waits = "open('running', 'w').close(); import time; time.sleep(600)";
+    session.send(&json!({"op": "run", "code": waits, "id": "last"}).to_string());
+    runs(&directory().join("session"));
+    tell(&session, word(&first));
+    assert_eq!(kill(&number("last")), (Some(0), String::new()));
+    assert_eq!(session.answer()["verdict"], "cancelled");
+    session.close();
+}
+
 test!(Both, a_run_without_an_audit_log_is_listed_and_ended_too);
 fn a_run_without_an_audit_log_is_listed_and_ended_too() {
     own_log();

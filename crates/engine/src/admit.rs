@@ -297,6 +297,7 @@ impl<'a> Admission<'a> {
             streams,
             collect: self.collect,
             record: self.record,
+            cancel_word: None,
             client: None,
             callers: &[],
             // What cannot be cleared away stays for the next start.

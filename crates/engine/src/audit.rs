@@ -28,7 +28,10 @@ pub(crate) use stockade_audit::ApprovalRecord;
 use stockade_audit::{
     Actor, AnchorSinks, Code, CodeKind, Event, FileAct, Kind, Link, Log, Place, PolicyRef, Preview, RotatedLog, Usage, text,
 };
-use stockade_launcher::{registry::Record, signals::Uninterrupted};
+use stockade_launcher::{
+    registry::Record,
+    signals::{CancelWord, Uninterrupted},
+};
 use stockade_policy::{
     alert::{Alert, AlertKind},
     model::{Audit, AuditMode, Policy},
@@ -189,6 +192,11 @@ impl<'a> AuditRecorder<'a> {
 
     fn run(&self) -> String {
         self.run.get_or_init(run_id).clone()
+    }
+
+    /// What a signal that ends this run carries.
+    pub(crate) fn cancel_word(&self) -> Option<CancelWord> {
+        CancelWord::of(&self.run())
     }
 
     fn who(&self) -> Actor {

@@ -209,6 +209,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         if let (false, Some(recorder)) = (noted.replace(true), recorder) {
             recorder.begin()?;
         }
+        inputs.cancel_word = recorder.and_then(AuditRecorder::cancel_word);
         inputs.callers = &options.ends_with;
         inputs.client = client.as_mut().map(|client| &mut **client as _);
         let sweep = inputs.meanwhile.take();

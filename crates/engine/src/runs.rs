@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use stockade_audit::{Actor, Code, Place, PolicyRef};
 use stockade_launcher::{
     registry::{LiveRun, NotedRun, Record, Registry},
-    signals::cancel,
+    signals::{CancelWord, cancel},
 };
 use stockade_policy::model::AuditMode;
 use stockade_protocol::Verdict;
@@ -236,9 +236,11 @@ impl FoundRun {
             Ok(launcher) => launcher,
             Err(error) => return Err(RunsError::NoProc { run, error }),
         };
+        // A note without a number is no run.
+        let Some(word) = CancelWord::of(&run) else { return Err(RunsError::NoSuchRun(run)) };
         for process in launcher {
             // One that is stopped acts on nothing else.
-            for told in [pidfd_send_signal(&process, Signal::CONT), cancel(&process)] {
+            for told in [pidfd_send_signal(&process, Signal::CONT), cancel(&process, word)] {
                 match told {
                     Ok(()) | Err(Errno::SRCH) => {}
                     Err(errno) => return Err(RunsError::Signal { run, owner, errno }),

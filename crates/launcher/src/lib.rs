@@ -84,6 +84,8 @@ pub struct Inputs<'a> {
     pub collect: Vec<String>,
     /// This run's place in the registry.
     pub record: Option<registry::Record>,
+    /// What tells that a signal means this run; none: no signal of `kill` does.
+    pub cancel_word: Option<signals::CancelWord>,
     /// Who waits for the result and may cancel the run.
     pub client: Option<&'a mut dyn Client>,
     /// Pidfds: the run ends when the first of their processes does. None: it outlives its caller.

@@ -19,19 +19,30 @@ use stockade_sys::process::SI_QUEUE;
 use crate::{ErrorKind, LaunchError};
 
 /// Ends a run as its client's own cancelling would, and is passed on to no program. The kernel
-/// ignores it by default: a launcher that has no run at the moment goes on. It counts with its word
-/// alone: programs in Go send this signal to their own threads, and runc, which is one, passes those
-/// on to the container's first process.
+/// ignores it by default: a launcher that has no run at the moment goes on. It counts with the
+/// run's word alone: programs in Go send this signal to their own threads, and runc, which is one,
+/// passes those on to the container's first process.
 pub(crate) const CANCEL: i32 = NixSignal::SIGURG as i32;
-/// `S` and the letters after it.
-const CANCEL_WORD: i32 = 0x5354_4344;
 
-/// Tells a launcher to end its run.
+/// What the signal that ends a run carries: the first half of the run's number. A launcher of a
+/// session may have another run by the time it reads the signal, which that does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelWord(i32);
+
+impl CancelWord {
+    /// That of a run's number of 16 hexadecimal digits; none for what is no such number.
+    pub fn of(run: &str) -> Option<Self> {
+        let number = u64::from_str_radix(run, 16).ok().filter(|_| run.len() == 16)?;
+        u32::try_from(number >> 32).ok().map(|word| CancelWord(word.cast_signed()))
+    }
+}
+
+/// Tells a launcher to end this run, if it still has it.
 ///
 /// # Errors
 /// ESRCH where it has ended, EPERM where it may not be signalled.
-pub fn cancel(launcher: impl AsFd) -> Result<(), Errno> {
-    stockade_sys::process::queue_signal(launcher, CANCEL, CANCEL_WORD)
+pub fn cancel(launcher: impl AsFd, run: CancelWord) -> Result<(), Errno> {
+    stockade_sys::process::queue_signal(launcher, CANCEL, run.0)
 }
 
 /// Signals that arrive as readable events; dropping it restores the mask.
@@ -39,6 +50,8 @@ pub struct Signals {
     fd: SignalFd,
     /// Those that were looked at and not taken: one of a kind, as the kernel keeps them.
     kept: RefCell<VecDeque<i32>>,
+    /// The run that can be cancelled by one; none between two runs.
+    run: Option<CancelWord>,
     before: SigSet,
 }
 
@@ -69,7 +82,12 @@ impl Signals {
         set.add(NixSignal::SIGURG);
         let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
-        Ok(Signals { fd, kept: RefCell::default(), before })
+        Ok(Signals { fd, kept: RefCell::default(), run: None, before })
+    }
+
+    /// From now on the signal that ends this run is one of them.
+    pub(crate) fn serve_run(&mut self, run: Option<CancelWord>) {
+        self.run = run;
     }
 
     /// The next one that has come.
@@ -97,7 +115,8 @@ impl Signals {
         loop {
             let info = self.fd.read_signal().ok().flatten()?;
             let signal = info.ssi_signo.cast_signed();
-            if signal != CANCEL || (info.ssi_code, info.ssi_int) == (SI_QUEUE, CANCEL_WORD) {
+            let has_word = info.ssi_code == SI_QUEUE && self.run == Some(CancelWord(info.ssi_int));
+            if signal != CANCEL || has_word {
                 return Some(signal);
             }
         }
@@ -176,5 +195,12 @@ mod tests {
         taken.sort_unstable();
         assert_eq!(taken, [NixSignal::SIGTERM as i32, NixSignal::SIGWINCH as i32]);
         assert!(!outer.has_ending() && !outer.has_kept());
+    }
+
+    #[test]
+    fn a_word_is_half_of_a_number() {
+        assert_eq!(CancelWord::of("4f1c2a9be07d3365"), Some(CancelWord(0x4f1c_2a9b)));
+        assert_eq!(CancelWord::of("fffffffe00000000"), Some(CancelWord(-2)));
+        assert_eq!([CancelWord::of(""), CancelWord::of("4f1c2a9b"), CancelWord::of("run 4f1c2a9be07d")], [None; 3]);
     }
 }

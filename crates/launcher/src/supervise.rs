@@ -223,10 +223,11 @@ pub(crate) struct BegunSandbox {
 pub(crate) fn supervise(
     plan: &Plan,
     mut inputs: Inputs<'_>,
-    begun: BegunSandbox,
+    mut begun: BegunSandbox,
     pipes: LauncherPipes,
     tmp: Option<OwnedFd>,
 ) -> Result<(Outcome, Teardown), LaunchError> {
+    begun.signals.serve_run(inputs.cancel_word);
     let meanwhile = inputs.meanwhile.take();
     let collect = std::mem::take(&mut inputs.collect);
     let mut supervision = Supervision::new(plan, inputs, begun, pipes, tmp)?;
