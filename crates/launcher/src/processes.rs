@@ -78,15 +78,16 @@ fn times(stat: &str) -> Option<[u64; 2]> {
 
 /// Bytes that the processes of a sandbox have written to file systems with a disk, with those of
 /// processes that they have waited for; pid 1, which waits for orphans, cannot be asked. None where
-/// the kernel does not say (CONFIG_TASK_IO_ACCOUNTING) or another cannot be looked at.
-pub(crate) fn written(pid_one: i32) -> Option<u64> {
+/// the kernel does not say (CONFIG_TASK_IO_ACCOUNTING), another cannot be looked at, or `goes_on`
+/// said to end.
+pub(crate) fn written(pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
     let mut all = Some(0);
     let own = pid_one.to_string();
     each(pid_one, &mut |pid| {
         if pid == own {
             return true;
         }
-        match io_of(pid) {
+        match io_of(pid, goes_on) {
             Ok(Some(text)) => {
                 let bytes = text.lines().find_map(|line| line.strip_prefix("write_bytes:")?.trim().parse::<u64>().ok());
                 all = all.zip(bytes).map(|(all, bytes)| all + bytes);
@@ -95,20 +96,23 @@ pub(crate) fn written(pid_one: i32) -> Option<u64> {
             Ok(None) => {}
             Err(_) => all = None,
         }
+        if !goes_on() {
+            all = None;
+        }
         all.is_some()
     });
     all
 }
 
 /// The text of `/proc/PID/io`; none for a process that has ended. The kernel refuses it of one that
-/// is just ending: it has no memory any more.
-fn io_of(pid: &str) -> std::io::Result<Option<String>> {
+/// is just ending: it has no memory any more, and is waited for.
+fn io_of(pid: &str, goes_on: &mut dyn FnMut() -> bool) -> std::io::Result<Option<String>> {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(1);
     let mut read = read_to_string(format!("/proc/{pid}/io"));
     for _ in 0..TRIES {
         match &read {
-            Err(error) if is_refusal(error) && !has_ended(pid) => sleep(PAUSE),
+            Err(error) if is_refusal(error) && !has_ended(pid) && goes_on() => sleep(PAUSE),
             _ => break,
         }
         read = read_to_string(format!("/proc/{pid}/io"));
@@ -443,6 +447,8 @@ pub(crate) fn entries(directory: &str) -> impl Iterator<Item = PathBuf> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use std::process::Stdio;
+
     use super::*;
 
     #[test]
@@ -451,6 +457,19 @@ mod tests {
         assert_eq!(times(stat), Some([360_000, 230_000]));
         assert_eq!(times("7 (sh) S 1 7 7 0 -1 4194560 100 200 3 4 31 17 5"), None);
         assert_eq!(times(""), None);
+    }
+
+    #[test]
+    fn what_was_written_is_not_known_where_the_time_is_over() {
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", "sleep 600 & echo; read line; kill $!; wait"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = shell.spawn().unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let pid = child.id().cast_signed();
+        assert!(written(pid, &mut || true).is_some());
+        assert_eq!(written(pid, &mut || false), None);
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! its file system has lost of free room tells how much could have been missed: where that is
 //! beyond the limit, and a short count does not find it, the run is held still, and a count of what
 //! stands still decides. Others write to the same file system, so the loss alone ends no run; what
-//! no count explains is bounded where the run has written as much. Limits that the kernel enforces by
+//! no count explains is bounded where the run may have written as much. Limits that the kernel enforces by
 //! itself (processes, open files, memory in a cgroup) are not looked at here.
 
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use crate::{
 /// What counting scratch is called in a failure.
 pub(super) const COUNT: &str = "count what is in scratch";
 /// How much of what a file system has lost during a run may be explained by no held count, where
-/// the run has written as much: so many times the limit, at least this. Others write there too.
+/// the run may have written as much: so many times the limit, at least this. Others write there too.
 const UNEXPLAINED_TIMES: u64 = 4;
 const MIN_UNEXPLAINED: u64 = 256 << 20;
 /// How much more than the limit a file system must have lost before the run is held: a part of
@@ -455,9 +455,11 @@ impl Supervision<'_> {
             }
             // One that cannot be made is made when the run is held.
             found = self.count_scratch(CountMode::Short).ok().filter(|counted| counted.cause.is_some());
-            let written = processes::written(pid);
+            let until = Instant::now() + MAX_SHORT_COUNT;
+            let written = processes::written(pid, &mut || Instant::now() < until);
             let before = *written_before.get_or_insert(written);
             next = Instant::now() + SHORT_COUNT_INTERVAL;
+            // What is not known is not too much: the resistance ends all the same.
             let is_too_much = written.zip(before).zip(most).is_some_and(|((now, before), most)| now.saturating_sub(before) > most);
             found.is_none() && !is_too_much
         });
@@ -515,7 +517,12 @@ impl Supervision<'_> {
             // So could what nothing shows, where as much is missing.
             _ if mode == CountMode::Held && !self.all_have_ended() => {
                 let is_lost = unseen && host.lost().is_ok_and(|lost| self.max_loss().is_passed(lost));
-                (is_lost || self.has_written_unexplained(host, grown(&now))?).then_some(Cause::Uncounted)
+                let is_unexplained = self.may_have_written_unexplained(host, grown(&now), &mut goes_on)?;
+                if !goes_on() && begun.elapsed() < timeout {
+                    // Something is to be done first, as above.
+                    return Ok(Counted::default());
+                }
+                (is_lost || is_unexplained).then_some(Cause::Uncounted)
             }
             _ => None,
         };
@@ -523,16 +530,17 @@ impl Supervision<'_> {
     }
 
     /// Whether the file system has lost far more over the run than a held count explains, and the
-    /// run has written as much. The filter refuses what keeps deleted files that nothing shows; a
-    /// policy may allow more (fanotify). Others write there too, so the bound is wide. Writes of
-    /// children that no process waits for are not known, nor do directories count as written.
-    fn has_written_unexplained(&self, host: &HostScratchFs, grown: Growth) -> Result<bool, Errno> {
+    /// run may have written as much. The filter refuses what keeps deleted files that nothing shows;
+    /// a policy may allow more (fanotify). Others write there too, so the bound is wide. Where it is
+    /// not known what the run has written, it has: then the writes of others alone end it. Writes
+    /// of children that no process waits for are not known, nor do directories count as written.
+    fn may_have_written_unexplained(&self, host: &HostScratchFs, grown: Growth, goes_on: &mut dyn FnMut() -> bool) -> Result<bool, Errno> {
         let lost = difference(usage::room(&host.directory)?.free_bytes, host.room.free_bytes);
         let unexplained = u64::try_from(lost - grown.bytes).unwrap_or(0);
         let most = self.plan.scratch.size.map(|limit| limit.saturating_mul(UNEXPLAINED_TIMES).max(MIN_UNEXPLAINED));
         let by_run = unexplained.saturating_add_signed(grown.bytes);
         Ok(most.is_some_and(|most| unexplained > most)
-            && processes::written(self.teardown.sandbox.pid()).is_none_or(|written| written >= by_run))
+            && processes::written(self.teardown.sandbox.pid(), goes_on).is_none_or(|written| written >= by_run))
     }
 
     /// What of the scratch has no name any more; thoroughly where the run is held.
