@@ -17,7 +17,7 @@ use std::{
 
 use rustix::{
     fd::{AsRawFd, OwnedFd},
-    fs::{CWD, FileType, Mode, OFlags, Stat, fstat, makedev, openat, readlink},
+    fs::{CWD, FileType, Mode, OFlags, Stat, fstat, getxattr, makedev, openat, readlink},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, socketpair},
     process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open},
@@ -164,7 +164,8 @@ pub(crate) struct NamelessFiles {
     /// Inodes that are mapped.
     mapped: BTreeSet<u64>,
     /// Something may have such a file and cannot be looked at: a process whose program its user
-    /// may not read, a message with descriptors on its way, or the directory of a deleted name.
+    /// may not read, a message with descriptors on its way (before Linux 5.10 any UNIX socket), or the
+    /// directory of a deleted name.
     closed: bool,
     looked_at: u64,
 }
@@ -240,7 +241,7 @@ impl NamelessFiles {
             // Descriptors that were sent to this socket and not received (Linux 5.10).
             let text = read_to_string(file.info).unwrap_or_default();
             let sent = text.lines().find_map(|line| line.strip_prefix("scm_fds:")).map(str::trim);
-            self.closed |= sent.is_some_and(|count| count != "0");
+            self.closed |= sent.map_or_else(|| may_carry_descriptors(file.link), |count| count != "0");
         }
         if file.stat.st_dev == wanted.device {
             let is_nameless = self.insert_nameless(file.stat);
@@ -335,6 +336,16 @@ const DELETED: &[u8] = b" (deleted)";
 
 fn own_link(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether a socket is, or may be, of the one kind that carries descriptors: a UNIX socket.
+fn may_carry_descriptors(link: &str) -> bool {
+    let mut protocol = [0; 32];
+    match getxattr(link, "system.sockprotoname", &mut protocol) {
+        Ok(_) => protocol.starts_with(b"UNIX"),
+        // Closed, or ended, meanwhile.
+        Err(errno) => !matches!(errno, Errno::NOENT | Errno::SRCH),
+    }
 }
 
 /// Whether a file was opened by a name that is deleted and was in another directory than this. A
@@ -541,6 +552,43 @@ mod tests {
         // No more are sought than are enough.
         assert_eq!(found(&directory, &FileQuery { enough: 1, ..all }), (2, false));
         std::fs::remove_dir(&root).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_does_not_tell_what_is_on_its_way_may_have_anything() {
+        use std::{
+            io::{IoSlice, IoSliceMut},
+            mem::MaybeUninit,
+        };
+
+        use rustix::{
+            fd::AsFd,
+            net::{RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg},
+        };
+        let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let udp = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        let is_wanted = |_| false;
+        let wanted = FileQuery { device: u64::MAX, maps: Some(&is_wanted), root: None, enough: u64::MAX };
+        let is_closed = |socket: &OwnedFd, info: &str| {
+            let mut files = NamelessFiles::default();
+            files.add(&OpenFile { stat: &fstat(socket).unwrap(), link: &own_link(socket), info }, &wanted, &mut || true);
+            files.closed
+        };
+        let info = |socket: &OwnedFd| format!("/proc/self/fdinfo/{}", socket.as_raw_fd());
+        assert_eq!([is_closed(&receiver, &info(&receiver)), is_closed(&udp, &info(&udp))], [false, false]);
+        // As of a kernel that does not say, or where the text cannot be read.
+        assert_eq!([is_closed(&receiver, "/proc/self/fdinfo/none"), is_closed(&udp, "/proc/self/fdinfo/none")], [true, false]);
+        // The control: something is on its way, and then it is not.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let file = [udp.as_fd()];
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&file)));
+        sendmsg(&sender, &[IoSlice::new(b".")], &mut ancillary, SendFlags::empty()).unwrap();
+        assert!(is_closed(&receiver, &info(&receiver)));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        recvmsg(&receiver, &mut [IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::empty()).unwrap();
+        assert!(!is_closed(&receiver, &info(&receiver)));
     }
 
     #[test]
