@@ -189,7 +189,7 @@ mod tests {
         assert!(!signals.has_ending() && signals.has_kept());
         raise(NixSignal::SIGTERM).unwrap();
         assert!(signals.has_ending() && signals.has_ending());
-        // Nothing takes them, so they are there for whoever held them back before.
+        // Nothing takes them, so they are there for the next that has held them back.
         drop(signals);
         let mut taken: Vec<i32> = iter::from_fn(|| outer.take()).collect();
         taken.sort_unstable();

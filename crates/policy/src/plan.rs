@@ -29,6 +29,7 @@ use crate::{
 };
 pub use commands::COMMANDS;
 use commands::Commands;
+pub use confinement::kernel_memory;
 use confinement::{plan_cgroup, plan_filter, plan_landlock, plan_rlimits, usable_cpus};
 pub use error::PlanError;
 use root::plan_root;

@@ -29,7 +29,9 @@ impl Supervision<'_> {
         Ok(())
     }
 
-    /// Who started the run, or its terminal, is gone, and its policy may have no wall clock. A command is told, and has a moment to end by itself.
+    /// The process that started the run has ended, or its terminal is gone, and nothing else may end
+    /// the run: its policy need not have a wall clock. A command gets SIGHUP and [`GRACE`] to end by
+    /// itself; a request is ended at once.
     pub(super) fn hang_up(&mut self) {
         match self.streams.mode {
             Streams::Relay(_) if !self.state.is_before_ready() => {

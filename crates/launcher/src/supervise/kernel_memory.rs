@@ -1,7 +1,8 @@
 //! Kernel memory that a run holds and no memory limit counts.
 //!
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
-//! sockets, TCP connections that no accept(2) has taken, record locks. What the host's kernel holds
+//! sockets, TCP connections that no accept(2) has taken, record locks. Of TCP every socket counts,
+//! because the kernel does not tell which no process has accepted. What the host's kernel holds
 //! tells when to count, and so does the clock, in case others give back as much. What the run itself
 //! holds decides: the growth of others ends no run, but one whose locks cannot be counted where as
 //! many are held on the host. What fills up between two looks comes on top.
@@ -22,6 +23,7 @@ use rustix::{
     io::{Errno, pread},
     path::Arg,
 };
+use stockade_policy::plan::kernel_memory;
 use stockade_sys::process::is_duplicate;
 
 use super::Supervision;
@@ -33,9 +35,6 @@ use crate::{
     verdict::Cause,
 };
 
-/// What a run may hold beside its memory: a part of the limit, and not less than this.
-const PART: u64 = 10;
-const MIN_ALLOWED: u64 = 16 << 20;
 /// A connection, and one that has ended and waits (TIME_WAIT): measured on Linux 6.18.
 const CONNECTION: u64 = 4096;
 const ENDED_CONNECTION: u64 = 256;
@@ -73,14 +72,14 @@ pub(super) struct KernelMemory {
     /// What the run may hold.
     allowed: u64,
     /// What the host's kernel would hold without the run, as far as is known.
-    without: u64,
+    baseline: u64,
     /// What it held when it was last looked at.
     last: u64,
     interval: Duration,
     next_count: Instant,
     pub(super) next: Instant,
     /// From then on it looks where the loop wakes up anyway.
-    soonest: Instant,
+    may_look_from: Instant,
 }
 
 impl KernelMemory {
@@ -91,18 +90,18 @@ impl KernelMemory {
         let host = held_for_all(&meminfo);
         Ok(KernelMemory {
             meminfo,
-            allowed: (limit / PART).max(MIN_ALLOWED),
-            without: host,
+            allowed: kernel_memory(limit),
+            baseline: host,
             last: host,
             interval: MIN_INTERVAL,
             next_count: now + COUNT_INTERVAL,
             next: now + MIN_INTERVAL,
-            soonest: now + MIN_INTERVAL,
+            may_look_from: now + MIN_INTERVAL,
         })
     }
 
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        now >= self.soonest
+        now >= self.may_look_from
     }
 
     /// Looks once more, and decides when to look again. Returns what the run is to be ended for: what
@@ -112,9 +111,9 @@ impl KernelMemory {
         let host = held_for_all(&self.meminfo);
         self.interval = if host > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
         self.last = host;
-        self.without = self.without.min(host);
+        self.baseline = self.baseline.min(host);
         let mut cause = None;
-        let has_grown = host - self.without > self.allowed;
+        let has_grown = host - self.baseline > self.allowed;
         if has_grown || begun >= self.next_count {
             let counted = self.count(pid_one, has_grown, goes_on);
             cause = match counted {
@@ -124,7 +123,7 @@ impl KernelMemory {
             };
             // Growth that hidden locks may have caused is not taken for that of others.
             if let Counted::All(held) = counted {
-                self.without = host.saturating_sub(held);
+                self.baseline = host.saturating_sub(held);
             }
             if !matches!(counted, Counted::BrokenOff) {
                 self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
@@ -132,7 +131,7 @@ impl KernelMemory {
         }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
-        self.soonest = self.next.checked_sub(pause / 2).unwrap_or(self.next);
+        self.may_look_from = self.next.checked_sub(pause / 2).unwrap_or(self.next);
         cause
     }
 
@@ -412,7 +411,7 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
 
     #[test]
     fn what_the_kernel_holds_is_known() {
-        assert!(KernelMemory::new(1 << 30, Instant::now()).unwrap().without > 1 << 20);
+        assert!(KernelMemory::new(1 << 30, Instant::now()).unwrap().baseline > 1 << 20);
         assert!(waiting(&read("/proc/self/net/netlink").unwrap()) < 1 << 30);
     }
 }

@@ -3,8 +3,9 @@
 //! RLIMIT_DATA holds for each process by itself, and for no shared memory: a `memfd` or a shared
 //! map counts in no rlimit. So the launcher adds up what the processes hold, and ends a run that
 //! holds more than its limit. Files on the run's own tmpfs count where they are mapped, else by
-//! the size of their file system. What fills up between two looks comes on top. Not counted are
-//! page tables, socket buffers, pipes and other memory of the kernel's own.
+//! the size of their file system. What fills up between two looks comes on top. Memory of the
+//! kernel's own is not counted here: `kernel_memory.rs` bounds a part of it, and nothing page tables,
+//! socket buffers and pipes.
 
 use std::{
     fs::read_to_string,

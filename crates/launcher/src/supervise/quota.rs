@@ -1,12 +1,12 @@
 //! What happens by the clock: set-up time, wall clock, CPU time, the size of scratch and of /tmp,
-//! and without a cgroup memory.
+//! kernel memory that no cgroup charges, and without a cgroup memory.
 //!
 //! A host scratch is counted now and then, while the code runs and can move what is counted. What
 //! its file system has lost of free room tells how much could have been missed: where that is
 //! beyond the limit, and a short count does not find it, the run is held still, and a count of what
 //! stands still decides. Others write to the same file system, so the loss alone ends no run; what
-//! no count explains is bounded where the run may have written as much. Limits that the kernel enforces by
-//! itself (processes, open files, memory in a cgroup) are not looked at here.
+//! no count explains is bounded where the run may have written as much. Limits that the kernel
+//! enforces by itself (processes, open files, memory in a cgroup) are not looked at here.
 
 use std::time::{Duration, Instant};
 

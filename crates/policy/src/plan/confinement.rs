@@ -50,8 +50,8 @@ pub(super) fn plan_cgroup(
             set("pids", "pids.max", processes, false);
             set("cpu", "cpu.cfs_period_us", quota.map(|_| PERIOD_US), false);
             set("cpu", "cpu.cfs_quota_us", quota, false);
-            // cpuacct only counts: without a CPU limit pid 1's own account does, with what those
-            // had used that are ended with it.
+            // cpuacct only counts: without a CPU limit pid 1's own account does, plus the CPU time of
+            // processes killed with it.
             let counted = get(LimitKey::Cpu).is_some();
             let parents = controllers.iter().filter(|(kind, _)| counted || *kind != "cpuacct");
             Ok(CgroupPlan::V1 { parents: parents.map(|(kind, path)| (kind.clone(), path.clone())).collect(), settings })
@@ -84,11 +84,19 @@ pub(super) fn plan_cgroup(
 /// What the rlimits of `plan_rlimits` and the choice of CPUs leave of a cgroup's limits.
 const IN_ITS_PLACE: &str = "; in its place RLIMIT_DATA and RLIMIT_CPU hold for each process by itself, RLIMIT_NPROC for the run, what all processes hold of memory is added up, and no share of a CPU is kept";
 
+/// A tenth of `memory`, which a run may hold beside it of what `memory` does not count; at least this.
+fn tenth_beside(memory: u64, least: u64) -> u64 {
+    (memory / 10).max(least)
+}
+
+/// What the kernel may hold for a run that it charges to no cgroup, beside its memory.
+pub fn kernel_memory(memory: u64) -> u64 {
+    tenth_beside(memory, 16 << 20)
+}
+
 /// What a v1 cgroup may hold in socket buffers beside its memory.
 fn socket_buffers(memory: u64) -> u64 {
-    const PART: u64 = 10;
-    const MIN: u64 = 4 << 20;
-    whole_pages((memory / PART).max(MIN).min(memory))
+    whole_pages(tenth_beside(memory, 4 << 20).min(memory))
 }
 
 /// The kernel keeps memory limits in whole pages; so do we, to read back what we wrote.
@@ -175,7 +183,7 @@ pub(super) fn plan_rlimits(facts: &HostFacts, limits: &Limits, no_cgroup: bool) 
         ("RLIMIT_STACK", 3, get(LimitKey::Stack)),
         // Message queues would be memory that no tmpfs limit counts.
         ("RLIMIT_MSGQUEUE", 12, Some(0)),
-        // Code could take back the precedence that the launcher has given up (step 50).
+        // Code could take back the precedence that its first process gives up (`Step::Scheduling`).
         ("RLIMIT_NICE", 13, Some(0)),
         ("RLIMIT_RTPRIO", 14, Some(0)),
         // Locked pages of the host's files are charged to who read them first.
