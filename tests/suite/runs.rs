@@ -239,26 +239,33 @@ fn the_signal_of_kill_ends_no_run_by_itself() {
 test!(Both, the_signal_that_ends_one_run_ends_no_other_of_its_session, seconds 60);
 /// It can come when that run has ended, and waits for the next to look at it.
 fn the_signal_that_ends_one_run_ends_no_other_of_its_session() {
-    let log = own_log();
-    let mut session = Session::open(&["--scratch", text(&scratch_named("session"))]);
+    own_log();
+    let place = scratch_named("session");
+    let mut session = Session::open(&["--scratch", text(&place)]);
     let tell = |session: &Session, word: u32| {
         let line = format!("import ctypes; assert ctypes.CDLL(None).sigqueue({}, 23, ctypes.c_void_p({word})) == 0", session.pid());
         assert!(run_under(&["/usr/bin/python3", "-c", &line]).status().unwrap().success());
     };
     let word = |run: &str| u32::from_str_radix(&run[..8], 16).unwrap();
-    assert_eq!(session.output("print('first')"), "first\n");
-    let first = records(&log)[0]["run"].as_str().unwrap().to_owned();
-    for foreign in [word(&first), 0x5354_4344, 0] {
-        tell(&session, foreign);
-        assert_eq!(session.output("print('next')"), "next\n");
+    session.send(&json!({"op": "run", "code": ""}).to_string());
+    let first = session.answer()["audit"]["run"].as_str().unwrap().to_owned();
+    let waits = "import os, time\nopen('running', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('on')";
+    for (id, foreign) in [("b", Some(word(&first))), ("c", Some(0x5354_4344)), ("d", None)] {
+        session.send(&json!({"op": "run", "code": waits, "id": id}).to_string());
+        runs(&place);
+        match foreign {
+            Some(foreign) => tell(&session, foreign),
+            // The control: its own number ends it.
+            None => assert_eq!(kill(&number(id)), (Some(0), String::new())),
+        }
+        File::create(place.join("go")).unwrap();
+        let answer = session.answer();
+        let expected = if foreign.is_some() { (json!("exited"), json!("on\n")) } else { (json!("cancelled"), json!("")) };
+        assert_eq!((&answer["verdict"], &answer["output"]), (&expected.0, &expected.1));
+        for name in ["running", "go"] {
+            fs::remove_file(place.join(name)).unwrap();
+        }
     }
-    // The control: its own number ends it, also after another's.
-    let waits = "open('running', 'w').close(); import time; time.sleep(600)";
-    session.send(&json!({"op": "run", "code": waits, "id": "last"}).to_string());
-    runs(&directory().join("session"));
-    tell(&session, word(&first));
-    assert_eq!(kill(&number("last")), (Some(0), String::new()));
-    assert_eq!(session.answer()["verdict"], "cancelled");
     session.close();
 }
 
