@@ -105,8 +105,8 @@ impl KernelMemory {
     }
 
     /// Looks once more, and decides when to look again. Returns what the run is to be ended for: what
-    /// `goes_on` has broken off is counted by the next look.
-    fn look(&mut self, pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Option<Cause> {
+    /// `goes_on` has broken off before `until` is counted by the next look.
+    fn look(&mut self, pid_one: i32, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Option<Cause> {
         let begun = Instant::now();
         let host = held_for_all(&self.meminfo);
         self.interval = if host > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
@@ -115,7 +115,7 @@ impl KernelMemory {
         let mut cause = None;
         let has_grown = host - self.baseline > self.allowed;
         if has_grown || begun >= self.next_count {
-            let counted = self.count(pid_one, has_grown, goes_on);
+            let counted = self.count(pid_one, has_grown, until, goes_on);
             cause = match counted {
                 Counted::All(held) | Counted::AllButHidden(held) => (held > self.allowed).then_some(Cause::OutOfMemory),
                 Counted::Unknown => Some(Cause::UncountedKernelMemory),
@@ -137,7 +137,7 @@ impl KernelMemory {
 
     /// What the run holds. Locks are sought only where the host has enough of them. In another PID
     /// namespace the host hides those whose taker has ended, so there also where it `has_grown`.
-    fn count(&self, pid_one: i32, has_grown: bool, goes_on: &mut dyn FnMut() -> bool) -> Counted {
+    fn count(&self, pid_one: i32, has_grown: bool, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Counted {
         let network = |file| read(format!("/proc/{pid_one}/net/{file}")).unwrap_or_default();
         let in_network = waiting(&network("netlink")) + connections(&network("sockstat")) + connections(&network("sockstat6"));
         let room = self.allowed.saturating_sub(in_network) / LOCK;
@@ -146,10 +146,10 @@ impl KernelMemory {
         if in_network > self.allowed || !may_be_more() {
             return without_locks();
         }
-        let begun = Instant::now();
         match locks(pid_one, room, goes_on) {
             Some(locks) => Counted::All(in_network + locks * LOCK),
-            None if !goes_on() && begun.elapsed() < MAX_COUNT => Counted::BrokenOff,
+            // A run that makes it last until then has not been counted.
+            None if !goes_on() && Instant::now() < until => Counted::BrokenOff,
             // What cannot be looked at, or cannot be held, could have every lock of the host.
             None if may_be_more() => Counted::Unknown,
             None => without_locks(),
@@ -173,7 +173,8 @@ impl Supervision<'_> {
     pub(super) fn check_kernel_memory(&mut self) {
         let pid = self.teardown.sandbox.pid();
         let Some(mut memory) = self.quota.kernel_memory.take().filter(|_| !self.all_have_ended()) else { return };
-        let cause = memory.look(pid, &mut self.may_go_on(Instant::now() + MAX_COUNT));
+        let until = Instant::now() + MAX_COUNT;
+        let cause = memory.look(pid, until, &mut self.may_go_on(until));
         match cause {
             Some(cause) => self.end(cause),
             None => self.quota.kernel_memory = Some(memory),
