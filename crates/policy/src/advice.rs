@@ -246,12 +246,12 @@ mod tests {
         for said in [
             "[egress]\n# for pip\nwhitelist = { add = [\"pypi.org:443\"] }\n",
             "[egress]\nwhitelist = { add = [\"pypi.org:443\"] } # for pip\n",
-            "[filesystem]\nread_only_optional = { add = [\"/srv/#1\"] } # data\n",
+            "[filesystem]\nread_only_optional = { add = [\"/etc/#1\"] } # data\n",
         ] {
             assert!(titles(said).is_empty(), "{said}");
         }
         // A `#` in a string is no comment, and a comment is about one line.
-        assert_eq!(titles("[filesystem]\nread_only_optional = { add = [\"/srv/a#b\", '/srv/#c'] }\n").len(), 2);
+        assert_eq!(titles("[filesystem]\nread_only_optional = { add = [\"/etc/a#b\", '/etc/#c'] }\n").len(), 2);
         let lines = "[egress]\n# for pip\nwhitelist = { add = [\"pypi.org:443\"] }\n[seccomp]\nallow = { add = [\"ptrace\"] }\n";
         let [title] = titles(lines).try_into().unwrap();
         assert!(title.contains("ptrace"), "{title}");
@@ -311,14 +311,14 @@ mod tests {
     #[test]
     fn variables_that_choose_code_or_hold_secrets_are_named() {
         for accept in ["LD_PRELOAD", "LD_*", "L*"] {
-            let [title] = titles(&format!("[environment]\naccept = {{ add = [\"{accept}\"] }}\n")).try_into().unwrap();
+            let [title] = titles(&format!("[environment]\naccept = {{ add = [\"{accept}\"] }} # mine\n")).try_into().unwrap();
             assert!(title.contains("dynamic linker"), "{title}");
         }
         assert!(titles("[environment.set]\nLD_LIBRARY_PATH = \"/opt\"\n")[0].contains("dynamic linker"));
         for name in ["AWS_KEY", "API_TOKEN", "DB_PASSWORD", "client_secret"] {
             assert!(titles(&format!("[environment.set]\n{name} = \"x\"\n"))[0].contains("looks like a secret"), "{name}");
         }
-        assert!(titles("[environment]\naccept = { add = [\"EXTRA\"] }\n[environment.set]\nKEYS = \"1\"\n").is_empty());
+        assert!(titles("[environment]\naccept = { add = [\"EXTRA\"] } # mine\n[environment.set]\nKEYS = \"1\"\n").is_empty());
     }
 
     #[test]
