@@ -126,6 +126,10 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     }
     both("socketpair", 0, &[1], true);
     both("socketpair", 0, &[0, 2, 10, 16, 40], false);
+    // Streams and sequences of packets stay with their peer; datagrams (also as SOCK_RAW) can be sent
+    // to any socket with a path.
+    both("socketpair", 1, &[1, 5, 0x8_0801], true);
+    both("socketpair", 1, &[2, 3, 0x8_0802], policy.seccomp.socket_families.contains(&SocketFamily::Unix));
     both("personality", 0, &[0, 0xffff_ffff], true);
     both("personality", 0, &[0x000_0008, 0x002_0000, 0x004_0000, 0x040_0000], false);
     both("renameat2", 4, &[0, 1, 2], true);

@@ -8,7 +8,7 @@ use std::{
     os::unix::{
         ffi::OsStrExt,
         fs::{MetadataExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+        net::{UnixDatagram, UnixListener, UnixStream},
     },
     path::Path,
     process::Output,
@@ -254,6 +254,33 @@ fn a_socket_of_the_host_in_scratch_cannot_be_reached() {
         }
         assert_eq!(came, 2);
     }
+}
+
+test!(Both, without_unix_no_pair_of_datagrams_reaches_a_socket_of_the_host);
+fn without_unix_no_pair_of_datagrams_reaches_a_socket_of_the_host() {
+    let shown = directory().join("shown");
+    fs::create_dir(&shown).unwrap();
+    let path = shown.join("log");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let policies = PolicyDirectory::new();
+    let ran = |families: &str| {
+        let lines = format!("[filesystem]\nread_only = {{ add = [{:?}] }}\n[seccomp]\n{families}", text(&shown));
+        let policy = policies.write("shown", &derived(&lines));
+        let code = format!(
+            "import socket\nfor kind in socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM, socket.SOCK_RAW:\n  try: pair = socket.socketpair(type=kind); pair[0].sendto(b'x', {:?}); print('sent')\n  except OSError as error: print(error.errno)",
+            text(&path)
+        );
+        exec_with(&["--policy", &policy], json!({"code": code})).output().to_owned()
+    };
+    // EISCONN: a stream, and a sequence of packets (which leaves the address alone), stay with their peer.
+    let without = ran("socket_families = { remove = [\"unix\"] }");
+    assert_eq!(without, "106\nsent\n1\n1\n");
+    assert!(socket.recv(&mut [0; 8]).is_err());
+    // The control.
+    assert_eq!(ran(""), "106\nsent\nsent\nsent\n");
+    assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 1);
 }
 
 test!(RootlessOnly, the_registrys_directory_is_no_scratch);

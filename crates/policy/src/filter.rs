@@ -52,6 +52,10 @@ pub mod names {
 const SOCK_TYPE_MASK: u32 = 0xf;
 const SOCK_STREAM: u32 = 1;
 const SOCK_DGRAM: u32 = 2;
+const SOCK_SEQPACKET: u32 = 5;
+/// Pairs that stay connected to each other. One of datagrams (or SOCK_RAW, which is the same) sends
+/// to any socket that has a path.
+const CONNECTED_PAIRS: [u32; 2] = [SOCK_STREAM, SOCK_SEQPACKET];
 
 const RET_ALLOW: u32 = 0x7fff_0000;
 const RET_NOTIFY: u32 = 0x7fc0_0000;
@@ -169,7 +173,7 @@ pub enum Check {
     Clone,
     /// `socket` of an allowed family; TCP and UDP only; route netlink only.
     Socket,
-    /// `socketpair` of AF_UNIX.
+    /// `socketpair` of AF_UNIX; without that family only of a type that stays connected.
     SocketPair,
     /// `ioctl` with a listed request.
     Ioctl,
@@ -397,7 +401,14 @@ impl Rules {
                 code
             }
             Check::Personality => equals_any(0, &PERSONALITIES)?,
-            Check::SocketPair => equals_any(0, &[AF_UNIX])?,
+            Check::SocketPair if self.families.contains(&SocketFamily::Unix) => equals_any(0, &[AF_UNIX])?,
+            Check::SocketPair => {
+                let mut of_type = vec![load(low(1)), and(SOCK_TYPE_MASK)];
+                of_type.extend(one_of(&CONNECTED_PAIRS, vec![ret(RET_ALLOW)])?);
+                let mut code = vec![load(low(0))];
+                code.extend(one_of(&[AF_UNIX], of_type)?);
+                code
+            }
             Check::Rename => no_bits(4, RENAME_WHITEOUT),
             Check::Fcntl { watching } => {
                 let mut code = vec![load(low(1))];

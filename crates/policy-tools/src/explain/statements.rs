@@ -138,32 +138,14 @@ fn reach(policy: &Policy) -> Statements {
         out.text("names: answered from these rules. No DNS query leaves for the code, except for a name under a wildcard.");
         out.text("closed unless a rule is within them: loopback, link-local, metadata, multicast and the host's own addresses");
     }
-    let sockets = match unix_sockets(policy) {
-        UnixSockets::All => "reachable, because AF_UNIX is allowed",
-        UnixSockets::Datagram => "datagram sockets only, through a pair from `socketpair`",
-        UnixSockets::None => "not reachable",
-    };
+    let sockets = if opens_unix_sockets(policy) { "reachable, because AF_UNIX is allowed" } else { "not reachable" };
     out.text(format!("UNIX sockets of the host in visible paths: {sockets}. Code can also drain a fifo there."));
     out
 }
 
-/// Which sockets of the host code may talk to, where a visible directory holds them.
-enum UnixSockets {
-    All,
-    /// A datagram socket of a pair may be connected to another one.
-    Datagram,
-    None,
-}
-
-fn unix_sockets(policy: &Policy) -> UnixSockets {
-    let allows = |call: &str| policy.seccomp.allow.iter().any(|name| name == call);
-    if allows("socket") && policy.seccomp.socket_families.contains(&SocketFamily::Unix) {
-        UnixSockets::All
-    } else if allows("socketpair") {
-        UnixSockets::Datagram
-    } else {
-        UnixSockets::None
-    }
+/// Whether code may talk to sockets of the host, where a visible directory holds them.
+fn opens_unix_sockets(policy: &Policy) -> bool {
+    policy.seccomp.allow.iter().any(|name| name == "socket") && policy.seccomp.socket_families.contains(&SocketFamily::Unix)
 }
 
 fn system_calls(policy: &Policy) -> Statements {

@@ -4,9 +4,9 @@
 //! the call is listed at all is not asked here.
 
 use super::{
-    AF_UNIX, ALLOWED_PRCTL, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_SOCKET_OPTIONS, LEASES, MADV_MERGEABLE, MKNOD_TYPES, NEW_NAMESPACES,
-    O_CREAT_OR_TMPFILE, OPEN_FILE_LOCKS, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM, SOCK_TYPE_MASK, SOL_SOCKET,
-    WATCHING, family_rule,
+    AF_UNIX, ALLOWED_PRCTL, CONNECTED_PAIRS, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_SOCKET_OPTIONS, LEASES, MADV_MERGEABLE,
+    MKNOD_TYPES, NEW_NAMESPACES, O_CREAT_OR_TMPFILE, OPEN_FILE_LOCKS, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM,
+    SOCK_TYPE_MASK, SOL_SOCKET, WATCHING, family_rule,
 };
 use crate::{
     model::{Seccomp, SocketFamily},
@@ -71,6 +71,9 @@ impl Check {
             // One permission for both ways to watch a directory.
             Check::Fcntl { watching: false } if low(1) == F_NOTIFY => Err(BrokenRule::Lacks("allow", WATCHING.to_owned())),
             Check::Fcntl { .. } => Ok(()),
+            Check::SocketPair if low(0) == AF_UNIX && !CONNECTED_PAIRS.contains(&(low(1) & SOCK_TYPE_MASK)) => {
+                judge_socket(policy, AF_UNIX, low(1) & SOCK_TYPE_MASK, 0)
+            }
             Check::SocketPair => fixed(low(0) == AF_UNIX, "only pairs of AF_UNIX are allowed"),
             Check::Ioctl => match names::FORBIDDEN_IOCTLS.iter().find(|(_, number, _)| *number == low(1)) {
                 Some((_, _, reason)) => Err(BrokenRule::Never("ioctl", reason)),
