@@ -402,6 +402,9 @@ fn help_shows_pages_by_their_names_alone() {
     }
     // The control: a command has words of its own.
     assert!(help(&["policy", "check"]).status.success());
+    let page = String::from_utf8(help(&["quickstart"]).stdout).unwrap();
+    assert!(page.contains("Policies (stockade help policies) explains it.") && !page.contains("]("), "{page}");
+    assert!(page.contains("  sales.csv:\n    date,region") && page.contains("\n    $ stockade run") && !page.contains("```"), "{page}");
 }
 
 test!(Both, a_policy_is_written_from_options_and_over_none);

@@ -8,6 +8,7 @@ use crate::{
     args::Cli,
     output::{print_text, warn},
     pages::PAGES,
+    policy_text::paragraph,
 };
 
 /// Shows the page or the command that the words name; without a word, the list of pages.
@@ -23,7 +24,7 @@ pub(crate) fn show(words: &[String]) -> anyhow::Result<ExitCode> {
     // The manual has the page `operate` under the name `stockade-operate`.
     let named = first.strip_prefix("stockade-").unwrap_or(first);
     if let (Some((.., text)), 1) = (PAGES.iter().find(|(topic, ..)| *topic == named), words.len()) {
-        print_text(text)?;
+        print_text(&for_reading(text))?;
         return Ok(ExitCode::SUCCESS);
     }
     let found = words.iter().try_fold(&mut command, |command, word| command.find_subcommand_mut(word));
@@ -36,4 +37,44 @@ pub(crate) fn show(words: &[String]) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A page as a terminal shows it: paragraphs in lines of bounded width, code indented, and the
+/// command that shows the page in place of a link to it.
+fn for_reading(page: &str) -> String {
+    let mut out = String::new();
+    let mut is_code = false;
+    for line in page.lines() {
+        if let Some(info) = line.strip_prefix("```") {
+            is_code = !is_code;
+            if let Some(name) = info.split_whitespace().find_map(|word| word.strip_prefix("file=")) {
+                out.push_str(&format!("  {name}:\n"));
+            }
+        } else if is_code {
+            out.push_str(&format!("    {line}\n"));
+        } else if line.is_empty() || line.starts_with(['#', '|']) {
+            out.push_str(&format!("{}\n", without_links(line)));
+        } else {
+            let (mark, text) = if let Some(item) = line.strip_prefix("- ") { ("- ", item) } else { ("", line) };
+            paragraph(&mut out, mark, without_links(text).split_whitespace().map(str::to_owned).collect());
+        }
+    }
+    out
+}
+
+/// A line whose links lead to pages of this program, or nowhere.
+fn without_links(line: &str) -> String {
+    let mut out = String::new();
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once("](")
+        && let Some((before, text)) = before.rsplit_once('[')
+        && let Some((target, after)) = after.split_once(')')
+    {
+        let page = target.split('#').next().and_then(|file| file.strip_suffix(".md")).unwrap_or_default();
+        let is_page = PAGES.iter().any(|(topic, ..)| *topic == page);
+        let place = if is_page { format!(" (stockade help {page})") } else { String::new() };
+        out.push_str(&format!("{before}{text}{place}"));
+        rest = after;
+    }
+    out + rest
 }

@@ -150,7 +150,7 @@ fn items(list: &[String]) -> Vec<String> {
 }
 
 /// Words in lines of bounded width, indented below the first word.
-fn paragraph(out: &mut String, mark: &str, words: Vec<String>) {
+pub(crate) fn paragraph(out: &mut String, mark: &str, words: Vec<String>) {
     let indent = " ".repeat(mark.len());
     let mut line = String::from(mark);
     let mut empty = true;
