@@ -388,7 +388,7 @@ fn a_launcher_killed_at_any_call_of_its_record_leaves_a_whole_chain() {
     assert!(locks.len() >= 2, "one for the beginning, one for the end: {locks:?}");
     let ends = &locks[locks.len() - 2..];
     let mut killed = 0;
-    for point in ends.iter().flat_map(|lock| &calls[lock.saturating_sub(6)..(lock + 30).min(calls.len())]) {
+    for point in ends.iter().flat_map(|lock| &calls[lock.saturating_sub(6)..(lock + 40).min(calls.len())]) {
         killed += u32::from(run(Some((point, Act::Kill))).acted.is_some());
         // Sweeps, so that the next one makes the same calls.
         exec(json!({"code": ""})).succeeded();
