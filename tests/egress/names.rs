@@ -160,7 +160,10 @@ said, took = timed('none.internal'); say(said, took > .8)";
     let rules = ["half.internal:443", "late.internal:443", "none.internal:443", "203.0.113.0/24:443", "[2001:db8:9::/64]:443"];
     let ran = testbed.run(&rules, script);
     assert_eq!(ran.output, "connected True\nconnected True\nEHOSTUNREACH True\n", "{ran:?}");
-    assert_eq!(testbed.packets_but_dns(), [syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
+    // A busy host sends the same one again.
+    let mut packets = testbed.packets_but_dns();
+    packets.dedup();
+    assert_eq!(packets, [syn("203.0.113.8", 443), syn("2001:db8:9::9", 443)]);
 }
 
 test!(Both, a_name_server_that_is_silent_is_asked_last, seconds 90);

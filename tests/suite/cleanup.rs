@@ -44,7 +44,7 @@ fn a_launcher_killed_while_it_reads_leaves_no_process_that_waits_for_it() {
         let before = processes();
         let mut launcher = run_under(words).stdin(Stdio::piped()).spawn().unwrap();
         let children = format!("/proc/{0}/task/{0}/children", launcher.id());
-        let waits = || fs::read_to_string(format!("/proc/{}/wchan", launcher.id())).unwrap_or_default().contains("pipe");
+        let waits = || fs::read_to_string(format!("/proc/{}/wchan", launcher.id())).unwrap_or_default().contains("poll");
         let started = || fs::read_link(format!("/proc/{}/exe", launcher.id())).is_ok_and(|exe| exe == Path::new(&program));
         assert!(eventually(Duration::from_secs(10), || started() && waits()), "it does not read");
         let early = fs::read_to_string(children).unwrap();

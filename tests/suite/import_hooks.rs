@@ -277,7 +277,7 @@ fn a_program_that_does_nothing_special_sees_no_difference() {
     ];
     for way in ways {
         let [seen, wanted] = [&watched.policy, &unwatched].map(|policy| {
-            let command = [&["run", "--policy", policy, "--scratch", text(&scratch), "--", "/usr/bin/python3"], *way].concat();
+            let command = [&["run", "-q", "--policy", policy, "--scratch", text(&scratch), "--", "/usr/bin/python3"], *way].concat();
             let output = run_with_stdin(&mut stockade(command), LOOKS.as_bytes());
             (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
         });

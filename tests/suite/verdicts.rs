@@ -86,7 +86,7 @@ fn ignoring_signals_and_forking_away_does_not_outlast_the_wall_clock() {
     let code = format!(
         "import os, signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\nfor _ in range(3):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            os.execvp('sleep', ['sleep', '{mark}'])\n        os._exit(0)\nprint('forked', flush=True)\nwhile True: pass"
     );
-    let done = exec(json!({"code": code, "limits": {"wall": scaled_limit(500)}}));
+    let done = exec(json!({"code": code, "limits": {"wall": scaled_limit(1000)}}));
     ended(&done, "wall_timeout", 124, None);
     done.expect(json!({"output": "forked\n"}));
     no_process_is_left(&mark);

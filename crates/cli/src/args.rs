@@ -266,24 +266,14 @@ fn parse_runtime(text: &str) -> Result<(String, PathBuf), String> {
     Ok((name.to_owned(), from_here(Path::new(path))?))
 }
 
-/// A peer; what people write in its place is told apart from what is merely wrong.
+/// A peer; a list of peers is told apart from what is merely wrong.
 fn peer(text: &str) -> Result<Rule, String> {
     text.parse().map_err(|error: String| {
-        let host_of = |rest: &str| rest.split(['/', '?', '#']).next().unwrap_or_default().to_owned();
-        match text.split_once("://") {
-            Some((scheme, rest)) => {
-                let host = host_of(rest);
-                let port = if scheme == "http" { ":80" } else { ":443" };
-                let has_port =
-                    host.rsplit(':').next().is_some_and(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()));
-                format!("a host and a port, not a URL: write {host}{}", if has_port { "" } else { port })
-            }
-            None if text.split(',').filter(|one| one.trim().parse::<Rule>().is_ok()).count() > 1 => {
-                let each: Vec<String> = text.split(',').map(|one| format!("--allow {}", one.trim())).collect();
-                format!("one --allow per host: {}", each.join(" "))
-            }
-            None => error,
+        if text.split(',').filter(|one| one.trim().parse::<Rule>().is_ok()).count() > 1 {
+            let each: Vec<String> = text.split(',').map(|one| format!("--allow {}", one.trim())).collect();
+            return format!("one --allow per host: {}", each.join(" "));
         }
+        error
     })
 }
 

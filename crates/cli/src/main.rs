@@ -236,7 +236,7 @@ fn ask(socket: &Path, request: &[u8], form: ResultForm) -> anyhow::Result<ExitCo
         Ok(answer) => answer,
         Err(report) => return form.print(&report),
     };
-    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &[]));
+    answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &answer.unenforced));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
     form.print_line(&answer.line, answer.started, &answer.verdict)
 }
@@ -316,13 +316,13 @@ fn warn_of_record(failure: &str) {
 
 /// What follows for an ordinary user's runs, or else the cause: all of both is in the receipt and
 /// in `doctor`. Only a cgroup enforces what may be `unenforced`.
-fn warn_of(layer: &str, detail: &str, unenforced: &[&str]) {
+fn warn_of(layer: &str, detail: &str, unenforced: &[impl AsRef<str>]) {
     let why = match layer {
         "cgroup" => "memory is counted every 50 ms, CPU time is limited per process",
         _ => detail.split("; ").next().unwrap_or_default(),
     };
     let open = match unenforced {
-        [_, ..] if layer == "cgroup" => format!("; not enforced: {}", unenforced.join(", ")),
+        [_, ..] if layer == "cgroup" => format!("; not enforced: {}", unenforced.iter().map(AsRef::as_ref).collect::<Vec<_>>().join(", ")),
         _ => String::new(),
     };
     warn(&format!("stockade: running without `{layer}`: {why}{open} (more: stockade doctor)"));

@@ -36,6 +36,8 @@ pub struct ServerAnswer {
     pub started: bool,
     /// Layers that the run lacked, and why.
     pub degraded: Vec<(String, String)>,
+    /// Limits that nothing enforced.
+    pub unenforced: Vec<String>,
     /// Why the audit log has no record of it.
     pub unrecorded: Option<String>,
 }
@@ -46,6 +48,8 @@ struct ReportOutline {
     verdict: String,
     #[serde(default)]
     started: bool,
+    #[serde(default)]
+    limits_unenforced: Vec<String>,
     receipt: Option<ReceiptOutline>,
     audit: Option<AuditOutline>,
 }
@@ -74,7 +78,8 @@ impl ServerAnswer {
         let layers = outline.receipt.map(|receipt| receipt.layers).unwrap_or_default();
         let degraded = layers.into_iter().filter(|layer| layer.known == "degraded").map(|layer| (layer.layer, layer.detail));
         let unrecorded = outline.audit.and_then(|audit| audit.failure);
-        Some(ServerAnswer { line, verdict: outline.verdict, started: outline.started, degraded: degraded.collect(), unrecorded })
+        let (verdict, unenforced) = (outline.verdict, outline.limits_unenforced);
+        Some(ServerAnswer { line, verdict, started: outline.started, degraded: degraded.collect(), unenforced, unrecorded })
     }
 }
 
