@@ -559,6 +559,8 @@ fn what_is_moved_into_scratch_while_a_run_starts_stops_the_run() {
         let from = beside.join(name);
         fs::create_dir(&from).unwrap();
         write_file(&from.join(".env.old"), &secret);
+        // Files have the time of the last tick: it is to be older than the run.
+        thread::sleep(Duration::from_millis(50));
         let result = run(&|| fs::rename(&from, scratch.join(name)).unwrap());
         fs::remove_dir_all(scratch.join(name)).unwrap();
         result

@@ -193,7 +193,9 @@ impl Supervision<'_> {
                 if let State::Setup(setup) = &mut self.state {
                     let checked = setup.expected.check_mounts(&self.outer).map(|mounts| setup.mounts = Some(mounts));
                     if let Err(failure) = checked.and_then(|()| self.look_again()) {
+                        // What the child may have handed over already starts nothing any more.
                         self.break_off(failure);
+                        return Ok(false);
                     }
                 }
                 return Ok(true);
