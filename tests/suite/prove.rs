@@ -207,14 +207,14 @@ fn every_recipe_of_help_tighten_is_proven() {
 test!(Both, a_small_limit_of_processes_is_proven_with_its_own_number, seconds 300);
 fn a_small_limit_of_processes_is_proven_with_its_own_number() {
     let policies = PolicyDirectory::new();
-    for own in ["2", "16"] {
-        let policy = policies.write("few", &derived(&format!("[limits]\nprocesses = {own}\nmax = \"same\"")));
-        let proof = prove(&["--policy", &policy]);
-        proof.held();
-        let attack = proof.finding("resources", "processes").unwrap();
-        assert!(attack["tried"].as_str().unwrap().ends_with(&format!("under a limit of {own}")), "{attack}");
-        assert!(attack["control"].as_str().unwrap().ends_with("all were made"), "{attack}");
-    }
+    // A proof takes its time, and the recipes' have 1: each user tries one number.
+    let own = if is_root() { "2" } else { "16" };
+    let policy = policies.write("few", &derived(&format!("[limits]\nprocesses = {own}\nmax = \"same\"")));
+    let proof = prove(&["--policy", &policy]);
+    proof.held();
+    let attack = proof.finding("resources", "processes").unwrap();
+    assert!(attack["tried"].as_str().unwrap().ends_with(&format!("under a limit of {own}")), "{attack}");
+    assert!(attack["control"].as_str().unwrap().ends_with("all were made"), "{attack}");
 }
 
 test!(Both, what_a_policy_keeps_in_a_scratch_is_attacked, seconds 180);
