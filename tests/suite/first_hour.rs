@@ -515,7 +515,7 @@ fn a_missing_layer_is_told_to_a_user_once_and_to_root_each_time() {
     assert_eq!(lines(&run(&["run", "-q", "true"])), 0);
     let first = run(&["run", "true"]);
     assert_eq!(lines(&first), degraded, "{first}");
-    assert!(degraded == 0 || first.contains("without `cgroup`: memory is counted") && first.len() < 160, "{first}");
+    assert!(degraded == 0 || first.contains("without `cgroup`: the memory of all processes is added up") && first.len() < 160, "{first}");
     assert_eq!(run(&["run", "true"]), "");
     assert_eq!(run(&["run", "-c", "1"]), "");
     // The receipt has it each time.

@@ -318,7 +318,7 @@ fn warn_of_record(failure: &str) {
 /// in `doctor`. Only a cgroup enforces what may be `unenforced`.
 fn warn_of(layer: &str, detail: &str, unenforced: &[impl AsRef<str>]) {
     let why = match layer {
-        "cgroup" => "memory is counted every 50 ms, CPU time is limited per process",
+        "cgroup" => "the memory of all processes is added up, CPU time is limited for each",
         _ => detail.split("; ").next().unwrap_or_default(),
     };
     let open = match unenforced {

@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use stockade_protocol::{
     Report,
-    ending::{self, Refused},
+    ending::Ending,
     text::{escape_json, escape_line, is_hidden},
 };
 
@@ -42,19 +43,6 @@ impl From<&args::Exec> for ResultForm {
             _ => ResultForm::Line,
         }
     }
-}
-
-/// The lines that say what was refused and what ended it.
-fn ends(result: &Map<String, Value>) -> Vec<String> {
-    fn text(value: Option<&Value>) -> &str {
-        value.and_then(Value::as_str).unwrap_or_default()
-    }
-    let denials = result.get("denials").and_then(Value::as_array).into_iter().flatten();
-    let denials: Vec<Refused<'_>> = denials
-        .map(|denial| Refused { kind: text(denial.get("kind")), what: text(denial.get("what")), answer: text(denial.get("answer")) })
-        .collect();
-    let started = result.get("started") == Some(&Value::Bool(true));
-    ending::lines(text(result.get("verdict")), result.get("signal").and_then(Value::as_str), started, &denials)
 }
 
 impl ResultForm {
@@ -103,7 +91,8 @@ impl ResultForm {
                 let how = if result.get("success") == Some(&Value::Bool(true)) { "succeeded" } else { "failed" };
                 let code = result.get("code").and_then(Value::as_i64).unwrap_or_default();
                 let output = [text("output"), text("error")].concat();
-                let end: String = ends(&result).iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
+                let ending = Ending::deserialize(&result).unwrap_or_default();
+                let end: String = ending.lines().iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
                 visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", output.trim_end_matches('\n')))
             }
         })

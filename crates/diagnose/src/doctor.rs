@@ -353,15 +353,7 @@ impl<'a> Examiner<'a> {
         let named = self.options.scratch.as_ref();
         match named {
             Some(path) if is_enforced(&self.run) => return fine("scratch", format!("the run used {}", path.display())),
-            Some(_)
-                if self
-                    .run
-                    .reason
-                    .as_deref()
-                    .is_some_and(|reason| reason.starts_with("scratch_") || reason == "unique_uid_unavailable") =>
-            {
-                return missing("scratch", split(&self.run.error.0));
-            }
+            Some(_) if is_of_scratch(&self.run) => return missing("scratch", split(&self.run.error.0)),
             _ => {}
         }
         if !self.identity.privileged {
@@ -554,7 +546,8 @@ pub fn unusable_scratch(grants: &Grants) -> Vec<(usize, String)> {
         let policies = || grant.policies.iter().filter_map(|name| stockade_policy::load(name, &lookup_context()).ok());
         for path in &grant.scratch {
             let is_made = || path.parent().is_some_and(Path::is_dir) && policies().any(|policy| policy.scratch.create);
-            let why = match scratch::idmap_refusal(path, TRIED_ID) {
+            // The kernel refuses all ids for a file system, or none.
+            let why = match scratch::idmap_refusal(path, facts::FIRST_UNIQUE_ID) {
                 Ok(None) => continue,
                 Ok(Some(_)) if policies().any(|policy| policy.degrade.root.contains(&Degradable::UniqueUid)) => continue,
                 Ok(Some(refusal)) => format!("scratch {} cannot be idmapped: {refusal}", path.display()),
@@ -567,11 +560,13 @@ pub fn unusable_scratch(grants: &Grants) -> Vec<(usize, String)> {
     unusable
 }
 
-/// Some host id that a run could have: the kernel refuses all for a file system, or none.
-const TRIED_ID: u32 = 0x7000_0000;
-
 /// Who owns a scratch where root acts for itself.
 const NOBODY: u32 = 65534;
+
+/// Whether a run was refused for its scratch.
+fn is_of_scratch(report: &Report) -> bool {
+    report.reason.as_deref().is_some_and(|reason| reason.starts_with("scratch_") || reason == "unique_uid_unavailable")
+}
 
 /// The result is about the code, so there was a sandbox.
 fn is_enforced(report: &Report) -> bool {

@@ -29,6 +29,7 @@ use stockade_audit::{
     Actor, AnchorSinks, Code, CodeKind, Event, FileAct, Kind, Link, Log, Place, PolicyRef, Preview, RotatedLog, Usage, text,
 };
 use stockade_launcher::{
+    PROGRAM,
     registry::Record,
     signals::{CancelWord, Uninterrupted},
 };
@@ -45,9 +46,6 @@ use crate::{
     policies,
     runs::{self, EntryPoint, RunNote},
 };
-
-/// The program, as records name it.
-const PROGRAM: &str = concat!("stockade ", env!("CARGO_PKG_VERSION"));
 
 /// Begins the next file of the log of the user who runs this, and removes files whose last record
 /// is older than `keep`.

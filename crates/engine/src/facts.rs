@@ -28,7 +28,7 @@ use stockade_protocol::Verdict;
 use crate::{Refusal, RefusalCause, admit::random_bytes, caller::Identity};
 
 /// The first host id that runs use; the run's number is added.
-const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
+pub const FIRST_UNIQUE_ID: u32 = 0x7000_0000;
 const ROOTS_REGISTRY: &str = "/run/stockade";
 /// Has a directory for each user, which is that user's.
 const RUNTIME: &str = "/run/user";

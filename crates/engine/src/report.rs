@@ -141,7 +141,10 @@ fn peer_denial(denied: &EgressDenial, what: String, whitelist: &Whitelist) -> De
         answer: String::from("refused"),
         rule: String::from("[egress] whitelist"),
         allow: denied.line.as_ref().and_then(|line| line.strip_prefix("egress.")).map(|line| format!("[egress] {line}")),
-        help: Some(format!("this is refused ({reason}); the code can reach only {open}")),
+        help: Some(match open.as_str() {
+            "" => format!("this is refused ({reason}); the code can reach no host"),
+            open => format!("this is refused ({reason}); the code can reach only {open}"),
+        }),
         hint: false,
         limit: None,
     }

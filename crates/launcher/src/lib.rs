@@ -62,6 +62,9 @@ pub use stockade_egress::probe as probe_egress;
 pub use teardown::Teardown;
 pub use verdict::{KERNEL_MEMORY_UNCOUNTED, SCRATCH_UNCOUNTED};
 
+/// The program and its version, as receipts and records name it.
+pub const PROGRAM: &str = concat!("stockade ", env!("CARGO_PKG_VERSION"));
+
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
     /// The code; empty for a command.

@@ -17,7 +17,7 @@ use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Known, LayerReceipt, LimitKey, Receipt, ReceiptCost, frame::Evidence};
 
 use crate::{
-    ErrorKind, LaunchError,
+    ErrorKind, LaunchError, PROGRAM,
     cgroup::Cgroup,
     error::ReceiptError,
     identity::OuterNamespaces,
@@ -280,7 +280,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             stockade_policy::plan::Mode::Root => "root",
             stockade_policy::plan::Mode::Rootless => "rootless",
         },
-        program: concat!("stockade ", env!("CARGO_PKG_VERSION")),
+        program: PROGRAM,
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         layers,
         degraded: plan.degraded.iter().map(|(name, _)| String::from(*name)).collect(),

@@ -3,12 +3,10 @@
 //! The result is that of the last block that was sent to the session, with the output of all
 //! blocks. A block's own result is not changed.
 
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use stockade_markdown::Block;
-use stockade_protocol::{
-    Report,
-    ending::{self, Refused},
-};
+use stockade_protocol::{Report, ending::Ending};
 
 /// What happened to one block.
 pub(crate) enum Given {
@@ -91,21 +89,13 @@ impl Answer {
     pub(crate) fn text(&self) -> String {
         let code = self.field("code").and_then(Value::as_i64).unwrap_or(125);
         let how = if self.has_failed() { "failed" } else { "succeeded" };
-        let end: String = self.ends().iter().map(|line| format!("{line}\n")).collect();
+        let end: String = self.ending().lines().iter().map(|line| format!("{line}\n")).collect();
         format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", self.mixed.trim_end_matches('\n'))
     }
 
-    /// The lines that say what was refused to the last block, and what ended it.
-    fn ends(&self) -> Vec<String> {
-        fn text(value: Option<&Value>) -> &str {
-            value.and_then(Value::as_str).unwrap_or_default()
-        }
-        let denials = self.field("denials").and_then(Value::as_array).into_iter().flatten();
-        let denials: Vec<Refused<'_>> = denials
-            .map(|denial| Refused { kind: text(denial.get("kind")), what: text(denial.get("what")), answer: text(denial.get("answer")) })
-            .collect();
-        let started = self.field("started") == Some(&Value::Bool(true));
-        ending::lines(text(self.field("verdict")), self.field("signal").and_then(Value::as_str), started, &denials)
+    /// What was refused to the last block, and what ended it.
+    fn ending(&self) -> Ending {
+        self.result.as_ref().and_then(|result| Ending::deserialize(result).ok()).unwrap_or_default()
     }
 
     /// The exit status, as that of `exec`.

@@ -172,7 +172,7 @@ fn screening_as_a_boundary(merged: &MergedTable, found: &mut Diagnostics) {
 /// A reader of the policy has to know why code may do more.
 fn loosenings_without_reason(merged: &MergedTable, text: &str, found: &mut Diagnostics) {
     for (section, key) in LOOSENING {
-        for item in merged.list(section, key).iter().filter(|item| item.span.source == OWN) {
+        for item in own(merged, section, key) {
             if !has_comment(text, item.span.start) {
                 let title = format!("{} has no reason beside it", quote(&item.value));
                 let diagnostic = Diagnostic::new(title, format!("lets code do more: [{section}] {key}"));

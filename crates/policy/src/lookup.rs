@@ -154,11 +154,9 @@ fn find(name_or_path: &str, context: &LookupContext) -> Result<PolicySource, Pol
     if name_or_path.contains('/') { by_path(name_or_path, context) } else { by_name(name_or_path, context, 0) }
 }
 
-/// The shipped policy whose name a found one has. A path hides nothing.
+/// The shipped policy that a found one hides. One that was found by its path hides nothing.
 fn hidden_by(found: &PolicySource) -> Option<HidingPolicy> {
-    let Origin::File(path) = &found.origin else { return None };
-    found.level?;
-    shipped::text(&found.name).map(|_| HidingPolicy { name: found.name.clone(), path: path.clone() })
+    found.level.and_then(|_| hiding(&found.name, &found.origin))
 }
 
 /// Loads a shipped policy without reading a file.
@@ -196,9 +194,10 @@ pub fn names(context: &LookupContext) -> Vec<(String, Origin)> {
     out
 }
 
-/// Whether what `names` lists hides a shipped policy.
+/// The shipped policy that one of this name hides, which a lookup by name finds there.
 pub fn hiding(name: &str, origin: &Origin) -> Option<HidingPolicy> {
-    hidden_by(&PolicySource { name: name.to_owned(), origin: origin.clone(), text: String::new(), level: Some(0) })
+    let Origin::File(path) = origin else { return None };
+    shipped::text(name).map(|_| HidingPolicy { name: name.to_owned(), path: path.clone() })
 }
 
 /// A context in which only shipped policies are found.

@@ -70,26 +70,28 @@ impl SecondLook {
     /// The directory cannot be walked.
     pub(crate) fn missed(&self, directory: &OwnedFd) -> Result<Option<PathBuf>, Errno> {
         let mount = tree::mount_of(directory)?;
-        let (mut hidden, mut read_only): (Option<PathBuf>, Option<PathBuf>) = (None, None);
-        let mut missed = None;
+        let (mut hidden, mut read_only, mut missed): (Option<PathBuf>, Option<PathBuf>, _) = (None, None, None);
         tree::walk(directory, &mut |entry| {
-            // What root's copy does not have, or what is below a covered directory.
-            let is_out_of_reach = (self.privileged && entry.mount() != mount)
-                || hidden.as_ref().is_some_and(|above| entry.path.starts_with(above))
-                || entry.kind.is_symlink();
+            let is_below = |above: &Option<PathBuf>| above.as_ref().is_some_and(|above| entry.path.starts_with(above));
+            // What root's copy does not have, or what lies below a directory that is covered.
+            if (self.privileged && entry.mount() != mount) || entry.kind.is_symlink() || is_below(&hidden) {
+                return Walk::On;
+            }
             let id = entry.file_id();
             // A name can have changed; whether a program gives rights has been found out.
             let obeyed = || self.shown.contains_key(&id) || (!self.seen.contains(&id) && entry.gives_rights());
-            let Some(protection) = kept(entry, true, &self.rules, obeyed).filter(|_| !is_out_of_reach) else { return Walk::On };
-            let is_below = |above: &Option<PathBuf>| above.as_ref().is_some_and(|above| entry.path.starts_with(above));
-            if protection == Protection::ReadOnly && is_below(&read_only) {
-                return Walk::On;
+            match kept(entry, true, &self.rules, obeyed) {
+                None => {}
+                Some(Protection::ReadOnly) if is_below(&read_only) => {}
+                Some(Protection::Hidden) if self.covered.contains(&id) => hidden = Some(entry.path.to_path_buf()),
+                Some(_) if self.covered.contains(&id) => read_only = Some(entry.path.to_path_buf()),
+                Some(_) if entry.born().is_none_or(|born| born < self.since) => {
+                    missed = Some(entry.path.to_path_buf());
+                    return Walk::Stop;
+                }
+                // Made since. Older files that were moved below it are looked at.
+                Some(_) => {}
             }
-            if !self.covered.contains(&id) && entry.born().is_none_or(|born| born < self.since) {
-                missed = Some(entry.path.to_path_buf());
-                return Walk::Stop;
-            }
-            *(if protection == Protection::Hidden { &mut hidden } else { &mut read_only }) = Some(entry.path.to_path_buf());
             Walk::On
         })?;
         Ok(missed)

@@ -74,10 +74,10 @@ def run(code: str, options: RunOptions, **fixed: object) -> dict[str, object]:
     request: dict[str, Any] = {"code": code, "encoding": "base64", **fixed}
     given: dict[str, Any] = dict(options)
     for name in given:
-        # A session has its scratch for good, and its answer says so.
         if name in _FIXED:
             where = f"Stockade({name}={_FIXED[name]})"
             raise TypeError(f"`{name}` is the same for all runs of a client: write {where}.run(code)")
+        # A session has its scratch for good, and its answer says so.
         if name not in RunOptions.__annotations__ and name != "scratch":
             known = ", ".join(RunOptions.__annotations__)
             raise BadRequest(f"unknown field `{name}`: a run takes {known}", reason="request_malformed")
