@@ -12,7 +12,7 @@ use std::{
             fs::{MetadataExt, PermissionsExt},
         },
     },
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -901,6 +901,17 @@ fn record_locks_are_counted() {
     }
 }
 
+/// A process of the host that holds 800 files' locks.
+fn holder_of_locks() -> Child {
+    let mut holder = run_under(&["/usr/bin/python3", "-"]);
+    holder.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
+    let held = format!("{}\nprint('held', flush=True)\ntime.sleep(600)", locks(800));
+    holder.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    holder
+}
+
 test!(serial Both, what_others_hold_in_the_kernel_ends_no_run, seconds 60);
 /// The control of all these: the host's kernel holds as much, and the run is not the cause.
 fn what_others_hold_in_the_kernel_ends_no_run() {
@@ -909,12 +920,7 @@ fn what_others_hold_in_the_kernel_ends_no_run() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
-            let mut other = run_under(&["/usr/bin/python3", "-"]);
-            other.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut other = other.spawn().unwrap();
-            let held = format!("{}\nprint('held', flush=True)\ntime.sleep(600)", locks(800));
-            other.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
-            other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            let mut other = holder_of_locks();
             File::create(inside.join("go")).unwrap();
             std::thread::sleep(Duration::from_secs(3));
             other.kill().unwrap();
@@ -971,12 +977,7 @@ time.sleep(5)";
     let waits = "import time; time.sleep(3)";
     ask(&apart, "hidden", "4GiB", waits).succeeded().expect(json!({"output": "kept\n"}));
     // Locks of others.
-    let mut other = run_under(&["/usr/bin/python3", "-"]);
-    other.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut other = other.spawn().unwrap();
-    let held = format!("{}\nprint('held', flush=True)\ntime.sleep(600)", locks(800));
-    other.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
-    other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let mut other = holder_of_locks();
     let [hidden, readable] = ["hidden", "readable"].map(|name| ask(&[], name, "256MiB", waits));
     other.kill().unwrap();
     other.wait().unwrap();

@@ -493,6 +493,20 @@ fn no_link_on_the_way_to_a_protected_path_is_followed() {
     });
 }
 
+/// A request's result, where something is done before the first path of its scratch is covered. What
+/// is to be covered has been decided by then.
+fn run_while_covering(policy: &str, request: &Value, act: &dyn Fn()) -> Value {
+    let [stdin, out, err] = ["request", "out", "err"].map(|name| directory().join(name));
+    write_file(&stdin, request.to_string());
+    let open = |path| fs::File::create(path).unwrap();
+    let streams = [fs::File::open(&stdin).unwrap(), open(&out), open(&err)];
+    // The sandbox's first process opens no path before.
+    let first = Point { process: String::from(INIT), ordinal: 0, call: nix::libc::SYS_openat2.cast_unsigned() };
+    let traced = trace(&["exec", "--policy", policy], streams, Some((&first, Act::After(act))));
+    assert!(traced.acted.is_some(), "nothing is covered");
+    serde_json::from_slice(&fs::read(&out).unwrap()).unwrap()
+}
+
 test!(Both, what_changes_its_name_before_it_is_covered_stops_the_run, seconds 60);
 fn what_changes_its_name_before_it_is_covered_stops_the_run() {
     let policies = PolicyDirectory::new();
@@ -506,23 +520,13 @@ fn what_changes_its_name_before_it_is_covered_stops_the_run() {
         write_file(&scratch.join(name), contents);
     }
     let code = "import os\nfor name in ('.env', 'plain', 'd/.env', 'e/.env'):\n try: print(open(name).read())\n except OSError as e: print(e.errno)\nfor name in ('kept', 'plain'): print(os.access(name, os.W_OK))";
-    let [request, out, err] = ["request", "out", "err"].map(|name| directory().join(name));
-    write_file(&request, json!({"code": code, "scratch": text(&scratch)}).to_string());
+    let request = json!({"code": code, "scratch": text(&scratch)});
     let exchange = |one: &str, other: &str| {
         let (one, other) = (scratch.join(one), scratch.join(other));
         let at = nix::fcntl::AT_FDCWD;
         nix::fcntl::renameat2(at, &one, at, &other, nix::fcntl::RenameFlags::RENAME_EXCHANGE).unwrap();
     };
-    // The first path that the sandbox's first process opens in scratch is one to be covered: all
-    // that is to be covered has been decided, and nothing is.
-    let first = Point { process: String::from(INIT), ordinal: 0, call: nix::libc::SYS_openat2.cast_unsigned() };
-    let run = |act: &dyn Fn()| {
-        let open = |path| fs::File::create(path).unwrap();
-        let streams = [fs::File::open(&request).unwrap(), open(&out), open(&err)];
-        let traced = trace(&["exec", "--policy", &policy], streams, Some((&first, Act::After(act))));
-        assert!(traced.acted.is_some(), "nothing is covered");
-        serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap()
-    };
+    let run = |act: &dyn Fn()| run_while_covering(&policy, &request, act);
     for (one, other) in [(".env", "plain"), ("d", "e"), ("kept", "plain"), (".env", "kept")] {
         // A control: with all in its place, it runs.
         let result = run(&|| ());
@@ -544,17 +548,8 @@ fn what_is_moved_into_scratch_while_a_run_starts_stops_the_run() {
     let beside = crate::support::exec::scratch_named("beside");
     write_file(&scratch.join(".env"), "covered");
     let code = "import os\nfound = sorted(f'{at}/{name}' for at, _, names in os.walk('.') for name in names if name.startswith('.env'))\nfor path in found:\n try: print(open(path).read())\n except OSError as e: print(e.errno)";
-    let [request, out, err] = ["request", "out", "err"].map(|name| directory().join(name));
-    write_file(&request, json!({"code": code, "scratch": text(&scratch)}).to_string());
-    // Its first process covers the one path: what else is to be covered has been sought.
-    let first = Point { process: String::from(INIT), ordinal: 0, call: nix::libc::SYS_openat2.cast_unsigned() };
-    let run = |act: &dyn Fn()| {
-        let open = |path| fs::File::create(path).unwrap();
-        let streams = [fs::File::open(&request).unwrap(), open(&out), open(&err)];
-        let traced = trace(&["exec", "--policy", &policy], streams, Some((&first, Act::After(act))));
-        assert!(traced.acted.is_some(), "nothing is covered");
-        serde_json::from_slice::<Value>(&fs::read(&out).unwrap()).unwrap()
-    };
+    let request = json!({"code": code, "scratch": text(&scratch)});
+    let run = |act: &dyn Fn()| run_while_covering(&policy, &request, act);
     let moved = |name: &str| {
         let from = beside.join(name);
         fs::create_dir(&from).unwrap();

@@ -17,7 +17,7 @@ use stockade_protocol::probe::Script;
 use crate::{
     attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
     fixture::Fixture,
-    script::{CWD, n, script},
+    script::{Builder, CWD, n, script},
 };
 
 pub(crate) use concurrent::{READY, concurrent_script};
@@ -61,11 +61,60 @@ fn seek(path: &str, sought: &str) -> Script {
     })
 }
 
-/// Opens a file so.
+/// Opens a file with these flags.
 fn open(path: &str, flags: i64) -> Script {
+    script(|b| open_with(b, path, flags))
+}
+
+fn open_with(b: &mut Builder, path: &str, flags: i64) {
+    let path = b.text(path);
+    b.attack("openat", &[CWD, path, n(flags), n(0o600)]);
+}
+
+/// Does something to what lies at a path, or makes it there.
+type Act = fn(&mut Builder, &str);
+
+const WRITE: Act = |b, path| open_with(b, path, O_WRONLY);
+const CREATE: Act = |b, path| open_with(b, path, O_WRONLY | O_CREAT);
+const TRUNCATE: Act = |b, path| {
+    let path = b.text(path);
+    b.attack("truncate", &[path, n(0)]);
+};
+const CHANGE_MODE: Act = |b, path| {
+    let path = b.text(path);
+    b.attack("fchmodat", &[CWD, path, n(0o600)]);
+};
+const CHANGE_TIMES: Act = |b, path| {
+    let path = b.text(path);
+    b.attack("utimensat", &[CWD, path, n(0), n(0)]);
+};
+const RENAME: Act = |b, path| {
+    let (from, to) = (b.text(path), b.text(&format!("{path}-2")));
+    b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
+};
+const REMOVE: Act = |b, path| {
+    let path = b.text(path);
+    b.attack("unlinkat", &[CWD, path, n(0)]);
+};
+const MAKE_DIRECTORY: Act = |b, path| {
+    let path = b.text(path);
+    b.attack("mkdirat", &[CWD, path, n(0o755)]);
+};
+const MAKE_LINK: Act = |b, path| {
+    let (to, path) = (b.text("/tmp"), b.text(path));
+    b.attack("symlinkat", &[to, CWD, path]);
+};
+
+/// An act alone.
+fn on(path: &str, act: Act) -> Script {
+    script(|b| act(b, path))
+}
+
+/// An act on a file that the script itself has made.
+fn on_new(path: &str, act: Act) -> Script {
     script(|b| {
-        let path = b.text(path);
-        b.attack("openat", &[CWD, path, n(flags), n(0o600)]);
+        b.open(path, O_WRONLY | O_CREAT);
+        act(b, path);
     })
 }
 

@@ -6,9 +6,10 @@ mod scratch;
 use std::path::Path;
 
 use nix::libc::{EACCES, EBUSY, ENOENT, EROFS};
-use stockade_protocol::probe::Script;
 
-use super::{O_CREAT, O_WRONLY, look, open, seek, shared_namespace};
+use super::{
+    Act, CHANGE_MODE, CHANGE_TIMES, CREATE, O_CREAT, O_WRONLY, REMOVE, RENAME, TRUNCATE, WRITE, look, on, on_new, seek, shared_namespace,
+};
 use crate::{
     attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
     fixture::{Fixture, write_new},
@@ -269,40 +270,15 @@ fn files_of_the_host(fixture: &Fixture) -> Vec<Attack> {
 
 /// Acts on a file of the host that is there to be destroyed.
 fn victims(fixture: &Fixture) -> Vec<Attack> {
-    type On = fn(&str) -> Script;
-    let acts: [(&str, On); 7] = [
-        ("open for writing", |path| open(path, O_WRONLY)),
-        ("truncate", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("truncate", &[path, n(0)]);
-            })
-        }),
-        ("change the mode of", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("fchmodat", &[CWD, path, n(0o600)]);
-            })
-        }),
-        ("change the times of", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("utimensat", &[CWD, path, n(0), n(0)]);
-            })
-        }),
-        ("rename", |path| {
-            script(|b| {
-                let (from, to) = (b.text(path), b.text(&format!("{path}-2")));
-                b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
-            })
-        }),
-        ("remove", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("unlinkat", &[CWD, path, n(0)]);
-            })
-        }),
-        ("create a neighbour of", |path| open(&format!("{path}-neighbour"), O_WRONLY | O_CREAT)),
+    let create_neighbour: Act = |b, path| CREATE(b, &format!("{path}-neighbour"));
+    let acts = [
+        ("open for writing", WRITE),
+        ("truncate", TRUNCATE),
+        ("change the mode of", CHANGE_MODE),
+        ("change the times of", CHANGE_TIMES),
+        ("rename", RENAME),
+        ("remove", REMOVE),
+        ("create a neighbour of", create_neighbour),
     ];
     let mut all = Vec::new();
     for (index, (what, act)) in acts.into_iter().enumerate() {
@@ -315,7 +291,7 @@ fn victims(fixture: &Fixture) -> Vec<Attack> {
             format!("{what} a file of the host"),
             format!("{what} a file of the host, by its path"),
             ROOT,
-            act(&path),
+            on(&path, act),
             GONE,
             Control::Outside(ControlHost::Host, ControlExpectation::Succeeds),
         ));
@@ -371,19 +347,9 @@ fn protected(fixture: &Fixture) -> Vec<Attack> {
                 "uncover a hidden file",
                 "remove the mount that hides the scratch's .env",
                 &["scratch rules"],
-                script(|b| {
-                    let path = b.text(".env");
-                    b.attack("unlinkat", &[CWD, path, n(0)]);
-                }),
+                on(".env", REMOVE),
                 Expected::Errno(&[EBUSY, EROFS, EACCES]),
-                Control::Instead(
-                    script(|b| {
-                        b.open("removable", O_WRONLY | O_CREAT);
-                        let path = b.text("removable");
-                        b.attack("unlinkat", &[CWD, path, n(0)]);
-                    }),
-                    ControlExpectation::Succeeds,
-                ),
+                Control::Instead(on_new("removable", REMOVE), ControlExpectation::Succeeds),
             )
             .in_host_scratch(),
         );

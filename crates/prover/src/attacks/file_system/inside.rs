@@ -4,9 +4,11 @@ use nix::libc::{EACCES, EPERM, EROFS, ETXTBSY};
 use std::{io::Read, path::Path};
 
 use stockade_policy::plan::RootEntry;
-use stockade_protocol::probe::Script;
 
-use super::super::{O_CREAT, O_WRONLY, open, read, read_link};
+use super::super::{
+    Act, CHANGE_MODE, CHANGE_TIMES, MAKE_DIRECTORY, MAKE_LINK, O_CREAT, O_WRONLY, REMOVE, RENAME, TRUNCATE, WRITE, on, on_new, open, read,
+    read_link,
+};
 use crate::{
     attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
     fixture::Fixture,
@@ -42,27 +44,11 @@ fn creating() -> Vec<Attack> {
             Control::Instead(open("/tmp/created", O_WRONLY | O_CREAT), ControlExpectation::Succeeds),
         ));
     }
-    type Make = fn(&str) -> Script;
-    let others: [(&str, Make); 3] = [
-        ("make a directory", |at| {
-            script(|b| {
-                let path = b.text(at);
-                b.attack("mkdirat", &[CWD, path, n(0o755)]);
-            })
-        }),
-        ("make a symbolic link", |at| {
-            script(|b| {
-                let (to, path) = (b.text("/tmp"), b.text(at));
-                b.attack("symlinkat", &[to, CWD, path]);
-            })
-        }),
-        ("make a fifo", |at| {
-            script(|b| {
-                let path = b.text(at);
-                b.attack("mknodat", &[CWD, path, n(0o010_600), n(0)]);
-            })
-        }),
-    ];
+    let make_fifo: Act = |b, path| {
+        let path = b.text(path);
+        b.attack("mknodat", &[CWD, path, n(0o010_600), n(0)]);
+    };
+    let others = [("make a directory", MAKE_DIRECTORY), ("make a symbolic link", MAKE_LINK), ("make a fifo", make_fifo)];
     for (kind, (what, make)) in others.into_iter().enumerate() {
         for (place, directory) in ["", "/etc", "/usr"].into_iter().enumerate() {
             all.push(Attack::new(
@@ -70,9 +56,9 @@ fn creating() -> Vec<Attack> {
                 format!("{what} in {}", if directory.is_empty() { "/" } else { directory }),
                 format!("{what} where the policy lets nothing be written"),
                 READ_ONLY,
-                make(&format!("{directory}/made")),
+                on(&format!("{directory}/made"), make),
                 FIXED,
-                Control::Instead(make(&format!("/tmp/made-{kind}-{place}")), ControlExpectation::Succeeds),
+                Control::Instead(on(&format!("/tmp/made-{kind}-{place}"), make), ControlExpectation::Succeeds),
             ));
         }
     }
@@ -83,57 +69,24 @@ fn creating() -> Vec<Attack> {
 /// the read-only mounts stand alone.
 fn changing(fixture: &Fixture) -> Vec<Attack> {
     const MOUNTS: &[&str] = &["mounts"];
-    type Change = fn(&mut crate::script::Builder, stockade_protocol::probe::Value);
-    let changes: [(&str, &'static [&'static str], Change); 6] = [
-        ("open for writing", READ_ONLY, |b, path| {
-            b.attack("openat", &[CWD, path, n(O_WRONLY)]);
-        }),
-        ("truncate", READ_ONLY, |b, path| {
-            b.attack("truncate", &[path, n(0)]);
-        }),
-        ("change the mode of", MOUNTS, |b, path| {
-            b.attack("fchmodat", &[CWD, path, n(0o666)]);
-        }),
-        ("change the times of", MOUNTS, |b, path| {
-            b.attack("utimensat", &[CWD, path, n(0), n(0)]);
-        }),
-        ("rename", READ_ONLY, |b, path| {
-            let to = b.text("/etc/renamed");
-            b.attack("renameat2", &[CWD, path, CWD, to, n(0)]);
-        }),
-        ("remove", READ_ONLY, |b, path| {
-            b.attack("unlinkat", &[CWD, path, n(0)]);
-        }),
+    let changes = [
+        ("open for writing", READ_ONLY, WRITE),
+        ("truncate", READ_ONLY, TRUNCATE),
+        ("change the mode of", MOUNTS, CHANGE_MODE),
+        ("change the times of", MOUNTS, CHANGE_TIMES),
+        ("rename", READ_ONLY, RENAME),
+        ("remove", READ_ONLY, REMOVE),
     ];
     let mut all = Vec::new();
     for (what, layers, change) in changes {
-        let of = |path: &str, make: bool| {
-            script(|b| {
-                if make {
-                    b.open(path, O_WRONLY | O_CREAT);
-                }
-                let path = b.text(path);
-                change(b, path);
-            })
-        };
-        // A rename within /tmp, since its target is read-only.
-        let twin = if what == "rename" {
-            script(|b| {
-                b.open("/tmp/rename-me", O_WRONLY | O_CREAT);
-                let (from, to) = (b.text("/tmp/rename-me"), b.text("/tmp/renamed"));
-                b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
-            })
-        } else {
-            of(&format!("/tmp/{}", what.replace(' ', "-")), true)
-        };
         all.push(Attack::new(
             CLASS,
             format!("{what} /etc/passwd"),
             format!("{what} the sandbox's own /etc/passwd, which belongs to the code's user"),
             layers,
-            of("/etc/passwd", false),
+            on("/etc/passwd", change),
             FIXED,
-            Control::Instead(twin, ControlExpectation::Succeeds),
+            Control::Instead(on_new(&format!("/tmp/{}", what.replace(' ', "-")), change), ControlExpectation::Succeeds),
         ));
     }
     let files = [

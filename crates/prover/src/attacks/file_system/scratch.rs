@@ -6,11 +6,13 @@ use nix::libc::{EACCES, EBUSY, EROFS};
 use stockade_policy::model::Access;
 use stockade_protocol::probe::Script;
 
-use super::super::{O_CREAT, O_WRONLY, open, seek};
+use super::super::{
+    Act, CHANGE_MODE, CHANGE_TIMES, CREATE, MAKE_DIRECTORY, MAKE_LINK, O_CREAT, O_WRONLY, REMOVE, RENAME, TRUNCATE, WRITE, on, seek,
+};
 use crate::{
     attack::{Attack, Class, Control, ControlExpectation, ControlHost, Expected},
     fixture::{Fixture, scratch_victim},
-    script::{CWD, n, script},
+    script::{CWD, n},
 };
 
 const CLASS: Class = Class::FileSystem;
@@ -26,60 +28,15 @@ pub(super) fn attacks(fixture: &Fixture) -> Vec<Attack> {
     all
 }
 
-type On = fn(&str) -> Script;
-
-const WRITE: On = |path| open(path, O_WRONLY);
-const TRUNCATE: On = |path| {
-    script(|b| {
-        let path = b.text(path);
-        b.attack("truncate", &[path, n(0)]);
-    })
-};
-const REMOVE: On = |path| {
-    script(|b| {
-        let path = b.text(path);
-        b.attack("unlinkat", &[CWD, path, n(0)]);
-    })
-};
-
 /// `[scratch] access = "ro"`: nothing is made in a scratch, and nothing that lies there changes.
 fn read_only_scratch() -> Vec<Attack> {
-    let make: [(&str, On); 3] = [
-        ("create a file", |at| open(at, O_WRONLY | O_CREAT)),
-        ("make a directory", |at| {
-            script(|b| {
-                let path = b.text(at);
-                b.attack("mkdirat", &[CWD, path, n(0o755)]);
-            })
-        }),
-        ("make a symbolic link", |at| {
-            script(|b| {
-                let (to, path) = (b.text("/tmp"), b.text(at));
-                b.attack("symlinkat", &[to, CWD, path]);
-            })
-        }),
-    ];
-    let change: [(&str, On); 6] = [
+    let make = [("create a file", CREATE), ("make a directory", MAKE_DIRECTORY), ("make a symbolic link", MAKE_LINK)];
+    let change = [
         ("write to", WRITE),
         ("truncate", TRUNCATE),
-        ("change the mode of", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("fchmodat", &[CWD, path, n(0o600)]);
-            })
-        }),
-        ("change the times of", |path| {
-            script(|b| {
-                let path = b.text(path);
-                b.attack("utimensat", &[CWD, path, n(0), n(0)]);
-            })
-        }),
-        ("rename", |path| {
-            script(|b| {
-                let (from, to) = (b.text(path), b.text("renamed"));
-                b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
-            })
-        }),
+        ("change the mode of", CHANGE_MODE),
+        ("change the times of", CHANGE_TIMES),
+        ("rename", RENAME),
         ("remove", REMOVE),
     ];
     let of = |what: &str, place: &str, act: Script| {
@@ -96,11 +53,11 @@ fn read_only_scratch() -> Vec<Attack> {
     let mut all = Vec::new();
     for (index, (what, act)) in make.into_iter().enumerate() {
         let name = format!("made-{index}");
-        all.push(of(what, "a private scratch", act(&name)));
-        all.push(of(what, "a host scratch", act(&name)).in_host_scratch());
+        all.push(of(what, "a private scratch", on(&name, act)));
+        all.push(of(what, "a host scratch", on(&name, act)).in_host_scratch());
     }
     for (index, (what, act)) in change.into_iter().enumerate() {
-        all.push(of(&format!("{what} a file"), "a host scratch", act(&scratch_victim(index))).in_host_scratch());
+        all.push(of(&format!("{what} a file"), "a host scratch", on(&scratch_victim(index), act)).in_host_scratch());
     }
     all
 }
@@ -108,19 +65,13 @@ fn read_only_scratch() -> Vec<Attack> {
 /// Globs of `[scratch] read_only`, in a scratch that is writable beside them. Removing comes last:
 /// the control has one file for all of these.
 fn read_only_files(fixture: &Fixture) -> Vec<Attack> {
-    let acts: [(&str, On); 4] = [
-        ("write to", WRITE),
-        ("truncate", TRUNCATE),
-        ("replace", |path| {
-            script(|b| {
-                let new = format!("{path}-new");
-                b.open(&new, O_WRONLY | O_CREAT);
-                let (from, to) = (b.text(&new), b.text(path));
-                b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
-            })
-        }),
-        ("remove", REMOVE),
-    ];
+    let replace: Act = |b, path| {
+        let new = format!("{path}-new");
+        b.open(&new, O_WRONLY | O_CREAT);
+        let (from, to) = (b.text(&new), b.text(path));
+        b.attack("renameat2", &[CWD, from, CWD, to, n(0)]);
+    };
+    let acts = [("write to", WRITE), ("truncate", TRUNCATE), ("replace", replace), ("remove", REMOVE)];
     let all = fixture.read_only.iter().flat_map(|file| {
         acts.map(|(what, act)| {
             Attack::new(
@@ -128,7 +79,7 @@ fn read_only_files(fixture: &Fixture) -> Vec<Attack> {
                 format!("{what} a read-only file, {}", file.glob),
                 format!("{what} the scratch's {}, which the policy keeps read-only by {}", file.name, file.glob),
                 RULES,
-                act(&file.name),
+                on(&file.name, act),
                 Expected::Errno(&[EROFS, EACCES, EBUSY]),
                 Control::Writable(ControlExpectation::Succeeds),
             )
