@@ -5,7 +5,7 @@
 //! A test passes only by returning. What a host cannot run is printed with its reason and
 //! counted, never passed over. The last line is `N passed, N failed, N skipped`.
 //!
-//! Tests run two at a time. A `serial` test runs with no other beside it: one that looks at the
+//! Tests run four at a time. A `serial` test runs with no other beside it: one that looks at the
 //! whole host for what a run left behind, or that judges time or a load.
 
 use std::{
@@ -85,8 +85,8 @@ const DIRECTORY: &str = "STOCKADE_TEST_DIRECTORY";
 const BODY: &str = "--body";
 /// Selects the tests that fail on purpose, for the tests of the runner.
 const BROKEN: &str = "--broken";
-/// Tests that run at a time. Most of them wait, but there may be two CPUs only.
-const THREADS: usize = 2;
+/// Tests that run at a time. With two, on two CPUs, half of their time is waiting.
+const THREADS: usize = 4;
 /// Serial tests hold it alone, the others together.
 static SERIAL: RwLock<()> = RwLock::new(());
 /// How long each test took.
