@@ -459,9 +459,12 @@ pub(crate) struct Run {
     /// Copy the files in scratch that match to the directory of --into; may be repeated
     #[arg(long, value_name = "PATTERN", conflicts_with = "dry_run")]
     pub(crate) collect: Vec<String>,
-    /// Where collected files go, through no link but root's; none is written over; default: `collected`
+    /// Where collected files go, through no link but root's; default: `collected`
     #[arg(long, value_name = "DIR", requires = "collect", value_parser = path_from_here())]
     pub(crate) into: Option<PathBuf>,
+    /// Replace files of the same names there, which are kept otherwise
+    #[arg(long, requires = "collect")]
+    pub(crate) overwrite: bool,
     /// Write the result, without the streams, as JSON into this file
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) report: Option<PathBuf>,
