@@ -182,6 +182,35 @@ fn collected_files_are_replaced_where_the_caller_says_so() {
     says(&run_in(&place, &[&["--overwrite"], &words[..]].concat()), "", 0);
 }
 
+test!(Both, a_directory_of_keys_is_named_before_code_gets_it);
+fn a_directory_of_keys_is_named_before_code_gets_it() {
+    let home = scratch_named("home");
+    let (keys, work) = (home.join(".ssh"), home.join("work"));
+    for directory in [&keys, &work] {
+        fs::create_dir(directory).unwrap();
+        chown_to_owner(directory);
+    }
+    for (place, named) in [(&keys, Some(&keys)), (&home, Some(&keys)), (&work, None)] {
+        for command in [&["run", "-C", text(place), "-c", ""][..], &["exec", "-C", text(place)], &["session", "-C", text(place)]] {
+            let said = stderr(&run_with_stdin(&mut stockade(command), b""));
+            let wanted = named.map(|keys| format!("code can read the keys in {},", text(keys)));
+            assert_eq!(
+                said.lines().filter(|line| wanted.as_ref().is_some_and(|wanted| line.contains(wanted))).count(),
+                usize::from(named.is_some()),
+                "{said}"
+            );
+            assert!(named.is_some() || !said.contains("keys"), "{said}");
+        }
+    }
+}
+
+test!(Both, a_misspelt_language_is_told_the_nearest_one);
+fn a_misspelt_language_is_told_the_nearest_one() {
+    let said = |language: &str| stderr(&stockade(["run", "--language", language, "-c", "1"]).output().unwrap());
+    assert!(said("pyhton").contains("did you mean `python`?"), "{}", said("pyhton"));
+    assert!(!said("cobol").contains("did you mean") && said("cobol").contains("it has bash"), "{}", said("cobol"));
+}
+
 /// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not
 /// write, by links that it makes; and what the run said.
 fn led_astray(place: &Path, into: &[&str], code: &str) -> (usize, Output) {

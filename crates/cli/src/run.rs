@@ -26,7 +26,7 @@ use crate::{
     collected::Destination,
     dry_run,
     output::{warn, warn_of_error},
-    unwritten, warn_of_audit, warn_of_degraded_once,
+    unwritten, warn_of_audit, warn_of_degraded_once, warn_of_keys,
 };
 
 /// The word that stands for code on stdin.
@@ -36,6 +36,7 @@ const OWN_PREFIX: &str = "stockade_";
 
 pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
+    warn_of_keys(&run.sandbox);
     let settings = RunSettings { limits: limits(&run.limits), collect: run.collect.clone() };
     let program = match Program::of(run, &options, &settings) {
         Ok(program) => program,
