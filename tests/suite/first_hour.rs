@@ -511,6 +511,10 @@ fn a_policy_that_looks_tight_is_named() {
         check("tight", "[limits]\nprocesses = 1\nmax = \"same\"\n[egress]\nwhitelist = { add = [\"pypi.org:443\"] } # packages"),
         ""
     );
+    assert_eq!(check("known", "[screen]\nprocess = \"deny\" # advisory: it tells the model"), "");
+    // No user can change a line of a shipped policy.
+    let done = stockade(["policy", "check", "default", "strict", "shell", "pypi"]).output().unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{}", stderr(&done));
     // It is tight, too.
     let policy = policies.write("same", &derived("[limits]\nprocesses = 3\nmax = \"same\""));
     let asked = stockade(["run", "--policy", &policy, "--processes", "4", "true"]).output().unwrap();

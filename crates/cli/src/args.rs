@@ -619,14 +619,14 @@ pub(crate) enum Policy {
         #[arg(long)]
         json: bool,
     },
-    /// Explain in sentences what code under a policy may do, and the effect of each loosening
+    /// Explain in sentences what code under a policy may do
     Explain {
         /// A name or a file
         #[arg(default_value = "default", value_name = "NAME|FILE")]
         policy: String,
-        /// The policy that loosenings are compared with
-        #[arg(long, default_value = "strict", value_name = "NAME|FILE")]
-        against: String,
+        /// Also list what it allows and this policy does not, each with its effect
+        #[arg(long, value_name = "NAME|FILE")]
+        against: Option<String>,
         /// Print it as JSON
         #[arg(long)]
         json: bool,
