@@ -13,4 +13,4 @@ mod rules;
 mod side_channels;
 mod sockets;
 mod speech;
-mod testbed;
+pub mod testbed;

@@ -77,6 +77,8 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Where the test's own files are seen in its mount namespace: policies, certificates.
 /// Only their owner can write anywhere above them, as a privileged launcher demands.
 pub const FILES: &str = "/mnt";
+/// The directory, among these, of the certificates that programs trust.
+const TRUSTED: &str = "certificates";
 /// What the host's own resolver is told.
 const HOSTS: &str = "203.0.113.9 hosts.internal\n";
 const SERVERS: &str = "nameserver 10.0.5.7\noptions timeout:2\n";
@@ -93,6 +95,16 @@ fn ip(line: &str) {
 impl Testbed {
     /// Moves this process into its own namespaces and starts the other hosts.
     pub fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// The same on a host that trusts the certificate of [`Testbed::index`], and no other.
+    pub fn trusted() -> Self {
+        Self::with(&[(TRUSTED, "/etc/ssl/certs")])
+    }
+
+    /// The same with these files or directories of the test's own in the place of the host's.
+    fn with(more: &[(&str, &str)]) -> Self {
         let (uid, gid) = (Uid::current(), nix::unistd::Gid::current());
         let privileged = uid.is_root();
         let mut flags = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
@@ -108,11 +120,11 @@ impl Testbed {
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
         let directory = std::env::temp_dir().join(format!("egress-{}", std::process::id()));
         let home = std::env::temp_dir().join(format!("egress-home-{}", std::process::id()));
-        fs::create_dir_all(&directory).unwrap();
+        fs::create_dir_all(directory.join(TRUSTED)).unwrap();
         fs::create_dir_all(&home).unwrap();
         fs::write(directory.join("hosts"), HOSTS).unwrap();
         fs::write(directory.join("servers"), SERVERS).unwrap();
-        for (from, to) in [("", FILES), ("hosts", "/etc/hosts"), ("servers", "/etc/resolv.conf")] {
+        for (from, to) in [&[("", FILES), ("hosts", "/etc/hosts"), ("servers", "/etc/resolv.conf")], more].concat() {
             mount(Some(&directory.join(from)), to, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         }
         ip("link set lo up");
@@ -177,21 +189,33 @@ impl Testbed {
         self.remote(json!({"op": "zone", "zone": zone}));
     }
 
-    /// Serves a package index under the names of the real one, and a git repository, `/demo.git`;
-    /// where its certificate is.
+    /// Serves a package index under the names of the real one, a git repository, `/demo.git`, and
+    /// pages of api.github.com; where its certificate is.
     pub fn index(&mut self) -> PathBuf {
         let (certificate, key) = (PathBuf::from(FILES).join("certificate.pem"), self.directory.join("key.pem"));
         let mut openssl = Command::new("openssl");
         openssl.args("req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -days 2 -subj /CN=pypi.org".split(' '));
-        openssl.args(["-addext", "subjectAltName=DNS:pypi.org,DNS:files.pythonhosted.org"]);
+        openssl.args(["-addext", "subjectAltName=DNS:pypi.org,DNS:files.pythonhosted.org,DNS:api.github.com"]);
         openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate);
         let made = openssl.env("PATH", PATH).output().expect("run openssl");
         assert!(made.status.success(), "{made:?}");
+        self.trust(&certificate);
         let repository = self.repository();
         self.remote(json!({"op": "index", "certificate": certificate, "key": key, "repository": repository}));
         let here = json!({"a": [["203.0.113.10"]]});
-        self.zone(json!({"pypi.org": here, "files.pythonhosted.org": here, "stray.example": here}));
+        self.zone(json!({"pypi.org": here, "files.pythonhosted.org": here, "stray.example": here, "api.github.com": here}));
         certificate
+    }
+
+    /// Puts a certificate where programs look for those that they trust: curl and pip in one file,
+    /// OpenSSL by its hash.
+    fn trust(&self, certificate: &Path) {
+        let mut openssl = Command::new("openssl");
+        let hashed = openssl.args(["x509", "-noout", "-hash", "-in"]).arg(certificate).env("PATH", PATH).output().expect("run openssl");
+        let hash = String::from_utf8(hashed.stdout).expect("a hash");
+        for name in [String::from("ca-certificates.crt"), format!("{}.0", hash.trim())] {
+            fs::copy(certificate, self.directory.join(TRUSTED).join(name)).unwrap();
+        }
     }
 
     /// A git repository of one commit, as files that any web server can hand out.

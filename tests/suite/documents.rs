@@ -4,20 +4,39 @@
 //! A block `console` has commands after `$ `, continued by `\`, and below each what it prints on
 //! stdout and stderr; `…` in a line stands for any text, and alone for any lines. All blocks of a
 //! page run in one directory, in their order. `file=NAME` after a block's language writes it there.
-//! `needs=…` says what a host for tests does not have; such a block is counted and not run.
+//! `needs=…` selects the test that runs a block ([`NEEDS`]); one that no test can run is counted.
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
 
-use crate::support::{
-    exec::{program_path, text},
-    runner::{directory, test},
-    timeouts::scaled,
+use crate::{
+    egress::testbed::Testbed,
+    support::{
+        exec::{program_path, text},
+        runner::{directory, test},
+        timeouts::scaled,
+    },
 };
+
+/// The needs that a block can have, and where such a block is run, or why it is not.
+const NEEDS: [(&str, &str); 8] = [
+    ("root", "run in the guest, by tests/package"),
+    ("systemd", "run in the guest, by tests/package"),
+    ("member", "run in the guest, as a member of the group `stockade`"),
+    ("network", "run against servers of the test bed"),
+    ("python-packages", "run by the step frameworks, which may use the package index"),
+    ("clone", "not run: they build the program, the package or the wheel, or run all tests"),
+    ("root-and-index", "not run: the guest has no package index; the step data-science runs the same script"),
+    ("apparmor", "not run: the guest has no apparmor_parser"),
+];
+
+/// A member of the group in the guest.
+const MEMBER: &str = "alice";
 
 /// A fenced block: the line of its fence, what stands behind that, and its lines.
 struct Block {
@@ -90,53 +109,101 @@ fn all_fit(lines: &[&str], wanted: &[String]) -> bool {
     }
 }
 
-/// Runs a page in a directory of its own; how many commands, and how many need another host.
-fn follow(page: &Path, faults: &mut Vec<String>) -> (usize, usize) {
-    let name = page.file_stem().unwrap().to_str().unwrap();
-    let place = directory().join("pages").join(name);
-    let home = directory().join("homes").join(name);
-    for directory in [&place, &home] {
-        fs::create_dir_all(directory).unwrap();
+/// Which blocks are run, and how.
+struct Reader {
+    /// The needs of the blocks; those without one have "".
+    needs: &'static [&'static str],
+    /// Variables beside PATH, HOME and LANG.
+    variables: Vec<(&'static str, PathBuf)>,
+}
+
+/// What came of the pages.
+#[derive(Default)]
+struct Outcome {
+    run: usize,
+    /// The need of each command that was left to another test.
+    left: Vec<String>,
+    faults: Vec<String>,
+}
+
+impl Reader {
+    fn new(needs: &'static [&'static str]) -> Self {
+        Reader { needs, variables: Vec::new() }
     }
-    let program = program_path().unwrap();
-    let path = format!("{}:/usr/local/bin:/usr/bin:/bin", text(program.parent().unwrap()));
-    let (mut run, mut left_out) = (0, 0);
-    for block in blocks(&fs::read_to_string(page).unwrap()) {
-        let at = format!("{name}.md:{}", block.line);
-        let contents = block.body.join("\n") + "\n";
-        if let Some(file) = block.option("file") {
-            fs::write(place.join(file), &contents).unwrap();
-        }
-        match block.info.first().map(String::as_str) {
-            Some("json") if serde_json::from_str::<serde_json::Value>(&contents).is_err() => faults.push(format!("{at}: no JSON")),
-            Some("toml") if contents.parse::<toml::Table>().is_err() => faults.push(format!("{at}: no TOML")),
-            None => faults.push(format!("{at}: a block without a language")),
-            _ => {}
-        }
-        if !block.is("console") {
-            continue;
-        }
-        if block.option("needs").is_some() {
-            left_out += commands(&block).len();
-            continue;
-        }
-        for (command, wanted) in commands(&block) {
-            let limit = scaled(Duration::from_secs(60)).as_secs().to_string();
-            let output = Command::new("timeout")
-                .args([&limit, "sh", "-c", &format!("exec 2>&1\n{command}")])
-                .env_clear()
-                .envs([("PATH", path.as_str()), ("HOME", text(&home)), ("LANG", "C.UTF-8")])
-                .current_dir(&place)
-                .output()
-                .unwrap();
-            run += 1;
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            if !all_fit(&said.lines().collect::<Vec<_>>(), &wanted) {
-                faults.push(format!("{at}: $ {command}\nprints\n{said}in place of\n{}\n", wanted.join("\n")));
+
+    /// Runs the blocks of all pages.
+    fn follow_all(&self) -> Outcome {
+        let mut outcome = Outcome::default();
+        pages().iter().for_each(|page| self.follow(page, &mut outcome));
+        assert!(outcome.faults.is_empty(), "{}", outcome.faults.join("\n"));
+        println!("{} commands run", outcome.run);
+        outcome
+    }
+
+    /// Runs the blocks of a page in a directory of its own.
+    fn follow(&self, page: &Path, outcome: &mut Outcome) {
+        let name = page.file_stem().unwrap().to_str().unwrap();
+        let place = directory().join("pages").join(name);
+        fs::create_dir_all(&place).unwrap();
+        for block in blocks(&fs::read_to_string(page).unwrap()) {
+            let at = format!("{name}.md:{}", block.line);
+            let contents = block.body.join("\n") + "\n";
+            let need = block.option("needs").unwrap_or_default();
+            let is_chosen = self.needs.contains(&need);
+            if let Some(file) = block.option("file").filter(|_| is_chosen || need.is_empty()) {
+                fs::write(place.join(file), &contents).unwrap();
+            }
+            match block.info.first().map(String::as_str) {
+                Some("json") if serde_json::from_str::<serde_json::Value>(&contents).is_err() => {
+                    outcome.faults.push(format!("{at}: no JSON"))
+                }
+                Some("toml") if contents.parse::<toml::Table>().is_err() => outcome.faults.push(format!("{at}: no TOML")),
+                None => outcome.faults.push(format!("{at}: a block without a language")),
+                _ => {}
+            }
+            if !need.is_empty() && !NEEDS.iter().any(|(known, _)| *known == need) {
+                outcome.faults.push(format!("{at}: no test knows needs={need}"));
+            }
+            if !block.is("console") {
+                continue;
+            }
+            for (command, wanted) in commands(&block) {
+                if is_chosen {
+                    outcome.run += 1;
+                    outcome.faults.extend(self.run(&command, &wanted, need, &place).map(|fault| format!("{at}: $ {command}\n{fault}")));
+                } else {
+                    outcome.left.push(need.to_owned());
+                }
             }
         }
     }
-    (run, left_out)
+
+    /// Runs a command. What is wrong: its output is another, or it has a need and failed, though any
+    /// output fits.
+    fn run(&self, command: &str, wanted: &[String], need: &str, place: &Path) -> Option<String> {
+        let home = directory().join("homes").join(place.file_name().unwrap());
+        fs::create_dir_all(&home).unwrap();
+        let program = program_path().unwrap();
+        let path = format!("{}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", text(program.parent().unwrap()));
+        let limit = scaled(Duration::from_secs(240)).as_secs().to_string();
+        let member: &[&str] = if need == "member" { &["runuser", "-u", MEMBER, "--"] } else { &[] };
+        let script = format!("exec 2>&1\n{command}");
+        let words = [&["timeout", limit.as_str()], member, &["sh", "-c", script.as_str()]].concat();
+        let output = Command::new(words[0])
+            .args(&words[1..])
+            .env_clear()
+            .envs([("PATH", path.as_str()), ("HOME", text(&home)), ("LANG", "C.UTF-8")])
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .current_dir(place)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !all_fit(&said.lines().collect::<Vec<_>>(), wanted) {
+            return Some(format!("prints\n{said}in place of\n{}\n", wanted.join("\n")));
+        }
+        let fits_all = wanted.iter().all(|line| line.trim() == "…");
+        (!need.is_empty() && fits_all && !output.status.success()).then(|| format!("fails ({}):\n{said}", output.status))
+    }
 }
 
 fn pages() -> Vec<PathBuf> {
@@ -150,12 +217,52 @@ fn pages() -> Vec<PathBuf> {
 
 test!(RootlessOnly, every_command_of_the_documents_prints_what_they_say, needs [Program("jq")], seconds 600);
 fn every_command_of_the_documents_prints_what_they_say() {
-    let mut faults = Vec::new();
-    let counts: Vec<(usize, usize)> = pages().iter().map(|page| follow(page, &mut faults)).collect();
-    let (run, left_out) = counts.iter().fold((0, 0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
-    println!("{} pages: {run} commands run, {left_out} that need root, systemd, a network or packages are not", counts.len());
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-    assert!(run >= 60, "{run}");
+    let outcome = Reader::new(&[""]).follow_all();
+    for (need, whereabouts) in NEEDS {
+        let commands = outcome.left.iter().filter(|left| *left == need).count();
+        println!("{commands} with needs={need} are {whereabouts}");
+        assert!(commands > 0, "no page has needs={need}");
+    }
+    assert!(outcome.run >= 60, "{}", outcome.run);
+}
+
+test!(RootlessOnly, every_command_that_needs_a_network_prints_what_it_says, needs [Program("openssl")], seconds 180);
+fn every_command_that_needs_a_network_prints_what_it_says() {
+    let mut testbed = Testbed::trusted();
+    testbed.index();
+    let variables = vec![("XDG_RUNTIME_DIR", testbed.directory().to_path_buf())];
+    let outcome = Reader { variables, ..Reader::new(&["network"]) }.follow_all();
+    assert!(outcome.run >= 3, "{}", outcome.run);
+}
+
+/// Why the package index may not be used.
+fn no_index() -> Option<String> {
+    let is_allowed = std::env::var("STOCKADE_TEST_INDEX").is_ok_and(|value| value == "yes");
+    (!is_allowed).then(|| String::from("the package index is for the step frameworks alone"))
+}
+
+test!(RootlessOnly, every_command_that_needs_packages_prints_what_it_says, needs [Other(no_index)], seconds 900);
+fn every_command_that_needs_packages_prints_what_it_says() {
+    let variables = vec![("PIP_CACHE_DIR", directory().join("pip"))];
+    let outcome = Reader { variables, ..Reader::new(&["python-packages"]) }.follow_all();
+    assert!(outcome.run >= 4, "{}", outcome.run);
+}
+
+/// Why accounts, units and packages must stay as they are.
+fn no_guest() -> Option<String> {
+    let is_guest = std::env::var("STOCKADE_TEST_GUEST").is_ok_and(|value| value == "yes");
+    (!is_guest).then(|| String::from("it changes accounts and units: tests/package runs it in the guest"))
+}
+
+test!(RootOnly, every_command_for_an_administrator_prints_what_it_says, needs [Other(no_guest)], seconds 300);
+fn every_command_for_an_administrator_prints_what_it_says() {
+    // The package that is installed, in the place of one that is built.
+    let scripts = directory().join("pages/install/scripts");
+    fs::create_dir_all(&scripts).unwrap();
+    fs::write(scripts.join("package"), format!("#!/bin/sh\necho {}\n", std::env::var("STOCKADE_TEST_PACKAGE").unwrap())).unwrap();
+    fs::set_permissions(scripts.join("package"), fs::Permissions::from_mode(0o755)).unwrap();
+    let outcome = Reader::new(&["root", "systemd", "member"]).follow_all();
+    assert!(outcome.run >= 15, "{}", outcome.run);
 }
 
 test!(Both, what_documents_print_is_compared);

@@ -136,7 +136,8 @@ fn collected_files_are_written_over_none() {
     assert_eq!(fs::read_to_string(place.join("got/b.txt")).unwrap(), "b");
     // A second time they are there.
     let done = run_in(&place, &words);
-    assert!(done.status.code() == Some(74) && stderr(&done).contains("out/a.txt exist already"), "{}", stderr(&done));
+    let said = stderr(&done);
+    assert!(done.status.code() == Some(74) && said.contains("out/a.txt exist already") && said.contains("--overwrite"), "{said}");
     // The others are written, and the error of the report is told beside.
     fs::remove_file(place.join("got/b.txt")).unwrap();
     let done = run_in(&place, &[&["--report", "/dev/full"], &words[..]].concat());
@@ -146,6 +147,9 @@ fn collected_files_are_written_over_none() {
     // Nothing is left of a directory for which there was no file.
     let done = run_in(&place, &["--collect", "*.csv", "--into", "no/such", "-c", "pass"]);
     assert!(done.status.success() && !place.join("no").exists(), "{}", stderr(&done));
+    assert!(stderr(&done).contains("no file in scratch matches --collect *.csv"), "{}", stderr(&done));
+    let done = run_in(&place, &["-q", "--collect", "*.csv", "-c", "pass"]);
+    assert!(!stderr(&done).contains("matches"), "{}", stderr(&done));
     // No link leads elsewhere.
     let elsewhere = place.join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
@@ -153,6 +157,58 @@ fn collected_files_are_written_over_none() {
     symlink(&elsewhere, place.join("linked/out")).unwrap();
     let done = run_in(&place, &["--collect", "out/*", "--into", "linked", "-c", code]);
     assert!(done.status.code() == Some(74) && fs::read_dir(&elsewhere).unwrap().next().is_none(), "{}", stderr(&done));
+}
+
+test!(Both, collected_files_are_replaced_where_the_caller_says_so);
+fn collected_files_are_replaced_where_the_caller_says_so() {
+    let place = directory().join("replaces");
+    fs::create_dir_all(place.join("got")).unwrap();
+    fs::write(place.join("kept"), "kept").unwrap();
+    fs::write(place.join("got/a.txt"), "longer than what is new").unwrap();
+    // Of a link the name is replaced, and what it leads to is kept.
+    symlink(place.join("kept"), place.join("got/b.txt")).unwrap();
+    fs::create_dir(place.join("got/c.txt")).unwrap();
+    let code = "[open(name + '.txt', 'w').write('new') for name in 'abc']";
+    let words = ["-q", "--collect", "*.txt", "--into", "got", "-c", code];
+    says(&run_in(&place, &words), "", 74);
+    assert_eq!(fs::read_to_string(place.join("got/a.txt")).unwrap(), "longer than what is new");
+    // A directory is no file.
+    let done = run_in(&place, &[&["--overwrite"], &words[..]].concat());
+    assert!(done.status.code() == Some(74) && stderr(&done).contains("c.txt: "), "{}", stderr(&done));
+    for (file, contents) in [("got/a.txt", "new"), ("got/b.txt", "new"), ("kept", "kept")] {
+        assert_eq!(fs::read_to_string(place.join(file)).unwrap(), contents, "{file}");
+    }
+    fs::remove_dir(place.join("got/c.txt")).unwrap();
+    says(&run_in(&place, &[&["--overwrite"], &words[..]].concat()), "", 0);
+}
+
+test!(Both, a_directory_of_keys_is_named_before_code_gets_it);
+fn a_directory_of_keys_is_named_before_code_gets_it() {
+    let home = scratch_named("home");
+    let (keys, work) = (home.join(".ssh"), home.join("work"));
+    for directory in [&keys, &work] {
+        fs::create_dir(directory).unwrap();
+        chown_to_owner(directory);
+    }
+    for (place, named) in [(&keys, Some(&keys)), (&home, Some(&keys)), (&work, None)] {
+        for command in [&["run", "-C", text(place), "-c", ""][..], &["exec", "-C", text(place)], &["session", "-C", text(place)]] {
+            let said = stderr(&run_with_stdin(&mut stockade(command), b""));
+            let wanted = named.map(|keys| format!("code can read the keys in {},", text(keys)));
+            assert_eq!(
+                said.lines().filter(|line| wanted.as_ref().is_some_and(|wanted| line.contains(wanted))).count(),
+                usize::from(named.is_some()),
+                "{said}"
+            );
+            assert!(named.is_some() || !said.contains("keys"), "{said}");
+        }
+    }
+}
+
+test!(Both, a_misspelt_language_is_told_the_nearest_one);
+fn a_misspelt_language_is_told_the_nearest_one() {
+    let said = |language: &str| stderr(&stockade(["run", "--language", language, "-c", "1"]).output().unwrap());
+    assert!(said("pyhton").contains("did you mean `python`?"), "{}", said("pyhton"));
+    assert!(!said("cobol").contains("did you mean") && said("cobol").contains("it has bash"), "{}", said("cobol"));
 }
 
 /// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not
@@ -455,6 +511,10 @@ fn a_policy_that_looks_tight_is_named() {
         check("tight", "[limits]\nprocesses = 1\nmax = \"same\"\n[egress]\nwhitelist = { add = [\"pypi.org:443\"] } # packages"),
         ""
     );
+    assert_eq!(check("known", "[screen]\nprocess = \"deny\" # advisory: it tells the model"), "");
+    // No user can change a line of a shipped policy.
+    let done = stockade(["policy", "check", "default", "strict", "shell", "pypi"]).output().unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{}", stderr(&done));
     // It is tight, too.
     let policy = policies.write("same", &derived("[limits]\nprocesses = 3\nmax = \"same\""));
     let asked = stockade(["run", "--policy", &policy, "--processes", "4", "true"]).output().unwrap();

@@ -112,7 +112,10 @@ test!(Both, an_explanation_says_what_follows_from_each_loosening);
 fn an_explanation_says_what_follows_from_each_loosening() {
     // Lines are wrapped for a person.
     let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let (output, said, complained) = policy(&["explain", "pypi"]);
+    let (_, alone, _) = policy(&["explain", "pypi"]);
+    let (output, said, complained) = policy(&["explain", "pypi", "--against", "strict"]);
+    let end = said.find("\nAllowed, but not by strict").unwrap();
+    assert_eq!(alone, said[..end], "without a policy to compare it with, nothing is compared");
     assert!(output.status.success() && complained.is_empty(), "{complained}");
     let said = plain(&said);
     for sentence in [
@@ -124,7 +127,7 @@ fn an_explanation_says_what_follows_from_each_loosening() {
     ] {
         assert!(said.contains(sentence), "`{sentence}` is not in: {said}");
     }
-    assert!(plain(&policy(&["explain", "strict"]).1).ends_with("Allowed, but not by strict - nothing"));
+    assert!(plain(&policy(&["explain", "strict", "--against", "strict"]).1).ends_with("Allowed, but not by strict - nothing"));
     let against = plain(&policy(&["explain", "--against", "default", "shell"]).1);
     assert!(against.contains("not by default") && against.contains("a run may last for ever"), "{against}");
     let (output, said, complained) = policy(&["explain", "strct"]);
@@ -135,7 +138,7 @@ test!(Both, an_explanation_as_json_says_the_same);
 fn an_explanation_as_json_says_the_same() {
     let policies = PolicyDirectory::new();
     let own = policies.write("own", &derived("[environment.set]\nESCAPE = \"\\u001b[2J\"\n[scratch]\nread_only = { add = [\".git\"] }"));
-    let (explanation, text) = (parsed(&policy(&["explain", "--json", &own]).1), policy(&["explain", &own]).1);
+    let (explanation, text) = (parsed(&policy(&["explain", "--json", &own, "--against", "strict"]).1), policy(&["explain", &own]).1);
     assert_eq!(
         (&explanation["schema"], &explanation["policy"], &explanation["loosened"]["against"]),
         (&json!(1), &json!(own), &json!("strict"))

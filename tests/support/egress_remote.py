@@ -202,11 +202,12 @@ def up():
 
 
 def wheel(name):
-    """A package as an index has them: one module that prints its name."""
+    """A package as an index has them: one module with its name, and with the function of the
+    package `humanize` that the documents call."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         facts = "%s-1.0.dist-info/" % name
-        archive.writestr(name + ".py", "NAME = %r\n" % name)
+        archive.writestr(name + ".py", "NAME = %r\n\n\ndef intcomma(number):\n    return format(number, ',')\n" % name)
         archive.writestr(facts + "METADATA", "Metadata-Version: 2.1\nName: %s\nVersion: 1.0\n" % name)
         archive.writestr(facts + "WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(facts + "RECORD", "")

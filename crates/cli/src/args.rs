@@ -8,6 +8,7 @@ use std::{
 use clap::{
     Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::{OsStringValueParser, TypedValueParser},
+    error::{ContextKind, ContextValue, ErrorKind},
 };
 use stockade_policy::whitelist::Rule;
 use stockade_protocol::{LimitKey, LimitValue, Quantity};
@@ -28,7 +29,12 @@ impl Cli {
     /// # Errors
     /// A usage error, or a request for help.
     pub(crate) fn of_process() -> Result<Self, clap::Error> {
-        let matches = Self::described().try_get_matches()?;
+        Self::of(std::env::args_os().collect())
+    }
+
+    fn of(words: Vec<OsString>) -> Result<Self, clap::Error> {
+        let command = words.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+        let matches = Self::described().try_get_matches_from(words).map_err(|error| with_remedy(error, &command))?;
         Self::from_arg_matches(&matches)
     }
 
@@ -43,6 +49,42 @@ impl Cli {
             }
         })
     }
+}
+
+/// Commands that make a sandbox.
+const SANDBOXED: [&str; 4] = ["run", "exec", "session", "mcp"];
+
+/// Options of other tools, and what their users write here after a command of [`SANDBOXED`].
+const GUESSED: &[(&[&str], &str)] = &[
+    (&["--network", "--net"], "code has no network; `--allow HOST:PORT` opens one peer"),
+    (&["--venv", "--virtualenv"], "`--runtime python=DIR/bin/python` takes the interpreter of a virtual environment"),
+    (&["--cwd", "--workdir", "--chdir", "-w"], "`-C DIR` makes a directory the working directory"),
+    (&["--env", "-e"], "`stockade run -- env NAME=VALUE COMMAND` sets a variable; a request has the field `env`"),
+    (
+        &["--volume", "-v", "--mount", "--bind"],
+        "`-C DIR` shows one directory; a policy for `--policy FILE` shows others ([filesystem] read_only)",
+    ),
+    (&["--image"], "code sees programs of this host, and no image; `--runtime NAME=PATH` takes another interpreter"),
+];
+
+/// An error with a remedy in place of options that only look alike.
+fn with_remedy(mut error: clap::Error, command: &str) -> clap::Error {
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(given))) = (error.kind(), error.get(ContextKind::InvalidArg)) else {
+        return error;
+    };
+    let guessed = GUESSED.iter().find(|(options, _)| SANDBOXED.contains(&command) && options.contains(&given.as_str()));
+    let remedy = match guessed {
+        Some((_, remedy)) => (*remedy).to_owned(),
+        None if command == "exec" && !given.starts_with('-') => {
+            format!("`stockade run {given}` runs a script, `stockade exec < {given}` a request in JSON")
+        }
+        None => return error,
+    };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![remedy.into()]));
+    // Clap's shows the option that looked alike.
+    error.remove(ContextKind::Usage);
+    error
 }
 
 /// Commands as completions and the manual have them: `help policy show` says what `policy show
@@ -417,9 +459,12 @@ pub(crate) struct Run {
     /// Copy the files in scratch that match to the directory of --into; may be repeated
     #[arg(long, value_name = "PATTERN", conflicts_with = "dry_run")]
     pub(crate) collect: Vec<String>,
-    /// Where collected files go, through no link but root's; none is written over; default: `collected`
+    /// Where collected files go, through no link but root's; default: `collected`
     #[arg(long, value_name = "DIR", requires = "collect", value_parser = path_from_here())]
     pub(crate) into: Option<PathBuf>,
+    /// Replace files of the same names there, which are kept otherwise
+    #[arg(long, requires = "collect")]
+    pub(crate) overwrite: bool,
     /// Write the result, without the streams, as JSON into this file
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) report: Option<PathBuf>,
@@ -574,14 +619,14 @@ pub(crate) enum Policy {
         #[arg(long)]
         json: bool,
     },
-    /// Explain in sentences what code under a policy may do, and the effect of each loosening
+    /// Explain in sentences what code under a policy may do
     Explain {
         /// A name or a file
         #[arg(default_value = "default", value_name = "NAME|FILE")]
         policy: String,
-        /// The policy that loosenings are compared with
-        #[arg(long, default_value = "strict", value_name = "NAME|FILE")]
-        against: String,
+        /// Also list what it allows and this policy does not, each with its effect
+        #[arg(long, value_name = "NAME|FILE")]
+        against: Option<String>,
         /// Print it as JSON
         #[arg(long)]
         json: bool,
@@ -848,6 +893,35 @@ mod tests {
             let parsed = Cli::try_parse_from(line);
             assert!(matches!(&parsed, Ok(Cli { command: Command::ShimExec(shim) }) if shim.words == words), "{words:?}: {parsed:?}");
         }
+    }
+
+    fn error_of(words: &[&str]) -> String {
+        let line = ["stockade"].iter().chain(words).map(OsString::from).collect();
+        Cli::of(line).map_or_else(|error| error.to_string(), |_| String::from("no error"))
+    }
+
+    #[test]
+    fn guessed_options_are_told_what_to_write() {
+        for (options, remedy) in GUESSED {
+            // Each option that a remedy names is one of every command that has the remedy.
+            for named in remedy.split(['`', ' ', '=']).filter(|word| word.starts_with('-') && *word != "--") {
+                for command in SANDBOXED {
+                    let said = error_of(&[command, named]);
+                    assert!(said.contains("a value is required") || said.contains("2 values"), "{command} {named}: {said}");
+                }
+            }
+            for option in *options {
+                for command in SANDBOXED {
+                    let said = error_of(&[command, option, "x"]);
+                    assert!(said.contains(remedy), "{command} {option}: {said}");
+                }
+            }
+        }
+        let said = error_of(&["exec", "a.py"]);
+        assert!(said.contains("`stockade run a.py`") && said.contains("`stockade exec < a.py`"), "{said}");
+        // The controls: what clap itself suggests stays, and other commands have no remedy.
+        assert!(error_of(&["run", "--alow", "x"]).contains("'--allow'") && error_of(&["runn", "x"]).contains("'run'"));
+        assert!(!error_of(&["doctor", "--network"]).contains("--allow"));
     }
 
     #[test]

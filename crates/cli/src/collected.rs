@@ -2,7 +2,8 @@
 //!
 //! It may lie where the code can write, and code makes links and moves directories. So it is sought
 //! before the run, through no link but root's and through none in the scratch, and only its
-//! descriptor is used afterwards: files are created below it, through no link and over no file.
+//! descriptor is used afterwards: files are created below it, through no link and over no file. With
+//! `--overwrite` a file or link of the same name is removed before.
 //! All with the caller's rights. What the files hold is not looked at.
 
 use std::{
@@ -30,6 +31,7 @@ pub(crate) struct Destination<'a> {
     path: PathBuf,
     scratch: Option<&'a Path>,
     directory: OwnedFd,
+    overwrite: bool,
     /// The directories that were made for it, the outermost first: where, and the name.
     made: Vec<(OwnedFd, OsString)>,
 }
@@ -48,16 +50,17 @@ pub(crate) struct KeptFiles {
 }
 
 impl<'a> Destination<'a> {
-    /// Opens an absolute path, and makes what is missing of it. `scratch`: where the code can write.
+    /// Opens an absolute path, and makes what is missing of it. `scratch`: where the code can write;
+    /// `overwrite`: files in it may be replaced.
     ///
     /// # Errors
     /// It has a link that is not root's or lies in the scratch, or it cannot be made or opened.
-    pub(crate) fn open(path: PathBuf, scratch: Option<&'a Path>) -> anyhow::Result<Self> {
+    pub(crate) fn open(path: PathBuf, scratch: Option<&'a Path>, overwrite: bool) -> anyhow::Result<Self> {
         let what = format!("open {}, where the collected files are to go (--into)", path.display());
-        with_callers_rights(|| Self::open_or_make(path, scratch))?.context(what)
+        with_callers_rights(|| Self::open_or_make(path, scratch, overwrite))?.context(what)
     }
 
-    fn open_or_make(path: PathBuf, scratch: Option<&'a Path>) -> anyhow::Result<Self> {
+    fn open_or_make(path: PathBuf, scratch: Option<&'a Path>, overwrite: bool) -> anyhow::Result<Self> {
         let mut missing = Vec::new();
         let mut existing = path.as_path();
         let directory = loop {
@@ -70,7 +73,7 @@ impl<'a> Destination<'a> {
             missing.push(name.to_owned());
             existing = above;
         };
-        let mut destination = Destination { path, scratch, directory, made: Vec::new() };
+        let mut destination = Destination { path, scratch, directory, overwrite, made: Vec::new() };
         for name in missing.into_iter().rev() {
             let is_new = make_directory(&destination.directory, &name)?;
             let below = openat(&destination.directory, &name, DIRECTORY, Mode::empty())?;
@@ -111,8 +114,8 @@ impl<'a> Destination<'a> {
         })?)
     }
 
-    /// Makes a file. The name is the code's choice: neither a link on its way nor a file at its end
-    /// is there before.
+    /// Makes a file. The name is the code's choice: no link is on its way, and what is at its end is
+    /// kept or removed, and never followed.
     fn create_below(&self, name: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut below: Option<OwnedFd> = None;
         let mut parts = name.components().peekable();
@@ -120,6 +123,12 @@ impl<'a> Destination<'a> {
             let Component::Normal(part) = part else { break };
             let directory = below.as_ref().unwrap_or(&self.directory);
             if parts.peek().is_none() {
+                if self.overwrite {
+                    match unlinkat(directory, part, AtFlags::empty()) {
+                        Ok(()) | Err(Errno::NOENT) => {}
+                        Err(errno) => return Err(errno.into()),
+                    }
+                }
                 return File::from(openat(directory, part, NEW_FILE, Mode::from_raw_mode(0o644))?).write_all(bytes);
             }
             make_directory(directory, part)?;
@@ -136,7 +145,10 @@ impl<'a> Destination<'a> {
         let mut problems = kept.failed.clone();
         if !kept.existing.is_empty() {
             let exist = if kept.existing.len() == 1 { "exists already and was" } else { "exist already and were" };
-            problems.push(format!("{} {exist} kept; name another directory by --into", kept.existing.join(", ")));
+            problems.push(format!(
+                "{} {exist} kept; write --overwrite to replace, or --into DIR for another directory",
+                kept.existing.join(", ")
+            ));
         }
         if kept.written > 0 && !self.is_in_place()? {
             problems.push(String::from(

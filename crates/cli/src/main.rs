@@ -186,6 +186,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         return exec_markdown(exec);
     }
     let (options, form) = (Options::from(&exec.sandbox), ResultForm::from(exec));
+    warn_of_keys(&exec.sandbox);
     if io::stdin().is_terminal() {
         warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
     }
@@ -256,6 +257,7 @@ fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
 /// A session that began and was closed exits with 0, whatever its requests did.
 fn serve_session(session: &args::Session) -> anyhow::Result<ExitCode> {
     let options = Options { approved_by: session.approved_by.into(), ..Options::from(&session.options.sandbox) };
+    warn_of_keys(&session.options.sandbox);
     let quiet = session.quiet;
     let told = RefCell::new(BTreeSet::new());
     let ended = stockade_server::session::serve(options, |report| {
@@ -282,6 +284,27 @@ fn serve_mcp(options: &args::SessionOptions) -> anyhow::Result<ExitCode> {
     let approved_by = args::ApprovedBy::Approvers.to_arguments();
     let arguments = options.sandbox.to_arguments().into_iter().chain(approved_by);
     match companion::become_companion("stockade-mcp", options.sandbox.outlive_caller, arguments)? {}
+}
+
+/// Prints that code gets the keys of a person or a service with its scratch. What is a home is
+/// refused, if it is an account's.
+fn warn_of_keys(sandbox: &Sandbox) {
+    const KEYS: [&str; 9] = [".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".config/gcloud", ".config/gh"];
+    let Some(scratch) = &sandbox.scratch else { return };
+    let find = || {
+        let real = scratch.canonicalize().ok()?;
+        let lies_in = |keys: &&str| real.ancestors().any(|above| above.ends_with(keys));
+        KEYS.iter()
+            .find(|keys| lies_in(keys))
+            .map(|_| real.clone())
+            .or_else(|| KEYS.iter().map(|keys| real.join(keys)).find(|keys| keys.is_dir()))
+    };
+    if let Ok(Some(keys)) = stockade_engine::with_callers_rights(find) {
+        warn(&format!(
+            "stockade: code can read the keys in {}, and change them unless the policy forbids it; use a directory without keys",
+            keys.display()
+        ));
+    }
 }
 
 /// Prints missing layers to stderr too, where a person sees them.

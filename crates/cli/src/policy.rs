@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, io::Write, os::unix::fs::OpenOptionsExt};
 use anyhow::{Context, bail};
 use serde_json::json;
 use stockade_engine::{Options, ancestry, list_policies, load_policy, lookup_context};
-use stockade_policy::model::Policy;
+use stockade_policy::model::{Origin, Policy};
 use stockade_policy_tools::{changes, compare::compare};
 use stockade_protocol::LimitKey;
 
@@ -22,7 +22,7 @@ pub(crate) fn run(command: args::Policy) -> anyhow::Result<ExitCode> {
         args::Policy::Check { policies } => check(&policies),
         args::Policy::New(new) => create(&new),
         args::Policy::Show { policy, json } => show(policy, json),
-        args::Policy::Explain { policy, against, json } => explain(&policy, &against, json),
+        args::Policy::Explain { policy, against, json } => explain(&policy, against.as_deref(), json),
         args::Policy::Diff { first, second, json } => diff(&first, &second, json),
         args::Policy::List => list(),
         args::Policy::Schema => {
@@ -51,7 +51,8 @@ fn check(policies: &[String]) -> anyhow::Result<ExitCode> {
         let reviewed = load(name).and_then(|_| Ok(stockade_policy::review(name, &lookup_context())?));
         match reviewed {
             Ok((policy, advice)) => {
-                if !advice.diagnostics().is_empty() {
+                // Of a shipped policy its user can change nothing.
+                if !advice.diagnostics().is_empty() && policy.origin != Origin::Shipped {
                     warn(&advice.to_string());
                 }
                 warn_of_hiding(&[name]);
@@ -158,16 +159,16 @@ fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn explain(name: &str, against_name: &str, json: bool) -> anyhow::Result<ExitCode> {
-    let (policy, against) = match load(name).and_then(|policy| Ok((policy, load(against_name)?))) {
+fn explain(name: &str, against_name: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+    let (policy, against) = match load(name).and_then(|policy| Ok((policy, against_name.map(load).transpose()?))) {
         Ok(both) => both,
         Err(refusal) => {
             warn(&refusal.message);
             return Ok(ExitCode::FAILURE);
         }
     };
-    warn_of_hiding(&[name, against_name]);
-    let mut explanation = stockade_policy_tools::explain(&policy, &against);
+    warn_of_hiding(&[Some(name), against_name].into_iter().flatten().collect::<Vec<_>>());
+    let mut explanation = stockade_policy_tools::explain(&policy, against.as_ref());
     explanation.changes = ancestry(name)?.base.map(|base| changes(&base, &policy));
     if json { print_json(&explanation) } else { print_text(&policy_text::explanation(&explanation)) }?;
     Ok(ExitCode::SUCCESS)

@@ -41,8 +41,10 @@ pub(crate) fn explanation(explanation: &Explanation) -> String {
             }
         }
     }
-    heading(&mut out, &format!("Allowed, but not by {}", explanation.loosened.against));
-    differences(&mut out, &explanation.loosened.differences);
+    if let Some(loosened) = &explanation.loosened {
+        heading(&mut out, &format!("Allowed, but not by {}", loosened.against));
+        differences(&mut out, &loosened.differences);
+    }
     out
 }
 

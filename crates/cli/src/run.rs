@@ -26,7 +26,7 @@ use crate::{
     collected::Destination,
     dry_run,
     output::{warn, warn_of_error},
-    unwritten, warn_of_audit, warn_of_degraded_once,
+    unwritten, warn_of_audit, warn_of_degraded_once, warn_of_keys,
 };
 
 /// The word that stands for code on stdin.
@@ -36,6 +36,7 @@ const OWN_PREFIX: &str = "stockade_";
 
 pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
     let options = Options::from(&run.sandbox);
+    warn_of_keys(&run.sandbox);
     let settings = RunSettings { limits: limits(&run.limits), collect: run.collect.clone() };
     let program = match Program::of(run, &options, &settings) {
         Ok(program) => program,
@@ -53,7 +54,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         };
     }
     let scratch = options.scratch.as_deref();
-    let into = if run.collect.is_empty() { None } else { Some(destination(run.into.as_deref(), scratch)?) };
+    let into = if run.collect.is_empty() { None } else { Some(destination(run, scratch)?) };
     let report_file = run.report.as_deref().map(|path| open_report(path, scratch)).transpose()?;
     let (report, code) = match stockade_engine::run(origin, &options, run.report.is_some()) {
         Ok(result) => {
@@ -77,7 +78,7 @@ pub(crate) fn run(run: &args::Run) -> anyhow::Result<ExitCode> {
         refused_lines(&report).iter().for_each(|line| warn(line));
     }
     warn_of_audit(&report);
-    let kept = into.as_ref().map_or(Ok(()), |into| keep(&report, into, run.quiet));
+    let kept = into.as_ref().map_or(Ok(()), |into| keep(&report, into, run));
     let reported = match (report_file, &run.report) {
         (Some(file), Some(path)) => write_report(file, path, &report).with_context(|| format!("write the report to {}", path.display())),
         _ => Ok(()),
@@ -232,19 +233,22 @@ fn text(from: impl Read, name: &str) -> anyhow::Result<String> {
 }
 
 /// Where collected files go.
-fn destination<'a>(into: Option<&Path>, scratch: Option<&'a Path>) -> anyhow::Result<Destination<'a>> {
-    let into = into.map_or_else(|| args::from_here(Path::new("collected")), |into| Ok(into.to_path_buf()));
-    Destination::open(into.map_err(|error| anyhow!(error))?, scratch)
+fn destination<'a>(run: &args::Run, scratch: Option<&'a Path>) -> anyhow::Result<Destination<'a>> {
+    let into = run.into.as_deref().map_or_else(|| args::from_here(Path::new("collected")), |into| Ok(into.to_path_buf()));
+    Destination::open(into.map_err(|error| anyhow!(error))?, scratch, run.overwrite)
 }
 
 /// Writes the files that were collected, and says where.
-fn keep(report: &Report, into: &Destination<'_>, quiet: bool) -> anyhow::Result<()> {
+fn keep(report: &Report, into: &Destination<'_>, run: &args::Run) -> anyhow::Result<()> {
     if report.files.is_empty() {
+        if report.started && !run.quiet {
+            warn(&format!("stockade: no file in scratch matches --collect {}", run.collect.join(" or ")));
+        }
         return Ok(());
     }
     let kept = into.keep(&report.files)?;
     kept.left_out.iter().for_each(|why| warn(&format!("stockade: left out {why}")));
-    if !quiet {
+    if !run.quiet {
         let files = if kept.written == 1 { "file is" } else { "files are" };
         warn(&format!("stockade: {} {files} in {}", kept.written, into.path().display()));
     }

@@ -30,8 +30,9 @@ pub struct Explanation {
     pub changes: Option<Changes>,
     /// What holds, by subject.
     pub sections: Vec<Section>,
-    /// What it allows beyond another policy.
-    pub loosened: Loosened,
+    /// What it allows beyond another policy, if there is one to compare it with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loosened: Option<Loosened>,
 }
 
 /// What a policy changes of the one that it extends.
@@ -81,7 +82,7 @@ pub struct Loosened {
 }
 
 /// Explains a policy; its loosenings are those against another.
-pub fn explain(policy: &Policy, against: &Policy) -> Explanation {
+pub fn explain(policy: &Policy, against: Option<&Policy>) -> Explanation {
     Explanation {
         schema: 1,
         policy: policy.name.clone(),
@@ -90,7 +91,7 @@ pub fn explain(policy: &Policy, against: &Policy) -> Explanation {
         description: policy.description.clone(),
         changes: None,
         sections: statements::sections(policy),
-        loosened: Loosened { against: against.name.clone(), differences: loosened(against, policy) },
+        loosened: against.map(|against| Loosened { against: against.name.clone(), differences: loosened(against, policy) }),
     }
 }
 

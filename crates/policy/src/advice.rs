@@ -34,7 +34,7 @@ const LOOSENING: [(&str, &str); 11] = [
 pub(crate) fn of(merged: &MergedTable, text: &str, extends: bool) -> Diagnostics {
     let mut found = Diagnostics::default();
     defaults_without_maximum(merged, &mut found);
-    screening_as_a_boundary(merged, &mut found);
+    screening_as_a_boundary(merged, text, &mut found);
     shown_secrets(merged, &mut found);
     sockets_in_shown_directories(merged, &mut found);
     variables(merged, &mut found);
@@ -157,15 +157,24 @@ fn defaults_without_maximum(merged: &MergedTable, found: &mut Diagnostics) {
     }
 }
 
-/// Said once: what screening refuses can be written so that screening does not see it.
-fn screening_as_a_boundary(merged: &MergedTable, found: &mut Diagnostics) {
+/// Said once, and not where a comment beside a rule says `advisory`: what screening refuses can be
+/// written so that screening does not see it.
+fn screening_as_a_boundary(merged: &MergedTable, text: &str, found: &mut Diagnostics) {
     let rules = screen::Rule::ALL.iter().filter_map(|rule| merged.value("screen", rule.name()));
     let runtimes = merged.tables.get("runtimes").into_iter().flat_map(|runtimes| runtimes.tables.values());
     let watched = runtimes.filter_map(|runtime| runtime.tables.get("modules")).flat_map(|modules| modules.values.values());
     let denies = |value: &&Located<toml::Value>| value.span.source == OWN && value.value.as_str() == Some(screen::Action::Deny.name());
-    if let Some(value) = rules.chain(watched).find(denies) {
+    let denied: Vec<&Located<toml::Value>> = rules.chain(watched).filter(denies).collect();
+    if denied.iter().any(|value| comment_beside(text, value.span.start).is_some_and(|comment| comment.contains("advisory"))) {
+        return;
+    }
+    if let Some(value) = denied.first() {
         let diagnostic = Diagnostic::new("screening is advisory: it is not a security boundary", "code can hide from this rule");
-        found.add(&value.span, diagnostic.help("what code must not do, limits, [seccomp], [filesystem] and [egress] prevent"));
+        found.add(
+            &value.span,
+            diagnostic
+                .help("limits, [seccomp], [filesystem] and [egress] prevent; a comment with `advisory` beside the rule says that you know"),
+        );
     }
 }
 
@@ -173,7 +182,7 @@ fn screening_as_a_boundary(merged: &MergedTable, found: &mut Diagnostics) {
 fn loosenings_without_reason(merged: &MergedTable, text: &str, found: &mut Diagnostics) {
     for (section, key) in LOOSENING {
         for item in own(merged, section, key) {
-            if !has_comment(text, item.span.start) {
+            if comment_beside(text, item.span.start).is_none() {
                 let title = format!("{} has no reason beside it", quote(&item.value));
                 let diagnostic = Diagnostic::new(title, format!("lets code do more: [{section}] {key}"));
                 found.add(&item.span, diagnostic.help("say why in a comment, on this line or above it"));
@@ -182,13 +191,13 @@ fn loosenings_without_reason(merged: &MergedTable, text: &str, found: &mut Diagn
     }
 }
 
-/// Whether a comment is on the line of a place, or is the line above it.
-fn has_comment(text: &str, at: usize) -> bool {
-    let Some((before, after)) = text.split_at_checked(at) else { return true };
+/// The line of a place with its comment, or the comment that is the line above it.
+fn comment_beside(text: &str, at: usize) -> Option<&str> {
+    let Some((before, after)) = text.split_at_checked(at) else { return Some("") };
     let begin = before.rfind('\n').map_or(0, |end| end + 1);
     let line = text[begin..].lines().next().unwrap_or(after);
     let above = before[..begin].lines().next_back().unwrap_or_default();
-    ends_with_comment(line) || above.trim_start().starts_with('#')
+    if ends_with_comment(line) { Some(line) } else { Some(above).filter(|above| above.trim_start().starts_with('#')) }
 }
 
 /// Whether a line of TOML has a `#` outside its strings.
@@ -238,6 +247,7 @@ mod tests {
     fn a_denying_rule_is_said_to_be_advice() {
         assert!(titles("[screen]\nprocess = \"deny\"\nnetwork = \"deny\"\n")[0].contains("advisory"));
         assert!(titles("[screen]\nprocess = \"note\"\n").is_empty());
+        assert!(titles("[screen]\n# advisory: it tells honest code apart\nprocess = \"deny\"\nnetwork = \"deny\"\n").is_empty());
     }
 
     #[test]

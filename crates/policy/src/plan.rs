@@ -479,7 +479,8 @@ pub fn find_runtime<'a>(policy: &'a Policy, language: &str) -> Result<(&'a str, 
         .map(|(name, runtime)| (name.as_str(), runtime))
         .ok_or_else(|| {
             let known: Vec<&str> = policy.runtimes.keys().map(String::as_str).collect();
-            PlanError::UnknownLanguage { language: language.to_owned(), policy: policy.name.clone(), known: known.join(", ") }
+            let nearest = crate::names::nearest(language, known.iter().copied()).map(str::to_owned);
+            PlanError::UnknownLanguage { language: language.to_owned(), policy: policy.name.clone(), nearest, known: known.join(", ") }
         })
 }
 

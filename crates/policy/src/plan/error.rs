@@ -34,8 +34,8 @@ pub enum PlanError {
         path.display(), taken.display()
     )]
     ScratchCovered { path: PathBuf, taken: PathBuf },
-    #[error("language `{language}`: policy `{policy}` has no such runtime; it has {known}; add one by a [runtimes.NAME] section")]
-    UnknownLanguage { language: String, policy: String, known: String },
+    #[error("language `{language}`: policy `{policy}` has no such runtime{}; it has {known}; add one by a [runtimes.NAME] section", nearest.as_ref().map_or(String::new(), |name| format!(", did you mean `{name}`?")))]
+    UnknownLanguage { language: String, policy: String, nearest: Option<String>, known: String },
     #[error("env: policy `{policy}` does not accept the variable `{name}`; add it to `accept` under [environment]")]
     VariableNotAccepted { policy: String, name: String },
     #[error("policy `{policy}` requires the layer `{}`: {why}; or take a policy that allows runs without it, by `[degrade] {mode} = [\"{0}\"]`", layer.name())]
