@@ -29,7 +29,7 @@ const NEEDS: [(&str, &str); 8] = [
     ("systemd", "run in the guest, by tests/package"),
     ("member", "run in the guest, as a member of the group `stockade`"),
     ("network", "run against servers of the test bed"),
-    ("python-packages", "run by the step frameworks, which may use the package index"),
+    ("python-packages", "run by the step frameworks-all, which may use the package index"),
     ("clone", "not run: they build the program, the package or the wheel, or run all tests"),
     ("root-and-index", "not run: the guest has no package index; the step data-science runs the same script"),
     ("apparmor", "not run: the guest has no apparmor_parser"),
@@ -238,7 +238,7 @@ fn every_command_that_needs_a_network_prints_what_it_says() {
 /// Why the package index may not be used.
 fn no_index() -> Option<String> {
     let is_allowed = std::env::var("STOCKADE_TEST_INDEX").is_ok_and(|value| value == "yes");
-    (!is_allowed).then(|| String::from("the package index is for the step frameworks alone"))
+    (!is_allowed).then(|| String::from("the package index is for the step frameworks-all alone"))
 }
 
 test!(RootlessOnly, every_command_that_needs_packages_prints_what_it_says, needs [Other(no_index)], seconds 900);

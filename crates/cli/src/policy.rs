@@ -160,6 +160,8 @@ fn show(name: String, json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn explain(name: &str, against_name: Option<&str>, json: bool) -> anyhow::Result<ExitCode> {
+    // The JSON document always has the comparison.
+    let against_name = against_name.or_else(|| json.then_some("strict"));
     let (policy, against) = match load(name).and_then(|policy| Ok((policy, against_name.map(load).transpose()?))) {
         Ok(both) => both,
         Err(refusal) => {
