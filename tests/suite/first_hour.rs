@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::own_log,
-    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, write_file},
+    exec::{chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, stockade, text, token, write_file},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
     runner::{directory, is_root, test},
 };
@@ -209,6 +209,24 @@ fn a_misspelt_language_is_told_the_nearest_one() {
     let said = |language: &str| stderr(&stockade(["run", "--language", language, "-c", "1"]).output().unwrap());
     assert!(said("pyhton").contains("did you mean `python`?"), "{}", said("pyhton"));
     assert!(!said("cobol").contains("did you mean") && said("cobol").contains("it has bash"), "{}", said("cobol"));
+}
+
+test!(Both, a_script_is_read_through_no_link_that_code_could_make);
+fn a_script_is_read_through_no_link_that_code_could_make() {
+    let (place, secret) = (scratch_named("scripts"), token("script"));
+    let file = directory().join("secret");
+    fs::write(&file, &secret).unwrap();
+    says(&run_in(&place, &["-q", "-C", ".", "ln", "-s", text(&file), "main.py"]), "", 0);
+    for words in [&["-q", "-C", ".", "main.py"][..], &["-q", "main.py"], &["-q", "--language", "python", "main.py"]] {
+        let done = run_in(&place, words);
+        assert!(done.status.code() == Some(2) && stderr(&done).contains("main.py is a link of uid"), "{}", stderr(&done));
+        assert!(!stderr(&done).contains(&secret) && done.stdout.is_empty(), "{}", stderr(&done));
+    }
+    // The control: the file itself.
+    fs::remove_file(place.join("main.py")).unwrap();
+    fs::write(place.join("main.py"), "print(6 * 7)").unwrap();
+    says(&run_in(&place, &["-q", "-C", ".", "main.py"]), "42\n", 0);
+    says(&run_in(&place, &["-q", "main.py"]), "42\n", 0);
 }
 
 /// What a run with `--collect '*.txt'` in this scratch puts into a directory that the code may not

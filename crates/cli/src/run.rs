@@ -9,13 +9,13 @@ use std::{
     fs::{self, File, Metadata},
     io::{Read, Write},
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, openat};
 use stockade_engine::{
-    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive,
+    CommandResult, MAX_REQUEST, OUTPUT_UNWRITABLE, Options, Origin, Refusal, RunSettings, caller::AwaitedStdin, is_interactive, open_file,
     runs::EntryPoint, with_callers_rights,
 };
 use stockade_policy::model::Runtime;
@@ -145,12 +145,15 @@ impl Program {
             }
             bail!("there is no file {first}{}", if path.is_absolute() { "" } else { " in this directory" });
         }
-        if let Some(inside) = with_callers_rights(|| path_in_scratch(path, options.scratch.as_deref()))? {
-            let words = std::iter::once(inside).chain(arguments.iter().cloned()).collect();
+        let scratch = options.scratch.as_deref();
+        let (file, real) = open_script(path, scratch).with_context(|| format!("open the script {first}"))?;
+        let is_inside = with_callers_rights(|| scratch.and_then(|scratch| scratch.canonicalize().ok()))?
+            .is_some_and(|scratch| real.starts_with(scratch));
+        if let Some(inside) = real.to_str().filter(|_| is_inside) {
+            let words = std::iter::once(inside.to_owned()).chain(arguments.iter().cloned()).collect();
             return Ok(Program::Script(language, words));
         }
-        let read = || File::open(path).with_context(|| format!("read the script {first}"));
-        let code = with_callers_rights(read)?.and_then(|file| text(file, first))?;
+        let code = text(file, first)?;
         // Beside the files of a host directory the code has a name that nothing else has.
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let name = name.filter(|name| options.scratch.is_none() && !name.starts_with(OWN_PREFIX));
@@ -216,10 +219,16 @@ fn is_on_path(word: &str, options: &Options) -> Result<bool, Refusal> {
     with_callers_rights(|| path.split(':').any(|directory| Path::new(directory).join(word).is_file()))
 }
 
-/// The path of a script without links, where the scratch shows it.
-fn path_in_scratch(path: &Path, scratch: Option<&Path>) -> Option<String> {
-    let (script, scratch) = (path.canonicalize().ok()?, scratch?.canonicalize().ok()?);
-    script.starts_with(&scratch).then(|| script.to_str().map(str::to_owned)).flatten()
+/// Opens a script, through no link but root's and none in the scratch: code could have left one that
+/// leads to any file of the caller. With its path without links.
+fn open_script(path: &Path, scratch: Option<&Path>) -> anyhow::Result<(File, PathBuf)> {
+    let whole = std::path::absolute(path)?;
+    let (file, real) = with_callers_rights(|| open_file(&whole, scratch))?.map_err(|error| anyhow!(error.problem))?;
+    let file = File::from(file);
+    if !file.metadata()?.is_file() {
+        bail!("it is no regular file; `{STDIN}` reads code from stdin");
+    }
+    Ok((file, real))
 }
 
 /// The text of a script, no larger than a request may be.

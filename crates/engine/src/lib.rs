@@ -40,7 +40,10 @@ use pool::Pool;
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
 // What clients of a run need of the crates below: they link this one alone.
 pub use stockade_launcher::{
-    Asked, Client, OUTPUT_UNWRITABLE, SocketClient, nonblocking, scratch::path::open_directory, signals, terminal::is_interactive,
+    Asked, Client, OUTPUT_UNWRITABLE, SocketClient, nonblocking,
+    scratch::path::{open_directory, open_file},
+    signals,
+    terminal::is_interactive,
 };
 pub use stockade_policy::plan;
 

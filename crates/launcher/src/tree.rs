@@ -35,6 +35,16 @@ pub(crate) fn open_entry(path: &Path) -> Result<OwnedFd, Errno> {
     openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
 }
 
+/// Opens a file by an absolute path in which no component is a link. One without a writer is opened
+/// at once.
+///
+/// # Errors
+/// ELOOP for a link, else what openat2(2) answers.
+pub(crate) fn open_to_read(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS)
+}
+
 /// Opens a path in which no component is a link, to be mounted elsewhere.
 ///
 /// # Errors

@@ -7,7 +7,7 @@
 
 use std::{
     ffi::OsStr,
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
 };
 
 use rustix::{
@@ -147,10 +147,27 @@ fn open_existing(real: &Path) -> Result<OwnedFd, ScratchProblem> {
 /// # Errors
 /// It is not there, or its path has a link that is not root's, or lies in that scratch.
 pub fn open_directory(named: &Path, scratch: Option<&Path>) -> Result<OwnedFd, ScratchError> {
+    let opened = find_outside(named, scratch).and_then(|real| open_existing(&real));
+    opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
+}
+
+/// Opens a file to be read, found as [`open_directory`] finds a directory. With its path without
+/// links.
+///
+/// # Errors
+/// As above.
+pub fn open_file(named: &Path, scratch: Option<&Path>) -> Result<(OwnedFd, PathBuf), ScratchError> {
+    let opened = find_outside(named, scratch).and_then(|real| match tree::open_to_read(&real) {
+        Ok(file) => Ok((file, real)),
+        Err(errno) => Err(ScratchProblem::Unreadable(errno)),
+    });
+    opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
+}
+
+fn find_outside(named: &Path, scratch: Option<&Path>) -> Result<PathBuf, ScratchProblem> {
     let scratch = scratch.and_then(|scratch| scratch.canonicalize().ok());
     let follow = scratch.as_deref().map_or(Follow::Roots, Follow::RootsOutside);
-    let opened = walk(named, follow).and_then(|resolved| open_existing(&resolved.real));
-    opened.map_err(|problem| ScratchError { path: named.display().to_string(), problem })
+    Ok(walk(named, follow)?.real)
 }
 
 /// Opens the directory that was made a moment ago. A user who may write above it can replace it
