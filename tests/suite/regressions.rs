@@ -493,6 +493,33 @@ fn no_link_on_the_way_to_a_protected_path_is_followed() {
     });
 }
 
+test!(Both, a_request_sheds_no_rule_by_naming_a_directory_below);
+fn a_request_sheds_no_rule_by_naming_a_directory_below() {
+    let policies = PolicyDirectory::new();
+    let rules = "[scratch]\nhidden = { add = [\"config/*.key\", \"secrets\"] }\nread_only = { add = [\"config/*.ini\", \"fixed\"] }";
+    let policy = policies.write("keeps", &derived(rules));
+    let (top, secret) = (scratch(), token("below"));
+    for directory in ["config", "secrets", "secrets/deeper", "fixed", "other"] {
+        fs::create_dir(top.join(directory)).unwrap();
+        chown_to_owner(&top.join(directory));
+    }
+    for (name, contents) in [("config/a.key", secret.as_str()), ("config/c.ini", "old"), ("config/plain", "old"), ("secrets/pw", &secret)] {
+        write_file(&top.join(name), contents);
+    }
+    let code = "import os\nfor name in ('a.key', 'plain'):\n try: print(open(name).read())\n except OSError as e: print(e.errno)\nfor name in ('c.ini', 'plain'): print(os.access(name, os.W_OK))";
+    let ask = |ceiling: &Path, path: &Path| {
+        exec_with(&["--policy", &policy, "--scratch", text(ceiling)], json!({"code": code, "scratch": text(path)}))
+    };
+    ask(&top, &top.join("config")).succeeded().expect(json!({"output": "13\nold\nFalse\nTrue\n"}));
+    for directory in ["secrets", "secrets/deeper", "fixed"] {
+        ask(&top, &top.join(directory)).refused("scratch_protected", &[directory.split('/').next().unwrap(), "--scratch"]);
+    }
+    // The controls: a directory that no rule names, and one that --scratch itself names.
+    ask(&top, &top.join("other")).succeeded();
+    let config = top.join("config");
+    ask(&config, &config).succeeded().expect(json!({"output": format!("{secret}\nold\nTrue\nTrue\n")}));
+}
+
 /// A request's result, where something is done before the first path of its scratch is covered. What
 /// is to be covered has been decided by then.
 fn run_while_covering(policy: &str, request: &Value, act: &dyn Fn()) -> Value {

@@ -33,7 +33,7 @@ pub(crate) mod usage;
 
 pub use error::{ScratchError, ScratchProblem};
 pub(crate) use inspect::SecondLook;
-use inspect::{Inspected, inspect};
+use inspect::{Inspected, Rules, inspect};
 use place::Mounts;
 use usage::TreeUse;
 
@@ -200,11 +200,17 @@ pub fn idmap_refusal(path: &Path, run: u32) -> Result<Option<String>, ScratchErr
     Ok(identity::idmap(&copy, (NOBODY, NOBODY), run).err().map(|error| error.to_string()))
 }
 
-/// Judges what was opened at a place, and looks through it.
+/// Judges what was opened at a place, and looks through it. `below`: its path below the directory
+/// of `--scratch`.
 ///
 /// # Errors
 /// It is another's, or root's and may not be a scratch, or holds too much that must be kept from the code.
-pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchProblem> {
+pub(crate) fn finish(
+    directory: OwnedFd,
+    (real, below): (PathBuf, PathBuf),
+    policy: &Policy,
+    opener: &Opener<'_>,
+) -> Result<OpenedScratch, ScratchProblem> {
     let stat = fstat(&directory).map_err(ScratchProblem::Unreadable)?;
     let owner = (stat.st_uid, stat.st_gid);
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
@@ -219,7 +225,7 @@ pub(crate) fn finish(directory: OwnedFd, real: PathBuf, policy: &Policy, opener:
         return Err(ScratchProblem::Closed(real));
     }
     refuse_shown(&real, policy, opener.shown)?;
-    let Inspected { protected, before, second_look } = inspect(&directory, policy, opener)?;
+    let Inspected { protected, before, second_look } = inspect(&directory, Rules::new(policy, below)?, &policy.name, opener)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
     let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();

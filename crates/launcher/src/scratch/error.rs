@@ -43,6 +43,14 @@ pub enum ScratchProblem {
         /// What `--scratch` names.
         ceiling: PathBuf,
     },
+    /// A rule for the directory of `--scratch` keeps it from the code, or read-only.
+    #[error("policy `{policy}` keeps {} below --scratch from the code, or read-only; name another directory there, or --scratch itself", above.display())]
+    Protected {
+        /// The match, below that directory.
+        above: PathBuf,
+        /// The policy's name.
+        policy: String,
+    },
     /// It is not there.
     #[error("it does not exist")]
     Missing,
@@ -151,6 +159,7 @@ impl ScratchProblem {
             ScratchProblem::Relative => "scratch_relative",
             ScratchProblem::Malformed | ScratchProblem::NotUtf8(_) => "scratch_malformed",
             ScratchProblem::OutsideCeiling { .. } => "scratch_outside_ceiling",
+            ScratchProblem::Protected { .. } => "scratch_protected",
             ScratchProblem::Missing | ScratchProblem::NotCreated(_) | ScratchProblem::Unresolved(ResolveError::Missing(_)) => {
                 "scratch_missing"
             }

@@ -41,6 +41,39 @@ pub(super) const MAX_PROTECTED: usize = 4096;
 /// host alone can do.
 const MAX_SEEN_TWICE: u64 = 1024;
 
+/// The globs of a policy. A scratch that a request has chosen below the directory of `--scratch` is
+/// under those of both directories.
+#[derive(Clone)]
+pub(super) struct Rules {
+    globs: Scratch,
+    /// The path of the scratch below that directory; empty where it is the directory itself.
+    below: PathBuf,
+}
+
+impl Rules {
+    /// # Errors
+    /// A glob keeps from the code, or read-only, the scratch as a whole.
+    pub(super) fn new(policy: &Policy, below: PathBuf) -> Result<Self, ScratchProblem> {
+        let rules = Rules { globs: policy.scratch.clone(), below: PathBuf::new() };
+        let whole = below.ancestors().filter(|above| !above.as_os_str().is_empty()).find(|above| rules.named(above).is_some());
+        match whole {
+            Some(above) => Err(ScratchProblem::Protected { above: above.to_path_buf(), policy: policy.name.to_string() }),
+            None => Ok(Rules { below, ..rules }),
+        }
+    }
+
+    /// How a path of the scratch is kept from the code.
+    fn named(&self, path: &Path) -> Option<Protection> {
+        let whole = self.below.join(path);
+        let matches = |globs: &[String]| globs.iter().any(|glob| tree::matches(glob, path) || tree::matches(glob, &whole));
+        match () {
+            () if matches(&self.globs.hidden) => Some(Protection::Hidden),
+            () if matches(&self.globs.read_only) => Some(Protection::ReadOnly),
+            () => None,
+        }
+    }
+}
+
 /// What was seen in a scratch.
 #[derive(Default)]
 pub(super) struct Inspected {
@@ -52,7 +85,7 @@ pub(super) struct Inspected {
 
 /// What is needed to look through a scratch once more, when all that was found is covered.
 pub(crate) struct SecondLook {
-    rules: Scratch,
+    rules: Rules,
     shown: ShownFiles,
     privileged: bool,
     /// When the first look began, by the clock that files have: seconds and nanoseconds.
@@ -119,7 +152,7 @@ struct Inspection {
 ///
 /// # Errors
 /// The directory itself cannot be read, or holds too much that must be kept from the code.
-pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, opener: &Opener<'_>) -> Result<Inspected, ScratchProblem> {
+pub(super) fn inspect(directory: &OwnedFd, rules: Rules, policy: &str, opener: &Opener<'_>) -> Result<Inspected, ScratchProblem> {
     let failed = |errno| ScratchProblem::NotListed(Some(errno));
     let begun = clock_gettime(ClockId::RealtimeCoarse);
     let since = (begun.tv_sec, u32::try_from(begun.tv_nsec).unwrap_or(0));
@@ -128,25 +161,18 @@ pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, opener: &Opener<'_>)
     let whole = tree::walk(directory, &mut |entry| {
         // Root's copy for the run is without what is mounted below.
         let is_shown = !opener.privileged || entry.mount() == mount;
-        inspection.visit(entry, is_shown, &policy.scratch, opener.shown)
+        inspection.visit(entry, is_shown, &rules, opener.shown)
     });
     let whole = whole.map_err(failed)?;
     match inspection.beyond {
-        Some(path) => Err(ScratchProblem::ProtectsTooMuch { path, policy: policy.name.clone() }),
+        Some(path) => Err(ScratchProblem::ProtectsTooMuch { path, policy: policy.to_owned() }),
         None if whole => {
             let ids = std::mem::take(&mut inspection.ids);
             let mut seen = inspection.finish();
             seen.second_look = (seen.before.entries <= MAX_SEEN_TWICE).then(|| {
                 let covered = seen.protected.iter().filter(|((.., protection), _)| *protection != Protection::Pinned);
                 let covered = covered.filter_map(|(_, id)| *id).collect();
-                Box::new(SecondLook {
-                    rules: policy.scratch.clone(),
-                    shown: opener.shown.clone(),
-                    privileged: opener.privileged,
-                    since,
-                    covered,
-                    seen: ids,
-                })
+                Box::new(SecondLook { rules, shown: opener.shown.clone(), privileged: opener.privileged, since, covered, seen: ids })
             });
             Ok(seen)
         }
@@ -154,28 +180,18 @@ pub(super) fn inspect(directory: &OwnedFd, policy: &Policy, opener: &Opener<'_>)
     }
 }
 
-/// How a glob of the policy keeps a path from the code.
-fn named(rules: &Scratch, path: &Path) -> Option<Protection> {
-    let matches = |globs: &[String]| globs.iter().any(|glob| tree::matches(glob, path));
-    match () {
-        () if matches(&rules.hidden) => Some(Protection::Hidden),
-        () if matches(&rules.read_only) => Some(Protection::ReadOnly),
-        () => None,
-    }
-}
-
 /// How an entry is to be kept from the code.
-fn kept(entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, is_obeyed: impl FnOnce() -> bool) -> Option<Protection> {
+fn kept(entry: &TreeEntry<'_>, is_shown: bool, rules: &Rules, is_obeyed: impl FnOnce() -> bool) -> Option<Protection> {
     let is_file = matches!(entry.kind, FileType::RegularFile | FileType::Directory);
     let leads_out = (entry.closed || !is_shown || !is_file).then_some(Protection::Hidden);
-    let named = named(rules, entry.path);
+    let named = rules.named(entry.path);
     // Through a mapping it could be changed and keep the bits, which write(2) takes away.
     let obeyed = || is_obeyed().then_some(Protection::ReadOnly);
     leads_out.or(named).or_else(obeyed)
 }
 
 impl Inspection {
-    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, rules: &Scratch, shown: &ShownFiles) -> Walk {
+    fn visit(&mut self, entry: &TreeEntry<'_>, is_shown: bool, rules: &Rules, shown: &ShownFiles) -> Walk {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }

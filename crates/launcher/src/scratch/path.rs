@@ -28,6 +28,8 @@ use crate::{
 pub struct ScratchPath {
     named: String,
     resolved: ResolvedPath,
+    /// Its path below the directory of `--scratch`.
+    below: PathBuf,
 }
 
 impl ScratchPath {
@@ -37,11 +39,11 @@ impl ScratchPath {
     /// It is missing (and the policy makes none), outside its ceiling, a home directory
     /// itself, the launcher's own, or reached through a link that is not root's.
     pub fn find(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<Self, ScratchError> {
-        let resolved = Self::resolve(path, policy, opener).map_err(|problem| ScratchError { path: path.to_owned(), problem })?;
-        Ok(ScratchPath { named: path.to_owned(), resolved })
+        let found = Self::resolve(path, policy, opener).map_err(|problem| ScratchError { path: path.to_owned(), problem });
+        found.map(|(resolved, below)| ScratchPath { named: path.to_owned(), resolved, below })
     }
 
-    fn resolve(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<ResolvedPath, ScratchProblem> {
+    fn resolve(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<(ResolvedPath, PathBuf), ScratchProblem> {
         let named = Path::new(path);
         if !named.is_absolute() {
             return Err(ScratchProblem::Relative);
@@ -55,14 +57,15 @@ impl ScratchPath {
             Ok::<_, ScratchProblem>((resolved, ceiling))
         });
         let (resolved, ceiling) = walked.map_err(ScratchProblem::CallerRights)??;
-        if let Some(ceiling) = ceiling.filter(|ceiling| !resolved.real.starts_with(&ceiling.real)) {
-            return Err(ScratchProblem::OutsideCeiling { real: resolved.real, ceiling: ceiling.real });
-        }
+        let ceiling = ceiling.map(|ceiling| ceiling.real).unwrap_or_else(|| resolved.real.clone());
+        let Ok(below) = resolved.real.strip_prefix(&ceiling).map(Path::to_path_buf) else {
+            return Err(ScratchProblem::OutsideCeiling { real: resolved.real, ceiling });
+        };
         judge(&resolved.real, opener)?;
         if resolved.missing > 0 && !policy.scratch.create {
             return Err(ScratchProblem::NotCreated(policy.name.to_string()));
         }
-        Ok(resolved)
+        Ok((resolved, below))
     }
 
     /// Its path without links.
@@ -90,7 +93,7 @@ impl ScratchPath {
         };
         let ResolvedPath { real, missing, .. } = &self.resolved;
         if *missing == 0 {
-            return finish(acted(&|| open_existing(real))?, real.clone(), policy, opener);
+            return finish(acted(&|| open_existing(real))?, (real.clone(), self.below.clone()), policy, opener);
         }
         let (Some(above), Some(name), 1) = (real.parent(), real.file_name(), missing) else {
             return Err(ScratchProblem::NotMade(Errno::NOENT));
@@ -101,7 +104,7 @@ impl ScratchPath {
             Ok(parent)
         })?;
         let made = acted(&|| open_made(&parent, name, opener).map_err(ScratchProblem::NotMade));
-        let opened = made.and_then(|directory| finish(directory, real.clone(), policy, opener));
+        let opened = made.and_then(|directory| finish(directory, (real.clone(), self.below.clone()), policy, opener));
         if opened.is_err() {
             let remove = || unlinkat(&parent, name, AtFlags::REMOVEDIR);
             let _first_error_counts = as_caller(opener.caller, opener.privileged, remove);
