@@ -574,8 +574,14 @@ fn manual_pages_are_printed_and_written() {
     assert_eq!(written("man1/stockade-run.1"), dated(&["run"]));
     let files = ["man1", "man5", "man7"].iter().map(|section| fs::read_dir(place.join(section)).unwrap().count()).sum::<usize>();
     assert!(told.starts_with(&format!("{files} pages in {}; ", place.display())), "{files}: {told}");
-    // Once more, over those that are there.
+    // Once more, over those that are there, and through no link.
+    let (page, kept) = (place.join("man1/stockade.1"), place.join("kept"));
+    fs::write(&kept, "kept").unwrap();
+    fs::remove_file(&page).unwrap();
+    symlink(&kept, &page).unwrap();
     dated(&["--into", text(&place)]);
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "kept");
+    assert_eq!(written("man1/stockade.1"), dated(&[]));
     let unknown = stockade(["man", "nothing"]).output().unwrap();
     assert!(
         unknown.status.code() == Some(2) && stderr(&unknown).contains("no manual page `nothing`; there are stockade.7, "),

@@ -1,4 +1,5 @@
-//! Where `stockade run --collect` writes: a directory that is opened before the run.
+//! Where `stockade run --collect` writes: a directory that is opened before the run. So does
+//! `stockade man --into`.
 //!
 //! It may lie where the code can write, and code makes links and moves directories. So it is sought
 //! before the run, through no link but root's and through none in the scratch, and only its
@@ -56,7 +57,7 @@ impl<'a> Destination<'a> {
     /// # Errors
     /// It has a link that is not root's or lies in the scratch, or it cannot be made or opened.
     pub(crate) fn open(path: PathBuf, scratch: Option<&'a Path>, overwrite: bool) -> anyhow::Result<Self> {
-        let what = format!("open {}, where the collected files are to go (--into)", path.display());
+        let what = format!("open {}, where the files are to go (--into)", path.display());
         with_callers_rights(|| Self::open_or_make(path, scratch, overwrite))?.context(what)
     }
 
@@ -116,7 +117,7 @@ impl<'a> Destination<'a> {
 
     /// Makes a file. The name is the code's choice: no link is on its way, and what is at its end is
     /// kept or removed, and never followed.
-    fn create_below(&self, name: &Path, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn create_below(&self, name: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut below: Option<OwnedFd> = None;
         let mut parts = name.components().peekable();
         while let Some(part) = parts.next() {

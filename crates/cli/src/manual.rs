@@ -8,7 +8,7 @@ mod markdown;
 mod roff;
 
 use std::{
-    fs, io,
+    io,
     path::Path,
     time::{Duration, SystemTime},
 };
@@ -21,6 +21,7 @@ use self::markdown::{Code, Section};
 use crate::{
     ExitCode, USAGE_ERROR,
     args::{self, Cli},
+    collected::Destination,
     output::{print_text, warn, write_out},
     pages::PAGES,
 };
@@ -49,7 +50,9 @@ const MAX_EXAMPLES: usize = 3;
 pub(crate) fn run(words: &[String], into: Option<&Path>) -> anyhow::Result<ExitCode> {
     let pages = pages(args::without_nested_help(Cli::command()), &date())?;
     if let Some(into) = into {
-        stockade_engine::with_callers_rights(|| pages.iter().try_for_each(|page| write(page, into)))??;
+        // Through no link that code could have left there.
+        let directory = Destination::open(std::path::absolute(into)?, None, true)?;
+        stockade_engine::with_callers_rights(|| pages.iter().try_for_each(|page| write(page, &directory)))??;
         print_text(&format!("{} pages in {}; to read one: man -M {} stockade", pages.len(), into.display(), into.display()))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -76,11 +79,9 @@ fn find<'p>(pages: &'p [Page], words: &[String]) -> Option<&'p Page> {
     exact.or_else(|| pages.iter().filter(|page| page.name == name).min_by_key(|page| page.section))
 }
 
-fn write(page: &Page, into: &Path) -> anyhow::Result<()> {
-    let directory = into.join(format!("man{}", page.section));
-    fs::create_dir_all(&directory).with_context(|| format!("make {}", directory.display()))?;
-    let path = directory.join(page.file_name());
-    fs::write(&path, &page.text).with_context(|| format!("write {}", path.display()))
+fn write(page: &Page, into: &Destination<'_>) -> anyhow::Result<()> {
+    let name = format!("man{}/{}", page.section, page.file_name());
+    into.create_below(Path::new(&name), page.text.as_bytes()).with_context(|| format!("write {} below {}", name, into.path().display()))
 }
 
 /// The day that stands in the pages: today, or that of SOURCE_DATE_EPOCH, by which the same
