@@ -218,13 +218,14 @@ fn by_number(policy: &Policy, growing_scratch: bool) -> Vec<Probe> {
         _ if PAST_FILTERS.contains(&number) => Answer::PastFilters,
         "" => Answer::Missing,
         "clone3" | "openat2" => Answer::Missing,
-        "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
         _ if policy.seccomp.enosys.iter().any(|listed| listed == name) => Answer::Missing,
-        _ if policy.seccomp.allow.iter().any(|listed| listed == name) => Answer::Reaches,
-        _ => {
+        _ if !policy.seccomp.allow.iter().any(|listed| listed == name) => {
             assert!(number < names::first_unknown());
             Answer::Denied
         }
+        "setxattr" | "lsetxattr" | "fsetxattr" | "setxattrat" => Answer::Unsupported,
+        "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
+        _ => Answer::Reaches,
     };
     let killed = |name: &str| policy.seccomp.kill.iter().any(|listed| listed == name);
     // The x32 entry has the same numbers with one bit more.

@@ -1004,6 +1004,34 @@ fn locks_of_open_files_are_refused() {
     );
 }
 
+test!(Both, access_control_lists_are_refused_and_copies_go_on);
+fn access_control_lists_are_refused_and_copies_go_on() {
+    // Of a directory in a tmpfs; the kernel keeps as many entries as 64 KiB hold.
+    let set = |kind: &str| {
+        format!(
+            "import tempfile
+place = tempfile.mkdtemp(dir='/dev/shm')
+entries = [(1, 7, -1), *[(2, 7, os.getuid())] * 100, (4, 5, -1), (16, 7, -1), (32, 5, -1)]
+try: os.setxattr(place, '{kind}', struct.pack('<I', 2) + b''.join(struct.pack('<HHi', *entry) for entry in entries))
+finally: os.rmdir(place)"
+        )
+    };
+    for kind in ["system.posix_acl_access", "system.posix_acl_default"] {
+        denied(&set(kind), "EOPNOTSUPP", Control::Outside);
+    }
+    let copies = "\
+import os, shutil, subprocess
+os.mkdir('a'); open('a/f', 'w').write('kept'); os.chmod('a/f', 0o640)
+run = lambda *words: subprocess.run(words, check=True)
+shutil.copytree('a', 'b'); shutil.copystat('a/f', 'b/f')
+run('cp', '-a', 'a', 'c'); run('tar', '-cf', 'a.tar', 'a'); os.mkdir('d'); run('tar', '-xpf', 'a.tar', '-C', 'd')
+run('install', '-m', '640', 'a/f', 'e')
+print([(open(path).read(), oct(os.stat(path).st_mode)) for path in ('b/f', 'c/f', 'd/a/f', 'e')] == [('kept', '0o100640')] * 4)";
+    for request in [json!({"code": copies}), json!({"code": copies, "scratch": text(&scratch())})] {
+        exec(request).succeeded().expect(json!({"output": "True\n", "denials": []}));
+    }
+}
+
 test!(Both, code_chooses_no_memory_nodes);
 fn code_chooses_no_memory_nodes() {
     // set_mempolicy and mbind with MPOL_DEFAULT.

@@ -394,6 +394,18 @@ fn what_no_count_of_a_host_scratch_finds_is_not_supported_there() {
 }
 
 #[test]
+fn attributes_are_set_on_files_under_no_policy() {
+    let mut policy = default_policy();
+    for name in ["setxattr", "lsetxattr", "fsetxattr"] {
+        for growing in [false, true] {
+            assert_eq!(Rules::new(&policy, growing).unwrap().action(name), Some(Action::Unsupported));
+        }
+        policy.allow.retain(|allowed| allowed != name);
+        assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Deny));
+    }
+}
+
+#[test]
 fn every_shipped_filter_loads_within_the_kernels_limit() {
     for (name, _) in stockade_policy::SHIPPED {
         let policy = stockade_policy::load_shipped(name).unwrap().seccomp;
