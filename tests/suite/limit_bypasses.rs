@@ -1032,6 +1032,25 @@ print([(open(path).read(), oct(os.stat(path).st_mode)) for path in ('b/f', 'c/f'
     }
 }
 
+test!(Both, socket_options_that_take_kernel_memory_are_refused);
+fn socket_options_that_take_kernel_memory_are_refused() {
+    // IP_ADD_MEMBERSHIP, MCAST_JOIN_GROUP, MCAST_JOIN_SOURCE_GROUP, IPV6_JOIN_GROUP.
+    let group4 = "struct.pack('I4xHH4s120x', 1, 2, 0, socket.inet_aton('239.1.2.3'))";
+    let member = "socket.inet_aton('239.1.2.3') + socket.inet_aton('127.0.0.1')";
+    let group6 = "socket.inet_pton(10, 'ff02::1234') + struct.pack('I', 1)";
+    for (family, option) in [(2, format!("0, 35, {member}")), (2, format!("0, 42, {group4}")), (10, format!("41, 20, {group6}"))] {
+        denied(&format!("socket.socket({family}, 2).setsockopt({option})"), "EPERM", Control::Outside);
+    }
+    // Keys of TCP, of which a kernel may have none.
+    for (option, length) in [(14, 216), (32, 216), (38, 216)] {
+        let key = format!("struct.pack('=HH4s120xBBH', 2, 0, socket.inet_aton('127.0.0.1'), 0, 0, 2).ljust({length}, b'x')");
+        denied(&format!("socket.socket().setsockopt(6, {option}, {key})"), "EPERM", Control::Reaches(&["ok", "EINVAL", "ENOPROTOOPT"]));
+    }
+    // The control: an option of the same level, and one of TCP.
+    let others = "s = socket.socket(2, 2)\ns.setsockopt(0, 33, 1)\ns.setsockopt(0, 34, 1)\nsocket.socket().setsockopt(6, 1, 1)";
+    denied("socket.socket().setsockopt(6, 14, bytes(216))", "EPERM", Control::Instead(others));
+}
+
 test!(Both, code_chooses_no_memory_nodes);
 fn code_chooses_no_memory_nodes() {
     // set_mempolicy and mbind with MPOL_DEFAULT.
