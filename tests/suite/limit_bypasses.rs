@@ -870,6 +870,119 @@ print('kept')",
     );
 }
 
+test!(serial Both, data_in_connections_that_no_accept_takes_is_counted, seconds 60);
+fn data_in_connections_that_no_accept_takes_is_counted() {
+    for (family, host) in [(2, "127.0.0.1"), (10, "::1")] {
+        is_held_by_kernel(&format!(
+            "\
+import socket, time
+server = socket.socket({family}); server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+server.bind(('{host}', 0)); server.listen(4096)
+sent = 0
+while sent < 40 << 20:
+    one = socket.socket({family}); one.connect(server.getsockname()); one.settimeout(0.1)
+    try:
+        for _ in range(32): sent += one.send(bytes(1 << 16))
+    except OSError: pass
+    one.close()
+time.sleep(2)
+print('kept')"
+        ));
+    }
+}
+
+test!(serial Both, errors_that_wait_in_sockets_are_counted, seconds 60);
+fn errors_that_wait_in_sockets_are_counted() {
+    // A copy of each datagram, which its sender may have for its time (SO_TIMESTAMPING); SO_MEMINFO
+    // tells what waits.
+    is_held_by_kernel(
+        "\
+import socket, struct, time
+held, waiting = [], 0
+while waiting < 60 << 20:
+    one = socket.socket(2, 2); held.append(one)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+    before = -1
+    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
+        before = now
+        try: one.sendmsg([bytes(60000)], [(1, 37, struct.pack('I', 2))], 0, ('127.0.0.1', 9))
+        except OSError: pass
+    waiting += now
+time.sleep(2)
+print('kept')",
+    );
+}
+
+test!(serial Both, pieces_of_unsent_datagrams_are_counted, seconds 60);
+fn pieces_of_unsent_datagrams_are_counted() {
+    for (family, host) in [(2, "127.0.0.1"), (10, "::1")] {
+        is_held_by_kernel(&format!(
+            "\
+import socket, time
+held = [socket.socket({family}, 2) for _ in range(900)]
+for one in held: one.connect(('{host}', 9)); one.send(bytes(65000), socket.MSG_MORE)
+time.sleep(2)
+print('kept')"
+        ));
+    }
+}
+
+test!(serial Both, sockets_that_no_cgroup_charges_are_counted, seconds 60);
+fn sockets_that_no_cgroup_charges_are_counted() {
+    // Unbound netlink sockets, and groups of SO_REUSEPORT.
+    for made in ["socket.socket(16, 3, 0)", "port()"] {
+        is_held_by_kernel(&format!(
+            "\
+import os, socket, time
+def port():
+    one = socket.socket(2, 2); one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); one.bind(('127.0.0.1', 0))
+    return one
+first = os.getpid()
+full, says = os.pipe()
+for _ in range(15):
+    if os.fork() == 0: break
+held = [{made} for _ in range(1000)]
+os.write(says, b'.')
+if os.getpid() != first: time.sleep(600)
+for _ in range(16): os.read(full, 1)
+time.sleep(2)
+print('kept')"
+        ));
+    }
+}
+
+test!(Both, servers_with_hundreds_of_connections_are_not_ended, seconds 60);
+/// The control of these counts.
+fn servers_with_hundreds_of_connections_are_not_ended() {
+    let code = "\
+import asyncio, socket
+async def serve(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data); await writer.drain()
+    writer.close()
+async def ask(port):
+    reader, writer = await asyncio.open_connection('127.0.0.1', port)
+    writer.write(bytes(10000)); writer.write_eof()
+    size = len(await reader.read()); writer.close()
+    return size
+class Echo(asyncio.DatagramProtocol):
+    def connection_made(self, transport): self.transport = transport
+    def datagram_received(self, data, peer): self.transport.sendto(data, peer)
+async def main():
+    server = await asyncio.start_server(serve, '127.0.0.1', 0, backlog=512)
+    loop = asyncio.get_running_loop()
+    echo, _ = await loop.create_datagram_endpoint(Echo, ('127.0.0.1', 0))
+    asked = socket.socket(2, 2); asked.setblocking(False); asked.connect(echo.get_extra_info('sockname'))
+    for _ in range(6):
+        sizes = await asyncio.gather(*[ask(server.sockets[0].getsockname()[1]) for _ in range(300)])
+        await loop.sock_sendall(asked, bytes(60000))
+        print(sum(sizes), len(await loop.sock_recv(asked, 65536)))
+        await asyncio.sleep(0.3)
+asyncio.run(main())";
+    let limits = json!({"wall": scaled_limit(40_000), "memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+    exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "3000000 60000\n".repeat(6)}));
+}
+
 /// Code that holds a number of locks of so many files, 250 of each.
 fn locks(files: u32) -> String {
     format!(
