@@ -188,7 +188,10 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
         }
     }
     for (level, option, passes) in
-        [(1, 2, true), (0, 26, true), (6, 50, true), (1, 26, false), (1, 50, false), (1, 51, false), (1, 52, false)]
+        [(1, 2, true), (0, 26, true), (6, 50, true), (1, 26, false), (1, 50, false), (1, 51, false), (1, 52, false)].into_iter().chain(
+            [(0, 35), (0, 39), (0, 42), (0, 48), (41, 20), (41, 42), (41, 48), (6, 14), (6, 32), (6, 38)]
+                .map(|(level, option)| (level, option, false)),
+        )
     {
         for high in [0, HIGH] {
             all.push(("setsockopt", vec![BAD, high | level, high | option, BAD, BAD], passes));
@@ -218,13 +221,14 @@ fn by_number(policy: &Policy, growing_scratch: bool) -> Vec<Probe> {
         _ if PAST_FILTERS.contains(&number) => Answer::PastFilters,
         "" => Answer::Missing,
         "clone3" | "openat2" => Answer::Missing,
-        "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
         _ if policy.seccomp.enosys.iter().any(|listed| listed == name) => Answer::Missing,
-        _ if policy.seccomp.allow.iter().any(|listed| listed == name) => Answer::Reaches,
-        _ => {
+        _ if !policy.seccomp.allow.iter().any(|listed| listed == name) => {
             assert!(number < names::first_unknown());
             Answer::Denied
         }
+        "setxattr" | "lsetxattr" | "fsetxattr" | "setxattrat" => Answer::Unsupported,
+        "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
+        _ => Answer::Reaches,
     };
     let killed = |name: &str| policy.seccomp.kill.iter().any(|listed| listed == name);
     // The x32 entry has the same numbers with one bit more.

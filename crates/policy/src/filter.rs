@@ -140,9 +140,15 @@ const HUGE_PAGES: [(&str, u8, u32); 3] = [("mmap", 3, 0x4_0000), ("memfd_create"
 /// MADV_MERGEABLE: the kernel shares equal pages between runs, and how long a write takes tells
 /// what another run holds.
 const MADV_MERGEABLE: u32 = 12;
-const SOL_SOCKET: u32 = 1;
-/// SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF.
-pub const FORBIDDEN_SOCKET_OPTIONS: [u32; 4] = [26, 50, 51, 52];
+/// Options of sockets that take memory which no cgroup counts, by level: SO_ATTACH_FILTER,
+/// SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF; groups of multicast and filters of their
+/// sources; TCP_MD5SIG, TCP_MD5SIG_EXT and TCP_AO_ADD_KEY.
+pub const FORBIDDEN_SOCKET_OPTIONS: [(u32, &[u32], &str); 4] = [
+    (1, &[26, 50, 51, 52], "BPF programs on sockets are refused"),
+    (0, &[35, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48], "groups of multicast, which no limit counts, are refused"),
+    (41, &[20, 42, 43, 44, 45, 46, 47, 48], "groups of multicast, which no limit counts, are refused"),
+    (6, &[14, 32, 38], "keys of TCP, which no limit counts, are refused"),
+];
 /// Core dumps are forbidden by a limit of 1, at which the kernel does not start a core_pattern
 /// that is a pipe, root's on the host; at 0 it does. Code that
 /// sets 0 gets success without effect, since no core is what it wants.
@@ -199,7 +205,7 @@ pub enum Check {
     NoHugePages(u8, u32),
     /// `madvise` without MADV_MERGEABLE.
     Madvise,
-    /// `setsockopt` without BPF programs, whose compiled form no cgroup counts.
+    /// `setsockopt` without [`FORBIDDEN_SOCKET_OPTIONS`].
     SetSockOpt,
     /// `renameat2` without RENAME_WHITEOUT, which makes a device node.
     Rename,
@@ -306,6 +312,10 @@ pub const NEEDED: &[&str] = &[
     "write",
 ];
 
+/// Calls that give a file an access control list: a tmpfs keeps 64 KiB for each, which no cgroup
+/// counts. The attribute's name lies in memory, so every attribute is refused; cp and tar go on.
+pub const ACCESS_LISTS: [&str; 4] = ["setxattr", "lsetxattr", "fsetxattr", "setxattrat"];
+
 /// Calls after which blocks of a host scratch are in use that no count finds.
 const ESCAPES_COUNT: [&str; 3] = ["fallocate", "landlock_create_ruleset", "landlock_add_rule"];
 
@@ -330,7 +340,8 @@ impl Rules {
             Ok(())
         };
         for name in &policy.allow {
-            let escapes = growing_scratch && ESCAPES_COUNT.contains(&name.as_str());
+            let called = name.as_str();
+            let escapes = ACCESS_LISTS.contains(&called) || (growing_scratch && ESCAPES_COUNT.contains(&called));
             let allowed = Check::of(name, policy).map_or(Action::Allow, Action::Check);
             set(name, if escapes { Action::Unsupported } else { allowed })?;
         }
@@ -424,8 +435,14 @@ impl Rules {
                 code
             }
             Check::SetSockOpt => {
-                let mut code = vec![load(low(1)), jump_equal(SOL_SOCKET, 1, 0), ret(RET_ALLOW), load(low(2))];
-                code.extend(none_of(&FORBIDDEN_SOCKET_OPTIONS)?);
+                let mut code = vec![load(low(1))];
+                for (level, options, _) in FORBIDDEN_SOCKET_OPTIONS {
+                    let mut body = vec![load(low(2))];
+                    body.extend(none_of(options)?);
+                    code.push(jump_equal(level, 0, span(body.len())?));
+                    code.extend(body);
+                }
+                code.push(ret(RET_ALLOW));
                 code
             }
             Check::Ioctl => equals_any(1, &self.ioctl)?,

@@ -241,7 +241,7 @@ fn pages_are_not_shared_with_other_runs() {
 }
 
 #[test]
-fn the_code_can_load_no_bpf_of_its_own() {
+fn the_code_can_load_no_bpf_of_its_own_and_set_no_option_that_nothing_counts() {
     let (_, program) = compiled(&default_policy());
     let prctl = names::number("prctl").unwrap();
     let setsockopt = names::number("setsockopt").unwrap();
@@ -249,8 +249,15 @@ fn the_code_can_load_no_bpf_of_its_own() {
         let allowed = [1, 2, 3, 4, 7, 8, 13, 15, 16, 21, 23, 24, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47, 52, 53, 65, 66];
         let expected = if allowed.contains(&option) { ALLOW } else { NOTIFY };
         assert_eq!(answer(&program, X86_64, prctl, [1 << 32 | option, 0, 0, 0, 0, 0]), expected, "prctl {option}");
-        for level in [0, 1, 6, 41] {
-            let expected = if level == 1 && [26, 50, 51, 52].contains(&option) { NOTIFY } else { ALLOW };
+        for level in [0, 1, 6, 17, 41, 270] {
+            let forbidden = match level {
+                0 => option == 35 || (39..=48).contains(&option),
+                1 => [26, 50, 51, 52].contains(&option),
+                6 => [14, 32, 38].contains(&option),
+                41 => option == 20 || (42..=48).contains(&option),
+                _ => false,
+            };
+            let expected = if forbidden { NOTIFY } else { ALLOW };
             assert_eq!(answer(&program, X86_64, setsockopt, [0, level, option, 0, 0, 0]), expected, "setsockopt {level} {option}");
         }
     }
@@ -390,6 +397,18 @@ fn what_no_count_of_a_host_scratch_finds_is_not_supported_there() {
         // What a policy does not allow is denied in any scratch.
         policy.allow.retain(|allowed| allowed != name);
         assert_eq!(Rules::new(&policy, true).unwrap().action(name), Some(Action::Deny));
+    }
+}
+
+#[test]
+fn attributes_are_set_on_files_under_no_policy() {
+    let mut policy = default_policy();
+    for name in ["setxattr", "lsetxattr", "fsetxattr"] {
+        for growing in [false, true] {
+            assert_eq!(Rules::new(&policy, growing).unwrap().action(name), Some(Action::Unsupported));
+        }
+        policy.allow.retain(|allowed| allowed != name);
+        assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Deny));
     }
 }
 

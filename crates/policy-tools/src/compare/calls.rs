@@ -57,7 +57,7 @@ const GROUPS: &[(&[&str], &str)] = &[
     ),
     (
         &["setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"],
-        "code can change extended attributes of its files, which file systems parse",
+        "code can remove extended attributes of its files, which file systems parse; setting one is never supported",
     ),
     (
         &["inotify_init", "inotify_init1", "inotify_add_watch", "inotify_rm_watch"],

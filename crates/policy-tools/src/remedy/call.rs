@@ -4,7 +4,7 @@
 //! It offers no lines if the call fails with them as well, for want of a capability for instance.
 
 use stockade_policy::{
-    filter::{BrokenRule, Check},
+    filter::{ACCESS_LISTS, BrokenRule, Check},
     model::Seccomp,
     names,
 };
@@ -50,6 +50,12 @@ pub fn call(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> CallRemedy {
     }
     if PRIVILEGED.contains(&name) {
         return never(rule, String::from("no policy line helps: it needs a capability, and code in a sandbox has none"));
+    }
+    if ACCESS_LISTS.contains(&name) {
+        return never(
+            rule,
+            String::from("no policy line helps: no limit counts access control lists, so a policy that has it gets EOPNOTSUPP"),
+        );
     }
     let mut lines = Vec::new();
     if killed {

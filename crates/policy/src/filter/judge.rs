@@ -6,7 +6,7 @@
 use super::{
     AF_UNIX, ALLOWED_PRCTL, CONNECTED_PAIRS, Check, F_NOTIFY, FILE_TYPE_MASK, FORBIDDEN_SOCKET_OPTIONS, LEASES, MADV_MERGEABLE,
     MKNOD_TYPES, NEW_NAMESPACES, O_CREAT_OR_TMPFILE, OPEN_FILE_LOCKS, PERSONALITIES, RENAME_WHITEOUT, SET_ID_BITS, SOCK_DGRAM, SOCK_STREAM,
-    SOCK_TYPE_MASK, SOL_SOCKET, WATCHING, family_rule,
+    SOCK_TYPE_MASK, WATCHING, family_rule,
 };
 use crate::{
     model::{Seccomp, SocketFamily},
@@ -58,8 +58,10 @@ impl Check {
             }
             Check::Madvise => fixed(low(2) != MADV_MERGEABLE, "pages shared with other runs (MADV_MERGEABLE) are refused"),
             Check::SetSockOpt => {
-                let loads = low(1) == SOL_SOCKET && FORBIDDEN_SOCKET_OPTIONS.contains(&low(2));
-                fixed(!loads, "BPF programs on sockets are refused")
+                match FORBIDDEN_SOCKET_OPTIONS.iter().find(|(level, options, _)| *level == low(1) && options.contains(&low(2))) {
+                    Some((_, _, rule)) => Err(BrokenRule::Fixed(rule)),
+                    None => Ok(()),
+                }
             }
             Check::Rename => fixed(low(4) & RENAME_WHITEOUT == 0, "RENAME_WHITEOUT, which makes a device node, is refused"),
             Check::Fcntl { .. } if LEASES.contains(&low(1)) => {

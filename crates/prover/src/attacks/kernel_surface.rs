@@ -346,15 +346,16 @@ fn switches(fixture: &Fixture) -> Vec<Attack> {
         }
     }
     if matches!(fixture.rules.action("setsockopt"), Some(Action::Check(_))) && fixture.has_family(1) {
-        const SOL_SOCKET: i64 = 1;
-        for option in FORBIDDEN_SOCKET_OPTIONS {
+        let all_options =
+            FORBIDDEN_SOCKET_OPTIONS.iter().flat_map(|(level, options, _)| options.iter().map(move |option| (*level, *option)));
+        for (level, option) in all_options {
             for (high, how) in [(0, ""), (HIGH, ", with high bits")] {
                 all.push(attack(
-                    format!("a program on a socket, option {option}{how}"),
-                    format!("attach a BPF program to a socket by option {option}{how}"),
+                    format!("a socket's option {option} of level {level}{how}"),
+                    format!("set option {option} of level {level}{how} on a socket, which takes memory that no limit counts"),
                     script(|b| {
                         let fd = b.need("socket", &[n(1), n(1), n(0)]);
-                        b.attack("setsockopt", &[fd, n(SOL_SOCKET), n(i64::from(option) | high), n(-1), n(0xffff)]);
+                        b.attack("setsockopt", &[fd, n(level.into()), n(i64::from(option) | high), n(-1), n(0xffff)]);
                     }),
                     Control::Outside(ControlHost::Host, ControlExpectation::Reaches),
                 ));
