@@ -135,8 +135,8 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("renameat2", 4, &[0, 1, 2], true);
     both("renameat2", 4, &[4, 5, 6], false);
     both("prctl", 0, &[15, 16, 39, 0x5356_4d41], true);
-    // PR_SET_MM, PR_SCHED_CORE, PR_SET_MEMORY_MERGE, PR_FUTEX_HASH and what no kernel has yet.
-    both("prctl", 0, &[22, 35, 59, 62, 67, 78, 79, 200, 0xffff_ffff], false);
+    // PR_SET_MM, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE, PR_FUTEX_HASH and what no kernel has yet.
+    both("prctl", 0, &[22, 35, 41, 59, 62, 67, 78, 79, 200, 0xffff_ffff], false);
     both("mmap", 3, &[2, 0x22, 0x2_0022], true);
     both("mmap", 3, &[0x4_0022, 0x4_0000, 0x7c04_0022], false);
     both("memfd_create", 1, &[0, 1, 3, 8], true);

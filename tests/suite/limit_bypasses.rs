@@ -800,6 +800,67 @@ fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
     holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));
 }
 
+test!(serial Both, page_tables_are_counted_without_a_cgroup_too, seconds 60);
+fn page_tables_are_counted_without_a_cgroup_too() {
+    // A table of 4 KiB for each 2 MiB of which a byte is read: the page itself is the kernel's own of zeros.
+    is_held(
+        "def piece():\n    page = mmap.mmap(-1, 8 << 30, flags=0x4022, prot=1)\n    for at in range(0, 8 << 30, 2 << 20): page[at]\n    return page",
+    );
+}
+
+test!(serial Both, maps_that_are_slow_to_count_hide_no_memory, seconds 150);
+fn maps_that_are_slow_to_count_hide_no_memory() {
+    // Thirty processes have every page of 14000 maps of one file in use, and others fill memory.
+    let hidden = |pieces: u32| {
+        let code = format!(
+            "\
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_long
+libc.mmap.argtypes = [ctypes.c_long] * 6
+libc.madvise.argtypes = [ctypes.c_long] * 3
+size, maps = 128 << 10, 14000
+file = os.memfd_create('many'); os.write(file, bytes(size))
+(full, says), (go, starts) = os.pipe(), os.pipe()
+def fork(work):
+    if os.fork() == 0:
+        held = work(); os.write(says, b'.'); time.sleep(600)
+for _ in range({pieces}): fork(lambda: os.read(go, 1) and os.urandom(60 << 20))
+at = libc.mmap(0, size * maps, 0, 0x22, -1, 0)
+for n in range(maps): libc.mmap(at + n * size, size, 3, 0x11, file, 0)
+for _ in range(30): fork(lambda: libc.madvise(at, size * maps, 22))
+for _ in range(30): os.read(full, 1)
+os.write(starts, b'.' * {pieces})
+for _ in range({pieces}): os.read(full, 1)
+time.sleep(2)
+print('kept', flush=True); os._exit(0)"
+        );
+        let limits = json!({"wall": scaled_limit(60_000), "memory": "512MiB", "processes": 80, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        exec(json!({"code": code, "limits": limits}))
+    };
+    hidden(12).expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    hidden(1).succeeded().expect(json!({"output": "kept\n"}));
+}
+
+test!(serial Both, huge_pages_are_not_there_where_nothing_counts_them);
+fn huge_pages_are_not_there_where_nothing_counts_them() {
+    // A fresh range of 8 MiB, and one byte of each 2 MiB written.
+    let code = "\
+import ctypes, mmap
+page = mmap.mmap(-1, 8 << 20, flags=0x22); page.madvise(14)
+for at in range(0, 8 << 20, 2 << 20): page[at] = 1
+huge = sum(int(line.split()[1]) for line in open('/proc/self/smaps') if line.startswith('AnonHugePages'))
+libc = ctypes.CDLL(None, use_errno=True)
+print(huge > 0, libc.prctl(42, 0, 0, 0, 0), libc.prctl(41, 0, 0, 0, 0), ctypes.get_errno())";
+    let done = exec(json!({"code": code}));
+    let is_counted = done["receipt"]["degraded"].as_array().is_some_and(|missing| missing.iter().all(|name| name != "cgroup"));
+    // The control: with a cgroup they are there, if the host has any.
+    let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    let has_any = !mode.is_empty() && !mode.contains("[never]");
+    let expected = if is_counted { format!("{} 0 -1 1\n", if has_any { "True" } else { "False" }) } else { String::from("False 1 -1 1\n") };
+    done.succeeded().expect(json!({"output": expected}));
+}
+
 /// A thread that goes on when the first one has ended, with `code` in it.
 fn without_first_thread(code: &str) -> String {
     let body = code.replace('\n', "\n    ");

@@ -61,13 +61,14 @@ impl InitProcess {
 }
 
 /// Resets what this process and the code would have of the caller, and what no limit takes
-/// account of.
-fn reset_inherited() -> Result<(), Errno> {
+/// account of. `counted`: a cgroup counts huge pages. Nothing else does: of one that is unmapped but
+/// for a part, the whole stays in use, and `/proc` shows the part.
+fn reset_inherited(counted: bool) -> Result<(), Errno> {
     /// The kernel's own, in nanoseconds (prctl(2), PR_SET_TIMERSLACK).
     const TIMER_SLACK: u64 = 50_000;
     // With a slack of an hour epoll_wait(2) may be an hour late: no limit of time would hold.
     set_timerslack(TIMER_SLACK).map_err(of_nix)?;
-    set_thp_disable(false).map_err(of_nix)?;
+    set_thp_disable(!counted).map_err(of_nix)?;
     // setarch(8), such as addresses that are not random. Not asked for first: a service's
     // LockPersonality= lets a process set what it has, and refuses the question.
     personality::set(Persona::empty()).map_err(of_nix)?;
@@ -89,7 +90,8 @@ pub fn spawn(privileged: bool, cgroup: &CgroupFacts, record: Option<&mut Record>
     let failed = LaunchError::system(ErrorKind::Prepare, "make the pipes");
     let layers = Layers::in_this_build();
     let signals = Signals::block()?;
-    reset_inherited().map_err(|errno| LaunchError::system(ErrorKind::Prepare, "reset what the caller has handed down")(errno))?;
+    let counted = !matches!(cgroup, CgroupFacts::Unavailable { .. });
+    reset_inherited(counted).map_err(|errno| LaunchError::system(ErrorKind::Prepare, "reset what the caller has handed down")(errno))?;
     let cgroup = match cgroup {
         CgroupFacts::V2 { parent, vacate } => Some(cgroup::make_empty(parent, *vacate, record)?),
         _ => None,

@@ -7,8 +7,8 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
-    fs::{read_dir, read_to_string},
-    io::ErrorKind,
+    fs::{File, read_dir, read_to_string},
+    io::{BufRead, BufReader, ErrorKind},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     thread::sleep,
@@ -28,6 +28,8 @@ use stockade_sys::process::{Common, have_in_common};
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
 /// How many open files are looked at before it is asked whether to go on: some 50 us.
 const ASKED_EVERY: u64 = 32;
+/// The same of maps: some 500 us.
+const MAPS_ASKED_EVERY: usize = 512;
 
 /// Of the times in `/proc/PID/stat`: the kernel shows all of them in hundredths of a second,
 /// whatever it counts in (USER_HZ).
@@ -216,9 +218,7 @@ impl NamelessFiles {
             // Each thread may have its own.
             let on =
                 on && entries(&format!("/proc/{pid}/task")).all(|task| files.add_link(&format!("{}/cwd", task.display()), wanted, goes_on));
-            if let Some(is_wanted) = wanted.maps.filter(|_| on) {
-                files.add_maps(&thread, is_wanted, wanted.root);
-            }
+            let on = on && wanted.maps.is_none_or(|is_wanted| files.add_maps(&thread, is_wanted, wanted.root, goes_on));
             on && goes_on()
         });
         (all || files.is_enough(wanted)).then_some(files)
@@ -301,16 +301,25 @@ impl NamelessFiles {
         true
     }
 
-    fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool, root: Option<&Path>) {
-        match std::fs::read(format!("/proc/{pid}/maps")) {
-            Ok(text) => {
-                for map in text.split(|byte| *byte == b'\n').filter_map(deleted_map).filter(|map| is_wanted(map.device)) {
-                    self.mapped.insert(map.inode);
-                    self.closed |= root.is_some_and(|root| map.path.parent() != Some(root));
-                }
+    /// Whether the search goes on.
+    fn add_maps(&mut self, pid: &str, is_wanted: &dyn Fn(u64) -> bool, root: Option<&Path>, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        let lines = match File::open(format!("/proc/{pid}/maps")) {
+            Ok(maps) => BufReader::new(maps).split(b'\n'),
+            Err(error) => {
+                self.closed |= is_refusal(&error);
+                return true;
             }
-            Err(error) => self.closed |= is_refusal(&error),
+        };
+        for (at, line) in lines.map_while(Result::ok).enumerate() {
+            if let Some(map) = deleted_map(&line).filter(|map| is_wanted(map.device)) {
+                self.mapped.insert(map.inode);
+                self.closed |= root.is_some_and(|root| map.path.parent() != Some(root));
+            }
+            if (at + 1).is_multiple_of(MAPS_ASKED_EVERY) && !goes_on() {
+                return false;
+            }
         }
+        true
     }
 
     /// How many there are of which the kernel shows the size.

@@ -267,7 +267,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "memory",
             Known::Applied,
             format!(
-                "what all processes hold (private pages, shared maps, files in memory) is added up every {} ms or less; what is filled meanwhile may exceed memory, by some 120 MiB as measured with two CPUs",
+                "what all processes hold (private pages, shared maps, files in memory, page tables) is added up every {} ms or less; what is filled meanwhile may exceed memory, by some 200 MiB as measured with two busy CPUs",
                 crate::supervise::MEMORY_INTERVAL_MS
             ),
         );

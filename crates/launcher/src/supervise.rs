@@ -397,6 +397,11 @@ impl<'a> Supervision<'a> {
         }
     }
 
+    /// Whether the launcher has killed it. The kernel may take seconds to free what it held.
+    fn is_ending(&self) -> bool {
+        self.cause.is_some() || self.failure.is_some()
+    }
+
     /// Ends the run; the first cause stays.
     fn end(&mut self, cause: Cause) {
         self.cause.get_or_insert(cause);

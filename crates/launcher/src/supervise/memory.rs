@@ -3,11 +3,16 @@
 //! RLIMIT_DATA holds for each process by itself, and for no shared memory: a `memfd` or a shared
 //! map counts in no rlimit. So the launcher adds up what the processes hold, and ends a run that
 //! holds more than its limit. Files on the run's own tmpfs count where they are mapped, else by
-//! the size of their file system. What fills up between two looks comes on top. Memory of the
-//! kernel's own is not counted here: `kernel_memory.rs` bounds a part of it, and nothing page tables,
+//! the size of their file system. What fills up between two looks comes on top.
+//!
+//! A look adds up what each process has mapped. It is quick, and finds too much where processes
+//! share memory. A count divides what is shared, and code can make it slow by many maps: what a
+//! count has not reached counts as far as the host has lost memory. Of the kernel's own memory only
+//! page tables are counted here: `kernel_memory.rs` bounds another part of it, and nothing maps,
 //! socket buffers and pipes.
 
 use std::{
+    cmp::Reverse,
     fs::read_to_string,
     time::{Duration, Instant},
 };
@@ -26,28 +31,80 @@ const MAX_INTERVAL: Duration = Duration::from_millis(MEMORY_INTERVAL_MS);
 /// How often at least it is looked at.
 pub(crate) const MEMORY_INTERVAL_MS: u64 = 50;
 const MIN_INTERVAL: Duration = Duration::from_millis(5);
-/// Looking takes at most one part of so many of the time, but for this pause at most: on a busy
-/// host it takes long without using much.
+/// Looks take one part of so many of the time, and so do counts. On a busy host they take long
+/// without using much: the pause is this at most, or so many times as long as a long one.
 const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(150);
+const MIN_PAUSE_OF_LONG: u32 = 3;
 /// How long a look may take: code that forks and ends can keep ahead of it.
-const MAX_LOOK: Duration = Duration::from_secs(1);
+pub(super) const MAX_LOOK: Duration = Duration::from_millis(100);
+/// A process that has more in use, and more than the limit, is not counted: the kernel takes some
+/// 60 ms to tell, and nothing interrupts that.
+const MAX_READ: u64 = 4 << 30;
 
 /// Looks at what the run's processes hold.
 pub(super) struct MemorySampler {
     limit: u64,
     /// The device of files in memory that lie on no mounted file system.
     device: u64,
-    /// The least shared memory of the host so far, without the run's own tmpfs.
-    least_shared: u64,
+    /// What the host would hold without the run, as far as is known; the run's own tmpfs left out.
+    without: Resident,
+    /// No earlier count, unless the host has lost more than the limit.
+    next_count: Instant,
     pub(super) next: Instant,
 }
 
-/// What one process holds, in bytes.
+/// Memory in use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Resident {
     own: u64,
     shared: u64,
+}
+
+impl Resident {
+    fn plus(self, other: Self) -> Self {
+        Resident { own: self.own + other.own, shared: self.shared + other.shared }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Resident { own: self.own.saturating_sub(other.own), shared: self.shared.saturating_sub(other.shared) }
+    }
+
+    fn min(self, other: Self) -> Self {
+        Resident { own: self.own.min(other.own), shared: self.shared.min(other.shared) }
+    }
+}
+
+/// A process, as `/proc/PID/status` shows it.
+struct Process {
+    /// A thread that has its memory.
+    thread: String,
+    /// Each page whole.
+    mapped: Resident,
+    page_tables: u64,
+    /// With files of the host.
+    in_use: u64,
+    size: u64,
+}
+
+/// The processes of a run, as a look finds them.
+struct Look {
+    /// First those that have most of their own; one for each memory.
+    processes: Vec<Process>,
+    mapped: Resident,
+    page_tables: u64,
+    /// Every process that lives tells what it has.
+    is_told: bool,
+    /// All were looked at.
+    is_whole: bool,
+}
+
+/// What a count has come to.
+struct Count {
+    held: u64,
+    /// What the run holds, where nothing was missed.
+    seen: Option<Resident>,
+    is_broken_off: bool,
 }
 
 impl MemorySampler {
@@ -55,59 +112,135 @@ impl MemorySampler {
     /// The kernel makes no file in memory.
     pub(super) fn new(limit: u64, tmpfs: u64, now: Instant) -> Result<Self, Errno> {
         let device = fstat(memfd_create("stockade", MemfdFlags::CLOEXEC)?)?.st_dev;
-        Ok(MemorySampler { limit, device, least_shared: shared_of_host().saturating_sub(tmpfs), next: now + MIN_INTERVAL })
+        Ok(MemorySampler { limit, device, without: of_host(tmpfs), next_count: now, next: now + MIN_INTERVAL })
     }
 
     /// Looks once more, and decides when to look again. Whether the run holds more than its limit.
-    /// `tmpfs`: how full the run's own file systems are.
-    pub(super) fn look(&mut self, pid_one: i32, tmpfs: u64) -> bool {
+    /// `tmpfs`: how full the run's own file systems are. `may_go_on`: nothing else is to be done.
+    pub(super) fn look(&mut self, pid_one: i32, tmpfs: u64, may_go_on: &mut dyn FnMut() -> bool) -> bool {
         let begun = Instant::now();
-        let shared_of_others_and_run = shared_of_host().saturating_sub(tmpfs);
-        self.least_shared = self.least_shared.min(shared_of_others_and_run);
-        let growth = shared_of_others_and_run - self.least_shared;
-        // Memory that processes share is counted here for each: at least what they hold.
-        let mut room = held_at_most(pid_one).map_or(0, |most| self.limit.saturating_sub(most.own + most.shared.max(growth)));
+        let mut goes_on = || begun.elapsed() < MAX_LOOK && may_go_on();
+        let host = of_host(tmpfs);
+        self.without = self.without.min(host);
+        let growth = host.minus(self.without);
+        let look = Look::at(pid_one, &mut goes_on);
+        let pause_of_look = pause_after(begun.elapsed());
+        let mut held = look.at_most(growth);
+        let mut is_decided = true;
         let mut is_over = false;
-        if room == 0 {
-            processes::free_unreachable();
-            let held = self.held(pid_one, growth, &mut || begun.elapsed() < MAX_LOOK);
-            is_over = held > self.limit;
-            room = self.limit.saturating_sub(held);
+        if held > self.limit {
+            held = look.by_growth(growth);
+            let is_lost = held > self.limit;
+            if is_lost || begun >= self.next_count {
+                processes::free_unreachable();
+                let grows = || look.by_growth(of_host(tmpfs).minus(self.without)) > self.limit;
+                // What is lost meanwhile is looked at first.
+                let count = self.count(pid_one, &look, growth, &mut || goes_on() && (is_lost || !grows()));
+                is_decided = !count.is_broken_off || begun.elapsed() >= MAX_LOOK;
+                is_over = is_decided && count.held > self.limit;
+                held = count.held;
+                if let Some(seen) = count.seen {
+                    self.without = of_host(tmpfs).minus(seen);
+                }
+                self.next_count = Instant::now() + pause_after(begun.elapsed());
+            }
         }
-        let pause = Duration::from_micros(room / BYTES_PER_US).clamp(MIN_INTERVAL, MAX_INTERVAL);
-        self.next = Instant::now() + pause.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
+        let pause = Duration::from_micros(self.limit.saturating_sub(held) / BYTES_PER_US).clamp(MIN_INTERVAL, MAX_INTERVAL);
+        self.next = Instant::now() + if is_decided { pause.max(pause_of_look) } else { Duration::ZERO };
         is_over
     }
 
     /// What the run holds: each page once. Shared memory that no descriptor leads to shows how
     /// much of it is mapped and in use, not how much there is: then the host's growth counts.
-    fn held(&self, pid_one: i32, growth: u64, goes_on: &mut dyn FnMut() -> bool) -> u64 {
+    fn count(&self, pid_one: i32, look: &Look, growth: Resident, goes_on: &mut dyn FnMut() -> bool) -> Count {
         let mut all = Resident::default();
-        let mut seen: Vec<(i32, u64)> = Vec::new();
-        let mut is_told = true;
-        processes::each(pid_one, &mut |pid| {
-            let Some((pid, status)) = status_of(pid) else {
-                is_told = false;
-                return goes_on();
-            };
-            let number = pid.parse().unwrap_or(0);
-            let size = kibibytes(&status, "VmSize").unwrap_or(0);
-            // vfork(2) lends its memory until the child has another.
-            let is_lent = |other: i32| have_in_common(other, number, Common::Memory) == Ok(true);
-            if !seen.iter().any(|(other, others)| *others == size && is_lent(*other)) {
-                let rollup = read_to_string(format!("/proc/{pid}/smaps_rollup"));
-                let part = rollup.as_deref().ok().and_then(proportional).unwrap_or_else(|| resident(&status));
-                all = Resident { own: all.own + part.own, shared: all.shared + part.shared };
-                seen.push((number, size));
+        let mut is_whole = look.is_whole;
+        for process in &look.processes {
+            // Whatever is not reached, this much there is.
+            let least = all.own + all.shared + look.page_tables;
+            if least > self.limit {
+                return Count { held: least, seen: None, is_broken_off: false };
             }
-            goes_on()
-        });
+            if !goes_on() {
+                is_whole = false;
+                break;
+            }
+            match process.divided(self.limit.max(MAX_READ)) {
+                Some(part) => all = all.plus(part),
+                None => is_whole = false,
+            }
+        }
         let is_wanted = |device| device == self.device;
         let wanted = FileQuery { device: self.device, maps: Some(&is_wanted), root: None, enough: u64::MAX };
         let files = NamelessFiles::of(pid_one, &wanted, goes_on);
         let in_files = files.as_ref().map_or(0, NamelessFiles::bytes);
-        let hidden = if !is_told || files.is_none_or(|files| files.may_be_more()) { growth } else { 0 };
-        all.own + all.shared.max(in_files).max(hidden)
+        let is_broken_off = files.is_none();
+        let is_hidden = !is_whole || !look.is_told || files.is_none_or(|files| files.may_be_more());
+        let own = if is_whole { all.own } else { all.own.max(look.own_by_growth(growth)) };
+        let shared = all.shared.max(in_files).max(if is_hidden { growth.shared } else { 0 });
+        let seen = (!is_hidden).then_some(Resident { own, shared });
+        Count { held: own + shared + look.page_tables, seen, is_broken_off }
+    }
+}
+
+impl Look {
+    fn at(pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Self {
+        let mut processes: Vec<Process> = Vec::new();
+        let mut is_told = true;
+        let is_whole = processes::each(pid_one, &mut |pid| {
+            match status_of(pid) {
+                Some((thread, status)) => {
+                    let found = Process::of(thread, &status);
+                    if !processes.iter().any(|other| other.lends_to(&found)) {
+                        processes.push(found);
+                    }
+                }
+                None => is_told = false,
+            }
+            goes_on()
+        });
+        processes.sort_by_key(|process| Reverse(process.mapped.own));
+        let mapped = processes.iter().fold(Resident::default(), |all, process| all.plus(process.mapped));
+        let page_tables = processes.iter().map(|process| process.page_tables).sum();
+        Look { processes, mapped, page_tables, is_told, is_whole }
+    }
+
+    /// No less than the run holds: memory that processes share counts for each.
+    fn at_most(&self, growth: Resident) -> u64 {
+        let known = self.is_told && self.is_whole;
+        if known { self.mapped.own + self.mapped.shared.max(growth.shared) + self.page_tables } else { u64::MAX }
+    }
+
+    /// What the run holds by what the host has lost, where nothing else has changed.
+    fn by_growth(&self, growth: Resident) -> u64 {
+        self.own_by_growth(growth) + growth.shared + self.page_tables
+    }
+
+    fn own_by_growth(&self, growth: Resident) -> u64 {
+        if self.is_whole { self.mapped.own.min(growth.own) } else { growth.own }
+    }
+}
+
+impl Process {
+    fn of(thread: String, status: &str) -> Self {
+        let value = |key| kibibytes(status, key).unwrap_or(0);
+        Process { thread, mapped: resident(status), page_tables: value("VmPTE"), in_use: value("VmRSS"), size: value("VmSize") }
+    }
+
+    /// Whether both have the same memory: vfork(2) lends it until the child has another.
+    fn lends_to(&self, other: &Process) -> bool {
+        let number = |process: &Process| process.thread.parse().unwrap_or(0);
+        self.size == other.size && have_in_common(number(self), number(other), Common::Memory) == Ok(true)
+    }
+
+    /// Each page divided by the number of processes that map it. None where more than `most` is in use.
+    fn divided(&self, most: u64) -> Option<Resident> {
+        if self.in_use > most {
+            return None;
+        }
+        let rollup = read_to_string(format!("/proc/{}/smaps_rollup", self.thread));
+        let ended = || processes::has_ended(&self.thread).then(Resident::default);
+        rollup.as_deref().ok().and_then(proportional).or_else(ended).or(Some(self.mapped))
     }
 }
 
@@ -140,23 +273,15 @@ fn status_of(pid: &str) -> Option<(String, String)> {
     found.or_else(|| processes::has_ended(&processes::living_thread(pid)).then_some(first))
 }
 
-/// None where a process lives and does not tell.
-fn held_at_most(pid_one: i32) -> Option<Resident> {
-    let mut all = Some(Resident::default());
-    let begun = Instant::now();
-    processes::each(pid_one, &mut |pid| {
-        all = all.zip(status_of(pid)).map(|(all, (_, status))| {
-            let part = resident(&status);
-            Resident { own: all.own + part.own, shared: all.shared + part.shared }
-        });
-        all.is_some() && begun.elapsed() < MAX_LOOK
-    });
-    all
+fn pause_after(took: Duration) -> Duration {
+    (took * MIN_PAUSE).min(MAX_PAUSE).max(took * MIN_PAUSE_OF_LONG)
 }
 
-/// Shared memory of the host, tmpfs included.
-fn shared_of_host() -> u64 {
-    kibibytes(&read_to_string("/proc/meminfo").unwrap_or_default(), "Shmem").unwrap_or(0)
+/// What the whole host holds, but for the run's own tmpfs.
+fn of_host(tmpfs: u64) -> Resident {
+    let text = read_to_string("/proc/meminfo").unwrap_or_default();
+    let value = |key| kibibytes(&text, key).unwrap_or(0);
+    Resident { own: value("AnonPages"), shared: value("Shmem").saturating_sub(tmpfs) }
 }
 
 #[cfg(test)]

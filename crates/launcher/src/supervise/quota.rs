@@ -18,7 +18,12 @@ use rustix::{
 };
 use stockade_protocol::LimitKey;
 
-use super::{Listener, ProgramFile, Supervision, Token, failed, kernel_memory::KernelMemory, memory::MemorySampler, sampler::FsSampler};
+use super::{
+    Listener, ProgramFile, Supervision, Token, failed,
+    kernel_memory::KernelMemory,
+    memory::{self, MemorySampler},
+    sampler::FsSampler,
+};
 use crate::{
     OpenedScratch,
     cgroup::{Cgroup, CpuTime},
@@ -282,9 +287,9 @@ impl Supervision<'_> {
 
     /// The next time at which something is to be done by the clock.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let wall = self.wall_deadline().filter(|_| self.state.end().is_none());
+        let wall = self.wall_deadline().filter(|_| self.state.end().is_none() && !self.is_ending());
         let grace = self.quota.grace.map(|(at, _)| at);
-        let next_state = self.state.deadline().map(|(at, ..)| at);
+        let next_state = self.state.deadline().map(|(at, ..)| at).filter(|_| !self.is_ending());
         let listener = self.listener.as_ref().and_then(|listener| listener.rests_until);
         let Quota { next_cpu_check, next_scratch_count, next_glance, next_oom_look, memory, sampler, .. } = &self.quota;
         let memory = memory.as_ref().map(|memory| memory.next);
@@ -296,10 +301,10 @@ impl Supervision<'_> {
     pub(super) fn check_deadlines(&mut self) {
         let now = Instant::now();
         let is_due = |at: &Instant| now >= *at;
-        if let Some((_, after, missing)) = self.state.deadline().filter(|(at, ..)| is_due(at)) {
+        if let Some((_, after, missing)) = self.state.deadline().filter(|(at, ..)| is_due(at) && !self.is_ending()) {
             self.break_off(ExecutorError::Overdue { missing, after }.into());
         }
-        if self.state.end().is_none() && self.wall_deadline().as_ref().is_some_and(is_due) {
+        if self.state.end().is_none() && !self.is_ending() && self.wall_deadline().as_ref().is_some_and(is_due) {
             self.end(Cause::WallClock);
         }
         if let Some((_, signal)) = self.quota.grace.take_if(|(at, _)| is_due(at)) {
@@ -359,12 +364,14 @@ impl Supervision<'_> {
     }
 
     fn check_memory(&mut self) {
-        self.quota.sample(Instant::now());
-        let tmpfs = self.quota.tmpfs();
-        let pid = self.teardown.sandbox.pid();
-        if !self.all_have_ended() && self.quota.memory.as_mut().is_some_and(|memory| memory.look(pid, tmpfs)) {
-            self.quota.memory = None;
+        let Some(mut memory) = self.quota.memory.take().filter(|_| !self.is_ending() && !self.all_have_ended()) else { return };
+        let now = Instant::now();
+        self.quota.sample(now);
+        let (pid, tmpfs) = (self.teardown.sandbox.pid(), self.quota.tmpfs());
+        if memory.look(pid, tmpfs, &mut self.may_go_on(now + memory::MAX_LOOK)) {
             self.end(Cause::OutOfMemory);
+        } else {
+            self.quota.memory = Some(memory);
         }
     }
 
