@@ -92,7 +92,7 @@ impl ResultForm {
                 let code = result.get("code").and_then(Value::as_i64).unwrap_or_default();
                 let output = [text("output"), text("error")].concat();
                 let ending = Ending::deserialize(&result).unwrap_or_default();
-                let end: String = ending.lines().iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
+                let end: String = ending.lines(&output).iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
                 visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", output.trim_end_matches('\n')))
             }
         })
