@@ -65,7 +65,7 @@ impl AnswerStdout {
     /// Writes all of an answer.
     ///
     /// # Errors
-    /// Nobody has read it, or stdout refuses it.
+    /// It was not read, or stdout refuses it.
     pub fn write_all(&mut self, answer: &[u8], signals: &mut Signals) -> Result<(), AnswerError> {
         let mut rest = answer;
         let mut until = self.told.map(|_| Instant::now() + GRACE);
