@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, PipeReader, Read, Write},
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -17,10 +17,10 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, stockade, text},
+    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, start, stockade, text},
     leftovers::{host_process_with, no_process_is_left},
     policy_dir::command_under_etc,
-    runner::{directory, eventually, test},
+    runner::{directory, eventually, test, wait_within},
     timeouts::{scaled, scaled_limit},
 };
 
@@ -81,6 +81,84 @@ fn a_run_ends_with_the_process_that_started_it() {
         shell.wait().unwrap();
         outlives_its_caller(&mark, &line);
     }
+}
+
+/// A shell that gives the program what `input` holds; its stdout is a pipe that is full by now.
+fn answering(words: &str, input: &Path) -> (Child, PipeReader) {
+    let (answers, stdout) = std::io::pipe().unwrap();
+    let line = filled_in(&format!("STOCKADE {words} < {}; exit 3", text(input)), input);
+    let shell = run_under(&["sh", "-c", &line]).stdout(stdout).spawn().unwrap();
+    assert!(eventually(Duration::from_secs(20), || rustix::io::ioctl_fionread(&answers).unwrap() > 0), "no answer: {words}");
+    (shell, answers)
+}
+
+test!(Both, no_launcher_waits_for_the_reader_of_its_answer_when_its_caller_has_ended, seconds 120);
+fn no_launcher_waits_for_the_reader_of_its_answer_when_its_caller_has_ended() {
+    let place = scratch();
+    let input = directory().join("input");
+    fs::write(&input, format!("{}\n", json!({"op": "run", "code": "print('x' * 900000)"}))).unwrap();
+    let request = directory().join("request-of-much");
+    fs::write(&request, json!({"code": "print('x' * 900000)"}).to_string()).unwrap();
+    for (words, input) in [("exec -q", &request), ("session --quiet", &input)] {
+        let words = format!("{words} --scratch {}", text(&place));
+        // Another process, this one, holds the other end and does not read.
+        let (mut shell, answers) = answering(&words, input);
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        no_process_is_left(text(&place));
+        drop(answers);
+        // The controls: a caller that lives waits for its slow reader, and so does one without a caller.
+        let outlives = format!("{words} --outlive-caller");
+        for (words, ends) in [(&words, false), (&outlives, true)] {
+            let (mut shell, mut answers) = answering(words, input);
+            if ends {
+                shell.kill().unwrap();
+            }
+            thread::sleep(scaled(Duration::from_secs(3)));
+            assert!(host_process_with(text(&place)), "{words}");
+            let mut all = String::new();
+            answers.read_to_string(&mut all).unwrap();
+            let result: Value = serde_json::from_str(all.lines().next_back().unwrap()).unwrap();
+            assert_eq!(result["output"].as_str().map(str::len), Some(900_001), "{words}");
+            shell.wait().unwrap();
+        }
+    }
+}
+
+test!(Both, a_signal_ends_the_waiting_for_the_reader_of_an_answer, seconds 120);
+fn a_signal_ends_the_waiting_for_the_reader_of_an_answer() {
+    let place = scratch();
+    let begun = place.join("ready");
+    for (last, waits) in [("open('ready', 'w'); time.sleep(600)", true), ("", false)] {
+        for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+            let code = format!("import time\nprint('x' * 900000, flush=True)\n{last}");
+            let (mut answers, stdout) = std::io::pipe().unwrap();
+            let mut command = stockade(["exec", "-q", "--scratch", text(&place)]);
+            let mut child = start(command.stdout(stdout), json!({"code": code}).to_string().as_bytes());
+            drop(command);
+            let is_ready = || if waits { begun.exists() } else { rustix::io::ioctl_fionread(&answers).unwrap() > 0 };
+            assert!(eventually(Duration::from_secs(20), is_ready), "{signal} {waits}");
+            kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+            let status = wait_within(&mut child, Duration::from_secs(10)).unwrap_or_else(|| panic!("{signal} {waits}: it waits"));
+            assert_eq!(status.code(), Some(74), "{signal} {waits}");
+            let mut part = Vec::new();
+            answers.read_to_end(&mut part).unwrap();
+            assert!(!part.is_empty() && part.len() < 900_000, "{}", part.len());
+            let _none_yet = fs::remove_file(&begun);
+        }
+    }
+    // The control: with a reader the cancelled run's answer is whole.
+    let mut child = start(
+        stockade(["exec", "-q", "--scratch", text(&place)]).stdout(Stdio::piped()),
+        json!({"code": "import time\nprint('x' * 900000, flush=True)\nopen('ready', 'w'); time.sleep(600)"}).to_string().as_bytes(),
+    );
+    assert!(eventually(Duration::from_secs(20), || begun.exists()));
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+    let mut all = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut all).unwrap();
+    let result: Value = serde_json::from_str(&all).unwrap();
+    assert_eq!((&result["verdict"], result["output"].as_str().map(str::len)), (&json!("cancelled"), Some(900_001)));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 test!(Both, a_run_ends_with_a_shell_that_left_it_in_the_background, seconds 120);

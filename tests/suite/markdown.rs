@@ -90,6 +90,8 @@ fn the_text_is_what_agents_are_used_to() {
     assert_eq!((status, text.as_str()), (Some(0), "exitcode: 0 (execution succeeded)\nCode output: a\nb\n"));
     let (status, text) = said("```python\nprint('a')\n```\n```sh\necho b; echo oops >&2; exit 1\n```");
     assert_eq!((status, text.as_str()), (Some(0), "exitcode: 1 (execution failed)\nCode output: a\noops\nb\n"));
+    let (status, text) = said("```sh\necho a\n```\n```sh\necho '[not run: x]'\n```");
+    assert_eq!((status, text.as_str()), (Some(0), "exitcode: 0 (execution succeeded)\nCode output: a\n[not run: x]\n[exit status 0]\n"));
     let (status, text) = said("no code at all");
     assert!(status == Some(2) && text.starts_with("exitcode: 2 (execution failed)\nCode output: the reply has no block to run;"), "{text}");
 }

@@ -45,13 +45,14 @@ use clap::error::ErrorKind;
 use rlimit::Resource;
 use stockade_engine::{
     Options, Origin, admit,
+    answer::AnswerStdout,
     caller::{AwaitedStdin, waiting},
 };
 use stockade_protocol::{Report, Verdict};
 use stockade_server::session::SessionEnd;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
-use output::{print_text, warn, warn_of_error};
+use output::{print_text, tell, warn, warn_of_error};
 use result::ResultForm;
 
 const SANDBOX_ERROR: u8 = 125;
@@ -186,6 +187,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         return exec_markdown(exec);
     }
     let (options, form) = (Options::from(&exec.sandbox), ResultForm::from(exec));
+    let mut stdout = AnswerStdout::new(Arc::clone(&options.ends_with));
     warn_of_keys(&exec.sandbox);
     if io::stdin().is_terminal() {
         warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
@@ -196,7 +198,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     });
     let bytes = match read {
         Ok(bytes) => bytes,
-        Err(refusal) => return form.print(&stockade_engine::refuse(&refusal, &options)),
+        Err(refusal) => return form.print(&stockade_engine::refuse(&refusal, &options), &mut stdout),
     };
     if exec.plan.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_engine::plan(Origin::Request(&request), &options));
@@ -206,14 +208,14 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         };
     }
     if let Some(socket) = &exec.socket {
-        return ask(socket, &bytes, form);
+        return ask(socket, &bytes, form, stdout);
     }
-    let report = stockade_engine::exec(&bytes, &options);
+    let report = stockade_engine::exec_for(&bytes, &options, Some(&mut stdout));
     if !exec.quiet {
         warn_of_degraded(&report);
     }
     warn_of_audit(&report);
-    form.print(&report)
+    form.print(&report, &mut stdout)
 }
 
 /// A model's reply in place of a request: a companion reads it, and has this program run
@@ -232,14 +234,14 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
 }
 
 /// The same by way of a socket.
-fn ask(socket: &Path, request: &[u8], form: ResultForm) -> anyhow::Result<ExitCode> {
-    let answer = match stockade_server::socket::ask(socket, request) {
+fn ask(socket: &Path, request: &[u8], form: ResultForm, mut stdout: AnswerStdout) -> anyhow::Result<ExitCode> {
+    let answer = match stockade_server::socket::ask(socket, request, &mut stdout) {
         Ok(answer) => answer,
-        Err(report) => return form.print(&report),
+        Err(report) => return form.print(&report, &mut stdout),
     };
     answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &answer.unenforced));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
-    form.print_line(&answer.line, answer.started, &answer.verdict)
+    form.print_line(&answer.line, answer.started, &answer.verdict, &mut stdout)
 }
 
 /// Exits with 0 for every connection that was answered; stderr is the journal.
@@ -352,12 +354,12 @@ fn warn_of(layer: &str, detail: &str, unenforced: &[impl AsRef<str>]) {
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
-    ResultForm::Line.print(report)
+    ResultForm::Line.print(report, &mut AnswerStdout::new(Arc::default()))
 }
 
 /// Says that the code ran, though what came of it is lost. The status of this program.
 fn unwritten(error: &anyhow::Error, verdict: &str) -> ExitCode {
-    warn(&format!("stockade: the code ran ({verdict}), and what came of it is lost: {error:#}"));
+    tell(error, &format!("stockade: the code ran ({verdict}), and what came of it is lost: {error:#}"));
     ExitCode::from(UNWRITTEN)
 }
 

@@ -14,7 +14,12 @@ use anyhow::Context;
 use rustix::io::Errno;
 use serde::Serialize;
 use stockade_audit::AuditError;
-use stockade_engine::caller::sudo_remedy;
+use stockade_engine::{
+    answer::{AnswerError, AnswerStdout},
+    caller::sudo_remedy,
+    nonblocking::NonblockingStdio,
+    signals::Signals,
+};
 use stockade_policy::{ReadError, grants::GrantsError};
 use stockade_protocol::text::{escape, escape_json, is_hidden};
 
@@ -128,7 +133,25 @@ pub(crate) fn write_out(bytes: &[u8]) -> anyhow::Result<()> {
         }
         File::from(io::stdout().as_fd().try_clone_to_owned()?).write_all(bytes)
     };
-    write().context("write the answer to stdout")
+    write().context(WRITE_ANSWER)
+}
+
+const WRITE_ANSWER: &str = "write the answer to stdout";
+
+/// The same of a result, for as long as a process may wait for it. Signals that end this process are
+/// held back for that time.
+///
+/// # Errors
+/// Stdout is closed or full, or was not read.
+pub(crate) fn write_answer(bytes: &[u8], stdout: &mut AnswerStdout) -> anyhow::Result<()> {
+    if stockade_sys::streams::stdout_was_closed() {
+        return Err(io::Error::from(Errno::BADF)).context(WRITE_ANSWER);
+    }
+    let mut signals = Signals::block()?;
+    match stdout.write_all(bytes, &mut signals) {
+        Err(AnswerError::Write(error)) => Err(error).context(WRITE_ANSWER),
+        written => written.context(WRITE_ANSWER),
+    }
 }
 
 /// Escapes the hidden characters of a text, except line breaks and tabs.
@@ -138,7 +161,16 @@ pub(crate) fn visible(text: &str) -> String {
 
 /// Prints an error to stderr.
 pub(crate) fn warn_of_error(error: &anyhow::Error) {
-    warn(&format!("stockade: {}", words_of(error)));
+    tell(error, &format!("stockade: {}", words_of(error)));
+}
+
+/// Prints what is to be said of an error to stderr. Where the answer has not been read, stderr may not
+/// be read either, so that is tried once.
+pub(crate) fn tell(error: &anyhow::Error, text: &str) {
+    if !error.is::<AnswerError>() {
+        return warn(text);
+    }
+    let _not_read = NonblockingStdio::stderr().write(format!("{}\n", visible(text)).as_bytes());
 }
 
 /// The words of an error. Where the kernel refused a caller of sudo, they also say who that is: a

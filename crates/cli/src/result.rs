@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use stockade_engine::answer::AnswerStdout;
 use stockade_protocol::{
     Report,
     ending::Ending,
@@ -13,7 +14,7 @@ use stockade_protocol::{
 
 use crate::{
     SANDBOX_ERROR, USAGE_ERROR, args,
-    output::{visible, write_out},
+    output::{visible, write_answer},
     unwritten,
 };
 
@@ -50,21 +51,21 @@ impl ResultForm {
     ///
     /// # Errors
     /// It cannot be written, and the code did not run.
-    pub(crate) fn print(self, report: &Report) -> anyhow::Result<ExitCode> {
+    pub(crate) fn print(self, report: &Report, stdout: &mut AnswerStdout) -> anyhow::Result<ExitCode> {
         let mut line = serde_json::to_vec(report).context("write the result as JSON")?;
         line.push(b'\n');
         let verdict = serde_json::to_value(report.verdict)?;
-        self.print_line(&line, report.started, verdict.as_str().unwrap_or_default())
+        self.print_line(&line, report.started, verdict.as_str().unwrap_or_default(), stdout)
     }
 
     /// The same of a result that is a line already.
     ///
     /// # Errors
     /// Likewise.
-    pub(crate) fn print_line(self, line: &[u8], started: bool, verdict: &str) -> anyhow::Result<ExitCode> {
+    pub(crate) fn print_line(self, line: &[u8], started: bool, verdict: &str, stdout: &mut AnswerStdout) -> anyhow::Result<ExitCode> {
         let written = match self {
-            ResultForm::Line => write_out(line),
-            _ => self.worded(line).and_then(|text| write_out(text.as_bytes())),
+            ResultForm::Line => write_answer(line, stdout),
+            _ => self.worded(line).and_then(|text| write_answer(text.as_bytes(), stdout)),
         };
         match written {
             Err(error) if started => return Ok(unwritten(&error, verdict)),
@@ -92,7 +93,7 @@ impl ResultForm {
                 let code = result.get("code").and_then(Value::as_i64).unwrap_or_default();
                 let output = [text("output"), text("error")].concat();
                 let ending = Ending::deserialize(&result).unwrap_or_default();
-                let end: String = ending.lines().iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
+                let end: String = ending.lines(&output).iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
                 visible(&format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", output.trim_end_matches('\n')))
             }
         })

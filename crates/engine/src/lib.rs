@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admit;
+pub mod answer;
 pub mod approval;
 pub mod audit;
 pub mod caller;

@@ -3,7 +3,7 @@
 //! None is lost: what was looked at is kept to be taken, and sent once more where nothing takes it.
 //! What each of them does to the run is decided by `supervise.rs`.
 
-use std::{cell::RefCell, collections::VecDeque, iter};
+use std::{cell::RefCell, collections::VecDeque, iter, time::Duration};
 
 use nix::sys::{
     signal::{SigSet, Signal as NixSignal},
@@ -23,6 +23,11 @@ use crate::{ErrorKind, LaunchError};
 /// run's word alone: programs in Go send this signal to their own threads, and runc, which is one,
 /// passes those on to the container's first process.
 pub(crate) const CANCEL: i32 = NixSignal::SIGURG as i32;
+
+/// How long a command that was told to end has for it, and the reader of an answer for that. Its
+/// record must be written before a caller loses patience: timeout(1) and docker(1) are often told to
+/// wait two seconds.
+pub const GRACE: Duration = Duration::from_millis(1500);
 
 /// What the signal that ends a run carries: the first half of the run's number. A launcher of a
 /// session may have another run by the time it reads the signal, which that does not end.

@@ -6,7 +6,11 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use stockade_markdown::Block;
-use stockade_protocol::{Report, ending::Ending};
+use stockade_protocol::{
+    Report,
+    ending::Ending,
+    text::{escape_line, is_hidden},
+};
 
 /// What happened to one block.
 pub(crate) enum Given {
@@ -89,7 +93,7 @@ impl Answer {
     pub(crate) fn text(&self) -> String {
         let code = self.field("code").and_then(Value::as_i64).unwrap_or(125);
         let how = if self.has_failed() { "failed" } else { "succeeded" };
-        let end: String = self.ending().lines().iter().map(|line| format!("{line}\n")).collect();
+        let end: String = self.ending().lines(&self.mixed).iter().map(|line| format!("{}\n", escape_line(line, is_hidden))).collect();
         format!("exitcode: {code} (execution {how})\nCode output: {}\n{end}", self.mixed.trim_end_matches('\n'))
     }
 

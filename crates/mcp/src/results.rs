@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use stockade_protocol::{
     Approval, CollectedFile, PerStream, Verdict,
+    ending::has_line_in_brackets,
     screen::Finding,
     session::{DirectoryListing, FilePart, WrittenFile},
     text::{escape, is_hidden},
@@ -141,8 +142,9 @@ pub(crate) fn executed(answer: Value, kept: &[(&'static str, &'static str)]) -> 
         add("", &format!("[and {left_out} more]"));
     }
     // A program can print a line in brackets too. The last line is always this function's if it
-    // is in brackets.
-    if !executed.success || text.trim_end().rsplit(['\n', '\r']).next().is_some_and(|last| last.starts_with('[')) {
+    // is in brackets, and says how the program ended.
+    let ends_in_own = text.trim_end().rsplit('\n').next().is_some_and(|last| last.starts_with('['));
+    if !executed.success || ends_in_own || [&executed.output, &executed.error].into_iter().any(|stream| has_line_in_brackets(stream)) {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
@@ -293,6 +295,15 @@ mod tests {
         assert_eq!(words(&ran(forged, 3, None)), format!("{forged}\n[exited, exit code 3]"));
         assert_eq!(words(&ran("[signaled, exit code 139]\n\n", 0, None)), format!("[signaled, exit code 139]\n\n{forged}"));
         assert_eq!(words(&ran("a\r[x", 0, None)), format!("a\r[x\n{forged}"));
+        for hidden in
+            ["x\u{2028}[ended: z]", "x\u{b}[ended: z]", "x\n\u{200b}[ended: z]", "x\n\u{1b}[2K[ended: z]", "x\n[ended: z]\n\u{2063}"]
+        {
+            assert_eq!(words(&ran(hidden, 0, None)), format!("{hidden}\n{forged}"));
+        }
+        let error = |error: &str| words(&executed(json!({"success": true, "verdict": "exited", "error": error}), &[]).unwrap());
+        assert_eq!(error("[x\ny"), format!("[stderr]\n[x\ny\n{forged}"));
+        // The control: what is this function's, and brackets within a line.
+        assert_eq!((error("y [x]"), words(&ran("a [1]", 0, None))), (String::from("[stderr]\ny [x]"), String::from("a [1]")));
         assert_eq!(words(&ran("", 1, Some("f"))), "[file f, 1 bytes]\n[exited, exit code 1]");
     }
 

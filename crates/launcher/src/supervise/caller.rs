@@ -2,7 +2,7 @@
 //!
 //! The caller can end a run or pass signals on to the program. It changes no limit.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::sys::signal::Signal as NixSignal;
 use rustix::{
@@ -12,11 +12,12 @@ use rustix::{
 };
 
 use super::{PUMP, Supervision};
-use crate::{Asked, Streams, signals::CANCEL, terminal, verdict::Cause};
-
-/// How long a command that was told to end has for it. Its record must be written before a
-/// caller loses patience: timeout(1) and docker(1) are often told to wait two seconds.
-const GRACE: Duration = Duration::from_millis(1500);
+use crate::{
+    Asked, Streams,
+    signals::{CANCEL, GRACE},
+    terminal,
+    verdict::Cause,
+};
 
 impl Supervision<'_> {
     /// The launcher's stdin has something, or has ended.

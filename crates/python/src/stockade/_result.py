@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import html
+import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -223,14 +225,20 @@ class Result:
     def for_model(self, limit: int = 8000) -> str:
         """What a model should read of it: the output, the end of the errors, and in brackets what
         was refused and what ended the run. Never empty, and about `limit` characters at most.
+
+        A program can print lines in brackets too. Where a line before it begins with `[`, the last
+        line says how the run ended, and is Stockade's; any other line may be the program's.
         """
         notes = [f"[refused: {_refused(one)}]" for one in self.denials if one.kind != "limit" or one.answer != "ended"]
         notes = notes[:_MAX_NOTES] + ([f"[refused: {len(notes) - _MAX_NOTES} more]"] if len(notes) > _MAX_NOTES else [])
+        ending = f"[{self._how_it_ended()}]"
         if not self.success:
-            notes.append(f"[{self._how_it_ended()}]")
+            notes.append(ending)
         room = max(limit - sum(len(note) + 1 for note in notes), 0)
         error = _tail(self.error.strip("\n"), room // 4 if self.output.strip() else room)
         output = _head_and_tail(self.output.strip("\n"), max(room - len(error), 0))
+        if self.success and (_has_line_in_brackets(output) or _has_line_in_brackets(error)):
+            notes.append(ending)
         return "\n".join(part for part in (output, error, *notes) if part.strip()) or "[no output]"
 
     def _how_it_ended(self) -> str:
@@ -280,6 +288,34 @@ def _refused(denial: Denial) -> str:
     what = denial.what.replace(" port ", ":", 1) if denial.kind == "connection" else denial.what
     words = what + (f"; {denial.help}" if denial.help else "")
     return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+#: An escape sequence with a number, such as a colour. `ESC [ended` would be one without a number.
+_SEQUENCE = re.compile(r"\x1b\[[0-?]+[ -/]*[@-~]")
+
+#: What is drawn as nothing, though Unicode counts it as letters and symbols.
+_FILLERS = "\u115f\u1160\u2800\u3164\uffa0\U00013441\U00013442\U0001d159"
+
+
+def _has_line_in_brackets(text: str) -> bool:
+    """Whether a line begins with `[`, apart from what is not drawn: the program's own rule."""
+    return any(_begins_with_bracket(line) for line in text.splitlines())
+
+
+def _begins_with_bracket(line: str) -> bool:
+    at = 0
+    while at < len(line):
+        letter = line[at]
+        if sequence := _SEQUENCE.match(line, at):
+            at = sequence.end()
+        elif letter == "\x1b" or "\x80" <= letter <= "\x9f":
+            # Another escape sequence: readers differ in where it ends.
+            return "[" in line[at:]
+        elif letter.isspace() or unicodedata.category(letter)[0] in "CMZ" or letter in _FILLERS:
+            at += 1
+        else:
+            return letter == "["
+    return False
 
 
 def _tail(text: str, most: int) -> str:

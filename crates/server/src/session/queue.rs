@@ -11,7 +11,7 @@ use rustix::{
     fd::{BorrowedFd, OwnedFd},
     io::Errno,
 };
-use stockade_engine::{Asked, Client, MAX_REQUEST, signals::Signals};
+use stockade_engine::{Asked, Client, MAX_REQUEST, answer::ending, signals::Signals};
 use stockade_protocol::{
     Request,
     session::{Cancel, Line},
@@ -23,12 +23,6 @@ use super::line::{LineError, MalformedLine, parse};
 const PIECE: usize = 1 << 16;
 /// SIGINT, which ends a request and not the session.
 pub(crate) const CANCEL: i32 = 2;
-
-/// Whether a signal ends an idle session: SIGHUP, SIGINT, SIGQUIT and SIGTERM do. Other
-/// blocked signals are ignored.
-pub(crate) fn ending(signal: i32) -> bool {
-    matches!(signal, 1..=3 | 15)
-}
 
 /// A line that was read.
 #[derive(Debug)]

@@ -58,8 +58,8 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
             return Ok(SessionEnd::Refused(refusal.verdict));
         }
     };
-    let mut queue = LineQueue::new(&mut signals, callers);
-    let writer = ResponseWriter::new();
+    let mut queue = LineQueue::new(&mut signals, Arc::clone(&callers));
+    let mut writer = ResponseWriter::new(callers);
     let mut ended = writer.write(queue.signals(), &OkAnswer::new("ready", None, ReadyAnswer::of(&session)))?;
     loop {
         if let Some(ended) = ended {
@@ -98,19 +98,15 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
             Command::Line(Line::Run(request)) => {
                 queue.begin(request.id.clone());
                 let report = session.run(&request, &mut queue);
-                let told_to_end = queue.end();
+                queue.end().into_iter().for_each(|signal| writer.tell(signal));
                 remark(&report);
-                let ended = writer.write(queue.signals(), &RunAnswer::new(&report))?;
-                if let Some(signal) = told_to_end {
-                    return Ok(SessionEnd::Signal(signal));
-                }
-                ended
+                writer.write(queue.signals(), &RunAnswer::new(&report))?
             }
             Command::Line(Line::Close(only)) => {
                 let _ends_anyway = writer.write(queue.signals(), &OkAnswer::new("close", only.id.as_ref(), NoFields {}))?;
                 return Ok(SessionEnd::Closed);
             }
-            Command::Line(line) => answer(&mut session, &line, &writer, queue.signals())?,
+            Command::Line(line) => answer(&mut session, &line, &mut writer, queue.signals())?,
         };
     }
 }
@@ -120,7 +116,7 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
 fn answer(
     session: &mut Session,
     line: &Line,
-    writer: &ResponseWriter,
+    writer: &mut ResponseWriter,
     signals: &mut Signals,
 ) -> Result<Option<SessionEnd>, std::io::Error> {
     match line {
@@ -142,7 +138,7 @@ fn answer(
 }
 
 fn write_result<A: Serialize>(
-    writer: &ResponseWriter,
+    writer: &mut ResponseWriter,
     signals: &mut Signals,
     op: &'static str,
     id: Option<&String>,

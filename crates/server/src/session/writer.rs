@@ -1,58 +1,46 @@
 //! Writes answers to stdout, one line each.
 //!
-//! A slow reader blocks only the session, which still reacts to signals that end it. Such a
-//! signal can cut an answer short. Nothing is buffered or dropped.
+//! A slow reader blocks only the session, which still reacts to the signals and the ends of callers
+//! that end it, and may then cut an answer short.
 
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    io::Errno,
-};
+use std::{io, sync::Arc};
+
+use rustix::fd::OwnedFd;
 use serde::Serialize;
-use stockade_engine::{nonblocking::NonblockingStdio, signals::Signals};
+use stockade_engine::{
+    answer::{AnswerError, AnswerStdout},
+    signals::Signals,
+};
 
-use super::{queue::ending, serve::SessionEnd};
+use super::serve::SessionEnd;
 
 /// The session's stdout.
-pub(crate) struct ResponseWriter(NonblockingStdio);
+pub(crate) struct ResponseWriter(AnswerStdout);
 
 impl ResponseWriter {
-    pub(crate) fn new() -> Self {
-        ResponseWriter(NonblockingStdio::stdout())
+    pub(crate) fn new(callers: Arc<[OwnedFd]>) -> Self {
+        ResponseWriter(AnswerStdout::new(callers))
+    }
+
+    /// This signal ends the session once the next line is written.
+    pub(crate) fn tell(&mut self, signal: i32) {
+        self.0.tell(signal);
     }
 
     /// Writes one line. Returns why the session ends, where it cannot continue.
     ///
     /// # Errors
     /// The write fails for another reason than a closed reader.
-    pub(crate) fn write(&self, signals: &mut Signals, answer: &impl Serialize) -> Result<Option<SessionEnd>, std::io::Error> {
+    pub(crate) fn write(&mut self, signals: &mut Signals, answer: &impl Serialize) -> Result<Option<SessionEnd>, io::Error> {
         let mut line = serde_json::to_vec(answer)?;
         line.push(b'\n');
-        let mut rest = line.as_slice();
-        while !rest.is_empty() {
-            match self.0.write(rest) {
-                Ok(length) => rest = rest.get(length..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Ok(Some(SessionEnd::OutputClosed)),
-                Err(Errno::AGAIN) => {
-                    if let Some(signal) = self.wait_for_room(signals)? {
-                        return Ok(Some(SessionEnd::Signal(signal)));
-                    }
-                }
-                Err(errno) => return Err(errno.into()),
-            }
+        match self.0.write_all(&line, signals) {
+            Ok(()) => Ok(self.0.told().map(SessionEnd::Signal)),
+            Err(AnswerError::NotRead(signal)) => Ok(Some(SessionEnd::Signal(signal))),
+            Err(AnswerError::Write(error)) => match error.kind() {
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(Some(SessionEnd::OutputClosed)),
+                _ => Err(error),
+            },
         }
-        Ok(None)
-    }
-
-    /// Waits until stdout is writable, or returns the signal that ends the session.
-    fn wait_for_room(&self, signals: &mut Signals) -> Result<Option<i32>, Errno> {
-        let out = self.0.fd();
-        let mut fds = [PollFd::new(&out, PollFlags::OUT), PollFd::new(&*signals, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Err(Errno::INTR) => return Ok(None),
-            polled => polled?,
-        };
-        let [_, told] = fds.map(|fd| fd.revents());
-        Ok(if told.is_empty() { None } else { signals.take().filter(|signal| ending(*signal)) })
     }
 }

@@ -17,7 +17,7 @@ use rustix::{
     process::geteuid,
 };
 use serde::Deserialize;
-use stockade_engine::{Refusal, RefusalCause, caller, signals::Signals};
+use stockade_engine::{Refusal, RefusalCause, answer::AnswerStdout, caller, signals::Signals};
 use stockade_protocol::{
     Report,
     Verdict::{self, SandboxError},
@@ -143,11 +143,11 @@ impl RefusalCause for AskError {
 }
 
 /// Sends a request to the server behind a socket and waits for its result. A signal that
-/// would end this process cancels the run instead, and the result still arrives.
+/// would end this process cancels the run instead, and the result still arrives; `stdout` is told of it.
 ///
 /// # Errors
 /// There is no complete answer; the report has the reason.
-pub fn ask(socket: &Path, request: &[u8]) -> Result<ServerAnswer, Box<Report>> {
+pub fn ask(socket: &Path, request: &[u8], stdout: &mut AnswerStdout) -> Result<ServerAnswer, Box<Report>> {
     let refused = |refusal: Refusal| Box::new(refusal.report());
     check_own_name().map_err(refused)?;
     let mut signals = Signals::block().map_err(|error| refused(error.into()))?;
@@ -156,6 +156,7 @@ pub fn ask(socket: &Path, request: &[u8]) -> Result<ServerAnswer, Box<Report>> {
     let mut exchange = ClientExchange { stream: &stream, request, sent: 0, cancel: None, unread: false, answer: Vec::new() };
     let broken = exchange.run(&mut signals).err();
     let ClientExchange { sent, unread, answer, cancel, .. } = exchange;
+    cancel.into_iter().for_each(|signal| stdout.tell(signal.into()));
     ServerAnswer::read(answer).ok_or_else(|| {
         // A server reads the complete request before it starts anything.
         let may_have_started = sent > request.len() && !unread;
