@@ -34,7 +34,8 @@ use stockade_policy::model::AuditMode;
 use stockade_protocol::Verdict;
 
 use crate::{
-    Refusal, RefusalCause, audit,
+    Refusal, RefusalCause,
+    audit::{self, LostRun},
     caller::{self, Identity},
     facts,
 };
@@ -48,6 +49,9 @@ const TELL_INTERVAL: Duration = Duration::from_millis(500);
 const MAX_RECORDS_OF_RUN: usize = 8;
 /// Hexadecimal digits of a run's number.
 const NUMBER_LEN: usize = 16;
+/// How many runs wait for room in the log where it is not required: each takes up a place in the
+/// registry.
+const MAX_WITHOUT_ROOM: usize = 256;
 
 /// What was used to ask for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,8 +140,8 @@ pub(crate) fn note_end(record: &mut Record, place: &Place) -> Result<(), Refusal
 }
 
 /// Removes what killed launchers of this user have left, in each place where they may have noted
-/// it, and writes their runs down as lost. What cannot be cleared away, and a lost run that its
-/// policy requires to be written down, stays for the next start.
+/// it, and writes their runs down as lost. What cannot be cleared away stays for the next start; so
+/// does a lost run that its policy requires to be written down, or for which the log has no room.
 pub(crate) fn sweep() -> Result<(), Refusal> {
     let identity = caller::identify(None)?;
     let own = rustix::process::geteuid().as_raw();
@@ -145,18 +149,30 @@ pub(crate) fn sweep() -> Result<(), Refusal> {
     for directory in facts::registries(&identity, &mut Vec::new()) {
         let Some(registry) = Registry::existing(&directory) else { continue };
         let trusted = Registry::open(registry.directory(), own);
-        let one = trusted.and_then(|registry| registry.sweep(&mut |noted, record| account(&noted, identity.on_behalf, record)));
+        let mut without_room = 0;
+        let mut account = |noted: NotedRun, record: &mut Record| account(&noted, identity.on_behalf, record, &mut without_room);
+        let one = trusted.and_then(|registry| registry.sweep(&mut account));
         // What is wrong with one place keeps no other.
         swept = swept.and(one.map(drop));
     }
     Ok(swept?)
 }
 
-fn account(noted: &NotedRun, on_behalf: bool, record: &mut Record) -> bool {
+/// Whether a run that was found is accounted for. `without_room`: runs before it that wait for room
+/// in the log, which is asked for once.
+fn account(noted: &NotedRun, on_behalf: bool, record: &mut Record, without_room: &mut usize) -> bool {
     // What another version has noted, or nothing that can be read, says nothing to write down.
     let Ok(note) = serde_json::from_str::<RunNote>(&noted.run) else { return true };
     let end = noted.end.as_deref().and_then(|end| serde_json::from_str::<Place>(end).ok());
-    audit::write_lost(&note, end.as_ref(), on_behalf, record)
+    let lost = if *without_room == 0 { audit::write_lost(&note, end.as_ref(), on_behalf, record) } else { LostRun::NoRoom };
+    if lost == LostRun::NoRoom {
+        *without_room += 1;
+    }
+    match lost {
+        LostRun::Settled => true,
+        LostRun::NoRoom => note.mode != AuditMode::Required && *without_room > MAX_WITHOUT_ROOM,
+        LostRun::Waits => false,
+    }
 }
 
 /// A run on this host.
