@@ -694,6 +694,33 @@ fn verify_names_the_line_and_tells_by_its_status() {
     }
 }
 
+test!(Both, what_no_launcher_leaves_at_the_end_is_a_change);
+fn what_no_launcher_leaves_at_the_end_is_a_change() {
+    let log = own_log();
+    (0..3).for_each(|_| drop(exec(json!({"code": ""}))));
+    let good = written(&log);
+    let last = good.trim_end().rfind('\n').unwrap() + 1;
+    let half = &good[..(last + good.len()) / 2];
+    let changed = format!("{}{}", &good[..last], good[last..].replace("\"uid\":", "\"uid\":0000"));
+    let room = 1 << 20;
+    let died = "a launcher died while it wrote";
+    for (bad, status, words, goes_on) in [
+        (changed, 1, "that a line break ends are no record", true),
+        (format!("{good}{}", "x".repeat(room)), 1, "more than launchers leave", false),
+        // The controls: what a launcher leaves that dies.
+        (half.to_owned(), 0, died, true),
+        (format!("{good}{}", "x".repeat(room - 1)), 0, died, true),
+    ] {
+        fs::write(log.join("audit-00000001.jsonl"), &bad).unwrap();
+        let (found, said) = audit(&["verify"]);
+        assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
+        // A launcher and `verify` agree, and the next record hides nothing.
+        let done = exec(json!({"code": ""}));
+        assert_eq!(done["audit"]["failure"].is_null(), goes_on, "{}", done["audit"]);
+        assert_eq!(audit(&["verify"]).0, Some(status), "{words}");
+    }
+}
+
 test!(Both, a_result_is_an_anchor_and_one_can_be_required);
 fn a_result_is_an_anchor_and_one_can_be_required() {
     let log = own_log();
