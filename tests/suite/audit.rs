@@ -27,7 +27,8 @@ use serde_json::{Value, json};
 use crate::support::{
     audit_log::{audit, is_whole, mount_tmpfs, own_log, records, written},
     exec::{
-        ExecResult, OWNER, exec, exec_bytes, exec_with, run_under, run_with_stdin, scratch, scratch_named, start, stockade, text, token,
+        ExecResult, OWNER, chown_to_owner, exec, exec_bytes, exec_with, program_path, run_under, run_with_stdin, scratch, scratch_named,
+        start, stockade, text, token,
     },
     leftovers::{dead_records, names, registry},
     policy_dir::{PolicyDirectory, command_with_etc, derived},
@@ -301,6 +302,83 @@ fn a_full_disk_stops_runs_that_require_the_log() {
     assert!(written(&log).ends_with('\n'));
     // No writer has died: what the disk had no room for is not there in part.
     assert!(records(&log).iter().all(|record| record["event"] != "torn"));
+}
+
+/// Fills the file system that its scratch is on, keeps its program's file from making room, and says
+/// so much that its record is long.
+const FILL: &str = r#"
+import os, sys
+if os.path.exists(sys.argv[0]): os.link(sys.argv[0], 'kept')
+print('x' * 8192, flush=True)
+fill = os.open('fill', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for size in (65536, 4096, 1):
+    try:
+        while True: os.write(fill, b'x' * size)
+    except OSError: pass
+"#;
+
+/// What code is given to, the log that has it then, and how.
+type StartCase<'a> = (&'a str, &'a Path, &'a dyn Fn(&str));
+
+test!(RootOnly, code_that_fills_the_disk_leaves_a_lost_record, seconds 120);
+/// Scratch and log share a file system.
+fn code_that_fills_the_disk_leaves_a_lost_record() {
+    let roots_log = own_log();
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("filled", &derived("[audit]\npreview = \"4KiB\""));
+    let shared = directory().join("shared");
+    fs::create_dir(&shared).unwrap();
+    mount_tmpfs(text(&shared), "size=4m,mode=755");
+    let [log, place, home] = ["log", "place", "home"].map(|name| shared.join(name));
+    [&log, &place, &home].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    [&place, &home].into_iter().for_each(|path| chown_to_owner(path));
+    mount(Some(&log), "/var/log", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    let users_log = home.join(".local/state/stockade/audit");
+    let id = OWNER.to_string();
+    let user = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", "--"];
+    let program = program_path().unwrap();
+    let as_user = |arguments: &[&str]| {
+        let mut command = run_under(&[&user[..], &[text(&program)], arguments].concat());
+        command.env("HOME", &home).env("XDG_RUNTIME_DIR", &home);
+        command
+    };
+    let long = format!("{FILL}#{}", "x".repeat(8192));
+    let sandbox = ["--policy", policy.as_str(), "--scratch", text(&place)];
+    let execute = |command: &mut Command, code: &str| drop(run_with_stdin(command, json!({"code": code}).to_string().as_bytes()));
+    let exec_line = [&["exec"], &sandbox[..]].concat();
+    let doors: [StartCase<'_>; 4] = [
+        ("exec", &roots_log, &|code| execute(&mut stockade(&exec_line), code)),
+        ("rootless", &users_log, &|code| execute(&mut as_user(&exec_line), code)),
+        ("run", &roots_log, &|code| drop(stockade([&["run"], &sandbox[..], &["--", "python3", "-c", code]].concat()).output())),
+        ("session", &roots_log, &|code| {
+            let mut session = Session::open(&sandbox);
+            session.send(&json!({"op": "run", "code": code}).to_string());
+            session.answer();
+            session.close();
+        }),
+    ];
+    for (door, log, run) in doors {
+        let start = || if door == "rootless" { execute(&mut as_user(&["exec"]), "") } else { drop(exec(json!({"code": ""}))) };
+        // The control: with room it is written down as it ended.
+        let ends = |event: &str| records(log).iter().filter(|record| record["event"] == event).count();
+        run("");
+        let before = (ends("run"), ends("lost"));
+        run(&long);
+        assert!(place.join("fill").metadata().unwrap().len() > 1 << 20, "{door}");
+        assert_eq!((ends("run"), ends("lost")), before, "{door}: the log had room");
+        // A start that finds the disk full still leaves it to the next.
+        start();
+        assert_eq!(ends("lost"), before.1, "{door}");
+        fs::remove_file(place.join("fill")).unwrap();
+        let _kept_by_some = fs::remove_file(place.join("kept"));
+        start();
+        start();
+        assert_eq!(ends("lost"), before.1 + 1, "{door}: {:?}", records(log));
+        let (status, said) = audit(&["verify", text(log)]);
+        assert_eq!(status, Some(0), "{said}");
+    }
+    assert_eq!(dead_records(), Vec::<String>::new());
+    drop(policies);
 }
 
 test!(RootOnly, doctor_is_strict_about_a_log_that_cannot_be_written, seconds 120);
@@ -613,6 +691,33 @@ fn verify_names_the_line_and_tells_by_its_status() {
             let (found, said) = audit(&["verify", place]);
             assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
         }
+    }
+}
+
+test!(Both, what_no_launcher_leaves_at_the_end_is_a_change);
+fn what_no_launcher_leaves_at_the_end_is_a_change() {
+    let log = own_log();
+    (0..3).for_each(|_| drop(exec(json!({"code": ""}))));
+    let good = written(&log);
+    let last = good.trim_end().rfind('\n').unwrap() + 1;
+    let half = &good[..(last + good.len()) / 2];
+    let changed = format!("{}{}", &good[..last], good[last..].replace("\"uid\":", "\"uid\":0000"));
+    let room = 1 << 20;
+    let died = "a launcher died while it wrote";
+    for (bad, status, words, goes_on) in [
+        (changed, 1, "that a line break ends are no record", true),
+        (format!("{good}{}", "x".repeat(room)), 1, "more than launchers leave", false),
+        // The controls: what a launcher leaves that dies.
+        (half.to_owned(), 0, died, true),
+        (format!("{good}{}", "x".repeat(room - 1)), 0, died, true),
+    ] {
+        fs::write(log.join("audit-00000001.jsonl"), &bad).unwrap();
+        let (found, said) = audit(&["verify"]);
+        assert!(found == Some(status) && said.contains(words), "{found:?}: {said}");
+        // A launcher and `verify` agree, and the next record hides nothing.
+        let done = exec(json!({"code": ""}));
+        assert_eq!(done["audit"]["failure"].is_null(), goes_on, "{}", done["audit"]);
+        assert_eq!(audit(&["verify"]).0, Some(status), "{words}");
     }
 }
 

@@ -161,6 +161,35 @@ fn a_signal_ends_the_waiting_for_the_reader_of_an_answer() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
+test!(Both, a_run_below_an_agent_that_ignores_hang_ups_ends_with_it, seconds 120);
+/// `nohup agent &`: the signal is ignored by all that the agent starts.
+fn a_run_below_an_agent_that_ignores_hang_ups_ends_with_it() {
+    let (mark, place) = (format!("607.{}7", std::process::id()), scratch());
+    let command = format!("STOCKADE run --policy shell --scratch SCRATCH -- sh -c 'touch ready; sleep {mark}'");
+    for line in [format!("trap '' HUP; {command}"), format!("trap '' HUP; nohup {command}")] {
+        let mut shell = started_by_a_shell(&line, &place);
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        no_process_is_left(&mark);
+    }
+    // So do the companion programs.
+    let reply = directory().join("reply");
+    fs::write(&reply, format!("```sh\ntouch ready; sleep {mark}\n```\n")).unwrap();
+    let line = format!("trap '' HUP; STOCKADE exec --markdown --scratch SCRATCH <{} >/dev/null", text(&reply));
+    let mut shell = started_by_a_shell(&line, &place);
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    no_process_is_left(&mark);
+    // The controls: the run itself was started by nohup, or told to outlive its caller.
+    let kept = command.replace(" --policy", " --outlive-caller --policy");
+    for line in [format!("nohup {command}"), format!("trap '' HUP; {kept}")] {
+        let mut shell = started_by_a_shell(&line, &place);
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        outlives_its_caller(&mark, &line);
+    }
+}
+
 test!(Both, a_run_ends_with_a_shell_that_left_it_in_the_background, seconds 120);
 fn a_run_ends_with_a_shell_that_left_it_in_the_background() {
     let mark = format!("601.{}7", std::process::id());

@@ -1230,6 +1230,11 @@ print(json.dumps([sent, sent < 600 and errno.errorcode[ctypes.get_errno()]]))
     let answer = exec(json!({"code": code})).succeeded().json();
     let sent = answer[0].as_u64().unwrap();
     assert!((100..=512).contains(&sent) && answer[1] == "EAGAIN", "{answer}");
+    // Where the launcher may have few, code may have fewer.
+    let program = program_path().unwrap();
+    let few = format!("ulimit -i 100; exec {} exec", text(&program));
+    let done = ExecResult::of(run_with_stdin(&mut run_under(&["bash", "-c", &few]), json!({"code": code}).to_string().as_bytes()));
+    assert!(done.succeeded().json()[0].as_u64().unwrap() <= 50, "{}", done.brief());
     // The control: outside there is room for all of them.
     let output = run_with_stdin(&mut run_under(&["/usr/bin/python3", "-"]), code.as_bytes());
     assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), json!([600, false]));

@@ -200,7 +200,9 @@ fn kill_signals_no_process_but_the_launcher() {
     run.kill().unwrap();
     run.wait().unwrap();
     let path = record(&registry());
+    // The launcher of a session alone gets no SIGTERM, which would end this process.
     let own = noted.replace(&format!("\"pid\":{}", run.id()), &format!("\"pid\":{}", bystander.id()));
+    let own = own.replace("\"via\":\"exec\"", "\"via\":\"session\"");
     assert_ne!(own, noted);
     fs::write(&path, &own).unwrap();
     // Its lock is free: no launcher has it.
@@ -529,6 +531,33 @@ fn kill_ends_a_run_whose_launcher_is_stopped() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
     assert_eq!(kill(&run), (Some(0), String::new()));
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
+test!(Both, kill_ends_a_run_whose_launcher_has_no_room_for_signals, seconds 90);
+/// The kernel drops what a signal carries where the receiver's queue is full.
+fn kill_ends_a_run_whose_launcher_has_no_room_for_signals() {
+    own_log();
+    let (lone, place) = (scratch_named("lone"), scratch_named("of-session"));
+    let program = program_path().unwrap();
+    let without_room = |words: &str| {
+        let line = format!("ulimit -i 0; exec {} {words}", text(&program));
+        let mut command = run_under(&["bash", "-c", &line]);
+        command.stdin(Stdio::piped());
+        command
+    };
+    let child = start(&mut without_room("exec"), request("lone", &lone).as_bytes());
+    runs(&lone);
+    assert_eq!(kill(&number("lone")), (Some(0), String::new()));
+    ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+    // The control: a session is not ended for one of its runs.
+    let mut session = Session::of(&mut without_room(&format!("session --scratch {}", text(&place))));
+    session.send(&json!({"op": "run", "code": CODE, "id": "of-session"}).to_string());
+    runs(&place);
+    let (status, said) = kill(&number("of-session"));
+    assert!(status == Some(125) && said.contains("end the whole session") && said.contains("ulimit -i"), "{status:?}: {said}");
+    assert!(session.child.try_wait().unwrap().is_none());
+    nix::sys::signal::kill(session.pid(), nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert!(wait_within(&mut session.child, Duration::from_secs(10)).is_some());
 }
 
 test!(RootOnly, kill_ends_a_run_in_another_pid_namespace);

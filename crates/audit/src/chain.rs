@@ -10,6 +10,9 @@ use crate::{event::Event, text::sha256};
 
 /// The longest line that is written, in bytes.
 pub const MAX_LINE_LEN: usize = 64 << 10;
+/// Bytes that dying writers may leave behind the last record, with the line break that ends them;
+/// more are corruption.
+pub(crate) const MAX_RESIDUE: u64 = 16 * MAX_LINE_LEN as u64;
 /// What the first record of a chain carries in place of a hash.
 pub const ZERO: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -42,13 +45,16 @@ pub struct RemovedFiles {
     pub last: PreviousFile,
 }
 
-/// Bytes of a writer that died in the middle of a line.
+/// Bytes that are no record, as of a writer that died in the middle of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TornBytes {
     /// How many, with their last line break.
     pub bytes: u64,
     /// Their SHA-256.
     pub sha256: String,
+    /// The line break was theirs, so they are none of a dying writer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ended: bool,
 }
 
 /// The content of a line besides its place in the chain.

@@ -124,6 +124,12 @@ fn remedy(error: &io::Error, path: &std::path::Path) -> String {
 }
 
 impl AuditError {
+    /// Whether the log's file system had no room: code can fill the one that its scratch is on.
+    pub fn is_no_room(&self) -> bool {
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        matches!(self, AuditError::Io { error, .. } if kinds.contains(&error.kind()))
+    }
+
     /// A stable identifier.
     pub fn reason(&self) -> &'static str {
         match self {

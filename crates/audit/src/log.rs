@@ -367,12 +367,12 @@ impl Log {
         rustix::fs::fsync(&self.directory).map_err(|errno| failed("sync", &self.path)(errno.into()))
     }
 
-    /// The bytes behind the last whole record, left by a writer that died.
+    /// The bytes behind the last whole record, left by a writer that died or by who changed the log.
     fn torn(&self, file: &File, number: u64, tail: &Tail) -> Result<TornBytes, AuditError> {
         let mut bytes = vec![b'\n'; usize::try_from(tail.residue).unwrap_or(0)];
         let there = bytes.len() - usize::from(tail.unended);
         file.read_exact_at(&mut bytes[..there], tail.whole).map_err(failed("read", &self.path.join(file_name(number))))?;
-        Ok(TornBytes { bytes: tail.residue, sha256: text::sha256(&bytes) })
+        Ok(TornBytes { bytes: tail.residue, sha256: text::sha256(&bytes), ended: !tail.unended })
     }
 
     fn write(&self, file: &mut File, number: u64, bytes: &[u8]) -> Result<(), AuditError> {

@@ -7,13 +7,11 @@ use std::{fs::File, os::unix::fs::FileExt, path::Path};
 
 use crate::{
     AuditError,
-    chain::{Header, Link, MAX_LINE_LEN},
+    chain::{Header, Link, MAX_LINE_LEN, MAX_RESIDUE},
     failed,
     text::sha256,
 };
 
-/// Bytes that dying writers may leave behind the last record; more are corruption.
-const MAX_RESIDUE: usize = 16 * MAX_LINE_LEN;
 /// The first look; most records are shorter.
 const WINDOW: usize = 8 << 10;
 
@@ -55,16 +53,13 @@ impl Tail {
                     }
                     let link = Link { chain: header.chain, seq: header.seq, hash: sha256(&bytes[line..end - 1]) };
                     let whole = start + end as u64;
-                    return Ok(Tail {
-                        link,
-                        whole,
-                        residue: length + u64::from(unended) - whole,
-                        unended,
-                        time: header.time,
-                        is_first: header.event == "opened",
-                    });
+                    let residue = length + u64::from(unended) - whole;
+                    if residue > MAX_RESIDUE {
+                        return Err(corrupted("more bytes stand behind its last record than dying writers leave"));
+                    }
+                    return Ok(Tail { link, whole, residue, unended, time: header.time, is_first: header.event == "opened" });
                 }
-                Found::Nothing if start == 0 || window > MAX_RESIDUE + 2 * MAX_LINE_LEN => {
+                Found::Nothing if start == 0 || window as u64 > MAX_RESIDUE + 2 * MAX_LINE_LEN as u64 => {
                     return Err(corrupted("it does not end with a record, nor with what a dying writer leaves"));
                 }
                 Found::Nothing => window *= 4,

@@ -13,7 +13,7 @@ use stockade_protocol::text::hex;
 
 use crate::{
     anchor::Anchor,
-    chain::{Header, Link, MAX_LINE_LEN, PreviousFile, ZERO},
+    chain::{Header, Link, MAX_LINE_LEN, MAX_RESIDUE, PreviousFile, ZERO},
     text::sha256,
 };
 
@@ -76,6 +76,8 @@ struct Residue {
     hash: Sha256,
     bytes: u64,
     line: u64,
+    /// A line break ends them. A dying writer leaves none: the lines that it ends are records.
+    ended: bool,
 }
 
 impl Verifier {
@@ -154,18 +156,25 @@ impl Verifier {
                     residue.line = if residue.bytes == 0 { line } else { residue.line };
                     residue.bytes += bytes.len() as u64;
                     residue.hash.update(&bytes);
+                    residue.ended = bytes.ends_with(b"\n");
                 }
             }
         }
         if first {
             self.problem(name, 0, "holds no record");
-        } else if residue.bytes > 0 && last {
+        } else if residue.bytes > 0 && !last {
+            self.problem(name, residue.line, format!("{} bytes at the end of a file that is not the last are no record", residue.bytes));
+        } else if residue.ended {
+            let what = format!("{} bytes that a line break ends are no record: a line was changed or added", residue.bytes);
+            self.problem(name, residue.line, what);
+        } else if residue.bytes >= MAX_RESIDUE {
+            let what = format!("{} bytes are no record, more than launchers leave that die while they write", residue.bytes);
+            self.problem(name, residue.line, what);
+        } else if residue.bytes > 0 {
             self.findings.notes.push(format!(
                 "{name}: from line {} on, {} bytes are no record: a launcher died while it wrote, or the file was overwritten; the next record will state how many they are",
                 residue.line, residue.bytes
             ));
-        } else if residue.bytes > 0 {
-            self.problem(name, residue.line, format!("{} bytes at the end of a file that is not the last are no record", residue.bytes));
         }
         self.last_file = Some(name.to_owned());
         Ok(())
@@ -175,6 +184,11 @@ impl Verifier {
     fn account(&mut self, name: &str, line: u64, header: &Header, residue: Residue) {
         let (bytes, hash) = (residue.bytes, hex(&residue.hash.finalize()));
         match &header.torn {
+            Some(torn) if torn.bytes == bytes && torn.sha256 == hash && torn.ended => self.problem(
+                name,
+                residue.line,
+                format!("{bytes} bytes that a line break ends are no record, as record {} states: a line was changed or added", header.seq),
+            ),
             Some(torn) if torn.bytes == bytes && torn.sha256 == hash => self.findings.notes.push(format!(
                 "{name}: line {}: {bytes} bytes of a launcher that died while it wrote, as record {} states",
                 residue.line, header.seq

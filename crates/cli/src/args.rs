@@ -271,7 +271,7 @@ pub(crate) struct Sandbox {
     pub(crate) allow: Vec<Rule>,
     /// Let the run go on when the process that started stockade ends
     ///
-    /// Else it ends too, as after SIGHUP; so it does not under nohup.
+    /// Else it ends too, as after SIGHUP, unless nohup started it.
     #[arg(long)]
     pub(crate) outlive_caller: bool,
 }

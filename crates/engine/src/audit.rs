@@ -334,15 +334,22 @@ impl<'a> AuditRecorder<'a> {
     }
 
     /// The same of a run whose place in the registry is `record`: should this launcher be killed
-    /// now, the next start looks there for what it has written.
-    pub(crate) fn end_with_record(&self, report: Report, record: Option<&mut Record>) -> Report {
+    /// now, the next start looks there for what it has written. Where the log has no room the note
+    /// of the run stays there, or code that fills the disk would leave no trace.
+    pub(crate) fn end_with_record(&self, report: Report, mut record: Option<&mut Record>) -> Report {
         if !self.is_kept() {
             return report;
         }
         let mut event = self.event(&report);
         event.alerts = self.alerts(&report);
         let run = event.run.clone();
-        match self.write_noted(&event, record) {
+        let written = self.write_noted(&event, record.as_deref_mut());
+        if let (Err(error), Some(record)) = (&written, record)
+            && error.is_no_room()
+        {
+            record.keep();
+        }
+        match written {
             Ok(audit) => Report { audit: Some(audit), ..report },
             Err(error) if self.audit.mode == AuditMode::Required && report.started => {
                 let audit = AuditRef { run, failure: Some(error.to_string()), ..AuditRef::default() };
@@ -399,10 +406,15 @@ impl<'a> AuditRecorder<'a> {
         written
     }
 
-    fn write_as(&self, identity: &Identity, event: &Event, record: Option<&mut Record>) -> Result<AuditRef, RecordError> {
+    fn write_as(&self, identity: &Identity, event: &Event, mut record: Option<&mut Record>) -> Result<AuditRef, RecordError> {
         let log = open(identity);
         raise_alerts(log.as_ref().ok(), &self.sinks, event);
-        let link = append(&log?, &self.sinks, event, self.audit.mode, record)?;
+        let link = append(&log?, &self.sinks, event, self.audit.mode, &mut |place| {
+            if let Some(record) = &mut record {
+                // Without it, a launcher that is killed right now is taken for one that has written nothing.
+                let _lost_once_more = runs::note_end(record, &place);
+            }
+        })?;
         Ok(AuditRef { run: event.run.clone(), chain: Some(link.chain), seq: Some(link.seq), sha256: Some(link.hash), failure: None })
     }
 
@@ -519,25 +531,29 @@ fn raise_alerts(log: Option<&Log>, sinks: &AnchorSinks, event: &Event) {
     }
 }
 
-/// Adds a record to a log and sends its anchor. Before, it notes in `record` where it
-/// will stand.
-fn append(log: &Log, sinks: &AnchorSinks, event: &Event, mode: AuditMode, mut record: Option<&mut Record>) -> Result<Link, RecordError> {
-    let appended = log.append_at(event, mode == AuditMode::Required, &mut |place| {
-        if let Some(record) = &mut record {
-            // Without it, a launcher that is killed right now is taken for one that has written nothing.
-            let _lost_once_more = runs::note_end(record, &place);
-        }
-    })?;
+/// Adds a record to a log and sends its anchor. Before, it says where the record will stand.
+fn append(log: &Log, sinks: &AnchorSinks, event: &Event, mode: AuditMode, before: &mut dyn FnMut(Place)) -> Result<Link, RecordError> {
+    let appended = log.append_at(event, mode == AuditMode::Required, before)?;
     let _no_sink_took_it = sinks.head(&appended, event);
     Ok(appended.link)
 }
 
-/// Writes down that a run's launcher was killed, if the run's own end is not in the log.
-/// Returns whether the run is accounted for: only a log that is required is tried again.
-pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, record: &mut Record) -> bool {
+/// What became of the record of a lost run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LostRun {
+    /// It is written, or the policy does without it.
+    Settled,
+    /// It is tried again.
+    Waits,
+    /// The log has no room for it.
+    NoRoom,
+}
+
+/// Writes down that a run was lost, if the run's own end is not in the log.
+pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, record: &mut Record) -> LostRun {
     let is_written = end.is_some_and(|place| place.holds_run(&note.run));
     if note.mode == AuditMode::Off || is_written {
-        return true;
+        return LostRun::Settled;
     }
     let event = Event {
         event: Kind::Lost,
@@ -558,11 +574,20 @@ pub(crate) fn write_lost(note: &RunNote, end: Option<&Place>, on_behalf: bool, r
         let path = note.log.as_deref().ok_or(RecordError::Nowhere)?;
         let log = open_at(path, rustix::process::geteuid().is_root());
         raise_alerts(log.as_ref().ok(), &sinks, &event);
-        append(&log?, &sinks, &event, note.mode, Some(record))
+        append(&log?, &sinks, &event, note.mode, &mut |place| {
+            // While the log is full the place stays the same, and the registry's record must not grow.
+            if end != Some(&place) {
+                let _lost_once_more = runs::note_end(record, &place);
+            }
+        })
     };
-    let Err(error) = as_others_would(on_behalf, write) else { return true };
+    let Err(error) = as_others_would(on_behalf, write) else { return LostRun::Settled };
     let _no_sink_took_it = sinks.unrecorded(&event, &error.to_string());
-    note.mode != AuditMode::Required
+    match note.mode {
+        _ if error.is_no_room() => LostRun::NoRoom,
+        AuditMode::Required => LostRun::Waits,
+        AuditMode::Try | AuditMode::Off => LostRun::Settled,
+    }
 }
 
 /// What alerts compare in place of the verdict of a run whose launcher was killed.

@@ -88,8 +88,8 @@ impl Identity {
 
 /// The processes that wait for a result, as pidfds; a run ends with the first of them that ends:
 /// the one that started this one, and behind sudo, which outlives its caller, that caller too.
-/// None where hang-ups are ignored (nohup). One that lies in another PID namespace, or has ended
-/// by now, is left out.
+/// None where the run was started by nohup. One that lies in another PID namespace, or has ended by
+/// now, is left out.
 pub fn waiting() -> Vec<OwnedFd> {
     waiting_with_pids().into_iter().map(|(_, pidfd)| pidfd).collect()
 }
@@ -100,10 +100,24 @@ pub fn waiting_pids() -> Vec<Pid> {
 }
 
 fn waiting_with_pids() -> Vec<(Pid, OwnedFd)> {
-    if stockade_sys::process::ignores(Signal::HUP.as_raw()) {
+    if is_given_nohup() {
         return Vec::new();
     }
     [held(getppid), held(caller_of_sudo)].into_iter().flatten().collect()
+}
+
+/// Whether this process ignores SIGHUP and its caller does not. Where the caller ignores it too, as an
+/// agent under nohup, the signal says nothing about this run.
+fn is_given_nohup() -> bool {
+    stockade_sys::process::ignores(Signal::HUP.as_raw()) && caller_of_sudo().or_else(getppid).is_some_and(takes_hang_ups)
+}
+
+/// Whether a process is seen not to ignore SIGHUP.
+fn takes_hang_ups(process: Pid) -> bool {
+    const HANG_UP: u64 = 1 << (Signal::HUP.as_raw() - 1);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero())).unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    ignored.is_some_and(|ignored| ignored & HANG_UP == 0)
 }
 
 /// The process that this finds, with its pidfd.
@@ -130,7 +144,7 @@ impl Read for AwaitedStdin<'_> {
         poll(&mut fds, None)?;
         if fds.first().is_some_and(|stdin| stdin.revents().is_empty()) {
             kill_process(getpid(), Signal::HUP)?;
-            // The caller has blocked the signal.
+            // The signal is blocked or ignored.
             return Err(io::Error::other("the process that started this one has ended"));
         }
         drop(fds);

@@ -34,7 +34,8 @@ use stockade_policy::model::AuditMode;
 use stockade_protocol::Verdict;
 
 use crate::{
-    Refusal, RefusalCause, audit,
+    Refusal, RefusalCause,
+    audit::{self, LostRun},
     caller::{self, Identity},
     facts,
 };
@@ -44,8 +45,13 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a launcher is waited for before it is told once more.
 const TELL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long it is waited for before it is told by SIGTERM.
+const WORD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many records of one user may note the same run, which one does where nothing is made up.
 const MAX_RECORDS_OF_RUN: usize = 8;
+/// How many runs wait for room in the log where it is not required: each takes up a place in the
+/// registry.
+const MAX_WITHOUT_ROOM: usize = 256;
 /// Hexadecimal digits of a run's number.
 const NUMBER_LEN: usize = 16;
 
@@ -136,8 +142,8 @@ pub(crate) fn note_end(record: &mut Record, place: &Place) -> Result<(), Refusal
 }
 
 /// Removes what killed launchers of this user have left, in each place where they may have noted
-/// it, and writes their runs down as lost. What cannot be cleared away, and a lost run that its
-/// policy requires to be written down, stays for the next start.
+/// it, and writes their runs down as lost. What cannot be cleared away stays for the next start; so
+/// does a lost run that its policy requires to be written down, or for which the log has no room.
 pub(crate) fn sweep() -> Result<(), Refusal> {
     let identity = caller::identify(None)?;
     let own = rustix::process::geteuid().as_raw();
@@ -145,18 +151,30 @@ pub(crate) fn sweep() -> Result<(), Refusal> {
     for directory in facts::registries(&identity, &mut Vec::new()) {
         let Some(registry) = Registry::existing(&directory) else { continue };
         let trusted = Registry::open(registry.directory(), own);
-        let one = trusted.and_then(|registry| registry.sweep(&mut |noted, record| account(&noted, identity.on_behalf, record)));
+        let mut without_room = 0;
+        let mut account = |noted: NotedRun, record: &mut Record| account(&noted, identity.on_behalf, record, &mut without_room);
+        let one = trusted.and_then(|registry| registry.sweep(&mut account));
         // What is wrong with one place keeps no other.
         swept = swept.and(one.map(drop));
     }
     Ok(swept?)
 }
 
-fn account(noted: &NotedRun, on_behalf: bool, record: &mut Record) -> bool {
+/// Whether a run that was found is accounted for. `without_room`: runs before it that wait for room
+/// in the log, which is asked for once.
+fn account(noted: &NotedRun, on_behalf: bool, record: &mut Record, without_room: &mut usize) -> bool {
     // What another version has noted, or nothing that can be read, says nothing to write down.
     let Ok(note) = serde_json::from_str::<RunNote>(&noted.run) else { return true };
     let end = noted.end.as_deref().and_then(|end| serde_json::from_str::<Place>(end).ok());
-    audit::write_lost(&note, end.as_ref(), on_behalf, record)
+    let lost = if *without_room == 0 { audit::write_lost(&note, end.as_ref(), on_behalf, record) } else { LostRun::NoRoom };
+    if lost == LostRun::NoRoom {
+        *without_room += 1;
+    }
+    match lost {
+        LostRun::Settled => true,
+        LostRun::NoRoom => note.mode != AuditMode::Required && *without_room > MAX_WITHOUT_ROOM,
+        LostRun::Waits => false,
+    }
 }
 
 /// A run on this host.
@@ -182,6 +200,18 @@ pub struct RunningRun {
     pub id: Option<String>,
 }
 
+const FULL_QUEUE: &str = "; if its queue of signals is full (SigQ in /proc/PID/status), it cannot be told which run to end: end the whole session (kill PID), and start the next with room for signals (ulimit -i)";
+
+/// What a launcher is told to end a run by.
+#[derive(Clone, Copy)]
+enum EndSignal {
+    /// A signal with the run's word, which ends this run alone. The kernel drops the word where the
+    /// launcher's queue of signals is full.
+    Word,
+    /// SIGTERM, which needs no place in that queue and ends the launcher.
+    Terminate,
+}
+
 /// Why a run is not ended.
 #[derive(Debug, thiserror::Error)]
 enum RunsError {
@@ -197,8 +227,8 @@ enum RunsError {
     NoProc { run: String, error: io::Error },
     #[error("cannot signal the launcher of run {run}, a process of uid {owner}: {errno}")]
     Signal { run: String, owner: u32, errno: Errno },
-    #[error("run {run} has not ended within {} s: its launcher, a process of uid {owner} that holds the lock of {}, does not act", END_TIMEOUT.as_secs(), record.display())]
-    Stuck { run: String, owner: u32, record: PathBuf },
+    #[error("run {run} has not ended within {} s: its launcher, a process of uid {owner} that holds the lock of {}, does not act{}", END_TIMEOUT.as_secs(), record.display(), if *of_session { FULL_QUEUE } else { "" })]
+    Stuck { run: String, owner: u32, record: PathBuf, of_session: bool },
     #[error("whether run {run} is alive is not known, since not every record can be read: {problem}")]
     Unread { run: String, problem: String },
 }
@@ -244,7 +274,7 @@ impl FoundRun {
     }
 
     /// Tells its launcher to end it.
-    fn end(&self) -> Result<(), RunsError> {
+    fn end(&self, by: EndSignal) -> Result<(), RunsError> {
         let (run, owner) = (self.note.run.clone(), self.live.owner);
         let launcher = match self.live.launcher() {
             Ok(launcher) if launcher.is_empty() && self.live.is_alive() => {
@@ -257,7 +287,11 @@ impl FoundRun {
         let Some(word) = CancelWord::of(&run) else { return Err(RunsError::NoSuchRun(run)) };
         for process in launcher {
             // One that is stopped acts on nothing else.
-            for told in [pidfd_send_signal(&process, Signal::CONT), cancel(&process, word)] {
+            let end = match by {
+                EndSignal::Word => cancel(&process, word),
+                EndSignal::Terminate => pidfd_send_signal(&process, Signal::TERM),
+            };
+            for told in [pidfd_send_signal(&process, Signal::CONT), end] {
                 match told {
                     Ok(()) | Err(Errno::SRCH) => {}
                     Err(errno) => return Err(RunsError::Signal { run, owner, errno }),
@@ -268,16 +302,22 @@ impl FoundRun {
     }
 
     fn wait_for_end(&self, until: Instant) -> Result<(), RunsError> {
+        let of_session = self.note.via == EntryPoint::Session;
         let mut again = Instant::now() + TELL_INTERVAL;
+        // Once: another would end the launcher before it has printed the result.
+        let mut terminate = (!of_session).then(|| Instant::now() + WORD_TIMEOUT);
         while self.live.is_alive() {
             // The kernel keeps one signal of a kind, and another's may have been the first.
             if Instant::now() >= again {
-                self.end()?;
+                self.end(EndSignal::Word)?;
                 again = Instant::now() + TELL_INTERVAL;
+            }
+            if terminate.take_if(|at| Instant::now() >= *at).is_some() {
+                self.end(EndSignal::Terminate)?;
             }
             if Instant::now() >= until {
                 let record = self.live.path().to_path_buf();
-                return Err(RunsError::Stuck { run: self.note.run.clone(), owner: self.live.owner, record });
+                return Err(RunsError::Stuck { run: self.note.run.clone(), owner: self.live.owner, record, of_session });
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -380,7 +420,7 @@ pub fn kill(run: &str) -> Result<(), Refusal> {
     if found.is_empty() && problems.is_empty() {
         return Err(RunsError::NoSuchRun(run.to_owned()).into());
     }
-    let told: Vec<Result<(), RunsError>> = found.iter().map(FoundRun::end).collect();
+    let told: Vec<Result<(), RunsError>> = found.iter().map(|found| found.end(EndSignal::Word)).collect();
     let until = Instant::now() + END_TIMEOUT;
     // A launcher that cannot be told is not waited for; all the others are.
     let ended = found.iter().zip(told).map(|(found, told)| told.and_then(|()| found.wait_for_end(until)));

@@ -84,7 +84,7 @@ enum AtDrop {
     Clear,
     /// It goes: nothing that it lists is left.
     Remove,
-    /// It stays for the next start: what it lists could not be removed just now.
+    /// It stays for the next start: what it lists could not be removed or written down just now.
     Keep,
 }
 
@@ -441,9 +441,16 @@ impl Record {
         self.note(b"proof", &[path.to_path_buf()])
     }
 
-    /// Forgets what was noted: all of it is gone.
+    /// Forgets what was noted: all of it is gone, but the run itself where it is kept.
     pub fn settle(&mut self) {
-        self.at_drop = AtDrop::Remove;
+        if self.at_drop == AtDrop::Clear {
+            self.at_drop = AtDrop::Remove;
+        }
+    }
+
+    /// Keeps the note of the run for a sweep, as if this launcher had been killed.
+    pub fn keep(&mut self) {
+        self.at_drop = AtDrop::Keep;
     }
 
     fn has_leftovers(&self) -> bool {
@@ -527,17 +534,14 @@ mod tests {
         registry.live_runs().unwrap().map(Result::unwrap).collect()
     }
 
-    /// As if its launcher had been killed.
-    fn kill(mut record: Record) {
-        record.at_drop = AtDrop::Keep;
-    }
-
     #[test]
     fn a_run_of_a_killed_launcher_stays_noted_until_it_is_accounted_for() {
         let registry = registry("lost");
         let mut record = registry.claim().unwrap();
         record.note_run("one").unwrap();
-        kill(record);
+        record.keep();
+        record.settle();
+        drop(record);
         // Its place is not taken by the next claim, which would forget the run.
         let next = registry.claim().unwrap();
         let mut told = Vec::new();
@@ -576,7 +580,8 @@ mod tests {
         let live = live_runs(&registry).pop().unwrap();
         assert_eq!((live.noted.run.as_str(), live.is_alive()), ("one two", true));
         assert_eq!(live.launcher().unwrap().len(), 1, "this process");
-        kill(record);
+        record.keep();
+        drop(record);
         assert!(!live.is_alive() && live_runs(&registry).is_empty());
         assert!(live.launcher().unwrap().is_empty(), "it has it open, and no lock");
         registry.sweep(&mut |_, _| true).unwrap();

@@ -65,7 +65,7 @@ fn pass_on(signals: SigSet, session: &OwnedFd) {
     }
 }
 
-/// Ends this program, as SIGHUP does, when the first of these processes has ended.
+/// Ends this program, as SIGTERM does, when the first of these processes has ended.
 ///
 /// # Errors
 /// They cannot be watched.

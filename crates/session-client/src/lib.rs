@@ -51,7 +51,7 @@ fn refusal_text(refusal: &Answer) -> &str {
     refusal.get("error").and_then(Value::as_str).unwrap_or("the session did not begin")
 }
 
-/// Has this process get SIGHUP when the first of these processes, given by their pids, has ended,
+/// Has this process get SIGTERM when the first of these processes, given by their pids, has ended,
 /// or when `answers` has no reader any more. A thread waits for that; it takes the signals that
 /// its maker takes.
 ///
@@ -77,8 +77,8 @@ pub fn hang_up_with(callers: &[i32], answers: Option<BorrowedFd<'static>>) -> io
                 Err(_) => return,
             }
         }
-        // A process may signal itself.
-        let _cannot_fail = kill_process(getpid(), Signal::HUP);
+        // A process may signal itself. Below an agent under nohup SIGHUP is ignored.
+        let _cannot_fail = kill_process(getpid(), Signal::TERM);
     })?;
     Ok(())
 }

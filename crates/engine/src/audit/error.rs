@@ -18,6 +18,13 @@ pub(super) enum RecordError {
     Log(#[from] AuditError),
 }
 
+impl RecordError {
+    /// Whether only room was lacking.
+    pub(super) fn is_no_room(&self) -> bool {
+        matches!(self, RecordError::Log(error) if error.is_no_room())
+    }
+}
+
 /// What does not happen, or is not said, for want of its record; or because it would show the
 /// log.
 #[derive(Debug, thiserror::Error)]

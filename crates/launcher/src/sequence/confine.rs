@@ -68,12 +68,13 @@ pub(super) fn limit_namespace_counts(proc: &OwnedFd) -> StepResult<()> {
     Ok(())
 }
 
-/// Bounds the signals that may be pending. The limit becomes the maximum of the inner user
+/// Bounds the signals that may be pending, below what the launcher may have, to which code could else
+/// leave no room for one. The limit becomes the maximum of the inner user
 /// namespace: signals are counted for the user who made the namespaces, root perhaps, on the
 /// whole host.
 pub(super) fn limit_pending_signals() -> Result<(), Errno> {
     let (_, hard) = process::rlimit(RLIMIT_SIGPENDING)?;
-    process::set_rlimit(RLIMIT_SIGPENDING, Some(hard.min(MAX_PENDING_SIGNALS)))
+    process::set_rlimit(RLIMIT_SIGPENDING, Some((hard / 2).min(MAX_PENDING_SIGNALS)))
 }
 
 /// Forbids core dumps: 1, not 0, because a piped core_pattern ignores 0, and 1 makes the kernel
