@@ -13,7 +13,8 @@ use cgroups_rs::{Controller, cpu::CpuController, cpuacct::CpuAcctController, mem
 use rustix::{
     event::{EventfdFlags, eventfd},
     fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    fs::{CWD, Mode, OFlags, mkdir, openat},
+    fs::{CWD, Mode, OFlags, mkdir, openat, rmdir},
+    io::Errno,
 };
 use stockade_policy::plan::CgroupSetting;
 
@@ -52,8 +53,11 @@ impl V1 {
         for (kind, parent) in parents {
             let path = parent.join(&name);
             let controller = controller(kind, path.clone());
-            // Not by the controller, which keeps the errno to itself.
-            mkdir(&path, Mode::from_raw_mode(0o755)).map_err(|errno| CgroupError::Make { path: path.clone(), errno })?;
+            // systemd mounts cpu and cpuacct as one hierarchy, where one directory is both.
+            if !made.hierarchies.values().any(|other| other.path == path) {
+                // Not by the controller, which keeps the errno to itself.
+                mkdir(&path, Mode::from_raw_mode(0o755)).map_err(|errno| CgroupError::Make { path: path.clone(), errno })?;
+            }
             let directory = openat(CWD, &path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(LaunchError::path(ErrorKind::Cgroup, "open cgroup", &path))?;
             made.hierarchies.insert(kind.clone(), Hierarchy { controller, path, directory });
@@ -158,7 +162,8 @@ impl V1 {
         for (_, hierarchy) in std::mem::take(&mut self.hierarchies) {
             // The crate's own removal waits and retries, as the last process may still be
             // leaving.
-            all &= rustix::fs::rmdir(&hierarchy.path).is_ok() || hierarchy.controller.delete().is_ok();
+            let is_gone = matches!(rmdir(&hierarchy.path), Ok(()) | Err(Errno::NOENT));
+            all &= is_gone || hierarchy.controller.delete().is_ok();
         }
         all
     }
@@ -167,5 +172,24 @@ impl V1 {
 impl Drop for V1 {
     fn drop(&mut self) {
         self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+    use super::*;
+
+    /// A directory of no cgroup has no files, and these controllers need none to be made.
+    #[test]
+    fn two_controllers_of_one_hierarchy_share_a_directory() {
+        let parent = std::env::temp_dir().join(format!("cgroup-v1-{}", std::process::id()));
+        std::fs::create_dir(&parent).unwrap();
+        let parents = ["cpu", "cpuacct"].map(|kind| (String::from(kind), parent.clone()));
+        let mut made = V1::make(&BTreeMap::from(parents), &[], None).unwrap();
+        assert!(made.directory("cpu").is_some() && made.directory("cpuacct").is_some());
+        assert_eq!(std::fs::read_dir(&parent).unwrap().count(), 1);
+        assert!(made.remove());
+        std::fs::remove_dir(&parent).unwrap();
     }
 }
