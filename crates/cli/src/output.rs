@@ -147,7 +147,8 @@ pub(crate) fn write_answer(bytes: &[u8], stdout: &mut AnswerStdout) -> anyhow::R
     if stockade_sys::streams::stdout_was_closed() {
         return Err(io::Error::from(Errno::BADF)).context(WRITE_ANSWER);
     }
-    let mut signals = Signals::block()?;
+    // Where signals cannot be held back, one ends this process and with it the writing.
+    let Ok(mut signals) = Signals::block() else { return write_out(bytes) };
     match stdout.write_all(bytes, &mut signals) {
         Err(AnswerError::Write(error)) => Err(error).context(WRITE_ANSWER),
         written => written.context(WRITE_ANSWER),

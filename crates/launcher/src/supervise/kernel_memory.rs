@@ -4,8 +4,9 @@
 //! sockets, TCP connections that no accept(2) has taken and what waits in them, what UDP sockets
 //! have not sent yet or have back as errors, record locks. What the host's kernel holds tells when
 //! to count, and so do the run's sockets, whose data no figure of the host shows, and the clock, in
-//! case others give back as much. What the run itself holds decides: the growth of others ends no run, but one whose locks cannot be counted where as
-//! many are held on the host. What fills up between two looks comes on top.
+//! case others give back as much. What the run itself holds decides: the growth of others ends no
+//! run, but one whose locks cannot be counted where as many are held on the host. What fills up
+//! between two looks comes on top.
 //! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
 //! charges.
 
