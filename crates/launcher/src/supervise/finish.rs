@@ -180,12 +180,12 @@ impl Supervision<'_> {
     }
 
     /// Whether the program has reached the rlimit of CPU time: without a cgroup the run's own, else
-    /// one that the caller imposes. The kernel enforces it by sampled time, which runs some percent
-    /// ahead.
+    /// one that the caller imposes. The kernel enforces it by sampled time, which runs ahead: by some
+    /// percent, and by 28 of a hundred for one second on a busy host.
     fn has_reached_rlimit(&self, cpu_of_program: Option<(u64, u64)>) -> bool {
         let used = cpu_of_program.map_or(0, |(user, system)| user + system);
         let limit = self.plan.rlimits.iter().find(|limit| limit.name == "RLIMIT_CPU").and_then(|limit| limit.value);
-        limit.is_some_and(|seconds| used >= seconds.saturating_mul(800_000))
+        limit.is_some_and(|seconds| used >= seconds.saturating_mul(600_000))
     }
 
     /// The files that were asked for. Root reads a host scratch as its owner, else it would
