@@ -21,6 +21,7 @@ use rustix::{
     fs::{MemfdFlags, fstat, memfd_create},
     io::Errno,
 };
+use stockade_policy::plan::kernel_memory;
 use stockade_sys::process::{Common, have_in_common};
 
 use crate::processes::{self, FileQuery, NamelessFiles, kibibytes};
@@ -123,7 +124,9 @@ impl MemorySampler {
         let host = of_host(tmpfs);
         self.without = self.without.min(host);
         let growth = host.minus(self.without);
-        let look = Look::at(pid_one, &mut goes_on);
+        let mut look = Look::at(pid_one, &mut goes_on);
+        // A run may hold that much of the kernel's memory beside its own, as with a cgroup.
+        look.page_tables = look.page_tables.saturating_sub(kernel_memory(self.limit));
         let pause_of_look = pause_after(begun.elapsed());
         let mut held = look.at_most(growth);
         let mut is_decided = true;
