@@ -113,6 +113,8 @@ impl MemorySampler {
     /// The kernel makes no file in memory.
     pub(super) fn new(limit: u64, tmpfs: u64, now: Instant) -> Result<Self, Errno> {
         let device = fstat(memfd_create("stockade", MemfdFlags::CLOEXEC)?)?.st_dev;
+        // One process may fill all of it (RLIMIT_DATA) and be told so; those beside it hold some, too.
+        let limit = limit.saturating_add(limit / 16);
         Ok(MemorySampler { limit, device, without: of_host(tmpfs), next_count: now, next: now + MIN_INTERVAL })
     }
 
