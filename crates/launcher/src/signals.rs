@@ -88,8 +88,9 @@ impl Signals {
         // A terminal sends these to a process in the background that uses it. A launcher that stands
         // still watches no clock and reads no signal; while they are held back, its read fails.
         let held = SigSet::from_iter(set.iter().chain([NixSignal::SIGTTIN, NixSignal::SIGTTOU]));
-        let before = held.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
+        // First, since nothing would give the signals back where it cannot be made.
         let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)?;
+        let before = held.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK).map_err(failed)?;
         Ok(Signals { fd, kept: RefCell::default(), run: None, before })
     }
 

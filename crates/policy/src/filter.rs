@@ -97,9 +97,9 @@ pub const OPEN_FILE_LOCKS: [u32; 2] = [37, 38];
 pub const WATCHING: &str = "inotify_add_watch";
 /// What a program may ask of prctl(2) of itself: its death signal, dumpability, capabilities and
 /// securebits (of which it has none), name, filter mode, timer slack, subreaper, no_new_privs,
-/// whether it has huge pages, speculation, executable memory, names of mappings, who may trace it. A list of
-/// what is allowed, because what is new in the kernel may take memory that no limit counts:
-/// PR_FUTEX_HASH (78) did, and PR_SET_MEMORY_MERGE (67) shares pages between runs.
+/// whether it has huge pages, speculation, executable memory, names of mappings, who may trace it.
+/// A list of what is allowed, because what is new in the kernel may take memory that no limit
+/// counts: PR_FUTEX_HASH (78) did, and PR_SET_MEMORY_MERGE (67) shares pages between runs.
 /// Where no cgroup counts huge pages, the launcher takes them by PR_SET_THP_DISABLE (41).
 /// PR_SET_SECCOMP (22) and PR_SET_SYSCALL_USER_DISPATCH (59) could answer in place of this filter,
 /// unreported.
