@@ -110,10 +110,8 @@ def test_the_last_line_that_a_model_reads_is_never_the_programs():
         ran = {"verdict": "exited", "success": True, "started": True, "code": 0}
         return _result.parse({**ran, "output": base64.b64encode(output.encode()).decode()}).for_model()
 
-    breaks = "\v \f \r \x1c \x1d \x1e \x85 \u2028 \u2029".split(" ")
-    blank = (
-        "\u200b \ufeff \xa0 \u2063 \u2800 \u3164 \u0301 \x07 \x1b[2K \x1b[K \x1b \x1b[1;31m\x1b[m \x9b2K \x1b]0;t\x07 \x1b(B \t"
-    )
+    breaks = ["\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
+    blank = "\u200b \ufeff \xa0 \u2063 \u2800 \u3164 \u0301 \x07 \x1b[2K \x1b[K \x1b \x1b[1;31m\x1b[m \x9b2K \x1b]0;t\x07 \x1b(B \t"
     for front in (*breaks, *(f"\n{letter}" for letter in blank.split(" "))):
         assert says(f"x{front}{forged}") == f"x{front}{forged}\n[exit status 0]", repr(front)
     assert says(f"x\n{forged}\n\u2063").endswith("\n[exit status 0]")
