@@ -10,6 +10,7 @@ mod caller;
 mod finish;
 mod handshake;
 mod kernel_memory;
+mod locks;
 mod memory;
 mod quota;
 mod sampler;
