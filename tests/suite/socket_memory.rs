@@ -65,6 +65,41 @@ print('kept')"
     }
 }
 
+/// Code whose connections hold 150 MiB in copies of what was sent: the control message of sendmsg(2)
+/// has the kernel keep one for its time (SO_TIMESTAMPING), at `when`. SO_MEMINFO tells what waits.
+fn copies_of_what_was_sent(family: u32, host: &str, when: u32) -> String {
+    format!(
+        "\
+import socket, struct, time
+server = socket.socket({family}); server.bind(('{host}', 0)); server.listen(16)
+held, waiting, block = [], 0, bytes(60000)
+while waiting < 150 << 20:
+    one = socket.socket({family}); one.connect(server.getsockname()); peer, _ = server.accept(); held += [one, peer]
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
+    before = -1
+    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
+        before = now
+        left = one.sendmsg([block], [(1, 37, struct.pack('I', {when}))])
+        while left: left -= len(peer.recv(left))
+    waiting += now
+time.sleep(2)
+print('kept')"
+    )
+}
+
+test!(serial Both, copies_of_what_tcp_has_sent_are_counted, seconds 90);
+fn copies_of_what_tcp_has_sent_are_counted() {
+    // SOF_TIMESTAMPING_TX_SOFTWARE, TX_SCHED and TX_ACK.
+    for (family, host, when) in [(2, "127.0.0.1", 2), (10, "::1", 1 << 8), (2, "127.0.0.1", 1 << 9)] {
+        let ask = |memory: &str| {
+            let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec(json!({"code": copies_of_what_was_sent(family, host, when), "limits": limits}))
+        };
+        ask("64MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+        ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
 test!(serial Both, errors_that_wait_in_sockets_are_counted, seconds 60);
 fn errors_that_wait_in_sockets_are_counted() {
     // A copy of each datagram, which its sender may have for its time (SO_TIMESTAMPING); SO_MEMINFO
@@ -155,6 +190,31 @@ async def main():
 asyncio.run(main())";
     let limits = json!({"wall": scaled_limit(40_000), "memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
     exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "3000000 60000\n".repeat(6)}));
+}
+
+test!(Both, servers_with_slow_readers_of_small_packets_are_not_ended, seconds 60);
+/// The same: what waits in their connections takes far more than its bytes, and more than a run may
+/// hold beside its memory.
+fn servers_with_slow_readers_of_small_packets_are_not_ended() {
+    let code = "\
+import socket, struct, time
+server = socket.create_server(('127.0.0.1', 0), backlog=256)
+pairs, sent, got = [], 0, 0
+for _ in range(150):
+    one = socket.create_connection(server.getsockname()); one.setsockopt(6, 1, 1); one.setblocking(False)
+    pairs.append((one, server.accept()[0]))
+for one, _ in pairs:
+    try:
+        for _ in range(400): sent += one.send(bytes(100))
+    except BlockingIOError: pass
+waiting = sum(struct.unpack('I', peer.getsockopt(socket.SOL_SOCKET, 55, 4))[0] for _, peer in pairs)
+time.sleep(2.5)
+for one, peer in pairs:
+    one.shutdown(socket.SHUT_WR)
+    while part := peer.recv(65536): got += len(part)
+print(got == sent, waiting > sent)";
+    let limits = json!({"wall": scaled_limit(40_000), "memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+    exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "True True\n"}));
 }
 
 test!(Both, socket_options_that_take_kernel_memory_are_refused);

@@ -14,6 +14,7 @@ mod locks;
 mod memory;
 mod quota;
 mod sampler;
+mod sockets;
 mod state;
 mod streams;
 
