@@ -1,12 +1,19 @@
 //! What code can have the kernel keep in sockets beside `memory`; each with a control.
 
-use serde_json::json;
+use std::{
+    fs::File,
+    io::{Read, Write},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
 
 use super::limit_bypasses::is_held_by_kernel;
 use crate::support::{
     control::{Control, denied},
-    exec::exec,
-    runner::test,
+    exec::{exec, run_under, scratch, text},
+    runner::{eventually, test},
     timeouts::scaled_limit,
 };
 
@@ -98,6 +105,74 @@ fn copies_of_what_tcp_has_sent_are_counted() {
         ask("64MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
         ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
     }
+}
+
+/// Code whose UDP sockets hold so much in copies of what was sent, and have given their port back.
+fn closed_with_copies(mebibytes: u32) -> String {
+    format!(
+        "\
+import ctypes, socket, struct, time
+libc = ctypes.CDLL(None)
+held, waiting, block = [], 0, bytes(60000)
+while waiting < {mebibytes} << 20:
+    one = socket.socket(2, 2); one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30); held.append(one)
+    before = -1
+    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
+        before = now
+        try: one.sendmsg([block], [(1, 37, struct.pack('I', 2))], 0, ('127.0.0.1', 9))
+        except OSError: pass
+    waiting += now
+    libc.connect(one.fileno(), bytes(16), 16)
+"
+    )
+}
+
+test!(serial Both, what_waits_in_closed_sockets_is_counted, seconds 120);
+/// No dump has them: connections that their peers have reset, and UDP sockets without a port.
+fn what_waits_in_closed_sockets_is_counted() {
+    let reset = "peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); peer.close()";
+    let connections = copies_of_what_was_sent(2, "127.0.0.1", 2).replace("    waiting += now\n", &format!("    waiting += now; {reset}\n"));
+    let datagrams = format!("{}time.sleep(2)\nprint('kept')", closed_with_copies(150));
+    // No descriptor leads to what is on its way to another process.
+    let passed = "    ends = socket.socketpair(); socket.send_fds(ends[0], [b'x'], [one.fileno()]); one.close(); held += ends\n";
+    let on_their_way = format!("{}{passed}time.sleep(2)\nprint('kept')", closed_with_copies(150));
+    for (code, reason) in [(connections, Value::Null), (datagrams, Value::Null), (on_their_way, json!("kernel_memory_uncounted"))] {
+        let ask = |memory: &str| {
+            let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec(json!({"code": code, "limits": limits}))
+        };
+        ask("64MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "reason": reason}));
+        ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
+test!(serial Both, what_others_hold_in_sockets_ends_no_run, seconds 60);
+/// The control: the host has as much more in use that nothing shows, and the run has sockets that
+/// could hold it.
+fn what_others_hold_in_sockets_ends_no_run() {
+    let code = "\
+import os, socket, time
+held = [socket.socket(2, kind) for kind in (1, 2) for _ in range(50)]
+open('ready', 'w')
+while not os.path.exists('go'): time.sleep(0.01)
+time.sleep(2)
+print('done')";
+    let inside = scratch();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(eventually(Duration::from_secs(20), || inside.join("ready").exists()));
+            let mut other = run_under(&["/usr/bin/python3", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            let held = format!("{}print('held', flush=True)\ntime.sleep(600)", closed_with_copies(100));
+            other.stdin.take().unwrap().write_all(held.as_bytes()).unwrap();
+            other.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+            File::create(inside.join("go")).unwrap();
+            std::thread::sleep(Duration::from_secs(3));
+            other.kill().unwrap();
+            other.wait().unwrap();
+        });
+        let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done\n"}));
+    });
 }
 
 test!(serial Both, errors_that_wait_in_sockets_are_counted, seconds 60);

@@ -5,7 +5,7 @@
 //! Only the kernel can answer: to send to a netlink socket of another process takes
 //! CAP_NET_ADMIN over the namespace. A dump is no snapshot: what is opened or closed meanwhile may
 //! be missing or come twice. TCP sockets that are closed, and UDP sockets without a port, are in
-//! none. What is held too much is not decided here.
+//! none (`supervise/closed_sockets.rs`). What is held too much is not decided here.
 
 use rustix::{
     fd::OwnedFd,
@@ -57,8 +57,8 @@ pub(crate) struct SocketMemory {
     pub(crate) unacknowledged: u64,
     /// Reserved for more.
     pub(crate) reserved: u64,
-    /// No descriptor leads to it: no accept(2) has taken it, or it is closed.
-    pub(crate) is_nameless: bool,
+    /// 0: no descriptor leads to it, because no accept(2) has taken it, or it is closed.
+    pub(crate) inode: u64,
     /// It may have addresses of others (IP_TRANSPARENT), as code can make none.
     pub(crate) is_transparent: bool,
 }
@@ -143,7 +143,7 @@ impl SocketMemory {
     /// Of a message's body. None: it is too short.
     fn of(body: &[u8]) -> Option<Self> {
         let inode = u32::from_ne_bytes(*body.get(INODE..)?.first_chunk()?);
-        let mut memory = SocketMemory { is_nameless: inode == 0, ..SocketMemory::default() };
+        let mut memory = SocketMemory { inode: u64::from(inode), ..SocketMemory::default() };
         for (kind, value) in Attributes::new(body.get(MESSAGE..)?) {
             match kind {
                 INET_DIAG_SKMEMINFO => {
@@ -207,8 +207,8 @@ mod tests {
     fn a_dump_tells_what_each_socket_holds_and_how_it_has_ended() {
         let mut piece = message(SOCK_DIAG_BY_FAMILY, &body(0, &[700, 1, 20, 2, 3000, 40, 0, 0, 9], 0));
         piece.extend(message(SOCK_DIAG_BY_FAMILY, &body(7, &[8, 0, 0, 0, u32::MAX], TRANSPARENT)));
-        let first = SocketMemory { received: 700, sent: 20, reserved: 3000, unacknowledged: 40, is_nameless: true, is_transparent: false };
-        let second = SocketMemory { received: 8, is_transparent: true, ..SocketMemory::default() };
+        let first = SocketMemory { received: 700, sent: 20, reserved: 3000, unacknowledged: 40, inode: 0, is_transparent: false };
+        let second = SocketMemory { received: 8, inode: 7, is_transparent: true, ..SocketMemory::default() };
         assert_eq!(shown(&piece), (vec![first, second], None));
         piece.extend(message(NLMSG_DONE, &0_i32.to_ne_bytes()));
         assert_eq!(shown(&piece).1, Some(Ok(())));
@@ -248,7 +248,7 @@ mod tests {
         datagrams.send_to(&[0; 5000], datagrams.local_addr().unwrap()).unwrap();
         for (protocol, is_nameless) in [(Protocol::TCP, true), (Protocol::UDP, false)] {
             let mut found = false;
-            diag.each(protocol, &mut |memory| found |= memory.received >= 5000 && memory.is_nameless == is_nameless).unwrap();
+            diag.each(protocol, &mut |memory| found |= memory.received >= 5000 && (memory.inode == 0) == is_nameless).unwrap();
             assert!(found, "{protocol:?}");
         }
         assert_eq!(diag.each(Protocol { family: 2, number: 253 }, &mut |_| {}), Err(Errno::NOENT));

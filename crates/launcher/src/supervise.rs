@@ -7,6 +7,7 @@
 //! which verdict the end means in `verdict.rs`.
 
 mod caller;
+mod closed_sockets;
 mod finish;
 mod handshake;
 mod kernel_memory;

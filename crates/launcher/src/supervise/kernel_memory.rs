@@ -19,10 +19,10 @@ use rustix::{
 use stockade_policy::plan::kernel_memory;
 
 use super::{
-    Supervision, failed,
+    Supervision, closed_sockets, failed,
     locks::{are_more_on_host, is_in_namespace_of_host, locks},
     quota::COUNT_KERNEL_MEMORY,
-    sockets::Sockets,
+    sockets::{MAX_QUEUED, Sockets, closed},
 };
 use crate::{cgroup::Cgroup, processes::kibibytes, sock_diag::SockDiag, verdict::Cause};
 
@@ -44,7 +44,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 const MAX_COUNT: Duration = Duration::from_secs(2);
 
 /// Why the receipt says that the data of sockets is not limited.
-const NOT_COUNTED: &str = "this kernel tells of no TCP or UDP sockets (modules inet_diag, tcp_diag and udp_diag), so what they keep beside the memory is not limited";
+const NOT_COUNTED: &str = "the kernel does not tell what all TCP and UDP sockets hold (modules inet_diag, tcp_diag and udp_diag; pidfd_getfd(2) of another process), so what they keep beside the memory is not limited";
 
 /// Looks at what the kernel holds for a run.
 pub(super) struct KernelMemory {
@@ -57,8 +57,12 @@ pub(super) struct KernelMemory {
     baseline: u64,
     /// What it held when it was last looked at, with what waited in the run's sockets.
     last: u64,
+    /// What the host would have in use without the run and show nowhere, as far as is known.
+    unshown: u64,
     interval: Duration,
     next_count: Instant,
+    /// No earlier count of closed sockets.
+    next_closed_count: Instant,
     pub(super) next: Instant,
     /// From then on it looks where the loop wakes up anyway.
     may_look_from: Instant,
@@ -74,10 +78,12 @@ impl KernelMemory {
             meminfo,
             sockets: Sockets::new(sock_diag, limit),
             allowed: kernel_memory(limit),
-            baseline: host,
-            last: host,
+            baseline: host.kernel,
+            last: host.kernel,
+            unshown: host.unshown,
             interval: MIN_INTERVAL,
             next_count: now + COUNT_INTERVAL,
+            next_closed_count: now,
             next: now + MIN_INTERVAL,
             may_look_from: now + MIN_INTERVAL,
         })
@@ -94,7 +100,7 @@ impl KernelMemory {
     /// The run's sockets cannot be looked at.
     fn look(&mut self, pid_one: i32, cgroup: &Cgroup, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<Cause>, Errno> {
         let begun = Instant::now();
-        let host = held_for_all(&self.meminfo);
+        let HostUse { kernel: host, unshown } = held_for_all(&self.meminfo);
         self.baseline = self.baseline.min(host);
         let has_grown = host - self.baseline > self.allowed;
         let is_due = has_grown || begun >= self.next_count;
@@ -118,10 +124,43 @@ impl KernelMemory {
                 self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
             }
         }
+        if cause.is_none() {
+            cause = self.look_at_closed(pid_one, self.allowed - sockets.data, unshown, until, goes_on);
+        }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
         self.may_look_from = self.next.checked_sub(pause / 2).unwrap_or(self.next);
         Ok(cause)
+    }
+
+    /// Counts closed sockets where the host has that much more in use that it does not show, and
+    /// there are so many that they could hold it: the run must stand still for it.
+    fn look_at_closed(
+        &mut self,
+        pid_one: i32,
+        allowed: u64,
+        unshown: u64,
+        until: Instant,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Cause> {
+        let begun = Instant::now();
+        self.unshown = self.unshown.min(unshown);
+        if unshown - self.unshown <= self.allowed || begun < self.next_closed_count || closed(pid_one) * MAX_QUEUED <= allowed {
+            return None;
+        }
+        if !closed_sockets::can_be_counted(&self.meminfo) {
+            self.sockets.is_blind = true;
+            return None;
+        }
+        match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
+            Some(held) if held > allowed => return Some(Cause::OutOfMemory),
+            // The rest is that of others.
+            Some(held) => self.unshown = unshown.saturating_sub(held),
+            None if !goes_on() && Instant::now() < until => return None,
+            None => return Some(Cause::UncountedKernelMemory),
+        }
+        self.next_closed_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+        None
     }
 }
 
@@ -174,12 +213,22 @@ impl Supervision<'_> {
     }
 }
 
-/// What the host's kernel holds and cannot give back.
-fn held_for_all(meminfo: &OwnedFd) -> u64 {
+/// What the host has in use.
+struct HostUse {
+    /// What its kernel holds and cannot give back.
+    kernel: u64,
+    /// Pages that no line of `/proc/meminfo` shows, as those of sockets' data.
+    unshown: u64,
+}
+
+fn held_for_all(meminfo: &OwnedFd) -> HostUse {
+    const SHOWN: [&str; 9] =
+        ["MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack", "PageTables", "VmallocUsed"];
     let mut text = [0; 4096];
     let length = pread(meminfo, &mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
-    ["SUnreclaim", "VmallocUsed"].into_iter().filter_map(|key| kibibytes(&text, key)).sum()
+    let sum = |keys: &[&str]| keys.iter().filter_map(|key| kibibytes(&text, key)).sum::<u64>();
+    HostUse { kernel: sum(&["SUnreclaim", "VmallocUsed"]), unshown: sum(&["MemTotal"]).saturating_sub(sum(&SHOWN)) }
 }
 
 #[cfg(test)]

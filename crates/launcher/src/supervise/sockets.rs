@@ -10,6 +10,8 @@
 //! Without a cgroup nothing is charged. What waits in accepted TCP connections may then be as much
 //! as the memory, because an honest server's clients can make it that much.
 
+use std::collections::BTreeSet;
+
 use rustix::{
     fs::{Mode, OFlags, open},
     io::Errno,
@@ -28,9 +30,11 @@ const ENDED_CONNECTION: u64 = 256;
 /// A netlink socket, and what a UDP socket with SO_REUSEPORT has beside itself.
 const UNCHARGED_SOCKET: u64 = 2048;
 /// What a TCP or UDP socket keeps at most: 8 MiB each way, twice the kernel's `rmem_max`.
-const MAX_QUEUED: u64 = 16 << 20;
+pub(super) const MAX_QUEUED: u64 = 16 << 20;
 /// How often sockets are dumped before they hold too much: data moves between dump and charge.
 const DUMPS: u32 = 3;
+
+const ALL: [Protocol; 4] = [Protocol::TCP, Protocol::TCP6, Protocol::UDP, Protocol::UDP6];
 
 /// Looks at what the sockets of a run hold.
 pub(super) struct Sockets {
@@ -89,8 +93,7 @@ impl Sockets {
         if held.kernel > allowed {
             return Ok(held);
         }
-        let all = [(Protocol::TCP, tcp), (Protocol::TCP6, tcp6), (Protocol::UDP, udp), (Protocol::UDP6, udp6)];
-        let there = all.into_iter().filter(|(_, sockets)| *sockets > 0).map(|(protocol, _)| protocol);
+        let there = ALL.into_iter().zip([tcp, tcp6, udp, udp6]).filter(|(_, sockets)| *sockets > 0).map(|(protocol, _)| protocol);
         for _ in 0..DUMPS {
             let charged = cgroup.socket_memory();
             let data = self.dump(there.clone())?;
@@ -103,25 +106,46 @@ impl Sockets {
         Ok(held)
     }
 
+    /// The inodes of all sockets that are dumped.
+    ///
+    /// # Errors
+    /// They cannot be dumped.
+    pub(super) fn inodes(&mut self) -> Result<BTreeSet<u64>, Errno> {
+        let mut inodes = BTreeSet::new();
+        for protocol in ALL {
+            self.each(protocol, &mut |memory| {
+                inodes.insert(memory.inode);
+            })?;
+        }
+        Ok(inodes)
+    }
+
     fn dump(&mut self, protocols: impl Iterator<Item = Protocol>) -> Result<Data, Errno> {
         let mut data = Data::default();
         for protocol in protocols {
-            match self.diag.as_ref().map(|diag| diag.each(protocol, &mut |memory| data.add(protocol, memory))) {
-                None | Some(Err(Errno::NOENT)) => self.is_blind = true,
-                Some(dumped) => dumped?,
+            match self.each(protocol, &mut |memory| data.add(protocol, memory)) {
+                Err(Errno::NOENT) => {}
+                dumped => dumped?,
             }
         }
         Ok(data)
+    }
+
+    /// ENOENT: this kernel dumps none.
+    fn each(&mut self, protocol: Protocol, show: &mut dyn FnMut(SocketMemory)) -> Result<(), Errno> {
+        let dumped = self.diag.as_ref().map_or(Err(Errno::NOENT), |diag| diag.each(protocol, show));
+        self.is_blind |= dumped == Err(Errno::NOENT);
+        dumped
     }
 }
 
 impl Data {
     fn add(&mut self, protocol: Protocol, memory: SocketMemory) {
-        let SocketMemory { received, sent, unacknowledged, reserved, is_nameless, is_transparent } = memory;
+        let SocketMemory { received, sent, unacknowledged, reserved, inode, is_transparent } = memory;
         match protocol {
             _ if is_transparent => return,
             Protocol::UDP | Protocol::UDP6 => (self.udp, self.uncharged) = (self.udp + received, self.uncharged + sent),
-            _ if is_nameless => self.uncharged += received,
+            _ if inode == 0 => self.uncharged += received,
             _ => self.tcp += received,
         }
         self.rest += reserved + unacknowledged;
@@ -136,6 +160,23 @@ impl Data {
                 None => self.udp + self.tcp.saturating_sub(limit),
             }
     }
+}
+
+/// How many sockets of the run no table has: all of its network namespace but those that are
+/// counted by protocol.
+pub(super) fn closed(pid_one: i32) -> u64 {
+    let file = |name| read(format!("/proc/{pid_one}/net/{name}")).unwrap_or_default();
+    used(&file("sockstat")).saturating_sub(in_tables(&file("protocols")))
+}
+
+/// All sockets of a network namespace, by its `sockstat`.
+fn used(sockstat: &str) -> u64 {
+    sockstat.lines().find_map(|line| line.strip_prefix("sockets: used ")?.trim().parse().ok()).unwrap_or(0)
+}
+
+/// The column `sockets` of all lines of `protocols`.
+fn in_tables(protocols: &str) -> u64 {
+    protocols.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)?.parse::<u64>().ok()).sum()
 }
 
 fn read(path: impl Arg) -> Result<String, Errno> {
@@ -200,6 +241,12 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
     }
 
     #[test]
+    fn sockets_in_no_table_are_those_that_are_left() {
+        assert_eq!((used("sockets: used 17\nTCP: inuse 1\n"), used("")), (17, 0));
+        assert_eq!(in_tables("protocol  size sockets  memory\nUDPv6 1472 3 75 NI\nUNIX 1152 9 -1 NI\n"), 12);
+    }
+
+    #[test]
     fn a_kernel_that_dumps_no_sockets_is_noticed() {
         let mut sockets = Sockets::new(None, 0);
         assert_eq!((sockets.dump([Protocol::TCP].into_iter()), sockets.is_blind), (Ok(Data::default()), true));
@@ -210,9 +257,9 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
     #[test]
     fn what_a_cgroup_charges_is_not_held_beside_it() {
         let mut data = Data::default();
-        let memory = SocketMemory { received: 1000, sent: 7, unacknowledged: 200, reserved: 50, ..SocketMemory::default() };
+        let memory = SocketMemory { received: 1000, sent: 7, unacknowledged: 200, reserved: 50, inode: 9, ..SocketMemory::default() };
         data.add(Protocol::TCP, memory);
-        data.add(Protocol::TCP6, SocketMemory { is_nameless: true, ..memory });
+        data.add(Protocol::TCP6, SocketMemory { inode: 0, ..memory });
         data.add(Protocol::UDP, SocketMemory { unacknowledged: 0, ..memory });
         data.add(Protocol::TCP, SocketMemory { is_transparent: true, ..memory });
         assert_eq!(data, Data { uncharged: 1007, udp: 1000, tcp: 1000, rest: 550 });
