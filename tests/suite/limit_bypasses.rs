@@ -888,160 +888,13 @@ fn memory_of_processes_without_their_first_thread_is_counted() {
 
 /// Code that has the kernel hold more than a tenth of 256 MiB and less than one of 2 GiB.
 #[track_caller]
-fn is_held_by_kernel(code: &str) {
+pub(super) fn is_held_by_kernel(code: &str) {
     let ask = |memory: &str| {
         let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "processes": 40, "scratch_size": "8MiB", "tmp_size": "8MiB"});
         exec(json!({"code": code, "limits": limits}))
     };
     ask("256MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
     ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
-}
-
-test!(serial Both, answers_that_wait_in_netlink_sockets_are_counted, seconds 60);
-fn answers_that_wait_in_netlink_sockets_are_counted() {
-    // Each answer repeats the request; SO_MEMINFO tells what waits.
-    is_held_by_kernel(
-        "\
-import socket, struct, time
-held, waiting = [], 0
-message = struct.pack('=IHHII', 120000, 16, 5, 1, 0) + bytes(120000 - 16)
-while waiting < 100 << 20:
-    one = socket.socket(16, 3, 0); held.append(one)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30); one.bind((0, 0))
-    before = -1
-    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
-        before = now; one.send(message)
-    waiting += now
-time.sleep(2)
-print('kept')",
-    );
-}
-
-test!(serial Both, connections_that_no_accept_takes_are_counted, seconds 60);
-fn connections_that_no_accept_takes_are_counted() {
-    is_held_by_kernel(
-        "\
-import socket, time
-held = [socket.create_server(('127.0.0.1', 0), backlog=4096) for _ in range(200)]
-for _ in range(60):
-    for server in held:
-        one = socket.socket(); one.setblocking(False); one.connect_ex(server.getsockname()); one.close()
-time.sleep(2)
-print('kept')",
-    );
-}
-
-test!(serial Both, data_in_connections_that_no_accept_takes_is_counted, seconds 60);
-fn data_in_connections_that_no_accept_takes_is_counted() {
-    for (family, host) in [(2, "127.0.0.1"), (10, "::1")] {
-        is_held_by_kernel(&format!(
-            "\
-import socket, time
-server = socket.socket({family}); server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
-server.bind(('{host}', 0)); server.listen(4096)
-sent = 0
-while sent < 40 << 20:
-    one = socket.socket({family}); one.connect(server.getsockname()); one.settimeout(0.1)
-    try:
-        for _ in range(32): sent += one.send(bytes(1 << 16))
-    except OSError: pass
-    one.close()
-time.sleep(2)
-print('kept')"
-        ));
-    }
-}
-
-test!(serial Both, errors_that_wait_in_sockets_are_counted, seconds 60);
-fn errors_that_wait_in_sockets_are_counted() {
-    // A copy of each datagram, which its sender may have for its time (SO_TIMESTAMPING); SO_MEMINFO
-    // tells what waits.
-    is_held_by_kernel(
-        "\
-import socket, struct, time
-held, waiting = [], 0
-while waiting < 60 << 20:
-    one = socket.socket(2, 2); held.append(one)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 30)
-    before = -1
-    while (now := struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0]) > before:
-        before = now
-        try: one.sendmsg([bytes(60000)], [(1, 37, struct.pack('I', 2))], 0, ('127.0.0.1', 9))
-        except OSError: pass
-    waiting += now
-time.sleep(2)
-print('kept')",
-    );
-}
-
-test!(serial Both, pieces_of_unsent_datagrams_are_counted, seconds 60);
-fn pieces_of_unsent_datagrams_are_counted() {
-    for (family, host) in [(2, "127.0.0.1"), (10, "::1")] {
-        is_held_by_kernel(&format!(
-            "\
-import socket, time
-held = [socket.socket({family}, 2) for _ in range(900)]
-for one in held: one.connect(('{host}', 9)); one.send(bytes(65000), socket.MSG_MORE)
-time.sleep(2)
-print('kept')"
-        ));
-    }
-}
-
-test!(serial Both, sockets_that_no_cgroup_charges_are_counted, seconds 60);
-fn sockets_that_no_cgroup_charges_are_counted() {
-    // Unbound netlink sockets, and groups of SO_REUSEPORT.
-    for made in ["socket.socket(16, 3, 0)", "port()"] {
-        is_held_by_kernel(&format!(
-            "\
-import os, socket, time
-def port():
-    one = socket.socket(2, 2); one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); one.bind(('127.0.0.1', 0))
-    return one
-first = os.getpid()
-full, says = os.pipe()
-for _ in range(15):
-    if os.fork() == 0: break
-held = [{made} for _ in range(1000)]
-os.write(says, b'.')
-if os.getpid() != first: time.sleep(600)
-for _ in range(16): os.read(full, 1)
-time.sleep(2)
-print('kept')"
-        ));
-    }
-}
-
-test!(Both, servers_with_hundreds_of_connections_are_not_ended, seconds 60);
-/// The control of these counts.
-fn servers_with_hundreds_of_connections_are_not_ended() {
-    let code = "\
-import asyncio, socket
-async def serve(reader, writer):
-    while data := await reader.read(65536):
-        writer.write(data); await writer.drain()
-    writer.close()
-async def ask(port):
-    reader, writer = await asyncio.open_connection('127.0.0.1', port)
-    writer.write(bytes(10000)); writer.write_eof()
-    size = len(await reader.read()); writer.close()
-    return size
-class Echo(asyncio.DatagramProtocol):
-    def connection_made(self, transport): self.transport = transport
-    def datagram_received(self, data, peer): self.transport.sendto(data, peer)
-async def main():
-    server = await asyncio.start_server(serve, '127.0.0.1', 0, backlog=512)
-    loop = asyncio.get_running_loop()
-    echo, _ = await loop.create_datagram_endpoint(Echo, ('127.0.0.1', 0))
-    asked = socket.socket(2, 2); asked.setblocking(False); asked.connect(echo.get_extra_info('sockname'))
-    for _ in range(6):
-        sizes = await asyncio.gather(*[ask(server.sockets[0].getsockname()[1]) for _ in range(300)])
-        await loop.sock_sendall(asked, bytes(60000))
-        print(sum(sizes), len(await loop.sock_recv(asked, 65536)))
-        await asyncio.sleep(0.3)
-asyncio.run(main())";
-    let limits = json!({"wall": scaled_limit(40_000), "memory": "128MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
-    exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "3000000 60000\n".repeat(6)}));
 }
 
 /// Code that holds a number of locks of so many files, 250 of each.
@@ -1206,25 +1059,6 @@ print([(open(path).read(), oct(os.stat(path).st_mode)) for path in ('b/f', 'c/f'
     }
 }
 
-test!(Both, socket_options_that_take_kernel_memory_are_refused);
-fn socket_options_that_take_kernel_memory_are_refused() {
-    // IP_ADD_MEMBERSHIP, MCAST_JOIN_GROUP, MCAST_JOIN_SOURCE_GROUP, IPV6_JOIN_GROUP.
-    let group4 = "struct.pack('I4xHH4s120x', 1, 2, 0, socket.inet_aton('239.1.2.3'))";
-    let member = "socket.inet_aton('239.1.2.3') + socket.inet_aton('127.0.0.1')";
-    let group6 = "socket.inet_pton(10, 'ff02::1234') + struct.pack('I', 1)";
-    for (family, option) in [(2, format!("0, 35, {member}")), (2, format!("0, 42, {group4}")), (10, format!("41, 20, {group6}"))] {
-        denied(&format!("socket.socket({family}, 2).setsockopt({option})"), "EPERM", Control::Outside);
-    }
-    // Keys of TCP, of which a kernel may have none.
-    for (option, length) in [(14, 216), (32, 216), (38, 216)] {
-        let key = format!("struct.pack('=HH4s120xBBH', 2, 0, socket.inet_aton('127.0.0.1'), 0, 0, 2).ljust({length}, b'x')");
-        denied(&format!("socket.socket().setsockopt(6, {option}, {key})"), "EPERM", Control::Reaches(&["ok", "EINVAL", "ENOPROTOOPT"]));
-    }
-    // The control: an option of the same level, and one of TCP.
-    let others = "s = socket.socket(2, 2)\ns.setsockopt(0, 33, 1)\ns.setsockopt(0, 34, 1)\nsocket.socket().setsockopt(6, 1, 1)";
-    denied("socket.socket().setsockopt(6, 14, bytes(216))", "EPERM", Control::Instead(others));
-}
-
 test!(Both, code_chooses_no_memory_nodes);
 fn code_chooses_no_memory_nodes() {
     // set_mempolicy and mbind with MPOL_DEFAULT.
@@ -1252,40 +1086,4 @@ fn little_memory_is_locked_whatever_the_caller_may_lock() {
     denied(&act(1 << 20), "ENOMEM", Control::Instead(&act(32 << 10)));
     let done = exec(json!({"code": "import resource; print(max(resource.getrlimit(resource.RLIMIT_MEMLOCK)) <= 65536)"}));
     done.succeeded().expect(json!({"output": "True\n"}));
-}
-
-test!(RootOnly, socket_buffers_are_a_tenth_beside_the_memory, needs[Cgroup1]);
-fn socket_buffers_are_a_tenth_beside_the_memory() {
-    for (memory, buffers) in [("200MiB", 20 << 20), ("24MiB", 4 << 20)] {
-        let limits = json!({"memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
-        let done = exec(json!({"code": "", "limits": limits}));
-        let layers = done.succeeded()["receipt"]["layers"].as_array().unwrap();
-        let detail = layers.iter().find(|layer| layer["layer"] == "cgroup").unwrap()["detail"].as_str().unwrap();
-        assert!(detail.contains(&format!("memory.kmem.tcp.limit_in_bytes={buffers}")), "{detail}");
-    }
-}
-
-test!(Both, a_hundred_megabytes_pass_through_loopback, seconds 60);
-/// The control of the limit of socket buffers, both ways at a time.
-fn a_hundred_megabytes_pass_through_loopback() {
-    let code = "\
-import socket, threading
-server = socket.create_server(('127.0.0.1', 0))
-size, block = 100 << 20, bytes(1 << 20)
-def send(one):
-    for _ in range(size // len(block)): one.sendall(block)
-    one.shutdown(socket.SHUT_WR)
-def receive(one, counts):
-    count = 0
-    while part := one.recv(1 << 20): count += len(part)
-    counts.append(count)
-ours = socket.create_connection(server.getsockname()); theirs, _ = server.accept()
-counts = []
-threads = [threading.Thread(target=send, args=[one]) for one in (ours, theirs)]
-threads += [threading.Thread(target=receive, args=[one, counts]) for one in (ours, theirs)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(counts == [size, size])";
-    let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
-    exec(json!({"code": code, "limits": limits})).succeeded().expect(json!({"output": "True\n"}));
 }

@@ -39,5 +39,6 @@ mod session_life;
 mod sessions;
 mod shims;
 mod socket;
+mod socket_memory;
 mod verdicts;
 mod workloads;

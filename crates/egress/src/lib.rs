@@ -29,7 +29,7 @@ pub mod tls;
 mod confine;
 mod dial;
 pub mod gate;
-mod netlink;
+pub mod netlink;
 pub mod netns;
 mod nft;
 mod poll;

@@ -12,7 +12,7 @@ use rustix::{
 /// NLM_F_REQUEST | NLM_F_ACK.
 pub(crate) const ACKNOWLEDGED: u16 = 5;
 /// NLM_F_REQUEST alone.
-pub(crate) const REQUEST: u16 = 1;
+pub const REQUEST: u16 = 1;
 /// NLM_F_CREATE.
 pub(crate) const CREATE: u16 = 0x400;
 /// NLM_F_EXCL.
@@ -26,7 +26,7 @@ const NLA_F_NESTED: u16 = 1 << 15;
 
 /// Messages for one send. The sequence number of each is its index.
 #[derive(Default)]
-pub(crate) struct Messages {
+pub struct Messages {
     bytes: Vec<u8>,
     count: u32,
     wanted: Vec<u32>,
@@ -42,7 +42,7 @@ pub(crate) struct NetlinkError {
 
 impl Messages {
     /// Adds a message; `body` writes what follows the header.
-    pub(crate) fn message(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Body<'_>)) {
+    pub fn message(&mut self, kind: u16, flags: u16, body: impl FnOnce(&mut Body<'_>)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -60,7 +60,7 @@ impl Messages {
     }
 
     /// The bytes to send.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
@@ -92,13 +92,13 @@ impl Messages {
 }
 
 /// The part of a message behind its header.
-pub(crate) struct Body<'a> {
+pub struct Body<'a> {
     bytes: &'a mut Vec<u8>,
 }
 
 impl Body<'_> {
     /// Raw bytes.
-    pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
@@ -150,12 +150,13 @@ fn pad(bytes: &mut Vec<u8>) {
 }
 
 /// The messages in what was received: type, sequence number, body.
-pub(crate) struct Received<'a> {
+pub struct Received<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Received<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    /// Of what one recv has returned.
+    pub fn new(bytes: &'a [u8]) -> Self {
         Received { rest: bytes }
     }
 }
@@ -174,12 +175,13 @@ impl<'a> Iterator for Received<'a> {
 }
 
 /// The attributes in a body: type without its flags, value.
-pub(crate) struct Attributes<'a> {
+pub struct Attributes<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    /// Of the part of a body behind what its type has in front.
+    pub fn new(bytes: &'a [u8]) -> Self {
         Attributes { rest: bytes }
     }
 }

@@ -234,7 +234,7 @@ fn uncounted_kernel_memory() -> Denial {
         rule: String::from("[limits] memory, whose tenth bounds what the kernel holds beside it"),
         allow: None,
         help: Some(String::from(
-            "this host has very many file locks, and a program could not be stopped for half a second, made the count take far too long, or is one that its user may not read, so any of them could be its own: end such processes before the program goes on, or run it where fewer locks are held",
+            "this host has very many file locks, or much memory that sockets may hold, and a program could not be stopped for half a second, made the count take far too long, passed closed sockets to another, or is one that its user may not read, so all of it could be its own: end such processes before the program goes on, or run it where fewer locks are held",
         )),
         hint: false,
         limit: None,

@@ -141,6 +141,15 @@ impl Cgroup {
         }
     }
 
+    /// What it charges for the data of sockets; None where it charges none.
+    pub(crate) fn socket_memory(&self) -> Option<u64> {
+        match self {
+            Cgroup::V1(v1) => v1.socket_memory(),
+            Cgroup::V2(v2) => v2.socket_memory(),
+            Cgroup::Absent => None,
+        }
+    }
+
     /// Kills every process in it; v1 has no such thing, there the death of pid 1 does it.
     pub(crate) fn kill(&self) {
         if let Cgroup::V2(v2) = self {

@@ -142,6 +142,8 @@ pub(crate) struct ChildData {
     pub(crate) terminal: bool,
     /// The gate wants its sockets.
     pub(crate) egress: bool,
+    /// The launcher counts what the sockets hold.
+    pub(crate) sock_diag: bool,
     pub(crate) executor: &'static [u8],
     /// The payload's program, where it is an image.
     pub(crate) image: Option<&'static [u8]>,
@@ -244,6 +246,7 @@ impl ChildData {
             inner_gid_map: format!("{gid} {gid} 1"),
             terminal: plan.terminal,
             egress: plan.egress.is_some(),
+            sock_diag: plan.limits.get(LimitKey::Memory).is_some(),
             executor: EXECUTOR,
             image: inputs.image,
             entries,

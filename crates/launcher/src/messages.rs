@@ -80,6 +80,9 @@ pub(crate) enum ChildMessage<F> {
         modules: Option<F>,
         /// A copy of /proc, to be closed once no process waits for the launcher.
         proc: Option<F>,
+        /// What tells of the sockets in the network namespace; none where nothing limits memory,
+        /// or the kernel has no such thing.
+        sock_diag: Option<F>,
     },
 }
 
@@ -144,11 +147,11 @@ impl ChildMessage<BorrowedFd<'_>> {
     pub(crate) fn send(&self, socket: &OwnedFd) -> Result<(), Errno> {
         match self {
             ChildMessage::MountsStand => Packet::new(MOUNTS_STAND, socket).send(socket),
-            ChildMessage::Handover { root, scratch, listener, terminal, modules, proc } => {
+            ChildMessage::Handover { root, scratch, listener, terminal, modules, proc, sock_diag } => {
                 let mut packet = Packet::new(HANDOVER, socket);
                 packet.push(*root)?;
                 packet.push(*scratch)?;
-                [listener, terminal, modules, proc].into_iter().try_for_each(|fd| packet.push_optional(*fd))?;
+                [listener, terminal, modules, proc, sock_diag].into_iter().try_for_each(|fd| packet.push_optional(*fd))?;
                 packet.send(socket)
             }
         }
@@ -168,6 +171,7 @@ impl ChildMessage<OwnedFd> {
                 terminal: received.take_optional()?,
                 modules: received.take_optional()?,
                 proc: received.take_optional()?,
+                sock_diag: received.take_optional()?,
             },
             _ => return Err(Errno::PROTO),
         };
@@ -297,10 +301,18 @@ mod tests {
             terminal: Some(read.as_fd()),
             modules: None,
             proc: Some(other.as_fd()),
+            sock_diag: None,
         };
         sent.send(&child).unwrap();
-        let Some(ChildMessage::Handover { root, scratch, listener: None, terminal: Some(terminal), modules: None, proc: Some(proc) }) =
-            ChildMessage::recv(&launcher).unwrap()
+        let Some(ChildMessage::Handover {
+            root,
+            scratch,
+            listener: None,
+            terminal: Some(terminal),
+            modules: None,
+            proc: Some(proc),
+            sock_diag: None,
+        }) = ChildMessage::recv(&launcher).unwrap()
         else {
             panic!("another message")
         };

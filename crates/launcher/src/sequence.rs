@@ -44,6 +44,7 @@ use crate::{
     layers::Layers,
     messages::{ChildMessage, ExecutorFiles, LauncherMessage, MAX_TREES},
     registry::Record,
+    sock_diag::SockDiag,
 };
 use confine::{
     die_with_launcher, drop_capabilities, enter_inner_namespace, forbid_core_dumps, limit_namespace_counts, limit_pending_signals,
@@ -318,6 +319,8 @@ impl<'p> Rooted<'p> {
         if let Some(usable) = &shared.cpus {
             sched_setaffinity(None, &some_cpus(usable, process::current_cpu(), data.cpus)).at(Step::Cpus)?;
         }
+        // It belongs to the network namespace in which it is made; the filter would refuse it.
+        let sock_diag = if data.sock_diag { SockDiag::open().at(Step::HandOver)? } else { None };
         // Last: what follows must pass the filter itself.
         let listener = load_filter(data)?;
         Ok(Confined {
@@ -333,6 +336,7 @@ impl<'p> Rooted<'p> {
             modules,
             terminal,
             writable,
+            sock_diag,
         })
     }
 }
@@ -352,6 +356,7 @@ struct Confined<'p> {
     terminal: Option<Terminal>,
     /// The copy of /proc, which has no use any more.
     writable: Option<OwnedFd>,
+    sock_diag: Option<OwnedFd>,
 }
 
 impl Confined<'_> {
@@ -363,6 +368,7 @@ impl Confined<'_> {
             terminal: self.terminal.as_ref().map(|terminal| terminal.master.as_fd()),
             modules: self.modules.as_ref().map(AsFd::as_fd),
             proc: self.writable.as_ref().map(AsFd::as_fd),
+            sock_diag: self.sock_diag.as_ref().map(AsFd::as_fd),
         };
         handover.send(&self.shared.handover).at(Step::HandOver)?;
         // The launcher has it now: the last close waits for all CPUs.

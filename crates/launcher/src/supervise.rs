@@ -7,12 +7,15 @@
 //! which verdict the end means in `verdict.rs`.
 
 mod caller;
+mod closed_sockets;
 mod finish;
 mod handshake;
 mod kernel_memory;
+mod locks;
 mod memory;
 mod quota;
 mod sampler;
+mod sockets;
 mod state;
 mod streams;
 

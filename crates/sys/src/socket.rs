@@ -1,6 +1,6 @@
 //! Socket options and messages that rustix lacks: transparent sockets, marks, and
 //! datagrams whose local address is read and chosen (`ip(7)`, `ipv6(7)`, `netlink(7)`);
-//! and the groups of a UNIX socket's peer (`unix(7)`).
+//! the groups of a UNIX socket's peer (`unix(7)`); and what a socket holds (`socket(7)`).
 //!
 //! It has no IPv4 addresses: sockets are IPv6 ones, and IPv4 peers appear as v4-mapped addresses.
 
@@ -50,6 +50,23 @@ pub fn peer_groups(socket: impl AsFd, groups: &mut [u32]) -> Result<usize> {
     // SAFETY: the slice is writable and `length` is its size in bytes; both live here.
     unsafe { syscall(55, [socket, SOL_SOCKET, SO_PEERGROUPS, groups.as_mut_ptr() as usize, (&raw mut length) as usize, 0]) }?;
     Ok(length as usize / core::mem::size_of::<u32>())
+}
+
+/// Bytes that wait in a socket to be read or sent, with what the kernel needs to keep them
+/// (SO_MEMINFO).
+///
+/// # Errors
+/// What getsockopt(2) answers.
+pub fn socket_memory(socket: impl AsFd) -> Result<u64> {
+    const SOL_SOCKET: usize = 1;
+    const SO_MEMINFO: usize = 55;
+    // Received, its bound, sent, and more that is not asked for.
+    let mut numbers = [0u32; 3];
+    let mut length = core::mem::size_of_val(&numbers) as u32;
+    let socket = socket.as_fd().as_raw_fd() as usize;
+    // SAFETY: the array is writable and `length` is its size in bytes; both live here.
+    unsafe { syscall(55, [socket, SOL_SOCKET, SO_MEMINFO, numbers.as_mut_ptr() as usize, (&raw mut length) as usize, 0]) }?;
+    Ok(u64::from(numbers[0]) + u64::from(numbers[2]))
 }
 
 /// `struct sockaddr_in6`.

@@ -37,6 +37,7 @@ impl Examiner<'_> {
             self.denial_reports(),
             self.landlock(),
             self.terminals(),
+            Self::socket_memory(),
             self.egress(),
             self.upstream_proxy(),
         ]
@@ -52,6 +53,21 @@ impl Examiner<'_> {
         // Not missing: whether it will do is for the run to say.
         let detail = format!("Linux {release}; stockade is made for 5.15 and later");
         finding("kernel", State::Degraded, (detail, Some(String::from("use Ubuntu 22.04, Debian 12 or later"))))
+    }
+
+    /// Without it runs go on, and only what their sockets keep beside the memory is not limited.
+    fn socket_memory() -> Finding {
+        match stockade_launcher::probe_sock_diag() {
+            Ok(()) => fine("socket_memory", "the kernel tells what TCP and UDP sockets hold"),
+            Err(errno) => {
+                let detail = format!("the kernel does not tell what TCP and UDP sockets hold, so that is not limited: {errno}");
+                let remedy = match errno {
+                    Errno::NOENT => "load the kernel's modules: sudo modprobe --all inet_diag tcp_diag udp_diag",
+                    _ => "allow sockets of AF_NETLINK with NETLINK_SOCK_DIAG where an outer filter refuses them",
+                };
+                finding("socket_memory", State::Degraded, (detail, Some(remedy.to_owned())))
+            }
+        }
     }
 
     /// The gate's part of the kernel, which only a policy with a whitelist needs.

@@ -112,6 +112,11 @@ impl V1 {
         Some(CpuTime { total_us: us("cpuacct.usage")?, user_us: us("cpuacct.usage_user")?, system_us: us("cpuacct.usage_sys")? })
     }
 
+    /// None where the kernel has no such limit, and so charges nothing.
+    pub(super) fn socket_memory(&self) -> Option<u64> {
+        number_in(self.directory("memory")?, "memory.kmem.tcp.usage_in_bytes")
+    }
+
     /// Each hierarchy's line ends in this run's name.
     pub(super) fn holds(&self, membership: &str) -> bool {
         let end = format!("/{}", self.name);

@@ -82,6 +82,14 @@ impl V2 {
         Some(CpuTime { total_us: us("usage_usec")?, user_us: us("user_usec")?, system_us: us("system_usec")? })
     }
 
+    /// With what may be charged and not added up yet: the kernel adds up when 64 pages for each CPU
+    /// have changed (Linux 6.8), or after two seconds.
+    pub(super) fn socket_memory(&self) -> Option<u64> {
+        const NOT_ADDED_UP: u64 = 64 * 4096;
+        let last = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?.trim().rsplit(['-', ',']).next()?.parse::<u64>().ok()?;
+        Some(keyed(&read_in(&self.directory, "memory.stat")?, "sock")? + (last + 1) * NOT_ADDED_UP)
+    }
+
     pub(super) fn kill(&self) {
         // Linux 5.14; before that the death of pid 1 does the same a little later.
         if let Ok(file) = open_in(&self.directory, "cgroup.kill", OFlags::WRONLY) {

@@ -35,6 +35,7 @@ use crate::{
     receipt::{self, OutsideEvidence},
     relay::is_readable,
     sequence::some_cpus,
+    sock_diag::SockDiag,
     supervise::state::{Ended, Ready, State, Verified},
 };
 
@@ -188,7 +189,7 @@ impl Supervision<'_> {
     fn read_message(&mut self) -> Result<bool, Errno> {
         // None: the child has ended instead, by itself or killed.
         let Some(message) = ChildMessage::recv(&self.handshake.handover)? else { return Ok(false) };
-        let (root, scratch, listener, terminal, modules, proc) = match message {
+        let (root, scratch, listener, terminal, modules, proc, sock_diag) = match message {
             ChildMessage::MountsStand => {
                 if let State::Setup(setup) = &mut self.state {
                     let checked = setup.expected.check_mounts(&self.outer).map(|mounts| setup.mounts = Some(mounts));
@@ -200,12 +201,13 @@ impl Supervision<'_> {
                 }
                 return Ok(true);
             }
-            ChildMessage::Handover { root, scratch, listener, terminal, modules, proc } => {
-                (root, scratch, listener, terminal, modules, proc)
+            ChildMessage::Handover { root, scratch, listener, terminal, modules, proc, sock_diag } => {
+                (root, scratch, listener, terminal, modules, proc, sock_diag)
             }
         };
         self.quota.tmp.get_or_insert(root);
         self.quota.scratch.get_or_insert(ScratchFs::Private(scratch));
+        self.quota.sock_diag = sock_diag.map(SockDiag::new);
         if let Some(terminal) = terminal {
             self.streams.use_terminal(&self.epoll, terminal)?;
         }

@@ -1,50 +1,31 @@
 //! Kernel memory that a run holds and no memory limit counts.
 //!
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
-//! sockets, TCP connections that no accept(2) has taken and what waits in them, what UDP sockets
-//! have not sent yet or have back as errors, record locks. What the host's kernel holds tells when
-//! to count, and so do the run's sockets, whose data no figure of the host shows, and the clock, in
-//! case others give back as much. What the run itself holds decides: the growth of others ends no
-//! run, but one whose locks cannot be counted where as many are held on the host. What fills up
-//! between two looks comes on top.
+//! sockets, connections and data of TCP and UDP (`sockets.rs`), record locks (`locks.rs`). What the
+//! host's kernel holds tells when to count, and so do the run's sockets, whose data no figure of the
+//! host shows, and the clock, in case others give back as much. What the run itself holds decides:
+//! the growth of others ends no run, but one whose locks cannot be counted where as many are held
+//! on the host. What fills up between two looks comes on top.
 //! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
 //! charges.
 
-use std::{
-    collections::BTreeMap,
-    fs::{File, read_dir, read_link},
-    io::{BufRead, BufReader, Read},
-    mem,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use rustix::{
     fd::OwnedFd,
     fs::{Mode, OFlags, open},
     io::{Errno, pread},
-    path::Arg,
 };
 use stockade_policy::plan::kernel_memory;
-use stockade_sys::process::is_duplicate;
 
-use super::Supervision;
-use crate::{
-    error::errno_of,
-    hold::Hold,
-    proc,
-    processes::{self, kibibytes},
-    verdict::Cause,
+use super::{
+    Supervision, closed_sockets, failed,
+    locks::{are_more_on_host, is_in_namespace_of_host, locks},
+    quota::COUNT_KERNEL_MEMORY,
+    sockets::{MAX_QUEUED, Sockets, closed},
 };
+use crate::{cgroup::Cgroup, processes::kibibytes, sock_diag::SockDiag, verdict::Cause};
 
-/// A connection, and one that has ended and waits (TIME_WAIT): measured on Linux 6.18.
-const CONNECTION: u64 = 4096;
-const ENDED_CONNECTION: u64 = 256;
-/// A netlink socket, and what a UDP socket with SO_REUSEPORT has beside itself.
-const UNCHARGED_SOCKET: u64 = 2048;
-/// What a TCP or UDP socket keeps at most: 8 MiB each way, twice the kernel's `rmem_max`.
-const MAX_QUEUED: u64 = 16 << 20;
-/// What the kernel keeps for a byte that waits: 1.2 were measured, 12 where each was sent alone.
-const PER_QUEUED_BYTE: u64 = 2;
 /// A `struct file_lock` with its share of a page: 199 were measured, older kernels need more.
 const LOCK: u64 = 256;
 /// Between looks at the host while that grows, and while it does not.
@@ -59,33 +40,29 @@ const MIN_COUNT_PAUSE: u32 = 100;
 /// Counting takes at most one part of so many of the time, but for this pause at most.
 const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// How many pages of the locks of the host are read whatever time it takes: some thousand locks.
-const FIRST_PAGES: u32 = 16;
-/// How long the locks of the host are read, and how long those of the run are counted in all: the
-/// launcher does nothing else meanwhile.
-const MAX_LIST: Duration = Duration::from_millis(20);
+/// How long the locks of the run are counted in all: the launcher does nothing else meanwhile.
 const MAX_COUNT: Duration = Duration::from_secs(2);
-/// How long the tables of sockets are read: for each page of UDP's the kernel begins anew.
-const MAX_TABLES: Duration = Duration::from_millis(500);
-/// After how many descriptors and locks it is asked whether to go on.
-const ASKED_EVERY: u32 = 32;
-/// How often a count is repeated that code has broken.
-const MAX_HOLDS: u32 = 2;
-/// The PID namespace of the host, whose `/proc/locks` has every lock (PROC_PID_INIT_INO).
-const HOST: &str = "pid:[4026531836]";
+
+/// Why the receipt says that the data of sockets is not limited.
+const NOT_COUNTED: &str = "the kernel does not tell what all TCP and UDP sockets hold (modules inet_diag, tcp_diag and udp_diag; pidfd_getfd(2) of another process), so what they keep beside the memory is not limited";
 
 /// Looks at what the kernel holds for a run.
 pub(super) struct KernelMemory {
     /// `/proc/meminfo`, kept open: to open it takes ten times as long as to read it.
     meminfo: OwnedFd,
+    sockets: Sockets,
     /// What the run may hold.
     allowed: u64,
     /// What the host's kernel would hold without the run, as far as is known.
     baseline: u64,
     /// What it held when it was last looked at, with what waited in the run's sockets.
     last: u64,
+    /// What the host would have in use without the run and show nowhere, as far as is known.
+    unshown: u64,
     interval: Duration,
     next_count: Instant,
+    /// No earlier count of closed sockets.
+    next_closed_count: Instant,
     pub(super) next: Instant,
     /// From then on it looks where the loop wakes up anyway.
     may_look_from: Instant,
@@ -94,16 +71,19 @@ pub(super) struct KernelMemory {
 impl KernelMemory {
     /// # Errors
     /// `/proc/meminfo` cannot be opened.
-    pub(super) fn new(limit: u64, now: Instant) -> Result<Self, Errno> {
+    pub(super) fn new(limit: u64, sock_diag: Option<SockDiag>, now: Instant) -> Result<Self, Errno> {
         let meminfo = open("/proc/meminfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let host = held_for_all(&meminfo);
         Ok(KernelMemory {
             meminfo,
+            sockets: Sockets::new(sock_diag, limit),
             allowed: kernel_memory(limit),
-            baseline: host,
-            last: host,
+            baseline: host.kernel,
+            last: host.kernel,
+            unshown: host.unshown,
             interval: MIN_INTERVAL,
             next_count: now + COUNT_INTERVAL,
+            next_closed_count: now,
             next: now + MIN_INTERVAL,
             may_look_from: now + MIN_INTERVAL,
         })
@@ -115,19 +95,22 @@ impl KernelMemory {
 
     /// Looks once more, and decides when to look again. Returns what the run is to be ended for: what
     /// `goes_on` has broken off before `until` is counted by the next look.
-    fn look(&mut self, pid_one: i32, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Option<Cause> {
+    ///
+    /// # Errors
+    /// The run's sockets cannot be looked at.
+    fn look(&mut self, pid_one: i32, cgroup: &Cgroup, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<Cause>, Errno> {
         let begun = Instant::now();
-        let host = held_for_all(&self.meminfo);
+        let HostUse { kernel: host, unshown } = held_for_all(&self.meminfo);
         self.baseline = self.baseline.min(host);
         let has_grown = host - self.baseline > self.allowed;
         let is_due = has_grown || begun >= self.next_count;
-        let network = Network::of(pid_one, self.allowed, is_due);
-        self.interval = if host + network.queued > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
-        self.last = host + network.queued;
-        let mut cause = (network.queued + network.held > self.allowed).then_some(Cause::OutOfMemory);
+        let sockets = self.sockets.look(pid_one, cgroup, self.allowed, is_due)?;
+        self.interval = if host + sockets.data > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
+        self.last = host + sockets.data;
+        let mut cause = (sockets.data + sockets.kernel > self.allowed).then_some(Cause::OutOfMemory);
         if is_due && cause.is_none() {
-            let allowed = self.allowed - network.queued;
-            let counted = count(pid_one, network.held, allowed, has_grown, until, goes_on);
+            let allowed = self.allowed - sockets.data;
+            let counted = count(pid_one, sockets.kernel, allowed, has_grown, until, goes_on);
             cause = match counted {
                 Counted::All(held) | Counted::AllButHidden(held) => (held > allowed).then_some(Cause::OutOfMemory),
                 Counted::Unknown => Some(Cause::UncountedKernelMemory),
@@ -141,64 +124,63 @@ impl KernelMemory {
                 self.next_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
             }
         }
+        if cause.is_none() {
+            cause = self.look_at_closed(pid_one, self.allowed - sockets.data, unshown, until, goes_on);
+        }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
         self.may_look_from = self.next.checked_sub(pause / 2).unwrap_or(self.next);
-        cause
+        Ok(cause)
+    }
+
+    /// Counts closed sockets where the host has that much more in use that it does not show, and
+    /// there are so many that they could hold it: the run must stand still for it.
+    fn look_at_closed(
+        &mut self,
+        pid_one: i32,
+        allowed: u64,
+        unshown: u64,
+        until: Instant,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Option<Cause> {
+        let begun = Instant::now();
+        self.unshown = self.unshown.min(unshown);
+        if unshown - self.unshown <= self.allowed || begun < self.next_closed_count || closed(pid_one) * MAX_QUEUED <= allowed {
+            return None;
+        }
+        if !closed_sockets::can_be_counted(&self.meminfo) {
+            self.sockets.is_blind = true;
+            return None;
+        }
+        match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
+            Some(held) if held > allowed => return Some(Cause::OutOfMemory),
+            // The rest is that of others.
+            Some(held) => self.unshown = unshown.saturating_sub(held),
+            None if !goes_on() && Instant::now() < until => return None,
+            None => return Some(Cause::UncountedKernelMemory),
+        }
+        self.next_closed_count = Instant::now() + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+        None
     }
 }
 
-/// What the run holds, with `in_network`. Locks are sought only where the host has enough of them.
+/// What the run holds, with `in_sockets`. Locks are sought only where the host has enough of them.
 /// In another PID namespace the host hides those whose taker has ended, so there also where it
 /// `has_grown`.
-fn count(pid_one: i32, in_network: u64, allowed: u64, has_grown: bool, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Counted {
-    let room = allowed.saturating_sub(in_network) / LOCK;
+fn count(pid_one: i32, in_sockets: u64, allowed: u64, has_grown: bool, until: Instant, goes_on: &mut dyn FnMut() -> bool) -> Counted {
+    let room = allowed.saturating_sub(in_sockets) / LOCK;
     let may_be_more = || are_more_on_host(room) || (has_grown && !is_in_namespace_of_host());
-    let without_locks = || if is_in_namespace_of_host() { Counted::All(in_network) } else { Counted::AllButHidden(in_network) };
-    if in_network > allowed || !may_be_more() {
+    let without_locks = || if is_in_namespace_of_host() { Counted::All(in_sockets) } else { Counted::AllButHidden(in_sockets) };
+    if in_sockets > allowed || !may_be_more() {
         return without_locks();
     }
     match locks(pid_one, room, goes_on) {
-        Some(locks) => Counted::All(in_network + locks * LOCK),
+        Some(locks) => Counted::All(in_sockets + locks * LOCK),
         // A run that makes it last until then has not been counted.
         None if !goes_on() && Instant::now() < until => Counted::BrokenOff,
         // What cannot be looked at, or cannot be held, could have every lock of the host.
         None if may_be_more() => Counted::Unknown,
         None => without_locks(),
-    }
-}
-
-/// Bytes that the sockets of the run's network namespace hold beside their cgroup.
-#[derive(Default)]
-struct Network {
-    /// In what counts as the kernel's memory on the host, too.
-    held: u64,
-    /// In pages of data, which no figure of the host shows.
-    queued: u64,
-}
-
-impl Network {
-    /// A table is read only where it has sockets and all of them can hold more than `allowed`, or the
-    /// count `is_due`: the kernel walks that of the whole host, some 20 ms where that is large.
-    fn of(pid_one: i32, allowed: u64, is_due: bool) -> Self {
-        let path = |name| format!("/proc/{pid_one}/net/{name}");
-        let file = |name| read(path(name)).unwrap_or_default();
-        let protocols = file("protocols");
-        let [tcp, tcp6, udp, udp6, netlink] = ["TCP", "TCPv6", "UDP", "UDPv6", "NETLINK"].map(|name| sockets(&protocols, name));
-        let uncharged = (udp + udp6 + netlink) * UNCHARGED_SOCKET;
-        if !is_due && (tcp + tcp6 + udp + udp6) * MAX_QUEUED + uncharged <= allowed {
-            return Network::default();
-        }
-        let connections = connections(&file("sockstat")) + connections(&file("sockstat6"));
-        let held = waiting(&file("netlink")) + connections + uncharged;
-        if held > allowed {
-            return Network { held, queued: 0 };
-        }
-        let until = Instant::now() + MAX_TABLES;
-        let table = |name, sockets, bytes: fn(&str) -> u64| if sockets == 0 { 0 } else { bytes(&read_until(&path(name), until)) };
-        let of_tcp = table("tcp", tcp, not_accepted) + table("tcp6", tcp6, not_accepted);
-        let of_udp = table("udp", udp, unread) + table("udp6", udp6, unread);
-        Network { held, queued: of_tcp + of_udp }
     }
 }
 
@@ -219,308 +201,44 @@ impl Supervision<'_> {
         let pid = self.teardown.sandbox.pid();
         let Some(mut memory) = self.quota.kernel_memory.take().filter(|_| !self.all_have_ended()) else { return };
         let until = Instant::now() + MAX_COUNT;
-        let cause = memory.look(pid, until, &mut self.may_go_on(until));
+        let cause = memory.look(pid, &self.teardown.cgroup, until, &mut self.may_go_on(until));
+        if memory.sockets.is_blind {
+            self.state.note_degraded("socket_memory", NOT_COUNTED);
+        }
         match cause {
-            Some(cause) => self.end(cause),
-            None => self.quota.kernel_memory = Some(memory),
+            Ok(None) => self.quota.kernel_memory = Some(memory),
+            Ok(Some(cause)) => self.end(cause),
+            Err(errno) => self.break_off(failed(COUNT_KERNEL_MEMORY)(errno)),
         }
     }
 }
 
-fn read(path: impl Arg) -> Result<String, Errno> {
-    proc::read_to_string(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+/// What the host has in use.
+struct HostUse {
+    /// What its kernel holds and cannot give back.
+    kernel: u64,
+    /// Pages that no line of `/proc/meminfo` shows, as those of sockets' data.
+    unshown: u64,
 }
 
-/// As much of a file as is read by then.
-fn read_until(path: &str, until: Instant) -> String {
-    let (mut text, mut page) = (Vec::new(), [0; 1 << 14]);
-    if let Ok(mut file) = File::open(path) {
-        while let Ok(length @ 1..) = file.read(&mut page) {
-            text.extend_from_slice(page.get(..length).unwrap_or_default());
-            if Instant::now() >= until {
-                break;
-            }
-        }
-    }
-    String::from_utf8_lossy(&text).into_owned()
-}
-
-/// What the host's kernel holds and cannot give back.
-fn held_for_all(meminfo: &OwnedFd) -> u64 {
+fn held_for_all(meminfo: &OwnedFd) -> HostUse {
+    const SHOWN: [&str; 9] =
+        ["MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack", "PageTables", "VmallocUsed"];
     let mut text = [0; 4096];
     let length = pread(meminfo, &mut text, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(text.get(..length).unwrap_or_default());
-    ["SUnreclaim", "VmallocUsed"].into_iter().filter_map(|key| kibibytes(&text, key)).sum()
-}
-
-/// Bytes that wait in the netlink sockets of `/proc/PID/net/netlink`: its column Rmem.
-fn waiting(netlink: &str) -> u64 {
-    let of = |line: &str| line.split_ascii_whitespace().nth(4)?.parse::<u64>().ok();
-    netlink.lines().skip(1).filter_map(of).sum()
-}
-
-/// Bytes of the TCP connections of `/proc/PID/net/sockstat`, whose line has `inuse` and `tw`, or
-/// of `sockstat6`.
-fn connections(sockstat: &str) -> u64 {
-    let Some(words) = sockstat.lines().find_map(|line| line.strip_prefix("TCP: ").or_else(|| line.strip_prefix("TCP6: "))) else {
-        return 0;
-    };
-    let words: Vec<&str> = words.split_ascii_whitespace().collect();
-    let after = |key| words.iter().zip(words.iter().skip(1)).find(|(word, _)| **word == key).and_then(|(_, count)| count.parse().ok());
-    after("inuse").unwrap_or(0) * CONNECTION + after("tw").unwrap_or(0) * ENDED_CONNECTION
-}
-
-/// How many sockets of a protocol `/proc/PID/net/protocols` has, bound or not.
-fn sockets(protocols: &str, name: &str) -> u64 {
-    let of = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        words.next().filter(|first| *first == name).and_then(|_| words.nth(1)?.parse::<u64>().ok())
-    };
-    protocols.lines().find_map(of).unwrap_or(0)
-}
-
-/// What waits in the connections of `/proc/PID/net/tcp` that no accept(2) has taken, whose inode is
-/// 0: the kernel charges the others' data.
-fn not_accepted(table: &str) -> u64 {
-    queues(table).filter(|(_, _, inode)| *inode == "0").map(|(_, received, _)| received * PER_QUEUED_BYTE).sum()
-}
-
-/// What the sockets of `/proc/PID/net/udp` keep, errors and pieces of unsent datagrams included.
-fn unread(table: &str) -> u64 {
-    queues(table).map(|(unsent, received, _)| unsent + received).sum()
-}
-
-/// The columns tx_queue, rx_queue and inode.
-fn queues(table: &str) -> impl Iterator<Item = (u64, u64, &str)> {
-    table.lines().skip(1).filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        let (unsent, received) = words.nth(4)?.split_once(':')?;
-        let bytes = |text| u64::from_str_radix(text, 16).ok();
-        Some((bytes(unsent)?, bytes(received)?, words.nth(4)?))
-    })
-}
-
-/// Whether `/proc/locks` shows more than `most`: in the host's PID namespace it has every lock. The
-/// kernel begins anew for each page of it and keeps all others from locking meanwhile, so what
-/// takes long counts as more.
-fn are_more_on_host(most: u64) -> bool {
-    let Ok(mut file) = File::open("/proc/locks") else { return true };
-    let begun = Instant::now();
-    let (mut page, mut count) = ([0; 4096], 0);
-    // The first pages whatever the time: on a busy host this process waits for its turn.
-    for pages in 0.. {
-        if count > most || (pages > FIRST_PAGES && begun.elapsed() >= MAX_LIST) {
-            break;
-        }
-        match file.read(&mut page) {
-            Ok(0) => return false,
-            Ok(length) => count += page.iter().take(length).map(|byte| u64::from(*byte == b'\n')).sum::<u64>(),
-            Err(_) => return true,
-        }
-    }
-    true
-}
-
-fn is_in_namespace_of_host() -> bool {
-    read_link("/proc/self/ns/pid").is_ok_and(|namespace| namespace.as_os_str() == HOST)
-}
-
-/// How many locks the run holds, or at least one more than `most`, counted while it stands still.
-/// None where a process cannot be looked at, or the run cannot be held in time.
-fn locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
-    for _ in 0..MAX_HOLDS {
-        let Some(hold) = Hold::take(pid_one, goes_on) else { continue };
-        let (count, is_whole) = visible_locks(pid_one, most, goes_on);
-        if count > most || (is_whole && hold.is_whole()) {
-            return Some(count);
-        }
-    }
-    None
-}
-
-/// How many locks the descriptors of the run show, up to more than `most`, and whether each was
-/// looked at.
-fn visible_locks(pid_one: i32, most: u64, goes_on: &mut dyn FnMut() -> bool) -> (u64, bool) {
-    let (mut count, mut steps, mut is_open) = (0, 0_u32, true);
-    let own = pid_one.to_string();
-    let all = processes::each(pid_one, &mut |pid| {
-        let tables = if *pid == own { Vec::new() } else { processes::tables(pid) };
-        tables.iter().all(|task| {
-            let mut adds = |more| {
-                count += more;
-                steps = steps.wrapping_add(1);
-                count <= most && (!steps.is_multiple_of(ASKED_EVERY) || goes_on())
-            };
-            let looked = locks_in(&format!("/proc/{pid}/task/{task}/fdinfo"), *task, &mut adds);
-            is_open &= looked.is_some();
-            looked != Some(false)
-        })
-    });
-    (count, all && is_open)
-}
-
-/// Passes on each lock that a table of descriptors shows, and a 0 for each descriptor, until
-/// `goes_on` is false, and returns its last answer. None where one cannot be looked at. A lock shows
-/// at each descriptor of its open file and counts once, where kcmp(2) tells; where it does not, each
-/// thread has a table, too, and then all counts as often as it shows. Locks of open files, which
-/// several processes can show, are refused by the filter.
-fn locks_in(fdinfo: &str, task: i32, goes_on: &mut dyn FnMut(u64) -> bool) -> Option<bool> {
-    // Descriptors, by the first lock that they show: open files have none in common, because a
-    // process's locks on a file do not overlap.
-    let mut known: BTreeMap<Vec<u8>, Vec<u32>> = BTreeMap::new();
-    let entries = match read_dir(fdinfo) {
-        Ok(entries) => entries,
-        Err(error) => return is_gone(&error).then_some(true),
-    };
-    for entry in entries {
-        let Ok(entry) = entry else { return None };
-        let number = entry.file_name().to_str()?.parse().ok()?;
-        let file = match File::open(entry.path()) {
-            Ok(file) => file,
-            Err(error) if is_gone(&error) => continue,
-            Err(_) => return None,
-        };
-        let (mut is_first, mut is_told_to_end) = (true, !goes_on(0));
-        let read = each_posix_lock(file, &mut |lock| {
-            if mem::take(&mut is_first) {
-                let others = known.entry(lock.to_vec()).or_default();
-                if others.iter().any(|other| is_duplicate(task, *other, number) == Ok(true)) {
-                    return false;
-                }
-                others.push(number);
-            }
-            is_told_to_end |= !goes_on(1);
-            !is_told_to_end
-        });
-        match read {
-            _ if is_told_to_end => return Some(false),
-            Err(error) if !is_gone(&error) => return None,
-            Ok(()) | Err(_) => {}
-        }
-    }
-    Some(true)
-}
-
-/// A descriptor that was closed meanwhile, or a process that has ended.
-fn is_gone(error: &std::io::Error) -> bool {
-    matches!(errno_of(error), Errno::NOENT | Errno::SRCH)
-}
-
-/// Shows the record locks of `/proc/PID/fdinfo/FD`, without their numbers, until `goes_on` is false.
-/// Those of flock(2) are no more than files. There can be a million: the text is not kept.
-fn each_posix_lock(text: impl Read, goes_on: &mut dyn FnMut(&[u8]) -> bool) -> std::io::Result<()> {
-    const POSIX: &[u8] = b" POSIX ";
-    let mut text = BufReader::with_capacity(1 << 16, text);
-    let mut line = Vec::new();
-    while text.read_until(b'\n', &mut line)? > 0 {
-        let lock = line.strip_prefix(b"lock:").and_then(|line| line.get(line.windows(POSIX.len()).position(|at| at == POSIX)?..));
-        if lock.is_some_and(|lock| !goes_on(lock)) {
-            break;
-        }
-        line.clear();
-    }
-    Ok(())
+    let sum = |keys: &[&str]| keys.iter().filter_map(|key| kibibytes(&text, key)).sum::<u64>();
+    HostUse { kernel: sum(&["SUnreclaim", "VmallocUsed"]), unshown: sum(&["MemTotal"]).saturating_sub(sum(&SHOWN)) }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
     use super::*;
 
     #[test]
-    fn what_waits_in_netlink_sockets_is_added_up() {
-        let netlink = "\
-sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops    Inode
-000000008ab3bc63 0   0          00000000 0        0        0     2        0        4
-000000002e72ccd3 0   17         00000000 8388992  0        0     2        0        1587
-00000000e4da6184 0   18         00000000 131456   0        0     2        0        1589
-";
-        assert_eq!((waiting(netlink), waiting("")), (8_388_992 + 131_456, 0));
-    }
-
-    #[test]
-    fn connections_are_counted_with_those_that_have_ended() {
-        let sockstat = "sockets: used 17\nTCP: inuse 100 orphan 7 tw 16 alloc 120 mem 127\nUDP: inuse 9 mem 121\n";
-        assert_eq!(connections(sockstat), 101 * 4096);
-        assert_eq!((connections("TCP6: inuse 3\nUDP6: inuse 9\n"), connections("")), (3 * 4096, 0));
-    }
-
-    #[test]
-    fn data_that_waits_in_sockets_is_counted() {
-        let tcp = "\
-  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:95E3 00000000:0000 0A 00000000:00000001 00:00000000 00000000     0        0 23554341 2 0 100 0 0 10 0
-   1: 0100007F:95E3 0100007F:8ABC 01 00000000:0001F3E5 00:00000000 00000000     0        0 0 1 0 20 8 0 10 -1
-   2: 0100007F:95E3 0100007F:8ABD 01 00000007:00010000 00:00000000 00000000     0        0 23554342 1 0 20 8 0 10 -1
-   3: 0100007F:8ABC 0100007F:95E3 04 007E2687:00000000 04:00000045 00000000     0        1 0 2 0 20 0 0 15 -1
-";
-        assert_eq!((not_accepted(tcp), not_accepted("")), (0x1_F3E5 * 2, 0));
-        let udp = "\
-   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops
- 1234: 00000000:A3B4 00000000:0000 07 00010128:007D4F60 00:00000000 00000000     0        0 23554337 2 0000000000000000 0
-";
-        assert_eq!(unread(udp), 0x1_0128 + 0x7D_4F60);
-        let protocols = "protocol  size sockets  memory\nUDPv6 1472 3 75 NI\nUDP 1344 4 75 NI\nNETLINK   1096  16000 -1 NI\n";
-        assert_eq!((sockets(protocols, "UDP"), sockets(protocols, "NETLINK"), sockets(protocols, "TCP")), (4, 16000, 0));
-    }
-
-    #[test]
-    fn locks_of_a_descriptor_are_counted() {
-        let text = "pos:\t0\nflags:\t02\nlock:\t1: POSIX  ADVISORY  WRITE 7 00:01:42 0 0\nlock:\t2: FLOCK  ADVISORY  WRITE 7 00:01:42 0 EOF\nlock:\t3: POSIX  ADVISORY  READ 7 00:01:42 2 2\n";
-        let all = |text: &str| {
-            let mut all = Vec::new();
-            each_posix_lock(text.as_bytes(), &mut |lock| {
-                all.push(String::from_utf8_lossy(lock).into_owned());
-                true
-            })
-            .unwrap();
-            all
-        };
-        assert_eq!(all(text), [" POSIX  ADVISORY  WRITE 7 00:01:42 0 0\n", " POSIX  ADVISORY  READ 7 00:01:42 2 2\n"]);
-        assert!(all("pos:\t0\nscm_fds: 0\n").is_empty());
-    }
-
-    #[test]
-    fn a_lock_counts_once_however_many_descriptors_its_file_has() {
-        let open = || rustix::fs::memfd_create("held", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let lock = |file: &OwnedFd| rustix::fs::fcntl_lock(file, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let own = std::process::id().cast_signed();
-        let count = || {
-            let mut count = 0;
-            let looked = locks_in(&format!("/proc/{own}/fdinfo"), own, &mut |more| {
-                count += more;
-                true
-            });
-            assert_eq!(looked, Some(true));
-            count
-        };
-        let (one, other) = (open(), open());
-        assert_eq!(count(), 0);
-        lock(&one);
-        let duplicates: Vec<OwnedFd> = (0..8).map(|_| one.try_clone().unwrap()).collect();
-        assert_eq!((count(), duplicates.len()), (1, 8));
-        lock(&other);
-        assert_eq!(count(), 2);
-        // What is gone has no locks; what cannot be looked at may have any.
-        assert_eq!(locks_in("/proc/self/fdinfo/none", own, &mut |_| true), Some(true));
-        assert_eq!(locks_in("/proc/self/status", own, &mut |_| true), None);
-        assert_eq!(locks_in(&format!("/proc/{own}/fdinfo"), own, &mut |more| more == 0), Some(false));
-    }
-
-    #[test]
-    fn a_count_of_locks_is_broken_off_at_once_and_finds_nothing_then() {
-        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let begun = Instant::now();
-        let pid = child.id().cast_signed();
-        let counts = [locks(pid, u64::MAX, &mut || false), locks(pid, u64::MAX, &mut || true)];
-        assert!(counts == [None, Some(0)] && begun.elapsed() < MAX_COUNT, "{counts:?}");
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-
-    #[test]
     fn what_the_kernel_holds_is_known() {
-        assert!(KernelMemory::new(1 << 30, Instant::now()).unwrap().baseline > 1 << 20);
-        assert!(waiting(&read("/proc/self/net/netlink").unwrap()) < 1 << 30);
+        assert!(KernelMemory::new(1 << 30, None, Instant::now()).unwrap().baseline > 1 << 20);
     }
 }

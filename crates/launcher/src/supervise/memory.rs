@@ -9,7 +9,7 @@
 //! share memory. A count divides what is shared, and code can make it slow by many maps: what a
 //! count has not reached counts as far as the host has lost memory. Of the kernel's own memory only
 //! page tables are counted here: `kernel_memory.rs` bounds another part of it, and nothing maps,
-//! socket buffers and pipes.
+//! pipes and what TCP has not delivered.
 
 use std::{
     cmp::Reverse,

@@ -34,11 +34,14 @@ use crate::{
         self, INTERVAL_MS, MAX_GLANCE_MS, SecondLook,
         usage::{self, FsRoom, TreeUse},
     },
+    sock_diag::SockDiag,
     verdict::Cause,
 };
 
 /// What counting scratch is called in a failure.
 pub(super) const COUNT: &str = "count what is in scratch";
+/// What counting the kernel's memory is called in a failure.
+pub(super) const COUNT_KERNEL_MEMORY: &str = "count what the kernel holds";
 /// How much of what a file system has lost during a run may be explained by no held count, where
 /// the run may have written as much: so many times the limit, at least this. Others write there too.
 const UNEXPLAINED_TIMES: u64 = 4;
@@ -88,6 +91,8 @@ pub(super) struct Quota {
     next_glance: Option<Instant>,
     /// None where a cgroup limits memory, or nothing does.
     memory: Option<MemorySampler>,
+    /// None until it is handed over, once `kernel_memory` has it, and where the kernel has none.
+    pub(super) sock_diag: Option<SockDiag>,
     /// None where nothing limits memory.
     pub(super) kernel_memory: Option<KernelMemory>,
     /// None unless the oom killer is about to strike.
@@ -217,6 +222,7 @@ impl Quota {
             next_scratch_count: None,
             next_glance: None,
             memory: None,
+            sock_diag: None,
             kernel_memory: None,
             next_oom_look: None,
             sampler: FsSampler::default(),
@@ -270,9 +276,11 @@ impl Supervision<'_> {
                 Err(errno) => self.break_off(failed("count the run's memory")(errno)),
             }
         }
-        match self.plan.limits.get(LimitKey::Memory).map(|limit| KernelMemory::new(limit, now)).transpose() {
+        let sock_diag = self.quota.sock_diag.take();
+        let new = |limit| KernelMemory::new(limit, sock_diag, now);
+        match self.plan.limits.get(LimitKey::Memory).map(new).transpose() {
             Ok(memory) => self.quota.kernel_memory = memory,
-            Err(errno) => self.break_off(failed("count what the kernel holds")(errno)),
+            Err(errno) => self.break_off(failed(COUNT_KERNEL_MEMORY)(errno)),
         }
         if self.plan.limits.get(LimitKey::Cpu).is_some() && self.teardown.cgroup.cpu().is_some() {
             self.quota.next_cpu_check = Some(now);

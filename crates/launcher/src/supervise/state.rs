@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
-use stockade_protocol::Receipt;
+use stockade_protocol::{Known, LayerReceipt, Receipt};
 
 use super::SETUP_TIMEOUT;
 use crate::receipt::{ExpectedSandbox, MountEvidence, OutsideEvidence};
@@ -120,6 +120,16 @@ impl State {
             State::Running(_) | State::Ended(_) | State::Failed => return None,
         };
         Some((since + timeout, timeout, missing))
+    }
+
+    /// Adds to the receipt, once, what turns out to be missing while the program runs.
+    pub(super) fn note_degraded(&mut self, layer: &'static str, reason: &str) {
+        if let State::Ready(run) | State::Running(run) | State::Ended(Ended { run, .. }) = self
+            && !run.receipt.degraded.iter().any(|name| name == layer)
+        {
+            run.receipt.degraded.push(String::from(layer));
+            run.receipt.layers.push(LayerReceipt { layer, known: Known::Degraded, detail: String::from(reason) });
+        }
     }
 
     /// The receipt, once it is complete.
