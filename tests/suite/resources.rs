@@ -5,11 +5,17 @@
 //! within the limit goes well. What they cost the host afterwards is looked at by
 //! `cleanup.rs` and `load.rs`; plain loops and fork bombs are in `verdicts.rs`.
 
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    time::Duration,
+};
+
 use serde_json::json;
 
 use crate::support::{
-    exec::{ExecResult, exec},
-    runner::test,
+    exec::{ExecResult, exec, run_under, stockade},
+    runner::{test, wait_within},
     timeouts::scaled_limit,
 };
 
@@ -130,4 +136,52 @@ fn memory_beyond_the_limit_is_not_swapped() {
     let both = format!("memory.memsw.limit_in_bytes={}", 96 << 20);
     assert!(cgroup["known"] == "read_back" && (detail.contains("memory.swap.max=0") || detail.contains(&both)), "{detail}");
     ask("512MiB").succeeded().expect(json!({"output": "192\n"}));
+}
+
+/// A parent with 100 MiB and forty children that share them until each, if it is told so, writes
+/// what it has. It stays until its stdin ends.
+const FAMILY: &str = r#"
+import os, signal, sys
+data = bytearray(100 << 20)
+for i in range(0, len(data), 4096): data[i] = 1
+children = []
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1] == 'write':
+            for i in range(0, len(data), 4096): data[i] = 2
+        signal.pause()
+    children.append(child)
+print('ready', flush=True)
+sys.stdin.read()
+for child in children: os.kill(child, signal.SIGKILL)
+print('over', flush=True)
+"#;
+
+test!(serial Both, forks_that_share_memory_are_not_ended_for_what_others_fill, needs [NoCgroup], seconds 120);
+/// Forty times 100 MiB take longer to count than a look may take. Serial: each fills 300 MiB.
+fn forks_that_share_memory_are_not_ended_for_what_others_fill() {
+    let family = |how: &str| {
+        let wall = scaled_limit(30_000);
+        stockade(["run", "--memory", "256m", "--timeout", &wall, "--", "python3", "-c", FAMILY, how]).stdin(Stdio::piped()).spawn().unwrap()
+    };
+    for _ in 0..10 {
+        let mut child = family("share");
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        // Filled within some 0.2 s, and held for as long again.
+        let fills = "import time\nheld = b'x' * (300 << 20)\ntime.sleep(0.2)";
+        assert!(run_under(&["/usr/bin/python3", "-c", fills]).status().unwrap().success());
+        drop(child.stdin.take());
+        line.clear();
+        output.read_line(&mut line).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!((line.as_str(), ended.status.code()), ("over\n", Some(0)), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+    // The control: what is written is no more shared.
+    let mut writing = family("write");
+    let status = wait_within(&mut writing, Duration::from_secs(20));
+    assert_eq!(status.and_then(|status| status.code()), Some(137));
 }
