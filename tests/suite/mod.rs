@@ -34,6 +34,7 @@ mod remedies;
 mod resources;
 mod run;
 mod runs;
+mod scratch_locks;
 mod screen;
 mod session_life;
 mod sessions;
