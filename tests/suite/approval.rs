@@ -31,10 +31,10 @@ use crate::{
 };
 
 /// Starts a program, and so is held back under `review`.
-const STARTS: &str = "import subprocess\nprint(subprocess.run(['echo', 'ran'], capture_output=True, text=True).stdout, end='')";
+pub(super) const STARTS: &str = "import subprocess\nprint(subprocess.run(['echo', 'ran'], capture_output=True, text=True).stdout, end='')";
 
 /// A registry and a log of this test's own.
-fn own_registry() -> PathBuf {
+pub(super) fn own_registry() -> PathBuf {
     if is_root() {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
@@ -55,11 +55,11 @@ fn records() -> Vec<Value> {
     written.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn review(request: &Value) -> ExecResult {
+pub(super) fn review(request: &Value) -> ExecResult {
     exec_with(&["--policy", "review"], request.clone())
 }
 
-fn with_token(request: &Value, token: &str) -> Value {
+pub(super) fn with_token(request: &Value, token: &str) -> Value {
     let mut request = request.clone();
     request["approve"] = json!(token);
     request
@@ -67,7 +67,7 @@ fn with_token(request: &Value, token: &str) -> Value {
 
 /// The token of a result that waits.
 #[track_caller]
-fn token_of(done: &ExecResult) -> String {
+pub(super) fn token_of(done: &ExecResult) -> String {
     let held = json!({"verdict": "approval_required", "code": 126, "started": false, "success": false, "output": "", "receipt": null});
     done.expect(held);
     let token = done["approval"]["token"].as_str().unwrap().to_owned();

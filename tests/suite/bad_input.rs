@@ -674,3 +674,25 @@ fn what_keeps_a_launcher_from_its_work_is_named() {
     // The control.
     asks(&[text(&program), "exec"]).succeeded();
 }
+
+test!(Both, too_many_arguments_are_refused);
+fn too_many_arguments_are_refused() {
+    let patterns = |count: usize| exec(json!({"code": "open('f', 'w').close()", "collect": vec!["f"; count]}));
+    assert_eq!(patterns(256).succeeded()["files"].as_array().unwrap().len(), 1);
+    patterns(257).expect(json!({"verdict": "bad_request", "reason": "too_many_patterns", "started": false}));
+    let ask = |count: usize| exec(json!({"code": "import sys; print(len(sys.argv))", "args": vec!["x"; count]}));
+    ask(50_000).refused("arguments_too_large", &["args"]);
+    ask(1000).succeeded().expect(json!({"output": "1001\n"}));
+}
+
+test!(Both, too_long_a_variable_is_refused);
+fn too_long_a_variable_is_refused() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("long", &derived("[environment]\naccept = { add = [\"LONG\"] }"));
+    let ask = |length: usize| {
+        let code = "import os; print(len(os.environ['LONG']))";
+        exec_with(&["--policy", &policy], json!({"code": code, "env": {"LONG": "x".repeat(length)}}))
+    };
+    ask(200 << 10).refused("arguments_too_large", &["env"]);
+    ask(100 << 10).succeeded().expect(json!({"output": "102400\n"}));
+}

@@ -17,7 +17,7 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, start, stockade, text},
+    exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, start, stockade, text, token},
     leftovers::{host_process_with, no_process_is_left},
     policy_dir::command_under_etc,
     runner::{directory, eventually, test, wait_within},
@@ -499,4 +499,33 @@ fn a_call_of_mcp_ends_with_its_client() {
     drop(server.stdin.take());
     let said = String::from_utf8(server.wait_with_output().unwrap().stdout).unwrap();
     assert!(said.contains("answered"), "{said}");
+}
+
+test!(Both, a_caller_that_ignores_its_children_is_served);
+fn a_caller_that_ignores_its_children_is_served() {
+    let script = "trap '' CHLD; exec \"$@\"";
+    let mut command = run_under(&["bash", "-c", script, "bash", text(&program_path().unwrap()), "exec"]);
+    ExecResult::of(run_with_stdin(&mut command, br#"{"code": "import subprocess; print(subprocess.run(['true']).returncode)"}"#))
+        .succeeded()
+        .expect(json!({"output": "0\n"}));
+}
+
+test!(serial Both, an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end, seconds 60);
+fn an_unread_stdout_does_not_keep_a_run_that_is_asked_to_end() {
+    let mark = token("yes");
+    let mut child = stockade(["run", "--", "yes", &mark]).spawn().unwrap();
+    // It has begun; from here on its output is not read.
+    let mut first = [0; 1];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    thread::sleep(scaled(Duration::from_millis(500)));
+    // The control: by itself it stays.
+    assert!(child.try_wait().unwrap().is_none());
+    let begin = Instant::now();
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    let ended = wait_within(&mut child, Duration::from_secs(15));
+    if ended.is_none() {
+        child.kill().unwrap();
+    }
+    assert!(ended.is_some(), "still there after {:?}", begin.elapsed());
+    no_process_is_left(&mark);
 }

@@ -230,3 +230,18 @@ fn a_signal_at_any_moment_of_the_set_up_ends_the_run() {
     // Some signals came before it held them back, and some when the run had begun.
     assert!(statuses.len() > 1, "{statuses:?}");
 }
+
+test!(RootlessOnly, code_that_becomes_a_directory_leaves_no_record);
+fn code_that_becomes_a_directory_leaves_no_record() {
+    let scratch = scratch();
+    let registry = directory().join("home/stockade");
+    let records = || {
+        let entries = fs::read_dir(&registry).into_iter().flatten().flatten();
+        entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"run-")).count()
+    };
+    let before = records();
+    let code = "import os, sys; p = sys.argv[0]; print(os.path.isfile(p)); os.remove(p); os.mkdir(p)";
+    let done = exec(json!({"code": code, "scratch": text(&scratch)}));
+    done.succeeded().expect(json!({"output": "True\n"}));
+    assert_eq!(records(), before);
+}

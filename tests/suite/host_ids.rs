@@ -4,12 +4,14 @@
 //! A user namespace of the test's own stands for the host: its count of further ones can be
 //! set to none without touching that of the machine. The control allows some.
 
+use std::fs;
+
 use serde_json::{Value, json};
 
 use crate::support::{
     exec::{ExecResult, OWNER, program_path, run_under, run_with_stdin, scratch, text},
     policy_dir::{PolicyDirectory, derived},
-    runner::test,
+    runner::{directory, test},
 };
 
 /// Enters the namespace, with these counts and ids, and becomes a program.
@@ -169,4 +171,22 @@ fn a_scratch_that_takes_no_idmap_is_refused_or_belongs_to_the_run_by_leave_of_th
     let done = ask(leave, "true");
     done.succeeded().expect(json!({"output": "True\n"}));
     assert_eq!(done["receipt"]["degraded"], json!([]));
+}
+
+test!(RootOnly, a_file_of_the_host_that_cannot_be_read_is_not_taken_for_missing);
+/// Whose ids are whose is not guessed at: `/etc/subuid` may give away that of the run.
+fn a_file_of_the_host_that_cannot_be_read_is_not_taken_for_missing() {
+    let exec_after = |name: &str, act: &str| {
+        let script = format!(
+            "set -e; mount -t tmpfs -o mode=755 none \"$1\"; cp -a /etc/. \"$1\"; cd \"$1\"; {act}; cd /; mount --bind \"$1\" /etc; exec \"$STOCKADE\" exec"
+        );
+        let etc = directory().join(name);
+        fs::create_dir(&etc).unwrap();
+        let mut command = run_under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh", text(&etc)]);
+        ExecResult::of(run_with_stdin(&mut command, br#"{"code": "print(1)"}"#))
+    };
+    exec_after("circle", "rm -f subuid; ln -s subuid subuid").broke("host_unreadable", &["/etc/subuid", "symbolic links"]);
+    // The controls: one that is not there gives nothing away, nor does the host's own.
+    exec_after("missing", "rm -f subuid").succeeded();
+    exec_after("own", "true").succeeded();
 }

@@ -1,15 +1,19 @@
 //! The kernel's surface: what the code can see and touch, and how a denial is worded. Which
 //! system calls are refused, and with which errno, is tried in `filters.rs`, call by call.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    fs::{self, Permissions},
+    os::unix::{fs::PermissionsExt, net::UnixDatagram},
+};
 
 use serde_json::{Value, json};
 
 use crate::support::{
     control::{Control, denied, denied_in},
-    exec::{ExecResult, exec, exec_with, python, run_under, run_with_stdin, scratch, text},
+    exec::{ExecResult, exec, exec_with, python, run_under, run_with_stdin, scratch, scratch_named, text, token, write_file},
     policy_dir::{PolicyDirectory, derived},
-    runner::test,
+    runner::{directory, test},
 };
 
 /// Root of a user namespace of one's own, outside.
@@ -391,4 +395,83 @@ fn signals_sent_by_the_caller_are_not_inherited_blocked() {
     done.succeeded().expect(json!({"output": "0000000000000000\n"}));
     let shell = exec(json!({"language": "bash", "code": "grep -E 'SigIgn|SigBlk' /proc/self/status"}));
     shell.succeeded().expect(json!({"output": "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n"}));
+}
+
+test!(Both, without_unix_no_pair_of_datagrams_reaches_a_socket_of_the_host);
+fn without_unix_no_pair_of_datagrams_reaches_a_socket_of_the_host() {
+    let shown = directory().join("shown");
+    fs::create_dir(&shown).unwrap();
+    let path = shown.join("log");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let policies = PolicyDirectory::new();
+    let ran = |families: &str| {
+        let lines = format!("[filesystem]\nread_only = {{ add = [{:?}] }}\n[seccomp]\n{families}", text(&shown));
+        let policy = policies.write("shown", &derived(&lines));
+        let code = format!(
+            "import socket\nfor kind in socket.SOCK_STREAM, socket.SOCK_SEQPACKET, socket.SOCK_DGRAM, socket.SOCK_RAW:\n  try: pair = socket.socketpair(type=kind); pair[0].sendto(b'x', {:?}); print('sent')\n  except OSError as error: print(error.errno)",
+            text(&path)
+        );
+        exec_with(&["--policy", &policy], json!({"code": code})).output().to_owned()
+    };
+    // EISCONN: a stream, and a sequence of packets (which leaves the address alone), stay with their peer.
+    let without = ran("socket_families = { remove = [\"unix\"] }");
+    assert_eq!(without, "106\nsent\n1\n1\n");
+    assert!(socket.recv(&mut [0; 8]).is_err());
+    // The control.
+    assert_eq!(ran(""), "106\nsent\nsent\nsent\n");
+    assert_eq!(socket.recv(&mut [0; 8]).unwrap(), 1);
+}
+
+test!(Both, code_cannot_bring_a_seccomp_filter);
+fn code_cannot_bring_a_seccomp_filter() {
+    denied("call(157, 22, 2, 0, 0, 0)", "EPERM", Control::Instead("call(157, 3, 0, 0, 0, 0)"));
+    // Outside, the kernel takes it: one instruction that allows.
+    let filter = "code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))\nprogram = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(code)))\ncall(157, 38, 1, 0, 0, 0)\ncall(157, 22, 2, ctypes.addressof(program), 0, 0)";
+    denied(filter, "EPERM", Control::Outside);
+}
+
+test!(Both, code_cannot_attach_a_socket_filter);
+fn code_cannot_attach_a_socket_filter() {
+    let filter = |socket: &str| {
+        format!(
+            "code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0xffff))\nprogram = struct.pack('HxxxxxxQ', 1, ctypes.addressof(code))\ns = {socket}\ns.setsockopt(socket.SOL_SOCKET, 26, program)"
+        )
+    };
+    for socket in ["socket.socket()", "socket.socket(socket.AF_UNIX)", "socket.socketpair()[0]"] {
+        let other = format!("s = {socket}\ns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)");
+        denied(&filter(socket), "EPERM", Control::Instead(&other));
+    }
+    // The filter itself is one that the kernel takes; some refuse it to users on the Internet's sockets.
+    denied(&filter("socket.socket(socket.AF_UNIX)"), "EPERM", Control::Outside);
+}
+
+test!(Both, no_rename_leaves_a_whiteout);
+fn no_rename_leaves_a_whiteout() {
+    for path in ["", "/tmp/"] {
+        let act = format!("write('{path}from')\ncall(316, -100, b'{path}from', -100, b'{path}to', FLAGS)");
+        let (whiteout, plain) = (act.replace("FLAGS", "4"), act.replace("FLAGS", "0"));
+        denied(&whiteout, "EPERM", Control::Instead(&plain));
+        let scratch = scratch_named(if path.is_empty() { "first" } else { "second" });
+        denied_in(json!({"scratch": text(&scratch)}), &whiteout, "EPERM", Control::Instead(&plain));
+    }
+}
+
+test!(RootOnly, what_is_mounted_inside_is_not_mounted_on_a_host_whose_mounts_are_shared);
+/// As systemd has them: each new mount appears on all copies of what it is mounted on.
+fn what_is_mounted_inside_is_not_mounted_on_a_host_whose_mounts_are_shared() {
+    let scratch = scratch();
+    let secret = token("shared");
+    write_file(&scratch.join(".env"), &secret);
+    let request = json!({"code": "import os; print(os.path.getsize('.env'))", "scratch": text(&scratch)}).to_string();
+    let script = "set -e; cat /proc/self/mountinfo >before; \"$STOCKADE\" exec >result; cat /proc/self/mountinfo >after; cat \"$1/.env\"; mkdir a b; mount --bind a b; mount -t tmpfs none a; grep -c ' '\"$PWD/[ab]\"' ' /proc/self/mountinfo";
+    let mut command = run_under(&["unshare", "--mount", "--propagation", "shared", "sh", "-c", script, "sh", text(&scratch)]);
+    let output = run_with_stdin(&mut command, request.as_bytes());
+    let read = |name: &str| fs::read_to_string(directory().join(name)).unwrap();
+    // The control: there a mount is mounted on copies too, for a, for b and, by b, once more.
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{secret}3\n"), "{output:?}");
+    assert_eq!(read("before"), read("after"));
+    let result: Value = serde_json::from_str(&read("result")).unwrap();
+    assert_eq!((&result["verdict"], &result["output"]), (&json!("exited"), &json!("0\n")), "{result}");
 }

@@ -1,8 +1,8 @@
 //! Escapes from other sandboxes that have a number. Each test does what the exploit did, and
 //! shows beside it that the act works where the one protection is missing.
 //!
-//! That a hole of another program is not here proves nothing about this one's own holes:
-//! those stand in `regressions.rs`. The one whose act is a name on the network, srt's NUL byte in
+//! That a hole of another program is not here proves nothing about this one's own holes: those
+//! stand with their subjects, such as `scratch_protection.rs`. The one whose act is a name on the network, srt's NUL byte in
 //! a SOCKS host, stands with the egress suite: `names::a_name_with_a_nul_byte_is_no_other_name`.
 
 use std::{

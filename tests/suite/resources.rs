@@ -5,11 +5,17 @@
 //! within the limit goes well. What they cost the host afterwards is looked at by
 //! `cleanup.rs` and `load.rs`; plain loops and fork bombs are in `verdicts.rs`.
 
-use serde_json::json;
+use std::{
+    io::{BufRead, BufReader},
+    process::Stdio,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, exec},
-    runner::test,
+    exec::{ExecResult, exec, program_path, run_under, run_with_stdin, stockade, text},
+    runner::{test, wait_within},
     timeouts::scaled_limit,
 };
 
@@ -130,4 +136,125 @@ fn memory_beyond_the_limit_is_not_swapped() {
     let both = format!("memory.memsw.limit_in_bytes={}", 96 << 20);
     assert!(cgroup["known"] == "read_back" && (detail.contains("memory.swap.max=0") || detail.contains(&both)), "{detail}");
     ask("512MiB").succeeded().expect(json!({"output": "192\n"}));
+}
+
+/// A parent with 100 MiB and forty children that share them until each, if it is told so, writes
+/// what it has. It stays until its stdin ends.
+const FAMILY: &str = r#"
+import os, signal, sys
+data = bytearray(100 << 20)
+for i in range(0, len(data), 4096): data[i] = 1
+children = []
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1] == 'write':
+            for i in range(0, len(data), 4096): data[i] = 2
+        signal.pause()
+    children.append(child)
+print('ready', flush=True)
+sys.stdin.read()
+for child in children: os.kill(child, signal.SIGKILL)
+print('over', flush=True)
+"#;
+
+test!(serial Both, forks_that_share_memory_are_not_ended_for_what_others_fill, needs [NoCgroup], seconds 120);
+/// Forty times 100 MiB take longer to count than a look may take. Serial: each fills 300 MiB.
+fn forks_that_share_memory_are_not_ended_for_what_others_fill() {
+    let family = |how: &str| {
+        let wall = scaled_limit(30_000);
+        stockade(["run", "--memory", "256m", "--timeout", &wall, "--", "python3", "-c", FAMILY, how]).stdin(Stdio::piped()).spawn().unwrap()
+    };
+    for _ in 0..10 {
+        let mut child = family("share");
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        // Filled within some 0.2 s, and held for as long again.
+        let fills = "import time\nheld = b'x' * (300 << 20)\ntime.sleep(0.2)";
+        assert!(run_under(&["/usr/bin/python3", "-c", fills]).status().unwrap().success());
+        drop(child.stdin.take());
+        line.clear();
+        output.read_line(&mut line).unwrap();
+        let ended = child.wait_with_output().unwrap();
+        assert_eq!((line.as_str(), ended.status.code()), ("over\n", Some(0)), "{}", String::from_utf8_lossy(&ended.stderr));
+    }
+    // The control: what is written is no more shared.
+    let mut writing = family("write");
+    let status = wait_within(&mut writing, Duration::from_secs(20));
+    assert_eq!(status.and_then(|status| status.code()), Some(137));
+}
+
+test!(Both, pending_signals_are_few);
+fn pending_signals_are_few() {
+    let code = r#"
+import ctypes, errno, json, os, signal
+library = ctypes.CDLL(None, use_errno=True)
+number = signal.SIGRTMIN + 1
+signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+sent = 0
+while sent < 600 and library.sigqueue(os.getpid(), number, ctypes.c_void_p(0)) == 0:
+    sent += 1
+print(json.dumps([sent, sent < 600 and errno.errorcode[ctypes.get_errno()]]))
+"#;
+    let answer = exec(json!({"code": code})).succeeded().json();
+    let sent = answer[0].as_u64().unwrap();
+    assert!((100..=512).contains(&sent) && answer[1] == "EAGAIN", "{answer}");
+    // Where the launcher may have few, code may have fewer.
+    let program = program_path().unwrap();
+    let few = format!("ulimit -i 100; exec {} exec", text(&program));
+    let done = ExecResult::of(run_with_stdin(&mut run_under(&["bash", "-c", &few]), json!({"code": code}).to_string().as_bytes()));
+    assert!(done.succeeded().json()[0].as_u64().unwrap() <= 50, "{}", done.brief());
+    // The control: outside there is room for all of them.
+    let output = run_with_stdin(&mut run_under(&["/usr/bin/python3", "-"]), code.as_bytes());
+    assert_eq!(serde_json::from_slice::<Value>(&output.stdout).unwrap(), json!([600, false]));
+}
+
+/// Fills the receive buffers of many sockets and prints how many bytes they hold: 72 MiB, where
+/// nothing holds them back. More than a tenth of 1 GiB would end the run of the control. How much
+/// one socket takes is the host's to say (`net.core.rmem_max`): Debian 12 takes 13 of these blocks.
+const FILL_SOCKETS: &str = r#"
+import socket
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sender.setblocking(False)
+block = b'x' * 32768
+held = []
+sent = 0
+for _ in range(300):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    s.setblocking(False)
+    s.bind(('127.0.0.1', 0))
+    held.append(s)
+    for _ in range(10):
+        try: sent += sender.sendto(block, s.getsockname())
+        except OSError: break
+    if sent > 72 << 20: break
+total = 0
+for s in held:
+    try:
+        while True: total += len(s.recv(67108864))
+    except OSError: pass
+print(total)
+"#;
+
+test!(RootOnly, socket_buffers_count_as_memory, needs [Cgroup], seconds 60);
+fn socket_buffers_count_as_memory() {
+    let ask = |memory: &str| {
+        exec(
+            json!({"code": FILL_SOCKETS, "limits": {"memory": memory, "tmp_size": "8MiB", "scratch_size": "8MiB", "wall": scaled_limit(20_000), "open_files": 600}}),
+        )
+    };
+    let total = |done: &ExecResult| done.succeeded().output().trim().parse::<u64>().unwrap();
+    let small = ask("48MiB");
+    // Either way of holding it back will do.
+    if small["verdict"] != "out_of_memory" {
+        let held = total(&small);
+        assert!(held <= 48 << 20, "{held} bytes\n{}", small.brief());
+    }
+    // The control: where memory is plenty, the same sockets hold more than that.
+    let large = ask("1GiB");
+    let held = total(&large);
+    assert!(held > 64 << 20, "{held} bytes\n{}", large.brief());
 }

@@ -4,6 +4,7 @@
 use std::{
     fs::{self, File},
     io::{BufRead, BufReader},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Stdio},
     time::Duration,
@@ -14,7 +15,9 @@ use serde_json::{Value, json};
 
 use crate::support::{
     audit_log::{own_log, records},
-    exec::{ExecResult, OWNER, chown_to_owner, exec, program_path, run_under, scratch_named, start, stockade, text},
+    exec::{
+        ExecResult, OWNER, chown_to_owner, exec, program_path, run_under, run_with_stdin, scratch, scratch_named, start, stockade, text,
+    },
     leftovers::{dead_records, names, registry},
     policy_dir::{PolicyDirectory, command_under_etc, command_with_etc, derived},
     runner::{directory, eventually, is_root, test, wait_within},
@@ -575,4 +578,45 @@ fn kill_ends_a_run_in_another_pid_namespace() {
     assert!(beside.status.code() == Some(125) && said.contains("PID namespace"), "{said}");
     assert_eq!(kill(&run), (Some(0), String::new()));
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled"}));
+}
+
+test!(serial RootOnly, a_registry_name_taken_in_tmp_first_stops_no_run);
+fn a_registry_name_taken_in_tmp_first_stops_no_run() {
+    struct Taken(String);
+    impl Drop for Taken {
+        fn drop(&mut self) {
+            let _removed = fs::remove_dir_all(&self.0).or_else(|_| fs::remove_file(&self.0));
+        }
+    }
+    // A user who has run nothing else.
+    const USER: u32 = OWNER + 17;
+    let own = |path: &Path| std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
+    let place = Taken(format!("/tmp/stockade-{USER}"));
+    let (home, scratch) = (directory().join("own"), scratch());
+    fs::create_dir(&home).unwrap();
+    own(&home);
+    own(&scratch);
+    let id = USER.to_string();
+    let request = json!({"code": "print(6*7)", "scratch": text(&scratch)}).to_string();
+    let program = program_path().unwrap();
+    let ask = || {
+        let words = ["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all", text(&program), "exec"];
+        ExecResult::of(run_with_stdin(run_under(&words).env("HOME", &home).env_remove("XDG_RUNTIME_DIR"), request.as_bytes()))
+    };
+    fs::create_dir(&place.0).unwrap();
+    ask().succeeded().expect(json!({"output": "42\n"}));
+    let longer =
+        || fs::read_dir("/tmp").unwrap().flatten().map(|entry| entry.path()).find(|path| text(path).starts_with(&format!("{}-", place.0)));
+    let own_place = Taken(text(&longer().expect("a name that no other user knew")).to_owned());
+    assert_eq!(fs::metadata(&own_place.0).map(|there| (there.uid(), there.mode() & 0o777)).unwrap(), (USER, 0o700));
+    assert_eq!(fs::read_dir(&place.0).unwrap().count(), 0);
+    // A file of the user's own, which somebody else has moved there.
+    fs::remove_dir(&place.0).unwrap();
+    fs::write(&place.0, "").unwrap();
+    own(Path::new(&place.0));
+    ask().succeeded().expect(json!({"output": "42\n"}));
+    // The control: left alone, it is where the runs are noted.
+    fs::remove_file(&place.0).unwrap();
+    ask().succeeded();
+    assert!(Path::new(&place.0).is_dir());
 }

@@ -205,6 +205,11 @@ impl Index<&str> for ExecResult {
     }
 }
 
+/// What a command has printed, on stdout and then on stderr.
+pub fn both_streams(output: &Output) -> String {
+    [String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)].concat()
+}
+
 /// `exec` with this request.
 #[track_caller]
 pub fn exec(request: Value) -> ExecResult {

@@ -3,6 +3,7 @@
 //! The answer to such code is a token. The same request, sent again with the token, runs: the same code with the same arguments, stdin, variables, files and limits, under
 //! the same text of the same policy, in the same scratch, by the same caller, once, within
 //! the policy's time. What lies in scratch and on the host is not bound: it may have changed.
+//! While it runs, no other run is in its host scratch, which could change its code.
 //!
 //! Who holds the token approves, and a program that reads its own results holds it. Where
 //! that is not wanted, the policy names `approvers`: then somebody of these, who is not the
@@ -350,6 +351,15 @@ impl ApprovalPass {
         }
         self.held.seconds_left()?.ok_or(ApprovalError::Expired)?;
         if self.store.claim(&self.token)? { Ok(()) } else { Err(ApprovalError::Used.into()) }
+    }
+
+    /// Takes a claim back for a run that does not start because of another in its host scratch. No
+    /// approver was asked: none approves what runs in such a scratch.
+    ///
+    /// # Errors
+    /// The token stays used.
+    pub(crate) fn give_back(&self) -> Result<(), Refusal> {
+        Ok(self.store.give_back(&self.token)?)
     }
 }
 

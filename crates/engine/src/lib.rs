@@ -27,7 +27,10 @@ mod trusted;
 use std::{cell::Cell, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::{Outcome, Relay, Streams, Teardown};
+use stockade_launcher::{
+    OpenedScratch, Outcome, Relay, Streams, Teardown,
+    scratch::{LockMode, ScratchLock},
+};
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
 use stockade_protocol::{Report, Request, screen::Action};
 
@@ -211,6 +214,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         // After all that can refuse the run but the log, so that a refused run leaves the token usable.
         if let Some(pass) = pass {
             pass.claim(inputs.scratch.as_ref(), origin)?;
+        }
+        // After the claim: of many who bring one token, the first is not refused for the others.
+        let locked = lock_scratch(&plan, inputs.scratch.as_ref(), pass, options)?;
+        if let Some(pass) = pass {
             recorder.into_iter().for_each(|recorder| recorder.approved(pass.approver));
         }
         if let (false, Some(recorder)) = (noted.replace(true), recorder) {
@@ -230,6 +237,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();
         }
+        // No process of the code is alive any more.
+        drop(locked);
         Ok((launched, plan, was_prepared))
     };
     let (launched, plan, _) = match run(pool)? {
@@ -238,6 +247,24 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     };
     let (outcome, teardown) = launched?;
     Ok(RunResult { outcome, plan, teardown })
+}
+
+/// Locks a host scratch that the run may write to, for approved code against all other runs: these
+/// could exchange the code, or files of the request, before they are read.
+fn lock_scratch(
+    plan: &Plan,
+    scratch: Option<&OpenedScratch>,
+    pass: Option<&ApprovalPass>,
+    options: &Options,
+) -> Result<Option<ScratchLock>, Refusal> {
+    let Some(scratch) = scratch.filter(|_| !plan.scratch.read_only) else { return Ok(None) };
+    let identity = caller::identify(options.peer.as_ref())?;
+    let mode = if pass.is_some() { LockMode::Exclusive } else { LockMode::Shared };
+    let locked = scratch.lock(mode, &identity.caller, identity.privileged);
+    if let (Err(_), Some(pass)) = (&locked, pass) {
+        pass.give_back()?;
+    }
+    Ok(Some(locked?))
 }
 
 /// What came of a command whose streams were relayed.

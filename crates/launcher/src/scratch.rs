@@ -26,6 +26,7 @@ use crate::{identity, tree};
 
 mod error;
 mod inspect;
+mod lock;
 pub mod path;
 pub mod place;
 mod roots;
@@ -34,6 +35,7 @@ pub(crate) mod usage;
 pub use error::{ScratchError, ScratchProblem};
 pub(crate) use inspect::SecondLook;
 use inspect::{Inspected, Rules, inspect};
+pub use lock::{LockMode, ScratchLock};
 use place::Mounts;
 use usage::TreeUse;
 

@@ -208,6 +208,12 @@ impl Store {
         Ok(true)
     }
 
+    /// Makes a used token wait again.
+    pub(super) fn give_back(&self, token: &Token) -> Result<(), ApprovalError> {
+        let used = self.path(token, "used");
+        std::fs::rename(&used, self.path(token, "held")).map_err(failed("give back", &used))
+    }
+
     /// The uid that has approved it.
     pub(super) fn approver(&self, token: &Token) -> Result<Option<u32>, ApprovalError> {
         let path = self.path(token, "approved");

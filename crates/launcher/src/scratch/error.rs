@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-use super::inspect::MAX_PROTECTED;
+use super::{LockMode, inspect::MAX_PROTECTED};
 use crate::{
     error::describe,
     resolve::{ForeignLink, ResolveError},
@@ -136,6 +136,14 @@ pub enum ScratchProblem {
         "it is or lies in {}, which this run shows read-only, since the host and the next run start what is there; use a directory beside it, or make the environment in a directory of its own", .0.display()
     )]
     Shown(PathBuf),
+    /// Another run is in it, above it or below it, and one of the two must be alone.
+    #[error("{}", .0.in_use())]
+    InUse(LockMode),
+    /// Whether another run is in it cannot be told.
+    #[error(
+        "it, or a directory above it, cannot be locked: {}; so another run there could change approved code before it is read: use a directory on another file system", describe(*.0)
+    )]
+    NotLocked(Errno),
     /// It is missing and cannot be made.
     #[error("cannot make it: {}; its parent must exist and be writable by the caller", describe(*.0))]
     NotMade(Errno),
@@ -179,6 +187,8 @@ impl ScratchProblem {
             ScratchProblem::ProtectsTooMuch { .. } => "scratch_protects_too_much",
             ScratchProblem::MountCopy(_) | ScratchProblem::CallerRights(_) => "scratch_failed",
             ScratchProblem::NotMade(_) => "scratch_not_made",
+            ScratchProblem::InUse(_) => "scratch_in_use",
+            ScratchProblem::NotLocked(_) => "scratch_not_locked",
             ScratchProblem::ForeignLink { .. } | ScratchProblem::Unresolved(ResolveError::Foreign(_)) => "scratch_foreign_link",
             ScratchProblem::Unresolved(ResolveError::TooManyLinks) => "scratch_link_loop",
         }

@@ -6,8 +6,10 @@
 //! the size of their file system. What fills up between two looks comes on top.
 //!
 //! A look adds up what each process has mapped. It is quick, and finds too much where processes
-//! share memory. A count divides what is shared, and code can make it slow by many maps: what a
-//! count has not reached counts as far as the host has lost memory. Of the kernel's own memory only
+//! share memory. A count divides what is shared. It is slow for a large family of forks, code can
+//! make it slow by many maps, and processes that end meanwhile make it too large: before a count
+//! ends a run of several processes, it is made again while the run stands still. What
+//! a count has not reached counts as far as the host has lost memory. Of the kernel's own memory only
 //! page tables are counted here: `kernel_memory.rs` bounds another part of it, and nothing maps,
 //! pipes and what TCP has not delivered.
 
@@ -24,7 +26,10 @@ use rustix::{
 use stockade_policy::plan::kernel_memory;
 use stockade_sys::process::{Common, have_in_common};
 
-use crate::processes::{self, FileQuery, NamelessFiles, kibibytes};
+use crate::{
+    hold::Hold,
+    processes::{self, FileQuery, NamelessFiles, kibibytes},
+};
 
 /// As fast as two CPUs could fill memory: above what was measured.
 const BYTES_PER_US: u64 = 8192;
@@ -38,7 +43,15 @@ const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(150);
 const MIN_PAUSE_OF_LONG: u32 = 3;
 /// How long a look may take: code that forks and ends can keep ahead of it.
-pub(super) const MAX_LOOK: Duration = Duration::from_millis(100);
+const MAX_LOOK: Duration = Duration::from_millis(100);
+/// How long it may take to hold a run that grows meanwhile; one that does not may take as long as
+/// any may.
+const MAX_TAKE: Duration = Duration::from_millis(200);
+/// How long a count may take while the run stands still: of 64 processes that share 256 MiB on a
+/// busy host. The kernel takes some 0.1 us for each page of each process.
+const MAX_HELD_LOOK: Duration = Duration::from_secs(2);
+/// All of it.
+pub(super) const MAX_TIME: Duration = Duration::from_millis(2600);
 /// A process that has more in use, and more than the limit, is not counted: the kernel takes some
 /// 60 ms to tell, and nothing interrupts that.
 const MAX_READ: u64 = 4 << 30;
@@ -126,9 +139,7 @@ impl MemorySampler {
         let host = of_host(tmpfs);
         self.without = self.without.min(host);
         let growth = host.minus(self.without);
-        let mut look = Look::at(pid_one, &mut goes_on);
-        // A run may hold that much of the kernel's memory beside its own, as with a cgroup.
-        look.page_tables = look.page_tables.saturating_sub(kernel_memory(self.limit));
+        let look = self.look_at(pid_one, &mut goes_on);
         let pause_of_look = pause_after(begun.elapsed());
         let mut held = look.at_most(growth);
         let mut is_decided = true;
@@ -140,8 +151,13 @@ impl MemorySampler {
                 processes::free_unreachable();
                 let grows = || look.by_growth(of_host(tmpfs).minus(self.without)) > self.limit;
                 // What is lost meanwhile is looked at first.
-                let count = self.count(pid_one, &look, growth, &mut || goes_on() && (is_lost || !grows()));
+                let mut count = self.count(pid_one, &look, growth, &mut || goes_on() && (is_lost || !grows()));
                 is_decided = !count.is_broken_off || begun.elapsed() >= MAX_LOOK;
+                // Nor is a count of several that go on one of a moment: where one ends, what it has shared
+                // counts for those that are left.
+                if is_decided && count.held > self.limit && look.processes.len() > 1 {
+                    (count, is_decided) = self.count_held(pid_one, tmpfs, may_go_on).unwrap_or((count, true));
+                }
                 is_over = is_decided && count.held > self.limit;
                 held = count.held;
                 if let Some(seen) = count.seen {
@@ -153,6 +169,33 @@ impl MemorySampler {
         let pause = Duration::from_micros(self.limit.saturating_sub(held) / BYTES_PER_US).clamp(MIN_INTERVAL, MAX_INTERVAL);
         self.next = Instant::now() + if is_decided { pause.max(pause_of_look) } else { Duration::ZERO };
         is_over
+    }
+
+    /// What the run's processes have mapped.
+    fn look_at(&self, pid_one: i32, goes_on: &mut dyn FnMut() -> bool) -> Look {
+        let look = Look::at(pid_one, goes_on);
+        // A run may hold that much of the kernel's memory beside its own, as with a cgroup.
+        let page_tables = look.page_tables.saturating_sub(kernel_memory(self.limit));
+        Look { page_tables, ..look }
+    }
+
+    /// What the run holds, counted for longer because it stands still, and whether that decides:
+    /// what others fill meanwhile does not. None where it cannot be held.
+    fn count_held(&self, pid_one: i32, tmpfs: u64, may_go_on: &mut dyn FnMut() -> bool) -> Option<(Count, bool)> {
+        let asked = Instant::now();
+        let of_all = || {
+            let Resident { own, shared } = of_host(tmpfs);
+            own + shared
+        };
+        let most = of_all() + self.limit / 16;
+        let _hold = Hold::take(pid_one, &mut || (asked.elapsed() < MAX_TAKE || of_all() <= most) && may_go_on())?;
+        let begun = Instant::now();
+        let mut goes_on = || begun.elapsed() < MAX_HELD_LOOK && may_go_on();
+        let look = self.look_at(pid_one, &mut goes_on);
+        let growth = of_host(tmpfs).minus(self.without);
+        let count = self.count(pid_one, &look, growth, &mut goes_on);
+        let is_decided = !count.is_broken_off || begun.elapsed() >= MAX_HELD_LOOK;
+        Some((count, is_decided))
     }
 
     /// What the run holds: each page once. Shared memory that no descriptor leads to shows how

@@ -376,7 +376,7 @@ impl Supervision<'_> {
         let now = Instant::now();
         self.quota.sample(now);
         let (pid, tmpfs) = (self.teardown.sandbox.pid(), self.quota.tmpfs());
-        if memory.look(pid, tmpfs, &mut self.may_go_on(now + memory::MAX_LOOK)) {
+        if memory.look(pid, tmpfs, &mut self.may_go_on(now + memory::MAX_TIME)) {
             self.end(Cause::OutOfMemory);
         } else {
             self.quota.memory = Some(memory);
