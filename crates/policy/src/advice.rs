@@ -227,7 +227,7 @@ mod tests {
     };
 
     fn titles(text: &str) -> Vec<String> {
-        let path = std::env::temp_dir().join(format!("stockade-advice-{}-{}.toml", std::process::id(), text.len()));
+        let path = std::env::temp_dir().join(format!("stockade-advice-{}-{:?}.toml", std::process::id(), std::thread::current().id()));
         std::fs::write(&path, format!("schema = 1\nextends = \"default\"\n{text}")).unwrap();
         let reviewed = review(path.to_str().unwrap(), &LookupContext::rootless(None));
         std::fs::remove_file(&path).unwrap();
