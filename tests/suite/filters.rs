@@ -188,10 +188,28 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
         }
     }
     for (level, option, passes) in
-        [(1, 2, true), (0, 26, true), (6, 50, true), (1, 26, false), (1, 50, false), (1, 51, false), (1, 52, false)].into_iter().chain(
-            [(0, 35), (0, 39), (0, 42), (0, 48), (41, 20), (41, 42), (41, 48), (6, 14), (6, 32), (6, 38)]
+        [(1, 2, true), (0, 26, true), (41, 26, true), (6, 50, true), (1, 26, false), (1, 50, false), (1, 51, false), (1, 52, false)]
+            .into_iter()
+            .chain(
+                [
+                    (0, 35),
+                    (0, 39),
+                    (0, 42),
+                    (0, 48),
+                    (41, 20),
+                    (41, 42),
+                    (41, 48),
+                    (41, 6),
+                    (41, 32),
+                    (41, 54),
+                    (41, 57),
+                    (41, 59),
+                    (6, 14),
+                    (6, 32),
+                    (6, 38),
+                ]
                 .map(|(level, option)| (level, option, false)),
-        )
+            )
     {
         for high in [0, HIGH] {
             all.push(("setsockopt", vec![BAD, high | level, high | option, BAD, BAD], passes));

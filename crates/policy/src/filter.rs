@@ -140,13 +140,19 @@ const HUGE_PAGES: [(&str, u8, u32); 3] = [("mmap", 3, 0x4_0000), ("memfd_create"
 /// MADV_MERGEABLE: the kernel shares equal pages between runs, and how long a write takes tells
 /// what another run holds.
 const MADV_MERGEABLE: u32 = 12;
-/// Options of sockets that take memory which no cgroup counts, by level: SO_ATTACH_FILTER,
+/// Options of sockets that take memory which no cgroup counts, each level once: SO_ATTACH_FILTER,
 /// SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF; groups of multicast and filters of their
-/// sources; TCP_MD5SIG, TCP_MD5SIG_EXT and TCP_AO_ADD_KEY.
+/// sources; IPV6_2292PKTOPTIONS, IPV6_FLOWLABEL_MGR, IPV6_HOPOPTS, IPV6_RTHDRDSTOPTS, IPV6_RTHDR and
+/// IPV6_DSTOPTS, whose headers of up to 4 KiB each socket keeps; TCP_MD5SIG, TCP_MD5SIG_EXT and
+/// TCP_AO_ADD_KEY.
 pub const FORBIDDEN_SOCKET_OPTIONS: [(u32, &[u32], &str); 4] = [
     (1, &[26, 50, 51, 52], "BPF programs on sockets are refused"),
     (0, &[35, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48], "groups of multicast, which no limit counts, are refused"),
-    (41, &[20, 42, 43, 44, 45, 46, 47, 48], "groups of multicast, which no limit counts, are refused"),
+    (
+        41,
+        &[6, 20, 32, 42, 43, 44, 45, 46, 47, 48, 54, 55, 57, 59],
+        "groups of multicast and extension headers of IPv6, which no limit counts, are refused",
+    ),
     (6, &[14, 32, 38], "keys of TCP, which no limit counts, are refused"),
 ];
 /// Core dumps are forbidden by a limit of 1, at which the kernel does not start a core_pattern
