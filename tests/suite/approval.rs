@@ -185,6 +185,9 @@ fn a_token_is_for_its_policy_and_its_scratch() {
     write("");
     exec_with(&["--policy", &policy, "--runtime", "python=/usr/bin/python3"], granted.clone())
         .refused("approval_of_other_policy", &["interpreters"]);
+    if !is_root() {
+        exec_with(&["--policy", &policy, "--allow", "127.0.0.1:9"], granted.clone()).refused("approval_of_other_policy", &["mine"]);
+    }
     let mut elsewhere = granted.clone();
     elsewhere["scratch"] = json!(text(&scratch_named("elsewhere")));
     ask(&elsewhere).refused("approval_of_other_scratch", &["another scratch"]);

@@ -1,5 +1,5 @@
 //! Runs in one host scratch at a time: approved code is alone there, so that no other run can
-//! exchange it before its interpreter reads it.
+//! exchange it before its interpreter reads it, nor a session write to it.
 //!
 //! The controls show the exchange where nothing was approved. That a program of the host
 //! can do the same is not tried: it is the caller's own.
@@ -20,6 +20,7 @@ use crate::{
         exec::{ExecResult, chown_to_owner, exec, exec_with, scratch_named, start, stockade, text, write_file},
         policy_dir::{PolicyDirectory, derived},
         runner::{eventually, test},
+        session::Session,
     },
 };
 
@@ -154,11 +155,31 @@ fn locks_of_code_in_a_scratch_hold_up_no_program_and_let_no_other_in() {
     let unlocking = RunningCode::of(&place, &format!("{}\ninput()", own.replace("print", &format!("{unlocks}\nprint"))));
     review(&granted).refused("scratch_in_use", &[]);
     drop(unlocking);
-    // What is not stopped: read locks keep others out for as long as the code runs.
+    // Nor does a lock of its own keep others out.
     let keeps = own.replace("print", "fcntl.lockf(fd, fcntl.LOCK_SH)\nprint");
     let keeping = RunningCode::of(&place, &format!("{keeps}\ninput()"));
-    exec(in_scratch(&place, "print(1)")).refused("scratch_in_use", &[]);
+    exec(in_scratch(&place, "print(1)")).succeeded();
     drop(keeping);
     exec(in_scratch(&place, "print(1)")).succeeded();
     review(&granted).succeeded();
+}
+
+test!(Both, a_session_writes_no_file_where_approved_code_runs, seconds 60);
+fn a_session_writes_no_file_where_approved_code_runs() {
+    own_registry();
+    let place = scratch_named("place");
+    let code = "import os, subprocess, time\nopen('begun', 'w').close()\nwhile not os.path.exists('over'): time.sleep(0.01)\nprint('ran')";
+    let request = in_scratch(&place, code);
+    let granted = with_token(&request, &token_of(&review(&request)));
+    let mut session = Session::open(&["--scratch", text(&place)]);
+    // The control: it may write there before.
+    session.write("first", json!("x"));
+    let approved = start(&mut stockade(["exec", "--policy", "review"]), granted.to_string().as_bytes());
+    assert!(eventually(Duration::from_secs(20), || place.join("begun").exists()));
+    session.refused(json!({"op": "write", "path": "second", "contents": "x"}), "scratch_in_use");
+    assert!(!place.join("second").exists());
+    write_file(&place.join("over"), "");
+    ExecResult::of(approved.wait_with_output().unwrap()).succeeded().expect(json!({"output": "ran\n"}));
+    session.write("second", json!("x"));
+    session.close();
 }

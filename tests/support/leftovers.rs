@@ -86,7 +86,7 @@ pub fn dead_records() -> Vec<String> {
         .filter(|name| {
             // The socket's file is no record, and stays; so do requests for approval, of any user, and
             // what the user was told.
-            if name == "connections" || name == "told" || name.starts_with("approval-") {
+            if name == "connections" || name == "told" || name == "scratch-locks" || name.starts_with("approval-") {
                 return false;
             }
             let Ok(file) = fs::File::open(registry().join(name)) else { return false };

@@ -109,9 +109,11 @@ fn bound(request: &Request) -> Result<String, ApprovalError> {
     })
 }
 
+/// With what the caller has added on the command line.
 fn hash_of_policy(policy: &Policy, options: &Options) -> Result<String, ApprovalError> {
     let interpreters: Vec<_> = options.interpreters.iter().map(|(name, path)| (name, path.as_os_str().as_bytes())).collect();
-    hash(&(&policy.name, &policy.sha256, interpreters))
+    let allowed: Vec<_> = options.allow.iter().map(ToString::to_string).collect();
+    hash(&(&policy.name, &policy.sha256, interpreters, allowed))
 }
 
 /// The host's directory by path and number, and a session by its number.

@@ -38,7 +38,7 @@ use admit::RunSandbox;
 pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
 use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
-use caller::CallerError;
+use caller::{CallerError, Identity};
 pub use policies::{LoadedPolicy, ancestry, list_policies, load_policy, lookup_context};
 use pool::Pool;
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
@@ -258,13 +258,17 @@ fn lock_scratch(
     options: &Options,
 ) -> Result<Option<ScratchLock>, Refusal> {
     let Some(scratch) = scratch.filter(|_| !plan.scratch.read_only) else { return Ok(None) };
-    let identity = caller::identify(options.peer.as_ref())?;
     let mode = if pass.is_some() { LockMode::Exclusive } else { LockMode::Shared };
-    let locked = scratch.lock(mode, &identity.caller, identity.privileged);
+    let locked = lock_opened(scratch, mode, &caller::identify(options.peer.as_ref())?);
     if let (Err(_), Some(pass)) = (&locked, pass) {
         pass.give_back()?;
     }
-    Ok(Some(locked?))
+    locked.map(Some)
+}
+
+/// The same for a scratch that is open, on behalf of its caller.
+pub(crate) fn lock_opened(scratch: &OpenedScratch, mode: LockMode, identity: &Identity) -> Result<ScratchLock, Refusal> {
+    Ok(scratch.lock(mode, &identity.caller, identity.privileged, &facts::registry(identity)?)?)
 }
 
 /// What came of a command whose streams were relayed.

@@ -2,7 +2,8 @@
 //!
 //! Every request is a whole run of its own, in a sandbox made for it: nothing but files is
 //! kept, and no guarantee of a run is another than without a session. Files are read and
-//! written between two runs, never during one. How requests arrive is not known here.
+//! written between two of its runs, never during one, and none is written to a host scratch in
+//! which approved code runs. How requests arrive is not known here.
 
 mod error;
 
@@ -14,7 +15,7 @@ use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Tree},
     registry::Record,
-    scratch::{Opener, ShownFiles},
+    scratch::{LockMode, Opener, ShownFiles},
     volumes::{SessionVolumes, VolumeCopies},
 };
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
@@ -29,7 +30,7 @@ use crate::{
     answer,
     audit::{AuditRecorder, AuditSubject},
     caller::{self, Identity},
-    facts, load_policy,
+    facts, load_policy, lock_opened,
     pool::Pool,
     report::Echo,
     trusted::refuse_replaceable,
@@ -246,6 +247,7 @@ impl Session {
         } else if self.plan.scratch.read_only && place.root == self.plan.scratch.path {
             return Err(wrong(path, PathProblem::ReadOnlyScratch(self.loaded.policy.name.clone())).into());
         }
+        let _locked = place.host.as_ref().map(|opened| lock_opened(opened, LockMode::Shared, &self.identity)).transpose()?;
         Ok(place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| wrong(path, error))?)
     }
 

@@ -141,7 +141,7 @@ pub enum ScratchProblem {
     InUse(LockMode),
     /// Whether another run is in it cannot be told.
     #[error(
-        "it, or a directory above it, cannot be locked: {}; so another run there could change approved code before it is read: use a directory on another file system", describe(*.0)
+        "whether another run is in it cannot be told: {}; such a run could change approved code before it is read: look at the registry of runs (`stockade doctor`), or use another directory", describe(*.0)
     )]
     NotLocked(Errno),
     /// It is missing and cannot be made.

@@ -1,18 +1,18 @@
 //! Locks on a host scratch: while a run of approved code is in one, no other run is.
 //!
-//! A run that may write to a host scratch holds read locks (fcntl(2), F_OFD_SETLK) on that
-//! directory and on those above it that have the same owner, until nothing of it is alive. The
-//! locked byte says whether the run is in that directory or below it, and whether it is alone.
-//! A run sets its locks before it looks for those of others, so of two that start at the
-//! same time at least one is refused. Nothing is waited for. Only read locks, because the kernel
-//! locks no directory for writing; F_OFD_GETLK finds those of others.
+//! A run that may write to a host scratch holds read locks (fcntl(2), F_OFD_SETLK) for that
+//! directory and for all above it, until nothing of it is alive. They are locks on bytes of one file
+//! in the registry, which only launchers of the same registry can open: neither code nor other
+//! users can hold one. A directory has four bytes there; which of them a run locks says whether it
+//! is in that directory or below it, and whether it is alone. A run sets its locks before it looks
+//! for those of others, so of two that start at the same time at least one is refused. Nothing is
+//! waited for.
 //!
-//! Code in a scratch may use flock(2) there as ever, which is another kind of lock. By read locks of
-//! its own it can keep others from starting there, but it can take none away from a launcher.
-//! Programs of the host are not looked for, nor runs in a directory that has been moved, or
-//! is mounted a second time, since they started.
+//! Programs of the host are not looked for, nor launchers with another registry (root's and those
+//! of its callers), nor runs in a directory that has been moved, or is mounted a second time, since
+//! they started.
 
-use std::ops::RangeInclusive;
+use std::{fs::File, ops::RangeInclusive, os::unix::fs::OpenOptionsExt};
 
 use nix::{
     fcntl::{FcntlArg, fcntl},
@@ -26,6 +26,10 @@ use rustix::{
 use stockade_policy::facts::Caller;
 
 use super::{OpenedScratch, ScratchError, ScratchProblem, as_caller};
+use crate::{error::errno_of, registry::Registry};
+
+/// The file in the registry whose bytes stand for directories.
+const FILE: &str = "scratch-locks";
 
 /// Whether other runs may be in a scratch meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,7 @@ pub enum LockMode {
     Exclusive,
 }
 
-// The byte that a run locks in a directory that is its scratch (here), or lies above it.
+// Which byte of a directory a run locks that is in it (here), or below it.
 const SHARED_BELOW: i64 = 0;
 const SHARED_HERE: i64 = 1;
 const EXCLUSIVE_HERE: i64 = 2;
@@ -78,71 +82,72 @@ impl LockMode {
 /// The locks of one run; dropping it releases them.
 #[derive(Debug)]
 pub struct ScratchLock {
-    _directories: Vec<OwnedFd>,
+    _file: File,
 }
 
 impl OpenedScratch {
-    /// Locks it for a run of this caller. A file system without locks is no error in shared mode:
-    /// no run is alone there.
+    /// Locks it for a run of this caller.
     ///
     /// # Errors
-    /// Another run is in it, above it or below it, or it cannot be locked.
-    pub fn lock(&self, mode: LockMode, caller: &Caller, privileged: bool) -> Result<ScratchLock, ScratchError> {
-        let locked = as_caller(caller, privileged, || lock(&self.directory, mode)).map_err(ScratchProblem::CallerRights).flatten();
+    /// Another run is in it, above it or below it, or that cannot be told.
+    pub fn lock(&self, mode: LockMode, caller: &Caller, privileged: bool, registry: &Registry) -> Result<ScratchLock, ScratchError> {
+        let walked = as_caller(caller, privileged, || with_those_above(&self.directory)).map_err(ScratchProblem::CallerRights);
+        let locked = walked.and_then(|directories| lock(&directories.map_err(ScratchProblem::NotLocked)?, mode, registry));
         locked.map_err(|problem| ScratchError { path: self.facts.path.display().to_string(), problem })
     }
 }
 
-fn lock(scratch: &OwnedFd, mode: LockMode) -> Result<ScratchLock, ScratchProblem> {
-    let directories = with_those_above(scratch).map_err(ScratchProblem::NotLocked)?;
-    let with_place = || directories.iter().enumerate().map(|(index, directory)| (directory, index == 0));
-    // The file system has no such locks, so no approved code runs there.
-    let tolerated = |errno| match (mode, errno) {
-        (LockMode::Shared, Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
-        _ => Err(ScratchProblem::NotLocked(errno)),
-    };
-    for (directory, is_scratch) in with_place() {
-        let byte = mode.byte(is_scratch);
-        set(directory, byte).map(|()| false).or_else(tolerated)?;
+/// The scratch is the first of the directories, each by its first byte in the file.
+fn lock(directories: &[i64], mode: LockMode, registry: &Registry) -> Result<ScratchLock, ScratchProblem> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let opened = options.open(registry.directory().join(FILE));
+    let file = opened.map_err(|error| ScratchProblem::NotLocked(errno_of(&error)))?;
+    let with_place = || directories.iter().enumerate().map(|(index, first)| (*first, index == 0));
+    for (first, is_scratch) in with_place() {
+        set(&file, first + mode.byte(is_scratch)).map_err(ScratchProblem::NotLocked)?;
     }
-    for (directory, is_scratch) in with_place() {
-        if is_locked(directory, &mode.conflicts(is_scratch)).or_else(tolerated)? {
+    for (first, is_scratch) in with_place() {
+        let conflicts = mode.conflicts(is_scratch);
+        if is_locked(&file, &(first + conflicts.start()..=first + conflicts.end())).map_err(ScratchProblem::NotLocked)? {
             return Err(ScratchProblem::InUse(mode));
         }
     }
-    Ok(ScratchLock { _directories: directories })
+    Ok(ScratchLock { _file: file })
 }
 
-/// A directory, and those above it that belong to its owner: what another user owns is no scratch
-/// of the same caller's, unless that is root, whose code there has the rights of that user.
-fn with_those_above(scratch: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
-    let reopened = |directory: &OwnedFd| openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let owner = fstat(scratch)?.st_uid;
-    let mut directories = vec![reopened(scratch)?];
-    let mut current = openat(scratch, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+/// A directory, and all above it.
+fn with_those_above(scratch: &OwnedFd) -> Result<Vec<i64>, Errno> {
+    let open = |directory: &OwnedFd, name| openat(directory, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let mut current = open(scratch, c".")?;
+    let mut directories = Vec::new();
     loop {
-        let above = openat(&current, c"..", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let (stat, below) = (fstat(&above)?, fstat(&current)?);
-        if (stat.st_dev, stat.st_ino) == (below.st_dev, below.st_ino) {
+        let stat = fstat(&current)?;
+        let first = first_byte(stat.st_dev, stat.st_ino);
+        if directories.last() == Some(&first) {
             return Ok(directories);
         }
-        if stat.st_uid == owner {
-            directories.push(reopened(&above)?);
-        }
-        current = above;
+        directories.push(first);
+        current = open(&current, c"..")?;
     }
 }
 
-fn set(directory: impl AsFd, byte: i64) -> Result<(), Errno> {
-    let done = fcntl(directory, FcntlArg::F_OFD_SETLK(&flock(READ, &(byte..=byte))));
+/// Spread over what a file can have, so that no two directories have the same.
+fn first_byte(device: u64, inode: u64) -> i64 {
+    let mixed = device.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(inode).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed >> 4).cast_signed() * 4
+}
+
+fn set(file: impl AsFd, byte: i64) -> Result<(), Errno> {
+    let done = fcntl(file, FcntlArg::F_OFD_SETLK(&flock(READ, &(byte..=byte))));
     done.map(drop).map_err(|errno| Errno::from_raw_os_error(errno as i32))
 }
 
 /// Whether somebody else has locked one of these bytes.
-fn is_locked(directory: impl AsFd, bytes: &RangeInclusive<i64>) -> Result<bool, Errno> {
+fn is_locked(file: impl AsFd, bytes: &RangeInclusive<i64>) -> Result<bool, Errno> {
     // The kernel puts a lock in its place that is in the way of this one, or says that none is.
     let mut asked = flock(WRITE, bytes);
-    fcntl(directory, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked)).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
     Ok(asked.l_type != NONE)
 }
 
