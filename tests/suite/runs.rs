@@ -284,7 +284,7 @@ fn a_run_without_an_audit_log_is_listed_and_ended_too() {
     runs(&place);
     assert_eq!(kill(&number("unlogged")), (Some(0), String::new()));
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "cancelled", "audit": null}));
-    assert!(is_root() || names(&registry()).is_empty());
+    assert!(is_root() || names(&registry()).iter().all(|name| !name.starts_with("run-")));
 }
 
 /// A cgroup v2 that belongs to the caller, as systemd delegates one; removed with it.
