@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_micros(200);
 /// it the process stops before its next instruction.
 const MAX_CALL: Duration = Duration::from_millis(20);
 /// How long code can keep a run from being held.
-const MAX_RESISTANCE: Duration = Duration::from_millis(500);
+pub(crate) const MAX_RESISTANCE: Duration = Duration::from_millis(500);
 
 /// Processes that stand still until this is dropped.
 pub(crate) struct Hold {

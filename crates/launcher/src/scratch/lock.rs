@@ -132,7 +132,8 @@ fn with_those_above(scratch: &OwnedFd) -> Result<Vec<i64>, Errno> {
     }
 }
 
-/// Spread over what a file can have, so that no two directories have the same.
+/// The same in every version of the program. Two directories may have the same by chance, one in
+/// 2^60; then a run is refused that need not be.
 fn first_byte(device: u64, inode: u64) -> i64 {
     let mixed = device.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(inode).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 4).cast_signed() * 4

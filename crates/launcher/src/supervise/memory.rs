@@ -27,7 +27,7 @@ use stockade_policy::plan::kernel_memory;
 use stockade_sys::process::{Common, have_in_common};
 
 use crate::{
-    hold::Hold,
+    hold::{Hold, MAX_RESISTANCE},
     processes::{self, FileQuery, NamelessFiles, kibibytes},
 };
 
@@ -44,14 +44,15 @@ const MAX_PAUSE: Duration = Duration::from_millis(150);
 const MIN_PAUSE_OF_LONG: u32 = 3;
 /// How long a look may take: code that forks and ends can keep ahead of it.
 const MAX_LOOK: Duration = Duration::from_millis(100);
-/// How long it may take to hold the run, whatever the host loses meanwhile. Then as long as `hold.rs`
-/// has it, while that is less than half of the limit: on a busy host forty processes take 0.2 s to stop.
+/// How long holding the run may take, however much memory the host loses meanwhile. After that it
+/// goes on, up to MAX_RESISTANCE, only while the host has lost less than half of the limit: on a
+/// busy host forty processes take 0.2 s to stop.
 const MAX_TAKE: Duration = Duration::from_millis(200);
 /// How long a count may take while the run stands still: of 64 processes that share 256 MiB on a
 /// busy host. The kernel takes some 0.1 us for each page of each process.
 const MAX_HELD_LOOK: Duration = Duration::from_secs(2);
-/// All of it.
-pub(super) const MAX_TIME: Duration = Duration::from_millis(2600);
+/// How long a look with both counts may take.
+pub(super) const MAX_TIME: Duration = MAX_LOOK.saturating_add(MAX_RESISTANCE).saturating_add(MAX_HELD_LOOK);
 /// A process that has more in use, and more than the limit, is not counted: the kernel takes some
 /// 60 ms to tell, and nothing interrupts that.
 const MAX_READ: u64 = 4 << 30;
@@ -153,8 +154,8 @@ impl MemorySampler {
                 // What is lost meanwhile is looked at first.
                 let mut count = self.count(pid_one, &look, growth, &mut || goes_on() && (is_lost || !grows()));
                 is_decided = !count.is_broken_off || begun.elapsed() >= MAX_LOOK;
-                // Nor is a count of several that go on one of a moment: where one ends, what it has shared
-                // counts for those that are left.
+                // Where a process ends during a count, its share of the memory that others map, too, counts
+                // a second time, for those. So a count of several decides only while they stand still.
                 if is_decided && count.held > self.limit && look.processes.len() > 1 {
                     (count, is_decided) = self.count_held(pid_one, tmpfs, may_go_on).unwrap_or((count, true));
                 }
@@ -180,7 +181,8 @@ impl MemorySampler {
     }
 
     /// What the run holds, counted for longer because it stands still, and whether that decides:
-    /// what others fill meanwhile does not. None where it cannot be held.
+    /// what others fill meanwhile does not. None where it cannot be held, or has not stood still to
+    /// the end.
     fn count_held(&self, pid_one: i32, tmpfs: u64, may_go_on: &mut dyn FnMut() -> bool) -> Option<(Count, bool)> {
         let asked = Instant::now();
         let of_all = || {
@@ -188,14 +190,14 @@ impl MemorySampler {
             own + shared
         };
         let most = of_all() + self.limit / 2;
-        let _hold = Hold::take(pid_one, &mut || (asked.elapsed() < MAX_TAKE || of_all() <= most) && may_go_on())?;
+        let hold = Hold::take(pid_one, &mut || (asked.elapsed() < MAX_TAKE || of_all() <= most) && may_go_on())?;
         let begun = Instant::now();
         let mut goes_on = || begun.elapsed() < MAX_HELD_LOOK && may_go_on();
         let look = self.look_at(pid_one, &mut goes_on);
         let growth = of_host(tmpfs).minus(self.without);
         let count = self.count(pid_one, &look, growth, &mut goes_on);
         let is_decided = !count.is_broken_off || begun.elapsed() >= MAX_HELD_LOOK;
-        Some((count, is_decided))
+        hold.is_whole().then_some((count, is_decided))
     }
 
     /// What the run holds: each page once. Shared memory that no descriptor leads to shows how
