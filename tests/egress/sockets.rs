@@ -1,6 +1,12 @@
 //! Sockets behave as on an open network: connect succeeds exactly if the peer was reached,
 //! and what the peer does is what the program sees.
 
+use std::time::Duration;
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::json;
 
 use crate::{egress::testbed::Testbed, egress::testbed::syn, support::runner::test};
@@ -73,6 +79,23 @@ fn a_peer_that_answers_late_is_reached() {
     let ran = testbed.run(&["203.0.113.66:80"], script);
     assert_eq!(ran.output, "b'ping' True\n", "{ran:?}");
     assert_eq!(ran.egress["allowed"][0]["connections"], 1, "the repeated SYNs were one connection");
+}
+
+test!(Both, a_syn_that_is_read_after_its_connection_was_accepted_dials_no_second_one, seconds 90);
+fn a_syn_that_is_read_after_its_connection_was_accepted_dials_no_second_one() {
+    let mut testbed = Testbed::new();
+    testbed.listen("echo", &[80]);
+    testbed.remote(json!({"op": "wake", "address": "203.0.113.66", "after": 2}));
+    // While the gate stands still the peer answers, and the program sends its SYN two more times.
+    let ran = testbed.run_watched(&["203.0.113.66:80"], "say(echo('203.0.113.66', 80, timeout=20)); time.sleep(1)", |running| {
+        let send = |signal| kill(Pid::from_raw(running.gate), signal).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        send(Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(4));
+        send(Signal::SIGCONT);
+    });
+    assert_eq!(ran.output, "b'ping'\n", "{ran:?}");
+    assert_eq!((&ran.egress["allowed"][0]["connections"], &ran.egress["failed"]), (&json!(1), &json!([])), "{ran:?}");
 }
 
 test!(Both, a_connect_that_does_not_block_learns_its_outcome, seconds 90);

@@ -157,6 +157,11 @@ impl Syn {
     pub fn key(&self) -> Key {
         self.key
     }
+
+    /// The number with which its connection begins: the same each time the SYN is sent.
+    pub fn sequence(&self) -> u32 {
+        self.packet[self.tcp + 4..self.tcp + 8].iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+    }
 }
 
 impl Attempt {

@@ -11,7 +11,7 @@ use rustix::{
         epoll::{self, CreateFlags, Event, EventData, EventFlags},
     },
     fd::{AsFd, BorrowedFd, OwnedFd},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 
 /// An event on the descriptor that is watched under `token`.
@@ -51,19 +51,15 @@ impl Poll {
         epoll::add(&self.epoll, fd, EventData::new_u64(token), EventFlags::IN)
     }
 
-    /// Waits at most `most`; none means without a limit.
-    pub(crate) fn wait(&self, into: &mut Vec<Readiness>, most: Option<Duration>) -> Result<(), Errno> {
+    /// Waits at most `most`; none means without a limit. Whether these are all that is ready.
+    pub(crate) fn wait(&self, into: &mut Vec<Readiness>, most: Option<Duration>) -> Result<bool, Errno> {
         let mut events = [Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; 64];
         let most = most
             .map(|most| Timespec { tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(most.subsec_nanos()) });
         into.clear();
-        match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
-            Ok(count) => {
-                into.extend(events.iter().take(count).map(|event| Readiness { token: event.data.u64(), flags: event.flags }));
-                Ok(())
-            }
-            Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno),
-        }
+        // A stopped process that goes on gets EINTR.
+        let count = retry_on_intr(|| epoll::wait(&self.epoll, &mut events[..], most.as_ref()))?;
+        into.extend(events.iter().take(count).map(|event| Readiness { token: event.data.u64(), flags: event.flags }));
+        Ok(count < events.len())
     }
 }

@@ -112,8 +112,8 @@ pub(crate) struct GateService {
     record: EgressRecord,
     spare: PreparedSocket,
     slots: Slots<Slot>,
-    /// The newest connection of each pair of ends.
-    by_key: HashMap<Key, Id>,
+    /// The newest connection of each pair of ends, and the number with which it begins.
+    by_key: HashMap<Key, (Id, u32)>,
     /// Connections with more to do.
     busy: Vec<Id>,
     /// Sockets of connections that have ended.
@@ -126,6 +126,8 @@ pub(crate) struct GateService {
     started: Instant,
     now: Instant,
     ticked: Instant,
+    /// Every packet that was sent until then has been read.
+    heard: Instant,
 }
 
 impl GateService {
@@ -164,6 +166,7 @@ impl GateService {
             started: now,
             now,
             ticked: now,
+            heard: now,
         })
     }
 
@@ -176,8 +179,11 @@ impl GateService {
         loop {
             let has_clocks = self.slots.have_clocks() || self.shared.are_under_way();
             let patience = if !self.busy.is_empty() || self.has_to_tidy() { Some(Duration::ZERO) } else { has_clocks.then_some(TICK) };
-            self.poll.wait(&mut events, patience)?;
+            let are_all = self.poll.wait(&mut events, patience)?;
             self.now = Instant::now();
+            if are_all && !events.iter().any(|event| event.token == LOG) {
+                self.heard = self.now;
+            }
             if events.is_empty() && self.busy.is_empty() {
                 self.tidy();
             }
@@ -345,7 +351,7 @@ impl GateService {
             (Some(from), Some(to)) => canonical(from).zip(canonical(to)).map(|(from, to)| Key { from, to }),
             _ => None,
         };
-        let id = key.and_then(|key| self.by_key.get(&key).copied());
+        let id = key.and_then(|key| self.by_key.get(&key)).map(|(id, _)| *id);
         let waiting = id.and_then(|id| match self.slots.get_mut(id) {
             Some(Slot::Pending(held)) => held.take_reached().map(|reached| (id, held.key(), reached)),
             _ => None,
@@ -409,7 +415,7 @@ impl GateService {
     /// Frees the slot of a connection that was taken out.
     fn forget(&mut self, id: Id, key: Key) {
         self.slots.free(id);
-        if self.by_key.get(&key) == Some(&id) {
+        if self.by_key.get(&key).is_some_and(|(known, _)| *known == id) {
             self.by_key.remove(&key);
         }
     }

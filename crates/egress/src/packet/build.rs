@@ -35,10 +35,8 @@ impl Syn {
 
     /// The reset of a peer without a listener: ECONNREFUSED.
     pub fn reset(&self) -> Vec<u8> {
-        let sequence = &self.packet[self.tcp + 4..self.tcp + 8];
-        let sequence = sequence.iter().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
         // The SYN counts as one byte (RFC 9293, 3.10.7.1).
-        let acknowledged = sequence.wrapping_add(1).to_be_bytes();
+        let acknowledged = self.sequence().wrapping_add(1).to_be_bytes();
         let mut segment = [
             &self.key.to.port().to_be_bytes()[..],
             &self.key.from.port().to_be_bytes(),

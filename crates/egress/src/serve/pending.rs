@@ -114,15 +114,23 @@ impl GateService {
     /// A program wants to connect.
     pub(super) fn hold(&mut self, syn: Syn) {
         let key = syn.key();
-        if let Some(Slot::Pending(held)) = self.by_key.get(&key).and_then(|id| self.slots.get_mut(*id)) {
-            // Repeated while it is held, or a new attempt with the same ends.
-            let released = matches!(held.stage, Stage::Reached(..)).then(|| syn.again());
-            held.held.repeat(syn, self.now);
-            if let Some(packet) = released {
-                self.inject(key.to, &packet);
-                self.accept(super::TURN);
+        if let Some((id, sequence)) = self.by_key.get_mut(&key) {
+            let is_repeated = std::mem::replace(sequence, syn.sequence()) == syn.sequence();
+            match self.slots.get_mut(*id) {
+                // Repeated while it is held, or a new attempt with the same ends.
+                Some(Slot::Pending(held)) => {
+                    let released = matches!(held.stage, Stage::Reached(..)).then(|| syn.again());
+                    held.held.repeat(syn, self.now);
+                    if let Some(packet) = released {
+                        self.inject(key.to, &packet);
+                        self.accept(super::TURN);
+                    }
+                    return;
+                }
+                // It was sent before the connection that it asks for was accepted.
+                Some(_) if is_repeated => return,
+                _ => {}
             }
-            return;
         }
         // The gate answers DNS queries to any address and forwards none.
         let permit = if key.to.port() == DNS_PORT {
@@ -142,7 +150,7 @@ impl GateService {
             return self.inject(key.from, &syn.reset());
         };
         // An older connection with the same ends continues without its key.
-        self.by_key.insert(key, id);
+        self.by_key.insert(key, (id, syn.sequence()));
         let held = HeldSyn::new(syn, self.now);
         let Some(permit) = permit else { return self.release(id, held, Purpose::Names) };
         match &permit.to {
@@ -197,7 +205,8 @@ impl GateService {
         let Some(Slot::Pending(pending)) = self.slots.take(id) else { return };
         let is_over = match &pending.stage {
             Stage::Reached(_, until) => self.now > *until,
-            _ => pending.held.is_abandoned(self.now),
+            // A SYN may wait to be read.
+            _ => pending.held.is_abandoned(self.heard),
         };
         if is_over {
             self.unanswered(&pending.stage);
