@@ -146,6 +146,54 @@ fn what_waits_in_closed_sockets_is_counted() {
     }
 }
 
+test!(serial Both, closed_sockets_are_counted_where_others_give_back_as_much, seconds 120);
+/// Another process holds more than the run will, and gives back what the run has filled: what the
+/// host has in use does not grow. Both are on one CPU, because the kernel shows pages that one has
+/// given back as free only after a while, and gives them to the same CPU meanwhile.
+fn closed_sockets_are_counted_where_others_give_back_as_much() {
+    // By one socket of 8 MiB at a time.
+    let one_cpu = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n";
+    let fill = closed_with_copies(150).replace("    waiting += now\n", "    waiting += now; step(waiting >> 20)\n");
+    let code = format!(
+        "\
+{one_cpu}def step(filled):
+    open('filled.new', 'w').write(str(filled)); os.rename('filled.new', 'filled')
+    while int(open('given').read()) < filled: time.sleep(0.001)
+{fill}time.sleep(14)
+print('kept')"
+    );
+    let other = format!(
+        "\
+{one_cpu}{}given = 0
+open('filled', 'w').write('0')
+def given_back():
+    open('given.new', 'w').write(str(given)); os.rename('given.new', 'given')
+given_back()
+print('held', flush=True)
+while True:
+    filled = int(open('filled').read())
+    while held and given < filled:
+        one = held.pop(); given += struct.unpack('I', one.getsockopt(socket.SOL_SOCKET, 55, 4))[0] >> 20; one.close()
+    if not held: given = 1 << 20
+    given_back(); time.sleep(0.001)
+",
+        closed_with_copies(300)
+    );
+    let inside = scratch();
+    // A tenth of it is more than the free pages that the kernel does not show.
+    for (memory, expected) in [("640MiB", json!({"verdict": "out_of_memory", "code": 137})), ("2GiB", json!({"output": "kept\n"}))] {
+        let mut holder =
+            run_under(&["/usr/bin/python3", "-"]).current_dir(&inside).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        holder.stdin.take().unwrap().write_all(other.as_bytes()).unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let limits = json!({"wall": scaled_limit(40_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+        let done = exec(json!({"code": code, "scratch": text(&inside), "limits": limits}));
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        done.expect(expected);
+    }
+}
+
 test!(serial Both, what_others_hold_in_sockets_ends_no_run, seconds 60);
 /// The control: the host has as much more in use that nothing shows, and the run has sockets that
 /// could hold it.
