@@ -259,6 +259,27 @@ print('kept')"
     }
 }
 
+test!(serial Both, what_waits_in_unix_sockets_is_counted_without_a_cgroup, needs[NoCgroup], seconds 60);
+/// As streams and as datagrams; also with their senders on the way to a process.
+fn what_waits_in_unix_sockets_is_counted_without_a_cgroup() {
+    let passed = "; socket.send_fds(ends[0], [b'x'], [one.fileno()]); one.close(); held += ends";
+    for (kind, then) in [(1, ""), (2, ""), (1, passed)] {
+        is_held_by_kernel(&format!(
+            "\
+import socket, time
+held, sent = [], 0
+while sent < 60 << 20:
+    one, peer = socket.socketpair(1, {kind}); held += [one, peer]; ends = socket.socketpair()
+    one.setblocking(False); one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+    try:
+        while True: sent += one.send(bytes(60000))
+    except BlockingIOError: pass{then}
+time.sleep(2)
+print('kept')"
+        ));
+    }
+}
+
 test!(serial Both, sockets_that_no_cgroup_charges_are_counted, seconds 60);
 fn sockets_that_no_cgroup_charges_are_counted() {
     // Unbound netlink sockets, and groups of SO_REUSEPORT.

@@ -141,7 +141,12 @@ impl Cgroup {
         }
     }
 
-    /// What it charges for the data of sockets; None where it charges none.
+    /// Whether nothing is charged for what the kernel keeps for code.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Cgroup::Absent)
+    }
+
+    /// What it charges for the data of TCP and UDP sockets; None where it charges none.
     pub(crate) fn socket_memory(&self) -> Option<u64> {
         match self {
             Cgroup::V1(v1) => v1.socket_memory(),

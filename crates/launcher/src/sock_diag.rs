@@ -1,11 +1,11 @@
-//! What the kernel tells of the TCP and UDP sockets of a network namespace: a dump by
+//! What the kernel tells of the TCP, UDP and UNIX sockets of a network namespace: a dump by
 //! NETLINK_SOCK_DIAG (sock_diag(7)).
 //!
 //! The socket belongs to the namespace in which the child made it, and never reaches the payload.
 //! Only the kernel can answer: to send to a netlink socket of another process takes
 //! CAP_NET_ADMIN over the namespace. A dump is no snapshot: what is opened or closed meanwhile may
 //! be missing or come twice. TCP sockets that are closed, and UDP sockets without a port, are in
-//! none (`supervise/closed_sockets.rs`). What is held too much is not decided here.
+//! none (`supervise/closed_sockets.rs`), nor are UNIX sockets that are closed or not accepted. What is held too much is not decided here.
 
 use rustix::{
     fd::OwnedFd,
@@ -24,19 +24,39 @@ const INET_DIAG_SOCKOPT: u16 = 22;
 const TRANSPARENT: u8 = 1 << 5;
 /// Sockets in every state but TCP_SYN_RECV, TCP_TIME_WAIT and TCP_NEW_SYN_RECV, which hold no data.
 const STATES: u32 = !(1 << 3 | 1 << 6 | 1 << 12);
-/// `struct inet_diag_msg`, and where its inode stands.
-const MESSAGE: usize = 72;
-const INODE: usize = 68;
+/// Parts of `struct unix_diag_req` and an attribute of its answers.
+const UDIAG_SHOW_MEMINFO: u32 = 1 << 5;
+const UNIX_DIAG_MEMINFO: u16 = 5;
 /// The kernel makes no larger piece of a dump.
 const PIECE: usize = 32 << 10;
 
 /// A protocol of one address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Protocol {
-    /// AF_INET or AF_INET6.
+    /// AF_INET, AF_INET6 or AF_UNIX.
     family: u8,
-    /// IPPROTO_TCP or IPPROTO_UDP.
+    /// IPPROTO_TCP or IPPROTO_UDP; of UNIX sockets none.
     number: u8,
+}
+
+/// How a family's message of a dump is laid out.
+struct Layout {
+    /// The length of `struct inet_diag_msg` or `struct unix_diag_msg`, and where its inode stands.
+    message: usize,
+    inode: usize,
+    /// The attributes of the numbers SK_MEMINFO_* and of the bits of options, if it has such.
+    memory: u16,
+    options: Option<u16>,
+}
+
+impl Layout {
+    /// By the first byte, which is the family's number.
+    fn of(body: &[u8]) -> Option<Self> {
+        Some(match *body.first()? {
+            1 => Layout { message: 16, inode: 4, memory: UNIX_DIAG_MEMINFO, options: None },
+            _ => Layout { message: 72, inode: 68, memory: INET_DIAG_SKMEMINFO, options: Some(INET_DIAG_SOCKOPT) },
+        })
+    }
 }
 
 impl Protocol {
@@ -44,6 +64,7 @@ impl Protocol {
     pub(crate) const TCP6: Protocol = Protocol { family: 10, number: 6 };
     pub(crate) const UDP: Protocol = Protocol { family: 2, number: 17 };
     pub(crate) const UDP6: Protocol = Protocol { family: 10, number: 17 };
+    pub(crate) const UNIX: Protocol = Protocol { family: 1, number: 0 };
 }
 
 /// What a socket holds, in bytes, with what the kernel needs to keep them (`truesize`).
@@ -51,7 +72,7 @@ impl Protocol {
 pub(crate) struct SocketMemory {
     /// Waiting to be read, and in the error queue.
     pub(crate) received: u64,
-    /// Of UDP: on the way, or a piece of a datagram that is not sent yet.
+    /// Of UDP: on the way, or a piece of a datagram that is not sent yet. Of UNIX sockets: not read yet.
     pub(crate) sent: u64,
     /// Of TCP: not acknowledged yet.
     pub(crate) unacknowledged: u64,
@@ -86,7 +107,7 @@ impl SockDiag {
     /// Shows each socket of a protocol.
     ///
     /// # Errors
-    /// ENOENT: this kernel has no such dump (`inet_diag`, `tcp_diag`, `udp_diag`). Else what the
+    /// ENOENT: this kernel has no such dump (`inet_diag`, `tcp_diag`, `udp_diag`, `unix_diag`). Else what the
     /// kernel answers; what was shown is not all then.
     pub(crate) fn each(&self, protocol: Protocol, show: &mut dyn FnMut(SocketMemory)) -> Result<(), Errno> {
         let request = request(protocol);
@@ -102,7 +123,7 @@ impl SockDiag {
     }
 }
 
-/// Tries whether this kernel dumps the sockets of each protocol.
+/// Tries whether this kernel dumps TCP and UDP sockets.
 ///
 /// # Errors
 /// What it answers; EPROTONOSUPPORT where no such socket can be made.
@@ -111,12 +132,17 @@ pub fn probe() -> Result<(), Errno> {
     [Protocol::TCP, Protocol::UDP].into_iter().try_for_each(|protocol| diag.each(protocol, &mut |_| {}))
 }
 
-/// A dump's request: `struct inet_diag_req_v2` for all addresses.
+/// A dump's request: `struct inet_diag_req_v2` for all addresses, or `struct unix_diag_req`.
 fn request(Protocol { family, number }: Protocol) -> Messages {
     const EXTENSIONS: u8 = 1 << (INET_DIAG_SKMEMINFO - 1);
     let mut request = Messages::default();
     request.message(SOCK_DIAG_BY_FAMILY, REQUEST | NLM_F_DUMP, |body| {
-        body.raw(&[family, number, EXTENSIONS, 0]).raw(&STATES.to_ne_bytes()).raw(&[0; 48]);
+        if family == Protocol::UNIX.family {
+            let show = UDIAG_SHOW_MEMINFO.to_ne_bytes();
+            body.raw(&[family, number, 0, 0]).raw(&u32::MAX.to_ne_bytes()).raw(&[0; 4]).raw(&show).raw(&[0; 8]);
+        } else {
+            body.raw(&[family, number, EXTENSIONS, 0]).raw(&STATES.to_ne_bytes()).raw(&[0; 48]);
+        }
     });
     request
 }
@@ -142,11 +168,12 @@ fn show_piece(piece: &[u8], show: &mut dyn FnMut(SocketMemory)) -> Option<Result
 impl SocketMemory {
     /// Of a message's body. None: it is too short.
     fn of(body: &[u8]) -> Option<Self> {
-        let inode = u32::from_ne_bytes(*body.get(INODE..)?.first_chunk()?);
+        let layout = Layout::of(body)?;
+        let inode = u32::from_ne_bytes(*body.get(layout.inode..)?.first_chunk()?);
         let mut memory = SocketMemory { inode: u64::from(inode), ..SocketMemory::default() };
-        for (kind, value) in Attributes::new(body.get(MESSAGE..)?) {
+        for (kind, value) in Attributes::new(body.get(layout.message..)?) {
             match kind {
-                INET_DIAG_SKMEMINFO => {
+                _ if kind == layout.memory => {
                     // SK_MEMINFO_*: received, its bound, sent, its bound, reserved, unacknowledged.
                     // The reserve may be below nothing for a moment.
                     let mut numbers = value.chunks_exact(4).map(|chunk| chunk.first_chunk().map_or(0, |four| i32::from_ne_bytes(*four)));
@@ -158,7 +185,7 @@ impl SocketMemory {
                     memory.reserved = next();
                     memory.unacknowledged = next();
                 }
-                INET_DIAG_SOCKOPT => memory.is_transparent = value.first().is_some_and(|bits| bits & TRANSPARENT != 0),
+                _ if Some(kind) == layout.options => memory.is_transparent = value.first().is_some_and(|bits| bits & TRANSPARENT != 0),
                 _ => {}
             }
         }
@@ -185,7 +212,7 @@ mod tests {
 
     /// A socket's message, with the numbers of SK_MEMINFO_* and the bits of its options.
     fn body(inode: u32, numbers: &[u32], options: u8) -> Vec<u8> {
-        let mut bytes = vec![0xee; INODE];
+        let mut bytes = vec![0xee; 68];
         bytes.extend_from_slice(&inode.to_ne_bytes());
         let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
         for (kind, value) in [(INET_DIAG_SKMEMINFO, numbers), (INET_DIAG_SOCKOPT, vec![options, 0])] {
@@ -218,6 +245,17 @@ mod tests {
     }
 
     #[test]
+    fn a_dump_of_unix_sockets_tells_the_same() {
+        let mut bytes = vec![1, 5, 1, 0];
+        bytes.extend(7_u32.to_ne_bytes());
+        bytes.extend([0xee; 8]);
+        bytes.extend([40_u16, UNIX_DIAG_MEMINFO].iter().flat_map(|number| number.to_ne_bytes()));
+        bytes.extend([8_u32, 0, 20, 0, 0, 0, 0, 0, 0].iter().flat_map(|number| number.to_ne_bytes()));
+        let expected = SocketMemory { received: 8, sent: 20, inode: 7, ..SocketMemory::default() };
+        assert_eq!(shown(&message(SOCK_DIAG_BY_FAMILY, &bytes)).0, vec![expected]);
+    }
+
+    #[test]
     fn bytes_of_any_kind_are_read_without_a_panic() {
         let whole = message(SOCK_DIAG_BY_FAMILY, &body(7, &[1, 2, 3, 4, 5, 6], 0xff));
         for length in 0..whole.len() {
@@ -239,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_dumps_sockets_of_both_protocols_and_says_where_it_cannot() {
+    fn the_kernel_dumps_sockets_of_each_protocol_and_says_where_it_cannot() {
         let diag = SockDiag::new(SockDiag::open().unwrap().unwrap());
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
@@ -251,6 +289,11 @@ mod tests {
             diag.each(protocol, &mut |memory| found |= memory.received >= 5000 && (memory.inode == 0) == is_nameless).unwrap();
             assert!(found, "{protocol:?}");
         }
+        let (sender, _receiver) = std::os::unix::net::UnixStream::pair().unwrap();
+        std::io::Write::write_all(&mut &sender, &[0; 5000]).unwrap();
+        let mut found = false;
+        diag.each(Protocol::UNIX, &mut |memory| found |= memory.sent >= 5000 && memory.inode != 0).unwrap();
+        assert!(found);
         assert_eq!(diag.each(Protocol { family: 2, number: 253 }, &mut |_| {}), Err(Errno::NOENT));
         // The socket serves on after a refusal.
         diag.each(Protocol::TCP6, &mut |_| {}).unwrap();

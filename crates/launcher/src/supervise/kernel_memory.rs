@@ -1,7 +1,8 @@
 //! Kernel memory that a run holds and no memory limit counts.
 //!
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
-//! sockets, connections and data of TCP and UDP (`sockets.rs`), record locks (`locks.rs`). What the
+//! sockets, connections and data of TCP and UDP, without a cgroup of UNIX sockets, too
+//! (`sockets.rs`), record locks (`locks.rs`). What the
 //! host's kernel holds tells when to count, and so do the run's sockets, whose data no figure of the
 //! host shows, and the clock, in case others give back as much: it counts closed sockets, for which
 //! the run stands still, after one second and then every ten. What the run itself holds decides:
@@ -49,7 +50,7 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 const MAX_COUNT: Duration = Duration::from_secs(2);
 
 /// Why the receipt says that the data of sockets is not limited.
-const NOT_COUNTED: &str = "the kernel does not tell what all TCP and UDP sockets hold (modules inet_diag, tcp_diag and udp_diag; pidfd_getfd(2) of another process), so what they keep beside the memory is not limited";
+const NOT_COUNTED: &str = "the kernel does not tell what all sockets hold (modules inet_diag, tcp_diag, udp_diag and unix_diag; pidfd_getfd(2) of another process), so what they keep beside the memory is not limited";
 
 /// Looks at what the kernel holds for a run.
 pub(super) struct KernelMemory {

@@ -7,7 +7,7 @@
 //! the sockets hold beyond what is charged is held beside the cgroup: one sum for all of them, since
 //! a socket's own figure does not tell a receive queue of small packets, which take twelve times
 //! their bytes, from an error queue.
-//! Without a cgroup nothing is charged. What waits in accepted TCP connections may then be as much
+//! Without a cgroup nothing is charged, so what waits in UNIX sockets is counted, too. What waits in accepted TCP connections may then be as much
 //! as the memory, because an honest server's clients can make it that much.
 
 use std::collections::BTreeSet;
@@ -34,6 +34,8 @@ pub(super) const MAX_QUEUED: u64 = 16 << 20;
 /// How often sockets are dumped before they hold too much: data moves between dump and charge.
 const DUMPS: u32 = 3;
 
+/// What a UNIX socket has sent and its peer has not read, at most: twice the kernel's `wmem_max`.
+const MAX_SENT: u64 = 8 << 20;
 const ALL: [Protocol; 4] = [Protocol::TCP, Protocol::TCP6, Protocol::UDP, Protocol::UDP6];
 
 /// Looks at what the sockets of a run hold.
@@ -59,7 +61,7 @@ pub(super) struct Held {
 /// addresses of others: its memory is not the run's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Data {
-    /// What no cgroup charges.
+    /// What no cgroup charges; UNIX sockets are dumped only where there is none.
     uncharged: u64,
     /// What waits in UDP sockets, with their errors.
     udp: u64,
@@ -85,7 +87,10 @@ impl Sockets {
         let protocols = file("protocols");
         let [tcp, tcp6, udp, udp6, netlink] = ["TCP", "TCPv6", "UDP", "UDPv6", "NETLINK"].map(|name| sockets(&protocols, name));
         let uncharged = (udp + udp6 + netlink) * UNCHARGED_SOCKET;
-        if !is_due && (tcp + tcp6 + udp + udp6) * MAX_QUEUED + uncharged <= allowed {
+        // A cgroup charges what they hold.
+        let unix = if cgroup.is_absent() { sockets(&protocols, "UNIX") + sockets(&protocols, "UNIX-STREAM") } else { 0 };
+        let in_unix = unix * MAX_SENT;
+        if !is_due && (tcp + tcp6 + udp + udp6) * MAX_QUEUED + in_unix + uncharged <= allowed {
             return Ok(Held::default());
         }
         let connections = connections(&file("sockstat")) + connections(&file("sockstat6"));
@@ -94,6 +99,7 @@ impl Sockets {
             return Ok(held);
         }
         let there = ALL.into_iter().zip([tcp, tcp6, udp, udp6]).filter(|(_, sockets)| *sockets > 0).map(|(protocol, _)| protocol);
+        let there = there.chain((in_unix > allowed).then_some(Protocol::UNIX));
         for _ in 0..DUMPS {
             let charged = cgroup.socket_memory();
             let data = self.dump(there.clone())?;
@@ -144,6 +150,7 @@ impl Data {
         let SocketMemory { received, sent, unacknowledged, reserved, inode, is_transparent } = memory;
         match protocol {
             _ if is_transparent => return,
+            Protocol::UNIX => return self.uncharged += sent,
             Protocol::UDP | Protocol::UDP6 => (self.udp, self.uncharged) = (self.udp + received, self.uncharged + sent),
             _ if inode == 0 => self.uncharged += received,
             _ => self.tcp += received,
@@ -262,10 +269,11 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
         data.add(Protocol::TCP6, SocketMemory { inode: 0, ..memory });
         data.add(Protocol::UDP, SocketMemory { unacknowledged: 0, ..memory });
         data.add(Protocol::TCP, SocketMemory { is_transparent: true, ..memory });
-        assert_eq!(data, Data { uncharged: 1007, udp: 1000, tcp: 1000, rest: 550 });
+        data.add(Protocol::UNIX, SocketMemory { sent: 100, ..SocketMemory::default() });
+        assert_eq!(data, Data { uncharged: 1107, udp: 1000, tcp: 1000, rest: 550 });
         // Receive queues and what is sent are charged; an error queue of 300 is not.
-        assert_eq!([Some(2550), Some(2250), Some(0)].map(|charged| data.beside(charged, 0)), [1007, 1307, 3557]);
+        assert_eq!([Some(2550), Some(2250), Some(0)].map(|charged| data.beside(charged, 0)), [1107, 1407, 3657]);
         // Without a cgroup accepted connections may hold as much as the memory, and no more.
-        assert_eq!([1000, 999, 0].map(|limit| data.beside(None, limit)), [2007, 2008, 3007]);
+        assert_eq!([1000, 999, 0].map(|limit| data.beside(None, limit)), [2107, 2108, 3107]);
     }
 }
