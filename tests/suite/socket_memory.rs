@@ -196,15 +196,23 @@ while True:
 
 test!(serial Both, what_others_hold_in_sockets_ends_no_run, seconds 60);
 /// The control: the host has as much more in use that nothing shows, and the run has sockets that
-/// could hold it.
+/// could hold it, and one whose reader is slow.
 fn what_others_hold_in_sockets_ends_no_run() {
     let code = "\
 import os, socket, time
 held = [socket.socket(2, kind) for kind in (1, 2) for _ in range(50)]
+server = socket.socket(); server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 << 20); server.bind(('127.0.0.1', 0)); server.listen()
+one = socket.create_connection(server.getsockname()); reader, _ = server.accept(); one.setblocking(False)
+sent = got = 0
+try:
+    while sent < 4 << 20: sent += one.send(bytes(65536))
+except BlockingIOError: pass
 open('ready', 'w')
 while not os.path.exists('go'): time.sleep(0.01)
 time.sleep(2)
-print('done')";
+one.close()
+while part := reader.recv(1 << 20): got += len(part)
+print('done', got == sent > 1 << 20)";
     let inside = scratch();
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -219,8 +227,57 @@ print('done')";
             other.wait().unwrap();
         });
         let limits = json!({"wall": scaled_limit(30_000), "memory": "64MiB", "scratch_size": "8MiB", "tmp_size": "8MiB"});
-        exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done\n"}));
+        exec(json!({"code": code, "scratch": text(&inside), "limits": limits})).succeeded().expect(json!({"output": "done True\n"}));
     });
+}
+
+test!(serial Both, pages_that_single_bytes_keep_end_the_run, seconds 120);
+/// A byte that waits keeps a page of 32 KiB, whose rest was read: in connections, in connections that
+/// have ended, and in unsent pieces of datagrams.
+fn pages_that_single_bytes_keep_end_the_run() {
+    let connections = "\
+pairs = [pair() for _ in range(100)]
+for _ in range(150):
+    for one, _ in pairs:
+        try: one.send(b'x')
+        except BlockingIOError: continue
+        fill_page()";
+    let ended = "\
+held = []
+for _ in range(100):
+    one, peer = pair(); held.append(peer)
+    for _ in range(150):
+        one.send(b'x'); fill_page()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0)); one.close()";
+    let datagrams = "\
+held = [socket.socket(2, 2) for _ in range(700)]
+for one in held:
+    one.connect(('127.0.0.1', 9))
+    for _ in range(17):
+        one.send(b'x', socket.MSG_MORE); fill_page()";
+    for pinned in [connections, ended, datagrams] {
+        let code = format!(
+            "\
+import socket, struct, time
+server = socket.create_server(('127.0.0.1', 0), backlog=256)
+def pair():
+    one = socket.create_connection(server.getsockname()); one.setsockopt(6, 1, 1); one.setblocking(False)
+    return one, server.accept()[0]
+drain, drained = pair(); drain.setblocking(True)
+def fill_page():
+    left = drain.send(bytes(32767))
+    while left: left -= len(drained.recv(left))
+{pinned}
+time.sleep(2)
+print('kept')"
+        );
+        let ask = |memory: &str| {
+            let limits = json!({"wall": scaled_limit(30_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec(json!({"code": code, "limits": limits}))
+        };
+        ask("64MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "reason": "kernel_memory_uncounted"}));
+        ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
+    }
 }
 
 test!(serial Both, errors_that_wait_in_sockets_are_counted, seconds 60);
@@ -277,6 +334,32 @@ while sent < 60 << 20:
 time.sleep(2)
 print('kept')"
         ));
+    }
+}
+
+test!(serial Both, what_closed_unix_sockets_have_sent_ends_the_run_without_a_cgroup, needs[NoCgroup], seconds 60);
+/// No dump has the sender.
+fn what_closed_unix_sockets_have_sent_ends_the_run_without_a_cgroup() {
+    for size in [60_000, 4000] {
+        let code = format!(
+            "\
+import socket, time
+held, sent = [], 0
+while sent < 250 << 20:
+    one, peer = socket.socketpair(); held.append(peer)
+    one.setblocking(False); one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+    try:
+        while True: sent += one.send(bytes({size}))
+    except BlockingIOError: one.close()
+time.sleep(2)
+print('kept')"
+        );
+        let ask = |memory: &str| {
+            let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
+            exec(json!({"code": code, "limits": limits}))
+        };
+        ask("64MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "reason": "kernel_memory_uncounted"}));
+        ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
     }
 }
 

@@ -47,14 +47,16 @@ struct Layout {
     /// The attributes of the numbers SK_MEMINFO_* and of the bits of options, if it has such.
     memory: u16,
     options: Option<u16>,
+    /// Where `idiag_rqueue` and `idiag_wqueue` stand, if it has such.
+    queues: Option<usize>,
 }
 
 impl Layout {
     /// By the first byte, which is the family's number.
     fn of(body: &[u8]) -> Option<Self> {
         Some(match *body.first()? {
-            1 => Layout { message: 16, inode: 4, memory: UNIX_DIAG_MEMINFO, options: None },
-            _ => Layout { message: 72, inode: 68, memory: INET_DIAG_SKMEMINFO, options: Some(INET_DIAG_SOCKOPT) },
+            1 => Layout { message: 16, inode: 4, memory: UNIX_DIAG_MEMINFO, options: None, queues: None },
+            _ => Layout { message: 72, inode: 68, memory: INET_DIAG_SKMEMINFO, options: Some(INET_DIAG_SOCKOPT), queues: Some(56) },
         })
     }
 }
@@ -76,6 +78,9 @@ pub(crate) struct SocketMemory {
     pub(crate) sent: u64,
     /// Of TCP: not acknowledged yet.
     pub(crate) unacknowledged: u64,
+    /// Of TCP: the bytes of its data alone, in what is received and in what is not acknowledged.
+    pub(crate) data_received: u64,
+    pub(crate) data_unacknowledged: u64,
     /// Reserved for more.
     pub(crate) reserved: u64,
     /// 0: no descriptor leads to it, because no accept(2) has taken it, or it is closed.
@@ -169,8 +174,11 @@ impl SocketMemory {
     /// Of a message's body. None: it is too short.
     fn of(body: &[u8]) -> Option<Self> {
         let layout = Layout::of(body)?;
-        let inode = u32::from_ne_bytes(*body.get(layout.inode..)?.first_chunk()?);
-        let mut memory = SocketMemory { inode: u64::from(inode), ..SocketMemory::default() };
+        let number = |at: usize| Some(u64::from(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?)));
+        let mut memory = SocketMemory { inode: number(layout.inode)?, ..SocketMemory::default() };
+        if let Some(queues) = layout.queues {
+            (memory.data_received, memory.data_unacknowledged) = (number(queues)?, number(queues + 4)?);
+        }
         for (kind, value) in Attributes::new(body.get(layout.message..)?) {
             match kind {
                 _ if kind == layout.memory => {
@@ -212,7 +220,8 @@ mod tests {
 
     /// A socket's message, with the numbers of SK_MEMINFO_* and the bits of its options.
     fn body(inode: u32, numbers: &[u32], options: u8) -> Vec<u8> {
-        let mut bytes = vec![0xee; 68];
+        let mut bytes = vec![0xee; 56];
+        bytes.extend([600_u32, 30, 0xeeee].iter().flat_map(|number| number.to_ne_bytes()));
         bytes.extend_from_slice(&inode.to_ne_bytes());
         let numbers: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
         for (kind, value) in [(INET_DIAG_SKMEMINFO, numbers), (INET_DIAG_SOCKOPT, vec![options, 0])] {
@@ -234,8 +243,9 @@ mod tests {
     fn a_dump_tells_what_each_socket_holds_and_how_it_has_ended() {
         let mut piece = message(SOCK_DIAG_BY_FAMILY, &body(0, &[700, 1, 20, 2, 3000, 40, 0, 0, 9], 0));
         piece.extend(message(SOCK_DIAG_BY_FAMILY, &body(7, &[8, 0, 0, 0, u32::MAX], TRANSPARENT)));
-        let first = SocketMemory { received: 700, sent: 20, reserved: 3000, unacknowledged: 40, inode: 0, is_transparent: false };
-        let second = SocketMemory { received: 8, inode: 7, is_transparent: true, ..SocketMemory::default() };
+        let none = SocketMemory { data_received: 600, data_unacknowledged: 30, ..SocketMemory::default() };
+        let first = SocketMemory { received: 700, sent: 20, reserved: 3000, unacknowledged: 40, ..none };
+        let second = SocketMemory { received: 8, inode: 7, is_transparent: true, ..none };
         assert_eq!(shown(&piece), (vec![first, second], None));
         piece.extend(message(NLMSG_DONE, &0_i32.to_ne_bytes()));
         assert_eq!(shown(&piece).1, Some(Ok(())));

@@ -7,7 +7,8 @@
 //! host shows, and the clock, in case others give back as much: it counts closed sockets, for which
 //! the run stands still, after one second and then every ten. What the run itself holds decides:
 //! the growth of others ends no run, but one whose locks cannot be counted where as many are held
-//! on the host. What fills up between two looks comes on top.
+//! on the host, and one whose sockets could keep as much as the host has grown by and no dump tells
+//! of (`look_at_unshown`). What fills up between two looks comes on top.
 //! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
 //! charges.
 
@@ -28,7 +29,7 @@ use super::{
     Supervision, closed_sockets, failed,
     locks::{are_more_on_host, is_in_namespace_of_host, locks},
     quota::COUNT_KERNEL_MEMORY,
-    sockets::{MAX_QUEUED, Sockets, closed},
+    sockets::{Held, MAX_QUEUED, Sockets, pages_of_closed},
 };
 use crate::{cgroup::Cgroup, processes::kibibytes, sock_diag::SockDiag, verdict::Cause};
 
@@ -43,6 +44,8 @@ const NOISE: u64 = 512 << 10;
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_COUNT_INTERVAL: Duration = Duration::from_secs(10);
 const MIN_COUNT_PAUSE: u32 = 100;
+/// What a run may hold at least where there is only a bound of it.
+const MIN_UNTOLD: u64 = 64 << 20;
 /// Counting takes at most one part of so many of the time, but for this pause at most.
 const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(500);
@@ -59,6 +62,8 @@ pub(super) struct KernelMemory {
     sockets: Sockets,
     /// What the run may hold.
     allowed: u64,
+    /// The same where there is only a bound.
+    allowed_untold: u64,
     /// What the host's kernel would hold without the run, as far as is known.
     baseline: u64,
     /// What it held when it was last looked at, with what waited in the run's sockets.
@@ -66,6 +71,8 @@ pub(super) struct KernelMemory {
     /// What the host would have in use without the run and show nowhere, as far as is known; without
     /// free pages.
     unshown: u64,
+    /// The least of both that it had in use at any time.
+    least: u64,
     interval: Duration,
     next_count: Instant,
     /// No earlier count of closed sockets where the host has grown, and where it has not.
@@ -82,13 +89,16 @@ impl KernelMemory {
     pub(super) fn new(limit: u64, sock_diag: Option<SockDiag>, now: Instant) -> Result<Self, Errno> {
         let meminfo = open("/proc/meminfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let host = held_for_all(&meminfo);
+        let unshown = host.unshown.saturating_sub(free_in_lists());
         Ok(KernelMemory {
             meminfo,
             sockets: Sockets::new(sock_diag, limit),
             allowed: kernel_memory(limit),
+            allowed_untold: limit.max(MIN_UNTOLD),
             baseline: host.kernel,
             last: host.kernel,
-            unshown: host.unshown.saturating_sub(free_in_lists()),
+            unshown,
+            least: host.kernel + unshown,
             interval: MIN_INTERVAL,
             next_count: now + COUNT_INTERVAL,
             next_closed_count: now,
@@ -113,7 +123,9 @@ impl KernelMemory {
         self.baseline = self.baseline.min(host);
         let has_grown = host - self.baseline > self.allowed;
         let is_due = has_grown || begun >= self.next_count;
-        let sockets = self.sockets.look(pid_one, cgroup, self.allowed, is_due)?;
+        self.least = self.least.min(host + unshown);
+        let may_hide = host + unshown - self.least > self.allowed_untold;
+        let sockets = self.sockets.look(pid_one, cgroup, self.allowed, is_due || may_hide)?;
         self.interval = if host + sockets.data > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
         self.last = host + sockets.data;
         let mut cause = (sockets.data + sockets.kernel > self.allowed).then_some(Cause::OutOfMemory);
@@ -134,7 +146,8 @@ impl KernelMemory {
             }
         }
         if cause.is_none() {
-            cause = self.look_at_closed(pid_one, self.allowed - sockets.data, unshown, until, goes_on);
+            let host = HostUse { kernel: host, unshown };
+            cause = self.look_at_unshown(pid_one, self.allowed - sockets.data, host, &sockets, until, goes_on);
         }
         let pause = self.interval.max((begun.elapsed() * MIN_PAUSE).min(MAX_PAUSE));
         self.next = Instant::now() + pause;
@@ -142,30 +155,40 @@ impl KernelMemory {
         Ok(cause)
     }
 
-    /// What the host has in use and does not show; without free pages, where these could be much.
-    fn unshown_use(&mut self, with_free: u64) -> u64 {
-        let has_grown = with_free.saturating_sub(self.unshown) > self.allowed;
-        let unshown = if has_grown { with_free.saturating_sub(free_in_lists()) } else { with_free };
-        self.unshown = self.unshown.min(unshown);
-        unshown
-    }
-
-    /// Counts closed sockets where there are so many that they could hold more than `allowed`: the
-    /// run must stand still for it. It does so where the host has that much more in use that it does
-    /// not show, and by the clock. What the clock alone finds uncountable ends no run.
-    fn look_at_closed(
+    /// Looks at what the host has more in use and does not show, where the run has sockets that may
+    /// hold it.
+    /// Closed sockets are counted where there are so many that they could hold more than `allowed`:
+    /// the run must stand still for it. What the clock alone finds uncountable ends no run.
+    /// What sockets may keep and no dump tells of has only a bound: the run ends where the host has
+    /// grown by more than a whole `memory` that nothing explains, and the bound is more than that.
+    fn look_at_unshown(
         &mut self,
         pid_one: i32,
         allowed: u64,
-        unshown: u64,
+        mut host: HostUse,
+        sockets: &Held,
         until: Instant,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Option<Cause> {
         let begun = Instant::now();
-        let unshown = self.unshown_use(unshown);
-        let has_grown = unshown - self.unshown > self.allowed;
-        let next = if has_grown { self.next_closed_count } else { self.next_closed_count_by_clock };
-        if begun < next || closed(pid_one) * MAX_QUEUED <= allowed {
+        self.unshown = self.unshown.min(host.unshown);
+        let may_have_grown = host.unshown - self.unshown > self.allowed || self.unexplained(&host, sockets).is_some();
+        let is_due_by_clock = begun >= self.next_closed_count_by_clock;
+        if (sockets.closed == 0 && sockets.untold == 0) || !(may_have_grown || is_due_by_clock) {
+            return None;
+        }
+        host.unshown = host.unshown.saturating_sub(free_in_lists());
+        self.unshown = self.unshown.min(host.unshown);
+        self.least = self.least.min(host.kernel + host.unshown);
+        let unexplained = self.unexplained(&host, sockets);
+        let may_be_of_run = |in_closed| unexplained.is_some_and(|bytes| sockets.untold + pages_of_closed(in_closed) > bytes);
+        if may_be_of_run(0) {
+            return Some(Cause::UncountedKernelMemory);
+        }
+        let has_grown = host.unshown - self.unshown > self.allowed || unexplained.is_some();
+        let is_due = if has_grown { begun >= self.next_closed_count } else { is_due_by_clock };
+        let may_hold = sockets.closed * MAX_QUEUED > allowed || (sockets.closed > 0 && unexplained.is_some());
+        if !is_due || !may_hold {
             return None;
         }
         if !closed_sockets::can_be_counted(&self.meminfo) {
@@ -174,8 +197,9 @@ impl KernelMemory {
         }
         match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
             Some(held) if held > allowed => return Some(Cause::OutOfMemory),
+            Some(held) if may_be_of_run(held) => return Some(Cause::UncountedKernelMemory),
             // The rest is that of others.
-            Some(held) => self.unshown = unshown.saturating_sub(held),
+            Some(held) => self.unshown = host.unshown.saturating_sub(held),
             None if !goes_on() && Instant::now() < until => return None,
             None if has_grown => return Some(Cause::UncountedKernelMemory),
             None => {}
@@ -186,6 +210,13 @@ impl KernelMemory {
         }
         self.next_closed_count_by_clock = now + MAX_COUNT_INTERVAL;
         None
+    }
+
+    /// What the host has more in use than at its least, and the run's sockets do not tell of, if it is
+    /// more than a run may hold so.
+    fn unexplained(&self, host: &HostUse, sockets: &Held) -> Option<u64> {
+        let bytes = (host.kernel + host.unshown).saturating_sub(self.least + sockets.told + sockets.kernel);
+        (bytes > self.allowed_untold).then_some(bytes)
     }
 }
 

@@ -9,6 +9,10 @@
 //! their bytes, from an error queue.
 //! Without a cgroup nothing is charged, so what waits in UNIX sockets is counted, too. What waits in accepted TCP connections may then be as much
 //! as the memory, because an honest server's clients can make it that much.
+//!
+//! What a dump tells is not all: a byte of a packet can keep the whole page in which it lies, and a
+//! closed UNIX socket what its peer has not read. Of these there is only a bound, which alone ends
+//! no run (`kernel_memory.rs`).
 
 use std::collections::BTreeSet;
 
@@ -36,6 +40,12 @@ const DUMPS: u32 = 3;
 
 /// What a UNIX socket has sent and its peer has not read, at most: twice the kernel's `wmem_max`.
 const MAX_SENT: u64 = 8 << 20;
+/// A packet has this many pieces at most, each in a page of its own that it alone may keep
+/// (MAX_SKB_FRAGS, SKB_FRAG_PAGE_ORDER).
+const PAGES_OF_PACKET: u64 = 17 * (32 << 10);
+/// What a packet takes at least beside the data that was copied for it: `struct sk_buff` and
+/// `struct skb_shared_info`, as the kernel rounds them; of UDP also the room of its headers.
+const PACKET: u64 = 576;
 const ALL: [Protocol; 4] = [Protocol::TCP, Protocol::TCP6, Protocol::UDP, Protocol::UDP6];
 
 /// Looks at what the sockets of a run hold.
@@ -55,6 +65,18 @@ pub(super) struct Held {
     pub(super) kernel: u64,
     /// In pages of data, which no figure of the host shows.
     pub(super) data: u64,
+    /// All that the dump tells of, charged or not.
+    pub(super) told: u64,
+    /// What they may keep at most that no dump tells of. None while they were not dumped.
+    pub(super) untold: u64,
+    /// How many sockets no table has: all of the network namespace but those that are counted by
+    /// protocol.
+    pub(super) closed: u64,
+}
+
+/// The same for sockets that hold so much, which no dump has.
+pub(super) fn pages_of_closed(held: u64) -> u64 {
+    held / PACKET * PAGES_OF_PACKET
 }
 
 /// What the sockets hold in data. Those of the egress gate are left out, which alone may have
@@ -69,6 +91,10 @@ struct Data {
     tcp: u64,
     /// What else a cgroup charges.
     rest: u64,
+    /// Packets of TCP and UDP, at most.
+    packets: u64,
+    /// UNIX sockets.
+    unix: u64,
 }
 
 impl Sockets {
@@ -78,7 +104,8 @@ impl Sockets {
 
     /// What they hold. They are dumped only where there are any and all of them can hold more than
     /// `allowed`, or the count `is_due`: the kernel walks the table of the whole host, some 20 ms
-    /// where that is large. How many there are is bounded, because each counts by itself, too.
+    /// where that is large. UNIX sockets are dumped only where they alone can hold more than `allowed`.
+    /// How many there are is bounded, because each counts by itself, too.
     ///
     /// # Errors
     /// They cannot be dumped.
@@ -90,21 +117,25 @@ impl Sockets {
         // A cgroup charges what they hold.
         let unix = if cgroup.is_absent() { sockets(&protocols, "UNIX") + sockets(&protocols, "UNIX-STREAM") } else { 0 };
         let in_unix = unix * MAX_SENT;
+        let sockstat = file("sockstat");
+        let mut held = Held { closed: used(&sockstat).saturating_sub(in_tables(&protocols)), ..Held::default() };
         if !is_due && (tcp + tcp6 + udp + udp6) * MAX_QUEUED + in_unix + uncharged <= allowed {
-            return Ok(Held::default());
+            return Ok(held);
         }
-        let connections = connections(&file("sockstat")) + connections(&file("sockstat6"));
-        let mut held = Held { kernel: waiting(&file("netlink")) + connections + uncharged, data: 0 };
+        held.kernel = waiting(&file("netlink")) + connections(&sockstat) + connections(&file("sockstat6")) + uncharged;
         if held.kernel > allowed {
             return Ok(held);
         }
         let there = ALL.into_iter().zip([tcp, tcp6, udp, udp6]).filter(|(_, sockets)| *sockets > 0).map(|(protocol, _)| protocol);
-        let there = there.chain((in_unix > allowed).then_some(Protocol::UNIX));
+        let unix = if in_unix > allowed { unix } else { 0 };
+        let there = there.chain((unix > 0).then_some(Protocol::UNIX));
         for _ in 0..DUMPS {
             let charged = cgroup.socket_memory();
             let data = self.dump(there.clone())?;
             // What was charged meanwhile, or was no longer.
             held.data = data.beside(charged.max(cgroup.socket_memory()), self.limit);
+            held.told = data.uncharged + data.udp + data.tcp + data.rest;
+            held.untold = data.packets * PAGES_OF_PACKET + unix.saturating_sub(data.unix) * MAX_SENT;
             if held.kernel + held.data <= allowed {
                 break;
             }
@@ -147,15 +178,19 @@ impl Sockets {
 
 impl Data {
     fn add(&mut self, protocol: Protocol, memory: SocketMemory) {
-        let SocketMemory { received, sent, unacknowledged, reserved, inode, is_transparent } = memory;
+        let SocketMemory { received, sent, unacknowledged, reserved, inode, is_transparent, .. } = memory;
         match protocol {
             _ if is_transparent => return,
-            Protocol::UNIX => return self.uncharged += sent,
+            Protocol::UNIX => {
+                (self.uncharged, self.unix) = (self.uncharged + sent, self.unix + 1);
+                return;
+            }
             Protocol::UDP | Protocol::UDP6 => (self.udp, self.uncharged) = (self.udp + received, self.uncharged + sent),
             _ if inode == 0 => self.uncharged += received,
             _ => self.tcp += received,
         }
         self.rest += reserved + unacknowledged;
+        self.packets += memory.packets(protocol);
     }
 
     /// What is held beside what a cgroup has `charged`; None: it charges nothing, and accepted
@@ -169,8 +204,21 @@ impl Data {
     }
 }
 
-/// How many sockets of the run no table has: all of its network namespace but those that are
-/// counted by protocol.
+impl SocketMemory {
+    /// How many packets there may be. The data of TCP takes no more than its bytes: the kernel tells
+    /// of what it takes beside.
+    fn packets(&self, protocol: Protocol) -> u64 {
+        match protocol {
+            Protocol::UDP | Protocol::UDP6 => (self.received + self.sent) / PACKET,
+            _ => {
+                let beside = |all: u64, data| all.saturating_sub(data) / PACKET;
+                beside(self.received, self.data_received) + beside(self.unacknowledged, self.data_unacknowledged)
+            }
+        }
+    }
+}
+
+/// How many sockets of the run no table has.
 pub(super) fn closed(pid_one: i32) -> u64 {
     let file = |name| read(format!("/proc/{pid_one}/net/{name}")).unwrap_or_default();
     used(&file("sockstat")).saturating_sub(in_tables(&file("protocols")))
@@ -270,7 +318,9 @@ sk               Eth Pid        Groups   Rmem     Wmem     Dump  Locks    Drops 
         data.add(Protocol::UDP, SocketMemory { unacknowledged: 0, ..memory });
         data.add(Protocol::TCP, SocketMemory { is_transparent: true, ..memory });
         data.add(Protocol::UNIX, SocketMemory { sent: 100, ..SocketMemory::default() });
-        assert_eq!(data, Data { uncharged: 1107, udp: 1000, tcp: 1000, rest: 550 });
+        assert_eq!(data, Data { uncharged: 1107, udp: 1000, tcp: 1000, rest: 550, packets: 3, unix: 1 });
+        let long = SocketMemory { received: 9 << 20, data_received: (9 << 20) - 6000, ..SocketMemory::default() };
+        assert_eq!([Protocol::TCP, Protocol::UDP].map(|protocol| long.packets(protocol)), [10, 16384]);
         // Receive queues and what is sent are charged; an error queue of 300 is not.
         assert_eq!([Some(2550), Some(2250), Some(0)].map(|charged| data.beside(charged, 0)), [1107, 1407, 3657]);
         // Without a cgroup accepted connections may hold as much as the memory, and no more.
