@@ -205,7 +205,7 @@ server = socket.socket(); server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF,
 one = socket.create_connection(server.getsockname()); reader, _ = server.accept(); one.setblocking(False)
 sent = got = 0
 try:
-    while sent < 4 << 20: sent += one.send(bytes(65536))
+    while sent < 2 << 20: sent += one.send(bytes(65536))
 except BlockingIOError: pass
 open('ready', 'w')
 while not os.path.exists('go'): time.sleep(0.01)
