@@ -182,18 +182,17 @@ impl KernelMemory {
         self.least = self.least.min(host.kernel + host.unshown);
         let unexplained = self.unexplained(&host, sockets);
         let may_be_of_run = |in_closed| unexplained.is_some_and(|bytes| sockets.untold + pages_of_closed(in_closed) > bytes);
-        if may_be_of_run(0) {
-            return Some(Cause::UncountedKernelMemory);
-        }
         let has_grown = host.unshown - self.unshown > self.allowed || unexplained.is_some();
         let is_due = if has_grown { begun >= self.next_closed_count } else { is_due_by_clock };
         let may_hold = sockets.closed * MAX_QUEUED > allowed || (sockets.closed > 0 && unexplained.is_some());
+        let bound = || may_be_of_run(0).then_some(Cause::UncountedKernelMemory);
+        // What can be counted is, before a bound decides.
         if !is_due || !may_hold {
-            return None;
+            return bound();
         }
         if !closed_sockets::can_be_counted(&self.meminfo) {
             self.sockets.is_blind = true;
-            return None;
+            return bound();
         }
         match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
             Some(held) if held > allowed => return Some(Cause::OutOfMemory),
