@@ -5,7 +5,8 @@
 //! Only the kernel can answer: to send to a netlink socket of another process takes
 //! CAP_NET_ADMIN over the namespace. A dump is no snapshot: what is opened or closed meanwhile may
 //! be missing or come twice. TCP sockets that are closed, and UDP sockets without a port, are in
-//! none (`supervise/closed_sockets.rs`), nor are UNIX sockets that are closed or not accepted. What is held too much is not decided here.
+//! none (`supervise/closed_sockets.rs`), nor are UNIX sockets that are closed or not accepted. What
+//! is held too much is not decided here.
 
 use rustix::{
     fd::OwnedFd,

@@ -2,8 +2,7 @@
 //!
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
 //! sockets, connections and data of TCP and UDP, without a cgroup of UNIX sockets, too
-//! (`sockets.rs`), record locks (`locks.rs`). What the
-//! host's kernel holds tells when to count, and so do the run's sockets, whose data no figure of the
+//! (`sockets.rs`), record locks (`locks.rs`). What the host's kernel holds tells when to count, and so do the run's sockets, whose data no figure of the
 //! host shows, and the clock, in case others give back as much: it counts closed sockets, for which
 //! the run stands still, after one second and then every ten. What the run itself holds decides:
 //! the growth of others ends no run, but one whose locks cannot be counted where as many are held

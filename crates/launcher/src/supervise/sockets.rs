@@ -7,8 +7,9 @@
 //! the sockets hold beyond what is charged is held beside the cgroup: one sum for all of them, since
 //! a socket's own figure does not tell a receive queue of small packets, which take twelve times
 //! their bytes, from an error queue.
-//! Without a cgroup nothing is charged, so what waits in UNIX sockets is counted, too. What waits in accepted TCP connections may then be as much
-//! as the memory, because an honest server's clients can make it that much.
+//! Without a cgroup nothing is charged, so what waits in UNIX sockets is counted, too. What waits in
+//! accepted TCP connections may then be as much as the memory, because an honest server's clients
+//! can make it that much.
 //!
 //! What a dump tells is not all: a byte of a packet can keep the whole page in which it lies, and a
 //! closed UNIX socket what its peer has not read. Of these there is only a bound, which alone ends
