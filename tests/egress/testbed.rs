@@ -271,7 +271,7 @@ impl Testbed {
     pub fn run_watched(&mut self, whitelist: &[&str], script: &str, meanwhile: impl FnOnce(Running)) -> GateRun {
         let ran = self.run_under(&self.policy(whitelist), script, meanwhile);
         let verdict = ran.report["verdict"].as_str().unwrap_or_default();
-        assert!(verdict == "exited", "the run was ended as {verdict}: {}\n{}", ran.report["error"], ran.output);
+        assert!(verdict == "exited", "the run was ended as {verdict}: {}\n{}", ran.report, ran.output);
         ran
     }
 

@@ -10,6 +10,8 @@ use std::{
     collections::BTreeSet,
     fs::{read_dir, read_link, read_to_string},
     path::Path,
+    thread::sleep,
+    time::Duration,
 };
 
 use rustix::{
@@ -25,6 +27,9 @@ use crate::{hold::Hold, processes};
 
 /// How often a count is repeated that code has broken.
 const MAX_HOLDS: u32 = 2;
+/// How often, and after which pause, a run that stands still is looked at while peers go on.
+const MAX_LOOKS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 /// What a socket keeps at most: twice the kernel's `rmem_max`.
 const MAX_RECEIVED: u64 = 8 << 20;
 
@@ -41,17 +46,24 @@ pub(super) fn can_be_counted(any: impl AsFd) -> bool {
 pub(super) fn held(pid_one: i32, sockets: &mut Sockets, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Option<u64> {
     for _ in 0..MAX_HOLDS {
         let Some(hold) = Hold::take(pid_one, goes_on) else { continue };
-        let dumped = match sockets.inodes() {
-            Ok(inodes) => inodes,
-            // The receipt says so.
-            Err(_) if sockets.is_blind => return Some(0),
-            Err(_) => return None,
-        };
-        let (held, found) = by_descriptor(pid_one, &dumped, goes_on);
-        // On their way between processes, or behind a table that cannot be looked at.
-        let missed = closed(pid_one).saturating_sub(found);
-        if held > most || (hold.is_whole() && held + missed * MAX_RECEIVED <= most) {
-            return Some(held);
+        for _ in 0..MAX_LOOKS {
+            let dumped = match sockets.inodes() {
+                Ok(inodes) => inodes,
+                // The receipt says so.
+                Err(_) if sockets.is_blind => return Some(0),
+                Err(_) => return None,
+            };
+            let (held, found) = by_descriptor(pid_one, &dumped, goes_on);
+            // On their way between processes, or behind a table that cannot be looked at, or closed by
+            // their peer since the dump, or of the egress gate, which is about to give them back.
+            let missed = closed(pid_one).saturating_sub(found);
+            if held > most || (hold.is_whole() && held + missed * MAX_RECEIVED <= most) {
+                return Some(held);
+            }
+            if !goes_on() {
+                return None;
+            }
+            sleep(PAUSE);
         }
     }
     None

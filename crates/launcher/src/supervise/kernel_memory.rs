@@ -2,9 +2,10 @@
 //!
 //! The kernel charges some of what it keeps for code to no cgroup: answers that wait in netlink
 //! sockets, connections and data of TCP and UDP, without a cgroup of UNIX sockets, too
-//! (`sockets.rs`), record locks (`locks.rs`). What the host's kernel holds tells when to count, and so do the run's sockets, whose data no figure of the
-//! host shows, and the clock, in case others give back as much: it counts closed sockets, for which
-//! the run stands still, after one second and then every ten. What the run itself holds decides:
+//! (`sockets.rs`), record locks (`locks.rs`). What the host's kernel holds tells when to count, and
+//! so do the run's sockets, whose data no figure of the host shows, and the clock, in case others
+//! give back as much: it counts closed sockets, for which the run stands still, after one second and
+//! then every ten. What the run itself holds decides:
 //! the growth of others ends no run, but one whose locks cannot be counted where as many are held
 //! on the host, and one whose sockets could keep as much as the host has grown by and no dump tells
 //! of (`look_at_unshown`). What fills up between two looks comes on top.
@@ -13,6 +14,7 @@
 
 use std::{
     fs::read_to_string,
+    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -30,7 +32,7 @@ use super::{
     quota::COUNT_KERNEL_MEMORY,
     sockets::{Held, MAX_QUEUED, Sockets, pages_of_closed},
 };
-use crate::{cgroup::Cgroup, processes::kibibytes, sock_diag::SockDiag, verdict::Cause};
+use crate::{cgroup::Cgroup, hold::Hold, processes::kibibytes, sock_diag::SockDiag, verdict::Cause};
 
 /// A `struct file_lock` with its share of a page: 199 were measured, older kernels need more.
 const LOCK: u64 = 256;
@@ -50,6 +52,10 @@ const MIN_PAUSE: u32 = 20;
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// How long the locks of the run are counted in all: the launcher does nothing else meanwhile.
 const MAX_COUNT: Duration = Duration::from_secs(2);
+
+/// How long the kernel may take to free what a large process held: it takes many huge pages off the
+/// process, and off the lines of `/proc/meminfo`, before it frees the first.
+const MAX_FREEING: Duration = Duration::from_millis(500);
 
 /// Why the receipt says that the data of sockets is not limited.
 const NOT_COUNTED: &str = "the kernel does not tell what all sockets hold (modules inet_diag, tcp_diag, udp_diag and unix_diag; pidfd_getfd(2) of another process), so what they keep beside the memory is not limited";
@@ -180,34 +186,53 @@ impl KernelMemory {
         self.unshown = self.unshown.min(host.unshown);
         self.least = self.least.min(host.kernel + host.unshown);
         let unexplained = self.unexplained(&host, sockets);
-        let may_be_of_run = |in_closed| unexplained.is_some_and(|bytes| sockets.untold + pages_of_closed(in_closed) > bytes);
         let has_grown = host.unshown - self.unshown > self.allowed || unexplained.is_some();
         let is_due = if has_grown { begun >= self.next_closed_count } else { is_due_by_clock };
         let may_hold = sockets.closed * MAX_QUEUED > allowed || (sockets.closed > 0 && unexplained.is_some());
-        let bound = || may_be_of_run(0).then_some(Cause::UncountedKernelMemory);
+        let mut in_closed = 0;
         // What can be counted is, before a bound decides.
-        if !is_due || !may_hold {
-            return bound();
-        }
-        if !closed_sockets::can_be_counted(&self.meminfo) {
-            self.sockets.is_blind = true;
-            return bound();
-        }
-        match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
-            Some(held) if held > allowed => return Some(Cause::OutOfMemory),
-            Some(held) if may_be_of_run(held) => return Some(Cause::UncountedKernelMemory),
+        if is_due && may_hold && self.can_count_closed() {
+            match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
+                Some(held) if held > allowed => return Some(Cause::OutOfMemory),
+                Some(held) => in_closed = held,
+                None if !goes_on() && Instant::now() < until => return None,
+                None if has_grown => return Some(Cause::UncountedKernelMemory),
+                None => {}
+            }
+            let now = Instant::now();
+            if has_grown {
+                self.next_closed_count = now + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+            }
+            self.next_closed_count_by_clock = now + MAX_COUNT_INTERVAL;
             // The rest is that of others.
-            Some(held) => self.unshown = host.unshown.saturating_sub(held),
-            None if !goes_on() && Instant::now() < until => return None,
-            None if has_grown => return Some(Cause::UncountedKernelMemory),
-            None => {}
+            self.unshown = host.unshown.saturating_sub(in_closed);
         }
-        let now = Instant::now();
-        if has_grown {
-            self.next_closed_count = now + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
+        let untold = sockets.untold + pages_of_closed(in_closed);
+        self.stays_unexplained(pid_one, host, sockets, untold, goes_on).then_some(Cause::UncountedKernelMemory)
+    }
+
+    fn can_count_closed(&mut self) -> bool {
+        let can = closed_sockets::can_be_counted(&self.meminfo);
+        self.sockets.is_blind |= !can;
+        can
+    }
+
+    /// Whether the host has more in use that nothing explains and `untold` could be, and still has so
+    /// after a while in which the run stands still: what a large process of others gave back when it
+    /// ended shows nowhere until the kernel has freed it. A run that cannot be held is looked at once.
+    fn stays_unexplained(&self, pid_one: i32, mut host: HostUse, sockets: &Held, untold: u64, goes_on: &mut dyn FnMut() -> bool) -> bool {
+        let may_be_of_run = |host: &HostUse| self.unexplained(host, sockets).is_some_and(|bytes| untold > bytes);
+        if !may_be_of_run(&host) {
+            return false;
         }
-        self.next_closed_count_by_clock = now + MAX_COUNT_INTERVAL;
-        None
+        let Some(_hold) = Hold::take(pid_one, goes_on) else { return true };
+        let begun = Instant::now();
+        while may_be_of_run(&host) && begun.elapsed() < MAX_FREEING && goes_on() {
+            sleep(MAX_FREEING / 10);
+            host = held_for_all(&self.meminfo);
+            host.unshown = host.unshown.saturating_sub(free_in_lists());
+        }
+        may_be_of_run(&host)
     }
 
     /// What the host has more in use than at its least, and the run's sockets do not tell of, if it is
