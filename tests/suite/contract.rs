@@ -426,7 +426,7 @@ fn a_directory_that_cannot_be_collected_from_is_named() {
     }
     // A later run, which finds it closed, reports the same; but nothing of what the policy hides.
     let scratch = scratch();
-    let code = "import os\nfor name in 'out', '.env': os.makedirs(name + '/below'); open(name + '/below/a.txt', 'w').write('x'); os.chmod(name + '/below', 0)";
+    let code = "import os\nbelow = ['out/below', '.env/below']\nfor name in below: os.makedirs(name); open(name + '/a.txt', 'w').write('x')\nfor name in below: os.chmod(name, 0)";
     let ask = |code: &str| exec(json!({"code": code, "scratch": text(&scratch), "collect": ["**/*.txt"]}));
     // An ordinary user's launcher ends it, as it cannot count what is in there.
     let first = ask(code);

@@ -356,10 +356,11 @@ fn a_caller_of_sudo_loses_no_record_by_its_cgroup() {
     ExecResult::of(child.wait_with_output().unwrap()).expect(json!({"verdict": "wall_timeout"}));
     // Killed: the next start writes it down, once.
     fs::remove_file(own.join("running")).unwrap();
-    let mut child = begin(&json!({"code": CODE, "id": "killed", "scratch": text(&own)}));
+    let child = begin(&json!({"code": CODE, "id": "killed", "scratch": text(&own), "limits": {"wall": scaled_limit(30_000)}}));
     let run = number("killed");
     cgroup.write("cgroup.kill", "1");
-    assert_eq!(child.wait().unwrap().code(), None, "it was killed");
+    let killed = child.wait_with_output().unwrap();
+    assert_eq!(killed.status.code(), None, "it was not killed: {killed:?}");
     exec(json!({"code": ""})).succeeded();
     exec(json!({"code": ""})).succeeded();
     let of = |id: &str| records(&log).into_iter().filter(|record| record["id"] == id).collect::<Vec<_>>();

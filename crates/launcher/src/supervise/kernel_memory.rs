@@ -194,7 +194,11 @@ impl KernelMemory {
         if is_due && may_hold && self.can_count_closed() {
             match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
                 Some(held) if held > allowed => return Some(Cause::OutOfMemory),
-                Some(held) => in_closed = held,
+                // The rest is that of others.
+                Some(held) => {
+                    in_closed = held;
+                    self.unshown = host.unshown.saturating_sub(held);
+                }
                 None if !goes_on() && Instant::now() < until => return None,
                 None if has_grown => return Some(Cause::UncountedKernelMemory),
                 None => {}
@@ -204,8 +208,6 @@ impl KernelMemory {
                 self.next_closed_count = now + (begun.elapsed() * MIN_COUNT_PAUSE).clamp(COUNT_INTERVAL, MAX_COUNT_INTERVAL);
             }
             self.next_closed_count_by_clock = now + MAX_COUNT_INTERVAL;
-            // The rest is that of others.
-            self.unshown = host.unshown.saturating_sub(in_closed);
         }
         let untold = sockets.untold + pages_of_closed(in_closed);
         self.stays_unexplained(pid_one, host, sockets, untold, goes_on).then_some(Cause::UncountedKernelMemory)
