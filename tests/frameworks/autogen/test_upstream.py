@@ -25,10 +25,17 @@ TESTS = 31
 NOT_ON_LINUX = {"test_ps1_script": "for Windows alone; its own mark skips it"}
 NO_FUNCTIONS = "takes no `functions`: a module in its working directory does the same"
 NO_TEMPORARY = "without a working directory the files are private to a session, not in a directory of the host"
+IS_ENVIRONMENT = (
+    "its working directory is the virtual environment itself, which code may not write: the host starts what is there"
+)
+ENVIRONMENT_IS_SCRATCH = dict.fromkeys(
+    ("test_local_executor_with_custom_venv", "test_local_executor_with_custom_uv_venv"), IS_ENVIRONMENT
+)
 NOT_APPLICABLE = {
-    "shims": NOT_ON_LINUX,
+    "shims": {**NOT_ON_LINUX, **ENVIRONMENT_IS_SCRATCH},
     "adapter": {
         **NOT_ON_LINUX,
+        **ENVIRONMENT_IS_SCRATCH,
         "test_local_commandline_code_executor_restart": "wants a warning that restart() does nothing; it restarts the session",
         "test_cleanup_temp_files_oserror": "leaves no file on the host that it would have to remove",
         "test_deprecated_warning": "wants a warning of `work_dir='.'`, which it takes like any other",
