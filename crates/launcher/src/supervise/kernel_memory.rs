@@ -93,8 +93,7 @@ impl KernelMemory {
     /// `/proc/meminfo` cannot be opened.
     pub(super) fn new(limit: u64, sock_diag: Option<SockDiag>, now: Instant) -> Result<Self, Errno> {
         let meminfo = open("/proc/meminfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let host = held_for_all(&meminfo);
-        let unshown = host.unshown.saturating_sub(free_in_lists());
+        let host = held_for_all(&meminfo).without_free();
         Ok(KernelMemory {
             meminfo,
             sockets: Sockets::new(sock_diag, limit),
@@ -102,8 +101,8 @@ impl KernelMemory {
             allowed_untold: limit.max(MIN_UNTOLD),
             baseline: host.kernel,
             last: host.kernel,
-            unshown,
-            least: host.kernel + unshown,
+            unshown: host.unshown,
+            least: host.kernel + host.unshown,
             interval: MIN_INTERVAL,
             next_count: now + COUNT_INTERVAL,
             next_closed_count: now,
@@ -182,7 +181,7 @@ impl KernelMemory {
         if (sockets.closed == 0 && sockets.untold == 0) || !(may_have_grown || is_due_by_clock) {
             return None;
         }
-        host.unshown = host.unshown.saturating_sub(free_in_lists());
+        host = host.without_free();
         self.unshown = self.unshown.min(host.unshown);
         self.least = self.least.min(host.kernel + host.unshown);
         let unexplained = self.unexplained(&host, sockets);
@@ -231,8 +230,7 @@ impl KernelMemory {
         let begun = Instant::now();
         while may_be_of_run(&host) && begun.elapsed() < MAX_FREEING && goes_on() {
             sleep(MAX_FREEING / 10);
-            host = held_for_all(&self.meminfo);
-            host.unshown = host.unshown.saturating_sub(free_in_lists());
+            host = held_for_all(&self.meminfo).without_free();
         }
         may_be_of_run(&host)
     }
@@ -301,6 +299,13 @@ struct HostUse {
     /// Pages that no line of `/proc/meminfo` shows, as those of sockets' data, with the free ones of
     /// the lists of each CPU.
     unshown: u64,
+}
+
+impl HostUse {
+    /// The same without the free pages of the lists of each CPU.
+    fn without_free(self) -> Self {
+        HostUse { unshown: self.unshown.saturating_sub(free_in_lists()), ..self }
+    }
 }
 
 /// Free pages in the lists of each CPU, in bytes: the kernel keeps there what was given back, which
