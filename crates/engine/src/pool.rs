@@ -9,7 +9,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::BorrowedFd;
-use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, ReadySandbox, Streams};
+use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, Streams, WaitingSandbox};
 use stockade_policy::plan::{Plan, UserNamespaces};
 use stockade_protocol::{Request, step::Step};
 
@@ -42,7 +42,7 @@ struct PreparedSandbox {
     /// host renames that, so that two that change their names change their protection, while
     /// the plan stays the same.
     covered: Vec<Option<FileId>>,
-    ready: ReadySandbox,
+    ready: WaitingSandbox,
 }
 
 impl Pool {
@@ -65,7 +65,7 @@ impl Pool {
     /// The prepared sandbox, for a run of this plan, that shows `seen` and `scratch` of the
     /// host. None where it is not what the plan asks for, or has ended meanwhile; it is ended
     /// then.
-    pub(crate) fn take(&mut self, plan: &Plan, seen: &PathIds, scratch: Option<&OpenedScratch>) -> Option<ReadySandbox> {
+    pub(crate) fn take(&mut self, plan: &Plan, seen: &PathIds, scratch: Option<&OpenedScratch>) -> Option<WaitingSandbox> {
         let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, ready } = self.prepared.take()?;
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);

@@ -1,7 +1,7 @@
 //! The host side of one sandbox: from a plan to an outcome.
 //!
 //! [`spawn`] starts the sandbox's init process, [`InitProcess::setup`] puts every layer of a
-//! plan in place, up to the executor that waits behind them, and [`ReadySandbox::run`] gives it
+//! plan in place, up to the executor that waits behind them, and [`WaitingSandbox::run`] gives it
 //! its job and watches the run; dropping the [`Teardown`] removes what then still stands. It has
 //! no options of its own and never goes on without a layer that the plan lists. It does not
 //! decide what is permitted (that is the plan) and does not word results (that is `engine`).
@@ -58,7 +58,7 @@ pub use init::{InitProcess, spawn};
 pub use notify::RefusedCall;
 pub use proc::read_to_string;
 pub use scratch::OpenedScratch;
-pub use setup::ReadySandbox;
+pub use setup::WaitingSandbox;
 pub use sock_diag::probe as probe_sock_diag;
 pub use stockade_egress::probe as probe_egress;
 pub use teardown::Teardown;

@@ -2,7 +2,7 @@
 //!
 //! [`InitProcess::setup`] puts every layer in place that a plan has, and does not wait for the
 //! child, which goes on until it is the executor. From there on it does nothing until
-//! [`ReadySandbox::run`]. How long that is makes no difference: evidence is read, and
+//! [`WaitingSandbox::run`]. How long that is makes no difference: evidence is read, and
 //! mounts are checked, only after the job has arrived. Whether a later
 //! plan may be run in it is not judged here ([`Plan::is_set_up_like`] does).
 
@@ -22,13 +22,13 @@ use crate::{
     registry::Record,
     relay::is_readable,
     sequence::{self, InPlace},
-    supervise::{self, BegunSandbox, JOB_TIMEOUT, SETUP_TIMEOUT},
+    supervise::{self, JOB_TIMEOUT, SETUP_TIMEOUT, SandboxHandles},
 };
 
 /// A sandbox with every layer of its plan, which waits for its job. Dropping it leaves nothing
 /// behind.
-pub struct ReadySandbox {
-    begun: BegunSandbox,
+pub struct WaitingSandbox {
+    handles: SandboxHandles,
     /// The job's file, still empty.
     job: OwnedFd,
     pipes: LauncherPipes,
@@ -47,7 +47,7 @@ impl InitProcess {
     /// # Errors
     /// Something could not be put in place. Nothing of the payload has run, and nothing is left
     /// behind.
-    pub fn setup(mut self, plan: &Plan, inputs: &mut Inputs<'_>) -> Result<ReadySandbox, LaunchError> {
+    pub fn setup(mut self, plan: &Plan, inputs: &mut Inputs<'_>) -> Result<WaitingSandbox, LaunchError> {
         let mut record = inputs.record.take();
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
@@ -60,7 +60,7 @@ impl InitProcess {
         // The last is dropped first: a signal that was held back may end this process, so it
         // comes through when the sandbox is gone.
         let InitProcess { signals, handover, status_read, sandbox, .. } = self;
-        let mut begun = BegunSandbox {
+        let mut handles = SandboxHandles {
             sandbox,
             cgroup,
             outer,
@@ -75,23 +75,23 @@ impl InitProcess {
         if let Some(egress) = &plan.egress {
             // Beside the child's last steps, none of which needs the network. The program waits
             // for one more command, which comes when the gate has said that it is confined.
-            let gate = egress::begin(plan, egress, &begun.handover).map_err(|error| cause(error, &begun.status_read))?;
-            begun.gate = Some(gate);
+            let gate = egress::begin(plan, egress, &handles.handover).map_err(|error| cause(error, &handles.status_read))?;
+            handles.gate = Some(gate);
         }
-        Ok(ReadySandbox { begun, job, pipes, tmp, is_prepared: false, record })
+        Ok(WaitingSandbox { handles, job, pipes, tmp, is_prepared: false, record })
     }
 }
 
-impl ReadySandbox {
+impl WaitingSandbox {
     /// Whether it is alive and nothing has failed, as far as is known.
     pub fn is_sound(&self) -> bool {
         let quiet = |fd| is_readable(fd).is_ok_and(|readable| !readable);
-        quiet(self.end()) && quiet(self.begun.status_read.as_fd())
+        quiet(self.end()) && quiet(self.handles.status_read.as_fd())
     }
 
     /// What becomes readable when it has ended by itself.
     pub fn end(&self) -> BorrowedFd<'_> {
-        self.begun.sandbox.child.pidfd.as_fd()
+        self.handles.sandbox.child.pidfd.as_fd()
     }
 
     /// The run's place in the registry.
@@ -116,7 +116,7 @@ impl ReadySandbox {
     /// # Errors
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
-        let ReadySandbox { record, is_prepared, tmp, pipes, job, mut begun } = self;
+        let WaitingSandbox { record, is_prepared, tmp, pipes, job, mut handles } = self;
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
@@ -124,20 +124,20 @@ impl ReadySandbox {
             return Err(InputsError::Stdin.into());
         }
         if is_prepared {
-            begun.timeout = JOB_TIMEOUT;
-            begun.usable_cpus = unpin(&begun, plan.cpus);
+            handles.timeout = JOB_TIMEOUT;
+            handles.usable_cpus = unpin(&handles, plan.cpus);
         }
-        let handed_in = child_data::hand_in_job(&job, &begun.lifeline, plan, &inputs);
-        handed_in.map_err(|error| supervise::failure_of_child(plan, &begun.status_read).unwrap_or(error))?;
-        supervise::supervise(plan, Inputs { record, ..inputs }, begun, pipes, tmp)
+        let handed_in = child_data::hand_in_job(&job, &handles.lifeline, plan, &inputs);
+        handed_in.map_err(|error| supervise::failure_of_child(plan, &handles.status_read).unwrap_or(error))?;
+        supervise::supervise(plan, Inputs { record, ..inputs }, handles, pipes, tmp)
     }
 }
 
 /// Lets an executor that has stood ready wake where there is room now: the CPUs of code with a
 /// quota were chosen when it was set up. Which they may be; none where it stays.
-fn unpin(begun: &BegunSandbox, cpus: usize) -> Option<CpuSet> {
+fn unpin(handles: &SandboxHandles, cpus: usize) -> Option<CpuSet> {
     let usable = sched_getaffinity(None).ok().filter(|usable| (cpus as u64) < u64::from(usable.count()))?;
     // One that is still on its way chooses for itself.
-    let has_chosen = is_readable(&begun.handover).unwrap_or(false);
-    (has_chosen && sched_setaffinity(Pid::from_raw(begun.sandbox.pid()), &usable).is_ok()).then_some(usable)
+    let has_chosen = is_readable(&handles.handover).unwrap_or(false);
+    (has_chosen && sched_setaffinity(Pid::from_raw(handles.sandbox.pid()), &usable).is_ok()).then_some(usable)
 }

@@ -202,8 +202,8 @@ fn unwritten(errno: Errno) -> LaunchError {
     LaunchError::system(ErrorKind::Output, "pass the program's output on")(errno)
 }
 
-/// A sandbox that has been told to go on.
-pub(crate) struct BegunSandbox {
+/// What the launcher holds of a sandbox that is set up and has not yet shown its evidence.
+pub(crate) struct SandboxHandles {
     pub(crate) sandbox: Sandbox,
     pub(crate) cgroup: Cgroup,
     pub(crate) outer: OuterNamespaces,
@@ -226,14 +226,14 @@ pub(crate) struct BegunSandbox {
 pub(crate) fn supervise(
     plan: &Plan,
     mut inputs: Inputs<'_>,
-    mut begun: BegunSandbox,
+    mut handles: SandboxHandles,
     pipes: LauncherPipes,
     tmp: Option<OwnedFd>,
 ) -> Result<(Outcome, Teardown), LaunchError> {
-    begun.signals.serve_run(inputs.cancel_word);
+    handles.signals.serve_run(inputs.cancel_word);
     let meanwhile = inputs.meanwhile.take();
     let collect = std::mem::take(&mut inputs.collect);
-    let mut supervision = Supervision::new(plan, inputs, begun, pipes, tmp)?;
+    let mut supervision = Supervision::new(plan, inputs, handles, pipes, tmp)?;
     supervision.register().map_err(failed("fill the event loop"))?;
     // A prepared sandbox waits for the launcher alone.
     if let Err(errno) = supervision.read_handover() {
@@ -252,11 +252,11 @@ impl<'a> Supervision<'a> {
     fn new<'i: 'a>(
         plan: &'a Plan,
         inputs: Inputs<'i>,
-        begun: BegunSandbox,
+        handles: SandboxHandles,
         pipes: LauncherPipes,
         tmp: Option<OwnedFd>,
     ) -> Result<Supervision<'a>, LaunchError> {
-        let BegunSandbox { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = begun;
+        let SandboxHandles { signals, timeout, usable_cpus, handover, status_read, lifeline, gate, outer, cgroup, sandbox } = handles;
         let program_gone = plan.program_file.is_none();
         let is_random = plan.program_file.as_ref().is_some_and(|(_, name)| name.starts_with(registry::PROGRAM_PREFIX));
         let program = if is_random { ProgramFile::Random } else { ProgramFile::Unwritten };

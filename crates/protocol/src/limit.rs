@@ -1,4 +1,4 @@
-//! The fourteen limits and how a person writes their values.
+//! The limits of a run and how a person writes their values.
 //!
 //! The same keys and the same spelling serve a policy, a request and a result.
 //! This file knows nothing of what enforces a limit, nor of how far a request may go.
@@ -201,6 +201,7 @@ impl LimitKey {
     }
 
     fn checked(self, value: u64) -> Result<Option<u64>, LimitError> {
+        // No limit is 0: "none" alone says that there is none.
         let least = if self.quantity() == Quantity::Cpus { 10 } else { 1 };
         let most = match self {
             LimitKey::Processes => MAX_PROCESSES,

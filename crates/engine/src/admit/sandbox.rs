@@ -5,7 +5,7 @@
 //! spawned before that is known. Whether the run is allowed is not decided here.
 
 use stockade_launcher::{
-    InitProcess, Inputs, LaunchError, Outcome, ReadySandbox, Teardown,
+    InitProcess, Inputs, LaunchError, Outcome, Teardown, WaitingSandbox,
     registry::{PROGRAM_PREFIX, Record},
 };
 use stockade_policy::{
@@ -21,7 +21,7 @@ pub enum RunSandbox {
     /// It waits for its plan.
     Init(Box<InitProcess>),
     /// It waits for its job.
-    Ready(Box<ReadySandbox>),
+    Ready(Box<WaitingSandbox>),
 }
 
 impl RunSandbox {
@@ -112,7 +112,7 @@ impl<'a> SandboxBuilder<'a> {
     pub(super) fn sandbox(
         &mut self,
         plan: &Plan,
-        prepared: Option<ReadySandbox>,
+        prepared: Option<WaitingSandbox>,
     ) -> Result<Option<Result<RunSandbox, LaunchError>>, Refusal> {
         let mut sandbox = match prepared {
             Some(ready) => Some(Ok(RunSandbox::Ready(Box::new(ready)))),
