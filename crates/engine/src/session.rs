@@ -334,9 +334,9 @@ impl Session {
             shown: &ShownFiles::new(),
         };
         let path = self.options.scratch.as_deref().unwrap_or(&self.plan.scratch.path).to_string_lossy();
-        open_scratch(&path, &self.loaded.policy, &opener, |real| {
-            refuse_replaceable(real, &self.identity, &self.loaded.policy, &self.options)?;
-            check_grants(&self.identity, &self.loaded.policy.name, Some(real), &self.options)
+        open_scratch(&path, &self.loaded.policy, &opener, |place| {
+            refuse_replaceable(place, &self.identity, &self.loaded.policy, &self.options)?;
+            check_grants(&self.identity, &self.loaded.policy.name, Some(place.path()), &self.options)
         })
     }
 }

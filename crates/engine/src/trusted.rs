@@ -12,8 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::io::Errno;
-use stockade_launcher::scratch::place::Mounts;
+use stockade_launcher::scratch::{path::ScratchPath, paths::DirectoryPaths};
 use stockade_policy::{
     model::{Access, Policy},
     plan::Interpreter,
@@ -43,8 +42,6 @@ pub(crate) enum TrustError {
     Link { scratch: PathBuf, runtime: String, link: PathBuf },
     #[error("scratch {}: {} lies in it, {}; use a directory that does not hold it", scratch.display(), path.display(), held.harm())]
     Holds { scratch: PathBuf, path: PathBuf, held: TrustedFile },
-    #[error("what lies in the scratch cannot be told, since /proc/self/mountinfo cannot be read: {0}; mount /proc")]
-    Mounts(#[from] Errno),
 }
 
 /// A file that later runs trust.
@@ -70,7 +67,6 @@ impl TrustedFile {
 impl RefusalCause for TrustError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         let reason = match self {
-            TrustError::Mounts(_) => return (Verdict::SandboxError, "mounts_unreadable"),
             TrustError::Environment { .. } | TrustError::Link { .. } => "scratch_holds_the_environment",
             TrustError::Holds { held: TrustedFile::Launcher, .. } => "scratch_holds_the_launcher",
             TrustError::Holds { held: TrustedFile::Policy, .. } => "scratch_holds_a_policy",
@@ -87,21 +83,25 @@ impl RefusalCause for TrustError {
 ///
 /// # Errors
 /// There is such an interpreter.
-pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, Interpreter>, policy: &Policy) -> Result<(), TrustError> {
+pub(crate) fn refuse_led_astray(
+    scratch: &ScratchPath,
+    interpreters: &BTreeMap<String, Interpreter>,
+    policy: &Policy,
+) -> Result<(), TrustError> {
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
-    let mounts = Mounts::read()?;
+    let (scratch, paths) = (scratch.path(), scratch.paths());
     let is_shown = |path: &Path| path.starts_with(scratch) || policy.filesystem.read_only.iter().any(|shown| path.starts_with(shown));
     let shown = |path: &&PathBuf| is_shown(path) && is_shown(&resolved(path, &mut |_| {}));
     let chosen = interpreters.iter().map(|(name, interpreter)| (name, interpreter.program.clone()));
     let of_policy = policy.runtimes.iter().filter(|(name, _)| !interpreters.contains_key(*name));
     for (runtime, program) in chosen.chain(of_policy.map(|(name, runtime)| (name, runtime.interpreter()))) {
-        if let Some(link) = replaceable_link(&program, scratch, interpreters, policy, &mounts) {
+        if let Some(link) = replaceable_link(&program, paths, interpreters, policy) {
             return Err(TrustError::Link { scratch: scratch.to_path_buf(), runtime: runtime.clone(), link });
         }
     }
-    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, scratch, &mounts)) {
+    for (runtime, interpreter) in interpreters.iter().filter(|(_, interpreter)| lies_in(&interpreter.program, paths)) {
         if let Some(astray) = interpreter.read_only.iter().find(|path| !shown(path)) {
             let (runtime, program) = (runtime.clone(), interpreter.program.clone());
             return Err(TrustError::Environment { scratch: scratch.to_path_buf(), runtime, program, astray: astray.clone() });
@@ -114,20 +114,18 @@ pub(crate) fn refuse_led_astray(scratch: &Path, interpreters: &BTreeMap<String, 
 /// by itself, in no environment, since a link cannot be covered.
 fn replaceable_link(
     program: &Path,
-    scratch: &Path,
+    scratch: &DirectoryPaths,
     interpreters: &BTreeMap<String, Interpreter>,
     policy: &Policy,
-    mounts: &Mounts,
 ) -> Option<PathBuf> {
-    let scratch = mounts.place(scratch);
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
     let shown = interpreters.values().flat_map(|interpreter| &interpreter.read_only).chain(environments);
     // One that holds the scratch covers nothing in it.
-    let shown: Vec<&PathBuf> = shown.filter(|shown| mounts.place(shown).starts_with(&scratch)).collect();
+    let shown: Vec<&PathBuf> = shown.filter(|shown| scratch.hold(shown)).collect();
     let mut found = None;
     resolved(program, &mut |at| {
         let is_covered = || shown.iter().any(|shown| at != shown.as_path() && at.starts_with(shown));
-        if at.is_symlink() && mounts.place(at).starts_with(&scratch) && !is_covered() {
+        if scratch.hold(at) && at.is_symlink() && !is_covered() {
             found.get_or_insert_with(|| at.to_path_buf());
         }
     });
@@ -135,15 +133,14 @@ fn replaceable_link(
 }
 
 /// Refuses a writable scratch that contains the program, a policy, the audit log or the
-/// registry. `scratch` has no symlinks.
+/// registry.
 ///
 /// # Errors
 /// It contains one of them.
-pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &Policy, options: &Options) -> Result<(), TrustError> {
+pub(crate) fn refuse_replaceable(scratch: &ScratchPath, identity: &Identity, policy: &Policy, options: &Options) -> Result<(), TrustError> {
     if policy.scratch.access == Access::Ro {
         return Ok(());
     }
-    let mounts = Mounts::read()?;
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(|directory| directory.join(COMPANIONS));
     // The program may have been started through a symlink.
@@ -157,23 +154,19 @@ pub(crate) fn refuse_replaceable(scratch: &Path, identity: &Identity, policy: &P
     let policies = policies.map(|path| (TrustedFile::Policy, path));
     let log = audit::directory(identity).into_iter().map(|path| (TrustedFile::AuditLog, path));
     let registry = [(TrustedFile::Registry, registry_directory(identity))];
-    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch, &mounts)) {
+    match programs.chain(policies).chain(log).chain(registry).find(|(_, path)| lies_in(path, scratch.paths())) {
         None => Ok(()),
-        Some((held, path)) => Err(TrustError::Holds { scratch: scratch.to_path_buf(), path, held }),
+        Some((held, path)) => Err(TrustError::Holds { scratch: scratch.path().to_path_buf(), path, held }),
     }
 }
 
 /// Whether a path leads into a directory, or a name in the path or in one of its symlinks lies
 /// there, through whatever mount. The path need not exist.
-fn lies_in(path: &Path, directory: &Path, mounts: &Mounts) -> bool {
+fn lies_in(path: &Path, directory: &DirectoryPaths) -> bool {
     let mut passes = false;
-    let directory = mounts.place(directory);
     // Write permission in a directory does not allow replacing the directory itself.
-    let end = resolved(path, &mut |at| {
-        let at = mounts.place(at);
-        passes |= at.starts_with(&directory) && at != directory;
-    });
-    passes || mounts.place(&end).starts_with(&directory)
+    let end = resolved(path, &mut |at| passes |= directory.hold_below(at));
+    passes || directory.hold(&end)
 }
 
 /// A path with its symlinks resolved, as far as it exists. `passed` gets each path on the way,
@@ -183,7 +176,7 @@ fn resolved(path: &Path, passed: &mut dyn FnMut(&Path)) -> PathBuf {
     let mut links = 40;
     let names = |path: &Path| -> Vec<OsString> { path.components().rev().map(|part| part.as_os_str().to_owned()).collect() };
     let mut pending = names(path);
-    let mut at = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+    let mut at = if path.is_absolute() { PathBuf::new() } else { std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")) };
     while let Some(name) = pending.pop() {
         if name == "." {
             continue;
@@ -212,8 +205,7 @@ mod tests {
 
     #[test]
     fn a_path_lies_where_it_leads_and_where_its_name_stands() {
-        let mounts = Mounts::read().unwrap();
-        let lies_in = |path: &Path, directory: &Path| lies_in(path, directory, &mounts);
+        let lies_in = |path: &Path, directory: &Path| lies_in(path, &DirectoryPaths::of(directory).unwrap());
         let root = std::env::temp_dir().canonicalize().unwrap().join(format!("trusted-{}", std::process::id()));
         let [inner, other] = ["inner", "other"].map(|name| root.join(name));
         std::fs::create_dir_all(&inner).unwrap();

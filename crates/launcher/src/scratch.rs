@@ -28,7 +28,7 @@ mod error;
 mod inspect;
 mod lock;
 pub mod path;
-pub mod place;
+pub mod paths;
 mod roots;
 pub(crate) mod usage;
 
@@ -36,7 +36,7 @@ pub use error::{ScratchError, ScratchProblem};
 pub(crate) use inspect::SecondLook;
 use inspect::{Inspected, Rules, inspect};
 pub use lock::{LockMode, ScratchLock};
-use place::Mounts;
+use path::ScratchPath;
 use usage::TreeUse;
 
 /// About how often a host scratch is counted while the code runs.
@@ -202,17 +202,17 @@ pub fn idmap_refusal(path: &Path, run: u32) -> Result<Option<String>, ScratchErr
     Ok(identity::idmap(&copy, (NOBODY, NOBODY), run).err().map(|error| error.to_string()))
 }
 
-/// Judges what was opened at a place, and looks through it. `below`: its path below the directory
-/// of `--scratch`.
+/// Judges what was opened at a place, and looks through it.
 ///
 /// # Errors
 /// It is another's, or root's and may not be a scratch, or holds too much that must be kept from the code.
 pub(crate) fn finish(
     directory: OwnedFd,
-    (real, below): (PathBuf, PathBuf),
+    place: &ScratchPath,
     policy: &Policy,
     opener: &Opener<'_>,
 ) -> Result<OpenedScratch, ScratchProblem> {
+    let real = place.path();
     let stat = fstat(&directory).map_err(ScratchProblem::Unreadable)?;
     let owner = (stat.st_uid, stat.st_gid);
     if opener.caller.uid != 0 && owner.0 != opener.caller.uid {
@@ -220,14 +220,15 @@ pub(crate) fn finish(
     }
     let mode = Mode::from_raw_mode(stat.st_mode);
     if opener.privileged && (owner.0 == 0 || owner.1 == 0) {
-        roots::judge(&real, owner.0, mode, opener, &Mounts::read().map_err(ScratchProblem::Unreadable)?)?;
+        roots::judge(real, place.paths(), owner.0, mode, opener)?;
     }
     let rights = mode.intersection(Mode::RWXU);
     if !rights.contains(Mode::RUSR | Mode::XUSR) {
-        return Err(ScratchProblem::Closed(real));
+        return Err(ScratchProblem::Closed(real.to_path_buf()));
     }
-    refuse_shown(&real, policy, opener.shown)?;
-    let Inspected { protected, before, second_look } = inspect(&directory, Rules::new(policy, below)?, &policy.name, opener)?;
+    refuse_shown(real, policy, opener.shown)?;
+    let Inspected { protected, before, second_look } =
+        inspect(&directory, Rules::new(policy, place.below().to_path_buf())?, &policy.name, opener)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
     let idmapped = tree.as_ref().zip(opener.unique_id).map(|(tree, id)| identity::idmap(tree, owner, id).map(|()| id)).transpose();
@@ -236,7 +237,7 @@ pub(crate) fn finish(
         Err(error) => (None, Some(error.to_string())),
     };
     let (protected, file_ids) = protected.into_iter().unzip();
-    let facts = HostScratch { path: real, owner, idmap_refusal, protected };
+    let facts = HostScratch { path: real.to_path_buf(), owner, idmap_refusal, protected };
     Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, second_look, rights, facts })
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{fd::OwnedFd, fs::stat};
-use stockade_launcher::scratch::{self, OpenedScratch, Opener, ShownFiles};
+use stockade_launcher::scratch::{self, OpenedScratch, Opener, ShownFiles, path::ScratchPath};
 use stockade_policy::{
     facts::HostFacts,
     model::Policy,
@@ -83,10 +83,10 @@ impl HostView {
         host.codecs = codecs;
         let shown = if query.scratch.is_some() { shown_files(policy, &interpreters, &led) } else { ShownFiles::new() };
         let opener = Opener { shown: &shown, ..opener };
-        let judge = |real: &Path| {
-            refuse_replaceable(real, identity, policy, options)?;
-            refuse_led_astray(real, &interpreters, policy)?;
-            check_grants(identity, &policy.name, Some(real), options)
+        let judge = |place: &ScratchPath| {
+            refuse_replaceable(place, identity, policy, options)?;
+            refuse_led_astray(place, &interpreters, policy)?;
+            check_grants(identity, &policy.name, Some(place.path()), options)
         };
         let scratch = query.scratch.map(|path| open_scratch(path, policy, &opener, judge)).transpose()?;
         let seen = inspect(host, identity, policy, &interpreters, &led)?;

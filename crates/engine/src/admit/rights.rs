@@ -75,15 +75,16 @@ pub(crate) fn open_scratch(
     path: &str,
     policy: &Policy,
     opener: &Opener<'_>,
-    judge: impl Fn(&Path) -> Result<(), Refusal>,
+    judge: impl Fn(&ScratchPath) -> Result<(), Refusal>,
 ) -> Result<OpenedScratch, Refusal> {
     let place = ScratchPath::find(path, policy, opener)?;
     if place.is_missing() {
-        judge(place.path())?;
+        judge(&place)?;
+        return Ok(place.open(policy, opener)?);
     }
+    // A directory of the system is named as that, whatever else it holds.
     let opened = place.open(policy, opener)?;
-    // By the path that was opened: the one that was named may lead elsewhere now.
-    judge(&opened.facts.path)?;
+    judge(&place)?;
     Ok(opened)
 }
 

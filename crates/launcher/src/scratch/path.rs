@@ -17,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::model::Policy;
 
-use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish, place::Mounts};
+use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish, paths::DirectoryPaths};
 use crate::{
     resolve::{self, Follow, ResolveError, ResolvedPath},
     tree,
@@ -28,6 +28,7 @@ use crate::{
 pub struct ScratchPath {
     named: String,
     resolved: ResolvedPath,
+    paths: DirectoryPaths,
     /// Its path below the directory of `--scratch`.
     below: PathBuf,
 }
@@ -39,11 +40,10 @@ impl ScratchPath {
     /// It is missing (and the policy makes none), outside its ceiling, a home directory
     /// itself, the launcher's own, or reached through a link that is not root's.
     pub fn find(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<Self, ScratchError> {
-        let found = Self::resolve(path, policy, opener).map_err(|problem| ScratchError { path: path.to_owned(), problem });
-        found.map(|(resolved, below)| ScratchPath { named: path.to_owned(), resolved, below })
+        Self::resolve(path, policy, opener).map_err(|problem| ScratchError { path: path.to_owned(), problem })
     }
 
-    fn resolve(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<(ResolvedPath, PathBuf), ScratchProblem> {
+    fn resolve(path: &str, policy: &Policy, opener: &Opener<'_>) -> Result<Self, ScratchProblem> {
         let named = Path::new(path);
         if !named.is_absolute() {
             return Err(ScratchProblem::Relative);
@@ -61,16 +61,26 @@ impl ScratchPath {
         let Ok(below) = resolved.real.strip_prefix(&ceiling).map(Path::to_path_buf) else {
             return Err(ScratchProblem::OutsideCeiling { real: resolved.real, ceiling });
         };
-        judge(&resolved.real, opener)?;
+        let paths = judge(&resolved.real, opener)?;
         if resolved.missing > 0 && !policy.scratch.create {
             return Err(ScratchProblem::NotCreated(policy.name.to_string()));
         }
-        Ok((resolved, below))
+        Ok(ScratchPath { named: path.to_owned(), resolved, paths, below })
     }
 
     /// Its path without links.
     pub fn path(&self) -> &Path {
         &self.resolved.real
+    }
+
+    /// All paths that lead there.
+    pub fn paths(&self) -> &DirectoryPaths {
+        &self.paths
+    }
+
+    /// Its path below the directory of `--scratch`.
+    pub(super) fn below(&self) -> &Path {
+        &self.below
     }
 
     /// Whether it would be made.
@@ -83,8 +93,8 @@ impl ScratchPath {
     ///
     /// # Errors
     /// It cannot be made, is not a directory, not the caller's, or root's.
-    pub fn open(self, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchError> {
-        self.open_or_make(policy, opener).map_err(|problem| ScratchError { path: self.named, problem })
+    pub fn open(&self, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchError> {
+        self.open_or_make(policy, opener).map_err(|problem| ScratchError { path: self.named.clone(), problem })
     }
 
     fn open_or_make(&self, policy: &Policy, opener: &Opener<'_>) -> Result<OpenedScratch, ScratchProblem> {
@@ -93,7 +103,7 @@ impl ScratchPath {
         };
         let ResolvedPath { real, missing, .. } = &self.resolved;
         if *missing == 0 {
-            return finish(acted(&|| open_existing(real))?, (real.clone(), self.below.clone()), policy, opener);
+            return finish(acted(&|| open_existing(real))?, self, policy, opener);
         }
         let (Some(above), Some(name), 1) = (real.parent(), real.file_name(), missing) else {
             return Err(ScratchProblem::NotMade(Errno::NOENT));
@@ -104,7 +114,7 @@ impl ScratchPath {
             Ok(parent)
         })?;
         let made = acted(&|| open_made(&parent, name, opener).map_err(ScratchProblem::NotMade));
-        let opened = made.and_then(|directory| finish(directory, (real.clone(), self.below.clone()), policy, opener));
+        let opened = made.and_then(|directory| finish(directory, self, policy, opener));
         if opened.is_err() {
             let remove = || unlinkat(&parent, name, AtFlags::REMOVEDIR);
             let _first_error_counts = as_caller(opener.caller, opener.privileged, remove);
@@ -113,25 +123,19 @@ impl ScratchPath {
     }
 }
 
-/// What no directory at this path could be a scratch for.
-fn judge(real: &Path, opener: &Opener<'_>) -> Result<(), ScratchProblem> {
+/// What no directory at this path could be a scratch for. Returns all paths that lead there.
+fn judge(real: &Path, opener: &Opener<'_>) -> Result<DirectoryPaths, ScratchProblem> {
     if real.to_str().is_none() {
         return Err(ScratchProblem::NotUtf8(real.to_path_buf()));
     }
-    let mounts = Mounts::read().map_err(ScratchProblem::Unreadable)?;
-    let place = mounts.place(real);
-    let is_home = |home: &Path| home == real || mounts.place(home) == place;
-    if is_home(Path::new("/")) || opener.homes.iter().any(|home| is_home(home)) {
+    let paths = DirectoryPaths::of(real).map_err(ScratchProblem::Unreadable)?;
+    if paths.own().any(|path| path == Path::new("/") || opener.homes.iter().any(|home| home == path)) {
         return Err(ScratchProblem::Home);
     }
-    if opener
-        .registry
-        .map(|registry| mounts.place(registry))
-        .is_some_and(|registry| place.starts_with(&registry) || registry.starts_with(&place))
-    {
+    if opener.registry.is_some_and(|registry| paths.hold(registry) || paths.below(registry).is_some()) {
         return Err(ScratchProblem::Registry);
     }
-    Ok(())
+    Ok(paths)
 }
 
 fn open_existing(real: &Path) -> Result<OwnedFd, ScratchProblem> {

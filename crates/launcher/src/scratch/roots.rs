@@ -12,10 +12,7 @@ use std::{
 
 use rustix::fs::Mode;
 
-use super::{
-    Opener, ScratchProblem,
-    place::{Mounts, Place},
-};
+use super::{Opener, ScratchProblem, paths::DirectoryPaths};
 
 /// Directories of the system at the top of the tree, and those whose name begins with `lib`.
 const SYSTEM: [&str; 12] = ["bin", "boot", "dev", "etc", "opt", "proc", "run", "sbin", "snap", "sys", "usr", "var"];
@@ -26,23 +23,19 @@ const VAR_TMP: &str = "/var/tmp";
 ///
 /// # Errors
 /// It may not.
-pub(super) fn judge(real: &Path, owner: u32, mode: Mode, opener: &Opener<'_>, mounts: &Mounts) -> Result<(), ScratchProblem> {
+pub(super) fn judge(real: &Path, paths: &DirectoryPaths, owner: u32, mode: Mode, opener: &Opener<'_>) -> Result<(), ScratchProblem> {
     if opener.roots.is_empty() {
         return Err(if owner == 0 { ScratchProblem::RootOwned } else { ScratchProblem::RootGroup });
     }
     if mode.contains(Mode::WOTH) {
         return Err(ScratchProblem::Shared);
     }
-    let place = mounts.place(real);
-    let system = system_directory(real).or_else(|| system_place(&place, mounts));
+    let system = system_directory(real).or_else(|| paths.own().filter_map(system_directory).find(|system| paths.below(system).is_some()));
     let may_be = |place: &&PathBuf| real.starts_with(place) && system.as_deref().is_none_or(|system| place.starts_with(system));
     if !opener.roots.iter().any(|place| may_be(&place)) {
         return Err(ScratchProblem::SystemDirectory { real: real.to_path_buf(), system });
     }
-    let is_homes = |home: &PathBuf| {
-        let at = mounts.place(home);
-        at.starts_with(&place) || place.below(&at).is_some_and(begins_hidden)
-    };
+    let is_homes = |home: &PathBuf| paths.hold(home) || paths.below(home).is_some_and(begins_hidden);
     if opener.homes.iter().any(is_homes) {
         return Err(ScratchProblem::RootsHome);
     }
@@ -54,17 +47,6 @@ fn system_directory(real: &Path) -> Option<PathBuf> {
     let Some(Component::Normal(first)) = real.components().nth(1) else { return None };
     let is_system = SYSTEM.iter().any(|name| first == *name) || first.as_bytes().starts_with(b"lib");
     (is_system && !real.starts_with(VAR_TMP)).then(|| Path::new("/").join(first))
-}
-
-/// The directory of the system that a bind mount shows at a place, or something of it.
-fn system_place(place: &Place, mounts: &Mounts) -> Option<PathBuf> {
-    if place.starts_with(&mounts.place(Path::new(VAR_TMP))) {
-        return None;
-    }
-    let named = SYSTEM.iter().map(|name| Path::new("/").join(name));
-    let top = std::fs::read_dir("/").into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut system = named.chain(top.filter(|path| system_directory(path).is_some()));
-    system.find(|directory| place.starts_with(&mounts.place(directory)))
 }
 
 /// Whether a path below a home is or lies in a hidden directory: shells, SSH and desktops read
@@ -96,7 +78,8 @@ mod tests {
             roots: &roots,
             shown: &ShownFiles::new(),
         };
-        judge(Path::new(path), 0, Mode::from_raw_mode(0o755), &opener, &Mounts::read().unwrap())
+        let path = Path::new(path);
+        judge(path, &DirectoryPaths::of(path).unwrap(), 0, Mode::from_raw_mode(0o755), &opener)
     }
 
     #[test]
