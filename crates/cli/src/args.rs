@@ -34,8 +34,23 @@ impl Cli {
 
     fn of(words: Vec<OsString>) -> Result<Self, clap::Error> {
         let command = words.get(1).and_then(|word| word.to_str()).unwrap_or_default().to_owned();
+        if let Some(Ok(matches)) = Self::alone(&command).map(|alone| alone.try_get_matches_from(&words)) {
+            return Self::from_arg_matches(&matches);
+        }
         let matches = Self::described().try_get_matches_from(words).map_err(|error| with_remedy(error, &command))?;
         Self::from_arg_matches(&matches)
+    }
+
+    /// A command that starts one run, without the others: to describe all of them takes a tenth of a
+    /// run. Errors and help come from [`Cli::described`].
+    fn alone(command: &str) -> Option<clap::Command> {
+        let below = match command {
+            "exec" => Exec::augment_args(clap::Command::new("exec")),
+            "run" => Run::augment_args(clap::Command::new("run")),
+            ShimExec::WORD => ShimExec::augment_args(clap::Command::new(ShimExec::WORD).disable_help_flag(true)),
+            _ => return None,
+        };
+        Some(clap::Command::new("stockade").subcommand(below))
     }
 
     /// The command line with two examples of each command.
@@ -922,6 +937,30 @@ mod tests {
         // The controls: what clap itself suggests stays, and other commands have no remedy.
         assert!(error_of(&["run", "--alow", "x"]).contains("'--allow'") && error_of(&["runn", "x"]).contains("'run'"));
         assert!(!error_of(&["doctor", "--network"]).contains("--allow"));
+    }
+
+    #[test]
+    fn a_command_alone_is_parsed_as_among_all() {
+        let lines = [
+            "exec",
+            "exec --policy strict --scratch /srv --runtime python=/usr/bin/python3 --allow pypi.org:443 --pretty -q",
+            "exec --markdown --last",
+            "exec --approve T",
+            "run a.py --timeout 1s",
+            "run --timeout 10s --memory 1g --collect *.txt --into out --overwrite --report r.json -C . -- ls -l --color",
+            "run -c pass -- -x --help",
+            "run --dry-run --json true",
+            "shim-exec /bin/python --help --version -c 1",
+        ];
+        for line in lines {
+            let words = || std::iter::once("stockade").chain(line.split(' ')).map(OsString::from);
+            let alone = Cli::alone(line.split(' ').next().unwrap_or_default()).map(|alone| alone.try_get_matches_from(words()));
+            let parsed = alone.and_then(Result::ok).and_then(|matches| Cli::from_arg_matches(&matches).ok());
+            let among_all = Cli::try_parse_from(words()).ok();
+            assert!(parsed.is_some() && format!("{parsed:?}") == format!("{among_all:?}"), "{line}: {parsed:?}, {among_all:?}");
+        }
+        // What is no run has the words of the whole.
+        assert!(error_of(&["exec", "--help"]).contains("Examples:") && error_of(&["run"]).contains("Usage: stockade run"));
     }
 
     #[test]
