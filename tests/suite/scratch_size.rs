@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, both_streams, exec, scratch, scratch_named, stockade, text},
+    exec::{ExecResult, both_streams, exec, scratch, scratch_named, stockade, text, write_file},
     policy_dir::{PolicyDirectory, derived},
     runner::test,
     timeouts::scaled_limit,
@@ -69,6 +69,34 @@ fn a_directory_closed_to_the_count_is_a_disk_limit() {
     full.expect(json!({"verdict": "disk_limit", "code": 137, "success": false, "reason": null}));
     assert_eq!(full["denials"][0]["limit"]["key"], "scratch_size");
     ask("open-large", "0o700", "100MiB").succeeded();
+}
+
+test!(Both, a_name_of_a_file_that_lies_elsewhere_too_frees_nothing, seconds 60);
+fn a_name_of_a_file_that_lies_elsewhere_too_frees_nothing() {
+    const MIB: usize = 1 << 20;
+    let ask = |name: &str, has_other_name: bool, code: &str| {
+        let scratch = scratch_named(name);
+        let file = scratch.join("old");
+        write_file(&file, vec![1; 40 * MIB]);
+        if has_other_name {
+            fs::hard_link(&file, scratch.with_file_name(format!("{name}-elsewhere"))).unwrap();
+        }
+        let code = format!("import os, time\nblock = b'x' * (1 << 20)\n{code}\ntime.sleep(3)");
+        exec(json!({"code": code, "scratch": text(&scratch), "limits": {"wall": scaled_limit(20_000), "scratch_size": "16MiB"}}))
+    };
+    let full = |done: ExecResult| {
+        done.expect(json!({"verdict": "disk_limit", "code": 137, "success": false, "reason": null}));
+        assert_eq!(done["denials"][0]["limit"]["key"], "scratch_size", "{}", done.brief());
+    };
+    let instead = "os.remove('old')\nwith open('new', 'wb') as file:\n    for _ in range(40): file.write(block)";
+    full(ask("linked", true, instead));
+    // Through a descriptor, when no name in the scratch is left.
+    let behind = "with open('old', 'ab', 0) as file:\n    os.remove('old')\n    for _ in range(40): file.write(block)\n    time.sleep(3)";
+    full(ask("behind", true, behind));
+    // The controls: what is freed can be written, and a file with two names can be changed.
+    ask("alone", false, instead).succeeded();
+    ask("changed", true, "with open('old', 'r+b') as file:\n    for _ in range(40): file.write(block)").succeeded();
+    full(ask("grown", true, "with open('old', 'ab') as file:\n    for _ in range(40): file.write(block)"));
 }
 
 test!(Both, code_that_closes_its_own_scratch_ends_neither_its_run_nor_the_next, seconds 60);

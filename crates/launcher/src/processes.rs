@@ -24,6 +24,8 @@ use rustix::{
 };
 use stockade_sys::process::{Common, have_in_common};
 
+use crate::scratch::usage::LinkedOutside;
+
 /// A pidfd of a thread (Linux 6.9).
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
 /// How many open files are looked at before it is asked whether to go on: some 50 us.
@@ -176,6 +178,8 @@ pub(crate) struct NamelessFiles {
 pub(crate) struct FileQuery<'a> {
     /// The device that stat(2) shows.
     pub(crate) device: u64,
+    /// Those of which a name is deleted count too, by what they have grown by.
+    pub(crate) linked_outside: &'a LinkedOutside,
     /// Whether it may be the device that a map shows. None: maps, messages and the directories of
     /// deleted names are not looked at.
     pub(crate) maps: Option<&'a dyn Fn(u64) -> bool>,
@@ -245,6 +249,9 @@ impl NamelessFiles {
         }
         if file.stat.st_dev == wanted.device {
             let is_nameless = self.insert_nameless(file.stat);
+            if let Some(before) = wanted.linked_outside.get(&(file.stat.st_dev, file.stat.st_ino)).filter(|_| is_deleted(file.link)) {
+                self.open.insert(file.stat.st_ino, allocated(file.stat).saturating_sub(*before));
+            }
             if let Some(root) = wanted.root {
                 match kind {
                     FileType::Directory if is_nameless => return self.add_above(file.link, wanted, goes_on),
@@ -260,7 +267,7 @@ impl NamelessFiles {
     /// Whether it has no name.
     fn insert_nameless(&mut self, stat: &Stat) -> bool {
         if stat.st_nlink == 0 {
-            self.open.insert(stat.st_ino, u64::try_from(stat.st_blocks).unwrap_or(0) * 512);
+            self.open.insert(stat.st_ino, allocated(stat));
         }
         stat.st_nlink == 0
     }
@@ -342,6 +349,15 @@ impl NamelessFiles {
 const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 /// What the kernel writes behind a path whose last name is deleted.
 const DELETED: &[u8] = b" (deleted)";
+
+fn allocated(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// Whether the name by which a file was opened is deleted.
+fn is_deleted(link: &str) -> bool {
+    readlink(link, Vec::new()).is_ok_and(|path| path.to_bytes().ends_with(DELETED))
+}
 
 fn own_link(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
@@ -523,7 +539,8 @@ mod tests {
         let stats = [&directory, &program].map(|path| rustix::fs::stat(path).unwrap());
         let mut child = std::process::Command::new(&program).arg("600").current_dir(&directory).spawn().unwrap();
         let found = || {
-            let wanted = FileQuery { device: stats[0].st_dev, maps: None, root: None, enough: u64::MAX };
+            let wanted =
+                FileQuery { device: stats[0].st_dev, linked_outside: &LinkedOutside::new(), maps: None, root: None, enough: u64::MAX };
             let files = NamelessFiles::of(i32::try_from(std::process::id()).unwrap(), &wanted, &mut || true).unwrap();
             stats.map(|stat| files.open.contains_key(&stat.st_ino))
         };
@@ -545,7 +562,7 @@ mod tests {
         std::fs::write(root.join("file"), "").unwrap();
         let device = rustix::fs::stat(&root).unwrap().st_dev;
         let is_wanted = |_| false;
-        let all = FileQuery { device, maps: Some(&is_wanted), root: Some(&root), enough: u64::MAX };
+        let all = FileQuery { device, linked_outside: &LinkedOutside::new(), maps: Some(&is_wanted), root: Some(&root), enough: u64::MAX };
         let found = |file: &OwnedFd, wanted: &FileQuery<'_>| {
             let mut files = NamelessFiles::default();
             let stat = fstat(file).unwrap();
@@ -577,7 +594,8 @@ mod tests {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let udp = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
         let is_wanted = |_| false;
-        let wanted = FileQuery { device: u64::MAX, maps: Some(&is_wanted), root: None, enough: u64::MAX };
+        let wanted =
+            FileQuery { device: u64::MAX, linked_outside: &LinkedOutside::new(), maps: Some(&is_wanted), root: None, enough: u64::MAX };
         let is_closed = |socket: &OwnedFd, info: &str| {
             let mut files = NamelessFiles::default();
             files.add(&OpenFile { stat: &fstat(socket).unwrap(), link: &own_link(socket), info }, &wanted, &mut || true);

@@ -98,6 +98,11 @@ impl TreeEntry<'_> {
         !matches!(lgetxattr(&path, c"security.capability", none), Err(Errno::NODATA | Errno::NOTSUP | Errno::NOENT))
     }
 
+    /// How many names it has.
+    pub(crate) fn links(&self) -> u64 {
+        self.stat.stx_nlink.into()
+    }
+
     /// The bytes that are allocated for it.
     pub(crate) fn allocated(&self) -> u64 {
         self.stat.stx_blocks * 512

@@ -27,7 +27,10 @@ use stockade_policy::{
     plan::Protection,
 };
 
-use super::{FileId, Opener, ScratchProblem, ShownFiles, usage::TreeUse};
+use super::{
+    FileId, Opener, ScratchProblem, ShownFiles,
+    usage::{LinkedOutside, TreeUse},
+};
 use crate::tree::{self, TreeEntry, Walk};
 
 /// A path below scratch, its kind, and how it is kept from the code.
@@ -79,6 +82,7 @@ impl Rules {
 pub(super) struct Inspected {
     pub(super) protected: Vec<(Protected, Option<FileId>)>,
     pub(super) before: TreeUse,
+    pub(super) linked_outside: LinkedOutside,
     /// None: it is too large to be looked through twice.
     pub(super) second_look: Option<Box<SecondLook>>,
 }
@@ -131,6 +135,15 @@ impl SecondLook {
     }
 }
 
+/// A file with several names.
+struct Linked {
+    /// Names in the scratch.
+    seen: u64,
+    /// All names.
+    links: u64,
+    bytes: u64,
+}
+
 /// The state of one walk. What lies below a directory is visited directly after it, so the last
 /// path of each kind is enough to know what is covered already.
 #[derive(Default)]
@@ -144,6 +157,8 @@ struct Inspection {
     read_only: Option<PathBuf>,
     /// Of all that is visited, as long as it is to be seen twice.
     ids: BTreeSet<FileId>,
+    /// Files with several names, and what was seen of them.
+    linked: BTreeMap<FileId, Linked>,
     /// The first path beyond [`MAX_PROTECTED`].
     beyond: Option<PathBuf>,
 }
@@ -195,7 +210,11 @@ impl Inspection {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }
-        self.seen.before.add(entry);
+        self.seen.before.add(entry, &LinkedOutside::new());
+        if entry.kind.is_file() && entry.links() > 1 {
+            let linked = self.linked.entry(entry.file_id()).or_insert(Linked { seen: 0, links: entry.links(), bytes: entry.allocated() });
+            linked.seen += 1;
+        }
         if self.seen.before.entries <= MAX_SEEN_TWICE {
             self.ids.insert(entry.file_id());
         }
@@ -237,13 +256,18 @@ impl Inspection {
     }
 
     fn finish(self) -> Inspected {
-        let Inspection { seen: Inspected { mut protected, before, second_look }, mut pinned, .. } = self;
+        let Inspection { seen: Inspected { mut protected, mut before, second_look, .. }, mut pinned, linked, .. } = self;
+        let mut linked_outside = LinkedOutside::new();
+        for (id, linked) in linked.into_iter().filter(|(_, linked)| linked.seen < linked.links) {
+            before.bytes = before.bytes.saturating_sub(linked.seen * linked.bytes);
+            linked_outside.insert(id, linked.bytes);
+        }
         for ((path, ..), _) in &protected {
             pinned.remove(path);
         }
         protected.extend(pinned.into_iter().map(|(path, id)| ((path, PathKind::Directory, Protection::Pinned), id)));
         // Above before below: what lies over a directory must not be laid on what it covers.
         protected.sort_by(|((a, ..), _), ((b, ..), _)| a.cmp(b));
-        Inspected { protected, before, second_look }
+        Inspected { protected, before, linked_outside, second_look }
     }
 }

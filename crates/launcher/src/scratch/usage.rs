@@ -3,6 +3,8 @@
 //! Hostile code may change a tree while it is counted, so a count can be told to end. Which
 //! amount is too much is decided by the caller.
 
+use std::collections::BTreeMap;
+
 use rustix::{
     fd::{AsFd, OwnedFd},
     fs::fstatvfs,
@@ -10,10 +12,15 @@ use rustix::{
 };
 use stockade_protocol::LimitKey;
 
+use super::FileId;
 use crate::tree::{self, TreeEntry, Walk};
 
 /// How many entries are looked at before it is asked whether to go on: some 50 us.
 const ASKED_EVERY: u64 = 32;
+
+/// Files of a tree that have names outside of it too, with their bytes before the run. A run that
+/// deletes a name of one frees nothing, so only what they grow by counts.
+pub(crate) type LinkedOutside = BTreeMap<FileId, u64>;
 
 /// Blocks and entries of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,8 +32,8 @@ pub(crate) struct TreeUse {
 }
 
 impl TreeUse {
-    pub(super) fn add(&mut self, found: &TreeEntry<'_>) {
-        self.bytes += found.allocated();
+    pub(super) fn add(&mut self, found: &TreeEntry<'_>, linked_outside: &LinkedOutside) {
+        self.bytes += found.allocated().saturating_sub(linked_outside.get(&found.file_id()).copied().unwrap_or(0));
         self.entries += 1;
         self.closed += u64::from(found.closed);
     }
@@ -53,9 +60,9 @@ pub(crate) fn room(directory: impl AsFd) -> Result<FsRoom, Errno> {
 ///
 /// # Errors
 /// It cannot be walked.
-pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
+pub(crate) fn count(directory: &OwnedFd, linked_outside: &LinkedOutside) -> Result<TreeUse, Errno> {
     // It is never told to end.
-    Ok(count_while(directory, |_| false, &mut || true)?.unwrap_or_default())
+    Ok(count_while(directory, linked_outside, |_| false, &mut || true)?.unwrap_or_default())
 }
 
 /// The same of a directory in which hostile code may move what was counted to where it is
@@ -66,13 +73,14 @@ pub(crate) fn count(directory: &OwnedFd) -> Result<TreeUse, Errno> {
 /// Likewise.
 pub(crate) fn count_while(
     directory: &OwnedFd,
+    linked_outside: &LinkedOutside,
     too_much: impl Fn(&TreeUse) -> bool,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<Option<TreeUse>, Errno> {
     let mut seen = TreeUse::default();
     let mut enough = false;
     let to_its_end = tree::walk(directory, &mut |found| {
-        seen.add(found);
+        seen.add(found, linked_outside);
         enough = too_much(&seen);
         let ends = enough || (seen.entries.is_multiple_of(ASKED_EVERY) && !goes_on());
         if ends { Walk::Stop } else { Walk::On }

@@ -29,6 +29,7 @@ use stockade_sys::process::{Common, have_in_common};
 use crate::{
     hold::{Hold, MAX_RESISTANCE},
     processes::{self, FileQuery, NamelessFiles, kibibytes},
+    scratch::usage::LinkedOutside,
 };
 
 /// As fast as two CPUs could fill memory: above what was measured.
@@ -221,7 +222,8 @@ impl MemorySampler {
             }
         }
         let is_wanted = |device| device == self.device;
-        let wanted = FileQuery { device: self.device, maps: Some(&is_wanted), root: None, enough: u64::MAX };
+        let wanted =
+            FileQuery { device: self.device, linked_outside: &LinkedOutside::new(), maps: Some(&is_wanted), root: None, enough: u64::MAX };
         let files = NamelessFiles::of(pid_one, &wanted, goes_on);
         let in_files = files.as_ref().map_or(0, NamelessFiles::bytes);
         let is_broken_off = files.is_none();
