@@ -403,6 +403,58 @@ print('kept')"
     }
 }
 
+test!(serial Both, what_descriptors_and_maps_keep_ends_the_run_without_a_cgroup, needs[NoCgroup], seconds 120);
+fn what_descriptors_and_maps_keep_ends_the_run_without_a_cgroup() {
+    let read = "def fill():\n    while True:\n        os.read(os.open('/proc/self/stat', 0), 1)";
+    let pipes = "def fill():\n    while True:\n        os.write(os.pipe()[1], bytes(8192))";
+    let watched = "\
+import select
+def fill():
+    pipes = [os.pipe()[0] for _ in range(700)]
+    while True:
+        one = select.epoll()
+        held.append(one)
+        for pipe in pipes: one.register(pipe)";
+    let maps = "\
+import ctypes
+libc = ctypes.CDLL(None)
+def fill():
+    # Shared, without a file; they are in no list of the code's, which would be memory too.
+    while libc.mmap(None, 4096, 1, 0x21, -1, 0) != -1: pass";
+    for fill in [read, pipes, watched, maps] {
+        let code = |each: &str| {
+            format!(
+                "\
+import os, time
+held = []
+{fill}
+full, says = os.pipe()
+first = os.getpid()
+for _ in range(23):
+    if os.fork() == 0: break
+try: {each}
+except (OSError, MemoryError): pass
+os.write(says, b'.')
+if os.getpid() != first: time.sleep(600)
+for _ in range(24): os.read(full, 1)
+time.sleep(2)
+print('kept')"
+            )
+        };
+        let ask = |memory: &str, each: &str| {
+            let limits = json!({
+                "wall": scaled_limit(60_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB",
+                "processes": 32, "open_files": 4096,
+            });
+            exec(json!({"code": code(each), "limits": limits}))
+        };
+        ask("160MiB", "fill()").expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "reason": "kernel_memory_uncounted"}));
+        // The controls: they fit into more memory, and the processes alone into this.
+        ask("2GiB", "fill()").succeeded().expect(json!({"output": "kept\n"}));
+        ask("160MiB", "pass").succeeded().expect(json!({"output": "kept\n"}));
+    }
+}
+
 test!(serial Both, sockets_that_no_cgroup_charges_are_counted, seconds 60);
 fn sockets_that_no_cgroup_charges_are_counted() {
     // Unbound netlink sockets, and groups of SO_REUSEPORT.

@@ -8,6 +8,7 @@
 
 mod caller;
 mod closed_sockets;
+mod descriptors;
 mod finish;
 mod handshake;
 mod kernel_memory;

@@ -7,8 +7,8 @@
 //! give back as much: it counts closed sockets, for which the run stands still, after one second and
 //! then every ten. What the run itself holds decides:
 //! the growth of others ends no run, but one whose locks cannot be counted where as many are held
-//! on the host, and one whose sockets could keep as much as the host has grown by and no dump tells
-//! of (`look_at_unshown`). What fills up between two looks comes on top.
+//! on the host, and one whose sockets, and without a cgroup descriptors and maps, could keep as much
+//! as the host has grown by and nothing tells of (`look_at_unshown`). What fills up between two looks comes on top.
 //! Not counted is what code can hold little of (`tests/THREAT-MODEL.md` lists it), and what a cgroup
 //! charges.
 
@@ -27,7 +27,7 @@ use rustix::{
 use stockade_policy::plan::kernel_memory;
 
 use super::{
-    Supervision, closed_sockets, failed,
+    Supervision, closed_sockets, descriptors, failed,
     locks::{are_more_on_host, is_in_namespace_of_host, locks},
     quota::COUNT_KERNEL_MEMORY,
     sockets::{Held, MAX_QUEUED, Sockets, pages_of_closed},
@@ -69,6 +69,8 @@ pub(super) struct KernelMemory {
     allowed: u64,
     /// The same where there is only a bound.
     allowed_untold: u64,
+    /// How many descriptors a process may have, where no cgroup charges what the kernel keeps for them.
+    uncharged_descriptors: Option<u64>,
     /// What the host's kernel would hold without the run, as far as is known.
     baseline: u64,
     /// What it held when it was last looked at, with what waited in the run's sockets.
@@ -91,7 +93,7 @@ pub(super) struct KernelMemory {
 impl KernelMemory {
     /// # Errors
     /// `/proc/meminfo` cannot be opened.
-    pub(super) fn new(limit: u64, sock_diag: Option<SockDiag>, now: Instant) -> Result<Self, Errno> {
+    pub(super) fn new(limit: u64, sock_diag: Option<SockDiag>, uncharged_descriptors: Option<u64>, now: Instant) -> Result<Self, Errno> {
         let meminfo = open("/proc/meminfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let host = held_for_all(&meminfo).without_free();
         Ok(KernelMemory {
@@ -99,6 +101,7 @@ impl KernelMemory {
             sockets: Sockets::new(sock_diag, limit),
             allowed: kernel_memory(limit),
             allowed_untold: limit.max(MIN_UNTOLD),
+            uncharged_descriptors,
             baseline: host.kernel,
             last: host.kernel,
             unshown: host.unshown,
@@ -163,8 +166,9 @@ impl KernelMemory {
     /// hold it.
     /// Closed sockets are counted where there are so many that they could hold more than `allowed`:
     /// the run must stand still for it. What the clock alone finds uncountable ends no run.
-    /// What sockets may keep and no dump tells of has only a bound: the run ends where the host has
-    /// grown by more than a whole `memory` that nothing explains, and the bound is more than that.
+    /// What sockets may keep and no dump tells of has only a bound, and so have descriptors and maps
+    /// without a cgroup: the run ends where the host has grown by more than a whole `memory` that
+    /// nothing explains, and the bound is more than that.
     fn look_at_unshown(
         &mut self,
         pid_one: i32,
@@ -177,8 +181,10 @@ impl KernelMemory {
         let begun = Instant::now();
         self.unshown = self.unshown.min(host.unshown);
         let may_have_grown = host.unshown - self.unshown > self.allowed || self.unexplained(&host, sockets).is_some();
-        let is_due_by_clock = begun >= self.next_closed_count_by_clock;
-        if (sockets.closed == 0 && sockets.untold == 0) || !(may_have_grown || is_due_by_clock) {
+        let has_sockets = sockets.closed > 0 || sockets.untold > 0;
+        let is_due_by_clock = has_sockets && begun >= self.next_closed_count_by_clock;
+        let may_hold_it = has_sockets || self.uncharged_descriptors.is_some();
+        if !may_hold_it || !(may_have_grown || is_due_by_clock) {
             return None;
         }
         host = host.without_free();
@@ -208,7 +214,10 @@ impl KernelMemory {
             }
             self.next_closed_count_by_clock = now + MAX_COUNT_INTERVAL;
         }
-        let untold = sockets.untold + pages_of_closed(in_closed);
+        let mut untold = sockets.untold + pages_of_closed(in_closed);
+        if let Some(most) = self.uncharged_descriptors.filter(|_| unexplained.is_some()) {
+            untold = untold.saturating_add(descriptors::bound(pid_one, most, goes_on));
+        }
         self.stays_unexplained(pid_one, host, sockets, untold, goes_on).then_some(Cause::UncountedKernelMemory)
     }
 
@@ -348,7 +357,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_holds_is_known() {
-        assert!(KernelMemory::new(1 << 30, None, Instant::now()).unwrap().baseline > 1 << 20);
+        assert!(KernelMemory::new(1 << 30, None, None, Instant::now()).unwrap().baseline > 1 << 20);
     }
 
     #[test]

@@ -278,7 +278,9 @@ impl Supervision<'_> {
             }
         }
         let sock_diag = self.quota.sock_diag.take();
-        let new = |limit| KernelMemory::new(limit, sock_diag, now);
+        let open_files = self.plan.limits.get(LimitKey::OpenFiles).unwrap_or(u64::MAX);
+        let uncharged_descriptors = self.teardown.cgroup.is_absent().then_some(open_files);
+        let new = |limit| KernelMemory::new(limit, sock_diag, uncharged_descriptors, now);
         match self.plan.limits.get(LimitKey::Memory).map(new).transpose() {
             Ok(memory) => self.quota.kernel_memory = memory,
             Err(errno) => self.break_off(failed(COUNT_KERNEL_MEMORY)(errno)),
