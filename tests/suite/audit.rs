@@ -538,6 +538,30 @@ fn a_run_whose_launcher_was_killed_is_written_down_once() {
     assert_eq!(dead_records(), Vec::<String>::new());
 }
 
+test!(Both, a_run_whose_end_exceeds_the_callers_file_size_is_written_down_later);
+fn a_run_whose_end_exceeds_the_callers_file_size_is_written_down_later() {
+    let log = own_log();
+    // The log is larger than a file of the caller's may be; what a run needs is not.
+    let file = log.join("audit-00000001.jsonl");
+    while fs::metadata(&file).map_or(0, |file| file.len()) <= 60 << 10 {
+        exec(json!({"code": "", "labels": {"long": "x".repeat(200)}})).succeeded();
+    }
+    let code = |id: &str| json!({"code": "print(6 * 7)", "id": id}).to_string();
+    let limited = |blocks: u32, id: &str| {
+        let script = format!("ulimit -f {blocks}; exec \"$0\" exec --quiet");
+        run_with_stdin(&mut run_under(&["bash", "-c", &script, text(&program_path().unwrap())]), code(id).as_bytes())
+    };
+    let answer: Value = serde_json::from_slice(&limited(60, "limited").stdout).unwrap();
+    assert!(answer["output"] == "42\n" && answer["audit"]["failure"].as_str().is_some(), "{answer}");
+    exec(json!({"code": ""})).succeeded();
+    let found = lost(&log);
+    assert_eq!(found.iter().map(|record| &record["id"]).collect::<Vec<_>>(), ["limited"], "{found:?}");
+    // The control: with room for both, the end itself is written down.
+    limited(1000, "roomy");
+    assert!(records(&log).iter().any(|record| record["id"] == "roomy" && record["event"] == "run") && lost(&log).len() == 1);
+    is_whole();
+}
+
 test!(Both, a_lost_run_raises_the_alerts_that_it_is_known_to_meet);
 fn a_lost_run_raises_the_alerts_that_it_is_known_to_meet() {
     let log = own_log();

@@ -896,7 +896,7 @@ pub(super) fn is_held_by_kernel(code: &str) {
         let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "processes": 40, "scratch_size": "8MiB", "tmp_size": "8MiB"});
         exec(json!({"code": code, "limits": limits}))
     };
-    ask("256MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": ""}));
+    ask("256MiB").expect(json!({"verdict": "out_of_memory", "code": 137, "output": "", "reason": "kernel_memory"}));
     ask("2GiB").succeeded().expect(json!({"output": "kept\n"}));
 }
 

@@ -108,6 +108,15 @@ fn a_slow_reader_loses_nothing() {
     assert!(child.wait().unwrap().success());
 }
 
+test!(Both, a_command_without_stdout_is_told_from_one_that_prints_nothing);
+fn a_command_without_stdout_is_told_from_one_that_prints_nothing() {
+    let status = |command: &str| {
+        let script = format!("exec \"$0\" run --quiet -- {command} >&-");
+        run_under(&["sh", "-c", &script, text(&program_path().unwrap())]).output().unwrap().status.code()
+    };
+    assert_eq!([status("echo lost"), status("true"), status("false")], [Some(74), Some(0), Some(1)]);
+}
+
 test!(Both, a_reader_that_goes_away_ends_the_command);
 /// As with any command: `… | head -1` comes back.
 fn a_reader_that_goes_away_ends_the_command() {

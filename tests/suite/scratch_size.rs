@@ -4,15 +4,20 @@
 use std::{
     fs::{self, File, Permissions},
     os::unix::fs::PermissionsExt,
+    time::Duration,
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 
 use crate::support::{
-    exec::{ExecResult, both_streams, exec, scratch, scratch_named, stockade, text, write_file},
+    exec::{ExecResult, both_streams, exec, scratch, scratch_named, start, stockade, text, write_file},
     policy_dir::{PolicyDirectory, derived},
-    runner::test,
-    timeouts::scaled_limit,
+    runner::{eventually, test},
+    timeouts::{scaled, scaled_limit},
 };
 
 test!(Both, a_host_scratch_of_many_files_runs);
@@ -97,6 +102,35 @@ fn a_name_of_a_file_that_lies_elsewhere_too_frees_nothing() {
     ask("alone", false, instead).succeeded();
     ask("changed", true, "with open('old', 'r+b') as file:\n    for _ in range(40): file.write(block)").succeeded();
     full(ask("grown", true, "with open('old', 'ab') as file:\n    for _ in range(40): file.write(block)"));
+}
+
+test!(Both, a_scratch_that_grew_while_the_launcher_was_stopped_is_in_the_result, seconds 60);
+fn a_scratch_that_grew_while_the_launcher_was_stopped_is_in_the_result() {
+    let ask = |name: &str, mebibytes: u32| {
+        let scratch = scratch_named(name);
+        let code = format!(
+            "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n\
+             for i in range({mebibytes}): open(str(i), 'wb').write(bytes(1 << 20))\nopen('done', 'w').close()\ntime.sleep(600)"
+        );
+        let request = json!({"code": code, "scratch": text(&scratch), "limits": {"wall": scaled_limit(4_000), "scratch_size": "16MiB"}});
+        let child = start(&mut stockade(["exec", "--quiet"]), request.to_string().as_bytes());
+        let there = |file: &str| eventually(Duration::from_secs(20), || scratch.join(file).exists());
+        let signal = |signal| kill(Pid::from_raw(child.id().try_into().unwrap()), signal).unwrap();
+        assert!(there("begun"));
+        signal(Signal::SIGSTOP);
+        write_file(&scratch.join("go"), "");
+        let done = there("done");
+        // Beyond the wall clock, which the launcher then sees before all else.
+        std::thread::sleep(scaled(Duration::from_millis(4_500)));
+        signal(Signal::SIGCONT);
+        let output = child.wait_with_output().unwrap();
+        assert!(done, "{}", both_streams(&output));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let outgrown = ask("outgrown", 40);
+    assert_eq!((&outgrown["verdict"], &outgrown["limits_hit"]), (&json!("wall_timeout"), &json!(["scratch_size"])), "{outgrown}");
+    let within = ask("within", 4);
+    assert_eq!((&within["verdict"], &within["limits_hit"]), (&json!("wall_timeout"), &json!([])), "{within}");
 }
 
 test!(Both, code_that_closes_its_own_scratch_ends_neither_its_run_nor_the_next, seconds 60);

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::limit_bypasses::is_held_by_kernel;
 use crate::support::{
@@ -137,7 +137,9 @@ fn what_waits_in_closed_sockets_is_counted() {
     // No descriptor leads to what is on its way to another process.
     let passed = "    ends = socket.socketpair(); socket.send_fds(ends[0], [b'x'], [one.fileno()]); one.close(); held += ends\n";
     let on_their_way = format!("{}{passed}time.sleep(2)\nprint('kept')", closed_with_copies(150));
-    for (code, reason) in [(connections, Value::Null), (datagrams, Value::Null), (on_their_way, json!("kernel_memory_uncounted"))] {
+    for (code, reason) in
+        [(connections, json!("kernel_memory")), (datagrams, json!("kernel_memory")), (on_their_way, json!("kernel_memory_uncounted"))]
+    {
         let ask = |memory: &str| {
             let limits = json!({"wall": scaled_limit(25_000), "memory": memory, "scratch_size": "8MiB", "tmp_size": "8MiB"});
             exec(json!({"code": code, "limits": limits}))
@@ -400,6 +402,27 @@ time.sleep(2)
 print('kept')"
         );
         is_ended_by_bound(&code);
+    }
+}
+
+test!(serial Both, sockets_themselves_are_counted_without_a_cgroup, needs[NoCgroup], seconds 90);
+/// Without a name, a connection or data.
+fn sockets_themselves_are_counted_without_a_cgroup() {
+    for family in [1, 2] {
+        is_held_by_kernel(&format!(
+            "\
+import os, socket, time
+first = os.getpid()
+full, says = os.pipe()
+for _ in range(23):
+    if os.fork() == 0: break
+held = [socket.socket({family}, 1) for _ in range(1000)]
+os.write(says, b'.')
+if os.getpid() != first: time.sleep(600)
+for _ in range(24): os.read(full, 1)
+time.sleep(2)
+print('kept')"
+        ));
     }
 }
 

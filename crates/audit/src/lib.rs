@@ -124,9 +124,10 @@ fn remedy(error: &io::Error, path: &std::path::Path) -> String {
 }
 
 impl AuditError {
-    /// Whether the log's file system had no room: code can fill the one that its scratch is on.
+    /// Whether the log's file system had no room, which code can fill where its scratch is on it, or
+    /// the caller's limit of a file's size (RLIMIT_FSIZE).
     pub fn is_no_room(&self) -> bool {
-        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         matches!(self, AuditError::Io { error, .. } if kinds.contains(&error.kind()))
     }
 

@@ -1,8 +1,8 @@
 //! Admission: whether this caller may have this run, and what exactly the run is.
 //!
-//! Form first (is the request well made?), then rights (grants, scratch), then what it would
-//! show of the host, then the plan. The init process is spawned as soon as the caller may have
-//! one, or a prepared sandbox is taken at the end. A refusal names the field, what is wrong with it and how
+//! Form first (is the request well made?), then the grants. Then the init process is spawned, and while
+//! it makes its namespaces follow the host's facts, the scratch and its guards, what the run would
+//! show of the host, and the plan. Or a prepared sandbox is taken at the end. A refusal names the field, what is wrong with it and how
 //! to fix it. No code is started here.
 
 mod host_view;
@@ -174,8 +174,8 @@ pub struct Image<'a> {
 pub enum Purpose {
     /// Its plan, to look at.
     Plan,
-    /// The run: its place in the registry is taken, what killed launchers left behind is
-    /// swept, and the sandbox is begun.
+    /// The run: its place in the registry is taken, and the sandbox is begun. What killed launchers
+    /// left behind is swept while that sets itself up.
     Run,
     /// A sandbox for a run that is yet to be asked for.
     Prepare,
@@ -200,7 +200,7 @@ pub struct Admission<'a> {
     trees: BTreeMap<PathBuf, OwnedFd>,
     collect: Vec<String>,
     record: Option<Record>,
-    /// Where killed launchers may have left something.
+    /// Whether the registry is still to be swept of what killed launchers have left.
     unswept: bool,
     state: Option<&'a SessionState>,
     /// What was seen of the host, for a sandbox that is prepared.

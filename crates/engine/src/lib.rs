@@ -232,7 +232,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             recorder.into_iter().for_each(AuditRecorder::prepare);
         }));
-        let was_prepared = matches!(sandbox, RunSandbox::Ready(_));
+        let was_prepared = matches!(sandbox, RunSandbox::Waiting(_));
         let mut launched = sandbox.run(&plan, inputs);
         if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();

@@ -2,7 +2,8 @@
 //!
 //! Code may write every file in its scratch. A scratch with the policies, the program, a shim
 //! or the audit log would let it choose what the host runs next, or change the record of this
-//! run, so it is refused, unless the policy shows the scratch read-only. It does not find other
+//! run, so it is refused, unless the policy shows the scratch read-only. Nor may code choose by a
+//! file in the scratch which directories an interpreter is shown. It does not find other
 //! files that the host starts from a scratch (hooks, profiles, services).
 
 use std::{
@@ -120,7 +121,7 @@ fn replaceable_link(
 ) -> Option<PathBuf> {
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
     let shown = interpreters.values().flat_map(|interpreter| &interpreter.read_only).chain(environments);
-    // One that holds the scratch covers nothing in it.
+    // An environment above the scratch protects no link in it; those inside do.
     let shown: Vec<&PathBuf> = shown.filter(|shown| scratch.hold(shown)).collect();
     let mut found = None;
     resolved(program, &mut |at| {

@@ -19,6 +19,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags, preadv2, pwritev2},
     net::{RecvFlags, SendFlags, recv, send},
 };
+use stockade_sys::streams::stdout_was_closed;
 
 /// One of the three streams.
 pub struct NonblockingStdio {
@@ -80,8 +81,13 @@ impl NonblockingStdio {
     /// Writes as much as there is room for.
     ///
     /// # Errors
-    /// EAGAIN: there is none. Else what write(2) answers.
+    /// EAGAIN: there is none. EBADF: stdout was closed when this program began. Else what write(2)
+    /// answers.
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        // Rust has opened /dev/null in its place, where output would be lost without a word.
+        if self.fd.as_raw_fd() == rustix::stdio::stdout().as_raw_fd() && stdout_was_closed() {
+            return Err(Errno::BADF);
+        }
         match self.access_mode() {
             StdioAccess::AlwaysReady => rustix::io::write(self.fd, bytes),
             StdioAccess::Reopened(own) => rustix::io::write(own, bytes),

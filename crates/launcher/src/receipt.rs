@@ -255,7 +255,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "scratch",
             Known::Applied,
             format!(
-                "{}; blocks and files are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size and a quarter more (4 to 64 MiB), or scratch_files and a sixteenth more (64 to 4096), they are counted at once; what is written until the kill comes on top, some 60 MiB as measured with two CPUs",
+                "{}; blocks and files are counted about every {} ms, and what the file system has lost is looked at every {} ms or less: beyond scratch_size and a quarter more (4 to 64 MiB), or scratch_files and a sixteenth more (64 to 4096), they are counted at once; what is written until the kill comes on top, some 60 MiB as measured with two CPUs, more on a busy host",
                 plan.scratch.path.display(),
                 crate::scratch::INTERVAL_MS,
                 crate::scratch::MAX_GLANCE_MS
@@ -267,7 +267,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
             "memory",
             Known::Applied,
             format!(
-                "what all processes hold (private pages, shared maps, files in memory, page tables) is added up every {} ms or less; what is filled meanwhile may exceed memory, by some 200 MiB as measured with two busy CPUs",
+                "what all processes hold (private pages, shared maps, files in memory, page tables) is added up every {} ms or less; what is filled meanwhile may exceed memory, by some 200 MiB as measured with two busy CPUs, more with others beside",
                 crate::supervise::MEMORY_INTERVAL_MS
             ),
         );

@@ -19,7 +19,7 @@ use rustix::{
 
 use crate::tree;
 
-/// Links on one resolved.
+/// Links that are followed on one path.
 const MAX_LINKS: usize = 16;
 
 /// A path without links, as far as it exists.

@@ -25,7 +25,7 @@ use crate::{
     supervise::{self, JOB_TIMEOUT, SETUP_TIMEOUT, SandboxHandles},
 };
 
-/// A sandbox with every layer of its plan, which waits for its job. Dropping it leaves nothing
+/// A sandbox that was given its whole plan and will wait for its job. Dropping it leaves nothing
 /// behind.
 pub struct WaitingSandbox {
     handles: SandboxHandles,

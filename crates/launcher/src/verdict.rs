@@ -1,6 +1,6 @@
 //! The verdict: what ended the run, from what was seen of it.
 //!
-//! A counter alone is no verdict: reclaim raises failcnt, and a program may survive a refused
+//! A counter alone is no verdict: a program may survive a refused
 //! fork. A counter decides only where its limit ended the run or the program failed; else it is
 //! listed in `limits_hit`. A kill for memory decides always: whether the rest of the program was
 //! still alive when the launcher heard of it is chance. What a failed program failed for is not
@@ -15,6 +15,8 @@ use crate::scratch::usage::Full;
 
 /// The reason of a run that was ended because its host scratch could not be counted.
 pub const SCRATCH_UNCOUNTED: &str = "scratch_uncounted";
+/// The reason of a run that was ended because the kernel holds too much for it beside its memory.
+pub const KERNEL_MEMORY: &str = "kernel_memory";
 /// The reason of a run that was ended because what the kernel holds for it could not be counted.
 pub const KERNEL_MEMORY_UNCOUNTED: &str = "kernel_memory_uncounted";
 
@@ -31,6 +33,8 @@ pub(crate) enum Cause {
     Disk(LimitKey),
     /// A host scratch in which something cannot be counted, so that it could hold anything.
     Uncounted,
+    /// More kernel memory than a run may hold beside its own.
+    KernelMemory,
     /// Kernel memory that cannot be counted, so that it could be more than the run may hold.
     UncountedKernelMemory,
     SystemCall,
@@ -41,6 +45,7 @@ impl Cause {
     pub(crate) fn reason(self) -> Option<&'static str> {
         match self {
             Cause::Uncounted => Some(SCRATCH_UNCOUNTED),
+            Cause::KernelMemory => Some(KERNEL_MEMORY),
             Cause::UncountedKernelMemory => Some(KERNEL_MEMORY_UNCOUNTED),
             _ => None,
         }
@@ -89,7 +94,7 @@ pub(crate) fn decide(seen: &RunEvidence) -> Decision {
     let disk_full = seen.full.or(seen.file_is_full.then_some(LimitKey::FileSize));
     let (verdict, code) = match seen.cause {
         Some(Cause::Cancelled(by)) => (Verdict::Cancelled, 128 + by),
-        Some(Cause::OutOfMemory | Cause::UncountedKernelMemory) => (Verdict::OutOfMemory, 137),
+        Some(Cause::OutOfMemory | Cause::KernelMemory | Cause::UncountedKernelMemory) => (Verdict::OutOfMemory, 137),
         Some(Cause::CpuTime) => (Verdict::CpuTimeout, 137),
         Some(Cause::WallClock) => (Verdict::WallTimeout, 124),
         Some(Cause::Output) => (Verdict::OutputLimit, 137),
@@ -211,6 +216,7 @@ mod tests {
             (Cause::WallClock, Verdict::WallTimeout, 124),
             (Cause::SystemCall, Verdict::SyscallDenied, 137),
             (Cause::Uncounted, Verdict::DiskLimit, 137),
+            (Cause::KernelMemory, Verdict::OutOfMemory, 137),
             (Cause::UncountedKernelMemory, Verdict::OutOfMemory, 137),
         ] {
             let decision = decide(&RunEvidence { cause: Some(cause), forks_refused: 1, ..RunEvidence::default() });

@@ -99,7 +99,8 @@ pub struct HostScratch {
     pub owner: (u32, u32),
     /// Why root's launcher could not idmap it; an ordinary user's has no need to.
     pub idmap_refusal: Option<String>,
-    /// What lies there and matches the policy's `hidden` and `read_only`, by path below it.
+    /// What lies there and is kept from the code, by path below it: what the policy names, and what
+    /// gives rights or leads out of it.
     pub protected: Vec<(PathBuf, PathKind, Protection)>,
 }
 

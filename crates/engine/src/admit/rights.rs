@@ -116,7 +116,7 @@ fn decide(identity: &Identity, policy: &str, scratch: Option<&Path>, options: &O
     Ok(grants.decide(&asker, name, scratch, &interpreters)?)
 }
 
-/// The run's record, and the registry, which is still to be swept. None where there is no
+/// Claims the run's record. None where there is no
 /// registry and none is needed: an ordinary user's run in memory leaves nothing behind.
 pub(super) fn claim_record(identity: &Identity, needed: bool, claim: bool, cgroup: &CgroupFacts) -> Result<Option<Record>, Refusal> {
     if !claim && !identity.privileged {

@@ -21,7 +21,7 @@ pub enum RunSandbox {
     /// It waits for its plan.
     Init(Box<InitProcess>),
     /// It waits for its job.
-    Ready(Box<WaitingSandbox>),
+    Waiting(Box<WaitingSandbox>),
 }
 
 impl RunSandbox {
@@ -29,7 +29,7 @@ impl RunSandbox {
     pub(crate) fn record<'r>(&'r mut self, inputs: &'r mut Inputs<'_>) -> Option<&'r mut Record> {
         match self {
             RunSandbox::Init(_) => inputs.record.as_mut(),
-            RunSandbox::Ready(ready) => ready.record(),
+            RunSandbox::Waiting(waiting) => waiting.record(),
         }
     }
 
@@ -41,7 +41,7 @@ impl RunSandbox {
     pub fn run(self, plan: &Plan, mut inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
         let ready = match self {
             RunSandbox::Init(init) => init.setup(plan, &mut inputs)?,
-            RunSandbox::Ready(ready) => *ready,
+            RunSandbox::Waiting(waiting) => *waiting,
         };
         ready.run(plan, inputs)
     }
@@ -60,7 +60,7 @@ pub(super) struct SandboxBuilder<'a> {
     /// That it could not be spawned is said if nothing is found wrong with the request.
     init: Option<Result<InitProcess, LaunchError>>,
     pub(super) record: Option<Record>,
-    /// Where the record is, until what others have left there is cleared away.
+    /// Whether the registry is still to be swept of what killed launchers have left.
     pub(super) unswept: bool,
 }
 
@@ -115,7 +115,7 @@ impl<'a> SandboxBuilder<'a> {
         prepared: Option<WaitingSandbox>,
     ) -> Result<Option<Result<RunSandbox, LaunchError>>, Refusal> {
         let mut sandbox = match prepared {
-            Some(ready) => Some(Ok(RunSandbox::Ready(Box::new(ready)))),
+            Some(waiting) => Some(Ok(RunSandbox::Waiting(Box::new(waiting)))),
             None => {
                 if self.may_be_prepared {
                     self.spawn()?;
@@ -124,7 +124,7 @@ impl<'a> SandboxBuilder<'a> {
             }
         };
         let record = match &mut sandbox {
-            Some(Ok(RunSandbox::Ready(ready))) => ready.record(),
+            Some(Ok(RunSandbox::Waiting(waiting))) => waiting.record(),
             _ => self.record.as_mut(),
         };
         let writes_program = plan.scratch.host && self.purpose == Purpose::Run;

@@ -123,7 +123,7 @@ impl ScratchPath {
     }
 }
 
-/// What no directory at this path could be a scratch for. Returns all paths that lead there.
+/// Refuses a path at which no directory may be a scratch. Returns all paths that lead there.
 fn judge(real: &Path, opener: &Opener<'_>) -> Result<DirectoryPaths, ScratchProblem> {
     if real.to_str().is_none() {
         return Err(ScratchProblem::NotUtf8(real.to_path_buf()));

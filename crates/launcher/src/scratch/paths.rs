@@ -1,8 +1,8 @@
 //! The paths by which a directory of the host is reached, whatever mount leads there.
 //!
 //! A bind mount gives a directory, or a part of it, a second path. A guard of a directory compares a
-//! path with all of these, and looks at nothing else. A path that another mount covers counts as
-//! well. A mount that `/proc/self/mountinfo` does not list (the root of a chroot) has only the path
+//! path with all of these, and looks at nothing else. A path that a later mount hides counts as
+//! well: a guard refuses rather than misses. A mount that `/proc/self/mountinfo` does not list (the root of a chroot) has only the path
 //! that was named. Other file systems that show the same files (overlays, network mounts) are not
 //! recognised.
 
@@ -26,7 +26,7 @@ use crate::{error::errno_of, receipt::mounts::unescape};
 pub struct DirectoryPaths {
     /// Of the directory itself, each with the mount point through which it leads.
     own: Vec<(PathBuf, PathBuf)>,
-    /// Where something of it is mounted.
+    /// Mount points that show something below it.
     parts: Vec<PathBuf>,
 }
 
@@ -61,8 +61,8 @@ impl DirectoryPaths {
         self.own.iter().map(|(_, path)| path.as_path())
     }
 
-    /// The directory's path below another, where it lies there on the mount of that other: not one
-    /// that something mounted below the other shows.
+    /// The directory's path below another, through a mount point at or above that other. A backup of the
+    /// whole tree that is mounted below `/run` makes no directory a part of `/run`.
     pub(crate) fn below(&self, other: &Path) -> Option<&Path> {
         self.own.iter().filter(|(point, _)| other.starts_with(point)).find_map(|(_, path)| path.strip_prefix(other).ok())
     }
@@ -72,7 +72,7 @@ impl DirectoryPaths {
         self.own().chain(self.parts.iter().map(PathBuf::as_path)).any(|own| path.starts_with(own))
     }
 
-    /// Whether it lies in it.
+    /// Whether it lies in it, and is not the directory itself.
     pub fn hold_below(&self, path: &Path) -> bool {
         self.hold(path) && !self.own().any(|own| own == path)
     }

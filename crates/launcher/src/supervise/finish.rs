@@ -27,7 +27,10 @@ use crate::{
     error::ExecutorError,
     modules::HookEvents,
     relay::OutputSink,
-    scratch::{self, usage},
+    scratch::{
+        self,
+        usage::{self, Full},
+    },
     teardown::Teardown,
     verdict::{Cause, Decision, RunEvidence, decide},
 };
@@ -149,6 +152,9 @@ impl Supervision<'_> {
         }
         let scratch_bytes = grown.or_else(|| self.scratch_growth()).map(|bytes| bytes.max(self.quota.scratch_peak));
         let FsSampler { scratch, tmp, .. } = &self.quota.sampler;
+        // It can have grown while the launcher had no turn.
+        let has_outgrown =
+            self.quota.host_scratch().is_some() && scratch_bytes.zip(self.plan.scratch.size).is_some_and(|(bytes, limit)| bytes > limit);
         let status = self.state.end().map(|end| end.status);
         let cpu_of_program = self.state.end().map(|end| end.cpu_us);
         if status.is_none() && self.cause.is_none() {
@@ -160,7 +166,7 @@ impl Supervision<'_> {
             oom_kills: counters.oom_kills,
             forks_refused: counters.forks_refused,
             full: scratch.full_at_last().limit_of_scratch().or(tmp.full_at_last().is_full().then_some(LimitKey::TmpSize)),
-            scratch_was_full: scratch.full,
+            scratch_was_full: Full { size: scratch.full.size || has_outgrown, ..scratch.full },
             tmp_was_full: tmp.full.is_full(),
             file_is_full: self.has_full_file(),
             cpu_limit_reached: self.has_reached_rlimit(cpu_of_program),

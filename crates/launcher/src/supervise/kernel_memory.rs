@@ -78,7 +78,7 @@ pub(super) struct KernelMemory {
     /// What the host would have in use without the run and show nowhere, as far as is known; without
     /// free pages.
     unshown: u64,
-    /// The least of both that it had in use at any time.
+    /// The least that both came to together at any time.
     least: u64,
     interval: Duration,
     next_count: Instant,
@@ -135,12 +135,12 @@ impl KernelMemory {
         let sockets = self.sockets.look(pid_one, cgroup, self.allowed, is_due || may_hide)?;
         self.interval = if host + sockets.data > self.last + NOISE { MIN_INTERVAL } else { (self.interval * 2).min(MAX_INTERVAL) };
         self.last = host + sockets.data;
-        let mut cause = (sockets.data + sockets.kernel > self.allowed).then_some(Cause::OutOfMemory);
+        let mut cause = (sockets.data + sockets.kernel > self.allowed).then_some(Cause::KernelMemory);
         if is_due && cause.is_none() {
             let allowed = self.allowed - sockets.data;
             let counted = count(pid_one, sockets.kernel, allowed, has_grown, until, goes_on);
             cause = match counted {
-                Counted::All(held) | Counted::AllButHidden(held) => (held > allowed).then_some(Cause::OutOfMemory),
+                Counted::All(held) | Counted::AllButHidden(held) => (held > allowed).then_some(Cause::KernelMemory),
                 Counted::Unknown => Some(Cause::UncountedKernelMemory),
                 Counted::BrokenOff => None,
             };
@@ -198,7 +198,7 @@ impl KernelMemory {
         // What can be counted is, before a bound decides.
         if is_due && may_hold && self.can_count_closed() {
             match closed_sockets::held(pid_one, &mut self.sockets, allowed, goes_on) {
-                Some(held) if held > allowed => return Some(Cause::OutOfMemory),
+                Some(held) if held > allowed => return Some(Cause::KernelMemory),
                 // The rest is that of others.
                 Some(held) => {
                     in_closed = held;

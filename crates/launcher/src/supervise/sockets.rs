@@ -32,6 +32,8 @@ use crate::{
 /// A connection, and one that has ended and waits (TIME_WAIT): measured on Linux 6.18.
 const CONNECTION: u64 = 4096;
 const ENDED_CONNECTION: u64 = 256;
+/// A UNIX socket with its inode, file and name in the cache.
+const UNIX_SOCKET: u64 = 2048;
 /// A netlink socket, and what a UDP socket with SO_REUSEPORT has beside itself.
 const UNCHARGED_SOCKET: u64 = 2048;
 /// What a TCP or UDP socket keeps at most: 8 MiB each way, twice the kernel's `rmem_max`.
@@ -68,7 +70,7 @@ pub(super) struct Held {
     pub(super) data: u64,
     /// All that the dump tells of, charged or not.
     pub(super) told: u64,
-    /// What they may keep at most that no dump tells of. None while they were not dumped.
+    /// What they may keep at most that no dump tells of; 0 while they were not dumped.
     pub(super) untold: u64,
     /// How many sockets no table has: all of the network namespace but those that are counted by
     /// protocol.
@@ -114,12 +116,14 @@ impl Sockets {
         let file = |name| read(format!("/proc/{pid_one}/net/{name}")).unwrap_or_default();
         let protocols = file("protocols");
         let [tcp, tcp6, udp, udp6, netlink] = ["TCP", "TCPv6", "UDP", "UDPv6", "NETLINK"].map(|name| sockets(&protocols, name));
-        let uncharged = (udp + udp6 + netlink) * UNCHARGED_SOCKET;
-        // A cgroup charges what they hold.
+        // A cgroup charges UNIX sockets with what they hold, and sockets that no table has, such as those
+        // of TCP without a port.
         let unix = if cgroup.is_absent() { sockets(&protocols, "UNIX") + sockets(&protocols, "UNIX-STREAM") } else { 0 };
         let in_unix = unix * MAX_SENT;
         let sockstat = file("sockstat");
         let mut held = Held { closed: used(&sockstat).saturating_sub(in_tables(&protocols)), ..Held::default() };
+        let in_no_table = if cgroup.is_absent() { held.closed } else { 0 };
+        let uncharged = (udp + udp6 + netlink) * UNCHARGED_SOCKET + unix * UNIX_SOCKET + in_no_table * CONNECTION;
         if !is_due && (tcp + tcp6 + udp + udp6) * MAX_QUEUED + in_unix + uncharged <= allowed {
             return Ok(held);
         }
