@@ -414,7 +414,7 @@ fn the_hosts_program_is_unchanged_by_writing_to_proc_exe() {
     assert_eq!(before, (hash(text(&program)), hash("/usr/bin/python3")));
 }
 
-test!(Both, set_id_bits_cannot_be_planted, needs[Program("stat")]);
+test!(Both, set_id_bits_cannot_be_planted, needs[Program("stat")], seconds 60);
 fn set_id_bits_cannot_be_planted() {
     let scratch = scratch();
     let request = json!({"scratch": text(&scratch)});
