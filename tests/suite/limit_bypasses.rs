@@ -1002,7 +1002,7 @@ for part in range(16):
 time.sleep(5)";
     let apart = ["unshare", "-p", "-f", "--mount-proc"];
     ask(&apart, "hidden", "256MiB", dead).expect(uncounted.clone());
-    ask(&apart, "readable", "256MiB", dead).expect(json!({"verdict": "out_of_memory", "code": 137, "reason": null}));
+    ask(&apart, "readable", "256MiB", dead).expect(json!({"verdict": "out_of_memory", "code": 137, "reason": "kernel_memory"}));
     // The control: it holds nothing.
     let waits = "import time; time.sleep(3)";
     ask(&apart, "hidden", "4GiB", waits).succeeded().expect(json!({"output": "kept\n"}));
