@@ -68,7 +68,7 @@ const MIN_RESISTANCE: u64 = 16 << 20;
 /// How often a held count is repeated that code has broken.
 const MAX_HOLDS: u32 = 3;
 /// How many times as long as a count took the pause after it is, up to the longest one.
-const MIN_PAUSE: u32 = 29;
+const MIN_PAUSE: u32 = 39;
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// A scratch that takes longer to count is not known to be within its limits: this much, and
 /// some twenty times of what each entry and each descriptor takes.
@@ -386,7 +386,7 @@ impl Supervision<'_> {
         }
     }
 
-    /// Counting may take long in a large tree: it takes a thirtieth of the time, up to the longest pause.
+    /// Counting may take long in a large tree: it takes a fortieth of the time, up to the longest pause.
     fn check_scratch(&mut self) {
         let before = Instant::now();
         self.quota.next_scratch_count = None;
