@@ -41,8 +41,8 @@ impl Cli {
         Self::from_arg_matches(&matches)
     }
 
-    /// A command that starts one run, without the others: to describe all of them takes a tenth of a
-    /// run. Errors and help come from [`Cli::described`].
+    /// The command line with this command alone, where it starts one run: to describe all commands takes
+    /// a tenth of a run. What this does not parse, [`Cli::described`] does, for its errors and help.
     fn alone(command: &str) -> Option<clap::Command> {
         let below = match command {
             "exec" => Exec::augment_args(clap::Command::new("exec")),
@@ -959,7 +959,7 @@ mod tests {
             let among_all = Cli::try_parse_from(words()).ok();
             assert!(parsed.is_some() && format!("{parsed:?}") == format!("{among_all:?}"), "{line}: {parsed:?}, {among_all:?}");
         }
-        // What is no run has the words of the whole.
+        // Help and errors come from the whole description.
         assert!(error_of(&["exec", "--help"]).contains("Examples:") && error_of(&["run"]).contains("Usage: stockade run"));
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Form first (is the request well made?), then the grants. Then the init process is spawned, and while
 //! it makes its namespaces follow the host's facts, the scratch and its guards, what the run would
-//! show of the host, and the plan. Or a prepared sandbox is taken at the end. A refusal names the field, what is wrong with it and how
-//! to fix it. No code is started here.
+//! show of the host, and the plan. Where a prepared sandbox fits the plan, that is taken at the end. A
+//! refusal names the field, what is wrong with it and how to fix it. No code is started here.
 
 mod host_view;
 mod inspect;
