@@ -56,6 +56,8 @@ enum Answer {
     Missing,
     /// EOPNOTSUPP.
     Unsupported,
+    /// EINVAL.
+    Invalid,
     /// ENOSYS, or the kernel's own answer, since it asks no filter about it.
     PastFilters,
 }
@@ -134,9 +136,9 @@ fn judged(policy: &Policy) -> Vec<(&'static str, Vec<u64>, bool)> {
     both("personality", 0, &[0x000_0008, 0x002_0000, 0x004_0000, 0x040_0000], false);
     both("renameat2", 4, &[0, 1, 2], true);
     both("renameat2", 4, &[4, 5, 6], false);
-    both("prctl", 0, &[15, 16, 39, 0x5356_4d41], true);
-    // PR_SET_MM, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE, PR_FUTEX_HASH and what no kernel has yet.
-    both("prctl", 0, &[22, 35, 41, 59, 62, 67, 78, 79, 200, 0xffff_ffff], false);
+    both("prctl", 0, &[15, 16, 39], true);
+    // PR_SET_MM, PR_SET_THP_DISABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE, PR_FUTEX_HASH, PR_SET_VMA and what no kernel has yet.
+    both("prctl", 0, &[22, 35, 41, 59, 62, 67, 78, 79, 200, 0x5356_4d41, 0xffff_ffff], false);
     both("mmap", 3, &[2, 0x22, 0x2_0022], true);
     both("mmap", 3, &[0x4_0022, 0x4_0000, 0x7c04_0022], false);
     both("memfd_create", 1, &[0, 1, 3, 8], true);
@@ -244,6 +246,7 @@ fn by_number(policy: &Policy, growing_scratch: bool) -> Vec<Probe> {
             assert!(number < names::first_unknown());
             Answer::Denied
         }
+        "sendfile" | "splice" | "tee" => Answer::Invalid,
         "setxattr" | "lsetxattr" | "fsetxattr" | "setxattrat" => Answer::Unsupported,
         "fallocate" | "landlock_create_ruleset" | "landlock_add_rule" if growing_scratch => Answer::Unsupported,
         _ => Answer::Reaches,
@@ -308,6 +311,7 @@ fn walk(name: &str, probes: &[Probe], scratch: Option<&str>) {
             }
             Answer::Denied => inside == "EPERM",
             Answer::Missing => inside == "ENOSYS",
+            Answer::Invalid => inside == "EINVAL",
             Answer::Unsupported => inside == "EOPNOTSUPP" || inside == "ENOTSUP",
         };
         if !right {

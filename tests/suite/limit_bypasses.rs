@@ -1090,3 +1090,22 @@ fn little_memory_is_locked_whatever_the_caller_may_lock() {
     let done = exec(json!({"code": "import resource; print(max(resource.getrlimit(resource.RLIMIT_MEMLOCK)) <= 65536)"}));
     done.succeeded().expect(json!({"output": "True\n"}));
 }
+
+test!(Both, no_page_of_a_file_is_kept_by_a_pipe_and_copies_go_on, seconds 60);
+fn no_page_of_a_file_is_kept_by_a_pipe_and_copies_go_on() {
+    let keep = "import errno, os\n\
+        def tried(call):\n    try: return call()\n    except OSError as error: return errno.errorcode[error.errno]\n\
+        file = os.open('kept', os.O_RDWR | os.O_CREAT)\nos.write(file, b'x' * 8192)\nout = os.pipe()[1]\n\
+        print(tried(lambda: os.sendfile(out, file, 0, 1)), tried(lambda: os.splice(file, out, 1, 4096)))";
+    let copy = "import shutil\nshutil.copy('kept', 'copied')\nprint(open('copied').read() == open('kept').read())";
+    let done = exec(json!({"code": format!("{keep}\n{copy}")}));
+    assert_eq!(done["output"], "EINVAL EINVAL\nTrue\n", "{}", done.brief());
+    let node = "const fs = require('fs'); fs.writeFileSync('a', 'x'.repeat(9000)); fs.copyFileSync('a', 'b'); \
+        console.log(fs.readFileSync('b').length); fs.createReadStream('b').pipe(process.stdout)";
+    let done = exec(json!({"language": "node", "code": node}));
+    assert_eq!(done["output"], format!("9000\n{}", "x".repeat(9000)), "{}", done.brief());
+    exec(json!({"language": "bash", "code": "head -c 100000 /dev/zero > a; cp a b; cat b | tail -c 1 | wc -c; cmp a b"})).succeeded();
+    // The control: the kernel does both.
+    let outside = Command::new("python3").args(["-c", keep]).current_dir(scratch()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&outside.stdout), "1 1\n");
+}

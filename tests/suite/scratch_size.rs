@@ -104,6 +104,31 @@ fn a_name_of_a_file_that_lies_elsewhere_too_frees_nothing() {
     full(ask("grown", true, "with open('old', 'ab') as file:\n    for _ in range(40): file.write(block)"));
 }
 
+test!(Both, one_of_several_names_in_a_scratch_frees_nothing, seconds 60);
+fn one_of_several_names_in_a_scratch_frees_nothing() {
+    let ask = |name: &str, code: &str| {
+        let scratch = scratch_named(name);
+        write_file(&scratch.join("a"), vec![1; 40 << 20]);
+        fs::hard_link(scratch.join("a"), scratch.join("b")).unwrap();
+        write_file(&scratch.join("one"), "");
+        (0..900).for_each(|number| fs::hard_link(scratch.join("one"), scratch.join(format!("link{number}"))).unwrap());
+        let code = format!("import os, glob, time\nblock = b'x' * (1 << 20)\nlinks = glob.glob('link*')\n{code}\ntime.sleep(3)");
+        let limits = json!({"wall": scaled_limit(20_000), "scratch_size": "16MiB", "scratch_files": 1000});
+        exec(json!({"code": code, "scratch": text(&scratch), "limits": limits}))
+    };
+    let full = |done: ExecResult, key: &str| {
+        done.expect(json!({"verdict": "disk_limit", "code": 137, "success": false, "reason": null}));
+        assert_eq!(done["denials"][0]["limit"]["key"], key, "{}", done.brief());
+    };
+    let write = "with open('new', 'wb') as file:\n    for _ in range(30): file.write(block)";
+    full(ask("one_name", &format!("os.remove('b')\n{write}")), "scratch_size");
+    full(ask("some_links", "for link in links: os.remove(link)\nfor i in range(1500): open(f'f{i}', 'w').close()"), "scratch_files");
+    // The controls: with the last name a file frees its blocks, and a name more counts as one.
+    ask("all_names", &format!("os.remove('b'); os.remove('a')\n{write}")).succeeded();
+    ask("few_links", "for link in links: os.remove(link)\nfor i in range(900): open(f'f{i}', 'w').close()").succeeded();
+    full(ask("more_links", "for i in range(1500): os.link('one', f'more{i}')"), "scratch_files");
+}
+
 test!(Both, a_scratch_that_grew_while_the_launcher_was_stopped_is_in_the_result, seconds 60);
 fn a_scratch_that_grew_while_the_launcher_was_stopped_is_in_the_result() {
     let ask = |name: &str, mebibytes: u32| {

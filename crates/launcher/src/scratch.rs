@@ -37,7 +37,7 @@ pub(crate) use inspect::SecondLook;
 use inspect::{Inspected, Rules, inspect};
 pub use lock::{LockMode, ScratchLock};
 use path::ScratchPath;
-use usage::{LinkedOutside, TreeUse};
+use usage::{LinkedFiles, TreeUse};
 
 /// About how often a host scratch is counted while the code runs.
 pub const INTERVAL_MS: u64 = 100;
@@ -67,7 +67,7 @@ pub struct OpenedScratch {
     pub(crate) file_ids: Vec<Option<FileId>>,
     /// What lay there before the run.
     pub(crate) before: TreeUse,
-    pub(crate) linked_outside: LinkedOutside,
+    pub(crate) linked: LinkedFiles,
     /// For when all of `facts.protected` is covered; none for a large one.
     pub(crate) second_look: Option<Box<SecondLook>>,
     /// What its owner might do with the directory itself before the run.
@@ -228,7 +228,7 @@ pub(crate) fn finish(
         return Err(ScratchProblem::Closed(real.to_path_buf()));
     }
     refuse_shown(real, policy, opener.shown)?;
-    let Inspected { protected, before, linked_outside, second_look } =
+    let Inspected { protected, before, linked, second_look } =
         inspect(&directory, Rules::new(policy, place.below().to_path_buf())?, &policy.name, opener)?;
     let tree = opener.privileged.then(|| detached_copy(&directory, false)).transpose().map_err(ScratchProblem::MountCopy)?;
     // Before the plan, which needs to know whether the kernel and the file system take it.
@@ -239,7 +239,7 @@ pub(crate) fn finish(
     };
     let (protected, file_ids) = protected.into_iter().unzip();
     let facts = HostScratch { path: real.to_path_buf(), owner, idmap_refusal, protected };
-    Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, linked_outside, second_look, rights, facts })
+    Ok(OpenedScratch { directory, tree, idmapped_for, file_ids, before, linked, second_look, rights, facts })
 }
 
 /// Refuses a writable scratch that is shown read-only itself, or lies where an interpreter's files

@@ -62,6 +62,7 @@ const RET_NOTIFY: u32 = 0x7fc0_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
 const ENOSYS: u32 = 38;
 const EPERM: u32 = 1;
+const EINVAL: u32 = 22;
 const EOPNOTSUPP: u32 = 95;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
@@ -97,13 +98,14 @@ pub const OPEN_FILE_LOCKS: [u32; 2] = [37, 38];
 pub const WATCHING: &str = "inotify_add_watch";
 /// What a program may ask of prctl(2) of itself: its death signal, dumpability, capabilities and
 /// securebits (of which it has none), name, filter mode, timer slack, subreaper, no_new_privs,
-/// whether it has huge pages, speculation, executable memory, names of mappings, who may trace it.
+/// whether it has huge pages, speculation, executable memory, who may trace it.
 /// A list of what is allowed, because what is new in the kernel may take memory that no limit
-/// counts: PR_FUTEX_HASH (78) did, and PR_SET_MEMORY_MERGE (67) shares pages between runs.
+/// counts: PR_FUTEX_HASH (78) did, names of mappings (PR_SET_VMA) do, and PR_SET_MEMORY_MERGE (67)
+/// shares pages between runs.
 /// Where no cgroup counts huge pages, the launcher takes them by PR_SET_THP_DISABLE (41).
 /// PR_SET_SECCOMP (22) and PR_SET_SYSCALL_USER_DISPATCH (59) could answer in place of this filter,
 /// unreported.
-pub const ALLOWED_PRCTL: [u32; 29] = [
+pub const ALLOWED_PRCTL: [u32; 28] = [
     1,
     2,
     3,
@@ -131,7 +133,6 @@ pub const ALLOWED_PRCTL: [u32; 29] = [
     65,
     66,
     0x4155_5856,
-    0x5356_4d41,
     0x5961_6d61,
 ];
 /// MAP_HUGETLB of mmap(2), MFD_HUGETLB of memfd_create(2), SHM_HUGETLB of shmget(2): pages of the
@@ -172,8 +173,8 @@ pub enum Action {
     Deny,
     /// It does not exist.
     NoSuchCall,
-    /// It is refused because of what it works on.
-    Unsupported,
+    /// It is refused with this errno, as a file system without it would; programs fall back.
+    Unsupported(u32),
     /// It runs if its arguments pass.
     Check(Check),
 }
@@ -322,6 +323,12 @@ pub const NEEDED: &[&str] = &[
 /// counts. The attribute's name lies in memory, so every attribute is refused; cp and tar go on.
 pub const ACCESS_LISTS: [&str; 4] = ["setxattr", "lsetxattr", "fsetxattr", "setxattrat"];
 
+/// Calls that put pages of a file into a pipe or socket without a copy. One byte there keeps up to
+/// 2 MiB of the file in memory, also when it is deleted, and no limit of this run counts pages that
+/// another read first. EINVAL is the answer of a file system that cannot do it (splice(2),
+/// sendfile(2)).
+pub const PINS_PAGES: [&str; 3] = ["sendfile", "splice", "tee"];
+
 /// Calls after which blocks of a host scratch are in use that no count finds.
 const ESCAPES_COUNT: [&str; 3] = ["fallocate", "landlock_create_ruleset", "landlock_add_rule"];
 
@@ -348,8 +355,14 @@ impl Rules {
         for name in &policy.allow {
             let called = name.as_str();
             let escapes = ACCESS_LISTS.contains(&called) || (growing_scratch && ESCAPES_COUNT.contains(&called));
-            let allowed = Check::of(name, policy).map_or(Action::Allow, Action::Check);
-            set(name, if escapes { Action::Unsupported } else { allowed })?;
+            let action = if escapes {
+                Action::Unsupported(EOPNOTSUPP)
+            } else if PINS_PAGES.contains(&called) {
+                Action::Unsupported(EINVAL)
+            } else {
+                Check::of(name, policy).map_or(Action::Allow, Action::Check)
+            };
+            set(name, action)?;
         }
         for name in &policy.enosys {
             set(name, Action::NoSuchCall)?;
@@ -591,7 +604,7 @@ impl Backwards<'_> {
                 Action::Allow => Next::Answer(RET_ALLOW),
                 Action::Deny => Next::Answer(RET_NOTIFY),
                 Action::NoSuchCall => Next::Answer(RET_ERRNO | ENOSYS),
-                Action::Unsupported => Next::Answer(RET_ERRNO | EOPNOTSUPP),
+                Action::Unsupported(errno) => Next::Answer(RET_ERRNO | errno),
                 Action::Check(check) => Next::At(self.check(*check)?),
             });
         }

@@ -78,8 +78,8 @@ fn by_libseccomp(rules: &Rules, policy: &Seccomp) -> Vec<u64> {
             Action::NoSuchCall => {
                 filter.add_rule_exact(ScmpAction::Errno(38), call).unwrap();
             }
-            Action::Unsupported => {
-                filter.add_rule_exact(ScmpAction::Errno(95), call).unwrap();
+            Action::Unsupported(errno) => {
+                filter.add_rule_exact(ScmpAction::Errno(i32::try_from(errno).unwrap()), call).unwrap();
             }
             Action::Check(check) => match check {
                 Check::Clone => allow(&mut filter, &[masked(0, 0x7e02_0000, 0)]),
@@ -392,7 +392,7 @@ fn a_policy_that_starves_the_executor_is_refused() {
 fn what_no_count_of_a_host_scratch_finds_is_not_supported_there() {
     let mut policy = default_policy();
     for name in ["fallocate", "landlock_create_ruleset", "landlock_add_rule"] {
-        assert_eq!(Rules::new(&policy, true).unwrap().action(name), Some(Action::Unsupported));
+        assert_eq!(Rules::new(&policy, true).unwrap().action(name), Some(Action::Unsupported(95)));
         assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Allow));
         // What a policy does not allow is denied in any scratch.
         policy.allow.retain(|allowed| allowed != name);
@@ -405,8 +405,18 @@ fn attributes_are_set_on_files_under_no_policy() {
     let mut policy = default_policy();
     for name in ["setxattr", "lsetxattr", "fsetxattr"] {
         for growing in [false, true] {
-            assert_eq!(Rules::new(&policy, growing).unwrap().action(name), Some(Action::Unsupported));
+            assert_eq!(Rules::new(&policy, growing).unwrap().action(name), Some(Action::Unsupported(95)));
         }
+        policy.allow.retain(|allowed| allowed != name);
+        assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Deny));
+    }
+}
+
+#[test]
+fn no_page_of_a_file_goes_into_a_pipe_or_socket_under_any_policy() {
+    let mut policy = default_policy();
+    for name in ["sendfile", "splice", "tee"] {
+        assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Unsupported(22)));
         policy.allow.retain(|allowed| allowed != name);
         assert_eq!(Rules::new(&policy, false).unwrap().action(name), Some(Action::Deny));
     }

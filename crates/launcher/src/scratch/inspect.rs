@@ -29,7 +29,7 @@ use stockade_policy::{
 
 use super::{
     FileId, Opener, ScratchProblem, ShownFiles,
-    usage::{LinkedOutside, TreeUse},
+    usage::{LinkedFiles, TreeUse},
 };
 use crate::tree::{self, TreeEntry, Walk};
 
@@ -82,7 +82,7 @@ impl Rules {
 pub(super) struct Inspected {
     pub(super) protected: Vec<(Protected, Option<FileId>)>,
     pub(super) before: TreeUse,
-    pub(super) linked_outside: LinkedOutside,
+    pub(super) linked: LinkedFiles,
     /// None: it is too large to be looked through twice.
     pub(super) second_look: Option<Box<SecondLook>>,
 }
@@ -210,7 +210,12 @@ impl Inspection {
         if entry.path.as_os_str().is_empty() {
             return Walk::Stop;
         }
-        self.seen.before.add(entry, &LinkedOutside::new());
+        let is_first = !self.linked.contains_key(&entry.file_id());
+        if is_first {
+            self.seen.before.bytes += entry.allocated();
+            self.seen.before.entries += 1;
+        }
+        self.seen.before.closed += u64::from(entry.closed);
         if entry.kind.is_file() && entry.links() > 1 {
             let linked = self.linked.entry(entry.file_id()).or_insert(Linked { seen: 0, links: entry.links(), bytes: entry.allocated() });
             linked.seen += 1;
@@ -257,10 +262,13 @@ impl Inspection {
 
     fn finish(self) -> Inspected {
         let Inspection { seen: Inspected { mut protected, mut before, second_look, .. }, mut pinned, linked, .. } = self;
-        let mut linked_outside = LinkedOutside::new();
-        for (id, linked) in linked.into_iter().filter(|(_, linked)| linked.seen < linked.links) {
-            before.bytes = before.bytes.saturating_sub(linked.seen * linked.bytes);
-            linked_outside.insert(id, linked.bytes);
+        let mut files = LinkedFiles::default();
+        for (id, linked) in linked {
+            files.names.insert(id, linked.seen);
+            if linked.seen < linked.links {
+                before.bytes = before.bytes.saturating_sub(linked.bytes);
+                files.outside.insert(id, linked.bytes);
+            }
         }
         for ((path, ..), _) in &protected {
             pinned.remove(path);
@@ -268,6 +276,6 @@ impl Inspection {
         protected.extend(pinned.into_iter().map(|(path, id)| ((path, PathKind::Directory, Protection::Pinned), id)));
         // Above before below: what lies over a directory must not be laid on what it covers.
         protected.sort_by(|((a, ..), _), ((b, ..), _)| a.cmp(b));
-        Inspected { protected, before, linked_outside, second_look }
+        Inspected { protected, before, linked: files, second_look }
     }
 }

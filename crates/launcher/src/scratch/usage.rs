@@ -3,7 +3,7 @@
 //! Hostile code may change a tree while it is counted, so a count can be told to end. Which
 //! amount is too much is decided by the caller.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use rustix::{
     fd::{AsFd, OwnedFd},
@@ -31,11 +31,45 @@ pub(crate) struct TreeUse {
     pub(crate) closed: u64,
 }
 
-impl TreeUse {
-    pub(super) fn add(&mut self, found: &TreeEntry<'_>, linked_outside: &LinkedOutside) {
-        self.bytes += found.allocated().saturating_sub(linked_outside.get(&found.file_id()).copied().unwrap_or(0));
-        self.entries += 1;
-        self.closed += u64::from(found.closed);
+/// Files of a tree that had several names before the run.
+#[derive(Debug, Default)]
+pub(crate) struct LinkedFiles {
+    /// Those with names outside of it too.
+    pub(crate) outside: LinkedOutside,
+    /// How many names of each are in it.
+    pub(crate) names: BTreeMap<FileId, u64>,
+}
+
+/// A count of a tree. The blocks of a file count once, whatever number of names it has. A name is an
+/// entry; that of a file with other names frees none where it is deleted, because the file stays.
+pub(super) struct TreeCount<'a> {
+    pub(super) seen: TreeUse,
+    before: &'a LinkedFiles,
+    /// Of files with several names, those that were seen.
+    names: BTreeMap<FileId, u64>,
+}
+
+impl<'a> TreeCount<'a> {
+    pub(super) fn new(before: &'a LinkedFiles) -> Self {
+        TreeCount { seen: TreeUse::default(), before, names: BTreeMap::new() }
+    }
+
+    pub(super) fn add(&mut self, found: &TreeEntry<'_>) {
+        self.seen.closed += u64::from(found.closed);
+        let id = found.file_id();
+        if found.kind.is_file() && found.links() > 1 {
+            match self.names.entry(id) {
+                Entry::Vacant(first) => drop(first.insert(1)),
+                Entry::Occupied(mut others) => {
+                    *others.get_mut() += 1;
+                    let before = self.before.names.get(&id).copied().unwrap_or(1);
+                    self.seen.entries += u64::from(*others.get() > before);
+                    return;
+                }
+            }
+        }
+        self.seen.entries += 1;
+        self.seen.bytes += found.allocated().saturating_sub(self.before.outside.get(&id).copied().unwrap_or(0));
     }
 }
 
@@ -60,9 +94,9 @@ pub(crate) fn room(directory: impl AsFd) -> Result<FsRoom, Errno> {
 ///
 /// # Errors
 /// It cannot be walked.
-pub(crate) fn count(directory: &OwnedFd, linked_outside: &LinkedOutside) -> Result<TreeUse, Errno> {
+pub(crate) fn count(directory: &OwnedFd, linked: &LinkedFiles) -> Result<TreeUse, Errno> {
     // It is never told to end.
-    Ok(count_while(directory, linked_outside, |_| false, &mut || true)?.unwrap_or_default())
+    Ok(count_while(directory, linked, |_| false, &mut || true)?.unwrap_or_default())
 }
 
 /// The same of a directory in which hostile code may move what was counted to where it is
@@ -73,19 +107,20 @@ pub(crate) fn count(directory: &OwnedFd, linked_outside: &LinkedOutside) -> Resu
 /// Likewise.
 pub(crate) fn count_while(
     directory: &OwnedFd,
-    linked_outside: &LinkedOutside,
+    linked: &LinkedFiles,
     too_much: impl Fn(&TreeUse) -> bool,
     goes_on: &mut dyn FnMut() -> bool,
 ) -> Result<Option<TreeUse>, Errno> {
-    let mut seen = TreeUse::default();
-    let mut enough = false;
+    let mut count = TreeCount::new(linked);
+    let (mut looked_at, mut enough) = (0u64, false);
     let to_its_end = tree::walk(directory, &mut |found| {
-        seen.add(found, linked_outside);
-        enough = too_much(&seen);
-        let ends = enough || (seen.entries.is_multiple_of(ASKED_EVERY) && !goes_on());
+        count.add(found);
+        looked_at += 1;
+        enough = too_much(&count.seen);
+        let ends = enough || (looked_at.is_multiple_of(ASKED_EVERY) && !goes_on());
         if ends { Walk::Stop } else { Walk::On }
     })?;
-    Ok((to_its_end || enough).then_some(seen))
+    Ok((to_its_end || enough).then_some(count.seen))
 }
 
 /// Whether a file has just this size and was changed since then, in seconds and nanoseconds of

@@ -210,7 +210,7 @@ impl Supervision<'_> {
     fn scratch_growth(&self) -> Option<u64> {
         match self.quota.scratch.as_ref()? {
             ScratchFs::Host(host) => {
-                Some(usage::count(&host.directory, &host.linked_outside).ok()?.bytes.saturating_sub(host.before.bytes))
+                Some(usage::count(&host.directory, &host.linked).ok()?.bytes.saturating_sub(host.before.bytes))
             }
             ScratchFs::Private(_) => Some(self.quota.sampler.scratch.bytes),
         }

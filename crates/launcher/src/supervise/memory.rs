@@ -296,14 +296,17 @@ impl Process {
     }
 }
 
-/// Of `/proc/PID/smaps_rollup`: each page divided by the number of processes that map it.
+/// Of `/proc/PID/smaps_rollup`: each page, in memory or swapped out, divided by the number of
+/// processes that map it.
 fn proportional(text: &str) -> Option<Resident> {
-    Some(Resident { own: kibibytes(text, "Pss_Anon")?, shared: kibibytes(text, "Pss_Shmem")? })
+    let swapped = kibibytes(text, "SwapPss").unwrap_or(0);
+    Some(Resident { own: kibibytes(text, "Pss_Anon")? + swapped, shared: kibibytes(text, "Pss_Shmem")? })
 }
 
 /// Of `/proc/PID/status`: each page whole. A process that has ended has none.
 fn resident(status: &str) -> Resident {
-    Resident { own: kibibytes(status, "RssAnon").unwrap_or(0), shared: kibibytes(status, "RssShmem").unwrap_or(0) }
+    let value = |key| kibibytes(status, key).unwrap_or(0);
+    Resident { own: value("RssAnon") + value("VmSwap"), shared: value("RssShmem") }
 }
 
 /// A thread of a process that has its memory, and the thread's `/proc/TID/status`: one that is
@@ -333,7 +336,9 @@ fn pause_after(took: Duration) -> Duration {
 fn of_host(tmpfs: u64) -> Resident {
     let text = read_to_string("/proc/meminfo").unwrap_or_default();
     let value = |key| kibibytes(&text, key).unwrap_or(0);
-    Resident { own: value("AnonPages"), shared: value("Shmem").saturating_sub(tmpfs) }
+    // What is swapped out may be of either kind.
+    let swapped = value("SwapTotal").saturating_sub(value("SwapFree"));
+    Resident { own: value("AnonPages") + swapped, shared: (value("Shmem") + swapped).saturating_sub(tmpfs) }
 }
 
 #[cfg(test)]
@@ -344,8 +349,10 @@ mod tests {
     fn a_page_of_several_processes_is_divided() {
         let rollup = "Rss: 8 kB\nPss:  4 kB\nPss_Anon:   3 kB\nPss_File:  0 kB\nPss_Shmem:  1 kB\n";
         assert_eq!(proportional(rollup), Some(Resident { own: 3 << 10, shared: 1 << 10 }));
+        assert_eq!(proportional(&format!("{rollup}SwapPss: 5 kB\n")), Some(Resident { own: 8 << 10, shared: 1 << 10 }));
         assert_eq!(proportional("Rss: 8 kB\n"), None);
         assert_eq!(resident("RssAnon:\t 8 kB\nRssFile:\t 4 kB\nRssShmem:\t 2 kB\n"), Resident { own: 8 << 10, shared: 2 << 10 });
+        assert_eq!(resident("RssAnon:\t 8 kB\nRssShmem:\t 2 kB\nVmSwap:\t 1 kB\n"), Resident { own: 9 << 10, shared: 2 << 10 });
         assert_eq!(resident("State:\tZ (zombie)\n"), Resident::default());
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     processes::{self, FileQuery, NamelessFiles},
     scratch::{
         self, INTERVAL_MS, MAX_GLANCE_MS, SecondLook,
-        usage::{self, FsRoom, LinkedOutside, TreeUse},
+        usage::{self, FsRoom, LinkedFiles, TreeUse},
     },
     sock_diag::SockDiag,
     verdict::Cause,
@@ -119,7 +119,7 @@ pub(super) enum ScratchFs {
 pub(super) struct HostScratchFs {
     pub(super) directory: OwnedFd,
     pub(super) before: TreeUse,
-    pub(super) linked_outside: LinkedOutside,
+    pub(super) linked: LinkedFiles,
     /// Done once, when the sandbox has its mounts.
     pub(super) second_look: Option<Box<SecondLook>>,
     /// What its owner could do with the directory itself.
@@ -212,9 +212,9 @@ impl Quota {
     /// `tmp`: what a session keeps. Without it the code's writable file systems are handed over
     /// by the child.
     pub(super) fn new(opened: Option<OpenedScratch>, tmp: Option<OwnedFd>) -> Result<Self, Errno> {
-        let host = opened.map(|OpenedScratch { directory, before, linked_outside, second_look, rights, .. }| {
+        let host = opened.map(|OpenedScratch { directory, before, linked, second_look, rights, .. }| {
             let room = usage::room(&directory)?;
-            Ok(ScratchFs::Host(HostScratchFs { directory, before, linked_outside, second_look, rights, room, room_without: room }))
+            Ok(ScratchFs::Host(HostScratchFs { directory, before, linked, second_look, rights, room, room_without: room }))
         });
         let scratch = host.transpose()?;
         Ok(Quota {
@@ -572,7 +572,7 @@ impl Supervision<'_> {
         let may_be = |device| Some(device) != tmpfs && device != memory;
         let wanted = FileQuery {
             device,
-            linked_outside: &host.linked_outside,
+            linked_outside: &host.linked.outside,
             maps: if mode == CountMode::Held { Some(&may_be) } else { None },
             root: Some(&self.plan.scratch.path),
             enough: self.plan.scratch.files.map_or(u64::MAX, |limit| limit.saturating_add(host.before.entries)),
@@ -627,14 +627,14 @@ impl HostScratchFs {
     /// directory itself is counted all the same; if it closes it again at once, that counts as a
     /// directory closed below.
     fn count(&self, too_much: impl Fn(&TreeUse) -> bool, goes_on: &mut dyn FnMut() -> bool) -> Result<Option<TreeUse>, Errno> {
-        match usage::count_while(&self.directory, &self.linked_outside, &too_much, goes_on) {
+        match usage::count_while(&self.directory, &self.linked, &too_much, goes_on) {
             Err(Errno::ACCESS) => {}
             // It may have been closed in the midst of the count.
             Ok(Some(seen)) if seen.closed > self.before.closed => {}
             counted => return counted,
         }
         self.give_back()?;
-        match usage::count_while(&self.directory, &self.linked_outside, too_much, goes_on) {
+        match usage::count_while(&self.directory, &self.linked, too_much, goes_on) {
             Err(Errno::ACCESS) => Ok(Some(TreeUse { closed: u64::MAX, ..self.before })),
             counted => counted,
         }

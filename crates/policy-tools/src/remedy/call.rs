@@ -4,7 +4,7 @@
 //! It offers no lines if the call fails with them as well, for want of a capability for instance.
 
 use stockade_policy::{
-    filter::{ACCESS_LISTS, BrokenRule, Check},
+    filter::{ACCESS_LISTS, BrokenRule, Check, PINS_PAGES},
     model::Seccomp,
     names,
 };
@@ -56,6 +56,9 @@ pub fn call(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> CallRemedy {
             rule,
             String::from("no policy line helps: no limit counts access control lists, so a policy that has it gets EOPNOTSUPP"),
         );
+    }
+    if PINS_PAGES.contains(&name) {
+        return never(rule, String::from("no policy line helps: no limit counts the pages that it keeps, so a policy that has it gets EINVAL"));
     }
     let mut lines = Vec::new();
     if killed {

@@ -3,7 +3,7 @@
 //!
 //! These are many and alike: the summary counts them apart.
 
-use nix::libc::{ENOSYS, EOPNOTSUPP, EPERM};
+use nix::libc::{EINVAL, ENOSYS, EOPNOTSUPP, EPERM};
 use stockade_policy::filter::{Action, names};
 use stockade_protocol::probe::Script;
 
@@ -30,7 +30,7 @@ pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
                 continue;
             }
             (Some(_), Some(Action::Deny)) => Expected::Errno(&[EPERM]),
-            (Some(_), Some(Action::Unsupported)) => Expected::Errno(&[EOPNOTSUPP]),
+            (Some(_), Some(Action::Unsupported(errno))) => Expected::Errno(if errno == 22 { &[EINVAL] } else { &[EOPNOTSUPP] }),
             (None, _) if number < unknown => continue,
             _ => Expected::Errno(&[ENOSYS]),
         };
@@ -69,8 +69,15 @@ pub(crate) fn attacks(fixture: &Fixture) -> Vec<Attack> {
 fn call(number: u32) -> Script {
     // It answers an unknown command as if it were not there.
     const MODIFY_LDT: u32 = 154;
-    let argument = if number == MODIFY_LDT { n(0) } else { n(-1) };
+    // These two answer unknown flags with EINVAL, as the filter does: no descriptor, no flag.
+    const SPLICE: u32 = 275;
+    const TEE: u32 = 276;
+    let arguments = match number {
+        MODIFY_LDT => [0; 6],
+        SPLICE | TEE => [-1, 0, -1, 0, 1, 0],
+        _ => [-1; 6],
+    };
     script(|b| {
-        b.attack_number(number, &[argument; 6]);
+        b.attack_number(number, &arguments.map(n));
     })
 }
