@@ -27,6 +27,7 @@ mod meta;
 mod policies;
 mod policy_explain;
 mod pool;
+mod prestarted;
 mod proof_files;
 mod prove;
 mod remedies;

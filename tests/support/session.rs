@@ -168,13 +168,27 @@ pub fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
+/// Whether an interpreter waits in open(2) for its program.
+fn waits_for_program(pid: u32) -> bool {
+    const OPEN: [&str; 2] = ["2", "257"];
+    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    call.split(' ').next().is_some_and(|number| OPEN.contains(&number))
+}
+
+/// The interpreter that waits in the sandbox of this first process.
+pub fn waiting_interpreter(sandbox: u32) -> Option<u32> {
+    children(sandbox).into_iter().find(|pid| waits_for_program(*pid))
+}
+
 /// The first process of the sandbox that waits for a request: it has become the executor, and
 /// no program runs in it.
 pub fn waiting(session: &Session) -> Option<u32> {
     let launcher = session.pid().as_raw().unsigned_abs();
     let waits = |pid: &u32| {
         let executor = fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"stockade-executor"));
-        executor && fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S ")) && children(*pid).is_empty()
+        executor
+            && fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S "))
+            && children(*pid).into_iter().all(waits_for_program)
     };
     children(launcher).into_iter().find(waits)
 }

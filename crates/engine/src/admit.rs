@@ -28,14 +28,14 @@ use stockade_protocol::{LimitKey, LimitValue, Request, Verdict};
 
 use crate::{
     LoadedPolicy, Options, Refusal, RefusalCause, caller,
-    pool::{PathIds, Pool},
+    pool::{NotPrestarted, PathIds, Pool},
     runs::{self, EntryPoint},
     session::SessionState,
 };
 use host_view::{HostQuery, HostView};
-pub(crate) use request::check_relative;
 pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request};
 use request::{Parts, well_formed};
+pub(crate) use request::{check_relative, unique_stem};
 pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
 pub use sandbox::RunSandbox;
@@ -205,6 +205,8 @@ pub struct Admission<'a> {
     state: Option<&'a SessionState>,
     /// What was seen of the host, for a sandbox that is prepared.
     pub(crate) seen: PathIds,
+    /// Why no interpreter waits for the program, if none does.
+    pub(crate) not_prestarted: NotPrestarted,
     sandbox: Option<Result<RunSandbox, LaunchError>>,
 }
 
@@ -245,7 +247,7 @@ impl<'a> Admission<'a> {
     ) -> Result<Self, Refusal> {
         let LoadedPolicy { policy, filters } = loaded;
         let identity = caller::identify(options.peer.as_ref())?;
-        let (mut run_request, parts) = well_formed(origin, policy, options)?;
+        let (mut run_request, parts) = well_formed(origin, policy, options, pool.stem())?;
         let scratch = scratch_of(origin, options)?;
         // Before the launcher reads anything of the host for a caller who has no right to it.
         check_grants(&identity, &policy.name, None, options)?;
@@ -263,11 +265,12 @@ impl<'a> Admission<'a> {
         let plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
         // One that does not fit ends here, before another is spawned.
-        let prepared = pool.take(&plan, &seen, scratch.as_ref()).filter(|_| matches!(parts.stdin, StdinBytes::Null));
+        let reads_stdin = !matches!(parts.stdin, StdinBytes::Null);
+        let (prepared, not_prestarted) = pool.take(&plan, &seen, scratch.as_ref(), reads_stdin);
         let sandbox = builder.sandbox(&plan, prepared)?;
         let SandboxBuilder { record, unswept, .. } = builder;
         let Parts { program, image, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, unswept, state, seen, sandbox })
+        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, unswept, state, seen, not_prestarted, sandbox })
     }
 
     /// The host's directory that the run gets.
@@ -305,6 +308,7 @@ impl<'a> Admission<'a> {
             cancel_word: None,
             client: None,
             callers: &[],
+            prestart: false,
             // What cannot be cleared away stays for the next start.
             meanwhile: self.unswept.then(|| Box::new(|| drop(runs::sweep())) as _),
         };

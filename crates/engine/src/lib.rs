@@ -32,7 +32,7 @@ use stockade_launcher::{
     scratch::{LockMode, ScratchLock},
 };
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
-use stockade_protocol::{Report, Request, screen::Action};
+use stockade_protocol::{Report, Request, StartKind, screen::Action};
 
 use admit::RunSandbox;
 pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
@@ -207,7 +207,9 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     let noted = Cell::new(false);
     let mut run = |pool| -> Result<_, Refusal> {
         let hash = Cell::new(None);
-        let (plan, mut inputs, mut sandbox) = Admission::admit(origin, loaded, options, Purpose::Run, pool)?.into_parts(streams)?;
+        let admission = Admission::admit(origin, loaded, options, Purpose::Run, pool)?;
+        let not_prestarted = admission.not_prestarted;
+        let (plan, mut inputs, mut sandbox) = admission.into_parts(streams)?;
         if let Some(recorder) = recorder {
             recorder.note_start(origin.entry_point(options), sandbox.record(&mut inputs))?;
         }
@@ -236,6 +238,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         let mut launched = sandbox.run(&plan, inputs);
         if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();
+            if receipt.start != StartKind::Prestarted && origin.session_state().is_some() {
+                receipt.start = if was_prepared { StartKind::Prepared } else { StartKind::Fresh };
+                receipt.start_cause = Some(not_prestarted.to_string());
+            }
         }
         // No process of the code is alive any more.
         drop(locked);

@@ -5,17 +5,24 @@
 //! request is admitted by itself, as if there were none, and takes it only where every part of
 //! the plan is in force already, and every path of the host that the plan shows, or covers in a
 //! scratch, is still the same file or directory. Else that sandbox is ended, unused.
+//!
+//! Its interpreter is started too and waits for its program, unless something that code or client
+//! has left could run at its start, or a user of the host could see the fifo at which it waits. A
+//! request for another start of the interpreter gets one in the same sandbox.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
 use rustix::fd::BorrowedFd;
 use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, Streams, WaitingSandbox};
-use stockade_policy::plan::{Plan, UserNamespaces};
+use stockade_policy::{
+    model::Policy,
+    plan::{Plan, RootEntry, UserNamespaces},
+};
 use stockade_protocol::{Request, step::Step};
 
 use crate::{
     Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
-    admit::RunSandbox,
+    admit::{RunSandbox, unique_stem},
     facts::{FileId, scratch_id},
     session::SessionState,
 };
@@ -31,6 +38,51 @@ const MAX_ENTRIES: u64 = 1024;
 #[derive(Default)]
 pub(crate) struct Pool {
     prepared: Option<PreparedSandbox>,
+    /// What the file name of the next request's program begins with: its interpreter may wait for
+    /// a file of this name.
+    stem: Option<String>,
+    /// Why nothing is prepared any more.
+    dropped: Option<NotPrestarted>,
+}
+
+/// Why a request of a session finds no interpreter that waits for its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotPrestarted {
+    #[error("no sandbox was prepared yet")]
+    Nothing,
+    #[error("the prepared sandbox did not fit the request, or had ended")]
+    Misfit,
+    #[error("the interpreter that waited had other arguments, variables or limits, or had ended")]
+    AnotherStart,
+    #[error("scratch is a directory of the host, where others would see the fifo at which an interpreter waits")]
+    HostScratch,
+    #[error("scratch is read-only, and an interpreter waits at a fifo in it")]
+    ReadOnlyScratch,
+    #[error("home holds files, and an interpreter may execute some at its start")]
+    Home,
+    #[error("home is in scratch, where a request's files may be some that an interpreter executes at its start")]
+    HomeInScratch,
+    #[error("the policy watches modules, from the interpreter's start on")]
+    Watched,
+    #[error("the policy asks for approvals, which depend on what scratch holds")]
+    Approvals,
+}
+
+impl NotPrestarted {
+    /// None where it is.
+    fn of(plan: &Plan, policy: &Policy, home_is_empty: bool) -> Option<Self> {
+        let watched = plan.root.iter().any(|entry| matches!(entry, RootEntry::Pipe { .. }));
+        [
+            (plan.scratch.host, NotPrestarted::HostScratch),
+            (plan.scratch.read_only, NotPrestarted::ReadOnlyScratch),
+            (policy.scratch.home, NotPrestarted::HomeInScratch),
+            (!home_is_empty, NotPrestarted::Home),
+            (watched, NotPrestarted::Watched),
+            (policy.screen.wants_approval(), NotPrestarted::Approvals),
+        ]
+        .into_iter()
+        .find_map(|(applies, cause)| applies.then_some(cause))
+    }
 }
 
 struct PreparedSandbox {
@@ -42,6 +94,8 @@ struct PreparedSandbox {
     /// host renames that, so that two that change their names change their protection, while
     /// the plan stays the same.
     covered: Vec<Option<FileId>>,
+    /// None where its interpreter was started too.
+    not_prestarted: Option<NotPrestarted>,
     ready: WaitingSandbox,
 }
 
@@ -52,9 +106,35 @@ impl Pool {
     }
 
     /// Prepares a sandbox for a request in this language. Nothing is prepared where such a
-    /// request would be refused, or would not take it.
-    pub(crate) fn prepare(&mut self, language: Option<String>, state: &SessionState, loaded: &LoadedPolicy, options: &Options) {
-        self.prepared = PreparedSandbox::new(language, state, loaded, options).ok().flatten();
+    /// request would be refused, or would not take it. `home_is_empty`: the session's.
+    pub(crate) fn prepare(
+        &mut self,
+        language: Option<String>,
+        state: &SessionState,
+        loaded: &LoadedPolicy,
+        options: &Options,
+        home_is_empty: bool,
+    ) {
+        let prepared = unique_stem().and_then(|stem| {
+            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, home_is_empty)?;
+            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), dropped: None }))
+        });
+        *self = prepared.ok().flatten().unwrap_or_default();
+    }
+
+    /// Ends what is prepared, because home has come to hold files that its interpreter has not seen.
+    pub(crate) fn drop_for_home(&mut self) {
+        *self = Pool { dropped: Some(NotPrestarted::Home), ..Pool::default() };
+    }
+
+    /// What the file name of the next request's program begins with; none: anything.
+    pub(crate) fn stem(&self) -> Option<&str> {
+        self.stem.as_deref()
+    }
+
+    /// Whether an interpreter waits for its program.
+    pub(crate) fn waits_for_program(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted.is_none())
     }
 
     /// What becomes readable when what is prepared has ended by itself.
@@ -64,25 +144,41 @@ impl Pool {
 
     /// The prepared sandbox, for a run of this plan, that shows `seen` and `scratch` of the
     /// host. None where it is not what the plan asks for, or has ended meanwhile; it is ended
-    /// then.
-    pub(crate) fn take(&mut self, plan: &Plan, seen: &PathIds, scratch: Option<&OpenedScratch>) -> Option<WaitingSandbox> {
-        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, ready } = self.prepared.take()?;
+    /// then. And why the run will have no interpreter that was started already, if it has none.
+    pub(crate) fn take(
+        &mut self,
+        plan: &Plan,
+        seen: &PathIds,
+        scratch: Option<&OpenedScratch>,
+        reads_stdin: bool,
+    ) -> (Option<WaitingSandbox>, NotPrestarted) {
+        let Some(prepared) = self.prepared.take() else { return (None, self.dropped.unwrap_or(NotPrestarted::Nothing)) };
+        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, ready } = prepared;
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);
-        let fits = same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own) && ready.is_sound();
-        fits.then_some(ready)
+        // Its stdin is /dev/null.
+        let fits = !reads_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own) && ready.is_sound();
+        if fits { (Some(ready), not_prestarted.unwrap_or(NotPrestarted::AnotherStart)) } else { (None, NotPrestarted::Misfit) }
     }
 }
 
 impl PreparedSandbox {
-    fn new(language: Option<String>, state: &SessionState, loaded: &LoadedPolicy, options: &Options) -> Result<Option<Self>, Refusal> {
+    fn new(
+        language: Option<String>,
+        state: &SessionState,
+        loaded: &LoadedPolicy,
+        options: &Options,
+        stem: &str,
+        home_is_empty: bool,
+    ) -> Result<Option<Self>, Refusal> {
         // The gate is of one run, and begins with it.
         if !loaded.policy.egress.whitelist.is_empty() {
             return Ok(None);
         }
         let request = Request { language, ..Request::default() };
         let origin = Origin::Session { request: Some(&request), state };
-        let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, Pool::default())?;
+        let named = Pool { stem: Some(stem.to_owned()), ..Pool::default() };
+        let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, named)?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MAX_ENTRIES);
         let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.file_ids().to_vec());
         if large || covered.contains(&None) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
@@ -92,15 +188,17 @@ impl PreparedSandbox {
         let scratch = admission.scratch().map(scratch_id).transpose()?;
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(None) };
+        let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, home_is_empty);
+        inputs.prestart = not_prestarted.is_none();
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;
         ready.keep_prepared();
-        Ok(Some(PreparedSandbox { plan, seen, scratch, covered, ready }))
+        Ok(Some(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, ready }))
     }
 }
 
 /// Whether a sandbox that was set up before its run may be to blame for an error, and not
 /// the request: then another one is tried.
 pub(crate) fn may_be_to_blame(error: &LaunchError) -> bool {
-    !matches!(error.kind(), ErrorKind::Step(Step::WriteFile | Step::WriteProgram | Step::ExecPayload))
+    !matches!(error.kind(), ErrorKind::Step(Step::WriteFile | Step::ExecPayload))
 }

@@ -7,7 +7,10 @@
 
 mod error;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use rustix::fd::BorrowedFd;
 use stockade_audit::FileAct;
@@ -42,6 +45,12 @@ pub use stockade_launcher::files::{Listed, Part};
 pub const MAX_READ: u64 = 16 << 20;
 /// The most entries of a listing.
 pub const MAX_LISTED: usize = 10_000;
+
+/// After this time without a line the next request's sandbox is prepared. A client that sends
+/// lines without pause gets its sandbox while its line is read.
+const PAUSE: Duration = Duration::from_millis(2);
+/// An interpreter that has waited so long for its program gives its memory back.
+const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
 
 /// What a session keeps.
 pub struct SessionState {
@@ -143,8 +152,11 @@ impl Session {
         if self.loaded.policy.scratch.home { &self.plan.scratch.path } else { Path::new(HOME) }
     }
 
-    /// Runs a request.
+    /// Runs a request. Its result is that of a run for which nothing was prepared.
     pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
+        if self.pool.waits_for_program() && !self.is_home_empty() {
+            self.pool.drop_for_home();
+        }
         let pool = std::mem::take(&mut self.pool);
         let origin = Origin::Session { request: Some(request), state: &self.state };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), pool);
@@ -157,19 +169,47 @@ impl Session {
         report
     }
 
-    /// Whether a sandbox can be prepared now. None is prepared while its set-up would change
-    /// what a client may still ask about.
-    pub fn can_prepare(&self) -> bool {
-        self.preparing == Preparing::Now && self.pool.is_empty() && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
+    /// How long to wait for a line before [`Session::pause`]; none: for ever.
+    pub fn until_pause(&self) -> Option<Duration> {
+        if self.can_prepare() { Some(PAUSE) } else { self.pool.waits_for_program().then_some(INTERPRETER_WAITS) }
     }
 
-    /// Sets up the sandbox of a request without options. Where that fails, such a request gets
-    /// the error when it comes.
-    pub fn prepare(&mut self) {
-        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options);
+    /// No line has come for that long: sets up the sandbox of a request without options, with its
+    /// interpreter; or replaces such a sandbox, which has waited for long, by one without. Where
+    /// that fails, such a request gets the error when it comes.
+    pub fn pause(&mut self) {
+        let with_interpreter = self.pool.is_empty() && self.is_home_empty();
+        // Ended first: there are never two.
+        self.pool = Pool::default();
+        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, with_interpreter);
         if self.pool.is_empty() {
             self.preparing = Preparing::Never;
         }
+    }
+
+    /// Whether a sandbox can be prepared now. None is prepared while its set-up would change
+    /// what a client may still ask about.
+    fn can_prepare(&self) -> bool {
+        self.preparing == Preparing::Now && self.pool.is_empty() && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
+    }
+
+    /// Whether home holds nothing. One that cannot be read is taken for one that does.
+    fn is_home_empty(&self) -> bool {
+        let empty = || -> Result<bool, Refusal> {
+            let (store, home) = (self.state.store()?, self.home());
+            let directory = store.directories().find(|(path, _)| path == home).map(|(_, directory)| directory);
+            let directory = directory.ok_or(SessionError::NoVolumes(NoVolumes::NoSuchDirectory))?;
+            let tree = Tree::kept(directory, store.owner(), self.identity.privileged);
+            let (entries, _) = tree.list(Path::new(""), false, 1).map_err(|error| wrong(&home.to_string_lossy(), error))?;
+            Ok(entries.is_empty())
+        };
+        empty().unwrap_or(false)
+    }
+
+    /// Whether this entry of scratch is where an interpreter waits for its program.
+    fn is_fifo_of_pool(&self, entry: &Listed) -> bool {
+        let stem = self.pool.stem().filter(|_| self.pool.waits_for_program());
+        stem.is_some_and(|stem| entry.path.to_str().is_some_and(|path| path.starts_with(stem)))
     }
 
     /// Becomes readable when the prepared sandbox has ended before a request took it; None
@@ -264,6 +304,9 @@ impl Session {
         let (mut entries, truncated) = place.tree(self)?.list(&place.below, *recursive, MAX_LISTED).map_err(|error| wrong(path, error))?;
         if let Some(opened) = &place.host {
             entries.retain(|entry| opened.protection(&place.below.join(&entry.path), &self.loaded.policy) != Some(Protection::Hidden));
+        }
+        if place.root == self.plan.scratch.path && place.below.as_os_str().is_empty() {
+            entries.retain(|entry| !self.is_fifo_of_pool(entry));
         }
         let above = path.trim_end_matches('/');
         let above = if path.starts_with('/') && above.is_empty() { "/" } else { above };

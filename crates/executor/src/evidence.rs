@@ -20,11 +20,11 @@ use stockade_sys::process;
 
 use crate::Failure;
 
-pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
+pub(crate) fn gather(job: &Job<'_>, prestarted: bool) -> Result<Evidence, Failure> {
     let failed = |errno| Failure::new(Step::Receipt, errno);
     let begun = process::monotonic_us();
     let descriptors = count_descriptors().map_err(failed)?;
-    if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.payload_landlock) + u32::from(job.image) {
+    if descriptors != EXPECTED_DESCRIPTORS + u32::from(job.start.payload_landlock) + u32::from(job.start.image) {
         return Err(failed(Errno::BADF).because(b"a descriptor too many is open"));
     }
     let clone3_errno = process::probe_clone3();
@@ -33,7 +33,7 @@ pub(crate) fn gather(job: &Job<'_>) -> Result<Evidence, Failure> {
     }
     let landlock_errno = if job.expect_landlock { probe_landlock(begun.unwrap_or_default())? } else { 0 };
     let taken_us = begun.zip(process::monotonic_us()).map(|(begun, ended)| ended.saturating_sub(begun));
-    Ok(Evidence { descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us })
+    Ok(Evidence { descriptors, clone3_errno: clone3_errno.raw_os_error() as u32, landlock_errno, taken_us, prestarted })
 }
 
 /// Job, stdout, stderr, status, the payload's stdin, lifeline. A ruleset and a payload image add one

@@ -9,16 +9,17 @@ use rustix::{
     io::Errno,
 };
 use stockade_protocol::{
-    frame::{FileToWrite, Job},
+    frame::{FileToWrite, Job, Prestart},
     step::Step,
 };
 
 use crate::Failure;
 
-/// The job's bytes, mapped.
-pub(crate) fn map_job(job: BorrowedFd<'_>) -> Result<&'static [u8], Errno> {
+/// The job's bytes, mapped; they begin at this place of its file.
+pub(crate) fn map_job(job: BorrowedFd<'_>, offset: u64) -> Result<&'static [u8], Errno> {
     let length = usize::try_from(fstat(job)?.st_size).map_err(|_| Errno::INVAL)?;
-    stockade_sys::process::map_file(job, length)
+    let bytes = stockade_sys::process::map_file(job, length)?;
+    usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).ok_or(Errno::INVAL)
 }
 
 pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
@@ -30,8 +31,8 @@ pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the program to a new file (O_EXCL).
-pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
+/// Writes the program to a new file (O_EXCL); `waited_for`: beside the fifo in its place.
+pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>, waited_for: bool) -> Result<(), Failure> {
     if job.program_directory.is_empty() {
         return Ok(());
     }
@@ -41,7 +42,8 @@ pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> 
     let directory =
         openat(CWD, job.program_directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(&directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+    let name = if waited_for { Prestart::unpassed(name) } else { name.to_vec() };
+    let file = openat(&directory, &*name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
     write_all(&file, contents).map_err(failed)
 }
 

@@ -1,6 +1,7 @@
 //! Pid 1 of the sandbox: waits for its job, writes the request's files, checks which layers
 //! are in force, starts the payload, waits for it, reports to the launcher how it ended and
-//! whether other processes are left.
+//! whether other processes are left. An interpreter may be started before the job is known
+//! (`prestart.rs`).
 //!
 //! It runs behind every layer that the launcher put in place, as the payload's uid,
 //! and is not dumpable, so that the payload can neither trace nor read it. It takes
@@ -14,6 +15,7 @@ extern crate alloc;
 mod evidence;
 mod files;
 mod payload;
+mod prestart;
 
 use alloc::vec::Vec;
 
@@ -30,6 +32,8 @@ use stockade_sys::{
     process::{self, Ended},
     start::descriptor,
 };
+
+use prestart::Interpreter;
 
 /// How many orphans are reaped once the payload has ended. The limit is needed because the
 /// processes that are left may create orphans faster than this one reaps them.
@@ -71,23 +75,41 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     // First: from here on the payload's uid may not trace or read this process.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     // Nothing above depends on the job, which may become known much later.
-    let ExecutorCommand::Job = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))? else {
+    let mut command = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    let prestart = match command {
+        ExecutorCommand::Prestart { length } => {
+            prestart::read(descriptor::JOB, length).map_err(|errno| Failure::new(Step::Prestart, errno))?
+        }
+        _ => Vec::new(),
+    };
+    let mut interpreter = None;
+    if !prestart.is_empty() {
+        interpreter = Some(Interpreter::start(&prestart)?);
+        command = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    }
+    let ExecutorCommand::Job { offset } = command else {
         return Err(Failure::new(Step::ReadJob, Errno::PROTO));
     };
-    let bytes = files::map_job(descriptor::JOB).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
+    let bytes = files::map_job(descriptor::JOB, offset).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
 
+    if let Some(misfit) = interpreter.take_if(|interpreter| !interpreter.fits(&job)) {
+        misfit.discard()?;
+    }
     files::write_files(bytes, &job)?;
-    files::write_program(bytes, &job)?;
+    files::write_program(bytes, &job, interpreter.is_some())?;
 
-    let evidence = evidence::gather(&job)?;
+    let evidence = evidence::gather(&job, interpreter.is_some())?;
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
 
     let ExecutorCommand::Go { ignored_signals } = await_command().map_err(|errno| Failure::new(Step::Receipt, errno))? else {
         return Err(Failure::new(Step::Receipt, Errno::PROTO));
     };
-    let pid = payload::start(&job, ignored_signals)?;
-    watch(status, pid, job.terminal).map_err(|errno| Failure::new(Step::WatchPayload, errno))
+    let pid = match interpreter {
+        Some(interpreter) => interpreter.pass()?,
+        None => payload::start(&job.start, ignored_signals)?,
+    };
+    watch(status, pid, job.start.terminal).map_err(|errno| Failure::new(Step::WatchPayload, errno))
 }
 
 /// Reports that the payload has started and, once it has ended, its status and CPU time.

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::io::Errno;
-use stockade_protocol::{frame::Job, step::Step};
+use stockade_protocol::{frame::ProcessStart, step::Step};
 use stockade_sys::{
     landlock, process,
     start::{Arguments, TerminatedBytes, descriptor, exec_image, exec_prepared, vfork},
@@ -16,7 +16,7 @@ use stockade_sys::{
 use crate::Failure;
 
 struct PreparedExec<'a> {
-    job: &'a Job<'a>,
+    start: &'a ProcessStart<'a>,
     arguments: Arguments<'a>,
     /// Paths to try, in this order: one, or the name below each directory of PATH.
     candidates: Vec<TerminatedBytes<'a>>,
@@ -27,12 +27,12 @@ struct PreparedExec<'a> {
 }
 
 /// Starts the payload and returns its pid once its execve has succeeded.
-pub(crate) fn start(job: &Job<'_>, ignored_signals: u64) -> Result<i32, Failure> {
-    let name = job.argv.first().copied().ok_or_else(|| Failure::new(Step::ExecPayload, Errno::INVAL))?;
-    let (argv, envp) = (with_nul(&job.argv), with_nul(&job.envp));
-    let candidates = candidates(name, &job.envp);
+pub(crate) fn start(start: &ProcessStart<'_>, ignored_signals: u64) -> Result<i32, Failure> {
+    let name = start.argv.first().copied().ok_or_else(|| Failure::new(Step::ExecPayload, Errno::INVAL))?;
+    let (argv, envp) = (with_nul(&start.argv), with_nul(&start.envp));
+    let candidates = candidates(name, &start.envp);
     let prepared = PreparedExec {
-        job,
+        start,
         arguments: Arguments::new(&terminated(&argv)?, &terminated(&envp)?),
         candidates: terminated(&candidates)?,
         ignored_signals,
@@ -79,13 +79,13 @@ fn become_payload(prepared: &PreparedExec<'_>) -> i32 {
 }
 
 fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infallible, Errno> {
-    let job = prepared.job;
+    let start = prepared.start;
     let begin = |step: Step| prepared.step.store(u32::from(step as u16), Relaxed);
     process::reset_signals(prepared.ignored_signals);
     begin(Step::Session);
     // A new session: signals to the payload's process group do not reach pid 1.
     rustix::process::setsid()?;
-    if job.terminal {
+    if start.terminal {
         begin(Step::Terminal);
         process::take_terminal(descriptor::STDIN)?;
     }
@@ -93,7 +93,7 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     // stdin takes descriptor 0, where the job was; 3 and 4 are close-on-exec.
     process::place_descriptor(descriptor::STDIN, 0)?;
 
-    if job.payload_landlock {
+    if start.payload_landlock {
         begin(Step::PayloadLandlock);
         // Its domain is below that of pid 1, so it can neither signal nor trace pid 1. The filter
         // may refuse rules, so the ruleset was made before it.
@@ -101,12 +101,12 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     }
     begin(Step::ResourceLimits);
     // Last: a small address space or file size would hit the steps above.
-    for (resource, value) in &job.rlimits {
+    for (resource, value) in &start.rlimits {
         process::set_rlimit(*resource, *value)?;
     }
 
     begin(Step::ExecPayload);
-    if job.image {
+    if start.image {
         return Err(exec_image(descriptor::IMAGE, &prepared.arguments));
     }
     // As execvp(3): ENOENT moves on to the next directory, EACCES is reported if none works.

@@ -16,7 +16,7 @@ use rustix::{
 use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
 use stockade_protocol::{
     LimitKey,
-    frame::{ExecutorCommand, FileToWrite, Job},
+    frame::{ExecutorCommand, FileToWrite, Job, Prestart, ProcessStart},
 };
 
 use crate::{
@@ -153,6 +153,8 @@ pub(crate) struct ChildData {
     pub(crate) scratch_target: CString,
     pub(crate) scratch_path: CString,
     pub(crate) scratch_rules: Vec<ScratchRule>,
+    /// The fifo at which an interpreter waits for its program, by its name in scratch.
+    pub(crate) program_fifo: Option<CString>,
     pub(crate) unshare_cgroup_namespace: bool,
     /// How many CPUs the code sees.
     pub(crate) cpus: usize,
@@ -255,6 +257,7 @@ impl ChildData {
             scratch_target: relative(&plan.scratch.path)?,
             scratch_path: c_path(&plan.scratch.path)?,
             scratch_rules,
+            program_fifo: prestarted_program(plan, inputs).map(|(_, name)| c_string(name.as_bytes())).transpose()?,
             unshare_cgroup_namespace: !matches!(plan.cgroup, stockade_policy::plan::CgroupPlan::V2 { .. }),
             cpus: plan.cpus,
             landlock: ChildRuleset::new(&plan.landlock)?,
@@ -355,9 +358,48 @@ fn job_failed(errno: Errno) -> LaunchError {
     LaunchError::system(ErrorKind::Prepare, "write the job")(errno)
 }
 
-/// Writes the job, contents behind the frame, seals it, and says so: the executor has the
-/// file already, or will have.
-pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inputs: &Inputs<'_>) -> Result<(), LaunchError> {
+/// Directory and name of the program, where its interpreter is started before it is known.
+pub(crate) fn prestarted_program<'p>(plan: &'p Plan, inputs: &Inputs<'_>) -> Option<(&'p Path, &'p str)> {
+    plan.program_file.as_ref().filter(|_| inputs.prestart).map(|(directory, name)| (directory.as_path(), name.as_str()))
+}
+
+fn process_start(plan: &Plan) -> ProcessStart<'_> {
+    ProcessStart {
+        argv: plan.argv.iter().map(String::as_bytes).collect(),
+        envp: plan.environment_values.iter().map(String::as_bytes).collect(),
+        rlimits: plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
+        payload_landlock: plan.payload_landlock.handled != 0,
+        terminal: plan.terminal,
+        image: plan.image,
+    }
+}
+
+/// Writes `bytes` at a place of the job's file.
+fn write_at(memory: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<u64, LaunchError> {
+    while !bytes.is_empty() {
+        let written = rustix::io::pwrite(memory, bytes, at).map_err(job_failed)?;
+        bytes = bytes.get(written..).unwrap_or_default();
+        at += written as u64;
+    }
+    Ok(at)
+}
+
+/// Lets the executor start the interpreter of this program. Returns where the job's file goes on.
+pub(crate) fn hand_in_prestart(
+    memory: &OwnedFd,
+    lifeline: &OwnedFd,
+    plan: &Plan,
+    (directory, name): (&Path, &str),
+) -> Result<u64, LaunchError> {
+    let prestart = Prestart { start: process_start(plan), directory: directory.as_os_str().as_bytes(), name: name.as_bytes() };
+    let length = write_at(memory, &prestart.encode(), 0)?;
+    tell(lifeline, ExecutorCommand::Prestart { length }).map_err(job_failed)?;
+    Ok(length)
+}
+
+/// Writes the job from `offset` on, contents behind the frame, seals it, and says so: the executor
+/// has the file already, or will have.
+pub(crate) fn hand_in_job(memory: &OwnedFd, offset: u64, lifeline: &OwnedFd, plan: &Plan, inputs: &Inputs<'_>) -> Result<(), LaunchError> {
     let (directory, name) =
         plan.program_file.as_ref().map_or((&[][..], &[][..]), |(directory, name)| (directory.as_os_str().as_bytes(), name.as_bytes()));
     let files = inputs
@@ -366,16 +408,11 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
         .map(|(path, contents)| FileToWrite { path: path.as_bytes(), offset: 0, length: contents.len() as u64 })
         .collect();
     let mut job = Job {
-        argv: plan.argv.iter().map(String::as_bytes).collect(),
-        envp: plan.environment_values.iter().map(String::as_bytes).collect(),
+        start: process_start(plan),
         program_directory: directory,
         program: FileToWrite { path: name, offset: 0, length: inputs.program.len() as u64 },
         files,
-        rlimits: plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
-        payload_landlock: plan.payload_landlock.handled != 0,
         expect_landlock: plan.landlock.handled != 0,
-        terminal: plan.terminal,
-        image: plan.image,
         #[cfg(feature = "ablation")]
         without: crate::layers::Layers::in_this_build().number(),
     };
@@ -384,14 +421,12 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, lifeline: &OwnedFd, plan: &Plan, inp
     let parts = std::iter::once(frame.as_slice())
         .chain(std::iter::once(inputs.program))
         .chain(inputs.files.iter().map(|(_, contents)| contents.as_ref()));
-    for mut part in parts {
-        while !part.is_empty() {
-            let written = rustix::io::write(memory, part).map_err(job_failed)?;
-            part = part.get(written..).unwrap_or_default();
-        }
+    let mut at = offset;
+    for part in parts {
+        at = write_at(memory, part, at)?;
     }
     rustix::fs::fcntl_add_seals(memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(job_failed)?;
-    tell(lifeline, ExecutorCommand::Job).map(drop).map_err(job_failed)
+    tell(lifeline, ExecutorCommand::Job { offset }).map(drop).map_err(job_failed)
 }
 
 /// Says a command to the executor; false if it is gone, and will have said why.

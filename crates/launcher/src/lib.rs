@@ -95,6 +95,8 @@ pub struct Inputs<'a> {
     pub client: Option<&'a mut dyn Client>,
     /// Pidfds: the run ends when the first of their processes does. None: it outlives its caller.
     pub callers: &'a [OwnedFd],
+    /// The program's interpreter is started before the request for it comes.
+    pub prestart: bool,
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use stockade_policy::plan::{Plan, UserNamespaces};
-use stockade_protocol::{Known, LayerReceipt, LimitKey, Receipt, ReceiptCost, frame::Evidence};
+use stockade_protocol::{Known, LayerReceipt, LimitKey, Receipt, ReceiptCost, StartKind, frame::Evidence};
 
 use crate::{
     ErrorKind, LaunchError, PROGRAM,
@@ -286,5 +286,7 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         degraded: plan.degraded.iter().map(|(name, _)| String::from(*name)).collect(),
         plan_sha256: String::new(),
         taken_us: ReceiptCost { inside: evidence.taken_us, outside: u64::try_from(outside.taken.as_micros()).unwrap_or(u64::MAX) },
+        start: if evidence.prestarted { StartKind::Prestarted } else { StartKind::Fresh },
+        start_cause: None,
     }
 }

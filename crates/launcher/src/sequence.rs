@@ -19,7 +19,7 @@ use std::{convert::Infallible, mem::ManuallyDrop, sync::OnceLock};
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
-    fs::{AtFlags, Mode, unlinkat},
+    fs::{AtFlags, FileType, Mode, mknodat, unlinkat},
     io::Errno,
     mount::{MountPropagationFlags, mount_change},
     process::{DumpableBehavior, set_dumpable_behavior, setsid, umask},
@@ -253,6 +253,10 @@ impl<'p> Rooted<'p> {
             return Err(Errno::PROTO).at(Step::AwaitScratch);
         };
         let scratch = mount_scratch(data, shared.layers, tree, &root)?;
+        // Landlock allows no fifo in scratch.
+        if let Some(name) = &data.program_fifo {
+            mknodat(&scratch, &**name, FileType::Fifo, Mode::from_raw_mode(0o600), 0).at(Step::ProgramFifo)?;
+        }
         // The stand-in for masked files stays mounted, its name goes.
         unlinkat(&root, MASK_FILE, AtFlags::empty()).at(Step::SealRoot)?;
         // After the last file of the set-up, while the rights over the file system are held.

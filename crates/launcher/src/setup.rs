@@ -8,13 +8,16 @@
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
+    fs::{AtFlags, FileType, Stat, statat, unlinkat},
+    io::fcntl_dupfd_cloexec,
     process::Pid,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use stockade_policy::plan::Plan;
+use stockade_protocol::frame::Prestart;
 
 use crate::{
-    InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown,
+    ErrorKind, InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown,
     child_data::{self, LauncherPipes},
     egress,
     error::InputsError,
@@ -29,13 +32,16 @@ use crate::{
 /// behind.
 pub struct WaitingSandbox {
     handles: SandboxHandles,
-    /// The job's file, still empty.
+    /// The job's file, and where the job will begin in it.
     job: OwnedFd,
+    job_offset: u64,
     pipes: LauncherPipes,
     /// What the session keeps, to see how full it is.
     tmp: Option<OwnedFd>,
     /// It was set up before its run was asked for.
     is_prepared: bool,
+    /// Where its interpreter waits for the program, in a scratch that outlives the sandbox.
+    fifo: Option<ProgramFifo>,
     // Last: it says what to remove if the rest is not.
     record: Option<Record>,
 }
@@ -53,6 +59,8 @@ impl InitProcess {
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
         let empty_cgroup = self.cgroup.take();
+        let fifo = ProgramFifo::of(plan, inputs)?;
+        let waits_for = child_data::prestarted_program(plan, inputs);
         // A child that failed first is the cause of what failed here.
         let cause = |error, status: &OwnedFd| supervise::failure_of_child(plan, status).unwrap_or(error);
         let in_place = sequence::launcher(&self, empty_cgroup, plan, inputs, record.as_mut());
@@ -78,7 +86,9 @@ impl InitProcess {
             let gate = egress::begin(plan, egress, &handles.handover).map_err(|error| cause(error, &handles.status_read))?;
             handles.gate = Some(gate);
         }
-        Ok(WaitingSandbox { handles, job, pipes, tmp, is_prepared: false, record })
+        let started = waits_for.map(|program| child_data::hand_in_prestart(&job, &handles.lifeline, plan, program)).transpose();
+        let job_offset = started.map_err(|error| cause(error, &handles.status_read))?.unwrap_or_default();
+        Ok(WaitingSandbox { handles, job, job_offset, pipes, tmp, is_prepared: false, fifo, record })
     }
 }
 
@@ -116,7 +126,8 @@ impl WaitingSandbox {
     /// # Errors
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
-        let WaitingSandbox { record, is_prepared, tmp, pipes, job, mut handles } = self;
+        // The fifo goes after the run, should the program not have taken its place.
+        let WaitingSandbox { record, is_prepared, fifo: _fifo, tmp, pipes, job, job_offset, mut handles } = self;
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
@@ -127,9 +138,38 @@ impl WaitingSandbox {
             handles.timeout = JOB_TIMEOUT;
             handles.usable_cpus = unpin(&handles, plan.cpus);
         }
-        let handed_in = child_data::hand_in_job(&job, &handles.lifeline, plan, &inputs);
+        let handed_in = child_data::hand_in_job(&job, job_offset, &handles.lifeline, plan, &inputs);
         handed_in.map_err(|error| supervise::failure_of_child(plan, &handles.status_read).unwrap_or(error))?;
         supervise::supervise(plan, Inputs { record, ..inputs }, handles, pipes, tmp)
+    }
+}
+
+/// The fifo of an interpreter that waits for its program, in a scratch that a session keeps.
+/// Dropping it removes the fifo, and a program that was not passed on.
+struct ProgramFifo {
+    scratch: OwnedFd,
+    name: String,
+}
+
+impl ProgramFifo {
+    /// None where no interpreter is started ahead, or scratch ends with the sandbox.
+    fn of(plan: &Plan, inputs: &Inputs<'_>) -> Result<Option<Self>, LaunchError> {
+        let kept = inputs.kept.as_ref().and_then(|kept| kept.scratch.as_ref());
+        let (Some((_, name)), Some(kept)) = (child_data::prestarted_program(plan, inputs), kept) else { return Ok(None) };
+        let scratch = fcntl_dupfd_cloexec(kept, 0).map_err(LaunchError::system(ErrorKind::Prepare, "hold the session's scratch"))?;
+        Ok(Some(ProgramFifo { scratch, name: name.to_owned() }))
+    }
+}
+
+impl Drop for ProgramFifo {
+    fn drop(&mut self) {
+        let name = self.name.as_str();
+        // No other run has one of this name: where either is missing, the program was passed on.
+        let _removed_with_the_run = unlinkat(&self.scratch, &*Prestart::unpassed(name.as_bytes()), AtFlags::empty());
+        let is_fifo = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+        if statat(&self.scratch, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_fifo) {
+            let _passed_meanwhile = unlinkat(&self.scratch, name, AtFlags::empty());
+        }
     }
 }
 

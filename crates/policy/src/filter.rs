@@ -105,36 +105,8 @@ pub const WATCHING: &str = "inotify_add_watch";
 /// Where no cgroup counts huge pages, the launcher takes them by PR_SET_THP_DISABLE (41).
 /// PR_SET_SECCOMP (22) and PR_SET_SYSCALL_USER_DISPATCH (59) could answer in place of this filter,
 /// unreported.
-pub const ALLOWED_PRCTL: [u32; 28] = [
-    1,
-    2,
-    3,
-    4,
-    7,
-    8,
-    13,
-    15,
-    16,
-    21,
-    23,
-    24,
-    27,
-    29,
-    30,
-    36,
-    37,
-    38,
-    39,
-    40,
-    42,
-    47,
-    52,
-    53,
-    65,
-    66,
-    0x4155_5856,
-    0x5961_6d61,
-];
+pub const ALLOWED_PRCTL: [u32; 28] =
+    [1, 2, 3, 4, 7, 8, 13, 15, 16, 21, 23, 24, 27, 29, 30, 36, 37, 38, 39, 40, 42, 47, 52, 53, 65, 66, 0x4155_5856, 0x5961_6d61];
 /// MAP_HUGETLB of mmap(2), MFD_HUGETLB of memfd_create(2), SHM_HUGETLB of shmget(2): pages of the
 /// host's pool, which count in no limit of a run.
 const HUGE_PAGES: [(&str, u8, u32); 3] = [("mmap", 3, 0x4_0000), ("memfd_create", 1, 4), ("shmget", 2, 0o4000)];

@@ -1,7 +1,7 @@
 //! The frames between launcher and executor.
 //!
-//! Launcher to executor: two [`ExecutorCommand`]s on the lifeline, and one [`Job`], in a file that is
-//! sealed before the first of them and that the executor maps then. Executor to launcher:
+//! Launcher to executor: [`ExecutorCommand`]s on the lifeline, and one [`Job`], in a file that is
+//! sealed before the executor is told of it and that the executor maps then. Executor to launcher:
 //! [`Event`]s on a pipe. Both are binary, because everything in them is ready-made: no text
 //! is parsed behind the clone. What comes out of the sandbox is untrusted: every length is
 //! checked, nothing here panics on any input.
@@ -112,11 +112,19 @@ pub struct FileToWrite<'a> {
 /// A resource limit by the kernel's number; `None` is RLIM_INFINITY.
 pub type ResourceLimit = (u32, Option<u64>);
 
-/// What the launcher sends to the executor, each once and in this order.
+/// What the launcher sends to the executor, each at most once and in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutorCommand {
-    /// The job is written, and sealed.
-    Job,
+    /// The job's file begins with an [`Prestart`]: that interpreter may start.
+    Prestart {
+        /// Bytes of that.
+        length: u64,
+    },
+    /// The job is written, and its file sealed.
+    Job {
+        /// Where the job begins in its file.
+        offset: u64,
+    },
     /// The sandbox is as it should be, seen from outside: the program may start.
     Go {
         /// The signals that the executor ignores, as the launcher's parent did; the
@@ -132,7 +140,8 @@ impl ExecutorCommand {
     /// The command's bytes.
     pub fn encode(self) -> [u8; ExecutorCommand::BYTES] {
         let (kind, value) = match self {
-            ExecutorCommand::Job => (b'j', 0),
+            ExecutorCommand::Prestart { length } => (b's', length),
+            ExecutorCommand::Job { offset } => (b'j', offset),
             ExecutorCommand::Go { ignored_signals } => (b'g', ignored_signals),
         };
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
@@ -146,43 +155,119 @@ impl ExecutorCommand {
     pub fn decode(bytes: [u8; ExecutorCommand::BYTES]) -> Result<Self, Malformed> {
         let [kind, value @ ..] = bytes;
         match (kind, u64::from_le_bytes(value)) {
-            (b'j', 0) => Ok(ExecutorCommand::Job),
+            (b's', length) => Ok(ExecutorCommand::Prestart { length }),
+            (b'j', offset) => Ok(ExecutorCommand::Job { offset }),
             (b'g', ignored_signals) => Ok(ExecutorCommand::Go { ignored_signals }),
             _ => Err(Malformed),
         }
     }
 }
 
-/// What the executor needs to know.
+/// How the payload's process is started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Job<'a> {
+pub struct ProcessStart<'a> {
     /// The payload's argument list; its first is the path of the program to exec, or a
     /// name to seek in the payload's PATH.
     pub argv: Vec<&'a [u8]>,
     /// The payload's environment, `NAME=value`.
     pub envp: Vec<&'a [u8]>,
+    /// The payload's resource limits.
+    pub rlimits: Vec<ResourceLimit>,
+    /// Whether the ruleset of the payload's own Landlock layer came by descriptor.
+    pub payload_landlock: bool,
+    /// Whether the payload's descriptors are a terminal, to become its controlling one.
+    pub terminal: bool,
+    /// Whether the program is an image that came by descriptor, and not a file by name.
+    pub image: bool,
+}
+
+impl<'a> ProcessStart<'a> {
+    fn write(&self, w: &mut Writer) {
+        w.strings(&self.argv);
+        w.strings(&self.envp);
+        w.u32(self.rlimits.len() as u32);
+        for (resource, value) in &self.rlimits {
+            w.u32(*resource);
+            w.option(*value);
+        }
+        w.u32(u32::from(self.payload_landlock));
+        w.u32(u32::from(self.terminal));
+        w.u32(u32::from(self.image));
+    }
+
+    fn read(r: &mut Reader<'a>) -> Result<Self, Malformed> {
+        Ok(ProcessStart {
+            argv: r.strings()?,
+            envp: r.strings()?,
+            rlimits: r.list(|r| Ok((r.u32()?, r.option()?)))?,
+            payload_landlock: r.u32()? != 0,
+            terminal: r.u32()? != 0,
+            image: r.u32()? != 0,
+        })
+    }
+}
+
+/// An interpreter to start before the job is known. A fifo stands where its program will be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prestart<'a> {
+    /// How it is started.
+    pub start: ProcessStart<'a>,
+    /// The fifo's directory.
+    pub directory: &'a [u8],
+    /// The fifo's name in it.
+    pub name: &'a [u8],
+}
+
+const PRESTART_MAGIC: u32 = u32::from_le_bytes(*b"SE\x00\x01");
+
+impl<'a> Prestart<'a> {
+    /// The frame's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.u32(PRESTART_MAGIC);
+        self.start.write(&mut w);
+        w.string(self.directory);
+        w.string(self.name);
+        w.0
+    }
+
+    /// The name of the program's file before it takes the place of the fifo of this name.
+    pub fn unpassed(name: &[u8]) -> Vec<u8> {
+        [name, b".new"].concat()
+    }
+
+    /// Reads the frame.
+    ///
+    /// # Errors
+    /// The bytes are none.
+    pub fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(bytes);
+        if r.u32()? != PRESTART_MAGIC {
+            return Err(Malformed);
+        }
+        Ok(Prestart { start: ProcessStart::read(&mut r)?, directory: r.string()?, name: r.string()? })
+    }
+}
+
+/// What the executor needs to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Job<'a> {
+    /// How the program is started.
+    pub start: ProcessStart<'a>,
     /// The directory in which the program's file is written; empty: none is.
     pub program_directory: &'a [u8],
     /// The program's file, by name in that directory.
     pub program: FileToWrite<'a>,
     /// Files below the working directory, which is scratch.
     pub files: Vec<FileToWrite<'a>>,
-    /// The payload's resource limits.
-    pub rlimits: Vec<ResourceLimit>,
-    /// Whether the ruleset of the payload's own Landlock layer came by descriptor.
-    pub payload_landlock: bool,
     /// Whether the Landlock probe must be refused.
     pub expect_landlock: bool,
-    /// Whether the payload's descriptors are a terminal, to become its controlling one.
-    pub terminal: bool,
-    /// Whether the program is an image that came by descriptor, and not a file by name.
-    pub image: bool,
     /// The layer that is left out, by its number and one; 0: none.
     #[cfg(feature = "ablation")]
     pub without: u32,
 }
 
-const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x04");
+const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x05");
 
 impl<'a> Job<'a> {
     /// The frame's bytes. File contents follow it, at the offsets that the job names:
@@ -190,8 +275,7 @@ impl<'a> Job<'a> {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         w.u32(JOB_MAGIC);
-        w.strings(&self.argv);
-        w.strings(&self.envp);
+        self.start.write(&mut w);
         w.string(self.program_directory);
         let file = |w: &mut Writer, file: &FileToWrite<'_>| {
             w.string(file.path);
@@ -201,15 +285,7 @@ impl<'a> Job<'a> {
         file(&mut w, &self.program);
         w.u32(self.files.len() as u32);
         self.files.iter().for_each(|f| file(&mut w, f));
-        w.u32(self.rlimits.len() as u32);
-        for (resource, value) in &self.rlimits {
-            w.u32(*resource);
-            w.option(*value);
-        }
-        w.u32(u32::from(self.payload_landlock));
         w.u32(u32::from(self.expect_landlock));
-        w.u32(u32::from(self.terminal));
-        w.u32(u32::from(self.image));
         #[cfg(feature = "ablation")]
         w.u32(self.without);
         w.0
@@ -238,16 +314,11 @@ impl<'a> Job<'a> {
         }
         let file = |r: &mut Reader<'a>| Ok(FileToWrite { path: r.string()?, offset: r.u64()?, length: r.u64()? });
         Ok(Job {
-            argv: r.strings()?,
-            envp: r.strings()?,
+            start: ProcessStart::read(&mut r)?,
             program_directory: r.string()?,
             program: file(&mut r)?,
             files: r.list(file)?,
-            rlimits: r.list(|r| Ok((r.u32()?, r.option()?)))?,
-            payload_landlock: r.u32()? != 0,
             expect_landlock: r.u32()? != 0,
-            terminal: r.u32()? != 0,
-            image: r.u32()? != 0,
             #[cfg(feature = "ablation")]
             without: r.u32()?,
         })
@@ -308,6 +379,8 @@ pub struct Evidence {
     pub landlock_errno: u32,
     /// How long the reading took, in microseconds; none where the filter refuses the clock.
     pub taken_us: Option<u64>,
+    /// Whether the program's interpreter was started ahead of the job, and waits for the program.
+    pub prestarted: bool,
 }
 
 const EVENT_MAGIC: u16 = 0x5345;
@@ -343,6 +416,7 @@ impl Event {
                 w.u32(e.clone3_errno);
                 w.u32(e.landlock_errno);
                 w.option(e.taken_us);
+                w.u32(u32::from(e.prestarted));
                 1
             }
             Event::Started => 2,
@@ -393,7 +467,13 @@ impl Event {
         }
         let mut r = Reader(head.take(length)?);
         let event = match kind {
-            1 => Event::Ready(Evidence { descriptors: r.u32()?, clone3_errno: r.u32()?, landlock_errno: r.u32()?, taken_us: r.option()? }),
+            1 => Event::Ready(Evidence {
+                descriptors: r.u32()?,
+                clone3_errno: r.u32()?,
+                landlock_errno: r.u32()?,
+                taken_us: r.option()?,
+                prestarted: r.u32()? != 0,
+            }),
             2 => Event::Started,
             3 => Event::Ended { status: r.u32()? as i32, user_us: r.u64()?, system_us: r.u64()?, last: r.option()?.zip(r.option()?) },
             4 => Event::Failed {
@@ -420,15 +500,19 @@ mod tests {
 
     fn job() -> Job<'static> {
         let mut job = Job {
-            argv: vec![b"/usr/bin/python3", b"/scratch/x.py"],
-            envp: vec![b"A=b"],
+            start: ProcessStart {
+                argv: vec![b"/usr/bin/python3", b"/scratch/x.py"],
+                envp: vec![b"A=b"],
+                rlimits: vec![(9, None), (7, Some(1024))],
+                payload_landlock: true,
+                ..ProcessStart::default()
+            },
             program_directory: b"/scratch",
             program: FileToWrite { path: b"x.py", offset: 0, length: 5 },
             files: vec![FileToWrite { path: b"d/f", offset: 0, length: 2 }],
-            rlimits: vec![(9, None), (7, Some(1024))],
-            payload_landlock: true,
             expect_landlock: true,
-            ..Job::default()
+            #[cfg(feature = "ablation")]
+            without: 0,
         };
         job.place_contents();
         job
@@ -443,6 +527,16 @@ mod tests {
         assert_eq!(decoded, job);
         assert_eq!(Job::contents(&bytes, &decoded.program).unwrap(), b"hello");
         assert_eq!(Job::contents(&bytes, &decoded.files[0]).unwrap(), b"ab");
+    }
+
+    #[test]
+    fn an_prestarted_survives_the_crossing() {
+        let job = job();
+        let prestart = Prestart { start: job.start, directory: b"/scratch", name: b"x.py" };
+        assert_eq!(Prestart::decode(&prestart.encode()).unwrap(), prestart);
+        for length in 0..prestart.encode().len() {
+            assert_eq!(Prestart::decode(&prestart.encode()[..length]), Err(Malformed));
+        }
     }
 
     #[test]
@@ -469,13 +563,16 @@ mod tests {
 
     #[test]
     fn words_survive_the_crossing_and_nothing_else_is_one() {
-        for command in
-            [ExecutorCommand::Job, ExecutorCommand::Go { ignored_signals: 0 }, ExecutorCommand::Go { ignored_signals: 1 << 63 | 1 << 12 }]
-        {
+        for command in [
+            ExecutorCommand::Prestart { length: 300 },
+            ExecutorCommand::Job { offset: 0 },
+            ExecutorCommand::Job { offset: 300 },
+            ExecutorCommand::Go { ignored_signals: 0 },
+            ExecutorCommand::Go { ignored_signals: 1 << 63 | 1 << 12 },
+        ] {
             assert_eq!(ExecutorCommand::decode(command.encode()), Ok(command));
         }
         assert_eq!(ExecutorCommand::decode([b'x', 0, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
-        assert_eq!(ExecutorCommand::decode([b'j', 1, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed));
     }
 
     #[test]

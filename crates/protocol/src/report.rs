@@ -200,6 +200,24 @@ pub struct Receipt {
     pub plan_sha256: String,
     /// What taking it cost, in microseconds.
     pub taken_us: ReceiptCost,
+    /// How much had been started before the request came.
+    pub start: StartKind,
+    /// In a session: why no more had been.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_cause: Option<String>,
+}
+
+/// How much of a run had been started before its request came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StartKind {
+    /// Nothing.
+    #[default]
+    Fresh,
+    /// The sandbox.
+    Prepared,
+    /// The sandbox, and in it the program's interpreter, for this run alone.
+    Prestarted,
 }
 
 /// Which policy decided.

@@ -51,6 +51,7 @@ steps! {
     AwaitScratch = 49 "wait for scratch";
     Scratch = 16 "mount scratch";
     ScratchRule = 17 "protect a path in scratch";
+    ProgramFifo = 51 "make the program's fifo";
     PivotRoot = 19 "pivot into the new root";
     DetachOldRoot = 20 "detach the host's root";
     SealRoot = 21 "seal the root";
@@ -73,12 +74,14 @@ steps! {
     ReadJob = 33 "read the job";
     WriteFile = 34 "write a file of the request";
     WriteProgram = 35 "write the program";
+    Prestart = 52 "find the interpreter waiting for its program";
     Receipt = 36 "check what is in force";
     Fork = 37 "start the program's process";
     Terminal = 39 "take the terminal";
     PayloadLandlock = 40 "restrict the program with Landlock";
     ResourceLimits = 38 "set resource limits";
     ExecPayload = 41 "start the program";
+    PassProgram = 53 "pass the program to its interpreter";
     WatchPayload = 48 "watch the program";
 }
 

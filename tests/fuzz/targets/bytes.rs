@@ -11,7 +11,7 @@ use stockade_egress::{
 };
 use stockade_policy::whitelist::Whitelist;
 use stockade_protocol::{
-    frame::{Event, Evidence, FileToWrite, Job},
+    frame::{Event, Evidence, FileToWrite, Job, ProcessStart},
     modules::{MAX_NAMES, Tally},
     screen::{Answer, Found, Grammar, MAX_FINDINGS, MAX_TEXT_LEN, Question, Rule, Rules, Source},
 };
@@ -183,13 +183,16 @@ pub const JOB: Target = Target {
     corpus: include_str!("../corpus/job"),
     seeds: || {
         let mut job = Job {
-            argv: vec![b"/usr/bin/python3", b"/scratch/x.py"],
-            envp: vec![b"A=b"],
+            start: ProcessStart {
+                argv: vec![b"/usr/bin/python3", b"/scratch/x.py"],
+                envp: vec![b"A=b"],
+                rlimits: vec![(9, None), (7, Some(1024))],
+                payload_landlock: true,
+                ..ProcessStart::default()
+            },
             program_directory: b"/scratch",
             program: FileToWrite { path: b"x.py", offset: 0, length: 5 },
             files: vec![FileToWrite { path: b"d/f", offset: 0, length: 2 }],
-            rlimits: vec![(9, None), (7, Some(1024))],
-            payload_landlock: true,
             ..Job::default()
         };
         job.place_contents();

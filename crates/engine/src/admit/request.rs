@@ -235,17 +235,23 @@ impl Parts<'_> {
     }
 }
 
-/// What is asked for: how it narrows the policy, and the bytes that go with it.
+/// What is asked for: how it narrows the policy, and the bytes that go with it. `stem`: what the
+/// name of the program's file begins with; none: something random.
 ///
 /// # Errors
 /// It cannot be meant.
-pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Options) -> Result<(RunRequest, Parts<'a>), Refusal> {
+pub(super) fn well_formed<'a>(
+    origin: Origin<'a>,
+    policy: &Policy,
+    options: &Options,
+    stem: Option<&str>,
+) -> Result<(RunRequest, Parts<'a>), Refusal> {
     let mut run_request = RunRequest::default();
     let mut parts = Parts::default();
     match origin {
-        Origin::Request(request) => check_request(request, policy, &mut run_request, &mut parts)?,
+        Origin::Request(request) => check_request(request, policy, stem, &mut run_request, &mut parts)?,
         Origin::Script { request, terminal } => {
-            check_request(request, policy, &mut run_request, &mut parts)?;
+            check_request(request, policy, stem, &mut run_request, &mut parts)?;
             run_request.terminal = terminal;
             parts.stdin = if terminal { StdinBytes::Null } else { StdinBytes::Relay };
         }
@@ -280,7 +286,7 @@ pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Opt
         Origin::Session { request, state } => {
             run_request.session = true;
             if let Some(request) = request {
-                check_request(request, policy, &mut run_request, &mut parts)?;
+                check_request(request, policy, stem, &mut run_request, &mut parts)?;
                 state.check_request(request, &run_request, options)?;
             }
         }
@@ -288,7 +294,13 @@ pub(super) fn well_formed<'a>(origin: Origin<'a>, policy: &Policy, options: &Opt
     Ok((run_request, parts))
 }
 
-fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut RunRequest, parts: &mut Parts<'a>) -> Result<(), Refusal> {
+fn check_request<'a>(
+    request: &'a Request,
+    policy: &Policy,
+    stem: Option<&str>,
+    run_request: &mut RunRequest,
+    parts: &mut Parts<'a>,
+) -> Result<(), Refusal> {
     if request.code.contains('\0') {
         return Err(RequestError::NulInCode.into());
     }
@@ -314,7 +326,7 @@ fn check_request<'a>(request: &'a Request, policy: &Policy, run_request: &mut Ru
     run_request.environment = request.env.clone();
     // Sought early, so that a misspelt language is refused before anything is opened.
     let (_, runtime) = find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
-    let stem = unique_stem()?;
+    let stem = stem.map_or_else(unique_stem, |stem| Ok(stem.to_owned()))?;
     let filename = match &request.filename {
         Some(name) => Some(check_filename(name, request)?),
         None => request.files.contains_key(&runtime.file_name(MAIN)).then(|| runtime.file_name(&stem)),
@@ -420,7 +432,7 @@ fn written(value: &LimitValue) -> String {
 }
 
 /// A random file name that cannot be guessed.
-fn unique_stem() -> Result<String, Refusal> {
+pub(crate) fn unique_stem() -> Result<String, Refusal> {
     let mut random = [0; 8];
     random_bytes(&mut random)?;
     Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))

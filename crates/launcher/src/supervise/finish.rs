@@ -209,9 +209,7 @@ impl Supervision<'_> {
     /// By how many bytes scratch has grown, or was full at most.
     fn scratch_growth(&self) -> Option<u64> {
         match self.quota.scratch.as_ref()? {
-            ScratchFs::Host(host) => {
-                Some(usage::count(&host.directory, &host.linked).ok()?.bytes.saturating_sub(host.before.bytes))
-            }
+            ScratchFs::Host(host) => Some(usage::count(&host.directory, &host.linked).ok()?.bytes.saturating_sub(host.before.bytes)),
             ScratchFs::Private(_) => Some(self.quota.sampler.scratch.bytes),
         }
     }

@@ -58,7 +58,10 @@ pub fn call(seccomp: &Seccomp, name: &str, arguments: &[u64; 6]) -> CallRemedy {
         );
     }
     if PINS_PAGES.contains(&name) {
-        return never(rule, String::from("no policy line helps: no limit counts the pages that it keeps, so a policy that has it gets EINVAL"));
+        return never(
+            rule,
+            String::from("no policy line helps: no limit counts the pages that it keeps, so a policy that has it gets EINVAL"),
+        );
     }
     let mut lines = Vec::new();
     if killed {

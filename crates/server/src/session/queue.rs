@@ -4,7 +4,7 @@
 //! ended; its answer keeps the order of the lines. Read-ahead is bounded. A line that is too
 //! long is read to its end and dropped. No line is executed here.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -96,7 +96,7 @@ impl<'s> LineQueue<'s> {
     ///
     /// # Errors
     /// Stdin cannot be read.
-    pub(crate) fn next(&mut self, timeout: Option<Timespec>, end_of_prepared: Option<BorrowedFd<'_>>) -> Result<Event, Errno> {
+    pub(crate) fn next(&mut self, timeout: Option<Duration>, end_of_prepared: Option<BorrowedFd<'_>>) -> Result<Event, Errno> {
         loop {
             // Also before a line that was read already: no process waits for its answer.
             if self.is_caller_gone()? {
@@ -119,7 +119,7 @@ impl<'s> LineQueue<'s> {
                 PollFd::new(&prepared, asked),
             ];
             fds.extend(self.callers.iter().map(|caller| PollFd::new(caller, PollFlags::IN)));
-            match poll(&mut fds, timeout.as_ref()) {
+            match poll(&mut fds, timeout.map(timespec).as_ref()) {
                 Ok(0) => return Ok(Event::Idle),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
@@ -264,6 +264,10 @@ impl Client for LineQueue<'_> {
             self.told_to_end.get_or_insert(signal);
         }
     }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
 #[cfg(test)]

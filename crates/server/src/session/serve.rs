@@ -7,7 +7,6 @@
 
 use std::{io::Write, sync::Arc};
 
-use rustix::event::Timespec;
 use serde::Serialize;
 use stockade_engine::{Options, Refusal, session::Session, signals::Signals};
 use stockade_protocol::{
@@ -21,10 +20,6 @@ use super::{
     queue::{CANCEL, Command, Event, LineQueue},
     writer::ResponseWriter,
 };
-
-/// After this time without a line the next request's sandbox is prepared. A client that sends
-/// lines without pause gets its sandbox while its line is read.
-const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +60,10 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
         if let Some(ended) = ended {
             return Ok(ended);
         }
-        let command = match queue.next(session.can_prepare().then_some(PAUSE), session.end_of_prepared())? {
+        let command = match queue.next(session.until_pause(), session.end_of_prepared())? {
             Event::Command(command) => command,
             Event::Idle => {
-                session.prepare();
+                session.pause();
                 continue;
             }
             Event::PreparedExited => {

@@ -1,0 +1,322 @@
+//! Interpreters that a session starts before the request comes: that programs cannot tell, that
+//! no code runs before its request, and that nothing else than what the request asks for is used.
+
+use std::{collections::BTreeSet, fs, thread, time::Duration};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::support::{
+    exec::{scratch, text},
+    policy_dir::{PolicyDirectory, derived, derived_from},
+    runner::{eventually, is_root, test},
+    session::{Session, begin, children, prepared_sandbox, waiting, waiting_interpreter},
+    timeouts::{is_slow, scaled, scaled_limit},
+};
+
+/// The interpreter that waits for the session's next request.
+#[track_caller]
+fn interpreter(session: &Session) -> u32 {
+    let mut found = None;
+    let waits = eventually(Duration::from_secs(10), || {
+        found = waiting(session).and_then(waiting_interpreter);
+        found.is_some()
+    });
+    assert!(waits, "no interpreter waits");
+    found.unwrap()
+}
+
+#[track_caller]
+fn started(result: &Value, start: &str, cause: &str) {
+    let receipt = &result["receipt"];
+    assert_eq!(receipt["start"], start, "{} {}", receipt["start_cause"], result["error"]);
+    assert!(receipt["start_cause"].as_str().unwrap_or_default().contains(cause), "{}", receipt["start_cause"]);
+}
+
+/// What a program can tell of its run, without what is random in each.
+fn told(result: &Value) -> String {
+    let denials: Vec<&Value> = result["denials"].as_array().unwrap().iter().map(|denial| &denial["rule"]).collect();
+    let shown = json!([result["verdict"], result["code"], result["signal"], result["output"], result["error"], denials]);
+    let shown = shown.to_string();
+    let mut parts = shown.split("stockade_");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + "PROGRAM" + part.get(16..).unwrap_or(part))
+}
+
+/// Results of a program in an empty session: started afresh, and in an interpreter that waited.
+fn compared(session: &mut Session, line: &Value) -> (String, String) {
+    // With both lines at hand the session does not pause.
+    session.send(&format!("{}\n{line}", json!({"op": "reset"})));
+    assert_eq!(session.answer()["ok"], true);
+    let fresh = session.answer();
+    started(&fresh, "fresh", "no sandbox was prepared yet");
+    assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+    interpreter(session);
+    let waited = session.ask(line.clone());
+    started(&waited, "prestarted", "");
+    (told(&fresh), told(&waited))
+}
+
+test!(Both, a_program_cannot_tell_that_its_interpreter_had_been_started, seconds 120);
+fn a_program_cannot_tell_that_its_interpreter_had_been_started() {
+    let programs = [
+        ("python", "import os, sys\nprint(__file__ == sys.argv[0], sys.path[0], sys.argv[1:], os.getcwd(), sys.flags, sys.orig_argv)"),
+        ("python", "import inspect\nprint([frame.function for frame in inspect.stack()], sorted(vars()), __name__, __spec__, __cached__)"),
+        ("python", "import sys\nprint(sorted(sys.modules), sys.path, sys.warnoptions)"),
+        ("python", "import os\nprint(os.getpid(), os.getppid(), os.getsid(0), os.environ, os.umask(0), os.listdir('/proc/self/fd'))"),
+        ("python", "def f(): return 1 / 0\ndef g(): return f()\ng()"),
+        (
+            "python",
+            "print(open(__file__).read() == open(__file__, 'rb').read().decode()); import os; print(oct(os.stat(__file__).st_mode))",
+        ),
+        ("python", "# -*- coding: latin-1 -*-\nprint(len('\u{e4}'))"),
+        ("python", "import sys; sys.exit('said')"),
+        (
+            "python",
+            "import os, signal\nfor name in ('SigIgn', 'SigCgt', 'SigBlk', 'Seccomp', 'CapEff', 'NoNewPrivs'):\n    print([line for line in open('/proc/self/status') if line.startswith(name)])\nos.kill(os.getpid(), signal.SIGINT)",
+        ),
+        (
+            "python",
+            "import atexit, threading\natexit.register(print, 'end')\nthreading.Thread(target=lambda: print(threading.active_count())).start()",
+        ),
+        ("python", "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True))"),
+        (
+            "python",
+            "import multiprocessing as m\nif __name__ == '__main__':\n    m.set_start_method('spawn')\n    with m.Pool(2) as p: print(p.map(abs, [-1, 2]))",
+        ),
+        ("python", "def f(n): return f(n - 1) if n else 0\nimport sys; sys.setrecursionlimit(30000); print(f(15000))"),
+        ("python", "import resource as r\nprint([r.getrlimit(n) for n in range(16)], open('/proc/self/oom_score_adj').read())"),
+        ("python", "syntax error here"),
+        ("bash", "echo \"$0\" \"$#\" \"$BASH_SOURCE\" $$ $PPID; cat \"$0\"; set; exit 3"),
+        ("bash", "trap 'echo end' EXIT; f() { false; caller 0; }; f; (sleep 0.01 & wait); kill -TERM $$"),
+        ("sh", "echo \"$0\" $$; nonsense; cat < \"$0\""),
+        ("node", "console.log(__filename, process.argv, module.paths, require.main === module, process.execArgv, process.pid)"),
+        ("node", "console.error(new Error('x').stack); process.exitCode = 4"),
+        ("node", "import('fs').then(fs => console.log(typeof fs.readFileSync)); throw new TypeError('thrown')"),
+    ];
+    let mut sessions: Vec<(&str, Session)> = Vec::new();
+    for (language, code) in programs {
+        if !sessions.iter().any(|(name, _)| *name == language) {
+            let mut session = Session::open(&[]);
+            let hello = if language == "node" { "1" } else { "" };
+            assert_eq!(session.ask(json!({"op": "run", "code": hello, "language": language}))["success"], true);
+            sessions.push((language, session));
+        }
+        let (_, session) = sessions.iter_mut().find(|(name, _)| *name == language).unwrap();
+        // The first request after a reset has the language of the last one.
+        let line = json!({"op": "run", "code": code, "language": language, "limits": {"wall": scaled_limit(30_000)}});
+        let (fresh, waited) = compared(session, &line);
+        assert_eq!(waited, fresh, "{language}: {code}");
+    }
+}
+
+test!(Both, honest_programs_end_alike_in_an_interpreter_that_waited, seconds 240);
+fn honest_programs_end_alike_in_an_interpreter_that_waited() {
+    let corpora = [
+        ("python", include_str!("../corpus/benign-python-1.txt")),
+        ("python", include_str!("../corpus/benign-python-2.txt")),
+        ("bash", include_str!("../corpus/benign-shell.txt")),
+    ];
+    let policies = PolicyDirectory::new();
+    // Else the order of a set is another at every start.
+    let policy = policies.write("hashed", &derived("[environment.set]\nPYTHONHASHSEED = \"1\""));
+    let (mut same, mut different) = (0, Vec::new());
+    for (language, corpus) in corpora {
+        let mut session = Session::open(&["--policy", &policy]);
+        assert_eq!(session.ask(json!({"op": "run", "code": "", "language": language}))["success"], true);
+        for program in corpus.split("%%%% ").skip(1) {
+            let (name, code) = program.split_once('\n').unwrap();
+            let line = json!({"op": "run", "code": code, "language": language, "limits": {"wall": scaled_limit(1_000)}});
+            // Some print what depends on the moment: no two results of theirs are the same.
+            let mut fresh_results = BTreeSet::new();
+            let mut is_alike = || {
+                let (fresh, waited) = compared(&mut session, &line);
+                let alike = fresh == waited;
+                fresh_results.insert(fresh);
+                alike
+            };
+            match (0..6).any(|_| is_alike()) {
+                true => same += 1,
+                false if fresh_results.len() > 1 => {}
+                false => different.push(name),
+            }
+        }
+    }
+    assert!(different.is_empty() && same > 140, "{same} are the same, and not: {different:?}");
+}
+
+test!(Both, a_request_for_another_start_of_the_interpreter_gets_one, seconds 60);
+fn a_request_for_another_start_of_the_interpreter_gets_one() {
+    let mut session = Session::open(&[]);
+    let show = "import os, resource, sys\nprint(sys.argv[1:], os.environ.get('TZ'), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.path.basename(__file__))";
+    for (field, value, shows) in [
+        ("args", json!(["a b", ""]), "['a b', ''] UTC 1024 stockade_"),
+        ("env", json!({"TZ": "Asia/Tokyo"}), "[] Asia/Tokyo 1024 stockade_"),
+        ("limits", json!({"open_files": 64}), "[] UTC 64 stockade_"),
+        ("filename", json!("named.py"), "[] UTC 1024 named.py"),
+        ("language", json!("PY"), "[] UTC 1024 stockade_"),
+    ] {
+        interpreter(&session);
+        let mut line = json!({"op": "run", "code": show});
+        line[field] = value;
+        let result = session.ask(line);
+        assert!(result["output"].as_str().unwrap().starts_with(shows), "{field}: {result}");
+        let (start, cause) = if field == "language" { ("prestarted", "") } else { ("prepared", "other arguments, variables or limits") };
+        started(&result, start, cause);
+    }
+    let left = session.ask(json!({"op": "list", "path": "."}));
+    assert_eq!(left["entries"], json!([]), "{left}");
+    // Stdin is not where it has begun.
+    interpreter(&session);
+    let result = session.ask(json!({"op": "run", "code": "print(input())", "stdin": "given"}));
+    assert_eq!(result["output"], "given\n");
+    started(&result, "fresh", "did not fit");
+    interpreter(&session);
+    let result = session.ask(json!({"op": "run", "code": "echo $0", "language": "bash"}));
+    assert!(result["output"].as_str().unwrap().ends_with(".sh\n"), "{result}");
+    started(&result, "prepared", "other arguments");
+    session.close();
+}
+
+test!(Both, no_code_of_a_session_runs_before_its_request, seconds 60);
+fn no_code_of_a_session_runs_before_its_request() {
+    let mut session = Session::open(&[]);
+    interpreter(&session);
+    // An interpreter executes such a file at its start.
+    let plant = "import os, site\nos.makedirs(site.getusersitepackages())\n\
+        open(site.getusersitepackages() + '/usercustomize.py', 'w').write(\"open('/tmp/ran', 'a').write('x')\")";
+    assert_eq!(session.output(plant), "");
+    let sandbox = prepared_sandbox(&session);
+    thread::sleep(scaled(Duration::from_millis(300)));
+    assert_eq!((waiting(&session), children(sandbox).len()), (Some(sandbox), 0), "an interpreter was started");
+    let listed = session.ask(json!({"op": "list", "path": "/tmp"}));
+    assert_eq!(listed["entries"], json!([]), "it ran before the request");
+    // The control: at the request it runs.
+    let result = session.run("print(open('/tmp/ran').read())");
+    assert_eq!(result["output"], "x\n");
+    started(&result, "prepared", "home holds files");
+    // What the client writes there after the interpreter has started is seen too.
+    assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+    interpreter(&session);
+    session.write("/home/sandbox/.local/x", json!(""));
+    started(&session.run("1"), "fresh", "home holds files");
+    session.close();
+}
+
+test!(Both, no_code_reaches_the_place_where_an_interpreter_waits, seconds 60);
+fn no_code_reaches_the_place_where_an_interpreter_waits() {
+    let mut session = Session::open(&[]);
+    let look = "import os, stat\nprint([name for name in os.listdir('.') if stat.S_ISFIFO(os.lstat(name).st_mode)])";
+    for _ in 0..3 {
+        interpreter(&session);
+        assert_eq!(session.output(look), "[]\n");
+    }
+    // Nor does the client see it, and a program that takes its time meets none beside it.
+    interpreter(&session);
+    assert_eq!(session.ask(json!({"op": "list", "recursive": true}))["entries"], json!([]));
+    let waits =
+        "import os, stat, time\ntime.sleep(0.3)\nprint([name for name in os.listdir('.') if stat.S_ISFIFO(os.lstat(name).st_mode)])";
+    assert_eq!(session.output(waits), "[]\n");
+    // The control: it is there.
+    let sandbox = prepared_sandbox(&session);
+    interpreter(&session);
+    let scratch = format!("/proc/{sandbox}/root/scratch");
+    let fifos = || {
+        let entries = fs::read_dir(&scratch).unwrap().map(|entry| entry.unwrap());
+        entries.filter(|entry| std::os::unix::fs::FileTypeExt::is_fifo(&entry.file_type().unwrap())).count()
+    };
+    if is_root() {
+        assert_eq!(fifos(), 1);
+    }
+    session.close();
+}
+
+test!(Both, an_interpreter_that_has_ended_costs_its_request_nothing, seconds 60);
+fn an_interpreter_that_has_ended_costs_its_request_nothing() {
+    let mut session = Session::open(&[]);
+    for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSTOP] {
+        let waits = interpreter(&session);
+        kill(Pid::from_raw(waits.cast_signed()), signal).unwrap();
+        thread::sleep(Duration::from_millis(50));
+        let result = session.run("print(6 * 7)");
+        assert_eq!((&result["output"], &result["verdict"]), (&json!("42\n"), &json!("exited")), "{signal}: {result}");
+        match signal {
+            // It is continued.
+            Signal::SIGSTOP => started(&result, "prestarted", ""),
+            _ => started(&result, "prepared", "or had ended"),
+        }
+    }
+    session.close();
+}
+
+test!(Both, where_no_interpreter_may_wait_the_receipt_says_why, seconds 60);
+fn where_no_interpreter_may_wait_the_receipt_says_why() {
+    let policies = PolicyDirectory::new();
+    let place = scratch();
+    let watched = policies.write("watched", &derived("[runtimes.python.modules]\n\"os.*\" = \"note\""));
+    let home = policies.write("at_home", &derived("[scratch]\nhome = true"));
+    let approved = policies.write("approved", &derived("[screen]\nprocess = \"approve\""));
+    for (options, cause) in [
+        (vec!["--scratch", text(&place)], "scratch is a directory of the host"),
+        (vec!["--policy", &watched], "the policy watches modules"),
+        (vec!["--policy", &home], "home is in scratch"),
+        (vec!["--policy", &approved], "the policy asks for approvals"),
+    ] {
+        let mut session = Session::open(&options);
+        let sandbox = prepared_sandbox(&session);
+        assert_eq!(children(sandbox), [0; 0], "{cause}");
+        started(&session.run("1"), "prepared", cause);
+        session.close();
+    }
+}
+
+test!(Both, under_strict_an_interpreter_waits_too, seconds 60);
+fn under_strict_an_interpreter_waits_too() {
+    let policies = PolicyDirectory::new();
+    // An ordinary user may have no cgroup here.
+    let strict = policies.write("stricter", &derived_from("strict", "[degrade]\nrootless = { add = [\"cgroup\"] }"));
+    let mut session = Session::open(&["--policy", &strict]);
+    for _ in 0..3 {
+        interpreter(&session);
+        let result = session.run("print(6 * 7)");
+        assert_eq!(result["output"], "42\n");
+        started(&result, "prestarted", "");
+    }
+    session.close();
+}
+
+test!(Both, an_interpreter_that_waits_for_long_gives_its_memory_back, seconds 90);
+fn an_interpreter_that_waits_for_long_gives_its_memory_back() {
+    if is_slow() {
+        return;
+    }
+    let mut session = Session::open(&[]);
+    let waits = interpreter(&session);
+    let gone = eventually(Duration::from_secs(40), || !fs::exists(format!("/proc/{waits}")).unwrap());
+    assert!(gone, "it waits on");
+    let sandbox = prepared_sandbox(&session);
+    assert_eq!(children(sandbox), [0; 0]);
+    started(&session.run("1"), "prepared", "");
+    // After a request the next one waits again.
+    interpreter(&session);
+    session.close();
+}
+
+test!(Both, the_time_for_which_an_interpreter_waited_is_not_the_programs, seconds 60);
+fn the_time_for_which_an_interpreter_waited_is_not_the_programs() {
+    let mut session = Session::open(&[]);
+    interpreter(&session);
+    thread::sleep(Duration::from_millis(1500));
+    let result = session.ask(json!({"op": "run", "code": "import time; time.sleep(0.2)", "limits": {"wall": "1200ms"}}));
+    assert_eq!((&result["verdict"], &result["limits_hit"]), (&json!("exited"), &json!([])), "{result}");
+    assert!(result["duration_ms"].as_u64().unwrap() < 1200, "{result}");
+    started(&result, "prestarted", "");
+    begin(&mut session, "sleeps");
+    session.send(r#"{"op":"cancel"}"#);
+    assert_eq!(session.answer()["verdict"], "cancelled");
+    session.answer();
+    session.close();
+}
