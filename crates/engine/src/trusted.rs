@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use stockade_launcher::scratch::{path::ScratchPath, paths::DirectoryPaths};
+use stockade_launcher::scratch::{directory_paths::DirectoryPaths, path::ScratchPath};
 use stockade_policy::{
     model::{Access, Policy},
     plan::Interpreter,
@@ -122,11 +122,11 @@ fn replaceable_link(
     let environments = policy.runtimes.values().filter_map(|runtime| runtime.venv.as_ref());
     let shown = interpreters.values().flat_map(|interpreter| &interpreter.read_only).chain(environments);
     // An environment above the scratch protects no link in it; those inside do.
-    let shown: Vec<&PathBuf> = shown.filter(|shown| scratch.hold(shown)).collect();
+    let shown: Vec<&PathBuf> = shown.filter(|shown| scratch.contains(shown)).collect();
     let mut found = None;
     resolved(program, &mut |at| {
         let is_covered = || shown.iter().any(|shown| at != shown.as_path() && at.starts_with(shown));
-        if scratch.hold(at) && at.is_symlink() && !is_covered() {
+        if scratch.contains(at) && at.is_symlink() && !is_covered() {
             found.get_or_insert_with(|| at.to_path_buf());
         }
     });
@@ -166,8 +166,8 @@ pub(crate) fn refuse_replaceable(scratch: &ScratchPath, identity: &Identity, pol
 fn lies_in(path: &Path, directory: &DirectoryPaths) -> bool {
     let mut passes = false;
     // Write permission in a directory does not allow replacing the directory itself.
-    let end = resolved(path, &mut |at| passes |= directory.hold_below(at));
-    passes || directory.hold(&end)
+    let end = resolved(path, &mut |at| passes |= directory.contains_below(at));
+    passes || directory.contains(&end)
 }
 
 /// A path with its symlinks resolved, as far as it exists. `passed` gets each path on the way,

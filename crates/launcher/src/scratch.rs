@@ -24,11 +24,11 @@ use stockade_sys::cred::{self, CapabilitySets};
 
 use crate::{identity, tree};
 
+pub mod directory_paths;
 mod error;
 mod inspect;
 mod lock;
 pub mod path;
-pub mod paths;
 mod roots;
 pub(crate) mod usage;
 

@@ -17,7 +17,7 @@ use rustix::{
 };
 use stockade_policy::model::Policy;
 
-use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, finish, paths::DirectoryPaths};
+use super::{OpenedScratch, Opener, ScratchError, ScratchProblem, as_caller, directory_paths::DirectoryPaths, finish};
 use crate::{
     resolve::{self, Follow, ResolveError, ResolvedPath},
     tree,
@@ -132,7 +132,7 @@ fn judge(real: &Path, opener: &Opener<'_>) -> Result<DirectoryPaths, ScratchProb
     if paths.own().any(|path| path == Path::new("/") || opener.homes.iter().any(|home| home == path)) {
         return Err(ScratchProblem::Home);
     }
-    if opener.registry.is_some_and(|registry| paths.hold(registry) || paths.below(registry).is_some()) {
+    if opener.registry.is_some_and(|registry| paths.contains(registry) || paths.below(registry).is_some()) {
         return Err(ScratchProblem::Registry);
     }
     Ok(paths)

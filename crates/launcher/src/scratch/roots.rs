@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::Mode;
 
-use super::{Opener, ScratchProblem, paths::DirectoryPaths};
+use super::{Opener, ScratchProblem, directory_paths::DirectoryPaths};
 
 /// Directories of the system at the top of the tree, and those whose name begins with `lib`.
 const SYSTEM: [&str; 12] = ["bin", "boot", "dev", "etc", "opt", "proc", "run", "sbin", "snap", "sys", "usr", "var"];
@@ -35,7 +35,7 @@ pub(super) fn judge(real: &Path, paths: &DirectoryPaths, owner: u32, mode: Mode,
     if !opener.roots.iter().any(|place| may_be(&place)) {
         return Err(ScratchProblem::SystemDirectory { real: real.to_path_buf(), system });
     }
-    let is_homes = |home: &PathBuf| paths.hold(home) || paths.below(home).is_some_and(begins_hidden);
+    let is_homes = |home: &PathBuf| paths.contains(home) || paths.below(home).is_some_and(begins_hidden);
     if opener.homes.iter().any(is_homes) {
         return Err(ScratchProblem::RootsHome);
     }

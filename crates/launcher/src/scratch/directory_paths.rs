@@ -68,13 +68,13 @@ impl DirectoryPaths {
     }
 
     /// Whether a path without links is the directory or lies in it.
-    pub fn hold(&self, path: &Path) -> bool {
+    pub fn contains(&self, path: &Path) -> bool {
         self.own().chain(self.parts.iter().map(PathBuf::as_path)).any(|own| path.starts_with(own))
     }
 
     /// Whether it lies in it, and is not the directory itself.
-    pub fn hold_below(&self, path: &Path) -> bool {
-        self.hold(path) && !self.own().any(|own| own == path)
+    pub fn contains_below(&self, path: &Path) -> bool {
+        self.contains(path) && !self.own().any(|own| own == path)
     }
 }
 
@@ -134,7 +134,7 @@ mod tests {
             paths.own().collect::<Vec<_>>(),
             [Path::new("/sub volume/x"), Path::new("/mnt/x"), Path::new("/run/backup/sub volume/x")]
         );
-        let hold = |path| (paths.hold(Path::new(path)), paths.hold_below(Path::new(path)));
+        let hold = |path| (paths.contains(Path::new(path)), paths.contains_below(Path::new(path)));
         for within in ["/mnt/x/a", "/sub volume/x/no such/b", "/opt/tools", "/opt/tools/c"] {
             assert_eq!(hold(within), (true, true), "{within}");
         }
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!([below("/run"), below("/mnt/x/a"), below("/data")], [None; 3]);
         // Another device has other files under the same path.
         assert_eq!(paths_of("/data/sub volume/x", 4).own().collect::<Vec<_>>(), [Path::new("/data/sub volume/x")]);
-        assert!(!paths_of("/data/x", 4).hold(Path::new("/x")));
+        assert!(!paths_of("/data/x", 4).contains(Path::new("/x")));
     }
 
     #[test]
