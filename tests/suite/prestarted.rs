@@ -123,11 +123,13 @@ fn honest_programs_end_alike_in_an_interpreter_that_waited() {
     let policies = PolicyDirectory::new();
     // Else the order of a set is another at every start.
     let policy = policies.write("hashed", &derived("[environment.set]\nPYTHONHASHSEED = \"1\""));
+    // Where each takes seconds, some.
+    let step = if is_slow() { 8 } else { 1 };
     let (mut same, mut different) = (0, Vec::new());
     for (language, corpus) in corpora {
         let mut session = Session::open(&["--policy", &policy]);
         assert_eq!(session.ask(json!({"op": "run", "code": "", "language": language}))["success"], true);
-        for program in corpus.split("%%%% ").skip(1) {
+        for program in corpus.split("%%%% ").skip(1).step_by(step) {
             let (name, code) = program.split_once('\n').unwrap();
             let line = json!({"op": "run", "code": code, "language": language, "limits": {"wall": scaled_limit(1_000)}});
             // Some print what depends on the moment: no two results of theirs are the same.
@@ -145,7 +147,7 @@ fn honest_programs_end_alike_in_an_interpreter_that_waited() {
             }
         }
     }
-    assert!(different.is_empty() && same > 140, "{same} are the same, and not: {different:?}");
+    assert!(different.is_empty() && same * step > 140, "{same} are the same, and not: {different:?}");
 }
 
 test!(Both, a_request_for_another_start_of_the_interpreter_gets_one, seconds 60);
@@ -258,11 +260,13 @@ fn where_no_interpreter_may_wait_the_receipt_says_why() {
     let place = scratch();
     let watched = policies.write("watched", &derived("[runtimes.python.modules]\n\"os.*\" = \"note\""));
     let home = policies.write("at_home", &derived("[scratch]\nhome = true"));
+    let filtered = policies.write("without_kill", &derived("[seccomp]\nallow = { remove = [\"kill\"] }"));
     let approved = policies.write("approved", &derived("[screen]\nprocess = \"approve\""));
     for (options, cause) in [
         (vec!["--scratch", text(&place)], "scratch is a directory of the host"),
         (vec!["--policy", &watched], "the policy watches modules"),
         (vec!["--policy", &home], "home is in scratch"),
+        (vec!["--policy", &filtered], "allow list lacks `kill`"),
         (vec!["--policy", &approved], "the policy asks for approvals"),
     ] {
         let mut session = Session::open(&options);
@@ -281,8 +285,8 @@ fn under_strict_an_interpreter_waits_too() {
     let mut session = Session::open(&["--policy", &strict]);
     for _ in 0..3 {
         interpreter(&session);
-        let result = session.run("print(6 * 7)");
-        assert_eq!(result["output"], "42\n");
+        let result = session.ask(json!({"op": "run", "code": "print(6 * 7)", "limits": {"wall": "60s"}}));
+        assert_eq!(result["output"], "42\n", "{result}");
         started(&result, "prestarted", "");
     }
     session.close();
@@ -299,7 +303,7 @@ fn an_interpreter_that_waits_for_long_gives_its_memory_back() {
     assert!(gone, "it waits on");
     let sandbox = prepared_sandbox(&session);
     assert_eq!(children(sandbox), [0; 0]);
-    started(&session.run("1"), "prepared", "");
+    started(&session.run("1"), "prepared", "waited for too long");
     // After a request the next one waits again.
     interpreter(&session);
     session.close();

@@ -45,6 +45,9 @@ pub(crate) struct Pool {
     dropped: Option<NotPrestarted>,
 }
 
+/// What pid 1 calls to give a waiting interpreter its program, or to end it.
+const HAND_OVER_CALLS: [&str; 4] = ["kill", "renameat", "unlinkat", "waitid"];
+
 /// Why a request of a session finds no interpreter that waits for its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPrestarted {
@@ -58,6 +61,10 @@ pub(crate) enum NotPrestarted {
     HostScratch,
     #[error("scratch is read-only, and an interpreter waits at a fifo in it")]
     ReadOnlyScratch,
+    #[error("an interpreter had waited for too long, and was ended")]
+    Waited,
+    #[error("the policy's [seccomp] allow list lacks `{0}`, by which an interpreter gets its program")]
+    Filter(&'static str),
     #[error("home holds files, and an interpreter may execute some at its start")]
     Home,
     #[error("home is in scratch, where a request's files may be some that an interpreter executes at its start")]
@@ -70,18 +77,17 @@ pub(crate) enum NotPrestarted {
 
 impl NotPrestarted {
     /// None where it is.
-    fn of(plan: &Plan, policy: &Policy, home_is_empty: bool) -> Option<Self> {
+    fn of(plan: &Plan, policy: &Policy, held_back: Option<Self>) -> Option<Self> {
         let watched = plan.root.iter().any(|entry| matches!(entry, RootEntry::Pipe { .. }));
-        [
+        let lacking = HAND_OVER_CALLS.into_iter().find(|call| !policy.seccomp.allow.iter().any(|allowed| allowed == call));
+        let causes = [
             (plan.scratch.host, NotPrestarted::HostScratch),
             (plan.scratch.read_only, NotPrestarted::ReadOnlyScratch),
             (policy.scratch.home, NotPrestarted::HomeInScratch),
-            (!home_is_empty, NotPrestarted::Home),
             (watched, NotPrestarted::Watched),
             (policy.screen.wants_approval(), NotPrestarted::Approvals),
-        ]
-        .into_iter()
-        .find_map(|(applies, cause)| applies.then_some(cause))
+        ];
+        causes.into_iter().find_map(|(applies, cause)| applies.then_some(cause)).or(lacking.map(NotPrestarted::Filter)).or(held_back)
     }
 }
 
@@ -106,17 +112,18 @@ impl Pool {
     }
 
     /// Prepares a sandbox for a request in this language. Nothing is prepared where such a
-    /// request would be refused, or would not take it. `home_is_empty`: the session's.
+    /// request would be refused, or would not take it. `held_back`: why the session has no
+    /// interpreter started.
     pub(crate) fn prepare(
         &mut self,
         language: Option<String>,
         state: &SessionState,
         loaded: &LoadedPolicy,
         options: &Options,
-        home_is_empty: bool,
+        held_back: Option<NotPrestarted>,
     ) {
         let prepared = unique_stem().and_then(|stem| {
-            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, home_is_empty)?;
+            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, held_back)?;
             Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), dropped: None }))
         });
         *self = prepared.ok().flatten().unwrap_or_default();
@@ -169,7 +176,7 @@ impl PreparedSandbox {
         loaded: &LoadedPolicy,
         options: &Options,
         stem: &str,
-        home_is_empty: bool,
+        held_back: Option<NotPrestarted>,
     ) -> Result<Option<Self>, Refusal> {
         // The gate is of one run, and begins with it.
         if !loaded.policy.egress.whitelist.is_empty() {
@@ -188,7 +195,7 @@ impl PreparedSandbox {
         let scratch = admission.scratch().map(scratch_id).transpose()?;
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(None) };
-        let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, home_is_empty);
+        let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, held_back);
         inputs.prestart = not_prestarted.is_none();
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;

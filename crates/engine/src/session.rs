@@ -34,7 +34,7 @@ use crate::{
     audit::{AuditRecorder, AuditSubject},
     caller::{self, Identity},
     facts, load_policy, lock_opened,
-    pool::Pool,
+    pool::{NotPrestarted, Pool},
     report::Echo,
     trusted::refuse_replaceable,
 };
@@ -178,10 +178,14 @@ impl Session {
     /// interpreter; or replaces such a sandbox, which has waited for long, by one without. Where
     /// that fails, such a request gets the error when it comes.
     pub fn pause(&mut self) {
-        let with_interpreter = self.pool.is_empty() && self.is_home_empty();
+        let held_back = match () {
+            () if self.pool.waits_for_program() => Some(NotPrestarted::Waited),
+            () if !self.is_home_empty() => Some(NotPrestarted::Home),
+            () => None,
+        };
         // Ended first: there are never two.
         self.pool = Pool::default();
-        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, with_interpreter);
+        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, held_back);
         if self.pool.is_empty() {
             self.preparing = Preparing::Never;
         }
