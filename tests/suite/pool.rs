@@ -23,6 +23,15 @@ use crate::support::{
     session::{Session, begin, begin_with, children, prepared_sandbox, stop, waiting},
 };
 
+/// A session in which no interpreter is started ahead, and which therefore gives its prepared sandbox
+/// to requests with other arguments too.
+fn session() -> (PolicyDirectory, Session) {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("variable", &derived("[environment.set]\nPYTHONPATH = \"/nowhere\""));
+    let session = Session::open(&["--policy", &policy]);
+    (policies, session)
+}
+
 /// Whether code with these limits runs in the sandbox that stands ready. It is cancelled.
 fn is_taken(session: &mut Session, name: &str, limits: Value) -> bool {
     let (ready, words) = (prepared_sandbox(session), token(name));
@@ -38,7 +47,7 @@ fn is_taken(session: &mut Session, name: &str, limits: Value) -> bool {
 
 test!(Both, each_request_takes_its_own_prepared_sandbox, seconds 60);
 fn each_request_takes_its_own_prepared_sandbox() {
-    let mut session = Session::open(&[]);
+    let (_policies, mut session) = session();
     let first = prepared_sandbox(&session);
     assert!(is_taken(&mut session, "taken", json!({})));
     let second = prepared_sandbox(&session);
@@ -54,7 +63,7 @@ fn each_request_takes_its_own_prepared_sandbox() {
 
 test!(Both, a_request_takes_a_prepared_sandbox_only_where_it_fits, seconds 60);
 fn a_request_takes_a_prepared_sandbox_only_where_it_fits() {
-    let mut session = Session::open(&[]);
+    let (_policies, mut session) = session();
     // The job's fields are the request's own.
     assert!(is_taken(&mut session, "files", json!({"open_files": 64})));
     prepared_sandbox(&session);
@@ -131,7 +140,7 @@ fn a_run_in_a_prepared_sandbox_is_reported_as_any_other() {
 
 test!(Both, a_killed_prepared_sandbox_costs_its_request_nothing, seconds 60);
 fn a_killed_prepared_sandbox_costs_its_request_nothing() {
-    let mut session = Session::open(&[]);
+    let (_policies, mut session) = session();
     for _ in 0..2 {
         let ready = prepared_sandbox(&session);
         // While the session stands still it cannot see to it before its request comes.
@@ -149,7 +158,7 @@ fn a_killed_prepared_sandbox_costs_its_request_nothing() {
 
 test!(serial Both, a_waiting_session_clears_away_a_killed_prepared_sandbox, seconds 60);
 fn a_waiting_session_clears_away_a_killed_prepared_sandbox() {
-    let mut session = Session::open(&[]);
+    let (_policies, mut session) = session();
     let launcher = session.pid().as_raw().unsigned_abs();
     let own = || cgroups_of(&BTreeSet::from([launcher])).len();
     for round in 0..2 {
@@ -175,7 +184,7 @@ fn a_waiting_session_clears_away_a_killed_prepared_sandbox() {
 
 test!(Both, a_stopped_prepared_sandbox_is_replaced, seconds 60);
 fn a_stopped_prepared_sandbox_is_replaced() {
-    let mut session = Session::open(&[]);
+    let (_policies, mut session) = session();
     // A control: one that can go on is taken.
     assert!(is_taken(&mut session, "goes on", json!({})));
     let (ready, begun) = (prepared_sandbox(&session), Instant::now());

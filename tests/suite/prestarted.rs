@@ -166,7 +166,7 @@ fn a_request_for_another_start_of_the_interpreter_gets_one() {
         line[field] = value;
         let result = session.ask(line);
         assert!(result["output"].as_str().unwrap().starts_with(shows), "{field}: {result}");
-        let (start, cause) = if field == "language" { ("prestarted", "") } else { ("prepared", "other arguments, variables or limits") };
+        let (start, cause) = if field == "language" { ("prestarted", "") } else { ("fresh", "other arguments, variables or limits") };
         started(&result, start, cause);
     }
     let left = session.ask(json!({"op": "list", "path": "."}));
@@ -179,7 +179,40 @@ fn a_request_for_another_start_of_the_interpreter_gets_one() {
     interpreter(&session);
     let result = session.ask(json!({"op": "run", "code": "echo $0", "language": "bash"}));
     assert!(result["output"].as_str().unwrap().ends_with(".sh\n"), "{result}");
-    started(&result, "prepared", "other arguments");
+    started(&result, "fresh", "other arguments");
+    // Files of the request, and those of the client, are there when its interpreter starts.
+    let mut session = Session::open(&[]);
+    let module = "console.log(typeof require, this === undefined)";
+    let ask = |session: &mut Session, files: Value| session.ask(json!({"op": "run", "language": "node", "code": module, "files": files}));
+    ask(&mut session, json!({}));
+    interpreter(&session);
+    let result = ask(&mut session, json!({"package.json": "{\"type\": \"module\"}"}));
+    assert_eq!(result["output"], "undefined true\n");
+    started(&result, "fresh", "the request brings files");
+    // Here another thread of it waits.
+    interpreter(&session);
+    let result = ask(&mut session, json!({}));
+    assert_eq!(result["output"], "undefined true\n");
+    started(&result, "prestarted", "");
+    session.write("package.json", json!("{}"));
+    interpreter(&session);
+    session.write("package.json", json!("{\"type\": \"commonjs\"}"));
+    interpreter(&session);
+    let result = ask(&mut session, json!({}));
+    assert_eq!(result["output"], "function false\n", "{result}");
+    started(&result, "prestarted", "");
+    session.close();
+}
+
+test!(Both, what_an_interpreter_used_that_was_not_taken_counts_for_no_request, seconds 60);
+fn what_an_interpreter_used_that_was_not_taken_counts_for_no_request() {
+    let mut session = Session::open(&[]);
+    session.ask(json!({"op": "run", "language": "node", "code": "1"}));
+    // It has a dozen threads, and holds more than the next program.
+    interpreter(&session);
+    let result = session.ask(json!({"op": "run", "language": "bash", "code": "echo $$"}));
+    assert_eq!(result["output"], "2\n", "{result}");
+    assert!(result["usage"]["processes_peak"].as_u64().is_none_or(|peak| peak <= 2), "{}", result["usage"]);
     session.close();
 }
 
@@ -203,8 +236,9 @@ fn no_code_of_a_session_runs_before_its_request() {
     // What the client writes there after the interpreter has started is seen too.
     assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
     interpreter(&session);
-    session.write("/home/sandbox/.local/x", json!(""));
-    started(&session.run("1"), "fresh", "home holds files");
+    session.write("/home/sandbox/.local", json!(""));
+    prepared_sandbox(&session);
+    started(&session.run("1"), "prepared", "home holds files");
     session.close();
 }
 
@@ -216,6 +250,11 @@ fn no_code_reaches_the_place_where_an_interpreter_waits() {
         interpreter(&session);
         assert_eq!(session.output(look), "[]\n");
     }
+    // A write of the client ends the interpreter first, whatever it names.
+    let waits = interpreter(&session);
+    session.write("anything", json!("x"));
+    assert!(!fs::exists(format!("/proc/{waits}")).unwrap());
+    assert_eq!(session.output("import os; os.remove('anything')"), "");
     // Nor does the client see it, and a program that takes its time meets none beside it.
     interpreter(&session);
     assert_eq!(session.ask(json!({"op": "list", "recursive": true}))["entries"], json!([]));
@@ -248,7 +287,7 @@ fn an_interpreter_that_has_ended_costs_its_request_nothing() {
         match signal {
             // It is continued.
             Signal::SIGSTOP => started(&result, "prestarted", ""),
-            _ => started(&result, "prepared", "or had ended"),
+            _ => started(&result, "fresh", "had ended"),
         }
     }
     session.close();
@@ -261,12 +300,23 @@ fn where_no_interpreter_may_wait_the_receipt_says_why() {
     let watched = policies.write("watched", &derived("[runtimes.python.modules]\n\"os.*\" = \"note\""));
     let home = policies.write("at_home", &derived("[scratch]\nhome = true"));
     let filtered = policies.write("without_kill", &derived("[seccomp]\nallow = { remove = [\"kill\"] }"));
+    // Code could leave what these execute.
+    let variable = policies.write("variable", &derived("[environment.set]\nPYTHONPATH = \"/scratch/lib\""));
+    let of_runtime = policies.write("of_runtime", &derived("[runtimes.python.environment]\nLD_PRELOAD = \"/scratch/x.so\""));
+    let module = policies.write("module", &derived("[runtimes.python]\ncommand = [\"/usr/bin/python3\", \"-m\", \"trace\", \"{file}\"]"));
+    // Here another process opens the program.
+    let wrapped = policies
+        .write("wrapped", &derived("[runtimes.python]\ncommand = [\"/usr/bin/timeout\", \"20\", \"/usr/bin/python3\", \"{file}\"]"));
     let approved = policies.write("approved", &derived("[screen]\nprocess = \"approve\""));
     for (options, cause) in [
         (vec!["--scratch", text(&place)], "scratch is a directory of the host"),
         (vec!["--policy", &watched], "the policy watches modules"),
         (vec!["--policy", &home], "home is in scratch"),
         (vec!["--policy", &filtered], "allow list lacks `kill`"),
+        (vec!["--policy", &variable], "sets a variable"),
+        (vec!["--policy", &of_runtime], "sets a variable"),
+        (vec!["--policy", &module], "the runtime's command is not"),
+        (vec!["--policy", &wrapped], "the runtime's command is not"),
         (vec!["--policy", &approved], "the policy asks for approvals"),
     ] {
         let mut session = Session::open(&options);

@@ -168,11 +168,14 @@ pub fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
-/// Whether an interpreter waits in open(2) for its program.
+/// Whether a thread of an interpreter waits in open(2) for its program.
 fn waits_for_program(pid: u32) -> bool {
     const OPEN: [&str; 2] = ["2", "257"];
-    let call = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
-    call.split(' ').next().is_some_and(|number| OPEN.contains(&number))
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(|thread| {
+        let call = fs::read_to_string(thread.path().join("syscall")).unwrap_or_default();
+        call.split(' ').next().is_some_and(|number| OPEN.contains(&number))
+    })
 }
 
 /// The interpreter that waits in the sandbox of this first process.

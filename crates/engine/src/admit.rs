@@ -33,8 +33,9 @@ use crate::{
     session::SessionState,
 };
 use host_view::{HostQuery, HostView};
+pub(crate) use request::Parts;
+use request::well_formed;
 pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request};
-use request::{Parts, well_formed};
 pub(crate) use request::{check_relative, unique_stem};
 pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
@@ -225,7 +226,7 @@ impl RefusalCause for OnlyPlanned {
 pub type FileBytes<'a> = std::borrow::Cow<'a, [u8]>;
 
 #[derive(Default)]
-enum StdinBytes<'a> {
+pub(crate) enum StdinBytes<'a> {
     #[default]
     Null,
     Bytes(FileBytes<'a>),
@@ -265,8 +266,7 @@ impl<'a> Admission<'a> {
         let plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
         // One that does not fit ends here, before another is spawned.
-        let reads_stdin = !matches!(parts.stdin, StdinBytes::Null);
-        let (prepared, not_prestarted) = pool.take(&plan, &seen, scratch.as_ref(), reads_stdin);
+        let (prepared, not_prestarted) = pool.take(&plan, &seen, scratch.as_ref(), &parts);
         let sandbox = builder.sandbox(&plan, prepared)?;
         let SandboxBuilder { record, unswept, .. } = builder;
         let Parts { program, image, files, stdin, collect } = parts;

@@ -40,7 +40,7 @@ use approval::{ApprovalPass, ApprovedBy, TokenCheck};
 use audit::{AuditRecorder, AuditSubject};
 use caller::{CallerError, Identity};
 pub use policies::{LoadedPolicy, ancestry, list_policies, load_policy, lookup_context};
-use pool::Pool;
+use pool::{NotPrestarted, Pool};
 pub use refusal::{CancelledBeforeStart, Refusal, RefusalCause};
 // What clients of a run need of the crates below: they link this one alone.
 pub use stockade_launcher::{
@@ -205,10 +205,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     // The receipt of a command without `--report` is not printed.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
     let noted = Cell::new(false);
-    let mut run = |pool| -> Result<_, Refusal> {
+    let mut run = |pool, failed: Option<NotPrestarted>| -> Result<_, Refusal> {
         let hash = Cell::new(None);
         let admission = Admission::admit(origin, loaded, options, Purpose::Run, pool)?;
-        let not_prestarted = admission.not_prestarted;
+        let not_prestarted = failed.unwrap_or(admission.not_prestarted);
         let (plan, mut inputs, mut sandbox) = admission.into_parts(streams)?;
         if let Some(recorder) = recorder {
             recorder.note_start(origin.entry_point(options), sandbox.record(&mut inputs))?;
@@ -247,8 +247,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
         drop(locked);
         Ok((launched, plan, was_prepared))
     };
-    let (launched, plan, _) = match run(pool)? {
-        (Err(error), _, true) if pool::may_be_to_blame(&error) => run(Pool::default())?,
+    let (launched, plan, _) = match run(pool, None)? {
+        (Err(error), _, true) if pool::may_be_to_blame(&error) => run(Pool::default(), Some(NotPrestarted::Ended))?,
         ran => ran,
     };
     let (outcome, teardown) = launched?;

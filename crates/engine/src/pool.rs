@@ -8,9 +8,12 @@
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
 //! has left could run at its start, or a user of the host could see the fifo at which it waits. A
-//! request for another start of the interpreter gets one in the same sandbox.
+//! request for another start of the interpreter gets another sandbox.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use rustix::fd::BorrowedFd;
 use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, Streams, WaitingSandbox};
@@ -22,7 +25,7 @@ use stockade_protocol::{Request, step::Step};
 
 use crate::{
     Admission, LoadedPolicy, Options, Origin, Purpose, Refusal,
-    admit::{RunSandbox, unique_stem},
+    admit::{Parts, RunSandbox, StdinBytes, unique_stem},
     facts::{FileId, scratch_id},
     session::SessionState,
 };
@@ -41,22 +44,73 @@ pub(crate) struct Pool {
     /// What the file name of the next request's program begins with: its interpreter may wait for
     /// a file of this name.
     stem: Option<String>,
-    /// Why nothing is prepared any more.
-    dropped: Option<NotPrestarted>,
 }
 
-/// What pid 1 calls to give a waiting interpreter its program, or to end it.
-const HAND_OVER_CALLS: [&str; 4] = ["kill", "renameat", "unlinkat", "waitid"];
+/// Interpreters that open their program once, by themselves, and before that nothing that code
+/// could have left in scratch, but what a request's own files could be.
+const INTERPRETERS: [&str; 5] = ["python", "bash", "dash", "sh", "node"];
+
+/// Variables that make none of them execute or read a file of the code's at its start. A trailing
+/// `*` matches any ending.
+const HARMLESS: [&str; 21] = [
+    "HOME",
+    "HOSTNAME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "LOGNAME",
+    "MKL_NUM_THREADS",
+    "MPLBACKEND",
+    "NO_COLOR",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "PATH",
+    "PWD",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONHASHSEED",
+    "PYTHONUNBUFFERED",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+];
+
+/// Whether the plan's command is one of [`INTERPRETERS`] with the program's path and nothing else.
+fn is_plain_command(plan: &Plan) -> bool {
+    let [interpreter, file] = plan.argv.as_slice() else { return false };
+    let is_program = plan.program_file.as_ref().is_some_and(|(directory, name)| directory.join(name) == Path::new(file));
+    let name = Path::new(interpreter).file_name().unwrap_or_default().to_string_lossy();
+    // `python3.11` is one too.
+    let name = name.trim_end_matches(|letter: char| letter.is_ascii_digit() || letter == '.');
+    is_program && INTERPRETERS.contains(&name)
+}
+
+fn is_harmless(variable: &str) -> bool {
+    let name = variable.split('=').next().unwrap_or_default();
+    HARMLESS.iter().any(|harmless| harmless.strip_suffix('*').map_or(*harmless == name, |start| name.starts_with(start)))
+}
+
+/// What pid 1 calls to give a waiting interpreter its program.
+const HAND_OVER_CALLS: [&str; 3] = ["kill", "renameat", "waitid"];
 
 /// Why a request of a session finds no interpreter that waits for its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPrestarted {
     #[error("no sandbox was prepared yet")]
     Nothing,
-    #[error("the prepared sandbox did not fit the request, or had ended")]
+    #[error("the prepared sandbox did not fit the request")]
     Misfit,
-    #[error("the interpreter that waited had other arguments, variables or limits, or had ended")]
+    #[error("the interpreter that waited had other arguments, variables or limits")]
     AnotherStart,
+    #[error("the request brings files, and an interpreter may look for some before it opens its program")]
+    Files,
+    #[error("the prepared sandbox, or the interpreter that waited in it, had ended or did not answer")]
+    Ended,
+    #[error("the runtime's command is not one of python, bash, sh and node with the program's file alone")]
+    Command,
+    #[error("the policy sets a variable that may make an interpreter execute other files at its start")]
+    Variable,
     #[error("scratch is a directory of the host, where others would see the fifo at which an interpreter waits")]
     HostScratch,
     #[error("scratch is read-only, and an interpreter waits at a fifo in it")]
@@ -84,6 +138,8 @@ impl NotPrestarted {
             (plan.scratch.host, NotPrestarted::HostScratch),
             (plan.scratch.read_only, NotPrestarted::ReadOnlyScratch),
             (policy.scratch.home, NotPrestarted::HomeInScratch),
+            (!is_plain_command(plan), NotPrestarted::Command),
+            (!plan.environment_values.iter().all(|variable| is_harmless(variable)), NotPrestarted::Variable),
             (watched, NotPrestarted::Watched),
             (policy.screen.wants_approval(), NotPrestarted::Approvals),
         ];
@@ -124,14 +180,9 @@ impl Pool {
     ) {
         let prepared = unique_stem().and_then(|stem| {
             let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, held_back)?;
-            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), dropped: None }))
+            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem) }))
         });
         *self = prepared.ok().flatten().unwrap_or_default();
-    }
-
-    /// Ends what is prepared, because home has come to hold files that its interpreter has not seen.
-    pub(crate) fn drop_for_home(&mut self) {
-        *self = Pool { dropped: Some(NotPrestarted::Home), ..Pool::default() };
     }
 
     /// What the file name of the next request's program begins with; none: anything.
@@ -157,15 +208,24 @@ impl Pool {
         plan: &Plan,
         seen: &PathIds,
         scratch: Option<&OpenedScratch>,
-        reads_stdin: bool,
+        parts: &Parts<'_>,
     ) -> (Option<WaitingSandbox>, NotPrestarted) {
-        let Some(prepared) = self.prepared.take() else { return (None, self.dropped.unwrap_or(NotPrestarted::Nothing)) };
+        let Some(prepared) = self.prepared.take() else { return (None, NotPrestarted::Nothing) };
         let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, ready } = prepared;
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);
         // Its stdin is /dev/null.
-        let fits = !reads_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own) && ready.is_sound();
-        if fits { (Some(ready), not_prestarted.unwrap_or(NotPrestarted::AnotherStart)) } else { (None, NotPrestarted::Misfit) }
+        let reads_stdin = !matches!(parts.stdin, StdinBytes::Null);
+        let fits = !reads_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own);
+        match not_prestarted {
+            _ if !ready.is_sound() => (None, NotPrestarted::Ended),
+            _ if !fits => (None, NotPrestarted::Misfit),
+            Some(cause) => (Some(ready), cause),
+            // What an interpreter has used of the sandbox's limits, and written, would be the request's.
+            None if !plan.starts_like(&own) => (None, NotPrestarted::AnotherStart),
+            None if !parts.files.is_empty() => (None, NotPrestarted::Files),
+            None => (Some(ready), NotPrestarted::Ended),
+        }
     }
 }
 

@@ -154,9 +154,6 @@ impl Session {
 
     /// Runs a request. Its result is that of a run for which nothing was prepared.
     pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
-        if self.pool.waits_for_program() && !self.is_home_empty() {
-            self.pool.drop_for_home();
-        }
         let pool = std::mem::take(&mut self.pool);
         let origin = Origin::Session { request: Some(request), state: &self.state };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), pool);
@@ -276,7 +273,11 @@ impl Session {
     ///
     /// # Errors
     /// The code could not write it either, or there is no room.
-    pub fn write(&self, asked: &Write) -> Result<u64, Refusal> {
+    pub fn write(&mut self, asked: &Write) -> Result<u64, Refusal> {
+        if self.pool.waits_for_program() {
+            // Its interpreter has started without the file; another is started in the next pause.
+            self.pool = Pool::default();
+        }
         let op = if asked.append { "append" } else { "write" };
         self.noted(op, &asked.path, asked.id.as_ref(), |size| Some(*size), self.try_write(asked))
     }

@@ -93,8 +93,8 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     let bytes = files::map_job(descriptor::JOB, offset).map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
 
-    if let Some(misfit) = interpreter.take_if(|interpreter| !interpreter.fits(&job)) {
-        misfit.discard()?;
+    if let Some(interpreter) = &interpreter {
+        interpreter.check(&job)?;
     }
     files::write_files(bytes, &job)?;
     files::write_program(bytes, &job, interpreter.is_some())?;

@@ -2,7 +2,7 @@
 //!
 //! An interpreter opens its program when it has started itself. Where a fifo stands in the
 //! program's place, that open(2) waits. [`Interpreter::pass`] puts the program's file in the
-//! fifo's place, stops the interpreter and continues it: the kernel then restarts the interrupted
+//! fifo's place while the interpreter is stopped, and continues it: the kernel then restarts the interrupted
 //! open(2), which looks the path up again and finds the file (signal(7): open(2) of a fifo is
 //! restarted after SIGCONT). The interpreter is the host's own, unchanged, and sees what it sees
 //! at any other start.
@@ -14,7 +14,7 @@ use alloc::vec::Vec;
 
 use rustix::{
     fd::{BorrowedFd, OwnedFd},
-    fs::{AtFlags, CWD, Mode, OFlags, openat, renameat, unlinkat},
+    fs::{CWD, Mode, OFlags, openat, renameat},
     io::Errno,
     process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid},
 };
@@ -27,6 +27,9 @@ use crate::{Failure, payload};
 
 /// As a mask of ignored signals: the launcher has not yet said which are.
 const ALL_SIGNALS: u64 = u64::MAX;
+
+/// That a process has ended, without reaping it.
+const ENDED: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG).union(WaitIdOptions::NOWAIT);
 
 /// An interpreter that has been started, and opens its program's fifo.
 pub(crate) struct Interpreter<'a> {
@@ -43,52 +46,39 @@ impl<'a> Interpreter<'a> {
         Ok(Interpreter { prestart, pid })
     }
 
-    /// Whether it is the start that the job asks for, and still waits.
-    pub(crate) fn fits(&self, job: &Job<'_>) -> bool {
+    /// Checks that it is the start that the job asks for, and that it still waits.
+    pub(crate) fn check(&self, job: &Job<'_>) -> Result<(), Failure> {
         let Prestart { start, directory, name } = &self.prestart;
-        (start, *directory, *name) == (&job.start, job.program_directory, job.program.path) && self.has_ended().is_ok_and(|ended| !ended)
+        let failed = |errno| Failure::new(Step::Prestart, errno);
+        if (start, *directory, *name) != (&job.start, job.program_directory, job.program.path) {
+            return Err(failed(Errno::INVAL));
+        }
+        match self.process().and_then(|process| waitid(WaitId::Pid(process), ENDED)) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(failed(Errno::SRCH)),
+            Err(errno) => Err(failed(errno)),
+        }
     }
 
     fn process(&self) -> Result<Pid, Errno> {
         Pid::from_raw(self.pid).ok_or(Errno::SRCH)
     }
 
-    fn has_ended(&self) -> Result<bool, Errno> {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-        waitid(WaitId::Pid(self.process()?), options).map(|ended| ended.is_some())
-    }
-
     fn open_directory(&self) -> Result<OwnedFd, Errno> {
         openat(CWD, self.prestart.directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-    }
-
-    /// Ends it; its fifo goes.
-    pub(crate) fn discard(self) -> Result<(), Failure> {
-        let discarded = || {
-            match kill_process(self.process()?, Signal::KILL) {
-                Ok(()) | Err(Errno::SRCH) => {}
-                Err(errno) => return Err(errno),
-            }
-            waitid(WaitId::Pid(self.process()?), WaitIdOptions::EXITED)?;
-            match unlinkat(self.open_directory()?, self.prestart.name, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(errno),
-            }
-        };
-        discarded().map_err(|errno| Failure::new(Step::Prestart, errno))
     }
 
     /// Gives it the program, which is written beside the fifo. Returns its pid.
     pub(crate) fn pass(&self) -> Result<i32, Failure> {
         let passed = || {
             let (directory, process) = (self.open_directory()?, self.process()?);
-            renameat(&directory, &*Prestart::unpassed(self.prestart.name), &directory, self.prestart.name)?;
+            // First, so that an interpreter that is still starting does not run ahead.
             kill_process(process, Signal::STOP)?;
-            // A SIGCONT before the stop would take the SIGSTOP back.
             let stopped = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
             if stopped.is_none_or(|status| !status.stopped()) {
                 return Err(Errno::SRCH);
             }
+            renameat(&directory, &*Prestart::unpassed(self.prestart.name), &directory, self.prestart.name)?;
             kill_process(process, Signal::CONT)
         };
         passed().map(|()| self.pid).map_err(|errno| Failure::new(Step::PassProgram, errno))

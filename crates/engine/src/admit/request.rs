@@ -201,11 +201,11 @@ fn guess(error: &serde_json::Error) -> &'static str {
 
 /// What goes to the launcher beside the plan.
 #[derive(Default)]
-pub(super) struct Parts<'a> {
+pub(crate) struct Parts<'a> {
     pub(super) program: &'a [u8],
     pub(super) image: Option<&'static [u8]>,
-    pub(super) files: Vec<(String, FileBytes<'a>)>,
-    pub(super) stdin: StdinBytes<'a>,
+    pub(crate) files: Vec<(String, FileBytes<'a>)>,
+    pub(crate) stdin: StdinBytes<'a>,
     pub(super) collect: Vec<String>,
 }
 

@@ -387,6 +387,13 @@ impl Plan {
             && cgroup.is_like(&other.cgroup)
     }
 
+    /// Whether the program's process is started as that of `other`: with the same arguments,
+    /// variables and resource limits, and the program in the same file.
+    pub fn starts_like(&self, other: &Plan) -> bool {
+        (&self.argv, &self.environment_values, &self.program_file, &self.rlimits)
+            == (&other.argv, &other.environment_values, &other.program_file, &other.rlimits)
+    }
+
     /// The limits that nothing enforces. Without a cgroup no share of a CPU is kept: code is kept
     /// to a number of CPUs at its start, and may choose others. Memory, processes and CPU time
     /// are limited in other ways then.
