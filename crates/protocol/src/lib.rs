@@ -13,6 +13,7 @@ mod egress;
 #[cfg(feature = "json")]
 pub mod ending;
 pub mod frame;
+pub mod image;
 pub mod landlock;
 pub mod layer;
 mod limit;

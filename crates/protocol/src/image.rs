@@ -1,0 +1,679 @@
+//! The image of a process: the file from which `stockade-restore` makes a running copy.
+//!
+//! ```text
+//! 0             one page: the fixed part, words of 64 bits
+//! SEGMENTS_AT   one entry for each piece of memory, in ascending order of address
+//! HOT_AT        the ranges that every copy writes, which the restorer copies at once
+//! HEADER_LENGTH contents of memory, by pages
+//! ```
+//!
+//! A process writes its own image from inside a sandbox, so each byte is hostile. [`check`]
+//! is pure, panics on no input, and refuses what the restorer could not do or would do to
+//! itself. It does not vouch for the contents: a copy is untrusted code, as every payload is.
+
+mod error;
+mod maps;
+#[cfg(test)]
+mod tests;
+
+pub use error::{ImageError, RangeFault};
+pub use maps::Mapping;
+
+/// The descriptor at which the restorer finds its image. It is the first behind the standard
+/// streams: nothing else may be open in a copy.
+pub const DESCRIPTOR: i32 = 3;
+
+/// Bytes of a page. Every address, length and offset is a multiple of it.
+pub const PAGE: u64 = 4096;
+/// Where the contents begin.
+pub const HEADER_LENGTH: usize = 0x8_0000;
+const MAGIC: u64 = u64::from_le_bytes(*b"stockimg");
+const VERSION: u64 = 1;
+const SEGMENTS_AT: usize = PAGE as usize;
+const HOT_AT: usize = 0x6_0000;
+const SEGMENT_BYTES: usize = 5 * 8;
+const HOT_BYTES: usize = 2 * 8;
+
+/// Entries for segments.
+pub const MAX_SEGMENTS: usize = (HOT_AT - SEGMENTS_AT) / SEGMENT_BYTES;
+/// Entries for ranges that every copy writes.
+pub const MAX_HOT: usize = (HEADER_LENGTH - HOT_AT) / HOT_BYTES;
+/// Parts of a vDSO: two or three pages of data and the code, as of Linux 6.18.
+pub const MAX_VDSO_PARTS: usize = 4;
+/// Signals of x86_64 Linux.
+pub const SIGNALS: usize = 64;
+
+/// The lowest address of a mapping: `vm.mmap_min_addr` is at most this.
+pub const LOWEST: u64 = 0x1_0000;
+/// The end of the addresses that the kernel gives without being asked for more (47 bits).
+pub const HIGHEST: u64 = (1 << 47) - PAGE;
+
+/// What the restorer and the writer use while memory is exchanged. No image may have a mapping
+/// here. It is below every position-independent program and above every heap behind a program
+/// at a fixed address, also with `vm.mmap_rnd_bits=32`.
+pub mod place {
+    /// The restorer's own program. `crates/restore/build.rs` links it here.
+    pub const RESTORER: u64 = 0x1000_0000_0000;
+    /// The header of the image.
+    pub const HEADER: u64 = 0x1100_0000_0000;
+    /// The vDSO, while the memory of the restorer's start is unmapped.
+    pub const VDSO: u64 = 0x1200_0000_0000;
+    /// Arguments and environment of the copy, which stay.
+    pub const ARGUMENTS: u64 = 0x1300_0000_0000;
+    /// The writer's memory.
+    pub const WRITER: u64 = 0x1400_0000_0000;
+    /// The end of all of these.
+    pub const END: u64 = 0x1500_0000_0000;
+}
+
+/// Protection bits of mmap(2).
+pub mod protection {
+    #![allow(missing_docs, reason = "the kernel's names")]
+    pub const READ: u64 = 1;
+    pub const WRITE: u64 = 2;
+    pub const EXEC: u64 = 4;
+}
+
+/// Signal flags that a copy may have (`SA_` of sigaction(2)).
+const SA_RESTORER: u64 = 0x0400_0000;
+const SA_KNOWN: u64 = 0xd800_0c07 | SA_RESTORER;
+const SIG_IGN: u64 = 1;
+const SIGKILL: usize = 9;
+const SIGSTOP: usize = 19;
+/// `struct robust_list_head`; the kernel accepts no other length.
+const ROBUST_LIST_LENGTH: u64 = 24;
+/// `struct rseq` as first released; the kernel accepts it in every version.
+pub const RSEQ_LENGTH: u64 = 32;
+const SS_DISABLE: u64 = 2;
+
+/// What a segment's memory is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum SegmentKind {
+    /// Contents of the file, mapped copy-on-write.
+    Contents = 0,
+    /// Zeros.
+    Zero = 1,
+    /// The main stack: contents that are read, in memory that grows down.
+    Stack = 2,
+}
+
+/// One piece of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// [`protection`] bits.
+    pub protection: u64,
+    /// What it is made of.
+    pub kind: SegmentKind,
+    /// Where its contents begin in the file; 0 for zeros.
+    pub offset: u64,
+}
+
+impl Segment {
+    /// The first address behind it. Meaningful once the segment is checked.
+    pub fn end(&self) -> u64 {
+        self.address.wrapping_add(self.length)
+    }
+
+    fn words(&self) -> [u64; 5] {
+        [self.address, self.length, self.protection, self.kind as u64, self.offset]
+    }
+}
+
+/// One mapping of the vDSO.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VdsoPart {
+    /// Distance from the code; the data lie below it.
+    pub offset: i64,
+    /// How many bytes.
+    pub length: u64,
+}
+
+/// The parts of a vDSO, in ascending order of address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VdsoParts {
+    count: usize,
+    parts: [VdsoPart; MAX_VDSO_PARTS],
+}
+
+impl VdsoParts {
+    /// Adds a part; false where there is no room.
+    pub fn push(&mut self, part: VdsoPart) -> bool {
+        let free = self.parts.get_mut(self.count);
+        let fits = free.is_some();
+        if let Some(free) = free {
+            *free = part;
+            self.count += 1;
+        }
+        fits
+    }
+
+    /// The parts.
+    pub fn as_slice(&self) -> &[VdsoPart] {
+        self.parts.get(..self.count).unwrap_or_default()
+    }
+
+    /// Those of the process whose `/proc/PID/maps` this is; `None` without a vDSO.
+    pub fn from_maps(text: &[u8]) -> Option<VdsoParts> {
+        let mappings = || text.split(|&byte| byte == b'\n').filter_map(Mapping::parse).filter(|mapping| mapping.is_vdso());
+        let code = mappings().find(|mapping| mapping.name == b"[vdso]")?.start;
+        let mut all = VdsoParts::default();
+        mappings().all(|mapping| all.push(mapping.vdso_part(code))).then_some(all)
+    }
+}
+
+/// What the image depends on that is the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// The vDSO that the kernel gives to programs.
+    pub vdso: VdsoParts,
+}
+
+/// An action of sigaction(2), as the kernel keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+#[allow(missing_docs, reason = "the kernel's names")]
+pub struct SignalAction {
+    pub handler: u64,
+    pub flags: u64,
+    pub restorer: u64,
+    pub mask: u64,
+}
+
+/// The fixed part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// How many segments there are.
+    pub segment_count: u64,
+    /// How many ranges every copy writes.
+    pub hot_count: u64,
+    /// Where the copy goes on.
+    pub pc: u64,
+    /// Its stack pointer there. All other registers are on the stack.
+    pub sp: u64,
+    /// The FS base: glibc's thread block.
+    pub fs: u64,
+    /// Where glibc keeps the thread's id.
+    pub tid: u64,
+    /// The list of robust mutexes; 0: none.
+    pub robust_list: u64,
+    /// The rseq(2) area; 0: none is registered.
+    pub rseq: u64,
+    /// Where the restorer writes an [`Inbox`].
+    pub inbox: u64,
+    /// The name of the process, as of `PR_SET_NAME`.
+    pub name: [u8; 16],
+    /// The file mode mask.
+    pub umask: u64,
+    /// The blocked signals.
+    pub signal_mask: u64,
+    /// The signal stack: address, flags, length, as in `stack_t`.
+    pub signal_stack: [u64; 3],
+    /// Where the program's code, data and heap begin and end, for `PR_SET_MM_MAP`.
+    pub bounds: Bounds,
+    /// Where the vDSO's code was.
+    pub vdso_address: u64,
+    /// The vDSO that the contents have pointers into.
+    pub vdso: VdsoParts,
+    /// What each signal does, the first one first.
+    pub actions: [SignalAction; SIGNALS],
+}
+
+/// What the kernel remembers of a program's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the kernel's names: struct prctl_mm_map")]
+pub struct Bounds {
+    pub start_code: u64,
+    pub end_code: u64,
+    pub start_data: u64,
+    pub end_data: u64,
+    pub start_brk: u64,
+    pub brk: u64,
+    pub start_stack: u64,
+}
+
+/// What the restorer tells the copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Inbox {
+    /// How many arguments the restorer was started with.
+    pub argc: u64,
+    /// Their addresses, and a null pointer.
+    pub argv: u64,
+    /// The addresses of the environment's variables, and a null pointer.
+    pub envp: u64,
+}
+
+impl Default for Header {
+    fn default() -> Self {
+        Header {
+            segment_count: 0,
+            hot_count: 0,
+            pc: 0,
+            sp: 0,
+            fs: 0,
+            tid: 0,
+            robust_list: 0,
+            rseq: 0,
+            inbox: 0,
+            name: [0; 16],
+            umask: 0,
+            signal_mask: 0,
+            signal_stack: [0; 3],
+            bounds: Bounds::default(),
+            vdso_address: 0,
+            vdso: VdsoParts::default(),
+            actions: [SignalAction::default(); SIGNALS],
+        }
+    }
+}
+
+/// Bytes that are written or read word by word.
+struct Words<'a>(&'a [u8], usize);
+
+impl Words<'_> {
+    fn next(&mut self) -> u64 {
+        let word = word_at(self.0, self.1);
+        self.1 += 8;
+        word
+    }
+
+    fn array<const N: usize>(&mut self) -> [u64; N] {
+        core::array::from_fn(|_| self.next())
+    }
+}
+
+/// The word at `offset`; 0 behind the end, which the callers have excluded.
+fn word_at(bytes: &[u8], offset: usize) -> u64 {
+    bytes.get(offset..offset + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+fn put_words(bytes: &mut [u8], offset: usize, words: &[u64]) {
+    let places = bytes.get_mut(offset..).unwrap_or_default().chunks_exact_mut(8);
+    for (place, word) in places.zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+impl Header {
+    /// Writes the fixed part into the first page of an image.
+    pub fn write(&self, page: &mut [u8]) {
+        let [name_begin, name_end] = [word_at(&self.name, 0), word_at(&self.name, 8)];
+        let Bounds { start_code, end_code, start_data, end_data, start_brk, brk, start_stack } = self.bounds;
+        let [stack_address, stack_flags, stack_length] = self.signal_stack;
+        let fixed = [
+            MAGIC,
+            VERSION,
+            self.segment_count,
+            self.hot_count,
+            self.pc,
+            self.sp,
+            self.fs,
+            self.tid,
+            self.robust_list,
+            self.rseq,
+            self.inbox,
+            name_begin,
+            name_end,
+            self.umask,
+            self.signal_mask,
+            stack_address,
+            stack_flags,
+            stack_length,
+            start_code,
+            end_code,
+            start_data,
+            end_data,
+            start_brk,
+            brk,
+            start_stack,
+            self.vdso_address,
+            self.vdso.count as u64,
+        ];
+        put_words(page, 0, &fixed);
+        let mut at = 8 * fixed.len();
+        for part in self.vdso.parts {
+            put_words(page, at, &[part.offset as u64, part.length]);
+            at += 16;
+        }
+        for action in self.actions {
+            put_words(page, at, &[action.handler, action.flags, action.restorer, action.mask]);
+            at += 32;
+        }
+    }
+
+    /// Reads the fixed part, of which it judges only what it must know to do so.
+    fn read(header: &[u8]) -> Result<Header, ImageError> {
+        let mut words = Words(header, 0);
+        let [magic, version] = words.array();
+        if magic != MAGIC {
+            return Err(ImageError::Magic);
+        }
+        if version != VERSION {
+            return Err(ImageError::Version { version });
+        }
+        let [segment_count, hot_count, pc, sp, fs, tid, robust_list, rseq, inbox] = words.array();
+        let name_words: [u64; 2] = words.array();
+        let mut name = [0; 16];
+        put_words(&mut name, 0, &name_words);
+        let [umask, signal_mask] = words.array();
+        let signal_stack = words.array();
+        let [start_code, end_code, start_data, end_data, start_brk, brk, start_stack] = words.array();
+        let [vdso_address, vdso_count] = words.array();
+        let parts = core::array::from_fn(|_| VdsoPart { offset: words.next() as i64, length: words.next() });
+        let count = usize::try_from(vdso_count).ok().filter(|count| *count <= MAX_VDSO_PARTS);
+        let vdso = VdsoParts { count: count.ok_or(ImageError::VdsoCount { count: vdso_count })?, parts };
+        let actions = core::array::from_fn(|_| {
+            let [handler, flags, restorer, mask] = words.array();
+            SignalAction { handler, flags, restorer, mask }
+        });
+        let bounds = Bounds { start_code, end_code, start_data, end_data, start_brk, brk, start_stack };
+        Ok(Header {
+            segment_count,
+            hot_count,
+            pc,
+            sp,
+            fs,
+            tid,
+            robust_list,
+            rseq,
+            inbox,
+            name,
+            umask,
+            signal_mask,
+            signal_stack,
+            bounds,
+            vdso_address,
+            vdso,
+            actions,
+        })
+    }
+}
+
+/// Writes the entry of a segment; false where there is no room for so many.
+pub fn write_segment(header: &mut [u8], index: usize, segment: &Segment) -> bool {
+    let fits = index < MAX_SEGMENTS;
+    if fits {
+        put_words(header, SEGMENTS_AT + index * SEGMENT_BYTES, &segment.words());
+    }
+    fits
+}
+
+/// How many bytes of the header an image with so many segments uses.
+pub const fn header_used(segments: usize) -> usize {
+    SEGMENTS_AT + segments * SEGMENT_BYTES
+}
+
+/// An image whose header has been checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    bytes: &'a [u8],
+    /// The fixed part.
+    pub header: Header,
+}
+
+/// Checks a header and compares it with the host.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn check<'a>(header: &'a [u8], file_length: u64, host: &HostFacts) -> Result<Image<'a>, ImageError> {
+    let image = parse(header, file_length)?;
+    if image.header.vdso == host.vdso { Ok(image) } else { Err(ImageError::OtherVdso) }
+}
+
+/// Checks a header without the host: what the restorer can still do itself.
+///
+/// # Errors
+/// The first thing that is wrong with it.
+pub fn parse(header: &[u8], file_length: u64) -> Result<Image<'_>, ImageError> {
+    let bytes = header.get(..HEADER_LENGTH).ok_or(ImageError::Truncated)?;
+    let image = Image { bytes, header: Header::read(bytes)? };
+    image.check_segments(file_length)?;
+    image.check_vdso()?;
+    image.check_hot()?;
+    image.check_thread()?;
+    image.check_bounds()?;
+    image.check_signals()?;
+    Ok(image)
+}
+
+impl<'a> Image<'a> {
+    /// All segments, in ascending order of address.
+    pub fn segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
+        let image = *self;
+        // Every entry was decoded when the image was checked.
+        (0..image.header.segment_count as usize).filter_map(move |index| image.segment(index).ok())
+    }
+
+    /// The ranges that every copy writes, as address and length.
+    pub fn hot(&self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+        let bytes = self.bytes;
+        (0..self.header.hot_count as usize).map(move |index| {
+            let at = HOT_AT + index * HOT_BYTES;
+            (word_at(bytes, at), word_at(bytes, at + 8))
+        })
+    }
+
+    fn segment(&self, index: usize) -> Result<Segment, ImageError> {
+        let [address, length, protection, kind, offset] = Words(self.bytes, SEGMENTS_AT + index * SEGMENT_BYTES).array();
+        let kind = match kind {
+            0 => SegmentKind::Contents,
+            1 => SegmentKind::Zero,
+            2 => SegmentKind::Stack,
+            _ => return Err(ImageError::SegmentKind { index, kind }),
+        };
+        Ok(Segment { address, length, protection, kind, offset })
+    }
+
+    fn check_segments(&self, file_length: u64) -> Result<(), ImageError> {
+        let count = self.header.segment_count;
+        if count == 0 || count > MAX_SEGMENTS as u64 {
+            return Err(ImageError::SegmentCount { count });
+        }
+        let (mut free_from, mut stacks) = (LOWEST, 0);
+        for index in 0..count as usize {
+            let segment = self.segment(index)?;
+            free_from = check_range(segment.address, segment.length, free_from).map_err(|fault| ImageError::Segment { index, fault })?;
+            if segment.protection > protection::READ | protection::WRITE | protection::EXEC {
+                return Err(ImageError::SegmentProtection { index, protection: segment.protection });
+            }
+            let in_file = segment.offset % PAGE == 0
+                && segment.offset >= HEADER_LENGTH as u64
+                && segment.offset.checked_add(segment.length).is_some_and(|end| end <= file_length);
+            if segment.kind != SegmentKind::Zero && !in_file || segment.kind == SegmentKind::Zero && segment.offset != 0 {
+                return Err(ImageError::SegmentOffset { index });
+            }
+            if segment.kind == SegmentKind::Stack {
+                stacks += 1;
+                // It is read into, and the kernel lets only anonymous writable memory grow.
+                if segment.protection & protection::WRITE == 0 {
+                    return Err(ImageError::SegmentProtection { index, protection: segment.protection });
+                }
+            }
+        }
+        if stacks == 1 { Ok(()) } else { Err(ImageError::Stacks { count: stacks }) }
+    }
+
+    fn check_vdso(&self) -> Result<(), ImageError> {
+        let mut free_from = LOWEST;
+        for (index, part) in self.header.vdso.as_slice().iter().enumerate() {
+            let at = |fault| ImageError::Vdso { index, fault };
+            let address = self.header.vdso_address.checked_add_signed(part.offset).ok_or(at(RangeFault::Outside))?;
+            free_from = check_range(address, part.length, free_from).map_err(at)?;
+            // A distance that does not fit the restorer's place for it would reach its other places.
+            if part.offset.unsigned_abs() > 1 << 30 || part.length > 1 << 30 {
+                return Err(at(RangeFault::Outside));
+            }
+            if self.segments().any(|segment| segment.address < free_from && segment.end() > address) {
+                return Err(at(RangeFault::Overlaps));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_hot(&self) -> Result<(), ImageError> {
+        let count = self.header.hot_count;
+        if count > MAX_HOT as u64 {
+            return Err(ImageError::HotCount { count });
+        }
+        let mut free_from = LOWEST;
+        for (index, (address, length)) in self.hot().enumerate() {
+            free_from = check_range(address, length, free_from).map_err(|fault| ImageError::Hot { index, fault })?;
+            if !self.covers(address, length, protection::WRITE) {
+                return Err(ImageError::HotUnmapped { index });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_thread(&self) -> Result<(), ImageError> {
+        let header = &self.header;
+        let in_stack = |address| self.segments().any(|s| s.kind == SegmentKind::Stack && s.address <= address && address < s.end());
+        let writable = |address, length| self.covers(address, length, protection::WRITE);
+        if !self.covers(header.pc, 1, protection::EXEC) {
+            return Err(ImageError::Pc);
+        }
+        // The ABI's alignment at a call, which is what the copy does first.
+        if !in_stack(header.sp) || header.sp % 16 != 0 {
+            return Err(ImageError::Sp);
+        }
+        if !writable(header.fs, 8) {
+            return Err(ImageError::Fs);
+        }
+        if header.tid % 4 != 0 || !writable(header.tid, 4) {
+            return Err(ImageError::Tid);
+        }
+        if header.robust_list != 0 && !writable(header.robust_list, ROBUST_LIST_LENGTH) {
+            return Err(ImageError::RobustList);
+        }
+        if header.rseq != 0 && (header.rseq % RSEQ_LENGTH != 0 || !writable(header.rseq, RSEQ_LENGTH)) {
+            return Err(ImageError::Rseq);
+        }
+        if header.inbox % 8 != 0 || !writable(header.inbox, size_of::<Inbox>() as u64) {
+            return Err(ImageError::Inbox);
+        }
+        if header.name.last() != Some(&0) {
+            return Err(ImageError::Name);
+        }
+        if header.umask > 0o777 {
+            return Err(ImageError::Umask);
+        }
+        if in_stack(header.bounds.start_stack) { Ok(()) } else { Err(ImageError::StartStack) }
+    }
+
+    fn check_bounds(&self) -> Result<(), ImageError> {
+        let Bounds { start_code, end_code, start_data, end_data, start_brk, brk, .. } = self.header.bounds;
+        let ordered = [(start_code, end_code), (start_data, end_data), (start_brk, brk)]
+            .iter()
+            .all(|&(start, end)| LOWEST <= start && start <= end && end <= HIGHEST);
+        if ordered { Ok(()) } else { Err(ImageError::Bounds) }
+    }
+
+    fn check_signals(&self) -> Result<(), ImageError> {
+        let executable = |address| self.covers(address, 1, protection::EXEC);
+        for (signal, action) in (1..).zip(&self.header.actions) {
+            let plausible = match action.handler {
+                0 | SIG_IGN => action.flags & !SA_KNOWN == 0,
+                handler => {
+                    action.flags & !SA_KNOWN == 0 && action.flags & SA_RESTORER != 0 && executable(handler) && executable(action.restorer)
+                }
+            };
+            let fixed = matches!(signal, SIGKILL | SIGSTOP) && *action != SignalAction::default();
+            if !plausible || fixed {
+                return Err(ImageError::SignalAction { signal });
+            }
+        }
+        let [address, flags, length] = self.header.signal_stack;
+        match flags {
+            SS_DISABLE => Ok(()),
+            0 if self.covers(address, length, protection::WRITE) => Ok(()),
+            _ => Err(ImageError::SignalStack),
+        }
+    }
+
+    /// Whether all of this range lies in segments with this protection. Segments that touch
+    /// are one memory: the writer divides a mapping where zeros begin.
+    fn covers(&self, address: u64, length: u64, wanted: u64) -> bool {
+        let Some(end) = address.checked_add(length) else { return false };
+        let mut reached = address;
+        // The first segment that ends behind the address; all are in ascending order.
+        let (mut low, mut high) = (0, self.header.segment_count as usize);
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.segment(middle) {
+                Ok(segment) if segment.end() <= address => low = middle + 1,
+                _ => high = middle,
+            }
+        }
+        while reached < end {
+            match self.segment(low) {
+                Ok(segment)
+                    if low < self.header.segment_count as usize && segment.address <= reached && segment.protection & wanted == wanted =>
+                {
+                    reached = segment.end();
+                    low += 1;
+                }
+                _ => return false,
+            }
+        }
+        length > 0
+    }
+}
+
+/// Replaces the list of ranges that every copy writes by these pages, in ascending order, as a
+/// copy found them. Pages that cannot be in it are left out: they come from untrusted code.
+/// Returns how many ranges the list now has.
+///
+/// # Errors
+/// As of [`parse`].
+pub fn set_hot(header: &mut [u8], file_length: u64, pages: impl Iterator<Item = u64>) -> Result<usize, ImageError> {
+    let mut count = 0;
+    let mut fixed = parse(header, file_length)?.header;
+    let mut last: Option<(u64, u64)> = None;
+    for page in pages {
+        let image = Image { bytes: header, header: fixed };
+        let is_next = last.is_none_or(|(address, length)| address + length <= page);
+        if page % PAGE != 0 || !is_next || !image.covers(page, PAGE, protection::WRITE) {
+            continue;
+        }
+        last = match last {
+            Some((address, length)) if address + length == page => Some((address, length + PAGE)),
+            _ if count == MAX_HOT => break,
+            _ => {
+                count += 1;
+                Some((page, PAGE))
+            }
+        };
+        if let Some((address, length)) = last {
+            put_words(header, HOT_AT + (count - 1) * HOT_BYTES, &[address, length]);
+        }
+    }
+    fixed.hot_count = count as u64;
+    fixed.write(header);
+    Ok(count)
+}
+
+/// Checks one range and returns its end, from which on the next may begin.
+fn check_range(address: u64, length: u64, free_from: u64) -> Result<u64, RangeFault> {
+    if address % PAGE != 0 || length % PAGE != 0 {
+        return Err(RangeFault::Unaligned);
+    }
+    let end = address.checked_add(length).filter(|end| *end <= HIGHEST).ok_or(RangeFault::Outside)?;
+    if length == 0 {
+        return Err(RangeFault::Empty);
+    }
+    if address < LOWEST {
+        return Err(RangeFault::Outside);
+    }
+    if address < place::END && end > place::RESTORER {
+        return Err(RangeFault::RestorersPlace);
+    }
+    if address < free_from {
+        return Err(RangeFault::Overlaps);
+    }
+    Ok(end)
+}
