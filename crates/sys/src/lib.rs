@@ -17,6 +17,8 @@ pub mod cred;
 pub mod descriptors;
 pub mod landlock;
 pub mod lockdown;
+#[cfg(feature = "image")]
+pub mod memory;
 pub mod mount;
 pub mod net;
 #[cfg(feature = "probe")]
@@ -28,6 +30,8 @@ pub mod socket;
 pub mod start;
 #[cfg(feature = "streams")]
 pub mod streams;
+#[cfg(feature = "image")]
+pub mod thread_state;
 
 pub use rustix::io::Errno;
 /// The result of a system call.

@@ -126,6 +126,18 @@ unsafe impl core::alloc::GlobalAlloc for Bump {
     unsafe fn dealloc(&self, _block: *mut u8, _layout: Layout) {}
 }
 
+/// An allocator that has nothing, for programs that allocate nothing.
+pub struct NoHeap;
+
+// SAFETY: null says that there is no block, so none is ever used or freed.
+unsafe impl core::alloc::GlobalAlloc for NoHeap {
+    unsafe fn alloc(&self, _layout: Layout) -> *mut u8 {
+        core::ptr::null_mut()
+    }
+
+    unsafe fn dealloc(&self, _block: *mut u8, _layout: Layout) {}
+}
+
 #[cfg(freestanding)]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,0 +1,420 @@
+"""Makes an image of a CPython that is about to open its program, for stockade-restore.
+
+Run as the module `sitecustomize`, first on PYTHONPATH, by `python3 OPTIONS /path/of/program`. It
+imports what most programs import and asks CPython to call it back when it looks at the
+program's path, which is the last thing before it opens the program. There the image is written
+and this process ends. A copy goes on from there with its own arguments and environment:
+CPython itself opens the program and runs it, with no frame, module, path entry, variable or hook
+of this file left. No code of a request ever runs in this process.
+
+Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
+descriptors, children, timers, shared memory) and whatever must not be the same in two copies
+(generators of random numbers that it cannot reseed). The list of known generators is not
+complete: two copies with the same pid must be compared before an image is used.
+
+Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
+in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
+the image (`gc.freeze`). Standard library only; CPython 3.10 to 3.13 on glibc.
+
+Parameters, which are not part of the image:
+STOCKADE_TEMPLATE_FD        descriptor of an empty file: the image
+STOCKADE_TEMPLATE_LIBRARY   path of the library that writes images
+STOCKADE_TEMPLATE_IMPORTS   modules to import, separated by commas
+STOCKADE_TEMPLATE_WARM      path of Python code to run after these imports, or nothing
+"""
+
+import io
+import os
+import posix
+import sys
+import time
+
+import _signal
+
+PRESENT = set(sys.modules)
+
+import gc  # noqa: E402  forgotten again below, as a fresh start has not imported it
+
+REFUSED = 125
+
+# What CPython and libc read once, before a copy begins: it must be as in the template.
+READ_AT_START = (b"PYTHON", b"LC_", b"LANG", b"LD_", b"MALLOC_", b"GLIBC_TUNABLES")
+
+# Libraries that generate random numbers, but are not known how to reseed.
+UNKNOWN_GENERATORS = (
+    "libgnutls", "libnss3", "libsoftokn3", "libfreebl3", "libgcrypt", "libsodium", "libmbedcrypto", "libwolfssl", "libbotan",
+    "libtorch", "libtensorflow", "libmkl_rt", "_sodium.", "_rust.",
+)  # fmt: skip
+
+# Classes whose objects live partly outside memory, by the module that defines them.
+OUTSIDE = {
+    "socket.socket", "subprocess.Popen", "threading.Thread", "mmap.mmap", "asyncio.BaseEventLoop", "sqlite3.Connection",
+    "multiprocessing.BaseProcess", "select.epoll", "_io.FileIO",
+}  # fmt: skip
+GENERATORS = {"random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator"}
+
+
+def refuse(*reasons):
+    """Ends the template."""
+    sys.stderr.write("stockade: template refused: " + "; ".join(reasons) + "\n")
+    sys.stderr.flush()
+    os._exit(REFUSED)
+
+
+def fail(reason):
+    """Ends a copy that cannot be what it is asked for."""
+    os.write(2, f"stockade: restored interpreter: {reason}\n".encode())
+    os._exit(REFUSED)
+
+
+# What an image cannot hold ---------------------------------------------------------------------
+
+
+def census(image):
+    """All reasons that the kernel's view of this process gives to refuse."""
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) != 1:
+        names = sorted({read(f"/proc/self/task/{task}/comm").strip() for task in tasks})
+        yield f"{len(tasks)} threads: {' '.join(names)}"
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue  # that of the listing itself
+        if int(number) > 2 and int(number) != image:
+            yield f"descriptor {number} is open: {target}"
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        yield "a child process"
+    except ChildProcessError:
+        pass
+    for timer in (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF):
+        if _signal.getitimer(timer)[0]:
+            yield "an interval timer"
+    if read("/proc/self/timers").strip():
+        yield "a POSIX timer"
+    # Shared writable memory, shadow stacks and the like: the library that writes the image.
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def live_objects():
+    """Objects that must not be the same in two copies, or are more than memory."""
+    numpy = getattr(sys.modules.get("numpy.random"), "mtrand", None)
+    # Those that are reseeded, and the standard streams.
+    known = {id(getattr(sys.modules.get("random"), "_inst", None))}
+    if numpy:
+        known |= {id(numpy._rand), id(numpy._rand._bit_generator)}
+    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        known.add(id(getattr(stream.buffer, "raw", stream.buffer)))
+    for thing in gc.get_objects():
+        if id(thing) in known:
+            continue
+        kinds = {f"{str(kind.__module__).partition('.')[0]}.{kind.__qualname__}" for kind in type(thing).__mro__}
+        name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+        if kinds & GENERATORS and "random.SystemRandom" not in kinds:
+            yield f"a generator that would repeat: {name}"
+        elif kinds & OUTSIDE and name != "threading._MainThread" and not getattr(thing, "closed", False):
+            if not kinds & {"multiprocessing.BaseProcess"} or name != "multiprocessing.process._MainProcess":
+                yield f"an object of more than memory: {name}"
+
+
+# What must differ between copies -----------------------------------------------------------------
+
+
+class Reseeding:
+    """Calls that give a copy its own random numbers. They are found in the template: a copy's
+    memory has no file names."""
+
+    def __init__(self, ctypes):
+        self.ctypes = ctypes
+        self.calls = []
+        self.unknown = []
+        names = {line.split(None, 5)[5] for line in read("/proc/self/maps").splitlines() if "/" in line}
+        self.unknown += [f"random numbers of {name} cannot be reseeded" for name in sorted(names) if os.path.basename(name).startswith(UNKNOWN_GENERATORS)]
+        self.find_libcrypto(sorted(name for name in names if "libcrypto" in os.path.basename(name)))
+        self.find_sqlite(sorted(name for name in names if "sqlite3" in os.path.basename(name)))
+        if "numpy.random" in sys.modules:
+            self.calls.append(sys.modules["numpy.random"].seed)
+
+    def library(self, path):
+        return self.ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+
+    def find_libcrypto(self, paths):
+        if not paths and sys.modules.keys() & {"_ssl", "_hashlib"}:
+            self.unknown.append("OpenSSL is part of another library, and cannot be reseeded")
+        for path in paths:
+            library = self.library(path)
+            if hasattr(library, "EVP_RAND_reseed"):
+                get = [library.RAND_get0_primary, library.RAND_get0_public, library.RAND_get0_private]
+                generators = [self.pointer(function, None) for function in get]
+                self.calls += [lambda g=g, f=library.EVP_RAND_reseed: self.reseed_3(f, g) for g in generators]
+            elif hasattr(library, "RAND_DRBG_reseed"):
+                get = [library.RAND_DRBG_get0_master, library.RAND_DRBG_get0_public, library.RAND_DRBG_get0_private]
+                generators = [self.pointer(function) for function in get]
+                self.calls += [lambda g=g, f=library.RAND_DRBG_reseed: self.reseed_1(f, g) for g in generators]
+            else:
+                self.unknown.append(f"{path} has no call that reseeds it")
+
+    def pointer(self, function, *arguments):
+        function.restype = self.ctypes.c_void_p
+        return self.ctypes.c_void_p(function(*arguments))
+
+    def reseed_3(self, function, generator):
+        fresh, size = os.urandom(48), self.ctypes.c_size_t
+        if function(generator, 0, None, size(0), fresh, size(len(fresh))) != 1:
+            fail("OpenSSL was not reseeded")
+
+    def reseed_1(self, function, generator):
+        fresh = os.urandom(48)
+        if function(generator, fresh, self.ctypes.c_size_t(len(fresh)), 0) != 1:
+            fail("OpenSSL was not reseeded")
+
+    def find_sqlite(self, paths):
+        # A length of 0 makes it take a new seed from the system when it is next used.
+        if not paths and "_sqlite3" in sys.modules:
+            self.unknown.append("SQLite is part of another library, and cannot be reseeded")
+        for path in paths:
+            library = self.library(path)
+            if hasattr(library, "sqlite3_randomness"):
+                self.calls.append(lambda f=library.sqlite3_randomness: f(0, None))
+
+    def reseed(self):
+        """Of `random` and of what registered itself for fork, PyOS_AfterFork_Child takes care."""
+        for call in self.calls:
+            call()
+        loaded = sys.modules.get
+        if process := loaded("multiprocessing.process"):
+            process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
+        if tempfile := loaded("tempfile"):
+            tempfile._name_sequence = tempfile.tempdir = None
+
+
+# A copy --------------------------------------------------------------------------------------------
+
+
+def take_arguments(ctypes, library, template):
+    """The arguments and the environment that the copy was started with."""
+    word = ctypes.c_size_t
+    library.stockade_image_inbox.restype = ctypes.POINTER(word * 3)
+    argc, argv, envp = library.stockade_image_inbox().contents
+
+    def strings(address):
+        while pointer := word.from_address(address).value:
+            yield ctypes.string_at(pointer)
+            address += ctypes.sizeof(word)
+
+    arguments = [os.fsdecode(argument) for argument in strings(argv)]
+    if arguments[: len(template.fixed)] != template.fixed:
+        fail(f"made for {template.fixed}, started with {arguments[: len(template.fixed)]}")
+    environ = variables(strings(envp))
+    read_at_start = template.read_at_start(environ)
+    if read_at_start != template.variables:
+        names = {name for name, _ in read_at_start.items() ^ template.variables.items()}
+        fail(f"made with other values of {', '.join(sorted(map(os.fsdecode, names)))}")
+    environ.update(template.coerced)
+    had_zone = posix.environ.get(b"TZ")
+    for data in (posix.environ, os.environ._data):
+        data.clear()
+        data.update(environ)
+    ctypes.c_void_p.in_dll(ctypes.pythonapi, "environ").value = envp
+    for name, value in template.coerced.items():
+        os.putenv(name, value)
+    if environ.get(b"TZ") != had_zone:
+        time.tzset()
+    sys.orig_argv[:] = arguments
+    sys.argv[:] = arguments[len(template.fixed) - 1 :]
+
+
+def variables(strings):
+    """An environment as CPython reads it: the first of a name counts."""
+    found = {}
+    for variable in strings:
+        name, equals, value = variable.partition(b"=")
+        if equals:
+            found.setdefault(name, value)
+    return found
+
+
+def open_streams():
+    """Makes the standard streams anew, as `create_stdio` of CPython does: what they are buffered
+    by depends on what the descriptors are. The text objects stay the same."""
+    all_unbuffered = sys.__stdout__.write_through
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = getattr(sys, f"__{name}__")
+        try:
+            os.fstat(number)
+        except OSError:
+            setattr(sys, name, None)
+            setattr(sys, f"__{name}__", None)
+            continue
+        unbuffered = all_unbuffered and mode == "w"
+        buffer = io.open(number, mode + "b", buffering=0 if unbuffered else -1, closefd=False)
+        raw = buffer if unbuffered else buffer.raw
+        raw.name = f"<{name}>"
+        by_line = not all_unbuffered and (number == 2 or raw.isatty())
+        stream.__init__(buffer, stream.encoding, stream.errors, "\n", by_line, all_unbuffered)
+        stream.mode = mode
+
+
+def start_clocks():
+    """What modules noted of the process and the time when they were imported."""
+    loaded = sys.modules.get
+    if (threading := loaded("threading")) and hasattr(threading.main_thread(), "_set_native_id"):
+        threading.main_thread()._set_native_id()
+    if logging := loaded("logging"):
+        logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()
+
+
+def forget_imports(modules, places):
+    """Forgets what was imported since these were all."""
+    for name in sys.modules.keys() - modules:
+        del sys.modules[name]
+    for name in sys.path_importer_cache.keys() - places:
+        del sys.path_importer_cache[name]
+
+
+# The template --------------------------------------------------------------------------------------
+
+
+class Template:
+    """What the parameters ask for, and what a copy must have in common with this process."""
+
+    def __init__(self):
+        with open("/proc/self/environ", "rb") as file:
+            initial = variables(file.read().split(b"\0"))
+        # CPython sets it where the locale is "C" (PEP 538), for itself and its children.
+        self.coerced = {b"LC_CTYPE": posix.environ[b"LC_CTYPE"]} if posix.environ.keys() - initial.keys() == {b"LC_CTYPE"} else {}
+        # Out of the environment first: nothing that is imported shall see them.
+        take = lambda name: os.environ.pop(f"STOCKADE_TEMPLATE_{name}", "")
+        self.image = int(take("FD") or -1)
+        self.library = take("LIBRARY")
+        self.imports = [name for name in take("IMPORTS").split(",") if name]
+        self.warm = take("WARM")
+        self.program = sys.argv[0]
+        # The interpreter, its options and the program.
+        self.fixed = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+        place, _, rest = os.environ.pop("PYTHONPATH", "").partition(os.pathsep)
+        if rest:
+            os.environ["PYTHONPATH"] = rest
+        self.place = os.path.abspath(place)
+        self.variables = {name: value for name, value in self.read_at_start(posix.environ).items() if name not in self.coerced}
+
+    @staticmethod
+    def read_at_start(environ):
+        return {name: value for name, value in environ.items() if name.startswith(READ_AT_START)}
+
+    def check(self):
+        if not os.path.isabs(self.program):
+            refuse("the program must be an absolute path")
+        # CPython would open it while it looks for an archive.
+        if os.path.isfile(self.program) or os.path.isdir(self.program):
+            refuse(f"{self.program} exists: no program may be there in a template")
+
+    def leave_path(self):
+        """Undoes how this module was found."""
+        sys.path.remove(self.place)
+        sys.path_importer_cache.pop(self.place, None)
+        del sys.modules["sitecustomize"]
+        forget_imports(PRESENT, set(sys.path_importer_cache))
+
+    def warm_up(self):
+        for name in self.imports:
+            __import__(name)
+        if self.warm:
+            with open(self.warm, encoding="utf-8") as file:
+                code = compile(file.read(), self.warm, "exec")
+            exec(code, {"__name__": "stockade_warm"})
+        # The compiler's and the interpreter's own first steps.
+        exec(compile("x = sum(i * i for i in range(1000))\n", "<warm>", "exec"), {})
+
+    def prepare(self):
+        """Returns the function that writes the image."""
+        before = set(sys.modules), set(sys.path_importer_cache)
+        import ctypes
+
+        library = ctypes.PyDLL(self.library)
+        library.stockade_image_reason.restype = ctypes.c_char_p
+        reseeding = Reseeding(ctypes)
+        # A copy that imports them gets its own.
+        forget_imports(*before)
+
+        def write():
+            reasons = [*reseeding.unknown, *census(self.image), *live_objects()]
+            if reasons:
+                refuse(*reasons)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            gc.collect()
+            gc.freeze()
+            # To CPython a copy is the child of a fork.
+            ctypes.pythonapi.PyOS_BeforeFork()
+            written = library.stockade_image_write(self.image)
+            if written != 1:
+                ctypes.pythonapi.PyOS_AfterFork_Parent()
+            if written == 0:
+                os._exit(0)
+            if written != 1:
+                refuse(os.fsdecode(library.stockade_image_reason()))
+            ctypes.pythonapi.PyOS_AfterFork_Child()
+            reseeding.reseed()
+            take_arguments(ctypes, library, self)
+            open_streams()
+            start_clocks()
+
+        return write
+
+    def call_back(self, write):
+        """Has CPython call `write` when it asks whether the program is an archive or a directory."""
+
+        def hook(path):
+            if path != self.program:
+                raise ImportError(path=path)
+            if sys.path_hooks[-1] is not hook:
+                refuse("another hook was added to sys.path_hooks")
+            # The last of the list may leave it while the list is gone through.
+            sys.path_hooks.pop()
+            try:
+                write()
+            except BaseException as error:
+                fail(f"{type(error).__name__}: {error}")
+            # The others have answered for the template, where no program was.
+            for other in sys.path_hooks:
+                try:
+                    return other(path)
+                except ImportError:
+                    pass
+            raise ImportError(path=path)
+
+        sys.path_hooks.append(hook)
+
+
+def make():
+    template = Template()
+    template.check()
+    template.leave_path()
+    found = True
+    try:
+        # The installation's own, which stood behind this one.
+        import sitecustomize
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        found = False
+    try:
+        template.warm_up()
+        template.call_back(template.prepare())
+    except BaseException as error:
+        refuse(f"{type(error).__name__}: {error}")
+    if not found:
+        # To `site`, and to `sys.modules`, there was none.
+        raise ImportError("no sitecustomize", name="sitecustomize")
+
+
+make()
