@@ -108,7 +108,8 @@ def live_objects():
     """Objects that must not be the same in two copies, or are more than memory."""
     numpy = getattr(sys.modules.get("numpy.random"), "mtrand", None)
     # Those that are reseeded, and the standard streams.
-    known = {id(getattr(sys.modules.get("random"), "_inst", None))}
+    names = getattr(sys.modules.get("tempfile"), "_name_sequence", None)
+    known = {id(getattr(sys.modules.get("random"), "_inst", None)), id(getattr(names, "_rng", None))}
     if numpy:
         known |= {id(numpy._rand), id(numpy._rand._bit_generator)}
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
@@ -272,6 +273,18 @@ def start_clocks():
         logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()
 
 
+def freeze(ctypes):
+    """Keeps the collector off the image: it writes to each object that it looks at, and a copy
+    would then have a page of its own for each."""
+    gc.collect()
+    gc.freeze()
+    # But for the program's module, or what belongs to it would not be collected at the end.
+    main = sys.modules["__main__"]
+    for thing in (main, main.__dict__):
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(thing))
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(thing))
+
+
 def forget_imports(modules, places):
     """Forgets what was imported since these were all."""
     for name in sys.modules.keys() - modules:
@@ -351,8 +364,7 @@ class Template:
                 refuse(*reasons)
             sys.stdout.flush()
             sys.stderr.flush()
-            gc.collect()
-            gc.freeze()
+            freeze(ctypes)
             # To CPython a copy is the child of a fork.
             ctypes.pythonapi.PyOS_BeforeFork()
             written = library.stockade_image_write(self.image)
