@@ -2,13 +2,13 @@
 
 use core::fmt::{self, Write};
 
-use stockade_protocol::image::ImageError;
+use stockade_protocol::image::{ImageError, Mapping};
 use stockade_sys::Errno;
 
 /// Why no image was written.
 pub(crate) enum Refusal {
-    /// A mapping that an image cannot hold: its line in smaps, and why.
-    Mapping { line: ShownLine, why: &'static str },
+    /// A mapping that an image cannot hold, and why.
+    Mapping { mapping: NamedMapping, why: &'static str },
     /// More mappings than an image has room for.
     TooMany,
     /// More threads than one.
@@ -21,16 +21,19 @@ pub(crate) enum Refusal {
     Image(ImageError),
 }
 
-/// The beginning of a line, copied out of the work area.
-pub(crate) struct ShownLine {
-    bytes: [u8; 160],
+/// A mapping to be named, copied out of the work area.
+pub(crate) struct NamedMapping {
+    start: u64,
+    end: u64,
+    /// The beginning of its name, padded with 0.
+    name: [u8; 80],
 }
 
-impl ShownLine {
-    pub(crate) fn new(line: &[u8]) -> ShownLine {
-        let mut bytes = [0; 160];
-        bytes.iter_mut().zip(line).for_each(|(place, byte)| *place = *byte);
-        ShownLine { bytes }
+impl NamedMapping {
+    pub(crate) fn new(mapping: &Mapping<'_>) -> NamedMapping {
+        let mut name = [0; 80];
+        name.iter_mut().zip(mapping.name).for_each(|(place, byte)| *place = *byte);
+        NamedMapping { start: mapping.start, end: mapping.end, name }
     }
 }
 
@@ -42,10 +45,10 @@ pub(crate) fn to(what: &'static str) -> impl Fn(Errno) -> Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Mapping { line, why } => {
-                write!(f, "{why}: ")?;
-                // A path may have any byte but a line's end.
-                line.bytes.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid().trim_end_matches('\0')))
+            Refusal::Mapping { mapping: NamedMapping { start, end, name }, why } => {
+                write!(f, "{why}: {start:x}-{end:x} ")?;
+                // A path may have any byte.
+                name.utf8_chunks().try_for_each(|chunk| f.write_str(chunk.valid().trim_end_matches('\0')))
             }
             Refusal::TooMany => f.write_str("too many mappings"),
             Refusal::Threads { count } => write!(f, "{count} threads"),

@@ -17,7 +17,7 @@ use stockade_protocol::image::{
 use stockade_sys::memory::{Range, map_work_area, unmap, write_from};
 
 use crate::{
-    refusal::{Refusal, ShownLine, to},
+    refusal::{NamedMapping, Refusal, to},
     state::{Libc, bounds, thread_header},
 };
 
@@ -170,18 +170,18 @@ struct Memory<'a> {
 
 impl Memory<'_> {
     fn write_all(&mut self, smaps: &[u8]) -> Result<(), Refusal> {
-        let mut current: Option<(&[u8], Mapping<'_>)> = None;
+        let mut current: Option<Mapping<'_>> = None;
         let mut anonymous_kib = 0;
         for line in lines(smaps) {
             if let Some(mapping) = Mapping::parse(line) {
-                (current, anonymous_kib) = (Some((line, mapping)), 0);
+                (current, anonymous_kib) = (Some(mapping), 0);
             } else if let Some(value) = line.strip_prefix(b"Anonymous:") {
                 let digits = value.trim_ascii().split(|&byte| byte == b' ').next().unwrap_or_default();
                 anonymous_kib = core::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).unwrap_or(u64::MAX);
             } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
                 // The last line of each mapping.
-                let Some((line, mapping)) = current.take() else { continue };
-                let refuse = |why| Refusal::Mapping { line: ShownLine::new(line), why };
+                let Some(mapping) = current.take() else { continue };
+                let refuse = |why| Refusal::Mapping { mapping: NamedMapping::new(&mapping), why };
                 let treatment = treatment(&mapping, flags, anonymous_kib).map_err(refuse)?;
                 self.write(&mapping, &treatment).map_err(|error| match error {
                     Refusal::Call { errno: Errno::FAULT, .. } => refuse("memory that cannot be read"),

@@ -16,6 +16,7 @@ mod copy;
 
 use core::fmt::{self, Write};
 
+use rustix::fd::BorrowedFd;
 use stockade_protocol::image::ImageError;
 use stockade_sys::{Errno, process::exit_now};
 
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn run(initial_stack: *const u64) -> ! {
     // A message that does not fit is cut off.
     let _whole = writeln!(line, "stockade-restore: {failure}");
     // SAFETY: nothing here closes it; where the caller gave none, the write fails.
-    let stderr = unsafe { rustix::stdio::stderr() };
+    let stderr = unsafe { BorrowedFd::borrow_raw(2) };
     let _nowhere_else = rustix::io::write(stderr, line.bytes.get(..line.length).unwrap_or_default());
     exit_now(FAILED)
 }

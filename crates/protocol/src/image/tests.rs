@@ -3,7 +3,10 @@
 
 use alloc::{vec, vec::Vec};
 
-use super::*;
+use super::{
+    check::{SA_RESTORER, SIG_IGN},
+    *,
+};
 
 const CODE: u64 = 0x40_0000;
 const DATA: u64 = 0x50_0000;
