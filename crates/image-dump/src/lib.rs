@@ -12,6 +12,9 @@
 //! /* why it was refused, one line without its end */
 //! const struct { uint64_t argc; char **argv, **envp; } *stockade_image_inbox(void);
 //! /* in a copy: arguments and environment that it was started with, which stay in place */
+//! void stockade_image_note_pages(int status, void *fd);
+//! /* for on_exit(3) in a child of the template that does what every copy does: notes in the
+//!    image which pages it wrote, so that the restorer copies them at once */
 //! ```
 //!
 //! Between saving the registers and the last byte of the image it makes system calls only: no
@@ -20,11 +23,16 @@
 //! random generators) is the template's work (`template.py`).
 #![no_std]
 
+mod hot;
 mod refusal;
 mod state;
 mod writer;
 
-use core::{arch::naked_asm, cell::UnsafeCell, ffi::c_int};
+use core::{
+    arch::naked_asm,
+    cell::UnsafeCell,
+    ffi::{c_int, c_void},
+};
 
 use rustix::fd::BorrowedFd;
 use stockade_protocol::image::{Inbox, place};
@@ -105,6 +113,16 @@ pub extern "C" fn stockade_image_reason() -> *const u8 {
 #[unsafe(no_mangle)]
 pub extern "C" fn stockade_image_inbox() -> *const Inbox {
     INBOX.0.get()
+}
+
+/// See the top of this file.
+///
+/// # Safety
+/// `fd` is that of an image, and the process has one thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stockade_image_note_pages(_status: c_int, fd: *mut c_void) {
+    // SAFETY: the caller vouches for the descriptor and the one thread.
+    let _only_slower = unsafe { hot::note_written_pages(BorrowedFd::borrow_raw(fd as usize as c_int)) };
 }
 
 /// Writes the image of a process that is to go on at `pc` with `sp`.

@@ -1,20 +1,25 @@
 """Makes an image of a CPython that is about to open its program, for stockade-restore.
 
-Run as the module `sitecustomize`, first on PYTHONPATH, by `python3 OPTIONS /path/of/program`. It
-imports what most programs import and asks CPython to call it back when it looks at the
-program's path, which is the last thing before it opens the program. There the image is written
-and this process ends. A copy goes on from there with its own arguments and environment:
-CPython itself opens the program and runs it, with no frame, module, path entry, variable or hook
-of this file left. No code of a request ever runs in this process.
+Run as the module `sitecustomize`, first on PYTHONPATH or in the place of the installation's own,
+by `python3 OPTIONS /path/of/program`. It imports what most programs import and asks CPython to
+call it back when it looks at the program's path, which is the last thing before it opens the
+program. There the image is written and this process ends. A copy goes on from there with its own
+arguments and environment: CPython itself opens the program and runs it, with no frame, module,
+path entry, variable or hook of this file left, but for one function at the end (`SpareModules`).
+No code of a request ever runs in this process.
 
 Refused, with a line on stderr and status 125: whatever an image cannot hold (threads, open
 descriptors, children, timers, shared memory) and whatever must not be the same in two copies
 (generators of random numbers that it cannot reseed). The list of known generators is not
 complete: two copies with the same pid must be compared before an image is used.
 
+A child of the template then rehearses a copy's life with no program in it. Which pages it
+writes is noted in the image, and the restorer copies them at once.
+
 Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
 in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
-the image (`gc.freeze`). Standard library only; CPython 3.10 to 3.13 on glibc.
+the image (`gc.freeze`), and its modules are not taken apart at the end. Standard library only;
+CPython 3.10 to 3.13 on glibc.
 
 Parameters, which are not part of the image:
 STOCKADE_TEMPLATE_FD        descriptor of an empty file: the image
@@ -33,7 +38,9 @@ import _signal
 
 PRESENT = set(sys.modules)
 
-import gc  # noqa: E402  forgotten again below, as a fresh start has not imported it
+# Forgotten again below, since a fresh start has not imported them.
+import atexit  # noqa: E402
+import gc  # noqa: E402
 
 REFUSED = 125
 
@@ -293,6 +300,47 @@ def forget_imports(modules, places):
         del sys.path_importer_cache[name]
 
 
+class LastFlush:
+    """Flushes the standard streams when `sys` is taken apart, as they are when they end there."""
+
+    def __init__(self):
+        self.streams = [sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__]
+
+    def __del__(self):
+        for stream in self.streams:
+            try:
+                stream.flush()
+            except Exception:  # closed or none, and this is no time to say so
+                pass
+
+
+class SpareModules:
+    """At its end CPython takes each module apart, and with it most objects of the image: a copy
+    would first get a page of its own for each. No program can notice that they stay, but for
+    what it has hung into these modules. Its own module, and all it has imported itself, are taken
+    apart as always."""
+
+    def __init__(self):
+        self.kept = {}
+        # The first that is registered is called last.
+        atexit.register(self.leave)
+
+    def keep(self, ctypes):
+        # `multiprocessing` has another name for the program's module.
+        others = [sys.modules[name] for name in ("__main__", "builtins", "sys")]
+        self.kept.update((name, module) for name, module in sys.modules.items() if module not in others)
+        # For ever: neither this object nor its modules are freed.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.kept))
+
+    def leave(self):
+        modules, kept = sys.modules, self.kept
+        for name in kept:
+            if modules.get(name) is kept[name]:
+                del modules[name]
+        # Streams are flushed for the last time when nothing holds them, but kept modules may.
+        sys.stockade_last_flush = LastFlush()
+
+
 # The template --------------------------------------------------------------------------------------
 
 
@@ -313,10 +361,14 @@ class Template:
         self.program = sys.argv[0]
         # The interpreter, its options and the program.
         self.fixed = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-        place, _, rest = os.environ.pop("PYTHONPATH", "").partition(os.pathsep)
-        if rest:
-            os.environ["PYTHONPATH"] = rest
-        self.place = os.path.abspath(place)
+        # Where this file is: first on PYTHONPATH, or in the place of the installation's own.
+        self.place = os.path.dirname(os.path.abspath(__file__))
+        first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+        self.on_path = bool(first) and os.path.abspath(first) == self.place
+        if self.on_path:
+            del os.environ["PYTHONPATH"]
+            if rest:
+                os.environ["PYTHONPATH"] = rest
         self.variables = {name: value for name, value in self.read_at_start(posix.environ).items() if name not in self.coerced}
 
     @staticmethod
@@ -324,6 +376,10 @@ class Template:
         return {name: value for name, value in environ.items() if name.startswith(READ_AT_START)}
 
     def check(self):
+        if sys.implementation.name != "cpython" or not (3, 10) <= sys.version_info < (3, 14) or "t" in sys.abiflags:
+            refuse(f"{sys.implementation.name} {sys.version.split()[0]}{sys.abiflags} is not one of CPython 3.10 to 3.13")
+        if self.image < 0:
+            refuse("no descriptor for the image is given")
         if not os.path.isabs(self.program):
             refuse("the program must be an absolute path")
         # CPython would open it while it looks for an archive.
@@ -332,8 +388,9 @@ class Template:
 
     def leave_path(self):
         """Undoes how this module was found."""
-        sys.path.remove(self.place)
-        sys.path_importer_cache.pop(self.place, None)
+        if self.on_path:
+            sys.path.remove(self.place)
+            sys.path_importer_cache.pop(self.place, None)
         del sys.modules["sitecustomize"]
         forget_imports(PRESENT, set(sys.path_importer_cache))
 
@@ -347,7 +404,7 @@ class Template:
         # The compiler's and the interpreter's own first steps.
         exec(compile("x = sum(i * i for i in range(1000))\n", "<warm>", "exec"), {})
 
-    def prepare(self):
+    def prepare(self, spare):
         """Returns the function that writes the image."""
         before = set(sys.modules), set(sys.path_importer_cache)
         import ctypes
@@ -364,23 +421,40 @@ class Template:
                 refuse(*reasons)
             sys.stdout.flush()
             sys.stderr.flush()
+            spare.keep(ctypes)
             freeze(ctypes)
             # To CPython a copy is the child of a fork.
             ctypes.pythonapi.PyOS_BeforeFork()
             written = library.stockade_image_write(self.image)
             if written != 1:
                 ctypes.pythonapi.PyOS_AfterFork_Parent()
-            if written == 0:
-                os._exit(0)
-            if written != 1:
+            if written == -1:
                 refuse(os.fsdecode(library.stockade_image_reason()))
-            ctypes.pythonapi.PyOS_AfterFork_Child()
+            if written == 0:
+                self.rehearse(ctypes, library)
+            else:
+                ctypes.pythonapi.PyOS_AfterFork_Child()
             reseeding.reseed()
-            take_arguments(ctypes, library, self)
+            if written == 1:
+                take_arguments(ctypes, library, self)
             open_streams()
             start_clocks()
 
         return write
+
+    def rehearse(self, ctypes, library):
+        """Ends this process, once a child has done as a copy does: its pages become known."""
+        child = os.fork()
+        if child:
+            os.waitpid(child, 0)
+            os._exit(0)
+        # It finds no program and says so.
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        os.close(null)
+        # Behind all that CPython does at its end.
+        ctypes.CDLL(None).on_exit(library.stockade_image_note_pages, ctypes.c_void_p(self.image))
 
     def call_back(self, write):
         """Has CPython call `write` when it asks whether the program is an archive or a directory."""
@@ -408,20 +482,22 @@ class Template:
 
 
 def make():
+    spare = SpareModules()
     template = Template()
     template.check()
     template.leave_path()
-    found = True
+    found = template.on_path
     try:
-        # The installation's own, which stood behind this one.
-        import sitecustomize
+        if template.on_path:
+            # The installation's own, which stood behind this one.
+            import sitecustomize
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
         found = False
     try:
         template.warm_up()
-        template.call_back(template.prepare())
+        template.call_back(template.prepare(spare))
     except BaseException as error:
         refuse(f"{type(error).__name__}: {error}")
     if not found:

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Room for the header and for the text of smaps: some 20,000 mappings.
-const WORK: Range = Range { address: place::WRITER, length: 16 << 20 };
+pub(crate) const WORK: Range = Range { address: place::WRITER, length: 16 << 20 };
 /// From so many zero pages on, zeros are a segment of their own. Fewer become holes in the
 /// file: a segment costs the restorer a system call.
 const MIN_ZERO_PAGES: u64 = 32;

@@ -393,6 +393,11 @@ pub fn write_segment(header: &mut [u8], index: usize, segment: &Segment) -> bool
     fits
 }
 
+/// Where the list of so many ranges that every copy writes lies in the header.
+pub const fn hot_list(count: usize) -> core::ops::Range<usize> {
+    HOT_AT..HOT_AT + count * HOT_BYTES
+}
+
 /// How many bytes of the header an image with so many segments uses.
 pub const fn header_used(segments: usize) -> usize {
     SEGMENTS_AT + segments * SEGMENT_BYTES

@@ -4,7 +4,7 @@
 
 use std::{
     env,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::Write,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
@@ -12,6 +12,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use stockade_protocol::image::DESCRIPTOR;
 use stockade_sys::seccomp::load_filter;
 
@@ -49,6 +50,8 @@ pub(crate) use or_skip;
 pub struct Site {
     pub python: PathBuf,
     pub directory: PathBuf,
+    /// A file of memory, as the launcher would give it.
+    pub image: File,
     /// How its processes are started.
     pub filtered: bool,
 }
@@ -90,15 +93,13 @@ impl Site {
         let directory = env::temp_dir().join(name);
         fs::create_dir_all(directory.join("site")).unwrap();
         fs::write(directory.join("beside.py"), "VALUE = 42\n").unwrap();
-        Ok(Site { python, directory, filtered: false })
+        let image =
+            memfd_create("image", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| format!("memfd_create: {error}"))?;
+        Ok(Site { python, directory, image: image.into(), filtered: false })
     }
 
     pub fn program(&self) -> PathBuf {
         self.directory.join("main.py")
-    }
-
-    pub fn image(&self) -> PathBuf {
-        self.directory.join("image")
     }
 
     /// Runs a template. Its image is complete where it ends with 0.
@@ -117,13 +118,12 @@ impl Site {
         fs::write(self.directory.join("site/sitecustomize.py"), TEMPLATE.replacen(from, to, usize::from(!from.is_empty()))).unwrap();
         let warm = self.directory.join("warm.py");
         fs::write(&warm, recipe.warm).unwrap();
-        let image = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(self.image()).unwrap();
         let mut command = if recipe.in_pid_namespace {
-            let mut command = self.command(Path::new("unshare"), Some(&image));
+            let mut command = self.command(Path::new("unshare"), Some(&self.image));
             command.args(namespace_options()).arg(&self.python);
             command
         } else {
-            self.command(&self.python, Some(&image))
+            self.command(&self.python, Some(&self.image))
         };
         command.args(options).arg(self.program());
         self.set_variables(&mut command, Start::default().variables);
@@ -138,10 +138,11 @@ impl Site {
             .unwrap()
     }
 
-    /// The same, where it must succeed.
+    /// The same, where it must succeed. Nothing can change the image afterwards.
     pub fn make(&self, recipe: &Recipe<'_>) {
         let output = self.template(recipe);
         assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+        fcntl_add_seals(&self.image, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).unwrap();
     }
 
     pub fn write_program(&self, code: &[u8]) {
@@ -158,8 +159,7 @@ impl Site {
 
     /// A copy that is pid 1 of a namespace of its own.
     pub fn copy_in_pid_namespace(&self, start: &Start<'_>) -> Output {
-        let image = File::open(self.image()).unwrap();
-        let mut command = self.command(Path::new("unshare"), Some(&image));
+        let mut command = self.command(Path::new("unshare"), Some(&self.image));
         // The interpreter in between has set LC_CTYPE for its children (PEP 538).
         let exec = "import os, sys; os.environ.pop('LC_CTYPE', 0); os.execv(sys.argv[1], sys.argv[2:])";
         command.args(namespace_options()).arg(&self.python).args(["-I", "-c", exec, RESTORER]).arg(&self.python);
@@ -192,8 +192,7 @@ impl Site {
         if !copy {
             return self.command(&self.python, None);
         }
-        let image = File::open(self.image()).unwrap();
-        let mut command = self.command(Path::new(RESTORER), Some(&image));
+        let mut command = self.command(Path::new(RESTORER), Some(&self.image));
         command.arg0(&self.python);
         command
     }
