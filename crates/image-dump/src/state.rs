@@ -109,3 +109,23 @@ pub(crate) fn bounds(text: &[u8]) -> Option<Bounds> {
         start_stack: field(28)?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::{format, string::String};
+
+    use super::bounds;
+
+    #[test]
+    fn the_bounds_are_found_behind_any_name_and_only_where_all_are() {
+        // Each field has its own number as value.
+        let fields = |last: u64| (4..=last).fold(String::from("7 (a) R (b c) R"), |text, number| format!("{text} {number}"));
+        let Some(found) = bounds(format!("{}\n", fields(52)).as_bytes()) else { panic!("not found") };
+        assert_eq!([found.start_code, found.end_code, found.start_stack], [26, 27, 28]);
+        assert_eq!([found.start_data, found.end_data, found.start_brk], [45, 46, 47]);
+        for bad in [String::new(), String::from("7 (a) R"), String::from(")"), fields(46), fields(52).replace(" 45 ", " x ")] {
+            assert_eq!(bounds(bad.as_bytes()), None, "{bad}");
+        }
+    }
+}

@@ -96,6 +96,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// What becomes of a mapping.
+#[derive(Debug, PartialEq, Eq)]
 enum Treatment {
     /// It is no part of the image: the kernel's, or the writer's.
     Leave,
@@ -292,4 +293,54 @@ fn is_zero(address: u64) -> bool {
         // which has one thread. Volatile, because it may be memory that Rust knows otherwise.
         unsafe { ((address + 8 * index) as *const u64).read_volatile() == 0 }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decide(line: &str, flags: &[u8], anonymous_kib: u64) -> Result<Treatment, &'static str> {
+        Mapping::parse(line.as_bytes()).map_or(Err("no mapping"), |mapping| treatment(&mapping, flags, anonymous_kib))
+    }
+
+    #[test]
+    fn what_a_copy_could_not_have_is_refused_with_its_reason() {
+        let anonymous = "7f0000000000-7f0000001000 rw-p 00000000 00:00 0 ";
+        for (line, flags, reason) in [
+            (anonymous, &b"rd wr mr mw me ac ss"[..], "a shadow stack"),
+            (anonymous, b"rd wr um", "memory that userfaultfd fills"),
+            (anonymous, b"rd wr uw", "memory whose writes userfaultfd watches"),
+            (anonymous, b"rd wr ht", "memory of hugetlbfs"),
+            (anonymous, b"rd wr io pf", "memory of a device"),
+            (anonymous, b"rd wr gd", "a second stack that grows"),
+            ("7f0000000000-7f0000001000 rw-s 00000000 00:01 7 /dev/zero (deleted)", b"rd wr sh", "shared writable memory"),
+            ("7f0000000000-7f0000001000 ---p 00000000 00:00 0 ", b"mr mw me", "memory that cannot be read"),
+            ("7f0000000000-7f0000001000 --xp 00000000 00:00 0 ", b"ex", "memory that cannot be read"),
+            ("800000000000-800000001000 rw-p 00000000 00:00 0 ", b"rd wr", "a mapping lies above 47 bits"),
+            ("100000000000-100000001000 rw-p 00000000 00:00 0 ", b"rd wr", "a mapping lies where the restorer works"),
+            ("0fffffff0000-100000001000 rw-p 00000000 00:00 0 ", b"rd wr", "a mapping lies where the restorer works"),
+        ] {
+            assert_eq!(decide(line, flags, 4), Err(reason), "{line}");
+        }
+    }
+
+    #[test]
+    fn each_other_mapping_is_written_as_what_it_is() {
+        for (line, flags, expected) in [
+            ("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 ", &b"rd wr"[..], Treatment::Anonymous),
+            ("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 [heap]", b"rd wr", Treatment::Anonymous),
+            ("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 ", b"rd wr wf dd", Treatment::Zeros),
+            ("7f0000000000-7f0000001000 rw-p 00000000 00:00 0 ", b"rd wr dp", Treatment::Zeros),
+            ("7f0000000000-7f0000001000 ---p 00000000 fe:00 9 /lib/a.so", b"mr mw me", Treatment::Zeros),
+            ("7f0000000000-7f0000001000 r-xp 00000000 fe:00 9 /lib/a.so", b"rd ex", Treatment::Bytes),
+            ("7f0000000000-7f0000001000 r--s 00000000 fe:00 9 /lib/cache", b"rd sh", Treatment::Bytes),
+            ("7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0 [stack]", b"rd wr gd ac", Treatment::Stack),
+            ("7ffd80000000-7ffd80002000 r-xp 00000000 00:00 0 [vdso]", b"rd ex de", Treatment::Leave),
+            ("7ffd7fffc000-7ffd80000000 r--p 00000000 00:00 0 [vvar]", b"rd io pf de dd", Treatment::Leave),
+            ("ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]", b"ex", Treatment::Leave),
+            ("140000000000-140001000000 rw-p 00000000 00:00 0 ", b"rd wr", Treatment::Leave),
+        ] {
+            assert_eq!(decide(line, flags, 0), Ok(expected), "{line}");
+        }
+    }
 }
