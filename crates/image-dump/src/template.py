@@ -28,7 +28,6 @@ STOCKADE_TEMPLATE_IMPORTS   modules to import, separated by commas
 STOCKADE_TEMPLATE_WARM      path of Python code to run after these imports, or nothing
 """
 
-import io
 import os
 import posix
 import sys
@@ -58,6 +57,7 @@ OUTSIDE = {
     "socket.socket", "subprocess.Popen", "threading.Thread", "mmap.mmap", "asyncio.BaseEventLoop", "sqlite3.Connection",
     "multiprocessing.BaseProcess", "select.epoll", "_io.FileIO",
 }  # fmt: skip
+OF_MAIN = {"threading._MainThread", "multiprocessing.process._MainProcess"}
 GENERATORS = {"random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator"}
 
 
@@ -128,9 +128,8 @@ def live_objects():
         name = f"{type(thing).__module__}.{type(thing).__qualname__}"
         if kinds & GENERATORS and "random.SystemRandom" not in kinds:
             yield f"a generator that would repeat: {name}"
-        elif kinds & OUTSIDE and name != "threading._MainThread" and not getattr(thing, "closed", False):
-            if not kinds & {"multiprocessing.BaseProcess"} or name != "multiprocessing.process._MainProcess":
-                yield f"an object of more than memory: {name}"
+        elif kinds & OUTSIDE and name not in OF_MAIN and not getattr(thing, "closed", False):
+            yield f"an object of more than memory: {name}"
 
 
 # What must differ between copies -----------------------------------------------------------------
@@ -145,7 +144,8 @@ class Reseeding:
         self.calls = []
         self.unknown = []
         names = {line.split(None, 5)[5] for line in read("/proc/self/maps").splitlines() if "/" in line}
-        self.unknown += [f"random numbers of {name} cannot be reseeded" for name in sorted(names) if os.path.basename(name).startswith(UNKNOWN_GENERATORS)]
+        unknown = (name for name in sorted(names) if os.path.basename(name).startswith(UNKNOWN_GENERATORS))
+        self.unknown += [f"random numbers of {name} cannot be reseeded" for name in unknown]
         self.find_libcrypto(sorted(name for name in names if "libcrypto" in os.path.basename(name)))
         self.find_sqlite(sorted(name for name in names if "sqlite3" in os.path.basename(name)))
         if "numpy.random" in sys.modules:
@@ -186,12 +186,10 @@ class Reseeding:
 
     def find_sqlite(self, paths):
         # A length of 0 makes it take a new seed from the system when it is next used.
-        if not paths and "_sqlite3" in sys.modules:
+        libraries = [library for library in map(self.library, paths) if hasattr(library, "sqlite3_randomness")]
+        self.calls += [lambda f=library.sqlite3_randomness: f(0, None) for library in libraries]
+        if not libraries and "_sqlite3" in sys.modules:
             self.unknown.append("SQLite is part of another library, and cannot be reseeded")
-        for path in paths:
-            library = self.library(path)
-            if hasattr(library, "sqlite3_randomness"):
-                self.calls.append(lambda f=library.sqlite3_randomness: f(0, None))
 
     def reseed(self):
         """Of `random` and of what registered itself for fork, PyOS_AfterFork_Child takes care."""
@@ -263,7 +261,7 @@ def open_streams():
             setattr(sys, f"__{name}__", None)
             continue
         unbuffered = all_unbuffered and mode == "w"
-        buffer = io.open(number, mode + "b", buffering=0 if unbuffered else -1, closefd=False)
+        buffer = open(number, mode + "b", buffering=0 if unbuffered else -1, closefd=False)
         raw = buffer if unbuffered else buffer.raw
         raw.name = f"<{name}>"
         by_line = not all_unbuffered and (number == 2 or raw.isatty())
@@ -351,14 +349,20 @@ class Template:
         with open("/proc/self/environ", "rb") as file:
             initial = variables(file.read().split(b"\0"))
         # CPython sets it where the locale is "C" (PEP 538), for itself and its children.
-        self.coerced = {b"LC_CTYPE": posix.environ[b"LC_CTYPE"]} if posix.environ.keys() - initial.keys() == {b"LC_CTYPE"} else {}
+        self.coerced = {
+            name: posix.environ[name] for name in posix.environ.keys() - initial.keys() if name == b"LC_CTYPE"
+        }
+
         # Out of the environment first: nothing that is imported shall see them.
-        take = lambda name: os.environ.pop(f"STOCKADE_TEMPLATE_{name}", "")
+        def take(name):
+            return os.environ.pop(f"STOCKADE_TEMPLATE_{name}", "")
+
         self.image = int(take("FD") or -1)
         self.library = take("LIBRARY")
         self.imports = [name for name in take("IMPORTS").split(",") if name]
         self.warm = take("WARM")
         self.program = sys.argv[0]
+        self.is_copy = False
         # The interpreter, its options and the program.
         self.fixed = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         # Where this file is: first on PYTHONPATH, or in the place of the installation's own.
@@ -369,7 +373,9 @@ class Template:
             del os.environ["PYTHONPATH"]
             if rest:
                 os.environ["PYTHONPATH"] = rest
-        self.variables = {name: value for name, value in self.read_at_start(posix.environ).items() if name not in self.coerced}
+        self.variables = {
+            name: value for name, value in self.read_at_start(posix.environ).items() if name not in self.coerced
+        }
 
     @staticmethod
     def read_at_start(environ):
@@ -377,9 +383,13 @@ class Template:
 
     def check(self):
         if sys.implementation.name != "cpython" or not (3, 10) <= sys.version_info < (3, 14) or "t" in sys.abiflags:
-            refuse(f"{sys.implementation.name} {sys.version.split()[0]}{sys.abiflags} is not one of CPython 3.10 to 3.13")
+            refuse(
+                f"{sys.implementation.name} {sys.version.split()[0]}{sys.abiflags} is not one of CPython 3.10 to 3.13"
+            )
         if self.image < 0:
             refuse("no descriptor for the image is given")
+        if None in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+            refuse("a standard stream is closed")
         if not os.path.isabs(self.program):
             refuse("the program must be an absolute path")
         # CPython would open it while it looks for an archive.
@@ -430,12 +440,13 @@ class Template:
                 ctypes.pythonapi.PyOS_AfterFork_Parent()
             if written == -1:
                 refuse(os.fsdecode(library.stockade_image_reason()))
+            self.is_copy = written == 1
             if written == 0:
                 self.rehearse(ctypes, library)
             else:
                 ctypes.pythonapi.PyOS_AfterFork_Child()
             reseeding.reseed()
-            if written == 1:
+            if self.is_copy:
                 take_arguments(ctypes, library, self)
             open_streams()
             start_clocks()
@@ -444,7 +455,10 @@ class Template:
 
     def rehearse(self, ctypes, library):
         """Ends this process, once a child has done as a copy does: its pages become known."""
-        child = os.fork()
+        try:
+            child = os.fork()
+        except OSError:
+            os._exit(0)  # the image is good without it
         if child:
             os.waitpid(child, 0)
             os._exit(0)
@@ -469,7 +483,8 @@ class Template:
             try:
                 write()
             except BaseException as error:
-                fail(f"{type(error).__name__}: {error}")
+                report = fail if self.is_copy else refuse
+                report(f"{type(error).__name__}: {error}")
             # The others have answered for the template, where no program was.
             for other in sys.path_hooks:
                 try:
@@ -490,7 +505,7 @@ def make():
     try:
         if template.on_path:
             # The installation's own, which stood behind this one.
-            import sitecustomize
+            import sitecustomize  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
