@@ -9,7 +9,7 @@ use rustix::{
     fs::{Mode, OFlags, fstat, open},
 };
 use stockade_protocol::image::{HEADER_LENGTH, PAGE, hot_list, parse, protection, set_hot};
-use stockade_sys::memory::{Range, map_work_area, read_into, unmap, write_from};
+use stockade_sys::memory::{AddressRange, map_work_area, read_into, unmap, write_from};
 
 use crate::{
     refusal::{Refusal, to},
@@ -36,7 +36,7 @@ pub(crate) unsafe fn note_written_pages(image: BorrowedFd<'_>) -> Result<(), Ref
 
 fn note_with(image: BorrowedFd<'_>, head: &mut [u8], pages: &mut [u8]) -> Result<(), Refusal> {
     let length = u64::try_from(fstat(image).map_err(to("look at the image"))?.st_size).unwrap_or(0);
-    let whole = Range { address: head.as_ptr() as u64, length: HEADER_LENGTH as u64 };
+    let whole = AddressRange { address: head.as_ptr() as u64, length: HEADER_LENGTH as u64 };
     // SAFETY: it is exactly `head`, which is not used meanwhile.
     unsafe { read_into(whole, image, 0) }.map_err(to("read the header"))?;
     let pagemap = open(c"/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(to("open /proc/self/pagemap"))?;
@@ -67,7 +67,7 @@ fn note_with(image: BorrowedFd<'_>, head: &mut [u8], pages: &mut [u8]) -> Result
     let count = set_hot(head, length, addresses).map_err(Refusal::Image)?;
     // The list before its length: an image is good at every moment.
     for part in [hot_list(count), 0..PAGE as usize] {
-        let range = Range { address: head.as_ptr() as u64 + part.start as u64, length: part.len() as u64 };
+        let range = AddressRange { address: head.as_ptr() as u64 + part.start as u64, length: part.len() as u64 };
         write_from(range, image, part.start as u64).map_err(to("write the header"))?;
     }
     Ok(())

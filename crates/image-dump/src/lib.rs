@@ -37,11 +37,11 @@ use core::{
 use rustix::fd::BorrowedFd;
 use stockade_protocol::image::{Inbox, place};
 use stockade_sys::{
-    memory::{Range, unmap},
+    memory::{AddressRange, unmap},
     thread_state::heap_end,
 };
 
-use refusal::Reason;
+use refusal::ReasonText;
 use writer::Continuation;
 
 #[cfg(freestanding)]
@@ -49,16 +49,16 @@ use writer::Continuation;
 static ALLOCATOR: stockade_sys::start::NoHeap = stockade_sys::start::NoHeap;
 
 /// What lives through the writing and is there in a copy.
-struct Shared<T>(UnsafeCell<T>);
+struct ThreadCell<T>(UnsafeCell<T>);
 
 // SAFETY: the interface is for processes of one thread, which the writer checks.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for ThreadCell<T> {}
 
 /// The restorer writes here, by the address in the header.
-static INBOX: Shared<Inbox> = Shared(UnsafeCell::new(Inbox { argc: 0, argv: 0, envp: 0 }));
-static REASON: Shared<Reason> = Shared(UnsafeCell::new(Reason::empty()));
+static INBOX: ThreadCell<Inbox> = ThreadCell(UnsafeCell::new(Inbox { argc: 0, argv: 0, envp: 0 }));
+static REASON: ThreadCell<ReasonText> = ThreadCell(UnsafeCell::new(ReasonText::empty()));
 /// glibc's view of the end of the heap.
-static HEAP_END: Shared<*mut u64> = Shared(UnsafeCell::new(core::ptr::null_mut()));
+static HEAP_END: ThreadCell<*mut u64> = ThreadCell(UnsafeCell::new(core::ptr::null_mut()));
 
 /// See the top of this file.
 ///
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn stockade_image_note_pages(_status: c_int, fd: *mut c_vo
 /// Writes the image of a process that is to go on at `pc` with `sp`.
 unsafe extern "C" fn write(fd: c_int, pc: u64, sp: u64) -> c_int {
     // The only calls of libc: afterwards its state must not change.
-    let libc = state::Libc::find();
+    let libc = state::LibcFacts::find();
     // SAFETY: one thread; nothing else refers to it.
     unsafe { *HEAP_END.0.get() = libc.heap_end };
     let continuation = Continuation { pc, sp, inbox: INBOX.0.get() as u64 };
@@ -147,7 +147,7 @@ unsafe extern "C" fn write(fd: c_int, pc: u64, sp: u64) -> c_int {
 
 /// The first steps of a copy.
 unsafe extern "C" fn resume() -> c_int {
-    let restorer = Range { address: place::RESTORER, length: place::ARGUMENTS - place::RESTORER };
+    let restorer = AddressRange { address: place::RESTORER, length: place::ARGUMENTS - place::RESTORER };
     // SAFETY: the restorer has jumped here and is not used again. A failure leaves it mapped,
     // which the next image of this process would refuse.
     let _harmless = unsafe { unmap(restorer) };

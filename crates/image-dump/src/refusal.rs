@@ -60,19 +60,19 @@ impl fmt::Display for Refusal {
 }
 
 /// A refusal as a C string, in memory of its own.
-pub(crate) struct Reason {
+pub(crate) struct ReasonText {
     /// The last byte stays 0.
     text: [u8; 256],
     length: usize,
 }
 
-impl Reason {
-    pub(crate) const fn empty() -> Reason {
-        Reason { text: [0; 256], length: 0 }
+impl ReasonText {
+    pub(crate) const fn empty() -> ReasonText {
+        ReasonText { text: [0; 256], length: 0 }
     }
 
     pub(crate) fn set(&mut self, refusal: &Refusal) {
-        *self = Reason::empty();
+        *self = ReasonText::empty();
         // A reason that does not fit is cut off.
         let _whole = write!(self, "{refusal}");
     }
@@ -82,7 +82,7 @@ impl Reason {
     }
 }
 
-impl Write for Reason {
+impl Write for ReasonText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = self.text.len() - 1;
         let free = self.text.get_mut(self.length..end).unwrap_or_default();

@@ -13,7 +13,7 @@ use stockade_sys::thread_state::{
 use crate::refusal::{Refusal, to};
 
 /// What only libc knows of itself.
-pub(crate) struct Libc {
+pub(crate) struct LibcFacts {
     /// Distance of the rseq(2) area from the FS base; `None` where none is registered.
     rseq: Option<i64>,
     /// Where glibc keeps the end of the heap; null in another libc.
@@ -30,17 +30,17 @@ fn symbol<T>(name: &CStr) -> *mut T {
     unsafe { dlsym(RTLD_DEFAULT, name.as_ptr().cast()) }.cast()
 }
 
-impl Libc {
-    pub(crate) fn find() -> Libc {
+impl LibcFacts {
+    pub(crate) fn find() -> LibcFacts {
         // SAFETY: glibc 2.35 and later documents both as constants of these types (ld.so(8)).
         let (size, offset) = unsafe { (symbol::<u32>(c"__rseq_size").as_ref(), symbol::<isize>(c"__rseq_offset").as_ref()) };
         let rseq = offset.filter(|_| size.is_some_and(|size| *size > 0)).map(|offset| *offset as i64);
-        Libc { rseq, heap_end: symbol(c"__curbrk") }
+        LibcFacts { rseq, heap_end: symbol(c"__curbrk") }
     }
 }
 
 /// The header, as far as the kernel keeps it for the thread.
-pub(crate) fn thread_header(libc: &Libc) -> Result<Header, Refusal> {
+pub(crate) fn thread_header(libc: &LibcFacts) -> Result<Header, Refusal> {
     // "." and ".." and one directory for each thread.
     let threads = stat(c"/proc/self/task").map_err(to("look at /proc/self/task"))?.st_nlink.saturating_sub(2);
     if threads != 1 {

@@ -14,15 +14,15 @@ use rustix::{
 use stockade_protocol::image::{
     HEADER_LENGTH, HIGHEST, Header, Mapping, PAGE, Segment, SegmentKind, VdsoParts, header_used, parse, place, protection, write_segment,
 };
-use stockade_sys::memory::{Range, map_work_area, unmap, write_from};
+use stockade_sys::memory::{AddressRange, map_work_area, unmap, write_from};
 
 use crate::{
     refusal::{NamedMapping, Refusal, to},
-    state::{Libc, bounds, thread_header},
+    state::{LibcFacts, bounds, thread_header},
 };
 
 /// Room for the header and for the text of smaps: some 20,000 mappings.
-pub(crate) const WORK: Range = Range { address: place::WRITER, length: 16 << 20 };
+pub(crate) const WORK: AddressRange = AddressRange { address: place::WRITER, length: 16 << 20 };
 /// From so many zero pages on, zeros are a segment of their own. Fewer become holes in the
 /// file: a segment costs the restorer a system call.
 const MIN_ZERO_PAGES: u64 = 32;
@@ -38,7 +38,7 @@ pub(crate) struct Continuation {
 ///
 /// # Safety
 /// This thread is the only one, and a copy of its memory may go on as `continuation` says.
-pub(crate) unsafe fn write(file: BorrowedFd<'_>, continuation: &Continuation, libc: &Libc) -> Result<(), Refusal> {
+pub(crate) unsafe fn write(file: BorrowedFd<'_>, continuation: &Continuation, libc: &LibcFacts) -> Result<(), Refusal> {
     let work = map_work_area(WORK).map_err(to("map the work area"))?;
     let (head, text) = work.split_at_mut(HEADER_LENGTH);
     let written = write_parts(file, continuation, libc, head, text);
@@ -47,7 +47,13 @@ pub(crate) unsafe fn write(file: BorrowedFd<'_>, continuation: &Continuation, li
     written
 }
 
-fn write_parts(file: BorrowedFd<'_>, continuation: &Continuation, libc: &Libc, head: &mut [u8], text: &mut [u8]) -> Result<(), Refusal> {
+fn write_parts(
+    file: BorrowedFd<'_>,
+    continuation: &Continuation,
+    libc: &LibcFacts,
+    head: &mut [u8],
+    text: &mut [u8],
+) -> Result<(), Refusal> {
     let thread = thread_header(libc)?;
     let stat = read_whole(c"/proc/self/stat", text).map_err(to("read /proc/self/stat"))?;
     let bounds = bounds(stat).ok_or(Refusal::State { what: "/proc/self/stat has another form" })?;
@@ -58,7 +64,7 @@ fn write_parts(file: BorrowedFd<'_>, continuation: &Continuation, libc: &Libc, h
     if vdso.is_some() && parts.is_none() {
         return Err(Refusal::State { what: "the vDSO has too many parts" });
     }
-    let mut memory = Memory { file, head, count: 0, last: None, offset: HEADER_LENGTH as u64 };
+    let mut memory = MemoryWriter { file, head, count: 0, last: None, offset: HEADER_LENGTH as u64 };
     memory.write_all(smaps)?;
     let (segment_count, length) = memory.finish()?;
 
@@ -69,7 +75,7 @@ fn write_parts(file: BorrowedFd<'_>, continuation: &Continuation, libc: &Libc, h
     // What the launcher would refuse, the template's own report names.
     parse(head, length).map_err(Refusal::Image)?;
     ftruncate(file, length).map_err(to("set the image's length"))?;
-    let header = Range { address: head.as_ptr() as u64, length: header_used(segment_count) as u64 };
+    let header = AddressRange { address: head.as_ptr() as u64, length: header_used(segment_count) as u64 };
     write_from(header, file, 0).map_err(to("write the header"))
 }
 
@@ -158,7 +164,7 @@ fn treatment(mapping: &Mapping<'_>, flags: &[u8], anonymous_kib: u64) -> Result<
 }
 
 /// The segments and the contents, as far as they are written.
-struct Memory<'a> {
+struct MemoryWriter<'a> {
     file: BorrowedFd<'a>,
     head: &'a mut [u8],
     /// Segments whose entry is written.
@@ -169,7 +175,7 @@ struct Memory<'a> {
     offset: u64,
 }
 
-impl Memory<'_> {
+impl MemoryWriter<'_> {
     fn write_all(&mut self, smaps: &[u8]) -> Result<(), Refusal> {
         let mut current: Option<Mapping<'_>> = None;
         let mut anonymous_kib = 0;
@@ -235,7 +241,8 @@ impl Memory<'_> {
     /// Contents from `start` to `end`. What comes before `data` is zero, and a hole in the file.
     fn add_contents(&mut self, start: u64, data: u64, end: u64, protection: u64, kind: SegmentKind) -> Result<(), Refusal> {
         let offset = self.offset;
-        write_from(Range { address: data, length: end - data }, self.file, offset + (data - start)).map_err(to("write the contents"))?;
+        write_from(AddressRange { address: data, length: end - data }, self.file, offset + (data - start))
+            .map_err(to("write the contents"))?;
         self.offset += end - start;
         self.add(Segment { address: start, length: end - start, protection, kind, offset })
     }

@@ -8,11 +8,11 @@ use core::slice;
 use stockade_protocol::image::{Inbox, PAGE, place};
 use stockade_sys::{
     Result,
-    memory::{Range, map_work_area},
+    memory::{AddressRange, map_work_area},
 };
 
 /// Where the strings and pointers of a new program are.
-pub(crate) struct Arguments {
+pub(crate) struct InitialArguments {
     /// The addresses of the arguments, without the null pointer.
     argv: &'static [u64],
     /// The addresses of the environment's variables, likewise.
@@ -24,19 +24,19 @@ pub(crate) struct Arguments {
 }
 
 /// Where they are for the copy.
-pub(crate) struct Moved {
+pub(crate) struct MovedArguments {
     pub(crate) inbox: Inbox,
     /// Begin and end of the arguments' strings, then of the environment's.
     pub(crate) bounds: [u64; 4],
 }
 
-impl Arguments {
+impl InitialArguments {
     /// Finds them from the first stack pointer.
     ///
     /// # Safety
     /// `initial_stack` is what the kernel left in the stack pointer, and the stack is mapped as
     /// long as the result is used.
-    pub(crate) unsafe fn find(initial_stack: *const u64) -> Arguments {
+    pub(crate) unsafe fn find(initial_stack: *const u64) -> InitialArguments {
         const AT_SYSINFO_EHDR: u64 = 33;
         // SAFETY: argc, argv with its null, envp with its null, and pairs up to AT_NULL follow
         // each other by the ABI; each loop stops at the end that it defines.
@@ -65,15 +65,15 @@ impl Arguments {
                 }
                 _ => &[],
             };
-            Arguments { argv, envp, strings, vdso }
+            InitialArguments { argv, envp, strings, vdso }
         }
     }
 
     /// Copies them to their place of the image's format.
-    pub(crate) fn move_out(&self) -> Result<Moved> {
+    pub(crate) fn move_out(&self) -> Result<MovedArguments> {
         let pointers = self.argv.len() + self.envp.len() + 2;
         let length = (8 * pointers + self.strings.len()).next_multiple_of(PAGE as usize);
-        let area = map_work_area(Range { address: place::ARGUMENTS, length: length as u64 })?;
+        let area = map_work_area(AddressRange { address: place::ARGUMENTS, length: length as u64 })?;
         let (table, strings) = area.split_at_mut(8 * pointers);
         let begin = strings.as_ptr() as u64;
         strings.iter_mut().zip(self.strings).for_each(|(to, from)| *to = *from);
@@ -87,6 +87,6 @@ impl Arguments {
         let envp = argv + 8 * (self.argv.len() as u64 + 1);
         let end = begin + self.strings.len() as u64;
         let between = self.envp.first().map_or(end, moved);
-        Ok(Moved { inbox: Inbox { argc: self.argv.len() as u64, argv, envp }, bounds: [begin, between, between, end] })
+        Ok(MovedArguments { inbox: Inbox { argc: self.argv.len() as u64, argv, envp }, bounds: [begin, between, between, end] })
     }
 }

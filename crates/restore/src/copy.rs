@@ -12,19 +12,19 @@ use rustix::{
 };
 use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image, LOWEST, SIGNALS, SegmentKind, parse, place, protection};
 use stockade_sys::{
-    memory::{Range, map_file_at, map_stack_at, map_zeros_at, move_to, populate, read_into, unmap},
+    memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, read_into, unmap},
     thread_state::{ThreadAddresses, block_signals, set_memory_bounds, set_name, set_signal_action, set_thread_addresses, set_umask},
 };
 
 use crate::{
     Failure,
-    arguments::{Arguments, Moved},
+    arguments::{InitialArguments, MovedArguments},
     to,
 };
 
 /// Where the vDSO waits: its parts lie on both sides of its code.
 const VDSO_WAITS: u64 = place::VDSO + (1 << 36);
-const HEADER: Range = Range { address: place::HEADER, length: HEADER_LENGTH as u64 };
+const HEADER: AddressRange = AddressRange { address: place::HEADER, length: HEADER_LENGTH as u64 };
 const SIGKILL: usize = 9;
 const SIGSTOP: usize = 19;
 
@@ -32,7 +32,7 @@ const SIGSTOP: usize = 19;
 ///
 /// # Safety
 /// As of [`crate::run`]; `arguments` were found in this process.
-pub(crate) unsafe fn become_copy(arguments: &Arguments) -> Result<Infallible, Failure> {
+pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infallible, Failure> {
     // Until the last step: a handler of the image may run only on the image's memory.
     block_signals(u64::MAX).map_err(to("block signals"))?;
     // SAFETY: the program was started with it and nothing else owns it; where it is not open,
@@ -46,7 +46,7 @@ pub(crate) unsafe fn become_copy(arguments: &Arguments) -> Result<Infallible, Fa
     drop(file);
     for (address, length) in image.hot() {
         // Only saves time: without it the copy copies these pages one by one.
-        let _slower = populate(Range { address, length });
+        let _slower = populate(AddressRange { address, length });
     }
     // SAFETY: the image's memory is in place, and this program has no thread-local storage.
     unsafe { exchange_state(&image.header, &moved)? };
@@ -79,23 +79,23 @@ unsafe fn exchange_memory(image: &Image<'_>, vdso: u64, file: impl AsFd) -> Resu
     let header = &image.header;
     let parts = || header.vdso.as_slice().iter();
     for part in parts() {
-        let range = Range { address: vdso.wrapping_add_signed(part.offset), length: part.length };
+        let range = AddressRange { address: vdso.wrapping_add_signed(part.offset), length: part.length };
         // SAFETY: the restorer asks the kernel, never the vDSO; nothing else is mapped there.
         unsafe { move_to(range, VDSO_WAITS.wrapping_add_signed(part.offset)) }.map_err(to("move the vDSO away"))?;
     }
-    let below = Range { address: LOWEST, length: place::RESTORER - LOWEST };
-    let above = Range { address: place::WRITER, length: HIGHEST - place::WRITER };
+    let below = AddressRange { address: LOWEST, length: place::RESTORER - LOWEST };
+    let above = AddressRange { address: place::WRITER, length: HIGHEST - place::WRITER };
     for range in [below, above] {
         // SAFETY: the caller uses nothing outside the restorer's places.
         unsafe { unmap(range) }.map_err(to("unmap the restorer's start"))?;
     }
     for part in parts() {
-        let range = Range { address: VDSO_WAITS.wrapping_add_signed(part.offset), length: part.length };
+        let range = AddressRange { address: VDSO_WAITS.wrapping_add_signed(part.offset), length: part.length };
         // SAFETY: all is unmapped where it goes: the header's check keeps it off the restorer.
         unsafe { move_to(range, header.vdso_address.wrapping_add_signed(part.offset)) }.map_err(to("move the vDSO to its place"))?;
     }
     for segment in image.segments() {
-        let range = Range { address: segment.address, length: segment.length };
+        let range = AddressRange { address: segment.address, length: segment.length };
         match segment.kind {
             SegmentKind::Contents => map_file_at(range, segment.protection, &file, segment.offset).map_err(to("map contents"))?,
             SegmentKind::Zero => map_zeros_at(range, segment.protection).map_err(to("map zeros"))?,
@@ -113,7 +113,7 @@ unsafe fn exchange_memory(image: &Image<'_>, vdso: u64, file: impl AsFd) -> Resu
 ///
 /// # Safety
 /// The image's memory is in place.
-unsafe fn exchange_state(header: &Header, moved: &Moved) -> Result<(), Failure> {
+unsafe fn exchange_state(header: &Header, moved: &MovedArguments) -> Result<(), Failure> {
     let b = &header.bounds;
     let [arg_start, arg_end, env_start, env_end] = moved.bounds;
     let heap = [b.start_code, b.end_code, b.start_data, b.end_data, b.start_brk, b.brk];

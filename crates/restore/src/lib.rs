@@ -20,7 +20,7 @@ use rustix::fd::BorrowedFd;
 use stockade_protocol::image::ImageError;
 use stockade_sys::{Errno, process::exit_now};
 
-use arguments::Arguments;
+use arguments::InitialArguments;
 
 /// The exit status where no copy was made.
 pub const FAILED: i32 = 125;
@@ -59,7 +59,7 @@ impl fmt::Display for Failure {
 /// is linked at `place::RESTORER` and uses no other memory of its own, its stack included.
 pub unsafe extern "C" fn run(initial_stack: *const u64) -> ! {
     // SAFETY: the caller vouches for the pointer.
-    let arguments = unsafe { Arguments::find(initial_stack) };
+    let arguments = unsafe { InitialArguments::find(initial_stack) };
     // SAFETY: the caller vouches for where this program is.
     let failure = match unsafe { copy::become_copy(&arguments) } {
         Ok(never) => match never {},

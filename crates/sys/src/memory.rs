@@ -26,7 +26,7 @@ const MADVISE: usize = 28;
 
 /// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct AddressRange {
     /// Where it begins: a multiple of the page size.
     pub address: u64,
     /// How many bytes.
@@ -37,7 +37,7 @@ pub struct Range {
 ///
 /// # Errors
 /// EEXIST where something is mapped there; else those of mmap(2).
-pub fn map_file_at(to: Range, protection: u64, file: impl AsFd, offset: u64) -> Result<()> {
+pub fn map_file_at(to: AddressRange, protection: u64, file: impl AsFd, offset: u64) -> Result<()> {
     map(to, protection, MAP_PRIVATE, file.as_fd().as_raw_fd() as usize, offset)
 }
 
@@ -45,7 +45,7 @@ pub fn map_file_at(to: Range, protection: u64, file: impl AsFd, offset: u64) -> 
 ///
 /// # Errors
 /// Likewise.
-pub fn map_zeros_at(to: Range, protection: u64) -> Result<()> {
+pub fn map_zeros_at(to: AddressRange, protection: u64) -> Result<()> {
     map(to, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, usize::MAX, 0)
 }
 
@@ -53,11 +53,11 @@ pub fn map_zeros_at(to: Range, protection: u64) -> Result<()> {
 ///
 /// # Errors
 /// Likewise.
-pub fn map_stack_at(to: Range, protection: u64) -> Result<()> {
+pub fn map_stack_at(to: AddressRange, protection: u64) -> Result<()> {
     map(to, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN, usize::MAX, 0)
 }
 
-fn map(to: Range, protection: u64, flags: usize, file: usize, offset: u64) -> Result<()> {
+fn map(to: AddressRange, protection: u64, flags: usize, file: usize, offset: u64) -> Result<()> {
     let arguments = [to.address as usize, to.length as usize, protection as usize, flags | MAP_FIXED_NOREPLACE, file, offset as usize];
     // SAFETY: no reference points to where nothing is mapped, and what is mapped stays.
     let at = unsafe { syscall(MMAP, arguments) }?;
@@ -69,7 +69,7 @@ fn map(to: Range, protection: u64, flags: usize, file: usize, offset: u64) -> Re
 ///
 /// # Errors
 /// Likewise.
-pub fn map_work_area(at: Range) -> Result<&'static mut [u8]> {
+pub fn map_work_area(at: AddressRange) -> Result<&'static mut [u8]> {
     map_zeros_at(at, (READ | WRITE) as u64)?;
     // SAFETY: the range was unmapped until now, so no other reference points into it, and zeros
     // are valid bytes. It lives until `unmap`, whose caller vouches for it.
@@ -84,7 +84,7 @@ pub fn map_work_area(at: Range) -> Result<&'static mut [u8]> {
 /// # Errors
 /// ENOMEM where the kernel cannot divide a mapping.
 #[inline]
-pub unsafe fn unmap(range: Range) -> Result<()> {
+pub unsafe fn unmap(range: AddressRange) -> Result<()> {
     // SAFETY: the caller uses nothing of the range.
     unsafe { syscall(MUNMAP, [range.address as usize, range.length as usize, 0, 0, 0, 0]) }.map(drop)
 }
@@ -96,7 +96,7 @@ pub unsafe fn unmap(range: Range) -> Result<()> {
 ///
 /// # Errors
 /// EFAULT where the range is not one mapping.
-pub unsafe fn move_to(range: Range, address: u64) -> Result<()> {
+pub unsafe fn move_to(range: AddressRange, address: u64) -> Result<()> {
     const MREMAP_MAYMOVE: usize = 1;
     const MREMAP_FIXED: usize = 2;
     let length = range.length as usize;
@@ -108,7 +108,7 @@ pub unsafe fn move_to(range: Range, address: u64) -> Result<()> {
 ///
 /// # Errors
 /// EINVAL before Linux 5.14, ENOMEM where nothing is mapped.
-pub fn populate(range: Range) -> Result<()> {
+pub fn populate(range: AddressRange) -> Result<()> {
     const MADV_POPULATE_WRITE: usize = 23;
     // SAFETY: it changes no byte that can be read.
     unsafe { syscall(MADVISE, [range.address as usize, range.length as usize, MADV_POPULATE_WRITE, 0, 0, 0]) }.map(drop)
@@ -121,7 +121,7 @@ pub fn populate(range: Range) -> Result<()> {
 ///
 /// # Errors
 /// EIO where the file ends before; else those of pread(2).
-pub unsafe fn read_into(to: Range, file: impl AsFd, offset: u64) -> Result<()> {
+pub unsafe fn read_into(to: AddressRange, file: impl AsFd, offset: u64) -> Result<()> {
     let file = file.as_fd().as_raw_fd() as usize;
     // SAFETY: the kernel writes into the rest of the range only.
     transfer(to, offset, |address, length, offset| unsafe { syscall(PREAD64, [file, address, length, offset, 0, 0]) })
@@ -131,13 +131,13 @@ pub unsafe fn read_into(to: Range, file: impl AsFd, offset: u64) -> Result<()> {
 ///
 /// # Errors
 /// Those of pwrite(2).
-pub fn write_from(from: Range, file: impl AsFd, offset: u64) -> Result<()> {
+pub fn write_from(from: AddressRange, file: impl AsFd, offset: u64) -> Result<()> {
     let file = file.as_fd().as_raw_fd() as usize;
     // SAFETY: the kernel only reads memory, and checks that it can.
     transfer(from, offset, |address, length, offset| unsafe { syscall(PWRITE64, [file, address, length, offset, 0, 0]) })
 }
 
-fn transfer(range: Range, offset: u64, call: impl Fn(usize, usize, usize) -> Result<usize>) -> Result<()> {
+fn transfer(range: AddressRange, offset: u64, call: impl Fn(usize, usize, usize) -> Result<usize>) -> Result<()> {
     let mut done = 0;
     while done < range.length as usize {
         match call(range.address as usize + done, range.length as usize - done, offset as usize + done) {
