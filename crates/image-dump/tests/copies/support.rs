@@ -9,7 +9,12 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Output, Stdio},
-    sync::atomic::{AtomicU32, Ordering::Relaxed},
+    sync::{
+        atomic::{AtomicU32, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
 };
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -18,6 +23,8 @@ use stockade_sys::seccomp::load_filter;
 
 pub const RESTORER: &str = env!("STOCKADE_RESTORE");
 const LIBRARY: &str = env!("STOCKADE_IMAGE_LIBRARY");
+/// A program that takes longer hangs, and is killed.
+const MAX_RUN: Duration = Duration::from_secs(120);
 pub const TEMPLATE: &str = include_str!("../../src/template.py");
 
 /// The interpreter under test, or the reason why there is none.
@@ -215,6 +222,8 @@ impl Site {
         // SAFETY: between fork and exec it makes system calls only.
         unsafe {
             command.pre_exec(move || {
+                // A test that was started in the background ignores SIGINT, and so would its programs.
+                stockade_sys::process::reset_signals(u64::MAX);
                 stockade_sys::process::close_on_exec_from(3)?;
                 if let Some(image) = &image {
                     stockade_sys::process::place_descriptor(image, DESCRIPTOR)?;
@@ -239,7 +248,16 @@ impl Site {
         let mut child = command.spawn().unwrap();
         // A program that does not read its input may end before.
         let _unread = child.stdin.take().map(|mut stdin| stdin.write_all(start.input));
-        child.wait_with_output().unwrap()
+        let (ended, ends) = mpsc::channel::<()>();
+        let process = rustix::process::Pid::from_child(&child);
+        thread::spawn(move || {
+            if ends.recv_timeout(MAX_RUN) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ended_meanwhile = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        });
+        let output = child.wait_with_output().unwrap();
+        drop(ended);
+        output
     }
 }
 
