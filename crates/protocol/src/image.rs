@@ -7,7 +7,7 @@
 //! HEADER_LENGTH contents of memory, by pages
 //! ```
 //!
-//! A process writes its own image from inside a sandbox, so each byte is hostile. [`check`]
+//! A process writes its own image from inside a sandbox, so each byte is hostile. [`check()`]
 //! is pure, panics on no input, and refuses what the restorer could not do or would do to
 //! itself. It does not vouch for the contents: a copy is untrusted code, as every payload is.
 
