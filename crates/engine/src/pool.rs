@@ -92,7 +92,7 @@ fn is_harmless(variable: &str) -> bool {
 }
 
 /// What pid 1 calls to give a waiting interpreter its program.
-const HAND_OVER_CALLS: [&str; 3] = ["kill", "renameat", "waitid"];
+const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 
 /// Why a request of a session finds no interpreter that waits for its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -267,5 +267,5 @@ impl PreparedSandbox {
 /// Whether a sandbox that was set up before its run may be to blame for an error, and not
 /// the request: then another one is tried.
 pub(crate) fn may_be_to_blame(error: &LaunchError) -> bool {
-    !matches!(error.kind(), ErrorKind::Step(Step::WriteFile | Step::ExecPayload))
+    !matches!(error.kind(), ErrorKind::Step(Step::WriteFile | Step::WriteProgram | Step::ExecPayload))
 }

@@ -9,7 +9,7 @@ use rustix::{
     io::Errno,
 };
 use stockade_protocol::{
-    frame::{FileToWrite, Job, Prestart},
+    frame::{FileToWrite, Job},
     step::Step,
 };
 
@@ -31,8 +31,8 @@ pub(crate) fn write_files(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the program to a new file (O_EXCL); `waited_for`: beside the fifo in its place.
-pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>, waited_for: bool) -> Result<(), Failure> {
+/// Writes the program to a new file (O_EXCL).
+pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>) -> Result<(), Failure> {
     if job.program_directory.is_empty() {
         return Ok(());
     }
@@ -42,8 +42,7 @@ pub(crate) fn write_program(bytes: &[u8], job: &Job<'_>, waited_for: bool) -> Re
     let directory =
         openat(CWD, job.program_directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let name = if waited_for { Prestart::unpassed(name) } else { name.to_vec() };
-    let file = openat(&directory, &*name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+    let file = openat(&directory, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
     write_all(&file, contents).map_err(failed)
 }
 

@@ -77,14 +77,12 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     // Nothing above depends on the job, which may become known much later.
     let mut command = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     let prestart = match command {
-        ExecutorCommand::Prestart { length } => {
-            prestart::read(descriptor::JOB, length).map_err(|errno| Failure::new(Step::Prestart, errno))?
-        }
-        _ => Vec::new(),
+        ExecutorCommand::Prestart { length } => Some(prestart::read(descriptor::JOB, length)),
+        _ => None,
     };
-    let mut interpreter = None;
-    if !prestart.is_empty() {
-        interpreter = Some(Interpreter::start(&prestart)?);
+    let prestart = prestart.transpose().map_err(|errno| Failure::new(Step::Prestart, errno))?;
+    let interpreter = prestart.as_deref().map(Interpreter::start).transpose()?;
+    if interpreter.is_some() {
         command = await_command().map_err(|errno| Failure::new(Step::ReadJob, errno))?;
     }
     let ExecutorCommand::Job { offset } = command else {
@@ -94,10 +92,10 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
     let job = Job::decode(bytes).map_err(|_| Failure::new(Step::ReadJob, Errno::BADMSG))?;
 
     if let Some(interpreter) = &interpreter {
-        interpreter.check(&job)?;
+        interpreter.stop(&job)?;
     }
     files::write_files(bytes, &job)?;
-    files::write_program(bytes, &job, interpreter.is_some())?;
+    files::write_program(bytes, &job)?;
 
     let evidence = evidence::gather(&job, interpreter.is_some())?;
     tell(status, &Event::Ready(evidence)).map_err(|errno| Failure::new(Step::Receipt, errno))?;
@@ -106,7 +104,7 @@ fn supervise(status: BorrowedFd<'static>) -> Result<(), Failure> {
         return Err(Failure::new(Step::Receipt, Errno::PROTO));
     };
     let pid = match interpreter {
-        Some(interpreter) => interpreter.pass()?,
+        Some(interpreter) => interpreter.go_on()?,
         None => payload::start(&job.start, ignored_signals)?,
     };
     watch(status, pid, job.start.terminal).map_err(|errno| Failure::new(Step::WatchPayload, errno))

@@ -1,11 +1,12 @@
 //! An interpreter that is started before its program is known.
 //!
 //! An interpreter opens its program when it has started itself. Where a fifo stands in the
-//! program's place, that open(2) waits. [`Interpreter::pass`] puts the program's file in the
-//! fifo's place while the interpreter is stopped, and continues it: the kernel then restarts the interrupted
-//! open(2), which looks the path up again and finds the file (signal(7): open(2) of a fifo is
-//! restarted after SIGCONT). The interpreter is the host's own, unchanged, and sees what it sees
-//! at any other start.
+//! program's place, that open(2) waits. [`Interpreter::stop`] stops the interpreter and removes the
+//! fifo; the program's file is made under the same name, as for any other start; then
+//! [`Interpreter::go_on`] continues the interpreter. The kernel restarts the interrupted open(2),
+//! which looks the path up again and finds the file (signal(7): open(2) of a fifo is restarted
+//! after SIGCONT). The interpreter is the host's own, unchanged, and sees what it sees at any other
+//! start.
 //!
 //! It runs no code of a request before that. Whether earlier code of a session has left anything
 //! that an interpreter executes at its start is not looked at here: the launcher does.
@@ -13,8 +14,8 @@
 use alloc::vec::Vec;
 
 use rustix::{
-    fd::{BorrowedFd, OwnedFd},
-    fs::{CWD, Mode, OFlags, openat, renameat},
+    fd::BorrowedFd,
+    fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat},
     io::Errno,
     process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid},
 };
@@ -27,9 +28,6 @@ use crate::{Failure, payload};
 
 /// As a mask of ignored signals: the launcher has not yet said which are.
 const ALL_SIGNALS: u64 = u64::MAX;
-
-/// That a process has ended, without reaping it.
-const ENDED: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG).union(WaitIdOptions::NOWAIT);
 
 /// An interpreter that has been started, and opens its program's fifo.
 pub(crate) struct Interpreter<'a> {
@@ -46,42 +44,33 @@ impl<'a> Interpreter<'a> {
         Ok(Interpreter { prestart, pid })
     }
 
-    /// Checks that it is the start that the job asks for, and that it still waits.
-    pub(crate) fn check(&self, job: &Job<'_>) -> Result<(), Failure> {
+    /// Stops it and removes its fifo, if it is the start that the job asks for and still waits.
+    pub(crate) fn stop(&self, job: &Job<'_>) -> Result<(), Failure> {
         let Prestart { start, directory, name } = &self.prestart;
-        let failed = |errno| Failure::new(Step::Prestart, errno);
-        if (start, *directory, *name) != (&job.start, job.program_directory, job.program.path) {
-            return Err(failed(Errno::INVAL));
-        }
-        match self.process().and_then(|process| waitid(WaitId::Pid(process), ENDED)) {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(failed(Errno::SRCH)),
-            Err(errno) => Err(failed(errno)),
-        }
+        let stopped = || {
+            if (start, *directory, *name) != (&job.start, job.program_directory, job.program.path) {
+                return Err(Errno::INVAL);
+            }
+            kill_process(self.process()?, Signal::STOP)?;
+            // Before the stop a SIGCONT would take the SIGSTOP back.
+            let seen = waitid(WaitId::Pid(self.process()?), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
+            if seen.is_none_or(|status| !status.stopped()) {
+                return Err(Errno::SRCH);
+            }
+            let directory = openat(CWD, *directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            unlinkat(directory, *name, AtFlags::empty())
+        };
+        stopped().map_err(|errno| Failure::new(Step::Prestart, errno))
+    }
+
+    /// Lets it open its program. Returns its pid.
+    pub(crate) fn go_on(&self) -> Result<i32, Failure> {
+        let continued = self.process().and_then(|process| kill_process(process, Signal::CONT));
+        continued.map(|()| self.pid).map_err(|errno| Failure::new(Step::PassProgram, errno))
     }
 
     fn process(&self) -> Result<Pid, Errno> {
         Pid::from_raw(self.pid).ok_or(Errno::SRCH)
-    }
-
-    fn open_directory(&self) -> Result<OwnedFd, Errno> {
-        openat(CWD, self.prestart.directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-    }
-
-    /// Gives it the program, which is written beside the fifo. Returns its pid.
-    pub(crate) fn pass(&self) -> Result<i32, Failure> {
-        let passed = || {
-            let (directory, process) = (self.open_directory()?, self.process()?);
-            // First, so that an interpreter that is still starting does not run ahead.
-            kill_process(process, Signal::STOP)?;
-            let stopped = waitid(WaitId::Pid(process), WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)?;
-            if stopped.is_none_or(|status| !status.stopped()) {
-                return Err(Errno::SRCH);
-            }
-            renameat(&directory, &*Prestart::unpassed(self.prestart.name), &directory, self.prestart.name)?;
-            kill_process(process, Signal::CONT)
-        };
-        passed().map(|()| self.pid).map_err(|errno| Failure::new(Step::PassProgram, errno))
     }
 }
 

@@ -14,7 +14,6 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use stockade_policy::plan::Plan;
-use stockade_protocol::frame::Prestart;
 
 use crate::{
     ErrorKind, InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown,
@@ -126,7 +125,7 @@ impl WaitingSandbox {
     /// # Errors
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
-        // The fifo goes after the run, should the program not have taken its place.
+        // The fifo goes after the run, should pid 1 not have removed it.
         let WaitingSandbox { record, is_prepared, fifo: _fifo, tmp, pipes, job, job_offset, mut handles } = self;
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
@@ -145,7 +144,7 @@ impl WaitingSandbox {
 }
 
 /// The fifo of an interpreter that waits for its program, in a scratch that a session keeps.
-/// Dropping it removes the fifo, and a program that was not passed on.
+/// Dropping it removes the fifo, if it is still there.
 struct ProgramFifo {
     scratch: OwnedFd,
     name: String,
@@ -164,11 +163,9 @@ impl ProgramFifo {
 impl Drop for ProgramFifo {
     fn drop(&mut self) {
         let name = self.name.as_str();
-        // No other run has one of this name: where either is missing, the program was passed on.
-        let _removed_with_the_run = unlinkat(&self.scratch, &*Prestart::unpassed(name.as_bytes()), AtFlags::empty());
         let is_fifo = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
         if statat(&self.scratch, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_fifo) {
-            let _passed_meanwhile = unlinkat(&self.scratch, name, AtFlags::empty());
+            let _gone_meanwhile = unlinkat(&self.scratch, name, AtFlags::empty());
         }
     }
 }

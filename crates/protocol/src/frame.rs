@@ -231,11 +231,6 @@ impl<'a> Prestart<'a> {
         w.0
     }
 
-    /// The name of the program's file before it takes the place of the fifo of this name.
-    pub fn unpassed(name: &[u8]) -> Vec<u8> {
-        [name, b".new"].concat()
-    }
-
     /// Reads the frame.
     ///
     /// # Errors

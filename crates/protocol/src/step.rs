@@ -72,16 +72,16 @@ steps! {
     Descriptors = 31 "place the executor's descriptors";
     ExecExecutor = 32 "start the executor";
     ReadJob = 33 "read the job";
+    Prestart = 52 "stop the interpreter that waits for its program";
     WriteFile = 34 "write a file of the request";
     WriteProgram = 35 "write the program";
-    Prestart = 52 "find the interpreter waiting for its program";
     Receipt = 36 "check what is in force";
     Fork = 37 "start the program's process";
     Terminal = 39 "take the terminal";
     PayloadLandlock = 40 "restrict the program with Landlock";
     ResourceLimits = 38 "set resource limits";
     ExecPayload = 41 "start the program";
-    PassProgram = 53 "pass the program to its interpreter";
+    PassProgram = 53 "let the interpreter open its program";
     WatchPayload = 48 "watch the program";
 }
 

@@ -116,11 +116,21 @@ unsafe fn exchange_memory(image: &Image<'_>, vdso: u64, file: impl AsFd) -> Resu
 unsafe fn exchange_state(header: &Header, moved: &MovedArguments) -> Result<(), Failure> {
     let b = &header.bounds;
     let [arg_start, arg_end, env_start, env_end] = moved.bounds;
-    let heap = [b.start_code, b.end_code, b.start_data, b.end_data, b.start_brk, b.brk];
-    let [c0, c1, d0, d1, h0, h1] = heap;
     // Not every kernel can. The heap's end is then the restorer's, which the copy's first call
     // notices (`stockade-image-dump`), and /proc/self/cmdline is empty.
-    let _without = set_memory_bounds(&[c0, c1, d0, d1, h0, h1, b.start_stack, arg_start, arg_end, env_start, env_end]);
+    let _without = set_memory_bounds(&[
+        b.start_code,
+        b.end_code,
+        b.start_data,
+        b.end_data,
+        b.start_brk,
+        b.brk,
+        b.start_stack,
+        arg_start,
+        arg_end,
+        env_start,
+        env_end,
+    ]);
     let Header { fs, tid, robust_list, rseq, signal_stack, .. } = *header;
     // SAFETY: the check found each in writable memory of the image, which is in place.
     unsafe { set_thread_addresses(&ThreadAddresses { fs, tid, robust_list, rseq, signal_stack }) }.map_err(to("set the thread's state"))?;
