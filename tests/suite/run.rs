@@ -475,8 +475,11 @@ fn an_argument_that_looks_like_an_option_is_the_commands() {
 const TERMINAL: &str = r#"
 import fcntl, json, os, pty, select, signal, struct, sys, termios, time
 program, arguments, steps, patience = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), float(sys.argv[4])
+settings_are_known, know_settings = os.pipe()
 pid, master = pty.fork()
 if pid == 0:
+    os.close(know_settings)
+    os.read(settings_are_known, 1)
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
     # Held open and idle behind the program, so that the terminal can be looked at after it;
     # deaf to what is typed before the program can be asked for it.
@@ -508,6 +511,7 @@ def wait_for(text):
             print(json.dumps({"missing": text, "seen": seen.decode(errors="replace"), "error": str(error), "status": os.waitpid(pid, 0)[1]}))
             sys.exit(0)
 settings = termios.tcgetattr(master)
+os.close(know_settings)
 for step in steps:
     kind, value = step
     if kind == "wait": wait_for(value)
