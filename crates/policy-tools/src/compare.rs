@@ -14,7 +14,7 @@ use serde::Serialize;
 use stockade_policy::model::Policy;
 
 pub(crate) use files::{VisiblePath, visible_paths};
-pub(crate) use settings::{bound, hooked, launched_by, recorded, screened, without};
+pub(crate) use settings::{bound, excerpt, hooked, launched_by, recorded, screened, shared, without};
 
 /// The part of a policy that a difference is in, in the order in which they are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -39,8 +39,10 @@ pub(crate) fn of(merged: &MergedTable, text: &str, extends: bool) -> Diagnostics
     sockets_in_shown_directories(merged, &mut found);
     variables(merged, &mut found);
     no_record(merged, &mut found);
-    // What states every key, as `policy show` prints it, loosens nothing that can be told.
+    // What states every key, as `policy show` prints it, loosens nothing that can be told, and has
+    // templates that it inherited.
     if extends {
+        templates_of_no_runtime(merged, &mut found);
         loosenings_without_reason(merged, text, &mut found);
     }
     found
@@ -135,6 +137,18 @@ fn no_record(merged: &MergedTable, found: &mut Diagnostics) {
     if let Some(mode) = mode.filter(|mode| mode.value.as_str() == Some(AuditMode::Off.name())) {
         let diagnostic = Diagnostic::new("no run and no refusal under this policy is recorded", "no record");
         found.add(&mode.span, diagnostic.help("`try` records where a record can be written, and never stops a run"));
+    }
+}
+
+/// The file has a template that no runtime starts from.
+fn templates_of_no_runtime(merged: &MergedTable, found: &mut Diagnostics) {
+    let tables = |section| merged.tables.get(section).map(|table| &table.tables).into_iter().flatten();
+    let used = |name: &str| {
+        tables("runtimes").any(|(_, runtime)| runtime.values.get("template").and_then(|template| template.value.as_str()) == Some(name))
+    };
+    for (name, template) in tables("templates").filter(|(name, template)| template.span.source == OWN && !used(name)) {
+        let diagnostic = Diagnostic::new(format!("no runtime starts from template `{name}`"), "of no use");
+        found.add(&template.span, diagnostic.help(format!("write `template = \"{name}\"` under a runtime, such as [runtimes.python]")));
     }
 }
 
@@ -329,6 +343,16 @@ mod tests {
             assert!(titles(&format!("[environment.set]\n{name} = \"x\"\n"))[0].contains("looks like a secret"), "{name}");
         }
         assert!(titles("[environment]\naccept = { add = [\"EXTRA\"] } # mine\n[environment.set]\nKEYS = \"1\"\n").is_empty());
+    }
+
+    #[test]
+    fn a_template_that_no_runtime_names_is_named() {
+        let template = "[templates.data]\nimports = [\"json\"]\n";
+        let [title] = titles(template).try_into().unwrap();
+        assert!(title.contains("no runtime starts from template `data`"), "{title}");
+        assert!(titles(&format!("{template}[runtimes.python]\ntemplate = \"data\"\n")).is_empty());
+        // One that is inherited is not the file's own.
+        assert!(titles("[runtimes.python]\ntemplate = \"none\"\n").is_empty());
     }
 
     #[test]

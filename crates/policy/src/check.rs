@@ -265,6 +265,65 @@ pub(crate) fn language(text: &str) -> Checked<String> {
     complain(format!("{} cannot name a language", quote(text)), "a small letter first, then small letters, digits, _ - + # .; at most 32")
 }
 
+/// The name of a template.
+pub(crate) fn template(text: &str) -> Checked<String> {
+    if text == names::NO_TEMPLATE {
+        return Err(
+            Diagnostic::new(format!("{} cannot name a template", quote(text)), "stands for no template").help("choose another name")
+        );
+    }
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-');
+    if text.starts_with(|c: char| c.is_ascii_lowercase()) && text.len() <= 32 && text.chars().all(good) {
+        return Ok(text.to_owned());
+    }
+    complain(format!("{} cannot name a template", quote(text)), "a small letter first, then small letters, digits, _ and -; at most 32")
+}
+
+/// The template of a runtime.
+pub(crate) fn template_or_none(text: &str) -> Checked<String> {
+    if text == names::NO_TEMPLATE { Ok(text.to_owned()) } else { template(text) }
+}
+
+/// A module that a template imports.
+pub(crate) fn import(text: &str) -> Checked<String> {
+    const MAX: usize = 200;
+    if text.len() > MAX {
+        return complain("the name of a module is too long".to_owned(), &format!("{} bytes, at most {MAX}", text.len()));
+    }
+    dotted("module", text)
+}
+
+/// Python code that a template runs.
+pub(crate) fn warm(text: &str) -> Checked<String> {
+    const MAX: usize = 16 << 10;
+    if text.contains('\0') {
+        return complain("the code of a template cannot hold NUL".to_owned(), "holds NUL");
+    }
+    if text.len() > MAX {
+        return Err(Diagnostic::new("the code of a template is too long", format!("{} bytes, at most {MAX}", text.len()))
+            .help("put the code into a module that the sandbox shows, and name the module in `imports`"));
+    }
+    Ok(text.to_owned())
+}
+
+/// The age at which an image is made anew.
+pub(crate) fn max_age(text: &str) -> Checked<String> {
+    const MIN: u64 = 1000;
+    const MAX: u64 = 24 * 3600 * 1000;
+    match LimitKey::Wall.parse_text(text) {
+        Ok(Some(age)) if (MIN..=MAX).contains(&age) => Ok(text.to_owned()),
+        _ => complain(format!("{} is not an age of an image", quote(text)), "such as \"10min\"; \"1s\" to \"24h\""),
+    }
+}
+
+/// A whole number in the range of its key.
+pub(crate) fn count(key: &str, least: i64, most: i64, number: i64) -> Checked<i64> {
+    if (least..=most).contains(&number) {
+        return Ok(number);
+    }
+    complain(format!("`{key}` cannot be {number}"), &format!("{least} to {most}"))
+}
+
 pub(crate) fn extension(text: &str) -> Checked<String> {
     if (1..=16).contains(&text.len()) && text.chars().all(|c| c.is_ascii_alphanumeric()) {
         return Ok(text.to_owned());

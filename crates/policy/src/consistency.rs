@@ -16,14 +16,19 @@ use crate::{
     filter::MAX_IOCTLS,
     merge::MergedTable,
     model::{AuditMode, Origin, Policy, SocketFamily},
+    names,
     plan::MIN_MEMORY,
     whitelist::{self, Protocol},
     written,
 };
 
+/// The most modules that a template imports.
+const MAX_IMPORTS: usize = 32;
+
 /// Makes a policy of the merged documents, if nothing is wrong.
 pub(crate) fn policy(merged: MergedTable, name: &str, origin: Origin, sha256: &str, problems: &mut Diagnostics) -> Option<Policy> {
     check_runtimes(&merged, problems);
+    check_templates(&merged, problems);
     if !problems.is_empty() {
         return None;
     }
@@ -68,6 +73,36 @@ fn check_runtimes(merged: &MergedTable, problems: &mut Diagnostics) {
                 }
                 None => drop(taken.insert(&alias.value, &alias.span)),
             }
+        }
+    }
+}
+
+/// What each template imports, and that a template is there for each runtime that names one.
+fn check_templates(merged: &MergedTable, problems: &mut Diagnostics) {
+    let tables = |section| merged.tables.get(section).map(|table| &table.tables).into_iter().flatten();
+    for (_, template) in tables("templates") {
+        let imports = template.lists.get("imports").map_or(&[][..], Vec::as_slice);
+        if let Some(module) = imports.get(MAX_IMPORTS) {
+            let diagnostic = Diagnostic::new(format!("more than {MAX_IMPORTS} names in `imports`"), "one too many");
+            problems.add(&module.span, diagnostic.help("name a module that imports several others"));
+        }
+        for (index, module) in imports.iter().enumerate() {
+            if let Some(other) = find(&imports[..index], module) {
+                let diagnostic = Diagnostic::new(format!("{} is already there", quote(&module.value)), "a line without effect");
+                problems.add(&module.span, diagnostic.also(&other.span, "first here"));
+            }
+        }
+    }
+    let known: Vec<&str> = tables("templates").map(|(name, _)| name.as_str()).collect();
+    for (_, runtime) in tables("runtimes") {
+        let Some(written) = runtime.values.get("template") else { continue };
+        let name = written.value.as_str().unwrap_or_default();
+        if name != names::NO_TEMPLATE && !known.contains(&name) {
+            let diagnostic = Diagnostic::new(format!("unknown template {}", quote(name)), format!("there is no [templates.{name}]"));
+            let guess = names::nearest(name, known.iter().copied()).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+            let known = if known.is_empty() { "the policy has no template".to_owned() } else { format!("known: {}", known.join(", ")) };
+            let help = format!("{guess}{known}; define [templates.{name}], or write `template = \"none\"`");
+            problems.add(&written.span, diagnostic.help(help));
         }
     }
 }

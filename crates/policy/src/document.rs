@@ -141,7 +141,7 @@ impl DocumentReader<'_> {
         self.take(node, check(text))
     }
 
-    pub(crate) fn id(&mut self, table: &DeTable<'_>, key: &str, check: impl Fn(i64) -> Checked<u32>) -> Option<Located<u32>> {
+    pub(crate) fn integer<T>(&mut self, table: &DeTable<'_>, key: &str, check: impl Fn(i64) -> Checked<T>) -> Option<Located<T>> {
         let node = table.get(key)?;
         let number = self.number(node, key)?;
         self.take(node, check(number))

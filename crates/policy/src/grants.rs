@@ -262,8 +262,8 @@ fn grant(table: &DeTable<'_>, span: &SourceSpan, reader: &mut DocumentReader<'_>
     }
     let user = reader.text(table, "user", |name| known(&accounts.users, "user", "uid", name));
     let group = reader.text(table, "group", |name| known(&accounts.groups, "group", "gid", name));
-    let uid = reader.id(table, "uid", id);
-    let gid = reader.id(table, "gid", id);
+    let uid = reader.integer(table, "uid", id);
+    let gid = reader.integer(table, "gid", id);
     let mut list = |key: &str, check: fn(&str) -> Checked<String>| match table.get(key) {
         Some(node) => reader.strings(node, key, check).into_iter().map(|at| at.value).collect(),
         None => Vec::new(),

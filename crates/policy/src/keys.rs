@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Choice(&'static str, &'static [&'static str]),
     /// An id above zero.
     Id,
+    /// A whole number, and the least and the most that it may be.
+    Count(i64, i64),
     /// `true` or `false`.
     Flag,
     /// A set of texts, edited under `extends`.
@@ -44,8 +46,8 @@ pub(crate) enum Kind {
     Variables,
     /// A table from names of modules and events to what is done about them.
     Modules,
-    /// A table from names to tables of these keys.
-    Named(&'static [Key]),
+    /// A table from names to tables of these keys, and what checks the names.
+    Named(Check, &'static [Key]),
     /// A value of every limit, and a table `max` of the same.
     LimitsWithMax,
 }
@@ -148,7 +150,8 @@ pub(crate) const TOP: &[Key] = &[
     must("filesystem", Kind::Table(FILESYSTEM), "what of the host the sandbox's root shows"),
     must("identity", Kind::Table(IDENTITY), "who the code is, inside"),
     must("environment", Kind::Table(ENVIRONMENT), "the program's environment"),
-    must("runtimes", Kind::Named(RUNTIME), "how each language is run"),
+    must("runtimes", Kind::Named(check::language, RUNTIME), "how each language is run"),
+    may("templates", Kind::Named(check::template, TEMPLATE), "CPython interpreters of which each run of a session gets a copy"),
     must("limits", Kind::LimitsWithMax, "a run's default limits, and in `max` how far a request may go"),
     must("seccomp", Kind::Table(SECCOMP), "system calls"),
     must("egress", Kind::Table(EGRESS), "what may leave"),
@@ -181,8 +184,16 @@ pub(crate) const RUNTIME: &[Key] = &[
     may("aliases", Kind::Words(check::language), "other names of the language"),
     must("extension", Kind::Text(check::extension), "ending of the code's file name, without the dot"),
     may("venv", Kind::Text(check::shown), "virtual environment whose interpreter is used"),
+    may("template", Kind::Text(check::template_or_none), "template that its runs start from in a session; \"none\" for none"),
     may("environment", Kind::Variables, "further variables for this language"),
     may("modules", Kind::Modules, "Python's modules and audit events that are noted or refused while code runs; advice, not a boundary"),
+];
+
+pub(crate) const TEMPLATE: &[Key] = &[
+    may("imports", Kind::Words(check::import), "modules that the interpreter imports, in this order"),
+    may("warm", Kind::Text(check::warm), "Python code that the interpreter runs after its imports; empty: none"),
+    may("max_runs", Kind::Count(1, 1_000_000), "runs from one image, then it is made anew; 1000 if absent"),
+    may("max_age", Kind::Text(check::max_age), "age at which an image is made anew, such as \"10min\", the default"),
 ];
 
 pub(crate) const SECCOMP: &[Key] = &[

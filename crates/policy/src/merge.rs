@@ -14,7 +14,7 @@ use crate::{
     check,
     diagnostic::{Diagnostic, Located, SourceSpan, quote},
     document::{DocumentReader, ListEdit, MAX_ITEMS},
-    keys::{self, Key, Kind},
+    keys::{self, Check, Key, Kind},
     modules, names,
 };
 
@@ -106,7 +106,10 @@ impl DocumentReader<'_> {
             Kind::Version => {}
             Kind::Text(check) => into.set(name, self.text(from, name, check)),
             Kind::Choice(what, known) => into.set(name, self.text(from, name, |text| check::choice(what, known, text))),
-            Kind::Id => into.set(name, self.id(from, name, check::id)),
+            Kind::Id => into.set(name, self.integer(from, name, check::id)),
+            Kind::Count(least, most) => {
+                into.set(name, self.integer(from, name, |number| check::count(name, least, most, number)));
+            }
             Kind::Flag => into.set(name, self.flag(from, name)),
             Kind::List(item) => {
                 let edit = self.list(from, name, |text| item.check(text)).unwrap_or_default();
@@ -145,9 +148,9 @@ impl DocumentReader<'_> {
                     self.merge_modules(into.table_at(name, self.span(node)), table);
                 }
             }
-            Kind::Named(keys) => {
+            Kind::Named(check, keys) => {
                 if let Some(table) = self.table(from, name) {
-                    self.merge_named(into.table_at(name, self.span(node)), table, keys);
+                    self.merge_named(into.table_at(name, self.span(node)), table, name, check, keys);
                 }
             }
             Kind::LimitsWithMax => {
@@ -228,13 +231,13 @@ impl DocumentReader<'_> {
         }
     }
 
-    fn merge_named(&mut self, into: &mut MergedTable, from: &DeTable<'_>, keys: &[Key]) {
+    fn merge_named(&mut self, into: &mut MergedTable, from: &DeTable<'_>, section: &str, check: Check, keys: &[Key]) {
         for key in from.keys() {
             let span = self.span(key);
-            match check::language(key.get_ref()) {
+            match check(key.get_ref()) {
                 Ok(name) => match self.table(from, &name) {
                     Some(table) => {
-                        self.merge_table(into.table_at(&name, span.clone()), table, keys, &format!("`[runtimes.{name}]`"), &span)
+                        self.merge_table(into.table_at(&name, span.clone()), table, keys, &format!("`[{section}.{name}]`"), &span)
                     }
                     None => continue,
                 },

@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct Policy {
     pub environment: Environment,
     /// How each language is run, by name.
     pub runtimes: BTreeMap<String, Runtime>,
+    /// Interpreters of which runs of a session get copies, by name. Other runs use none of them.
+    #[serde(default)]
+    pub templates: BTreeMap<String, Template>,
     /// A run's default limits.
     #[serde(with = "written::limits")]
     pub limits: Limits,
@@ -60,6 +64,15 @@ pub struct Policy {
     pub audit: Audit,
     /// What the code is screened for before it runs.
     pub screen: Screen,
+}
+
+impl Policy {
+    /// The template that a runtime's runs start from in a session, with its name. The runtime goes
+    /// by its own name here, not by an alias.
+    pub fn template_of(&self, runtime: &str) -> Option<(&str, &Template)> {
+        let name = self.runtimes.get(runtime)?.template.as_ref()?;
+        self.templates.get_key_value(name).map(|(name, template)| (name.as_str(), template))
+    }
 }
 
 /// Where a policy came from.
@@ -138,12 +151,41 @@ pub struct Runtime {
     /// A virtual environment, shown read-only; its interpreter takes the place of the
     /// command's first word.
     pub venv: Option<PathBuf>,
+    /// The template that its runs start from in a session, a key of `Policy::templates`; none: a
+    /// run starts a new interpreter.
+    #[serde(default, deserialize_with = "written::template")]
+    pub template: Option<String>,
     /// Further variables for this language.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// What its interpreters are watched for.
     #[serde(default)]
     pub modules: Modules,
+}
+
+/// A CPython interpreter that has imported some modules. Its memory is written to an image once,
+/// and each run of a session starts from a private copy of the image. The copies of one image
+/// share memory layout, hash seed and stack canary.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Template {
+    /// Dotted names of the modules that it imports, in this order; at most 32, each of at most
+    /// 200 bytes.
+    pub imports: Vec<String>,
+    /// Python code that it runs after the imports, at most 16 KiB, not empty and without NUL.
+    #[serde(deserialize_with = "written::code")]
+    pub warm: Option<String>,
+    /// Runs from one image before it is made anew: 1 to 1,000,000.
+    pub max_runs: u64,
+    /// Age at which an image is made anew, in whole milliseconds: 1 second to 24 hours.
+    #[serde(with = "written::age")]
+    pub max_age: Duration,
+}
+
+impl Default for Template {
+    fn default() -> Self {
+        Template { imports: Vec::new(), warm: None, max_runs: 1000, max_age: Duration::from_secs(10 * 60) }
+    }
 }
 
 /// What is done about modules that code imports, and about events of its interpreter.

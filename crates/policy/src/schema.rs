@@ -55,6 +55,7 @@ fn describe(kind: Kind) -> Map<String, Value> {
         Kind::Text(_) => members(json!({ "type": "string" })),
         Kind::Choice(_, values) => members(json!({ "enum": values })),
         Kind::Id => members(json!({ "type": "integer", "minimum": 1 })),
+        Kind::Count(least, most) => members(json!({ "type": "integer", "minimum": least, "maximum": most })),
         Kind::Flag => members(json!({ "type": "boolean" })),
         Kind::Words(_) | Kind::Command | Kind::Removals => members(words(json!({ "type": "string" }))),
         Kind::List(item) => {
@@ -69,7 +70,7 @@ fn describe(kind: Kind) -> Map<String, Value> {
             let actions: Vec<&str> = modules::ACTIONS.iter().map(|(name, _)| *name).collect();
             members(json!({ "type": "object", "additionalProperties": { "enum": actions } }))
         }
-        Kind::Named(keys) => members(json!({ "type": "object", "additionalProperties": object(keys) })),
+        Kind::Named(_, keys) => members(json!({ "type": "object", "additionalProperties": object(keys) })),
         Kind::LimitsWithMax => {
             let mut properties = limits();
             properties.insert("max".to_owned(), json!({ "oneOf": [{ "const": SAME }, closed(limits())] }));

@@ -30,7 +30,7 @@ fn write_table(out: &mut String, path: &str, keys: &[Key], table: &Table) {
         let Value::Table(inner) = value else { continue };
         let path = if path.is_empty() { key.name.to_owned() } else { format!("{path}.{}", key.name) };
         match key.kind {
-            Kind::Named(keys) => {
+            Kind::Named(_, keys) => {
                 for (name, value) in inner {
                     let path = format!("{path}.{}", text(name));
                     out.push_str(&format!("\n[{path}]\n"));

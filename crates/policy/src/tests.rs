@@ -4,7 +4,10 @@
 //! that it is that line which is refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may panic")]
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use stockade_protocol::{
     LimitKey,
@@ -14,7 +17,7 @@ use stockade_protocol::{
 use crate::{
     EXAMPLES, LookupContext, PolicyError, SHIPPED, load, load_shipped,
     lookup::load_text,
-    model::{Degradable, Origin, Policy, SocketFamily},
+    model::{Degradable, Origin, Policy, SocketFamily, Template},
     names, show,
     trust::tests::Scene,
 };
@@ -84,6 +87,7 @@ fn unknown_keys_are_refused_at_every_level() {
         ("[identity]", "`[identity]`"),
         ("[environment]", "`[environment]`"),
         ("[runtimes.python]", "`[runtimes.python]`"),
+        ("[templates.bare]", "`[templates.bare]`"),
         ("[limits]", "`[limits]`"),
         ("[limits.max]", "`[limits.max]`"),
         ("[seccomp]", "`[seccomp]`"),
@@ -219,6 +223,128 @@ fn watched_modules_are_inherited_name_by_name_and_shown() {
     second.sha256.clone_from(&first.sha256);
     assert_eq!(first, second);
     assert!(load_shipped("default").unwrap().runtimes.values().all(|runtime| !runtime.modules.watches()));
+}
+
+#[test]
+fn an_unknown_template_is_shown_with_the_known_ones_and_the_likely_one() {
+    let report = refusal(&child("[templates.data]\n\n[runtimes.python]\ntemplate = \"dta\"\n"));
+    assert_eq!(
+        report,
+        "error: unknown template `dta`\n \
+         --> test.toml:6:12\n  \
+           |\n\
+         6 | template = \"dta\"\n  \
+           |            ^^^^^ there is no [templates.dta]\n  \
+           |\n  \
+           = help: did you mean `data`? known: bare, data; define [templates.dta], or write `template = \"none\"`"
+    );
+    let (before, after) = base().split_once("\n[templates.\"bare\"]").map(|(before, after)| (before.to_owned(), after.to_owned())).unwrap();
+    let (_, after) = after.split_once("\n[limits]").unwrap();
+    let report = refusal(&format!("{before}\n[limits]{after}"));
+    assert!(
+        report.contains("unknown template `bare`") && report.contains("help: the policy has no template; define [templates.bare]"),
+        "{report}"
+    );
+}
+
+#[test]
+fn values_of_templates_are_checked_where_they_stand() {
+    let list = |names: &[String]| format!("imports = [{}]", names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", "));
+    let modules = |count: usize| list(&(0..count).map(|number| format!("m{number}")).collect::<Vec<_>>());
+    let good = |line: &str| load_text(&child(&format!("[templates.t]\n{line}\n"))).unwrap_or_else(|error| panic!("{line}: {error}"));
+    for (line, said) in [
+        ("imports = [\"os; exit()\"]".to_owned(), "`os; exit()` is not the name of a module"),
+        ("imports = [\"a..b\"]".to_owned(), "parts behind dots"),
+        ("imports = \"json\"".to_owned(), "`imports` must be a list of strings"),
+        ("imports = { add = [\"json\"] }".to_owned(), "`imports` must be a list of strings"),
+        ("imports = [\"json\", \"re\", \"json\"]".to_owned(), "`json` is already there"),
+        (list(&["m".repeat(201)]), "201 bytes, at most 200"),
+        (modules(33), "more than 32 names in `imports`"),
+        ("warm = \"a\\u0000\"".to_owned(), "cannot hold NUL"),
+        (format!("warm = \"{}\"", "#".repeat((16 << 10) + 1)), "16385 bytes, at most 16384"),
+        ("warm = 1".to_owned(), "`warm` must be a string"),
+        ("max_runs = 0".to_owned(), "`max_runs` cannot be 0"),
+        ("max_runs = -1".to_owned(), "1 to 1000000"),
+        ("max_runs = 1000001".to_owned(), "1 to 1000000"),
+        ("max_runs = \"7\"".to_owned(), "`max_runs` must be a whole number"),
+        ("max_age = \"999ms\"".to_owned(), "\"1s\" to \"24h\""),
+        ("max_age = \"1441min\"".to_owned(), "\"1s\" to \"24h\""),
+        ("max_age = \"none\"".to_owned(), "`none` is not an age of an image"),
+        ("max_age = 600".to_owned(), "`max_age` must be a string"),
+    ] {
+        let report = refusal(&child(&format!("[templates.t]\n{line}\n")));
+        assert!(report.contains(said) && report.contains("--> test.toml:4:"), "{line}: {report}");
+    }
+    for line in [list(&["m".repeat(200)]), modules(32), format!("warm = \"{}\"", "#".repeat(16 << 10))] {
+        good(&line);
+    }
+    for line in ["max_runs = 1", "max_runs = 1_000_000", "max_age = \"1s\"", "max_age = \"24h\"", "imports = []", "warm = \"\""] {
+        good(line);
+    }
+    assert_eq!(good("").templates["t"], Template { imports: vec![], warm: None, max_runs: 1000, max_age: Duration::from_secs(600) });
+    // The names of templates, where they are made and where they are used.
+    for (lines, said) in [
+        ("[templates.none]", "stands for no template"),
+        ("[templates.Data]", "`Data` cannot name a template"),
+        ("[templates.\"a/b\"]", "`a/b` cannot name a template"),
+        ("[templates]\nt = 1", "`t` must be a table"),
+        ("[runtimes.python]\ntemplate = \"\"", "cannot name a template"),
+        ("[runtimes.python]\ntemplate = false", "`template` must be a string"),
+    ] {
+        let report = refusal(&child(lines));
+        assert!(report.contains(said), "{lines}: {report}");
+    }
+}
+
+#[test]
+fn templates_are_inherited_key_by_key_and_shown() {
+    let scene = Scene::new();
+    scene.write(
+        "system/first.toml",
+        &child("[templates.data]\nimports = [\"json\", \"re\"]\nwarm = \"x = 1\\ny = 2\"\nmax_runs = 7\n[runtimes.python]\ntemplate = \"data\"\n"),
+    );
+    let second = |lines: &str| {
+        scene.write("system/second.toml", &format!("schema = 1\nextends = \"first\"\n{lines}"));
+        load("second", &context(&scene)).unwrap()
+    };
+    let whole = |policy: &Policy| policy.template_of("python").map(|(name, template)| (name.to_owned(), template.clone()));
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let of_first =
+        Template { imports: names(&["json", "re"]), warm: Some("x = 1\ny = 2".to_owned()), max_runs: 7, max_age: Duration::from_secs(600) };
+    let data = |template: Template| Some(("data".to_owned(), template));
+    assert_eq!(whole(&second("")), data(of_first.clone()));
+    // A list of modules is written whole, other keys stay.
+    let changed = second("[templates.data]\nimports = [\"csv\"]\nmax_age = \"1500ms\"\n");
+    let expected = Template { imports: names(&["csv"]), max_age: Duration::from_millis(1500), ..of_first.clone() };
+    assert_eq!(whole(&changed), data(expected));
+    // What is shown reads back to the same.
+    let mut again = load_text(&show(&changed)).unwrap();
+    (again.name, again.origin, again.sha256) = (changed.name.clone(), changed.origin.clone(), changed.sha256.clone());
+    assert_eq!(again, changed);
+    // An empty text takes code away, "none" a template.
+    assert_eq!(whole(&second("[templates.data]\nwarm = \"\"\n")), data(Template { warm: None, ..of_first }));
+    let none = second("[runtimes.python]\ntemplate = \"none\"\n");
+    assert!(none.runtimes["python"].template.is_none() && whole(&none).is_none() && none.templates.contains_key("data"));
+    assert!(!show(&none).contains("template ="));
+    assert_eq!(whole(&second("[runtimes.python]\ntemplate = \"bare\"\n")).unwrap().0, "bare");
+    // A runtime goes by its own name, and one that is not there has none.
+    assert!(none.template_of("bash").is_none() && none.template_of("py").is_none() && none.template_of("perl").is_none());
+}
+
+#[test]
+fn shipped_policies_have_a_template_for_python_but_strict() {
+    for (name, _) in SHIPPED {
+        let policy = load_shipped(name).unwrap();
+        let found: Vec<_> = policy.runtimes.keys().filter_map(|runtime| Some((runtime.as_str(), policy.template_of(runtime)?))).collect();
+        let imports = |names: &[&str]| Template { imports: names.iter().map(|name| (*name).to_owned()).collect(), ..Template::default() };
+        let expected = match *name {
+            "strict" => None,
+            "data-science" => Some(("data", imports(&["numpy", "pandas", "matplotlib.pyplot"]))),
+            _ => Some(("bare", imports(&[]))),
+        };
+        let expected: Vec<_> = expected.iter().map(|(name, template)| ("python", (*name, template))).collect();
+        assert_eq!(found, expected, "{name}");
+    }
 }
 
 #[test]
@@ -389,7 +515,7 @@ fn a_policy_that_extends_nothing_states_everything() {
     // Screening is advice and may be turned off.
     let stated = base.split("[screen]").next().unwrap_or_default();
     for line in stated.lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
-        let optional = ["aliases", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
+        let optional = ["aliases", "template", "imports", "max_runs", "max_age", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
         let several = line.ends_with('[');
         if !several && !optional.iter().any(|key| line.starts_with(key)) {
             let report = refusal(&base.replacen(&format!("{line}\n"), "", 1));
@@ -705,7 +831,7 @@ fn the_pages_name_every_key_and_every_shipped_policy() {
     while let Some(keys) = tables.pop() {
         for key in keys {
             assert!(pages.contains(&format!("`{}`", key.name)) || pages.contains(&format!("[{}", key.name)), "{}", key.name);
-            if let crate::keys::Kind::Table(below) | crate::keys::Kind::Named(below) = key.kind {
+            if let crate::keys::Kind::Table(below) | crate::keys::Kind::Named(_, below) = key.kind {
                 tables.push(below);
             }
         }

@@ -8,7 +8,10 @@ use serde::{Deserialize, Deserializer, Serializer, de::Error};
 use stockade_protocol::{LimitError, LimitKey, Quantity, screen::Rule};
 use toml::{Table, Value};
 
-use crate::model::{Origin, Policy};
+use crate::{
+    model::{Origin, Policy},
+    names::NO_TEMPLATE,
+};
 
 /// The policy of a whole document.
 pub(crate) fn read(mut document: Table, name: &str, origin: Origin, sha256: &str) -> Result<Policy, toml::de::Error> {
@@ -170,6 +173,31 @@ pub(crate) mod duration {
     }
 }
 
+/// A duration in whole milliseconds, as the standard library has it.
+pub(crate) mod age {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        super::duration::serialize(&u64::try_from(value.as_millis()).unwrap_or(u64::MAX), to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        super::duration::deserialize(from).map(Duration::from_millis)
+    }
+}
+
+/// The template of a runtime; "none" takes an inherited one away.
+pub(crate) fn template<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.filter(|name| name != NO_TEMPLATE))
+}
+
+/// The code of a template; an empty one takes an inherited one away.
+pub(crate) fn code<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.filter(|code| !code.is_empty()))
+}
+
 fn write_quantity<S: Serializer>(like: LimitKey, value: u64, to: S) -> Result<S::Ok, S::Error> {
     if to.is_human_readable() { to.serialize_str(&like.format(Some(value))) } else { to.serialize_u64(value) }
 }
@@ -190,6 +218,7 @@ mod tests {
     #[test]
     fn the_compact_form_of_a_policy_reads_back_to_the_same() {
         let watching = "schema = 1\nextends = \"review\"\n[runtimes.python.modules]\ndefault = \"note\"\n\"os.*\" = \"deny\"\n\
+            [templates.bare]\nimports = [\"json\"]\nwarm = \"x = 1\"\nmax_age = \"1500ms\"\n\
             [egress]\nwhitelist = { add = [\"pypi.org:443\"] }\n[audit]\nalerts = { add = [\"verdict:exited\"] }\n";
         let shipped = SHIPPED.iter().map(|(name, _)| load_shipped(name).unwrap());
         for policy in shipped.chain([load_text(watching).unwrap()]) {

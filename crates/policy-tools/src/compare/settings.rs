@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use stockade_policy::model::{Audit, AuditMode, Degradable, Modules, Policy, Runtime, Screen};
+use stockade_policy::model::{Audit, AuditMode, Degradable, Modules, Policy, Runtime, Screen, Template};
 use stockade_protocol::{
     LimitKey, Limits,
     screen::{Action, Rule},
@@ -212,6 +212,49 @@ fn runtimes(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
         }
         watched(&format!("[runtimes.{name}.modules]"), &other.modules, &here.modules, out);
     }
+    templates(ceiling, policy, out);
+}
+
+/// Copies of one image have the same addresses, so what code learns in one run holds in others.
+fn templates(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
+    for name in policy.runtimes.keys() {
+        let (Some((own, _)), Some((template, here))) = (runtime(ceiling, name), policy.template_of(name)) else { continue };
+        let mut add = |key: String, text: String| out.push(Difference::new(Area::Runtimes, key, text).consequence(shared(template, here)));
+        let Some((_, other)) = ceiling.template_of(own) else {
+            add(format!("[runtimes.{name}] template"), format!("template of `{name}`: {}", changed(template, "none")));
+            continue;
+        };
+        if here.max_runs > other.max_runs {
+            let [after, before] = [here, other].map(|template| template.max_runs.to_string());
+            add(format!("[templates.{template}] max_runs"), format!("runs of `{name}` from one image: {}", changed(&after, &before)));
+        }
+        if here.max_age > other.max_age {
+            let text = format!("age of an image of `{name}`: {}", changed(&max_age(here), &max_age(other)));
+            add(format!("[templates.{template}] max_age"), text);
+        }
+    }
+}
+
+/// What the copies of one image have in common, and for how long.
+pub(crate) fn shared(name: &str, template: &Template) -> String {
+    let plural = if template.max_runs == 1 { "" } else { "s" };
+    format!(
+        "copies of one image of `{name}` share memory layout, hash seed and stack canary; the image is made anew after {} run{plural} or {}",
+        template.max_runs,
+        max_age(template)
+    )
+}
+
+fn max_age(template: &Template) -> String {
+    LimitKey::Wall.format(u64::try_from(template.max_age.as_millis()).ok())
+}
+
+/// The beginning of a template's code.
+pub(crate) fn excerpt(code: &str) -> String {
+    const LENGTH: usize = 60;
+    let start: String = code.chars().take(LENGTH).collect();
+    let rest = if start.len() < code.len() { "…" } else { "" };
+    format!("{start:?}{rest} ({} bytes)", code.len())
 }
 
 fn watched(section: &str, ceiling: &Modules, here: &Modules, out: &mut Vec<Difference>) {
@@ -305,5 +348,27 @@ pub(super) fn other_changes(first: &Policy, second: &Policy) -> Vec<Difference> 
     differ(Area::Identity, "[identity] hostname", before.hostname.clone(), after.hostname.clone());
     let preview = |policy: &Policy| LimitKey::OutputSize.format(Some(policy.audit.preview));
     differ(Area::Audit, "[audit] preview", preview(first), preview(second));
+    other_templates(first, second, &mut out);
+    out.sort_by_key(|difference| difference.area);
     out
+}
+
+/// In what templates differ, of runtimes that have one under both policies.
+fn other_templates(first: &Policy, second: &Policy, out: &mut Vec<Difference>) {
+    for name in second.runtimes.keys() {
+        let Some((own, _)) = runtime(first, name) else { continue };
+        let (Some((before, other)), Some((after, here))) = (first.template_of(own), second.template_of(name)) else { continue };
+        let mut add = |key: String, text: String| out.push(Difference::new(Area::Runtimes, key, text));
+        if before != after {
+            add(format!("[runtimes.{name}] template"), changed(after, before));
+        }
+        if other.imports != here.imports {
+            let list = |template: &Template| if template.imports.is_empty() { String::from("none") } else { template.imports.join(", ") };
+            add(format!("[templates.{after}] imports"), changed(&list(here), &list(other)));
+        }
+        if other.warm != here.warm {
+            let code = |template: &Template| template.warm.as_deref().map_or_else(|| String::from("none"), excerpt);
+            add(format!("[templates.{after}] warm"), changed(&code(here), &code(other)));
+        }
+    }
 }

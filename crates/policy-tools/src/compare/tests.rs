@@ -191,6 +191,32 @@ fn watched_modules_are_compared_by_what_becomes_of_a_name() {
 }
 
 #[test]
+fn a_template_counts_as_more_and_so_does_a_longer_life_of_its_images() {
+    let keys = |first: &str, second: &str| more(first, second).into_iter().map(|(key, ..)| key).collect::<Vec<_>>();
+    let none = "[runtimes.python]\ntemplate = \"none\"";
+    assert_eq!(keys(none, ""), ["[runtimes.python] template"]);
+    assert_eq!(keys("", none), [""; 0]);
+    let consequence = compare(&policy(none), &policy("")).more.swap_remove(0).consequence.unwrap();
+    assert!(consequence.contains("share memory layout") && consequence.ends_with("1000 runs or 10min"), "{consequence}");
+    let longer = "[templates.bare]\nmax_runs = 1001\nmax_age = \"11min\"";
+    assert_eq!(keys("", longer), ["[templates.bare] max_runs", "[templates.bare] max_age"]);
+    assert_eq!(keys(longer, ""), [""; 0]);
+    // Other modules, other code and another name are neither more nor less.
+    let other = "[templates.data]\nimports = [\"json\", \"re\"]\nwarm = \"x = 1\"\n[runtimes.python]\ntemplate = \"data\"";
+    let Comparison { more, less, other } = compare(&policy(""), &policy(other));
+    assert!(more.is_empty() && less.is_empty());
+    let other: Vec<_> = other.into_iter().map(|difference| (difference.key, difference.text)).collect();
+    let expected = [
+        ("[runtimes.python] template", "data instead of bare"),
+        ("[templates.data] imports", "json, re instead of none"),
+        ("[templates.data] warm", "\"x = 1\" (5 bytes) instead of none"),
+    ];
+    assert_eq!(other, expected.map(|(key, text)| (key.to_owned(), text.to_owned())));
+    // A template that no runtime starts from changes nothing.
+    assert_eq!(compare(&policy(""), &policy("[templates.data]\nimports = [\"json\"]")), Comparison::default());
+}
+
+#[test]
 fn a_limit_of_one_is_singular() {
     let one = policy("[limits]\nprocesses = 1\ncpus = 1\n");
     let bounds: Vec<String> = [LimitKey::Processes, LimitKey::Cpus].map(|key| bound(key, one.limits.get(key))).to_vec();

@@ -13,7 +13,7 @@ use stockade_protocol::{
 };
 
 use super::{Section, Statement};
-use crate::compare::{VisiblePath, bound, hooked, launched_by, recorded, screened, visible_paths, without};
+use crate::compare::{VisiblePath, bound, excerpt, hooked, launched_by, recorded, screened, shared, visible_paths, without};
 
 pub(super) fn sections(policy: &Policy) -> Vec<Section> {
     let section = |about, title, statements: Statements| Section { about, title, statements: statements.0 };
@@ -122,8 +122,22 @@ fn run(policy: &Policy) -> Statements {
         if !runtime.environment.is_empty() {
             out.list(format!("further variables of `{name}`"), variables(&runtime.environment));
         }
+        template(policy, name, &mut out);
     }
     out
+}
+
+fn template(policy: &Policy, runtime: &str, out: &mut Statements) {
+    let Some((name, template)) = policy.template_of(runtime) else { return };
+    let start = format!("runs of `{runtime}` in a session start from a copy of an interpreter (template `{name}`) that has");
+    match template.imports.is_empty() {
+        true => out.text(format!("{start} started and made no imports")),
+        false => out.list(format!("{start} imported"), template.imports.clone()),
+    }
+    if let Some(code) = &template.warm {
+        out.text(format!("after its imports that interpreter has run {}", excerpt(code)));
+    }
+    out.text(shared(name, template));
 }
 
 fn reach(policy: &Policy) -> Statements {

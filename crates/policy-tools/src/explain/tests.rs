@@ -37,6 +37,11 @@ fn changes() -> Vec<(String, String, String)> {
         ("runtimes.*.aliases", "[runtimes.python]\naliases = [\"snake\"]"),
         ("runtimes.*.extension", "[runtimes.python]\nextension = \"pyw\""),
         ("runtimes.*.venv", "[runtimes.python]\nvenv = \"/opt/venv\""),
+        ("runtimes.*.template", "[runtimes.python]\ntemplate = \"none\""),
+        ("templates.*.imports", "[templates.bare]\nimports = [\"json\"]"),
+        ("templates.*.warm", "[templates.bare]\nwarm = \"x = 1\""),
+        ("templates.*.max_runs", "[templates.bare]\nmax_runs = 7"),
+        ("templates.*.max_age", "[templates.bare]\nmax_age = \"1h\""),
         ("runtimes.*.environment", "[runtimes.python.environment]\nEXTRA = \"1\""),
         ("runtimes.*.modules", "[runtimes.python.modules]\n\"os.*\" = \"note\""),
         ("seccomp.allow", "[seccomp]\nallow = { add = [\"ptrace\"] }"),
@@ -146,6 +151,33 @@ fn statements(lines: &str) -> Vec<String> {
     let policy = load_text(&format!("schema = 1\ndescription = \"d\"\nextends = \"default\"\n{lines}")).unwrap();
     let explained = explain(&policy, Some(&load_shipped("default").unwrap()));
     explained.sections.into_iter().flat_map(|section| section.statements).map(|statement| statement.text).collect()
+}
+
+#[test]
+fn what_runs_of_a_session_start_from_is_said() {
+    let said = |lines: &str| {
+        let about = |text: &String| ["template `", "that interpreter has run", "one image"].iter().any(|part| text.contains(part));
+        statements(lines).into_iter().filter(about).collect::<Vec<_>>()
+    };
+    let start = "runs of `python` in a session start from a copy of an interpreter";
+    let shared = "share memory layout, hash seed and stack canary; the image is made anew after";
+    assert_eq!(
+        said(""),
+        [
+            format!("{start} (template `bare`) that has started and made no imports"),
+            format!("copies of one image of `bare` {shared} 1000 runs or 10min")
+        ]
+    );
+    let own = "[runtimes.python]\ntemplate = \"data\"\n[templates.data]\nimports = [\"numpy\"]\nwarm = \"x = 1\"\nmax_runs = 1\nmax_age = \"90s\"\n";
+    assert_eq!(
+        said(own),
+        [
+            format!("{start} (template `data`) that has imported"),
+            String::from("after its imports that interpreter has run \"x = 1\" (5 bytes)"),
+            format!("copies of one image of `data` {shared} 1 run or 90s"),
+        ]
+    );
+    assert_eq!(said("[runtimes.python]\ntemplate = \"none\"\n"), [""; 0]);
 }
 
 #[test]

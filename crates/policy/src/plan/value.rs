@@ -394,6 +394,13 @@ impl Plan {
             == (&other.argv, &other.environment_values, &other.program_file, &other.rlimits)
     }
 
+    /// The same, but for arguments behind those of `other`.
+    pub fn starts_like_before_arguments(&self, other: &Plan) -> bool {
+        self.argv.starts_with(&other.argv)
+            && (&self.environment_values, &self.program_file, &self.rlimits)
+                == (&other.environment_values, &other.program_file, &other.rlimits)
+    }
+
     /// The limits that nothing enforces. Without a cgroup no share of a CPU is kept: code is kept
     /// to a number of CPUs at its start, and may choose others. Memory, processes and CPU time
     /// are limited in other ways then.
