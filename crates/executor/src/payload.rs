@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::io::Errno;
-use stockade_protocol::{frame::ProcessStart, step::Step};
+use stockade_protocol::{frame::ProcessStart, image, step::Step};
 use stockade_sys::{
     landlock, process,
     start::{Arguments, TerminatedBytes, descriptor, exec_image, exec_prepared, vfork},
@@ -92,6 +92,10 @@ fn confine_and_exec(prepared: &PreparedExec<'_>) -> Result<core::convert::Infall
     begin(Step::Descriptors);
     // stdin takes descriptor 0, where the job was; 3 and 4 are close-on-exec.
     process::place_descriptor(descriptor::STDIN, 0)?;
+    if start.memory {
+        // In this process alone: pid 1 keeps its status pipe there.
+        process::place_descriptor(descriptor::MEMORY, image::DESCRIPTOR)?;
+    }
 
     if start.payload_landlock {
         begin(Step::PayloadLandlock);

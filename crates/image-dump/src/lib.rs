@@ -12,9 +12,10 @@
 //! /* why it was refused, one line without its end */
 //! const struct { uint64_t argc; char **argv, **envp; } *stockade_image_inbox(void);
 //! /* in a copy: arguments and environment that it was started with, which stay in place */
-//! void stockade_image_note_pages(int status, void *fd);
-//! /* for on_exit(3) in a child of the template that does what every copy does: notes in the
-//!    image which pages it wrote, so that the restorer copies them at once */
+//! void stockade_image_note_pages_at_end(int fd);
+//! /* in a child of the template that does what every copy does: when this library is unloaded, at
+//!    the end of the process, it notes in the image which pages were written, so that the restorer
+//!    copies them at once */
 //! ```
 //!
 //! Between saving the registers and the last byte of the image it makes system calls only: no
@@ -28,11 +29,7 @@ mod refusal;
 mod state;
 mod writer;
 
-use core::{
-    arch::naked_asm,
-    cell::UnsafeCell,
-    ffi::{c_int, c_void},
-};
+use core::{arch::naked_asm, cell::UnsafeCell, ffi::c_int};
 
 use rustix::fd::BorrowedFd;
 use stockade_protocol::image::{Inbox, place};
@@ -118,11 +115,29 @@ pub extern "C" fn stockade_image_inbox() -> *const Inbox {
 /// See the top of this file.
 ///
 /// # Safety
-/// `fd` is that of an image, and the process has one thread.
+/// `fd` is that of an image until the process ends, and the process has one thread.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn stockade_image_note_pages(_status: c_int, fd: *mut c_void) {
-    // SAFETY: the caller vouches for the descriptor and the one thread.
-    let _only_slower = unsafe { hot::note_written_pages(BorrowedFd::borrow_raw(fd as usize as c_int)) };
+pub unsafe extern "C" fn stockade_image_note_pages_at_end(fd: c_int) {
+    // SAFETY: one thread; nothing else refers to it.
+    unsafe { *REHEARSED.0.get() = fd };
+}
+
+/// The image of which this process is a rehearsal; 0 outside one.
+static REHEARSED: ThreadCell<c_int> = ThreadCell(UnsafeCell::new(0));
+
+/// The loader calls it after the ends of all libraries that were loaded later. A copy writes
+/// nothing here.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_END: extern "C" fn() = at_end;
+
+extern "C" fn at_end() {
+    // SAFETY: only `stockade_image_note_pages_at_end` changes it, which is not running.
+    let fd = unsafe { *REHEARSED.0.get() };
+    if fd > 0 {
+        // SAFETY: the caller of that function vouches for the descriptor and the one thread.
+        let _only_slower = unsafe { hot::note_written_pages(BorrowedFd::borrow_raw(fd)) };
+    }
 }
 
 /// Writes the image of a process that is to go on at `pc` with `sp`.

@@ -13,6 +13,10 @@ descriptors, children, timers, shared memory) and whatever must not be the same 
 (generators of random numbers that it cannot reseed). The list of known generators is not
 complete: two copies with the same pid must be compared before an image is used.
 
+What the image depends on goes to stdout between the lines `stockade: made from` and `end`: `module
+NAME` for each module at the top that a copy has and a fresh start has not, `file PATH` for each file
+that was mapped or that such a module was read from. Only these packages with compiled code are known to survive: see PACKAGES.
+
 A child of the template then rehearses a copy's life with no program in it. Which pages it
 writes is noted in the image, and the restorer copies them at once.
 
@@ -51,6 +55,17 @@ UNKNOWN_GENERATORS = (
     "libgnutls", "libnss3", "libsoftokn3", "libfreebl3", "libgcrypt", "libsodium", "libmbedcrypto", "libwolfssl", "libbotan",
     "libtorch", "libtensorflow", "libmkl_rt", "_sodium.", "_rust.",
 )  # fmt: skip
+
+# Packages with compiled code that were tried in copies, and the versions below which they were. What
+# else is compiled may keep something outside Python that must not be the same in two copies.
+PACKAGES = {
+    "numpy": 3, "pandas": 3, "matplotlib": 4, "contourpy": 2, "kiwisolver": 2, "pillow": 14,
+    "fonttools": 5, "charset-normalizer": 4, "markupsafe": 4, "pyyaml": 7,
+}  # fmt: skip
+
+# Libraries that start threads when they are loaded, by variables that say how many. A copy has the
+# one thread of the template, and starts the others when its own variables become known.
+THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 
 # Classes whose objects live partly outside memory, by the module that defines them.
 OUTSIDE = {
@@ -133,6 +148,57 @@ def live_objects():
 
 
 # What must differ between copies -----------------------------------------------------------------
+
+
+def unknown_packages():
+    """All packages with compiled code that were not tried in copies."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        path, top = getattr(module, "__file__", None) or "", name.partition(".")[0]
+        if path.endswith(".so") and top not in sys.stdlib_module_names:
+            files.setdefault(top, path)
+    if not files:
+        return
+    from importlib import metadata
+
+    owners = metadata.packages_distributions()
+    for top, path in sorted(files.items()):
+        known = {owner.lower().replace("_", "-") for owner in owners.get(top, ())}
+        if not known:
+            yield f"{path} has compiled code and belongs to no package"
+        for owner in sorted(known):
+            version = metadata.version(owner)
+            if int(version.partition(".")[0]) >= PACKAGES.get(owner, 0):
+                yield f"{owner} {version} has compiled code that was not tried in copies"
+
+
+def what_it_depends_on(modules):
+    """Lines that name these modules, and the files that made the image."""
+    tops = {name.partition(".")[0] for name in modules}
+    files = {line.split(None, 5)[5].rstrip("\n") for line in read("/proc/self/maps").splitlines(True) if " /" in line}
+    files |= {getattr(sys.modules.get(top), "__file__", None) or "" for top in tops}
+    lines = [f"module {top}" for top in sorted(tops)] + [f"file {path}" for path in sorted(files) if path.startswith("/")]
+    lines = ["", "stockade: made from", *lines, "end", ""]
+    return "\n".join(lines).encode(errors="surrogateescape")
+
+
+class Threads:
+    """The threads of libraries that a copy is to have, which the template must not."""
+
+    NAMES = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+    def __init__(self, ctypes):
+        paths = sorted({line.split(None, 5)[5].strip() for line in read("/proc/self/maps").splitlines() if "openblas" in line})
+        libraries = [ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD) for path in paths]
+        found = [(name, library) for library in libraries for name in self.NAMES if hasattr(library, name)]
+        self.calls = [getattr(library, name) for name, library in found]
+
+    def start(self):
+        """As OpenBLAS reads its variables when it is loaded."""
+        said = (os.environ.get(name, "") for name in THREADS)
+        wanted = next((int(text) for text in said if text.isdecimal() and int(text)), len(os.sched_getaffinity(0)))
+        for call in self.calls:
+            call(min(wanted, len(os.sched_getaffinity(0))))
 
 
 class Reseeding:
@@ -312,6 +378,21 @@ class LastFlush:
                 pass
 
 
+def keep_openssl(ctypes):
+    """Has OpenSSL not free all that it has allocated at the end, when the kernel takes it anyway: a
+    copy would first get a page of its own for each piece. It is told so before it begins."""
+    from importlib.util import find_spec
+
+    no_atexit = 0x80000  # OPENSSL_INIT_NO_ATEXIT
+    spec = find_spec("_hashlib")
+    try:
+        if spec and spec.origin:
+            # Loads libcrypto, and runs nothing of the module.
+            ctypes.CDLL(spec.origin).OPENSSL_init_crypto(ctypes.c_uint64(no_atexit), None)
+    except (OSError, AttributeError):
+        pass  # another library, or none
+
+
 class SpareModules:
     """At its end CPython takes each module apart, and with it most objects of the image: a copy
     would first get a page of its own for each. No program can notice that they stay, but for
@@ -405,6 +486,14 @@ class Template:
         forget_imports(PRESENT, set(sys.path_importer_cache))
 
     def warm_up(self):
+        before = set(sys.modules), set(sys.path_importer_cache)
+        import ctypes
+
+        # Before all libraries that are loaded below, and thus unloaded after them.
+        self.ctypes, self.opened = ctypes, ctypes.PyDLL(self.library)
+        if self.imports:
+            keep_openssl(ctypes)
+        forget_imports(*before)
         for name in self.imports:
             __import__(name)
         if self.warm:
@@ -417,16 +506,17 @@ class Template:
     def prepare(self, spare):
         """Returns the function that writes the image."""
         before = set(sys.modules), set(sys.path_importer_cache)
-        import ctypes
-
-        library = ctypes.PyDLL(self.library)
+        ctypes, library = self.ctypes, self.opened
         library.stockade_image_reason.restype = ctypes.c_char_p
         reseeding = Reseeding(ctypes)
+        threads = Threads(ctypes)
+        unknown = [*reseeding.unknown, *unknown_packages()]
+        depends = what_it_depends_on(before[0] - PRESENT)
         # A copy that imports them gets its own.
         forget_imports(*before)
 
         def write():
-            reasons = [*reseeding.unknown, *census(self.image), *live_objects()]
+            reasons = [*unknown, *census(self.image), *live_objects()]
             if reasons:
                 refuse(*reasons)
             sys.stdout.flush()
@@ -442,12 +532,14 @@ class Template:
                 refuse(os.fsdecode(library.stockade_image_reason()))
             self.is_copy = written == 1
             if written == 0:
+                os.write(1, depends)
                 self.rehearse(ctypes, library)
             else:
                 ctypes.pythonapi.PyOS_AfterFork_Child()
             reseeding.reseed()
             if self.is_copy:
                 take_arguments(ctypes, library, self)
+                threads.start()
             open_streams()
             start_clocks()
 
@@ -467,8 +559,8 @@ class Template:
         for number in (0, 1, 2):
             os.dup2(null, number)
         os.close(null)
-        # Behind all that CPython does at its end.
-        ctypes.CDLL(None).on_exit(library.stockade_image_note_pages, ctypes.c_void_p(self.image))
+        # Behind all that CPython and its libraries do at their end.
+        library.stockade_image_note_pages_at_end(self.image)
 
     def call_back(self, write):
         """Has CPython call `write` when it asks whether the program is an archive or a directory."""

@@ -10,7 +10,7 @@ use std::{ffi::CString, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, SealFlags, memfd_create},
-    io::Errno,
+    io::{Errno, fcntl_dupfd_cloexec},
     pipe::{PipeFlags, pipe_with},
 };
 use stockade_policy::plan::{LandlockPlan, Mode, PathKindName, Plan, Protection, RootEntry, UserNamespaces};
@@ -20,7 +20,7 @@ use stockade_protocol::{
 };
 
 use crate::{
-    ErrorKind, Inputs, LaunchError, OpenedScratch, Stdin,
+    ErrorKind, Inputs, LaunchError, Memory, OpenedScratch, Stdin,
     error::InputsError,
     messages::{ExecutorFiles, MAX_TREES},
     scratch::FileId,
@@ -28,6 +28,8 @@ use crate::{
 
 /// The executor's program.
 static EXECUTOR: &[u8] = include_bytes!(env!("STOCKADE_EXECUTOR"));
+/// The program that becomes a copy of the process in a memory image.
+static RESTORER: &[u8] = include_bytes!(env!("STOCKADE_RESTORER"));
 
 /// A root entry with its paths in the kernel's form, relative to the new root.
 pub(crate) enum Entry {
@@ -250,7 +252,7 @@ impl ChildData {
             egress: plan.egress.is_some(),
             sock_diag: plan.limits.get(LimitKey::Memory).is_some(),
             executor: EXECUTOR,
-            image: inputs.image,
+            image: inputs.image.or_else(|| inputs.memory.as_ref().is_some_and(Memory::is_restored).then_some(RESTORER)),
             entries,
             scratch,
             scratch_read_only: plan.scratch.read_only,
@@ -350,7 +352,9 @@ pub(crate) fn for_executor(plan: &Plan, inputs: &Inputs<'_>) -> Result<(Executor
         }
     }
     let job = memfd_create(c"stockade-job", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(job_failed)?;
-    let sent = ExecutorFiles { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write };
+    let memory = inputs.memory.as_ref().map(|memory| fcntl_dupfd_cloexec(memory.file(), 0)).transpose();
+    let memory = memory.map_err(LaunchError::system(ErrorKind::Prepare, "hand on the memory image"))?;
+    let sent = ExecutorFiles { job, stdin: stdin_read, stdout: stdout_write, stderr: stderr_write, memory };
     Ok((sent, LauncherPipes { stdin: stdin_write, stdout: stdout_read, stderr: stderr_read }))
 }
 
@@ -363,21 +367,23 @@ pub(crate) fn prestarted_program<'p>(plan: &'p Plan, inputs: &Inputs<'_>) -> Opt
     plan.program_file.as_ref().filter(|_| inputs.prestart).map(|(directory, name)| (directory.as_path(), name.as_str()))
 }
 
-fn process_start(plan: &Plan) -> ProcessStart<'_> {
+/// How the program's process is started, which does or does not use a memory image.
+fn process_start<'p>(plan: &'p Plan, memory: Option<&Memory>) -> ProcessStart<'p> {
     ProcessStart {
         argv: plan.argv.iter().map(String::as_bytes).collect(),
         envp: plan.environment_values.iter().map(String::as_bytes).collect(),
         rlimits: plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect(),
         payload_landlock: plan.payload_landlock.handled != 0,
         terminal: plan.terminal,
-        image: plan.image,
+        image: plan.image || memory.is_some_and(Memory::is_restored),
+        memory: memory.is_some(),
     }
 }
 
 /// Writes `bytes` at a place of the job's file.
-fn write_at(memory: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<u64, LaunchError> {
+fn write_at(file: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<u64, LaunchError> {
     while !bytes.is_empty() {
-        let written = rustix::io::pwrite(memory, bytes, at).map_err(job_failed)?;
+        let written = rustix::io::pwrite(file, bytes, at).map_err(job_failed)?;
         bytes = bytes.get(written..).unwrap_or_default();
         at += written as u64;
     }
@@ -386,20 +392,28 @@ fn write_at(memory: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<u64, Laun
 
 /// Lets the executor start the interpreter of this program. Returns where the job's file goes on.
 pub(crate) fn hand_in_prestart(
-    memory: &OwnedFd,
+    job: &OwnedFd,
     lifeline: &OwnedFd,
     plan: &Plan,
+    memory: Option<&Memory>,
     (directory, name): (&Path, &str),
 ) -> Result<u64, LaunchError> {
-    let prestart = Prestart { start: process_start(plan), directory: directory.as_os_str().as_bytes(), name: name.as_bytes() };
-    let length = write_at(memory, &prestart.encode(), 0)?;
+    let prestart = Prestart { start: process_start(plan, memory), directory: directory.as_os_str().as_bytes(), name: name.as_bytes() };
+    let length = write_at(job, &prestart.encode(), 0)?;
     tell(lifeline, ExecutorCommand::Prestart { length }).map_err(job_failed)?;
     Ok(length)
 }
 
 /// Writes the job from `offset` on, contents behind the frame, seals it, and says so: the executor
 /// has the file already, or will have.
-pub(crate) fn hand_in_job(memory: &OwnedFd, offset: u64, lifeline: &OwnedFd, plan: &Plan, inputs: &Inputs<'_>) -> Result<(), LaunchError> {
+pub(crate) fn hand_in_job(
+    file: &OwnedFd,
+    offset: u64,
+    lifeline: &OwnedFd,
+    plan: &Plan,
+    memory: Option<&Memory>,
+    inputs: &Inputs<'_>,
+) -> Result<(), LaunchError> {
     let (directory, name) =
         plan.program_file.as_ref().map_or((&[][..], &[][..]), |(directory, name)| (directory.as_os_str().as_bytes(), name.as_bytes()));
     let files = inputs
@@ -408,7 +422,7 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, offset: u64, lifeline: &OwnedFd, pla
         .map(|(path, contents)| FileToWrite { path: path.as_bytes(), offset: 0, length: contents.len() as u64 })
         .collect();
     let mut job = Job {
-        start: process_start(plan),
+        start: process_start(plan, memory),
         program_directory: directory,
         program: FileToWrite { path: name, offset: 0, length: inputs.program.len() as u64 },
         files,
@@ -423,9 +437,9 @@ pub(crate) fn hand_in_job(memory: &OwnedFd, offset: u64, lifeline: &OwnedFd, pla
         .chain(inputs.files.iter().map(|(_, contents)| contents.as_ref()));
     let mut at = offset;
     for part in parts {
-        at = write_at(memory, part, at)?;
+        at = write_at(file, part, at)?;
     }
-    rustix::fs::fcntl_add_seals(memory, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(job_failed)?;
+    rustix::fs::fcntl_add_seals(file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).map_err(job_failed)?;
     tell(lifeline, ExecutorCommand::Job { offset }).map(drop).map_err(job_failed)
 }
 

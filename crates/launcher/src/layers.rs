@@ -126,7 +126,9 @@ impl Layers {
             | Layer::CgroupNamespace
             | Layer::SessionKeyring
             | Layer::Capabilities
-            | Layer::NoNewPrivs => {}
+            | Layer::NoNewPrivs
+            // A template's own program has it.
+            | Layer::Reseeding => {}
         }
         Cow::Owned(plan)
     }

@@ -43,7 +43,7 @@ mod utf8;
 mod verdict;
 pub mod volumes;
 
-use std::{borrow::Cow, collections::BTreeMap, path::PathBuf};
+use std::{borrow::Cow, collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
 use stockade_protocol::{CollectedFile, EgressReport, LimitKey, PerStream, Receipt, Usage, Verdict, modules::Modules};
@@ -67,12 +67,20 @@ pub use verdict::{KERNEL_MEMORY_UNCOUNTED, SCRATCH_UNCOUNTED};
 /// The program and its version, as receipts and records name it.
 pub const PROGRAM: &str = concat!("stockade ", env!("CARGO_PKG_VERSION"));
 
+/// Whether this build for tests leaves a layer out.
+#[cfg(feature = "ablation")]
+pub fn is_left_out(layer: stockade_protocol::layer::Layer) -> bool {
+    !layers::Layers::in_this_build().has(layer)
+}
+
 /// What a run needs beside its plan: contents and opened descriptors.
 pub struct Inputs<'a> {
     /// The code; empty for a command.
     pub program: &'a [u8],
     /// The program itself, where the plan has an image of one.
     pub image: Option<&'static [u8]>,
+    /// The memory image that the program's process writes or comes from.
+    pub memory: Option<Memory>,
     /// Files to write, by path below scratch.
     pub files: Vec<(String, Cow<'a, [u8]>)>,
     /// The payload's stdin.
@@ -99,6 +107,29 @@ pub struct Inputs<'a> {
     pub prestart: bool,
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
+}
+
+/// The file of a memory image (`stockade_protocol::image`), and what a run does with it.
+#[derive(Clone, Debug)]
+pub enum Memory {
+    /// The program gets the empty file, to write its own memory to it.
+    ToWrite(Arc<OwnedFd>),
+    /// The program's process is a copy that the restorer makes from the sealed file.
+    ToRestore(Arc<OwnedFd>),
+}
+
+impl Memory {
+    /// The file.
+    pub fn file(&self) -> &OwnedFd {
+        match self {
+            Memory::ToWrite(file) | Memory::ToRestore(file) => file,
+        }
+    }
+
+    /// Whether the program's process is a copy.
+    pub fn is_restored(&self) -> bool {
+        matches!(self, Memory::ToRestore(_))
+    }
 }
 
 /// The payload's stdin.

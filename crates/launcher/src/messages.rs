@@ -51,13 +51,16 @@ pub(crate) struct ExecutorFiles<F> {
     pub(crate) stdin: F,
     pub(crate) stdout: F,
     pub(crate) stderr: F,
+    /// The file of a memory image that the payload gets.
+    pub(crate) memory: Option<F>,
 }
 
 impl ExecutorFiles<OwnedFd> {
     /// To be sent.
     pub(crate) fn borrowed(&self) -> ExecutorFiles<BorrowedFd<'_>> {
-        let ExecutorFiles { job, stdin, stdout, stderr } = self;
-        ExecutorFiles { job: job.as_fd(), stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() }
+        let ExecutorFiles { job, stdin, stdout, stderr, memory } = self;
+        let memory = memory.as_ref().map(AsFd::as_fd);
+        ExecutorFiles { job: job.as_fd(), stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd(), memory }
     }
 }
 
@@ -102,9 +105,10 @@ impl LauncherMessage<BorrowedFd<'_>> {
                 trees.iter().flatten().try_for_each(|tree| packet.push(*tree))?;
                 packet.send(socket)
             }
-            LauncherMessage::Scratch { executor: ExecutorFiles { job, stdin, stdout, stderr }, tree } => {
+            LauncherMessage::Scratch { executor: ExecutorFiles { job, stdin, stdout, stderr, memory }, tree } => {
                 let mut packet = Packet::new(SCRATCH, socket);
                 [job, stdin, stdout, stderr].into_iter().try_for_each(|fd| packet.push(*fd))?;
+                packet.push_optional(*memory)?;
                 packet.push_optional(*tree)?;
                 packet.send(socket)
             }
@@ -132,6 +136,7 @@ impl LauncherMessage<OwnedFd> {
                     stdin: received.take()?,
                     stdout: received.take()?,
                     stderr: received.take()?,
+                    memory: received.take_optional()?,
                 },
                 tree: received.take_optional()?,
             },

@@ -288,5 +288,6 @@ pub(crate) fn assemble(plan: &Plan, outside: &OutsideEvidence, cgroup: &Cgroup, 
         taken_us: ReceiptCost { inside: evidence.taken_us, outside: u64::try_from(outside.taken.as_micros()).unwrap_or(u64::MAX) },
         start: if evidence.prestarted { StartKind::Prestarted } else { StartKind::Fresh },
         start_cause: None,
+        layout: None,
     }
 }

@@ -377,7 +377,7 @@ impl Confined<'_> {
         handover.send(&self.shared.handover).at(Step::HandOver)?;
         // The launcher has it now: the last close waits for all CPUs.
         drop(self.writable.take());
-        let ExecutorFiles { job, stdin, stdout, stderr } = &self.for_executor;
+        let ExecutorFiles { job, stdin, stdout, stderr, memory } = &self.for_executor;
         // Clear of the fixed numbers, so that placing one cannot overwrite another.
         let above = |fd: BorrowedFd<'_>| process::duplicate_above(fd, LOWEST_FREE).at(Step::Descriptors);
         let job = above(job.as_fd())?;
@@ -389,12 +389,13 @@ impl Confined<'_> {
         let lifeline = above(self.lifeline.as_fd())?;
         let executor = above(self.executor.as_fd())?;
         let optional = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| above(fd.as_fd())).transpose();
-        let (ruleset, image) = (optional(&self.payload_landlock)?, optional(&self.image)?);
+        let (ruleset, image, memory) = (optional(&self.payload_landlock)?, optional(&self.image)?, optional(memory)?);
         // Every other descriptor, of the launcher or of its caller, is closed by
         // the exec; none is opened without close-on-exec after this.
         process::close_on_exec_from(0).at(Step::Descriptors)?;
         let fixed = [(&job, 0), (&output, 1), (&error, 2), (&status, 3), (&input, 4), (&lifeline, 5)];
-        let there = ruleset.iter().map(|fd| (fd, RULESET)).chain(image.iter().map(|fd| (fd, IMAGE)));
+        let optional = [(&ruleset, RULESET), (&image, IMAGE), (&memory, MEMORY)];
+        let there = optional.into_iter().filter_map(|(fd, number)| fd.as_ref().map(|fd| (fd, number)));
         for (fd, number) in fixed.into_iter().chain(there) {
             process::place_descriptor(fd, number).at(Step::Descriptors)?;
         }
@@ -407,3 +408,5 @@ const LOWEST_FREE: i32 = 16;
 const RULESET: i32 = 6;
 /// Where it finds the image of the payload's program.
 const IMAGE: i32 = 7;
+/// Where it finds the file of a memory image that the payload gets.
+const MEMORY: i32 = 8;

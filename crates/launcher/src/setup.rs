@@ -16,7 +16,7 @@ use rustix::{
 use stockade_policy::plan::Plan;
 
 use crate::{
-    ErrorKind, InitProcess, Inputs, LaunchError, Outcome, Stdin, Teardown,
+    ErrorKind, InitProcess, Inputs, LaunchError, Memory, Outcome, Stdin, Teardown,
     child_data::{self, LauncherPipes},
     egress,
     error::InputsError,
@@ -34,6 +34,7 @@ pub struct WaitingSandbox {
     /// The job's file, and where the job will begin in it.
     job: OwnedFd,
     job_offset: u64,
+    memory: Option<Memory>,
     pipes: LauncherPipes,
     /// What the session keeps, to see how full it is.
     tmp: Option<OwnedFd>,
@@ -85,9 +86,12 @@ impl InitProcess {
             let gate = egress::begin(plan, egress, &handles.handover).map_err(|error| cause(error, &handles.status_read))?;
             handles.gate = Some(gate);
         }
-        let started = waits_for.map(|program| child_data::hand_in_prestart(&job, &handles.lifeline, plan, program)).transpose();
+        let started = waits_for
+            .map(|program| child_data::hand_in_prestart(&job, &handles.lifeline, plan, inputs.memory.as_ref(), program))
+            .transpose();
         let job_offset = started.map_err(|error| cause(error, &handles.status_read))?.unwrap_or_default();
-        Ok(WaitingSandbox { handles, job, job_offset, pipes, tmp, is_prepared: false, fifo, record })
+        let memory = inputs.memory.take();
+        Ok(WaitingSandbox { handles, job, job_offset, memory, pipes, tmp, is_prepared: false, fifo, record })
     }
 }
 
@@ -119,6 +123,11 @@ impl WaitingSandbox {
         self.is_prepared
     }
 
+    /// Whether its program's process is a copy from a memory image.
+    pub fn is_restored(&self) -> bool {
+        self.memory.as_ref().is_some_and(Memory::is_restored)
+    }
+
     /// Runs the plan that the sandbox was set up for. Dropping the teardown removes what is left
     /// of it.
     ///
@@ -126,7 +135,7 @@ impl WaitingSandbox {
     /// The program was not started. Nothing of it has run, and nothing is left behind.
     pub fn run(self, plan: &Plan, inputs: Inputs<'_>) -> Result<(Outcome, Teardown), LaunchError> {
         // The fifo goes after the run, should pid 1 not have removed it.
-        let WaitingSandbox { record, is_prepared, fifo: _fifo, tmp, pipes, job, job_offset, mut handles } = self;
+        let WaitingSandbox { record, is_prepared, fifo: _fifo, tmp, pipes, memory, job, job_offset, mut handles } = self;
         let layers = layers::Layers::in_this_build();
         #[cfg_attr(not(feature = "ablation"), expect(clippy::needless_borrow, reason = "it may be another plan in a build for tests"))]
         let plan: &Plan = &layers.applied_to(plan);
@@ -137,7 +146,7 @@ impl WaitingSandbox {
             handles.timeout = JOB_TIMEOUT;
             handles.usable_cpus = unpin(&handles, plan.cpus);
         }
-        let handed_in = child_data::hand_in_job(&job, job_offset, &handles.lifeline, plan, &inputs);
+        let handed_in = child_data::hand_in_job(&job, job_offset, &handles.lifeline, plan, memory.as_ref(), &inputs);
         handed_in.map_err(|error| supervise::failure_of_child(plan, &handles.status_read).unwrap_or(error))?;
         supervise::supervise(plan, Inputs { record, ..inputs }, handles, pipes, tmp)
     }

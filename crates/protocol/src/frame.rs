@@ -179,6 +179,8 @@ pub struct ProcessStart<'a> {
     pub terminal: bool,
     /// Whether the program is an image that came by descriptor, and not a file by name.
     pub image: bool,
+    /// Whether the program gets the file of a memory image, at [`crate::image::DESCRIPTOR`].
+    pub memory: bool,
 }
 
 impl<'a> ProcessStart<'a> {
@@ -193,6 +195,7 @@ impl<'a> ProcessStart<'a> {
         w.u32(u32::from(self.payload_landlock));
         w.u32(u32::from(self.terminal));
         w.u32(u32::from(self.image));
+        w.u32(u32::from(self.memory));
     }
 
     fn read(r: &mut Reader<'a>) -> Result<Self, Malformed> {
@@ -203,6 +206,7 @@ impl<'a> ProcessStart<'a> {
             payload_landlock: r.u32()? != 0,
             terminal: r.u32()? != 0,
             image: r.u32()? != 0,
+            memory: r.u32()? != 0,
         })
     }
 }
@@ -218,7 +222,7 @@ pub struct Prestart<'a> {
     pub name: &'a [u8],
 }
 
-const PRESTART_MAGIC: u32 = u32::from_le_bytes(*b"SE\x00\x01");
+const PRESTART_MAGIC: u32 = u32::from_le_bytes(*b"SE\x00\x02");
 
 impl<'a> Prestart<'a> {
     /// The frame's bytes.
@@ -262,7 +266,7 @@ pub struct Job<'a> {
     pub without: u32,
 }
 
-const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x05");
+const JOB_MAGIC: u32 = u32::from_le_bytes(*b"SJ\x00\x06");
 
 impl<'a> Job<'a> {
     /// The frame's bytes. File contents follow it, at the offsets that the job names:

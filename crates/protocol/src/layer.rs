@@ -81,4 +81,6 @@ layers! {
     WallClock "wall-clock";
     /// The caps on output.
     OutputCaps "output-caps";
+    /// The random numbers of a template's copies are seeded anew.
+    Reseeding "reseeding";
 }

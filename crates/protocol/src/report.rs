@@ -205,6 +205,10 @@ pub struct Receipt {
     /// In a session: why no more had been.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_cause: Option<String>,
+    /// `shared` where other runs of the session have the same memory layout, string hashes and stack
+    /// canary, as all copies of a template have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<&'static str>,
 }
 
 /// How much of a run had been started before its request came.
@@ -218,6 +222,8 @@ pub enum StartKind {
     Prepared,
     /// The sandbox, and in it the program's interpreter, for this run alone.
     Prestarted,
+    /// The program's interpreter, which is a copy of a template's.
+    Restored,
 }
 
 /// Which policy decided.

@@ -12,8 +12,10 @@ use rustix::{
 };
 use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image, LOWEST, SIGNALS, SegmentKind, parse, place, protection};
 use stockade_sys::{
-    memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, read_into, unmap},
-    thread_state::{ThreadAddresses, block_signals, set_memory_bounds, set_name, set_signal_action, set_thread_addresses, set_umask},
+    memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, populate_to_read, read_into, unmap},
+    thread_state::{
+        ThreadAddresses, block_signals, has_seccomp_filter, set_memory_bounds, set_name, set_signal_action, set_thread_addresses, set_umask,
+    },
 };
 
 use crate::{
@@ -35,8 +37,8 @@ const SIGSTOP: usize = 19;
 pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infallible, Failure> {
     // Until the last step: a handler of the image may run only on the image's memory.
     block_signals(u64::MAX).map_err(to("block signals"))?;
-    // SAFETY: the program was started with it and nothing else owns it; where it is not open,
-    // the next step fails and it is never closed.
+    // SAFETY: the program was started with it and nothing else owns it; where it is not open, the
+    // next step fails, and closing it does too.
     let file = unsafe { OwnedFd::from_raw_fd(DESCRIPTOR) };
     let image = map_header(&file)?;
     let moved = arguments.move_out().map_err(to("copy the arguments"))?;
@@ -44,8 +46,11 @@ pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infalli
     unsafe { exchange_memory(&image, arguments.vdso, &file)? };
     // Before the program runs: it must not find a descriptor that a fresh one would not have.
     drop(file);
+    // Only saves time: without it the copy maps and copies these pages one by one.
+    for segment in image.segments().filter(|segment| segment.kind == SegmentKind::Contents && segment.protection & protection::WRITE != 0) {
+        let _slower = populate_to_read(AddressRange { address: segment.address, length: segment.length });
+    }
     for (address, length) in image.hot() {
-        // Only saves time: without it the copy copies these pages one by one.
         let _slower = populate(AddressRange { address, length });
     }
     // SAFETY: the image's memory is in place, and this program has no thread-local storage.
@@ -116,21 +121,14 @@ unsafe fn exchange_memory(image: &Image<'_>, vdso: u64, file: impl AsFd) -> Resu
 unsafe fn exchange_state(header: &Header, moved: &MovedArguments) -> Result<(), Failure> {
     let b = &header.bounds;
     let [arg_start, arg_end, env_start, env_end] = moved.bounds;
+    let bounds =
+        [b.start_code, b.end_code, b.start_data, b.end_data, b.start_brk, b.brk, b.start_stack, arg_start, arg_end, env_start, env_end];
     // Not every kernel can. The heap's end is then the restorer's, which the copy's first call
-    // notices (`stockade-image-dump`), and /proc/self/cmdline is empty.
-    let _without = set_memory_bounds(&[
-        b.start_code,
-        b.end_code,
-        b.start_data,
-        b.end_data,
-        b.start_brk,
-        b.brk,
-        b.start_stack,
-        arg_start,
-        arg_end,
-        env_start,
-        env_end,
-    ]);
+    // notices (`stockade-image-dump`), and /proc/self/cmdline is empty. The filter of a run refuses
+    // it: the launcher would count the call as the program's, and answers once a request is there.
+    if !has_seccomp_filter() {
+        let _without = set_memory_bounds(&bounds);
+    }
     let Header { fs, tid, robust_list, rseq, signal_stack, .. } = *header;
     // SAFETY: the check found each in writable memory of the image, which is in place.
     unsafe { set_thread_addresses(&ThreadAddresses { fs, tid, robust_list, rseq, signal_stack }) }.map_err(to("set the thread's state"))?;

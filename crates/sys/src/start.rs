@@ -194,6 +194,8 @@ pub mod descriptor {
     pub const RULESET: BorrowedFd<'static> = fixed(6);
     /// The payload's program, where it is an image.
     pub const IMAGE: BorrowedFd<'static> = fixed(7);
+    /// The file of a memory image that the payload gets, where it gets one.
+    pub const MEMORY: BorrowedFd<'static> = fixed(8);
 }
 
 /// Pointers to NUL-terminated strings, in the form that execve takes.

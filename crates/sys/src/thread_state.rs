@@ -215,6 +215,15 @@ pub fn set_memory_bounds(bounds: &[u64; 11]) -> Result<()> {
     unsafe { syscall(PRCTL, [PR_SET_MM, PR_SET_MM_MAP, map.as_ptr() as usize, size_of_val(&map), 0, 0]) }.map(drop)
 }
 
+/// Whether this thread has a seccomp filter.
+pub fn has_seccomp_filter() -> bool {
+    const PR_GET_SECCOMP: usize = 21;
+    const SECCOMP_MODE_FILTER: usize = 2;
+    // SAFETY: it takes no pointer and changes nothing.
+    let mode = unsafe { syscall(PRCTL, [PR_GET_SECCOMP, 0, 0, 0, 0, 0]) };
+    mode == Ok(SECCOMP_MODE_FILTER)
+}
+
 /// The end of the heap, as the kernel has it.
 pub fn heap_end() -> u64 {
     const BRK: usize = 12;

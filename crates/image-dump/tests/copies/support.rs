@@ -148,7 +148,7 @@ impl Site {
     /// The same, where it must succeed. Nothing can change the image afterwards.
     pub fn make(&self, recipe: &Recipe<'_>) {
         let output = self.template(recipe);
-        assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         fcntl_add_seals(&self.image, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).unwrap();
     }
 
