@@ -1,10 +1,17 @@
 //! Resolves the shipped policies at build time, and compiles their filters: a run under
 //! one of them parses no TOML.
-//! A shipped policy with an error therefore does not build.
+//! A shipped policy with an error therefore does not build. Builds the library that writes memory
+//! images, which the engine carries.
 
 use std::{env, fs, path::PathBuf};
 
+#[path = "../executor/embed.rs"]
+mod embed;
+
 fn main() {
+    println!("cargo:rerun-if-changed=../executor/embed.rs");
+    println!("cargo:rerun-if-changed=../image-dump/src/template.py");
+    embed::build_image_library("STOCKADE_IMAGE_LIBRARY");
     println!("cargo:rerun-if-changed=../../policies");
     println!("cargo:rerun-if-changed=../policy/src");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());

@@ -121,6 +121,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("session", "--policy default", "--scratch /srv/job --approved-by nobody"),
     ("mcp", "--policy default", "--scratch ~/project"),
     ("runtimes", "--prompt", "--policy data-science --json"),
+    ("templates ls", "", "--policy data-science --json"),
     ("policy check", "./api.toml", "default strict"),
     ("policy new", "api --allow api.github.com:443 --timeout 10s", "science --venv ~/science --memory 2g"),
     ("policy show", "strict", "./api.toml --json"),
@@ -184,6 +185,9 @@ pub(crate) enum Command {
     Mcp(SessionOptions),
     /// Show which languages and packages code finds in the sandbox
     Runtimes(Runtimes),
+    /// Show what came of a policy's templates
+    #[command(subcommand)]
+    Templates(Templates),
     /// Check, show, explain and compare policies
     #[command(subcommand)]
     Policy(Policy),
@@ -610,6 +614,34 @@ pub(crate) struct PolicyChoice {
     /// An interpreter in place of the policy's
     #[arg(long = "runtime", value_name = "NAME=PATH", value_parser = parse_runtime)]
     pub(crate) runtimes: Vec<(String, PathBuf)>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Templates {
+    /// Make and try every template of a policy, as a session does, and print what came of each
+    ///
+    /// Exit status: 0 when none was refused, 1 when one was. Nothing of them is kept.
+    Ls {
+        #[command(flatten)]
+        policy: PolicyChoice,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make one for the session that starts this
+    #[command(hide = true)]
+    Make {
+        /// Its runtime
+        runtime: String,
+        /// What the names of its programs begin with
+        #[arg(long)]
+        stem: String,
+        /// The session's process
+        #[arg(long)]
+        session: u32,
+        #[command(flatten)]
+        policy: PolicyChoice,
+    },
 }
 
 #[derive(Debug, Subcommand)]

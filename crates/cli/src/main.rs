@@ -28,6 +28,7 @@ mod runs;
 mod runtimes;
 mod screen;
 mod shim;
+mod templates;
 
 use std::{
     cell::RefCell,
@@ -82,6 +83,7 @@ fn main() -> ExitCode {
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
         Command::Runtimes(choice) => runtimes::run(&choice),
+        Command::Templates(command) => templates::run(&command),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),

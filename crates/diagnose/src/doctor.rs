@@ -35,6 +35,7 @@ use stockade_engine::{
     caller::{self, Identity},
     exec, facts, load_policy, lookup_context, run_captured,
     screen::ScreeningJob,
+    template,
 };
 
 /// How a feature stands.
@@ -206,6 +207,7 @@ impl<'a> Examiner<'a> {
         examination.enforceable &= screener.state != State::Missing;
         found.push(screener);
         if examination.enforceable {
+            found.extend(self.templates());
             // The run has shown that it can do without, or that the probe was at fault.
             for finding in found.iter_mut().filter(|finding| finding.state == State::Missing) {
                 finding.state = State::Degraded;
@@ -213,6 +215,20 @@ impl<'a> Examiner<'a> {
             }
         }
         found.push(self.run());
+    }
+
+    /// Makes and tries each template, as a session does. Without one its programs have other starts.
+    fn templates(&self) -> Vec<Finding> {
+        let mut all = Vec::new();
+        for runtime in self.policy.runtimes.keys() {
+            let Some((name, _)) = self.policy.template_of(runtime) else { continue };
+            let made = template::make_once(runtime, self.loaded, self.options);
+            all.push(match made {
+                Ok(size) => fine("template", format!("{name}: copies of {runtime} run, from an image of {} MiB", size.div_ceil(1 << 20))),
+                Err(why) => finding("template", State::Absent, (format!("{name}: {runtime} starts without it: {why}"), None)),
+            });
+        }
+        all
     }
 
     fn may_degrade(&self, layer: Degradable) -> bool {

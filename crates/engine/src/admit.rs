@@ -19,7 +19,7 @@ use std::{
 };
 
 use rustix::fd::OwnedFd;
-use stockade_launcher::{Inputs, LaunchError, Stdin, Streams, registry::Record, scratch::OpenedScratch};
+use stockade_launcher::{Inputs, LaunchError, Memory, Stdin, Streams, registry::Record, scratch::OpenedScratch};
 use stockade_policy::{
     model::AuditMode,
     plan::{Plan, plan},
@@ -28,15 +28,16 @@ use stockade_protocol::{LimitKey, LimitValue, Request, Verdict};
 
 use crate::{
     LoadedPolicy, Options, Refusal, RefusalCause, caller,
-    pool::{NotPrestarted, PathIds, Pool},
+    pool::{NotPrestarted, PathIds, Pool, Taken},
     runs::{self, EntryPoint},
     session::SessionState,
+    template::TemplateRun,
 };
 use host_view::{HostQuery, HostView};
 pub(crate) use request::Parts;
+pub(crate) use request::check_relative;
 use request::well_formed;
-pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request};
-pub(crate) use request::{check_relative, unique_stem};
+pub use request::{MAX_REQUEST, decode, parse_request, random_bytes, read_request, unique_stem};
 pub use rights::check_grants;
 pub(crate) use rights::{open_scratch, scratch_of};
 pub use sandbox::RunSandbox;
@@ -82,6 +83,8 @@ pub enum Origin<'a> {
     },
     /// A program of stockade's own.
     Image(&'a Image<'a>),
+    /// A run that makes or tries a template.
+    Template(&'a TemplateRun<'a>),
     /// A request to a session; none: what the session itself is planned by.
     Session {
         /// The request.
@@ -113,7 +116,7 @@ impl<'a> Origin<'a> {
             Origin::Interpreter { runtime, arguments, .. } => {
                 std::iter::once(runtime.to_owned()).chain(arguments.iter().cloned()).collect()
             }
-            Origin::Request(_) | Origin::Script { .. } | Origin::Image(_) | Origin::Session { .. } => Vec::new(),
+            Origin::Request(_) | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) | Origin::Session { .. } => Vec::new(),
         }
     }
 
@@ -125,7 +128,7 @@ impl<'a> Origin<'a> {
         match self {
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
-            Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) => EntryPoint::Run,
+            Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) => EntryPoint::Run,
             Origin::Interpreter { via, .. } => via,
             Origin::Session { .. } => EntryPoint::Session,
         }
@@ -195,6 +198,7 @@ pub struct Admission<'a> {
     pub plan: Plan,
     program: &'a [u8],
     image: Option<&'static [u8]>,
+    memory: Option<Memory>,
     files: Vec<(String, FileBytes<'a>)>,
     stdin: StdinBytes<'a>,
     scratch: Option<OpenedScratch>,
@@ -208,6 +212,8 @@ pub struct Admission<'a> {
     pub(crate) seen: PathIds,
     /// Why no interpreter waits for the program, if none does.
     pub(crate) not_prestarted: NotPrestarted,
+    /// Why the interpreter is no copy of a template, where the policy has one.
+    pub(crate) not_copied: Option<NotPrestarted>,
     sandbox: Option<Result<RunSandbox, LaunchError>>,
 }
 
@@ -263,14 +269,35 @@ impl<'a> Admission<'a> {
         let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());
         run_request.interpreters = interpreters;
-        let plan = plan(policy, filters, &host, &run_request)?;
+        let mut plan = plan(policy, filters, &host, &run_request)?;
         parts.check_writable(&plan)?;
+        if let Origin::Template(run) = origin {
+            run.adjust(&mut plan);
+        }
         // One that does not fit ends here, before another is spawned.
-        let (prepared, not_prestarted) = pool.take(&plan, &seen, scratch.as_ref(), &parts);
+        let Taken { sandbox: prepared, memory, not_prestarted, not_copied } = pool.take(&plan, &seen, scratch.as_ref(), &parts);
+        let memory = if let Origin::Template(run) = origin { run.memory() } else { memory };
         let sandbox = builder.sandbox(&plan, prepared)?;
         let SandboxBuilder { record, unswept, .. } = builder;
         let Parts { program, image, files, stdin, collect } = parts;
-        Ok(Admission { plan, program, image, files, stdin, scratch, trees, collect, record, unswept, state, seen, not_prestarted, sandbox })
+        Ok(Admission {
+            plan,
+            program,
+            image,
+            memory,
+            files,
+            stdin,
+            scratch,
+            trees,
+            collect,
+            record,
+            unswept,
+            state,
+            seen,
+            not_prestarted,
+            not_copied,
+            sandbox,
+        })
     }
 
     /// The host's directory that the run gets.
@@ -291,6 +318,7 @@ impl<'a> Admission<'a> {
         let inputs = Inputs {
             program: self.program,
             image: self.image,
+            memory: self.memory,
             files: self.files,
             stdin: match self.stdin {
                 StdinBytes::Null => Stdin::Null,

@@ -22,13 +22,14 @@ pub mod runs;
 pub mod screen;
 pub mod session;
 pub mod tempdir;
+pub mod template;
 mod trusted;
 
 use std::{cell::Cell, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
-    OpenedScratch, Outcome, Relay, Streams, Teardown,
+    Memory, OpenedScratch, Outcome, Relay, Streams, Teardown,
     scratch::{LockMode, ScratchLock},
 };
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
@@ -208,7 +209,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
     let mut run = |pool, failed: Option<NotPrestarted>| -> Result<_, Refusal> {
         let hash = Cell::new(None);
         let admission = Admission::admit(origin, loaded, options, Purpose::Run, pool)?;
-        let not_prestarted = failed.unwrap_or(admission.not_prestarted);
+        let not_prestarted = failed.unwrap_or_else(|| admission.not_prestarted.clone());
+        let not_copied = admission.not_copied.clone();
         let (plan, mut inputs, mut sandbox) = admission.into_parts(streams)?;
         if let Some(recorder) = recorder {
             recorder.note_start(origin.entry_point(options), sandbox.record(&mut inputs))?;
@@ -235,12 +237,22 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
             recorder.into_iter().for_each(AuditRecorder::prepare);
         }));
         let was_prepared = matches!(sandbox, RunSandbox::Waiting(_));
+        let is_copy = match &sandbox {
+            RunSandbox::Waiting(waiting) => waiting.is_restored(),
+            RunSandbox::Init(_) => inputs.memory.as_ref().is_some_and(Memory::is_restored),
+        };
         let mut launched = sandbox.run(&plan, inputs);
         if let Ok((Outcome { receipt: Some(receipt), .. }, _)) = &mut launched {
             receipt.plan_sha256 = hash.take().unwrap_or_default();
-            if receipt.start != StartKind::Prestarted && origin.session_state().is_some() {
+            if is_copy {
+                receipt.start = StartKind::Restored;
+                receipt.layout = Some("shared");
+            } else if receipt.start == StartKind::Prestarted {
+                receipt.start_cause = not_copied.map(|cause| cause.to_string());
+            } else if origin.session_state().is_some() {
                 receipt.start = if was_prepared { StartKind::Prepared } else { StartKind::Fresh };
-                receipt.start_cause = Some(not_prestarted.to_string());
+                let causes = std::iter::once(not_prestarted).chain(not_copied);
+                receipt.start_cause = Some(causes.map(|cause| cause.to_string()).collect::<Vec<_>>().join("; "));
             }
         }
         // No process of the code is alive any more.

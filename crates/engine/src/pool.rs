@@ -8,15 +8,17 @@
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
 //! has left could run at its start, or a user of the host could see the fifo at which it waits. A
-//! request for another start of the interpreter gets another sandbox.
+//! request for another start of the interpreter gets another sandbox. Where the session has a
+//! template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox too.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use rustix::fd::BorrowedFd;
-use stockade_launcher::{ErrorKind, LaunchError, OpenedScratch, Streams, WaitingSandbox};
+use stockade_launcher::{ErrorKind, LaunchError, Memory, OpenedScratch, Streams, WaitingSandbox};
 use stockade_policy::{
     model::Policy,
     plan::{Plan, RootEntry, UserNamespaces},
@@ -28,6 +30,7 @@ use crate::{
     admit::{Parts, RunSandbox, StdinBytes, unique_stem},
     facts::{FileId, scratch_id},
     session::SessionState,
+    template::Template,
 };
 
 /// Which file or directory each path of the host is that a plan shows.
@@ -44,15 +47,29 @@ pub(crate) struct Pool {
     /// What the file name of the next request's program begins with: its interpreter may wait for
     /// a file of this name.
     stem: Option<String>,
+    /// Whose copy the program's interpreter may be, or why none.
+    template: Option<Result<Rc<Template>, NotPrestarted>>,
 }
 
-/// Interpreters that open their program once, by themselves, and before that nothing that code
-/// could have left in scratch, but what a request's own files could be.
+/// What a run gets of a pool.
+pub(crate) struct Taken {
+    /// The sandbox; none: another is to be made.
+    pub(crate) sandbox: Option<WaitingSandbox>,
+    /// The image for the other one.
+    pub(crate) memory: Option<Memory>,
+    /// Why no interpreter waits for the program, if none does.
+    pub(crate) not_prestarted: NotPrestarted,
+    /// Why the interpreter is no copy, where the policy has a template for it.
+    pub(crate) not_copied: Option<NotPrestarted>,
+}
+
+/// Interpreters that open their program once, by themselves, and before that read nothing of scratch
+/// but what a request's own files could be.
 const INTERPRETERS: [&str; 5] = ["python", "bash", "dash", "sh", "node"];
 
 /// Variables that make none of them execute or read a file of the code's at its start. A trailing
 /// `*` matches any ending.
-const HARMLESS: [&str; 21] = [
+const HARMLESS: [&str; 23] = [
     "HOME",
     "HOSTNAME",
     "LANG",
@@ -61,9 +78,11 @@ const HARMLESS: [&str; 21] = [
     "LOGNAME",
     "MKL_NUM_THREADS",
     "MPLBACKEND",
+    "MPLCONFIGDIR",
     "NO_COLOR",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_THREAD_TIMEOUT",
     "PATH",
     "PWD",
     "PYTHONDONTWRITEBYTECODE",
@@ -95,10 +114,24 @@ fn is_harmless(variable: &str) -> bool {
 const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 
 /// Why a request of a session finds no interpreter that waits for its program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPrestarted {
     #[error("no sandbox was prepared yet")]
     Nothing,
+    #[error("the template is still being made")]
+    NoTemplateYet,
+    #[error("the template was refused: {0}")]
+    TemplateRefused(String),
+    #[error("as many runs as the policy allows have come from the template's image, which is made anew")]
+    UsedUp,
+    #[error("scratch cannot be read, or holds too many files to be looked through")]
+    ScratchUnknown,
+    #[error("a file of the request, or in scratch, has the name of a module that the template has imported")]
+    Shadowed,
+    #[error("the interpreter, or a library, is another one than that of the template, which is made anew")]
+    Outdated,
+    #[error("code has left a file under the name that the template's programs have")]
+    NameTaken,
     #[error("the prepared sandbox did not fit the request")]
     Misfit,
     #[error("the interpreter that waited had other arguments, variables or limits")]
@@ -123,6 +156,8 @@ pub(crate) enum NotPrestarted {
     Home,
     #[error("home is in scratch, where a request's files may be some that an interpreter executes at its start")]
     HomeInScratch,
+    #[error("the policy lets code reach peers, which a run does through a gate of its own")]
+    Egress,
     #[error("the policy watches modules, from the interpreter's start on")]
     Watched,
     #[error("the policy asks for approvals, which depend on what scratch holds")]
@@ -130,8 +165,8 @@ pub(crate) enum NotPrestarted {
 }
 
 impl NotPrestarted {
-    /// None where it is.
-    fn of(plan: &Plan, policy: &Policy, held_back: Option<Self>) -> Option<Self> {
+    /// Why the interpreter of this plan may not start ahead; none: it may.
+    pub(crate) fn of(plan: &Plan, policy: &Policy, held_back: Option<Self>) -> Option<Self> {
         let watched = plan.root.iter().any(|entry| matches!(entry, RootEntry::Pipe { .. }));
         let lacking = HAND_OVER_CALLS.into_iter().find(|call| !policy.seccomp.allow.iter().any(|allowed| allowed == call));
         let causes = [
@@ -140,6 +175,7 @@ impl NotPrestarted {
             (policy.scratch.home, NotPrestarted::HomeInScratch),
             (!is_plain_command(plan), NotPrestarted::Command),
             (!plan.environment_values.iter().all(|variable| is_harmless(variable)), NotPrestarted::Variable),
+            (plan.egress.is_some(), NotPrestarted::Egress),
             (watched, NotPrestarted::Watched),
             (policy.screen.wants_approval(), NotPrestarted::Approvals),
         ];
@@ -158,6 +194,8 @@ struct PreparedSandbox {
     covered: Vec<Option<FileId>>,
     /// None where its interpreter was started too.
     not_prestarted: Option<NotPrestarted>,
+    /// Whose copy the interpreter is, or why none.
+    template: Option<Result<Rc<Template>, NotPrestarted>>,
     ready: WaitingSandbox,
 }
 
@@ -176,13 +214,24 @@ impl Pool {
         state: &SessionState,
         loaded: &LoadedPolicy,
         options: &Options,
+        template: Option<Rc<Template>>,
         held_back: Option<NotPrestarted>,
     ) {
-        let prepared = unique_stem().and_then(|stem| {
-            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, held_back)?;
-            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem) }))
+        let stem = template.as_ref().map_or_else(unique_stem, |template| Ok(template.stem().to_owned()));
+        let prepared = stem.and_then(|stem| {
+            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
+            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
         });
         *self = prepared.ok().flatten().unwrap_or_default();
+    }
+
+    /// Adds whose copy the interpreter may be, or why none.
+    pub(crate) fn with(mut self, template: Option<Result<Rc<Template>, NotPrestarted>>) -> Self {
+        if let (None, Some(Ok(template))) = (&self.prepared, &template) {
+            self.stem = Some(template.stem().to_owned());
+        }
+        self.template = template;
+        self
     }
 
     /// What the file name of the next request's program begins with; none: anything.
@@ -200,18 +249,33 @@ impl Pool {
         self.prepared.as_ref().map(|prepared| prepared.ready.end())
     }
 
-    /// The prepared sandbox, for a run of this plan, that shows `seen` and `scratch` of the
-    /// host. None where it is not what the plan asks for, or has ended meanwhile; it is ended
-    /// then. And why the run will have no interpreter that was started already, if it has none.
-    pub(crate) fn take(
+    /// What is ready for a run of this plan, that shows `seen` and `scratch` of the host. A
+    /// prepared sandbox that is not what the plan asks for, or has ended meanwhile, is ended.
+    pub(crate) fn take(&mut self, plan: &Plan, seen: &PathIds, scratch: Option<&OpenedScratch>, parts: &Parts<'_>) -> Taken {
+        let template = self.template.take();
+        let of_prepared = self.prepared.as_ref().and_then(|prepared| prepared.template.as_ref());
+        let not_copied = [template.as_ref(), of_prepared].into_iter().flatten().find_map(|template| template.as_ref().err().cloned());
+        let (sandbox, not_prestarted) = self.take_prepared(plan, seen, scratch, parts, not_copied.as_ref());
+        if sandbox.is_some() {
+            return Taken { sandbox, memory: None, not_prestarted, not_copied };
+        }
+        let copied = template.map(|template| template.and_then(|template| template.copy(plan, parts))).transpose();
+        let (memory, not_copied) = copied.map_or_else(|cause| (None, Some(cause)), |memory| (memory, None));
+        Taken { sandbox: None, memory, not_prestarted, not_copied }
+    }
+
+    /// The prepared sandbox, and why it has no interpreter that waits, or why it is not taken.
+    fn take_prepared(
         &mut self,
         plan: &Plan,
         seen: &PathIds,
         scratch: Option<&OpenedScratch>,
         parts: &Parts<'_>,
+        not_copied: Option<&NotPrestarted>,
     ) -> (Option<WaitingSandbox>, NotPrestarted) {
         let Some(prepared) = self.prepared.take() else { return (None, NotPrestarted::Nothing) };
-        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, ready } = prepared;
+        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, template, ready } = prepared;
+        let template = template.and_then(Result::ok);
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);
         // Its stdin is /dev/null.
@@ -220,6 +284,10 @@ impl Pool {
         match not_prestarted {
             _ if !ready.is_sound() => (None, NotPrestarted::Ended),
             _ if !fits => (None, NotPrestarted::Misfit),
+            _ if template.as_ref().is_some_and(|template| !template.is_current()) => (None, NotPrestarted::Outdated),
+            // It was a good start when it was prepared.
+            _ if ready.is_restored() && not_copied.is_some() => (None, NotPrestarted::Misfit),
+            Some(_) if ready.is_restored() && !(plan.starts_like(&own) && parts.files.is_empty()) => (None, NotPrestarted::AnotherStart),
             Some(cause) => (Some(ready), cause),
             // What an interpreter has used of the sandbox's limits, and written, would be the request's.
             None if !plan.starts_like(&own) => (None, NotPrestarted::AnotherStart),
@@ -236,6 +304,7 @@ impl PreparedSandbox {
         loaded: &LoadedPolicy,
         options: &Options,
         stem: &str,
+        template: Option<Rc<Template>>,
         held_back: Option<NotPrestarted>,
     ) -> Result<Option<Self>, Refusal> {
         // The gate is of one run, and begins with it.
@@ -256,11 +325,16 @@ impl PreparedSandbox {
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(None) };
         let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, held_back);
+        // Where none may wait any longer, a copy is made when the request comes.
+        let template = template.filter(|_| matches!(not_prestarted, None | Some(NotPrestarted::Waited))).map(|template| {
+            inputs.memory = Some(template.copy(&plan, &Parts::default())?);
+            Ok(template)
+        });
         inputs.prestart = not_prestarted.is_none();
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;
         ready.keep_prepared();
-        Ok(Some(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, ready }))
+        Ok(Some(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, ready }))
     }
 }
 

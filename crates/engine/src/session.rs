@@ -9,7 +9,8 @@ mod error;
 
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    rc::Rc,
+    time::{Duration, Instant},
 };
 
 use rustix::fd::BorrowedFd;
@@ -21,7 +22,7 @@ use stockade_launcher::{
     scratch::{LockMode, Opener, ShownFiles},
     volumes::{SessionVolumes, VolumeCopies},
 };
-use stockade_policy::plan::{HOME, Plan, Protection, RunRequest};
+use stockade_policy::plan::{HOME, Plan, Protection, RunRequest, find_runtime};
 use stockade_protocol::{
     LimitKey, Report, Request,
     session::{List, Only, Read, Write},
@@ -36,6 +37,7 @@ use crate::{
     facts, load_policy, lock_opened,
     pool::{NotPrestarted, Pool},
     report::Echo,
+    template::{Template, Templates},
     trusted::refuse_replaceable,
 };
 use error::{NoVolumes, PathProblem, SessionError};
@@ -51,6 +53,9 @@ pub const MAX_LISTED: usize = 10_000;
 const PAUSE: Duration = Duration::from_millis(2);
 /// An interpreter that has waited so long for its program gives its memory back.
 const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
+
+/// How often a session looks whether its template is made.
+const LOOK_AT_TEMPLATE: Duration = Duration::from_millis(50);
 
 /// What a session keeps.
 pub struct SessionState {
@@ -115,6 +120,9 @@ enum Preparing {
 pub struct Session {
     /// The next request's sandbox. First, so that it goes before what it has mounted.
     pool: Pool,
+    /// Since when that stands.
+    prepared: Instant,
+    templates: Templates,
     preparing: Preparing,
     /// What the last request was written in, as the next one will be.
     language: Option<String>,
@@ -139,7 +147,19 @@ impl Session {
         let origin = Origin::Session { request: None, state: &state };
         let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
-        Ok(Session { pool: Pool::default(), preparing: Preparing::Now, language: None, options, loaded, identity, plan, state })
+        let (prepared, templates) = (Instant::now(), Templates::default());
+        Ok(Session {
+            pool: Pool::default(),
+            prepared,
+            templates,
+            preparing: Preparing::Now,
+            language: None,
+            options,
+            loaded,
+            identity,
+            plan,
+            state,
+        })
     }
 
     /// The plan that what it keeps was made by.
@@ -152,9 +172,12 @@ impl Session {
         if self.loaded.policy.scratch.home { &self.plan.scratch.path } else { Path::new(HOME) }
     }
 
-    /// Runs a request. Its result is that of a run for which nothing was prepared.
+    /// Runs a request. Its result is that of a run for which nothing was prepared, but for what copies
+    /// of a template have in common.
     pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
-        let pool = std::mem::take(&mut self.pool);
+        self.templates.take_made();
+        let template = self.template_for(request.language.as_deref());
+        let pool = std::mem::take(&mut self.pool).with(template);
         let origin = Origin::Session { request: Some(request), state: &self.state };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), pool);
         if self.preparing == Preparing::WhenAnswered {
@@ -163,28 +186,83 @@ impl Session {
         if report.started {
             self.language.clone_from(&request.language);
         }
+        // A client that leaves no pause gets the next image too.
+        if let Some(runtime) = self.runtime(request.language.as_deref()).filter(|runtime| self.templates.wants_next(runtime)) {
+            self.templates.begin(&runtime, &self.loaded, &self.options);
+        }
         report
     }
 
     /// How long to wait for a line before [`Session::pause`]; none: for ever.
     pub fn until_pause(&self) -> Option<Duration> {
-        if self.can_prepare() { Some(PAUSE) } else { self.pool.waits_for_program().then_some(INTERPRETER_WAITS) }
+        if self.can_prepare() {
+            return Some(PAUSE);
+        }
+        let waits = self.pool.waits_for_program().then(|| INTERPRETER_WAITS.saturating_sub(self.prepared.elapsed()));
+        self.templates.is_making().then_some(LOOK_AT_TEMPLATE).into_iter().chain(waits).min()
     }
 
     /// No line has come for that long: sets up the sandbox of a request without options, with its
     /// interpreter; or replaces such a sandbox, which has waited for long, by one without. Where
-    /// that fails, such a request gets the error when it comes.
+    /// that fails, such a request gets the error when it comes. A template that is made meanwhile
+    /// takes the place of the interpreter that waits.
     pub fn pause(&mut self) {
-        let held_back = match () {
-            () if self.pool.waits_for_program() => Some(NotPrestarted::Waited),
-            () if !self.is_home_empty() => Some(NotPrestarted::Home),
-            () => None,
+        let made = self.templates.take_made();
+        let has_waited = self.pool.waits_for_program() && self.prepared.elapsed() >= INTERPRETER_WAITS;
+        if self.can_prepare() || made && !self.pool.is_empty() || has_waited {
+            let held_back = match () {
+                () if has_waited => Some(NotPrestarted::Waited),
+                () if !self.is_home_empty() => Some(NotPrestarted::Home),
+                () => None,
+            };
+            // Ended first: there are never two.
+            self.pool = Pool::default();
+            let template = self.template_for(self.language.as_deref()).and_then(Result::ok);
+            self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, template, held_back);
+            self.prepared = Instant::now();
+            if self.pool.is_empty() {
+                self.preparing = Preparing::Never;
+            }
+        }
+        // After what a request may be waiting for already.
+        if let Some(runtime) = self.runtime(self.language.as_deref()) {
+            self.templates.begin(&runtime, &self.loaded, &self.options);
+        }
+    }
+
+    /// The runtime of a language.
+    fn runtime(&self, language: Option<&str>) -> Option<String> {
+        let policy = &self.loaded.policy;
+        find_runtime(policy, language.unwrap_or(&policy.language)).ok().map(|(name, _)| name.to_owned())
+    }
+
+    /// The template for the next request in a language, or why its copy would not be what a fresh
+    /// start is now. None where the policy has no template for it.
+    fn template_for(&self, language: Option<&str>) -> Option<Result<Rc<Template>, NotPrestarted>> {
+        let runtime = self.runtime(language)?;
+        self.loaded.policy.template_of(&runtime)?;
+        let usable = |template: Rc<Template>| match () {
+            () if !self.is_home_empty() => Err(NotPrestarted::Home),
+            () => self.look_at_scratch(&template).map(|()| template),
         };
-        // Ended first: there are never two.
-        self.pool = Pool::default();
-        self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, held_back);
-        if self.pool.is_empty() {
-            self.preparing = Preparing::Never;
+        Some(self.templates.ready(&runtime).and_then(usable))
+    }
+
+    /// Whether no file in scratch is in a copy's way.
+    fn look_at_scratch(&self, template: &Template) -> Result<(), NotPrestarted> {
+        let listed = || -> Result<_, Refusal> {
+            let store = self.state.store()?;
+            let scratch = store.scratch().ok_or(SessionError::NoVolumes(NoVolumes::NoSuchDirectory))?;
+            let tree = Tree::kept(scratch, store.owner(), self.identity.privileged);
+            Ok(tree.list(Path::new(""), false, MAX_LISTED).map_err(|error| wrong("", error))?)
+        };
+        // One that cannot be read, or not whole, may hold anything.
+        let Ok((entries, false)) = listed() else { return Err(NotPrestarted::ScratchUnknown) };
+        let is_program = |entry: &Listed| entry.path.to_string_lossy().starts_with(template.stem());
+        match () {
+            () if !self.pool.waits_for_program() && entries.iter().any(is_program) => Err(NotPrestarted::NameTaken),
+            () if entries.iter().any(|entry| template.is_shadowed_by(&entry.path)) => Err(NotPrestarted::Shadowed),
+            () => Ok(()),
         }
     }
 

@@ -283,6 +283,13 @@ pub(super) fn well_formed<'a>(
             parts.stdin = StdinBytes::Bytes(image.stdin.into());
             parts.collect = image.collect.clone();
         }
+        Origin::Template(run) => {
+            check_request(run.request, policy, Some(run.stem), &mut run_request, &mut parts)?;
+            let (_, runtime) = find_runtime(policy, run.request.language.as_deref().unwrap_or(&policy.language))?;
+            let filename = Some(runtime.file_name(run.stem));
+            run_request.program = Program::Code { language: run.request.language.clone(), filename, stem: run.stem.to_owned() };
+            parts.files = run.files();
+        }
         Origin::Session { request, state } => {
             run_request.session = true;
             if let Some(request) = request {
@@ -432,7 +439,10 @@ fn written(value: &LimitValue) -> String {
 }
 
 /// A random file name that cannot be guessed.
-pub(crate) fn unique_stem() -> Result<String, Refusal> {
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub fn unique_stem() -> Result<String, Refusal> {
     let mut random = [0; 8];
     random_bytes(&mut random)?;
     Ok(format!("{PROGRAM_PREFIX}{:016x}", u64::from_ne_bytes(random)))

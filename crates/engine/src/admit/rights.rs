@@ -57,7 +57,7 @@ pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option
     let ceiling = options.scratch.as_ref().map(|path| path.to_string_lossy().into_owned());
     let wanted = match origin {
         Origin::Request(request) | Origin::Script { request, .. } => request.scratch.clone(),
-        Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Image(_) | Origin::Session { .. } => None,
+        Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Image(_) | Origin::Template(_) | Origin::Session { .. } => None,
     };
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {

@@ -1,0 +1,252 @@
+//! Templates: interpreters that have started once, and of whose memory runs get a private copy.
+//!
+//! A template is an ordinary run of the policy with a program of Stockade's own
+//! (`image-dump/src/template.py`): it imports what the policy names, and writes its memory to a
+//! file. In another run the restorer turns the payload's process into a copy of that interpreter. That
+//! run has a sandbox of its own, as every run has. [`make()`] makes and tries a template, [`Templates`]
+//! keeps those of a session. No code of a request runs in a template, and no copy runs two programs.
+//!
+//! All copies of one image have its memory layout, seed of `hash` and stack canary. What else must
+//! differ between two runs is compared before the first (`make.rs`).
+
+mod make;
+mod maker;
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use stockade_launcher::Memory;
+use stockade_policy::{model, plan::Plan};
+use stockade_protocol::Request;
+
+pub use crate::admit::unique_stem;
+use crate::{LoadedPolicy, Options, admit::Parts, pool::NotPrestarted};
+pub use make::{NoTemplate, RandomValues, Trial, empty_image, make, make_once};
+pub use maker::Answer;
+use maker::{Maker, Progress};
+
+/// One run of a template's life: the one that makes it, or one that tries it.
+pub struct TemplateRun<'a> {
+    /// Its language and code.
+    pub(crate) request: &'a Request,
+    /// What the name of its program's file begins with.
+    pub(crate) stem: &'a str,
+    pub(crate) stage: Stage<'a>,
+}
+
+/// What a run of a template's life is for.
+#[derive(Clone)]
+pub(crate) enum Stage<'a> {
+    /// It makes the template, and writes the image to this file.
+    Make(&'a model::Template, Arc<OwnedFd>),
+    /// It starts as any run.
+    Fresh,
+    /// It is a copy from this image.
+    Copy(Arc<OwnedFd>),
+}
+
+impl TemplateRun<'_> {
+    /// What it does with the image.
+    pub(crate) fn memory(&self) -> Option<Memory> {
+        match &self.stage {
+            Stage::Make(_, image) => Some(Memory::ToWrite(Arc::clone(image))),
+            Stage::Fresh => None,
+            Stage::Copy(image) => Some(Memory::ToRestore(Arc::clone(image))),
+        }
+    }
+}
+
+/// What tells that a file is another one than it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl FileStamp {
+    /// Whether the file was changed for the last time before this.
+    fn is_older_than(&self, time: SystemTime) -> bool {
+        let (seconds, nanoseconds) = self.changed;
+        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        (seconds, nanoseconds) < (i64::try_from(since.as_secs()).unwrap_or(i64::MAX), i64::from(since.subsec_nanos()))
+    }
+
+    /// None where there is none.
+    fn of(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        Some(FileStamp { device: found.dev(), inode: found.ino(), size: found.size(), changed: (found.ctime(), found.ctime_nsec()) })
+    }
+}
+
+/// What is known of a template that was made and tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// The modules that a copy has from its beginning, without what is below them.
+    modules: BTreeSet<String>,
+    /// The interpreter, its libraries, and the first file of each module.
+    files: BTreeMap<PathBuf, FileStamp>,
+    /// Bytes of the image.
+    pub size: u64,
+    /// SHA-256 over the policy and the start of the copies that were tried.
+    start_sha256: String,
+}
+
+/// SHA-256 over the policy and what a process of this plan starts with.
+fn start_sha256(plan: &Plan) -> String {
+    let limits: Vec<(u32, Option<u64>)> = plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect();
+    let start = (&plan.policy_sha256, &plan.argv, &plan.environment_values, &plan.program_file, limits);
+    let bytes = serde_json::to_vec(&start).unwrap_or_default();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A template whose copies may run programs.
+pub(crate) struct Template {
+    image: Arc<OwnedFd>,
+    stem: String,
+    /// How a copy is started.
+    plan: Plan,
+    made: Made,
+    since: Instant,
+    max_age: Duration,
+    /// Copies that may still be made.
+    runs_left: Cell<u64>,
+}
+
+impl Template {
+    /// What the file name of a copy's program begins with.
+    pub(crate) fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// The image, for a run of this plan, which is then one of its runs.
+    ///
+    /// # Errors
+    /// A copy would not be what a fresh start is.
+    pub(crate) fn copy(&self, plan: &Plan, parts: &Parts<'_>) -> Result<Memory, NotPrestarted> {
+        if !plan.starts_like_before_arguments(&self.plan) {
+            return Err(NotPrestarted::AnotherStart);
+        }
+        if parts.files.iter().any(|(path, _)| self.is_shadowed_by(Path::new(path))) {
+            return Err(NotPrestarted::Shadowed);
+        }
+        if !self.is_current() {
+            return Err(NotPrestarted::Outdated);
+        }
+        let left = self.runs_left.get().checked_sub(1).ok_or(NotPrestarted::UsedUp)?;
+        self.runs_left.set(left);
+        Ok(Memory::ToRestore(Arc::clone(&self.image)))
+    }
+
+    /// Whether a program would import what lies at this place of scratch, and not the module of that
+    /// name that a copy has.
+    pub(crate) fn is_shadowed_by(&self, path: &Path) -> bool {
+        let first = path.components().next().map(|part| part.as_os_str().to_string_lossy());
+        first.is_some_and(|name| self.made.modules.contains(name.split('.').next().unwrap_or_default()))
+    }
+
+    /// Whether the interpreter, its libraries and the first file of each module are as they were.
+    pub(crate) fn is_current(&self) -> bool {
+        self.made.files.iter().all(|(path, stamp)| FileStamp::of(path).as_ref() == Some(stamp))
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.runs_left.get() == 0 || self.since.elapsed() >= self.max_age
+    }
+}
+
+/// The templates of a session, by runtime.
+#[derive(Default)]
+pub(crate) struct Templates {
+    all: BTreeMap<String, State>,
+}
+
+/// How far the template of a runtime is.
+#[derive(Default)]
+struct State {
+    ready: Option<Rc<Template>>,
+    /// The process that makes the first or the next.
+    maker: Option<Maker>,
+    /// Why it was refused. None is made again in this session then.
+    refused: Option<String>,
+}
+
+impl Templates {
+    /// The template of a runtime, or why there is none yet.
+    ///
+    /// # Errors
+    /// It is still being made, or was refused.
+    pub(crate) fn ready(&self, runtime: &str) -> Result<Rc<Template>, NotPrestarted> {
+        let state = self.all.get(runtime).ok_or(NotPrestarted::NoTemplateYet)?;
+        match (&state.ready, &state.refused) {
+            (Some(ready), _) => Ok(Rc::clone(ready)),
+            (None, Some(why)) => Err(NotPrestarted::TemplateRefused(why.clone())),
+            (None, None) => Err(NotPrestarted::NoTemplateYet),
+        }
+    }
+
+    /// Begins to make the template of a runtime where the policy has one and none is ready, or the
+    /// one that is has been used up. A process beside this one makes it. One that is too old serves
+    /// until then.
+    pub(crate) fn begin(&mut self, runtime: &str, loaded: &LoadedPolicy, options: &Options) {
+        if loaded.policy.template_of(runtime).is_none() {
+            return;
+        }
+        let state = self.all.entry(runtime.to_owned()).or_default();
+        let is_good = |ready: &Rc<Template>| !ready.is_used_up() && ready.is_current();
+        if state.refused.is_some() || state.maker.is_some() || state.ready.as_ref().is_some_and(is_good) {
+            return;
+        }
+        match Maker::start(runtime, loaded, options) {
+            Ok(maker) => state.maker = Some(maker),
+            Err(refused) => state.refuse(refused.to_string()),
+        }
+    }
+
+    /// Whether the template of a runtime has been used up, and the next is not being made.
+    pub(crate) fn wants_next(&self, runtime: &str) -> bool {
+        self.all.get(runtime).is_some_and(|state| state.maker.is_none() && state.ready.as_ref().is_some_and(|ready| ready.is_used_up()))
+    }
+
+    /// Whether any is being made.
+    pub(crate) fn is_making(&self) -> bool {
+        self.all.values().any(|state| state.maker.is_some())
+    }
+
+    /// Takes what was made meanwhile. Whether it was any.
+    pub(crate) fn take_made(&mut self) -> bool {
+        self.all.values_mut().filter_map(State::take_made).count() > 0
+    }
+}
+
+impl State {
+    /// Takes what the maker has made. None where that is not ready, or was refused.
+    fn take_made(&mut self) -> Option<()> {
+        match self.maker.take()?.poll() {
+            Progress::Going(maker) => self.maker = Some(maker),
+            Progress::Made(template) => {
+                self.ready = Some(Rc::new(template));
+                return Some(());
+            }
+            Progress::Refused(why) => self.refuse(why),
+        }
+        None
+    }
+
+    /// None is made again. The last image goes too: what has made it makes none any more.
+    fn refuse(&mut self, why: String) {
+        (self.ready, self.refused) = (None, Some(why));
+    }
+}
