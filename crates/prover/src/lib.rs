@@ -16,6 +16,7 @@
 mod attack;
 mod attacks;
 mod concurrent_run;
+mod copies;
 mod error;
 mod fixture;
 mod guarded;
@@ -228,7 +229,8 @@ pub fn prove(options: &Options, doctor: BTreeMap<String, String>, progress: &mut
     let outside = Outside::new()?;
     let mut fixture = Fixture::new(attacked, plan, first.report.receipt.unwrap_or_default(), &outside)?;
     fixture.processes = loaded.policy.limits.get(LimitKey::Processes);
-    let findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside, progress)?;
+    let mut findings = judge::judge(attacks::all(&fixture), &fixture, &inside, &outside, progress)?;
+    findings.extend(copies::findings(&loaded, options));
     let count = Count::of(findings.iter());
     let mut proof = Proof {
         schema: SCHEMA,
