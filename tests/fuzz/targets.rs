@@ -1,6 +1,7 @@
 //! What is fuzzed: each target a function that panics when a promise is broken.
 
 mod bytes;
+mod images;
 mod logs;
 mod replies;
 mod speech;
@@ -31,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     bytes::EVENT,
     bytes::FINDINGS,
     bytes::MODULES,
+    images::IMAGE,
     speech::HELLO,
     speech::HTTP,
     texts::POLICY,
