@@ -47,5 +47,6 @@ mod shown_paths;
 mod socket;
 mod socket_memory;
 mod sudo;
+mod templates;
 mod verdicts;
 mod workloads;

@@ -69,7 +69,9 @@ fn a_policy_is_shown_whole_and_the_text_is_a_policy() {
         assert!(output.status.success() && !complained.contains("no reason"), "{name}: {complained}");
         let json = |name: &str| serde_json::from_str::<Value>(&policy(&["show", name, "--json"]).1).unwrap();
         let (original, again) = (json(name), json(&copy));
-        for section in ["filesystem", "identity", "environment", "runtimes", "limits", "limits_max", "seccomp", "scratch", "degrade"] {
+        for section in
+            ["filesystem", "identity", "environment", "runtimes", "templates", "limits", "limits_max", "seccomp", "scratch", "degrade"]
+        {
             assert_eq!(original[section], again[section], "{name} {section}");
         }
     }
@@ -80,9 +82,20 @@ fn the_schema_names_every_section() {
     let (output, said, _) = policy(&["schema"]);
     assert!(output.status.success());
     let schema: Value = serde_json::from_str(&said).unwrap();
-    for section in
-        ["schema", "extends", "filesystem", "identity", "environment", "runtimes", "limits", "seccomp", "egress", "scratch", "degrade"]
-    {
+    for section in [
+        "schema",
+        "extends",
+        "filesystem",
+        "identity",
+        "environment",
+        "runtimes",
+        "templates",
+        "limits",
+        "seccomp",
+        "egress",
+        "scratch",
+        "degrade",
+    ] {
         assert!(schema["properties"][section].is_object(), "{section}: {said}");
     }
 }

@@ -21,6 +21,7 @@ use crate::support::{
     policy_dir::{PolicyDirectory, derived},
     runner::{directory, eventually, is_root, test},
     session::{Session, begin, begin_with, children, prepared_sandbox, stop, waiting},
+    starts::session_without_template,
 };
 
 /// A session in which no interpreter is started ahead, and which therefore gives its prepared sandbox
@@ -100,7 +101,8 @@ fn layers(result: &Value) -> Vec<(String, String)> {
 
 test!(Both, a_run_in_a_prepared_sandbox_is_reported_as_any_other, seconds 60);
 fn a_run_in_a_prepared_sandbox_is_reported_as_any_other() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     let code = "import os; print(sum(range(100000)), len(os.sched_getaffinity(0)))";
     let line = json!({"op": "run", "code": code}).to_string();
     // The second of two lines that come together finds none ready.
@@ -207,7 +209,8 @@ fn a_stopped_prepared_sandbox_is_replaced() {
 
 test!(Both, a_reset_ends_the_prepared_sandbox_and_its_mounts, seconds 60);
 fn a_reset_ends_the_prepared_sandbox_and_its_mounts() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     prepared_sandbox(&session);
     // What code has closed is opened when the next begins, and not before.
     session.output("import os; os.chmod('/tmp', 0)");
@@ -321,7 +324,8 @@ fn activity(pid: u32) -> Vec<String> {
 
 test!(serial Both, a_waiting_session_does_nothing, seconds 60);
 fn a_waiting_session_does_nothing() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     session.output("print(1)");
     let ready = prepared_sandbox(&session);
     let both = || [activity(session.pid().as_raw().unsigned_abs()), activity(ready)];

@@ -1,7 +1,8 @@
 //! Interpreters that a session starts before the request comes: that programs cannot tell, that
 //! no code runs before its request, and that nothing else than what the request asks for is used.
+//! Those of Python are here without templates, by which they start another way (`templates.rs`).
 
-use std::{collections::BTreeSet, fs, thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use nix::{
     sys::signal::{Signal, kill},
@@ -13,102 +14,34 @@ use crate::support::{
     exec::{scratch, text},
     policy_dir::{PolicyDirectory, derived, derived_from},
     runner::{eventually, is_root, test},
-    session::{Session, begin, children, prepared_sandbox, waiting, waiting_interpreter},
-    timeouts::{is_slow, scaled, scaled_limit},
+    session::{Session, begin, children, prepared_sandbox, waiting},
+    starts::{
+        CURIOUS_PROGRAMS, NO_TEMPLATE, compare_corpus, interpreter, line_of, session_without_template, started, told_afresh,
+        told_after_pause,
+    },
+    timeouts::{is_slow, scaled},
 };
-
-/// The interpreter that waits for the session's next request.
-#[track_caller]
-fn interpreter(session: &Session) -> u32 {
-    let mut found = None;
-    let waits = eventually(Duration::from_secs(10), || {
-        found = waiting(session).and_then(waiting_interpreter);
-        found.is_some()
-    });
-    assert!(waits, "no interpreter waits");
-    found.unwrap()
-}
-
-#[track_caller]
-fn started(result: &Value, start: &str, cause: &str) {
-    let receipt = &result["receipt"];
-    assert_eq!(receipt["start"], start, "{} {}", receipt["start_cause"], result["error"]);
-    assert!(receipt["start_cause"].as_str().unwrap_or_default().contains(cause), "{}", receipt["start_cause"]);
-}
-
-/// What a program can tell of its run, without what is random in each.
-fn told(result: &Value) -> String {
-    let denials: Vec<&Value> = result["denials"].as_array().unwrap().iter().map(|denial| &denial["rule"]).collect();
-    let shown = json!([result["verdict"], result["code"], result["signal"], result["output"], result["error"], denials]);
-    let shown = shown.to_string();
-    let mut parts = shown.split("stockade_");
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |all, part| all + "PROGRAM" + part.get(16..).unwrap_or(part))
-}
 
 /// Results of a program in an empty session: started afresh, and in an interpreter that waited.
 fn compared(session: &mut Session, line: &Value) -> (String, String) {
-    // With both lines at hand the session does not pause.
-    session.send(&format!("{}\n{line}", json!({"op": "reset"})));
-    assert_eq!(session.answer()["ok"], true);
-    let fresh = session.answer();
-    started(&fresh, "fresh", "no sandbox was prepared yet");
-    assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
-    interpreter(session);
-    let waited = session.ask(line.clone());
-    started(&waited, "prestarted", "");
-    (told(&fresh), told(&waited))
+    (told_afresh(session, line), told_after_pause(session, line, "prestarted"))
 }
 
 test!(Both, a_program_cannot_tell_that_its_interpreter_had_been_started, seconds 120);
 fn a_program_cannot_tell_that_its_interpreter_had_been_started() {
-    let programs = [
-        ("python", "import os, sys\nprint(__file__ == sys.argv[0], sys.path[0], sys.argv[1:], os.getcwd(), sys.flags, sys.orig_argv)"),
-        ("python", "import inspect\nprint([frame.function for frame in inspect.stack()], sorted(vars()), __name__, __spec__, __cached__)"),
-        ("python", "import sys\nprint(sorted(sys.modules), sys.path, sys.warnoptions)"),
-        ("python", "import os\nprint(os.getpid(), os.getppid(), os.getsid(0), os.environ, os.umask(0), os.listdir('/proc/self/fd'))"),
-        ("python", "def f(): return 1 / 0\ndef g(): return f()\ng()"),
-        (
-            "python",
-            "print(open(__file__).read() == open(__file__, 'rb').read().decode()); import os; print(oct(os.stat(__file__).st_mode))",
-        ),
-        ("python", "# -*- coding: latin-1 -*-\nprint(len('\u{e4}'))"),
-        ("python", "import sys; sys.exit('said')"),
-        (
-            "python",
-            "import os, signal\nfor name in ('SigIgn', 'SigCgt', 'SigBlk', 'Seccomp', 'CapEff', 'NoNewPrivs'):\n    print([line for line in open('/proc/self/status') if line.startswith(name)])\nos.kill(os.getpid(), signal.SIGINT)",
-        ),
-        (
-            "python",
-            "import atexit, threading\natexit.register(print, 'end')\nthreading.Thread(target=lambda: print(threading.active_count())).start()",
-        ),
-        ("python", "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True))"),
-        (
-            "python",
-            "import multiprocessing as m\nif __name__ == '__main__':\n    m.set_start_method('spawn')\n    with m.Pool(2) as p: print(p.map(abs, [-1, 2]))",
-        ),
-        ("python", "def f(n): return f(n - 1) if n else 0\nimport sys; sys.setrecursionlimit(30000); print(f(15000))"),
-        ("python", "import resource as r\nprint([r.getrlimit(n) for n in range(16)], open('/proc/self/oom_score_adj').read())"),
-        ("python", "syntax error here"),
-        ("bash", "echo \"$0\" \"$#\" \"$BASH_SOURCE\" $$ $PPID; cat \"$0\"; set; exit 3"),
-        ("bash", "trap 'echo end' EXIT; f() { false; caller 0; }; f; (sleep 0.01 & wait); kill -TERM $$"),
-        ("sh", "echo \"$0\" $$; nonsense; cat < \"$0\""),
-        ("node", "console.log(__filename, process.argv, module.paths, require.main === module, process.execArgv, process.pid)"),
-        ("node", "console.error(new Error('x').stack); process.exitCode = 4"),
-        ("node", "import('fs').then(fs => console.log(typeof fs.readFileSync)); throw new TypeError('thrown')"),
-    ];
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("no-template", &derived(NO_TEMPLATE));
     let mut sessions: Vec<(&str, Session)> = Vec::new();
-    for (language, code) in programs {
+    for (language, code) in CURIOUS_PROGRAMS {
         if !sessions.iter().any(|(name, _)| *name == language) {
-            let mut session = Session::open(&[]);
+            let mut session = Session::open(&["--policy", &policy]);
             let hello = if language == "node" { "1" } else { "" };
             assert_eq!(session.ask(json!({"op": "run", "code": hello, "language": language}))["success"], true);
             sessions.push((language, session));
         }
         let (_, session) = sessions.iter_mut().find(|(name, _)| *name == language).unwrap();
         // The first request after a reset has the language of the last one.
-        let line = json!({"op": "run", "code": code, "language": language, "limits": {"wall": scaled_limit(30_000)}});
-        let (fresh, waited) = compared(session, &line);
+        let (fresh, waited) = compared(session, &line_of(language, code, 30_000));
         assert_eq!(waited, fresh, "{language}: {code}");
     }
 }
@@ -122,37 +55,22 @@ fn honest_programs_end_alike_in_an_interpreter_that_waited() {
     ];
     let policies = PolicyDirectory::new();
     // Else the order of a set is another at every start.
-    let policy = policies.write("hashed", &derived("[environment.set]\nPYTHONHASHSEED = \"1\""));
-    // Where each takes seconds, some.
-    let step = if is_slow() { 8 } else { 1 };
+    let policy = policies.write("hashed", &derived(&format!("{NO_TEMPLATE}\n[environment.set]\nPYTHONHASHSEED = \"1\"")));
     let (mut same, mut different) = (0, Vec::new());
     for (language, corpus) in corpora {
         let mut session = Session::open(&["--policy", &policy]);
         assert_eq!(session.ask(json!({"op": "run", "code": "", "language": language}))["success"], true);
-        for program in corpus.split("%%%% ").skip(1).step_by(step) {
-            let (name, code) = program.split_once('\n').unwrap();
-            let line = json!({"op": "run", "code": code, "language": language, "limits": {"wall": scaled_limit(1_000)}});
-            // Some print what depends on the moment: no two results of theirs are the same.
-            let mut fresh_results = BTreeSet::new();
-            let mut is_alike = || {
-                let (fresh, waited) = compared(&mut session, &line);
-                let alike = fresh == waited;
-                fresh_results.insert(fresh);
-                alike
-            };
-            match (0..6).any(|_| is_alike()) {
-                true => same += 1,
-                false if fresh_results.len() > 1 => {}
-                false => different.push(name),
-            }
-        }
+        let (alike, others) = compare_corpus(corpus, |code| compared(&mut session, &line_of(language, code, 1_000)));
+        same += alike;
+        different.extend(others);
     }
-    assert!(different.is_empty() && same * step > 140, "{same} are the same, and not: {different:?}");
+    assert!(different.is_empty() && same > 140, "{same} are the same, and not: {different:?}");
 }
 
 test!(Both, a_request_for_another_start_of_the_interpreter_gets_one, seconds 60);
 fn a_request_for_another_start_of_the_interpreter_gets_one() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     let show = "import os, resource, sys\nprint(sys.argv[1:], os.environ.get('TZ'), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.path.basename(__file__))";
     for (field, value, shows) in [
         ("args", json!(["a b", ""]), "['a b', ''] UTC 1024 stockade_"),
@@ -181,7 +99,7 @@ fn a_request_for_another_start_of_the_interpreter_gets_one() {
     assert!(result["output"].as_str().unwrap().ends_with(".sh\n"), "{result}");
     started(&result, "fresh", "other arguments");
     // Files of the request, and those of the client, are there when its interpreter starts.
-    let mut session = Session::open(&[]);
+    let mut session = session_without_template(&policies);
     let module = "console.log(typeof require, this === undefined)";
     let ask = |session: &mut Session, files: Value| session.ask(json!({"op": "run", "language": "node", "code": module, "files": files}));
     ask(&mut session, json!({}));
@@ -206,7 +124,8 @@ fn a_request_for_another_start_of_the_interpreter_gets_one() {
 
 test!(Both, what_an_interpreter_used_that_was_not_taken_counts_for_no_request, seconds 60);
 fn what_an_interpreter_used_that_was_not_taken_counts_for_no_request() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     session.ask(json!({"op": "run", "language": "node", "code": "1"}));
     // It has a dozen threads, and holds more than the next program.
     interpreter(&session);
@@ -218,7 +137,8 @@ fn what_an_interpreter_used_that_was_not_taken_counts_for_no_request() {
 
 test!(Both, no_code_of_a_session_runs_before_its_request, seconds 60);
 fn no_code_of_a_session_runs_before_its_request() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     interpreter(&session);
     // An interpreter executes such a file at its start.
     let plant = "import os, site\nos.makedirs(site.getusersitepackages())\n\
@@ -244,7 +164,8 @@ fn no_code_of_a_session_runs_before_its_request() {
 
 test!(Both, no_code_reaches_the_place_where_an_interpreter_waits, seconds 60);
 fn no_code_reaches_the_place_where_an_interpreter_waits() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     let look = "import os, stat\nprint([name for name in os.listdir('.') if stat.S_ISFIFO(os.lstat(name).st_mode)])";
     for _ in 0..3 {
         interpreter(&session);
@@ -277,7 +198,8 @@ fn no_code_reaches_the_place_where_an_interpreter_waits() {
 
 test!(Both, an_interpreter_that_has_ended_costs_its_request_nothing, seconds 60);
 fn an_interpreter_that_has_ended_costs_its_request_nothing() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSTOP] {
         let waits = interpreter(&session);
         kill(Pid::from_raw(waits.cast_signed()), signal).unwrap();
@@ -347,7 +269,8 @@ fn an_interpreter_that_waits_for_long_gives_its_memory_back() {
     if is_slow() {
         return;
     }
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     let waits = interpreter(&session);
     let gone = eventually(Duration::from_secs(40), || !fs::exists(format!("/proc/{waits}")).unwrap());
     assert!(gone, "it waits on");
@@ -361,7 +284,8 @@ fn an_interpreter_that_waits_for_long_gives_its_memory_back() {
 
 test!(Both, the_time_for_which_an_interpreter_waited_is_not_the_programs, seconds 60);
 fn the_time_for_which_an_interpreter_waited_is_not_the_programs() {
-    let mut session = Session::open(&[]);
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
     interpreter(&session);
     thread::sleep(Duration::from_millis(1500));
     let result = session.ask(json!({"op": "run", "code": "import time; time.sleep(0.2)", "limits": {"wall": "1200ms"}}));

@@ -10,5 +10,6 @@ pub mod policy_dir;
 pub mod programs;
 pub mod runner;
 pub mod session;
+pub mod starts;
 pub mod timeouts;
 pub mod tracer;
