@@ -425,7 +425,7 @@ fn what_is_left_under_the_name_of_the_templates_programs_holds_copies_back() {
         restored(&at_once(&mut session, &line(&format!("import os\n{leave}"))));
         for _ in 0..2 {
             let result = at_once(&mut session, &line(names));
-            not_restored(&result, "fresh", "under the name that the template's programs have");
+            not_restored(&result, "fresh", "has the name that the template's programs have");
             assert!(result["output"].as_str().unwrap().starts_with("['stockade_"), "{result}");
             not_restored(&asked(&mut session, &line(""), true), "prestarted", "");
         }
@@ -627,4 +627,22 @@ fn templates_ls_prints_what_came_of_each_template() {
     assert_eq!(all, json!({"schema": 1, "policy": "strict", "templates": []}));
     let output = stockade(["templates", "ls", "--policy", "no-such-policy"]).output().unwrap();
     assert!(output.status.code() == Some(2) && String::from_utf8_lossy(&output.stderr).contains("there is no policy"), "{output:?}");
+}
+
+test!(Both, what_a_program_leaves_in_a_module_of_the_image_ends_as_in_a_fresh_start, seconds 90);
+fn what_a_program_leaves_in_a_module_of_the_image_ends_as_in_a_fresh_start() {
+    let policies = PolicyDirectory::new();
+    let mut session = ready_session(&["--policy", &policies.write("logging", &with_template("imports = [\"logging\"]"))]);
+    for code in [
+        "import os\nos.file = open('left', 'w'); os.file.write('written')",
+        "import logging\nlogging.getLogger().addHandler(logging.StreamHandler(open('left', 'w'))); logging.error('written')",
+        "import os\nclass Last:\n    file = open('left', 'w')\n    def __del__(self): self.file.write('written'); self.file.close()\nos.last = Last()",
+        "import os\ndef last(write, left):\n    try: yield\n    finally: write(left, b'written')\nos.last = last(os.write, os.open('left', os.O_CREAT | os.O_WRONLY)); next(os.last)",
+    ] {
+        restored(&at_once(&mut session, &line(code)));
+        let left = session.ask(json!({"op": "read", "path": "left"}));
+        assert_eq!(left["text"].as_str().map(str::trim_end), Some("written"), "{code}: {left}");
+        session.output("import os; os.remove('left')");
+    }
+    session.close();
 }

@@ -130,7 +130,7 @@ pub(crate) enum NotPrestarted {
     Shadowed,
     #[error("the interpreter, or a library, is another one than that of the template, which is made anew")]
     Outdated,
-    #[error("code has left a file under the name that the template's programs have")]
+    #[error("a file in scratch has the name that the template's programs have")]
     NameTaken,
     #[error("the prepared sandbox did not fit the request")]
     Misfit,

@@ -122,6 +122,8 @@ pub struct Session {
     pool: Pool,
     /// Since when that stands.
     prepared: Instant,
+    /// Whether there was a request.
+    has_run: bool,
     templates: Templates,
     preparing: Preparing,
     /// What the last request was written in, as the next one will be.
@@ -151,6 +153,7 @@ impl Session {
         Ok(Session {
             pool: Pool::default(),
             prepared,
+            has_run: false,
             templates,
             preparing: Preparing::Now,
             language: None,
@@ -186,10 +189,12 @@ impl Session {
         if report.started {
             self.language.clone_from(&request.language);
         }
-        // A client that leaves no pause gets the next image too.
-        if let Some(runtime) = self.runtime(request.language.as_deref()).filter(|runtime| self.templates.wants_next(runtime)) {
+        // A client that leaves no pause gets an image too, unless this was all that it wanted.
+        let runtime = self.runtime(request.language.as_deref()).filter(|runtime| self.templates.wants_next(runtime));
+        if let Some(runtime) = runtime.filter(|_| self.has_run) {
             self.templates.begin(&runtime, &self.loaded, &self.options);
         }
+        self.has_run = true;
         report
     }
 

@@ -67,6 +67,9 @@ impl TemplateRun<'_> {
     }
 }
 
+/// Modules that read a file of the working directory when they are imported.
+const READ_AT_IMPORT: [(&str, &str); 1] = [("matplotlib", "matplotlibrc")];
+
 /// What tells that a file is another one than it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FileStamp {
@@ -153,8 +156,10 @@ impl Template {
     /// Whether a program would import what lies at this place of scratch, and not the module of that
     /// name that a copy has.
     pub(crate) fn is_shadowed_by(&self, path: &Path) -> bool {
-        let first = path.components().next().map(|part| part.as_os_str().to_string_lossy());
-        first.is_some_and(|name| self.made.modules.contains(name.split('.').next().unwrap_or_default()))
+        let Some(first) = path.components().next() else { return false };
+        let name = first.as_os_str().to_string_lossy();
+        let read = READ_AT_IMPORT.iter().find(|(_, file)| *file == name).map(|(module, _)| *module);
+        self.made.modules.contains(read.unwrap_or(name.split('.').next().unwrap_or_default()))
     }
 
     /// Whether the interpreter, its libraries and the first file of each module are as they were.
@@ -215,9 +220,10 @@ impl Templates {
         }
     }
 
-    /// Whether the template of a runtime has been used up, and the next is not being made.
+    /// Whether none has been made for a runtime, or the last has been used up, and none is being made.
     pub(crate) fn wants_next(&self, runtime: &str) -> bool {
-        self.all.get(runtime).is_some_and(|state| state.maker.is_none() && state.ready.as_ref().is_some_and(|ready| ready.is_used_up()))
+        let has_none = |state: &State| state.ready.as_ref().map_or(state.refused.is_none(), |ready| ready.is_used_up());
+        self.all.get(runtime).is_none_or(|state| state.maker.is_none() && has_none(state))
     }
 
     /// Whether any is being made.

@@ -22,7 +22,7 @@ writes is noted in the image, and the restorer copies them at once.
 
 Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
 in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
-the image (`gc.freeze`), and its modules are not taken apart at the end. Standard library only;
+the image (`gc.freeze`), and its modules are not taken apart at the end, where no finalizer is left. Standard library only;
 CPython 3.10 to 3.13 on glibc.
 
 Parameters, which are not part of the image:
@@ -266,6 +266,8 @@ class Reseeding:
             process._current_process._config["authkey"] = process.AuthenticationString(os.urandom(32))
         if tempfile := loaded("tempfile"):
             tempfile._name_sequence = tempfile.tempdir = None
+        if uuid := loaded("uuid"):
+            uuid._node = uuid._last_timestamp = None
 
 
 # A copy --------------------------------------------------------------------------------------------
@@ -364,6 +366,12 @@ def forget_imports(modules, places):
         del sys.path_importer_cache[name]
 
 
+def parts(stream):
+    """A standard stream and what it is made of."""
+    buffer = getattr(stream, "buffer", None)
+    return [stream, buffer, getattr(buffer, "raw", None)]
+
+
 class LastFlush:
     """Flushes the standard streams when `sys` is taken apart, as they are when they end there."""
 
@@ -395,9 +403,11 @@ def keep_openssl(ctypes):
 
 class SpareModules:
     """At its end CPython takes each module apart, and with it most objects of the image: a copy
-    would first get a page of its own for each. No program can notice that they stay, but for
-    what it has hung into these modules. Its own module, and all it has imported itself, are taken
-    apart as always."""
+    would first get a page of its own for each. They stay where no object that the program has
+    made has a finalizer, which could have been hung into one of them, as an open file into
+    `logging`. The program's own module, and all it has imported itself, are taken apart as always."""
+
+    MANY = 50_000  # to look at them takes longer than to take the image apart
 
     def __init__(self):
         self.kept = {}
@@ -411,7 +421,16 @@ class SpareModules:
         # For ever: neither this object nor its modules are freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.kept))
 
+    def has_finalizers(self):
+        """Whether any object that the collector knows has one, and all that are frozen apart."""
+        streams = {id(part) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) for part in parts(stream)}
+        made = gc.get_objects()
+        return len(made) > self.MANY or any(hasattr(type(thing), "__del__") and id(thing) not in streams for thing in made)
+
     def leave(self):
+        if self.has_finalizers():
+            gc.unfreeze()
+            return
         modules, kept = sys.modules, self.kept
         for name in kept:
             if modules.get(name) is kept[name]:
