@@ -20,9 +20,9 @@ use sha2::{Digest, Sha256};
 
 use crate::support::{
     audit_log::{own_log, records},
-    exec::{scratch, stockade, text},
+    exec::{OWNER, both_streams, scratch, stockade, text},
     leftovers::{cgroups_of, dead_records, mounts, the_next_start_has_swept},
-    policy_dir::{PolicyDirectory, derived, derived_from},
+    policy_dir::{PolicyDirectory, command_with_etc, derived, derived_from},
     runner::{eventually, test},
     session::{Session, children, prepared_sandbox, waiting},
     starts::{
@@ -140,6 +140,24 @@ fn requests_start_from_copies_once_the_template_is_made() {
     not_restored(&bash, "fresh", "");
     restored(&at_once(&mut session, &line("")));
     session.close();
+}
+
+test!(RootOnly, through_sudo_a_session_makes_a_template_of_what_is_granted, seconds 90);
+fn through_sudo_a_session_makes_a_template_of_what_is_granted() {
+    let id = OWNER.to_string();
+    let variables = [("SUDO_UID", id.as_str()), ("SUDO_GID", id.as_str()), ("SUDO_USER", "agent")];
+    let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n");
+    let files = [("stockade/grants.toml", grants.as_str())];
+    let mut session = Session::of(&mut command_with_etc(&files, &variables, &["session"]));
+    until_started(&mut session, "restored", "");
+    restored(&asked(&mut session, &line(""), true));
+    session.close();
+    // What is not granted is refused to `templates` too.
+    for (policy, status) in [("default", 0), ("data-science", 2)] {
+        let output = command_with_etc(&files, &variables, &["templates", "ls", "--policy", policy]).output().unwrap();
+        let said = both_streams(&output);
+        assert_eq!((output.status.code(), said.contains("/etc/stockade/grants.toml")), (Some(status), status == 2), "{said}");
+    }
 }
 
 test!(Both, a_copy_is_written_down_as_any_run_and_its_template_is_not, seconds 90);
