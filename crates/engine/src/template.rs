@@ -3,7 +3,7 @@
 //! A template is an ordinary run of the policy with a program of Stockade's own
 //! (`image-dump/src/template.py`): it imports what the policy names, and writes its memory to a
 //! file. In another run the restorer turns the payload's process into a copy of that interpreter. That
-//! run has a sandbox of its own, as every run has. [`make()`] makes and tries a template, [`Templates`]
+//! run has a sandbox of its own, as every run has. [`make()`] makes and tries a template, `Templates`
 //! keeps those of a session. No code of a request runs in a template, and no copy runs two programs.
 //!
 //! All copies of one image have its memory layout, seed of `hash` and stack canary. What else must
