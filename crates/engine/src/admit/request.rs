@@ -289,6 +289,7 @@ pub(super) fn well_formed<'a>(
             let filename = Some(runtime.file_name(run.stem));
             run_request.program = Program::Code { language: run.request.language.clone(), filename, stem: run.stem.to_owned() };
             parts.files = run.files();
+            run_request.limits = run.limits(policy);
         }
         Origin::Session { request, state } => {
             run_request.session = true;

@@ -23,9 +23,9 @@ use rustix::{
     io::Errno,
 };
 use stockade_launcher::{Outcome, Streams};
-use stockade_policy::plan::Plan;
+use stockade_policy::{model::Policy, plan::Plan};
 use stockade_protocol::{
-    Request, Verdict,
+    LimitKey, Request, Verdict,
     image::{self, HostFacts, ImageError, VdsoParts},
     text::escape_line,
 };
@@ -51,6 +51,8 @@ const PROBE: &str = include_str!("probe.py");
 const DIRECTORY: &str = ".stockade-template";
 /// How a template begins to say why it is refused.
 const REFUSED: &str = "stockade: template refused: ";
+/// How long a run that tries a template may take, in milliseconds.
+const TRIAL_MS: u64 = 60_000;
 /// Libraries that start threads by these when they are loaded; a template may have one thread.
 const THREADS: [&str; 3] = ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
@@ -136,6 +138,14 @@ impl TemplateRun<'_> {
         let place = |name: &str| format!("{DIRECTORY}/{name}");
         let warm = template.warm.clone().unwrap_or_default().into_bytes();
         vec![(place("sitecustomize.py"), source()), (place("image.so"), LIBRARY.into()), (place("warm.py"), warm.into())]
+    }
+
+    /// Its limits, where they are not those of any run. What tries a template has time on a busy host
+    /// too, as far as the policy lets a request ask for it: it ends by itself.
+    pub(crate) fn limits(&self, policy: &Policy) -> BTreeMap<LimitKey, Option<u64>> {
+        let wall = policy.limits.get(LimitKey::Wall).filter(|_| !matches!(self.stage, Stage::Make(..)));
+        let most = policy.limits_max.get(LimitKey::Wall).unwrap_or(u64::MAX);
+        wall.map(|wall| (LimitKey::Wall, Some(wall.max(TRIAL_MS.min(most))))).into_iter().collect()
     }
 
     /// Makes a request's plan that of this run. A template finds no program, and these variables.
