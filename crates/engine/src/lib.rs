@@ -25,7 +25,7 @@ pub mod tempdir;
 pub mod template;
 mod trusted;
 
-use std::{cell::Cell, path::PathBuf, sync::Arc};
+use std::{cell::Cell, ffi::OsString, path::PathBuf, sync::Arc};
 
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
@@ -73,6 +73,19 @@ pub struct Options {
     pub via: Option<runs::EntryPoint>,
     /// Pidfds: runs end when the first of their processes does. None: they outlive their caller.
     pub ends_with: Arc<[OwnedFd]>,
+}
+
+impl Options {
+    /// Policy and interpreters as arguments, for another process of this program.
+    pub fn policy_arguments(&self) -> Vec<OsString> {
+        let policy = self.policy.iter().map(|policy| OsString::from(format!("--policy={policy}")));
+        let runtimes = self.interpreters.iter().map(|(name, path)| {
+            let mut runtime = OsString::from(format!("--runtime={name}="));
+            runtime.push(path);
+            runtime
+        });
+        policy.chain(runtimes).collect()
+    }
 }
 
 /// Runs one JSON request. Always gives a result: a refusal is one too.

@@ -15,14 +15,16 @@ complete: two copies with the same pid must be compared before an image is used.
 
 What the image depends on goes to stdout between the lines `stockade: made from` and `end`: `module
 NAME` for each module at the top that a copy has and a fresh start has not, `file PATH` for each file
-that was mapped or that such a module was read from. Only these packages with compiled code are known to survive: see PACKAGES.
+that was mapped or that such a module was read from. Packages with compiled code are refused unless
+they were tried in copies (PACKAGES).
 
 A child of the template then rehearses a copy's life with no program in it. Which pages it
 writes is noted in the image, and the restorer copies them at once.
 
 Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
 in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
-the image (`gc.freeze`), and its modules are not taken apart at the end, where no finalizer is left. Standard library only;
+the image (`gc.freeze`), and its modules are not taken apart at the end, where no finalizer is left.
+Standard library only;
 CPython 3.10 to 3.13 on glibc.
 
 Parameters, which are not part of the image:
@@ -422,7 +424,7 @@ class SpareModules:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.kept))
 
     def has_finalizers(self):
-        """Whether any object that the collector knows has one, and all that are frozen apart."""
+        """Whether any object of the program has one. The collector does not show those of the image."""
         streams = {id(part) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) for part in parts(stream)}
         made = gc.get_objects()
         return len(made) > self.MANY or any(hasattr(type(thing), "__del__") and id(thing) not in streams for thing in made)

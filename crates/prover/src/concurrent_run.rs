@@ -5,7 +5,6 @@
 //! ends with the proof, or by its wall clock if the proof is killed.
 
 use std::{
-    ffi::OsString,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -37,14 +36,7 @@ impl ConcurrentRun {
     pub(crate) fn start(fixture: &Fixture, options: &Options) -> Option<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("prove").arg("--concurrent").arg(&fixture.scratch);
-        if let Some(policy) = &options.policy {
-            command.arg(format!("--policy={policy}"));
-        }
-        for (name, path) in &options.interpreters {
-            let mut runtime = OsString::from(format!("--runtime={name}="));
-            runtime.push(path);
-            command.arg(runtime);
-        }
+        command.args(options.policy_arguments());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut run = ConcurrentRun { child: command.spawn().ok()? };
         let end = Instant::now() + START_TIMEOUT;

@@ -72,12 +72,7 @@ impl Maker {
         let stdout = fcntl_dupfd_cloexec(&image, 0).map_err(failed("hand on the image"))?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["templates", "make", runtime, "--stem", &stem, "--session", &std::process::id().to_string()]);
-        command.args(options.policy.iter().flat_map(|policy| ["--policy", policy]));
-        for (name, path) in &options.interpreters {
-            let mut pair = std::ffi::OsString::from(format!("{name}="));
-            pair.push(path);
-            command.arg("--runtime").arg(pair);
-        }
+        command.args(options.policy_arguments());
         let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
         let errno = |error: &std::io::Error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
         let mut child = started.map_err(|error| failed("start the process that makes it")(errno(&error)))?;
