@@ -27,6 +27,7 @@ use stockade_policy::plan::kernel_memory;
 use stockade_sys::process::{Common, have_in_common};
 
 use crate::{
+    error::errno_of,
     hold::{Hold, MAX_RESISTANCE},
     processes::{self, FileQuery, NamelessFiles, kibibytes},
     scratch::usage::LinkedOutside,
@@ -285,14 +286,18 @@ impl Process {
         self.size == other.size && have_in_common(number(self), number(other), Common::Memory) == Ok(true)
     }
 
-    /// Each page divided by the number of processes that map it. None where more than `most` is in use.
+    /// Each page divided by the number of processes that map it. None where more than `most` is in
+    /// use, and where the kernel is taking the memory back: that can take it longer than a look.
     fn divided(&self, most: u64) -> Option<Resident> {
         if self.in_use > most {
             return None;
         }
-        let rollup = read_to_string(format!("/proc/{}/smaps_rollup", self.thread));
-        let ended = || processes::has_ended(&self.thread).then(Resident::default);
-        rollup.as_deref().ok().and_then(proportional).or_else(ended).or(Some(self.mapped))
+        match read_to_string(format!("/proc/{}/smaps_rollup", self.thread)) {
+            Ok(rollup) => proportional(&rollup).or(Some(self.mapped)),
+            Err(_) if processes::has_ended(&self.thread) => Some(Resident::default()),
+            Err(error) if errno_of(&error) == Errno::SRCH => None,
+            Err(_) => Some(self.mapped),
+        }
     }
 }
 
@@ -354,5 +359,20 @@ mod tests {
         assert_eq!(resident("RssAnon:\t 8 kB\nRssFile:\t 4 kB\nRssShmem:\t 2 kB\n"), Resident { own: 8 << 10, shared: 2 << 10 });
         assert_eq!(resident("RssAnon:\t 8 kB\nRssShmem:\t 2 kB\nVmSwap:\t 1 kB\n"), Resident { own: 9 << 10, shared: 2 << 10 });
         assert_eq!(resident("State:\tZ (zombie)\n"), Resident::default());
+    }
+
+    #[test]
+    fn a_process_whose_memory_is_taken_back_has_none_of_its_own_and_tells_none() {
+        let mapped = Resident { own: 1 << 30, shared: 1 << 30 };
+        let of = |thread: &str| Process { thread: thread.to_owned(), mapped, page_tables: 0, in_use: 1 << 20, size: 1 << 30 };
+        // A thread of the kernel lives without memory, as a process does that is ending.
+        let is_kernels = |pid: &String| read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
+        match Some("2".to_owned()).filter(is_kernels) {
+            Some(kernels) => assert_eq!(of(&kernels).divided(u64::MAX), None),
+            None => eprintln!("not tried: this PID namespace shows no thread of the kernel"),
+        }
+        // The controls: one that has ended, and one that tells.
+        assert_eq!(of("4194304").divided(u64::MAX), Some(Resident::default()));
+        assert!(of("self").divided(u64::MAX).is_some_and(|part| part.own > 0 && part != mapped));
     }
 }
