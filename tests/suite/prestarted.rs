@@ -67,6 +67,32 @@ fn honest_programs_end_alike_in_an_interpreter_that_waited() {
     assert!(different.is_empty() && same > 140, "{same} are the same, and not: {different:?}");
 }
 
+test!(Both, without_a_pause_the_next_sandbox_is_prepared_beside_the_program, seconds 60);
+fn without_a_pause_the_next_sandbox_is_prepared_beside_the_program() {
+    let policies = PolicyDirectory::new();
+    let mut session = session_without_template(&policies);
+    let count = "import os, stat, time\ntime.sleep(0.1)\nopen('count', 'a').write('x')\n\
+        print(len(open('count').read()), [name for name in os.listdir('.') if stat.S_ISFIFO(os.lstat(name).st_mode)])";
+    let line = line_of("python", count, 30_000);
+    session.send(&[line.to_string(), line.to_string(), line.to_string(), line.to_string()].join("\n"));
+    let results: Vec<Value> = (0..4).map(|_| session.answer()).collect();
+    for (n, result) in results.iter().enumerate() {
+        // Each has all that the one before it has left, and no interpreter waits beside it.
+        assert_eq!(result["output"], format!("{} []\n", n + 1), "{result}");
+    }
+    // Whether the client leaves a pause is known after the first.
+    started(&results[1], "fresh", "no sandbox was prepared yet");
+    results[2..].iter().for_each(|result| started(result, "prepared", "the client leaves no pause"));
+    // A directory that code has closed stays so beside that, and is open to the next program.
+    let close = line_of("python", "import os, time\nos.chmod('.', 0)\ntime.sleep(0.1)\nprint(os.access('.', os.W_OK))", 30_000);
+    session.send(&[line.to_string(), close.to_string(), line.to_string()].join("\n"));
+    assert_eq!([(); 3].map(|()| session.answer()["output"].clone()), ["5 []\n", "False\n", "6 []\n"]);
+    // The control: after a pause an interpreter waits.
+    interpreter(&session);
+    started(&session.ask(line), "prestarted", "");
+    session.close();
+}
+
 test!(Both, a_request_for_another_start_of_the_interpreter_gets_one, seconds 60);
 fn a_request_for_another_start_of_the_interpreter_gets_one() {
     let policies = PolicyDirectory::new();

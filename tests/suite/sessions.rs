@@ -553,7 +553,9 @@ fn a_hundred_requests_leave_nothing() {
     let now = session.kilobytes("VmRSS");
     assert!(now < after_ten + 512, "{after_ten} kB after ten requests, {now} kB after a hundred");
     prepared_sandbox(&session);
-    assert_eq!(descriptors(session.pid()), first, "a descriptor is left by each request");
+    // The process that finds that there is no template here has low priority.
+    let as_before = || descriptors(session.pid()) == first;
+    assert!(eventually(Duration::from_secs(20), as_before), "{first} descriptors, {} a hundred requests later", descriptors(session.pid()));
     assert_eq!(cgroups_of(&launchers).len(), waiting, "{:?}", cgroups_of(&launchers));
     assert_eq!(mounts(), mounts_before);
     session.close();

@@ -20,13 +20,13 @@ use sha2::{Digest, Sha256};
 
 use crate::support::{
     audit_log::{own_log, records},
-    exec::{OWNER, both_streams, scratch, stockade, text},
+    exec::{OWNER, both_streams, exec, scratch, stockade, text},
     leftovers::{cgroups_of, dead_records, mounts, the_next_start_has_swept},
     policy_dir::{PolicyDirectory, command_with_etc, derived, derived_from},
     runner::{eventually, test},
     session::{Session, children, prepared_sandbox, waiting},
     starts::{
-        CURIOUS_PROGRAMS, NO_TEMPLATE, compare_corpus, interpreter, line_of, session_without_template, started, told_afresh,
+        AT_REQUEST, CURIOUS_PROGRAMS, NO_TEMPLATE, compare_corpus, interpreter, line_of, session_without_template, started, told_afresh,
         told_after_pause, told_without_pause,
     },
     timeouts::{scaled, scaled_limit},
@@ -61,8 +61,8 @@ fn ready_session(options: &[&str]) -> Session {
     session
 }
 
-/// A request's result without a pause before it, so that no sandbox is prepared for it: the request
-/// before it takes one that is.
+/// A request's result without a pause before it, so that no interpreter waits for it: the request
+/// before it takes one that does.
 #[track_caller]
 fn at_once(session: &mut Session, asked: &Value) -> Value {
     session.send(&format!("{}\n{asked}", line("")));
@@ -134,10 +134,10 @@ fn requests_start_from_copies_once_the_template_is_made() {
     for (field, value) in [("env", json!({"TZ": "Asia/Tokyo"})), ("limits", json!({"open_files": 64})), ("filename", json!("named.py"))] {
         let mut request = line("");
         request[field] = value;
-        not_restored(&at_once(&mut session, &request), "fresh", "other arguments, variables or limits");
+        not_restored(&at_once(&mut session, &request), AT_REQUEST, "other arguments, variables or limits");
     }
     let bash = at_once(&mut session, &json!({"op": "run", "code": "echo $0", "language": "bash"}));
-    not_restored(&bash, "fresh", "");
+    not_restored(&bash, AT_REQUEST, "");
     restored(&at_once(&mut session, &line("")));
     session.close();
 }
@@ -297,12 +297,45 @@ fn without_a_template_no_request_starts_from_a_copy() {
             not_restored(&asked(&mut session, &request, true), "prestarted", "");
             session.send(&format!("{request}\n{request}"));
             session.answer();
-            not_restored(&session.answer(), "fresh", "no sandbox was prepared yet");
+            not_restored(&session.answer(), AT_REQUEST, "");
         }
         // None was made either.
         assert!(!is_making(&session));
         session.close();
     }
+}
+
+test!(Both, a_request_says_whether_it_wants_a_copy, seconds 90);
+fn a_request_says_whether_it_wants_a_copy() {
+    let mut session = ready_session(&[]);
+    let naming = |template: &str| json!({"op": "run", "code": "print(1)", "template": template, "limits": {"wall": scaled_limit(30_000)}});
+    restored(&asked(&mut session, &naming("bare"), false));
+    restored(&asked(&mut session, &naming("bare"), true));
+    // What waits for it is a copy; the next time it is not.
+    not_restored(&asked(&mut session, &naming("none"), true), AT_REQUEST, "the request asks for no copy");
+    not_restored(&asked(&mut session, &naming("none"), false), AT_REQUEST, "the request asks for no copy");
+    session.ask(naming("none"));
+    not_restored(&asked(&mut session, &naming("none"), true), "prestarted", "the request asks for no copy");
+    not_restored(&asked(&mut session, &line(""), true), "prestarted", "started for requests that ask for no copy");
+    restored(&asked(&mut session, &line(""), true));
+    // A name that would mean nothing is refused, here and without a session.
+    for (language, template, says) in
+        [("python", "data", "it has `bare`"), ("bash", "bare", "it has none"), ("python", "", "it has `bare`")]
+    {
+        let mut request = naming(template);
+        request["language"] = json!(language);
+        let error = session.ask(request)["error"].as_str().unwrap().to_owned();
+        assert!(error.contains(says), "{error}");
+        let alone = exec(json!({"code": "", "language": language, "template": template}));
+        alone.refused("template_unknown", &["template: ", says]);
+    }
+    session.close();
+    // Where there are no copies the receipt says so.
+    let alone = exec(json!({"code": "print(1)", "template": "bare"}));
+    assert_eq!((alone.output(), &alone["receipt"]["start"]), ("1\n", &json!("fresh")));
+    assert_eq!(alone["receipt"]["start_cause"], "only requests of a session get copies of a template");
+    let alone = exec(json!({"code": "print(1)", "template": "none"}));
+    assert_eq!((alone.output(), &alone["receipt"]["start_cause"]), ("1\n", &Value::Null));
 }
 
 test!(Both, where_no_copy_may_start_the_receipt_says_why, seconds 90);
@@ -322,7 +355,7 @@ fn where_no_copy_may_start_the_receipt_says_why() {
     // What earlier code has left at home an interpreter may execute at its start.
     let mut session = ready_session(&[]);
     restored(&at_once(&mut session, &line("import os; open(os.path.expanduser('~/left'), 'w')")));
-    not_restored(&at_once(&mut session, &line("")), "fresh", "home holds files");
+    not_restored(&at_once(&mut session, &line("")), AT_REQUEST, "home holds files");
     session.output("import os; os.remove(os.path.expanduser('~/left'))");
     restored(&at_once(&mut session, &line("")));
     session.close();
@@ -402,7 +435,7 @@ fn a_file_with_the_name_of_an_imported_module_is_what_code_imports() {
     for path in ["json.py", "json/__init__.py"] {
         let request = json!({"op": "run", "code": import, "files": {path: own}});
         let result = at_once(&mut session, &request);
-        not_restored(&result, "fresh", shadowed);
+        not_restored(&result, AT_REQUEST, shadowed);
         assert_eq!(result["output"], "own\n", "{path}");
         // But for how its process came to be, it is the same run.
         assert_eq!(layers(&result), layers(&of_copy));
@@ -419,7 +452,7 @@ fn a_file_with_the_name_of_an_imported_module_is_what_code_imports() {
             true => assert_eq!(session.output(&format!("open('json.py', 'w').write({own:?})")), ""),
         }
         let result = at_once(&mut session, &line(import));
-        not_restored(&result, "fresh", shadowed);
+        not_restored(&result, AT_REQUEST, shadowed);
         assert_eq!(result["output"], "own\n");
         let result = asked(&mut session, &line(import), true);
         not_restored(&result, "prestarted", "");
@@ -443,7 +476,7 @@ fn what_is_left_under_the_name_of_the_templates_programs_holds_copies_back() {
         restored(&at_once(&mut session, &line(&format!("import os\n{leave}"))));
         for _ in 0..2 {
             let result = at_once(&mut session, &line(names));
-            not_restored(&result, "fresh", "has the name that the template's programs have");
+            not_restored(&result, AT_REQUEST, "has the name that the template's programs have");
             assert!(result["output"].as_str().unwrap().starts_with("['stockade_"), "{result}");
             not_restored(&asked(&mut session, &line(""), true), "prestarted", "");
         }
@@ -517,7 +550,7 @@ fn an_interpreter_that_is_replaced_is_the_next_request_s() {
     thread::sleep(scaled(Duration::from_millis(100)));
     replace();
     session.answer();
-    not_restored(&session.answer(), "fresh", "is another one than that of the template, which is made anew");
+    not_restored(&session.answer(), AT_REQUEST, "is another one than that of the template, which is made anew");
     until_started(&mut session, "restored", "");
     // Nor does one take it that waits.
     interpreter(&session);

@@ -208,6 +208,7 @@ pub struct Admission<'a> {
     /// Whether the registry is still to be swept of what killed launchers have left.
     unswept: bool,
     state: Option<&'a SessionState>,
+    purpose: Purpose,
     /// What was seen of the host, for a sandbox that is prepared.
     pub(crate) seen: PathIds,
     /// Why no interpreter waits for the program, if none does.
@@ -293,6 +294,7 @@ impl<'a> Admission<'a> {
             record,
             unswept,
             state,
+            purpose,
             seen,
             not_prestarted,
             not_copied,
@@ -314,7 +316,7 @@ impl<'a> Admission<'a> {
         let sandbox = self.sandbox.ok_or(OnlyPlanned)??;
         // One that was set up has them.
         let state = self.state.filter(|_| matches!(sandbox, RunSandbox::Init(_)));
-        let kept = state.map(|state| state.copies(&self.plan)).transpose()?;
+        let kept = state.map(|state| state.copies(&self.plan, self.purpose)).transpose()?;
         let inputs = Inputs {
             program: self.program,
             image: self.image,
@@ -339,6 +341,7 @@ impl<'a> Admission<'a> {
             prestart: false,
             // What cannot be cleared away stays for the next start.
             meanwhile: self.unswept.then(|| Box::new(|| drop(runs::sweep())) as _),
+            beside: None,
         };
         Ok((self.plan, inputs, sandbox))
     }

@@ -33,7 +33,7 @@ use stockade_launcher::{
     scratch::{LockMode, ScratchLock},
 };
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
-use stockade_protocol::{Report, Request, StartKind, screen::Action};
+use stockade_protocol::{NO_TEMPLATE, Report, Request, StartKind, screen::Action};
 
 use admit::RunSandbox;
 pub use admit::{Admission, Image, MAX_REQUEST, Origin, Purpose, RunSettings};
@@ -98,7 +98,7 @@ pub fn exec_for(request: &[u8], options: &Options, client: Option<&mut dyn Clien
     let request = admit::parse_request(request);
     let loaded = load_policy(options);
     match &request {
-        Ok(request) => answer(request, Origin::Request(request), loaded.as_ref(), options, client, Pool::default()),
+        Ok(request) => answer(request, Origin::Request(request), loaded.as_ref(), options, client, Ahead::default()),
         Err(refusal) => {
             let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
             AuditRecorder::new(AuditSubject::Nothing, policy, options).end(refusal.report())
@@ -113,7 +113,7 @@ fn answer(
     loaded: Result<&LoadedPolicy, &Refusal>,
     options: &Options,
     client: Option<&mut dyn Client>,
-    pool: Pool,
+    ahead: Ahead<'_>,
 ) -> Report {
     let recorder = AuditRecorder::new(AuditSubject::Request(request), loaded.ok().map(|loaded| &loaded.policy), options);
     // Declared after the recorder, so dropped before it: dropping the recorder unblocks signals.
@@ -142,7 +142,7 @@ fn answer(
                 None => None,
             };
         let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: pass.as_ref() };
-        let ran = attempt(spec, Streams::Capture, client, pool);
+        let ran = attempt(spec, Streams::Capture, client, ahead);
         let report = ran.map_or_else(
             |refusal| origin.worded(refusal).report(),
             |RunResult { outcome, plan, teardown: some }| {
@@ -212,9 +212,18 @@ struct RunResult {
     teardown: Teardown,
 }
 
+/// What a session has ready for a run, and makes ready while that runs.
+#[derive(Default)]
+struct Ahead<'a> {
+    pool: Pool,
+    /// Prepares the next request's sandbox.
+    beside: Option<Box<dyn FnOnce() + 'a>>,
+}
+
 /// Admits and launches. Where a prepared sandbox turns out not to be fit, the run gets another
 /// one.
-fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, pool: Pool) -> Result<RunResult, Refusal> {
+fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead<'_>) -> Result<RunResult, Refusal> {
+    let Ahead { pool, mut beside } = ahead;
     let RunSpec { origin, loaded, options, recorder, pass } = spec;
     // The receipt of a command without `--report` is not printed.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
@@ -249,6 +258,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
             hash.set(wants_hash.then(|| report::plan_hash(&plan)));
             recorder.into_iter().for_each(AuditRecorder::prepare);
         }));
+        inputs.beside = beside.take();
         let was_prepared = matches!(sandbox, RunSandbox::Waiting(_));
         let is_copy = match &sandbox {
             RunSandbox::Waiting(waiting) => waiting.is_restored(),
@@ -266,6 +276,10 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
                 receipt.start = if was_prepared { StartKind::Prepared } else { StartKind::Fresh };
                 let causes = std::iter::once(not_prestarted).chain(not_copied);
                 receipt.start_cause = Some(causes.map(|cause| cause.to_string()).collect::<Vec<_>>().join("; "));
+            } else if let Origin::Request(Request { template: Some(asked), .. }) = origin
+                && asked != NO_TEMPLATE
+            {
+                receipt.start_cause = Some(NotPrestarted::OneRequest.to_string());
             }
         }
         // No process of the code is alive any more.
@@ -357,7 +371,7 @@ fn relay(
         return Ok((refused, None));
     }
     let spec = RunSpec { origin, loaded, options, recorder: Some(recorder), pass: None };
-    let RunResult { outcome, plan, teardown } = attempt(spec, Streams::Relay(how), None, Pool::default())?;
+    let RunResult { outcome, plan, teardown } = attempt(spec, Streams::Relay(how), None, Ahead::default())?;
     let message = outcome.message.clone();
     let report = allowed_by(options, report::from_outcome(outcome, &plan, policy, stockade_protocol::Encoding::Text));
     Ok((screening.finish().onto(report::without_streams(report, message)), Some(teardown)))
@@ -397,7 +411,7 @@ pub struct ImageResult {
 /// It was not started.
 pub fn run_image(image: &Image<'_>, loaded: &LoadedPolicy, options: &Options) -> Result<ImageResult, Refusal> {
     let spec = RunSpec { origin: Origin::Image(image), loaded, options, recorder: None, pass: None };
-    let RunResult { outcome, plan, teardown: _ } = attempt(spec, Streams::Capture, None, Pool::default())?;
+    let RunResult { outcome, plan, teardown: _ } = attempt(spec, Streams::Capture, None, Ahead::default())?;
     let output = outcome.output.bytes.clone();
     let report = report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text);
     Ok(ImageResult { output, report, plan })
@@ -413,7 +427,7 @@ pub fn run_captured(command: &[&str], loaded: &LoadedPolicy, options: &Options) 
     let recorder = AuditRecorder::new(AuditSubject::Command(&command), Some(&loaded.policy), options);
     let origin = Origin::Command { command: &command, settings: RunSettings::NONE, terminal: false };
     let spec = RunSpec { origin, loaded, options, recorder: Some(&recorder), pass: None };
-    let came = attempt(spec, Streams::Capture, None, Pool::default()).map(|RunResult { outcome, plan, teardown }| {
+    let came = attempt(spec, Streams::Capture, None, Ahead::default()).map(|RunResult { outcome, plan, teardown }| {
         (report::from_outcome(outcome, &plan, &loaded.policy, stockade_protocol::Encoding::Text), Some(teardown))
     });
     end_command(recorder, came)

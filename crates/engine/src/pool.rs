@@ -1,14 +1,14 @@
 //! Sandboxes that are set up before the request for them comes.
 //!
 //! [`Pool::take`] is all that a run knows of them. Behind it stands a session's next sandbox:
-//! it is admitted and set up as for a request without options, while the client thinks. A
-//! request is admitted by itself, as if there were none, and takes it only where every part of
+//! it is admitted and set up as for a request without options, while the client thinks, or beside
+//! the program before it where the client leaves no pause. A request is admitted by itself, as if there were none, and takes it only where every part of
 //! the plan is in force already, and every path of the host that the plan shows, or covers in a
 //! scratch, is still the same file or directory. Else that sandbox is ended, unused.
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
-//! has left could run at its start, or a user of the host could see the fifo at which it waits. A
-//! request for another start of the interpreter gets another sandbox. Where the session has a
+//! has left could run at its start, or a user of the host could see the fifo at which it waits, or a
+//! program that runs could. A request for another start of the interpreter gets another sandbox. Where the session has a
 //! template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox too.
 
 use std::{
@@ -118,6 +118,12 @@ const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 pub(crate) enum NotPrestarted {
     #[error("no sandbox was prepared yet")]
     Nothing,
+    #[error("the request asks for no copy of the template")]
+    NoCopyAsked,
+    #[error("the interpreter that waited had been started for requests that ask for no copy")]
+    StartedForNoCopy,
+    #[error("only requests of a session get copies of a template")]
+    OneRequest,
     #[error("the template is still being made")]
     NoTemplateYet,
     #[error("the template was refused: {0}")]
@@ -152,6 +158,8 @@ pub(crate) enum NotPrestarted {
     Waited,
     #[error("the policy's [seccomp] allow list lacks `{0}`, by which an interpreter gets its program")]
     Filter(&'static str),
+    #[error("the client leaves no pause, and no interpreter is started while code runs that could reach it")]
+    Beside,
     #[error("home holds files, and an interpreter may execute some at its start")]
     Home,
     #[error("home is in scratch, where a request's files may be some that an interpreter executes at its start")]
@@ -209,20 +217,19 @@ impl Pool {
     /// request would be refused, or would not take it. `held_back`: why the session has no
     /// interpreter started.
     pub(crate) fn prepare(
-        &mut self,
         language: Option<String>,
         state: &SessionState,
         loaded: &LoadedPolicy,
         options: &Options,
         template: Option<Rc<Template>>,
         held_back: Option<NotPrestarted>,
-    ) {
+    ) -> Self {
         let stem = template.as_ref().map_or_else(unique_stem, |template| Ok(template.stem().to_owned()));
         let prepared = stem.and_then(|stem| {
             let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
             Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
         });
-        *self = prepared.ok().flatten().unwrap_or_default();
+        prepared.ok().flatten().unwrap_or_default()
     }
 
     /// Adds whose copy the interpreter may be, or why none.
@@ -244,6 +251,16 @@ impl Pool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted.is_none())
     }
 
+    /// Whether no interpreter was started in it for the only reason that code ran then.
+    pub(crate) fn is_of_beside(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted == Some(NotPrestarted::Beside))
+    }
+
+    /// Whether its interpreter is to be a copy that is made when the request comes.
+    pub(crate) fn is_for_copy(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted.is_some() && prepared.ready.is_restored())
+    }
+
     /// What becomes readable when what is prepared has ended by itself.
     pub(crate) fn end(&self) -> Option<BorrowedFd<'_>> {
         self.prepared.as_ref().map(|prepared| prepared.ready.end())
@@ -256,8 +273,10 @@ impl Pool {
         let of_prepared = self.prepared.as_ref().and_then(|prepared| prepared.template.as_ref());
         let not_copied = [template.as_ref(), of_prepared].into_iter().flatten().find_map(|template| template.as_ref().err().cloned());
         let (sandbox, not_prestarted) = self.take_prepared(plan, seen, scratch, parts, not_copied.as_ref());
-        if sandbox.is_some() {
-            return Taken { sandbox, memory: None, not_prestarted, not_copied };
+        if let Some(sandbox) = sandbox {
+            let is_copy = sandbox.is_restored() || template.is_none();
+            let not_copied = not_copied.or((!is_copy).then_some(NotPrestarted::StartedForNoCopy));
+            return Taken { sandbox: Some(sandbox), memory: None, not_prestarted, not_copied };
         }
         let copied = template.map(|template| template.and_then(|template| template.copy(plan, parts))).transpose();
         let (memory, not_copied) = copied.map_or_else(|cause| (None, Some(cause)), |memory| (memory, None));
@@ -325,8 +344,9 @@ impl PreparedSandbox {
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(None) };
         let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, held_back);
-        // Where none may wait any longer, a copy is made when the request comes.
-        let template = template.filter(|_| matches!(not_prestarted, None | Some(NotPrestarted::Waited))).map(|template| {
+        // Where none may wait now, a copy is made when the request comes.
+        let is_good = matches!(not_prestarted, None | Some(NotPrestarted::Waited | NotPrestarted::Beside));
+        let template = template.filter(|_| is_good).map(|template| {
             inputs.memory = Some(template.copy(&plan, &Parts::default())?);
             Ok(template)
         });

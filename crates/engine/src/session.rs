@@ -8,6 +8,7 @@
 mod error;
 
 use std::{
+    cell::RefCell,
     path::{Path, PathBuf},
     rc::Rc,
     time::{Duration, Instant},
@@ -24,12 +25,12 @@ use stockade_launcher::{
 };
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest, find_runtime};
 use stockade_protocol::{
-    LimitKey, Report, Request,
+    LimitKey, NO_TEMPLATE, Report, Request,
     session::{List, Only, Read, Write},
 };
 
 use crate::{
-    Admission, CancelledBeforeStart, LoadedPolicy, Options, Origin, Purpose, Refusal,
+    Admission, Ahead, CancelledBeforeStart, LoadedPolicy, Options, Origin, Purpose, Refusal,
     admit::{check_grants, check_relative, decode, open_scratch, random_bytes},
     answer,
     audit::{AuditRecorder, AuditSubject},
@@ -97,12 +98,13 @@ impl SessionState {
     }
 
     /// For one run.
-    pub(crate) fn copies(&self, plan: &Plan) -> Result<VolumeCopies, Refusal> {
+    pub(crate) fn copies(&self, plan: &Plan, purpose: Purpose) -> Result<VolumeCopies, Refusal> {
         let store = self.store()?;
         if store.owner() != plan.identity.outside {
             return Err(SessionError::OwnerChanged.into());
         }
-        Ok(store.copies()?)
+        // What is prepared may be so beside code, which would find its directory open again.
+        Ok(store.copies(purpose != Purpose::Prepare)?)
     }
 }
 
@@ -116,6 +118,10 @@ enum Preparing {
     Never,
 }
 
+fn asks_for_none(template: Option<&str>) -> bool {
+    template == Some(NO_TEMPLATE)
+}
+
 /// One session: a policy, the file systems that its requests share, and the next one's sandbox.
 pub struct Session {
     /// The next request's sandbox. First, so that it goes before what it has mounted.
@@ -124,10 +130,14 @@ pub struct Session {
     prepared: Instant,
     /// Whether there was a request.
     has_run: bool,
+    /// Whether the client has left a pause since then.
+    has_paused: bool,
     templates: Templates,
     preparing: Preparing,
     /// What the last request was written in, as the next one will be.
     language: Option<String>,
+    /// What it said of templates.
+    asked_template: Option<String>,
     options: Options,
     loaded: LoadedPolicy,
     identity: Identity,
@@ -154,9 +164,11 @@ impl Session {
             pool: Pool::default(),
             prepared,
             has_run: false,
+            has_paused: false,
             templates,
             preparing: Preparing::Now,
             language: None,
+            asked_template: None,
             options,
             loaded,
             identity,
@@ -178,29 +190,63 @@ impl Session {
     /// Runs a request. Its result is that of a run for which nothing was prepared, but for what copies
     /// of a template have in common.
     pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
-        self.templates.take_made();
-        let template = self.template_for(request.language.as_deref());
+        let is_open = || self.state.store.as_ref().is_ok_and(SessionVolumes::is_open);
+        if self.templates.take_made() || !is_open() {
+            self.pool = Pool::default();
+        }
+        let template = self.template_for(request.language.as_deref(), request.template.as_deref());
+        if matches!(template, Some(Err(_))) && self.pool.is_for_copy() {
+            // Its program would have the name of the template's programs, which may be taken.
+            self.pool = Pool::default();
+        }
+        let of_next = template.as_ref().and_then(|template| template.as_ref().ok().cloned());
         let pool = std::mem::take(&mut self.pool).with(template);
+        let next = RefCell::new(None);
+        let prepare = || {
+            if !is_open() {
+                return;
+            }
+            *next.borrow_mut() = Some(Pool::prepare(
+                request.language.clone(),
+                &self.state,
+                &self.loaded,
+                &self.options,
+                of_next,
+                Some(NotPrestarted::Beside),
+            ));
+        };
+        let leaves_no_pause = self.has_run && !self.has_paused && self.preparing == Preparing::Now;
+        let beside = leaves_no_pause.then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
         let origin = Origin::Session { request: Some(request), state: &self.state };
-        let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), pool);
+        let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), Ahead { pool, beside });
+        self.keep_prepared(next.into_inner());
         if self.preparing == Preparing::WhenAnswered {
             self.preparing = Preparing::Now;
         }
         if report.started {
             self.language.clone_from(&request.language);
+            self.asked_template.clone_from(&request.template);
         }
         // A client that leaves no pause gets an image too, unless this was all that it wanted.
-        let runtime = self.runtime(request.language.as_deref()).filter(|runtime| self.templates.wants_next(runtime));
-        if let Some(runtime) = runtime.filter(|_| self.has_run) {
-            self.templates.begin(&runtime, &self.loaded, &self.options);
+        if self.has_run && self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
+            self.begin_template();
         }
-        self.has_run = true;
+        (self.has_run, self.has_paused) = (true, false);
         report
+    }
+
+    /// Keeps what was prepared. None: nothing was tried.
+    fn keep_prepared(&mut self, prepared: Option<Pool>) {
+        let Some(pool) = prepared else { return };
+        (self.pool, self.prepared) = (pool, Instant::now());
+        if self.pool.is_empty() {
+            self.preparing = Preparing::Never;
+        }
     }
 
     /// How long to wait for a line before [`Session::pause`]; none: for ever.
     pub fn until_pause(&self) -> Option<Duration> {
-        if self.can_prepare() {
+        if self.can_prepare() || (self.has_run && !self.has_paused) {
             return Some(PAUSE);
         }
         let waits = self.pool.waits_for_program().then(|| INTERPRETER_WAITS.saturating_sub(self.prepared.elapsed()));
@@ -212,6 +258,7 @@ impl Session {
     /// that fails, such a request gets the error when it comes. A template that is made meanwhile
     /// takes the place of the interpreter that waits.
     pub fn pause(&mut self) {
+        self.has_paused = true;
         let made = self.templates.take_made();
         let has_waited = self.pool.waits_for_program() && self.prepared.elapsed() >= INTERPRETER_WAITS;
         if self.can_prepare() || made && !self.pool.is_empty() || has_waited {
@@ -222,15 +269,18 @@ impl Session {
             };
             // Ended first: there are never two.
             self.pool = Pool::default();
-            let template = self.template_for(self.language.as_deref()).and_then(Result::ok);
-            self.pool.prepare(self.language.clone(), &self.state, &self.loaded, &self.options, template, held_back);
-            self.prepared = Instant::now();
-            if self.pool.is_empty() {
-                self.preparing = Preparing::Never;
-            }
+            let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref()).and_then(Result::ok);
+            let language = self.language.clone();
+            self.keep_prepared(Some(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back)));
         }
         // After what a request may be waiting for already.
-        if let Some(runtime) = self.runtime(self.language.as_deref()) {
+        self.begin_template();
+    }
+
+    /// Begins to make the template of the language that the last request had, unless that asked for
+    /// none.
+    fn begin_template(&mut self) {
+        if let (Some(runtime), false) = (self.runtime(self.language.as_deref()), asks_for_none(self.asked_template.as_deref())) {
             self.templates.begin(&runtime, &self.loaded, &self.options);
         }
     }
@@ -243,9 +293,12 @@ impl Session {
 
     /// The template for the next request in a language, or why its copy would not be what a fresh
     /// start is now. None where the policy has no template for it.
-    fn template_for(&self, language: Option<&str>) -> Option<Result<Rc<Template>, NotPrestarted>> {
+    fn template_for(&self, language: Option<&str>, asked: Option<&str>) -> Option<Result<Rc<Template>, NotPrestarted>> {
         let runtime = self.runtime(language)?;
         self.loaded.policy.template_of(&runtime)?;
+        if asks_for_none(asked) {
+            return Some(Err(NotPrestarted::NoCopyAsked));
+        }
         let usable = |template: Rc<Template>| match () {
             () if !self.is_home_empty() => Err(NotPrestarted::Home),
             () => self.look_at_scratch(&template).map(|()| template),
@@ -274,7 +327,8 @@ impl Session {
     /// Whether a sandbox can be prepared now. None is prepared while its set-up would change
     /// what a client may still ask about.
     fn can_prepare(&self) -> bool {
-        self.preparing == Preparing::Now && self.pool.is_empty() && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
+        let is_wanted = self.pool.is_empty() || self.pool.is_of_beside();
+        self.preparing == Preparing::Now && is_wanted && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)
     }
 
     /// Whether home holds nothing. One that cannot be read is taken for one that does.

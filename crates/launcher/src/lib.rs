@@ -107,6 +107,9 @@ pub struct Inputs<'a> {
     pub prestart: bool,
     /// Done while the sandbox sets itself up, when the launcher would only wait for it.
     pub meanwhile: Option<Box<dyn FnOnce() + 'a>>,
+    /// Done once the program runs, unless it has ended by then. While this goes on, nothing watches
+    /// the run.
+    pub beside: Option<Box<dyn FnOnce() + 'a>>,
 }
 
 /// The file of a memory image (`stockade_protocol::image`), and what a run does with it.

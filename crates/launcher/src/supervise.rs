@@ -149,6 +149,8 @@ struct Supervision<'a> {
     cause: Option<Cause>,
     /// What failed; the first failure stays.
     failure: Option<LaunchError>,
+    /// What is to be done while the program runs.
+    beside: Option<Box<dyn FnOnce() + 'a>>,
     /// A signal that ends programs was passed on.
     asked_to_end: bool,
     /// Without a cgroup: CPU time of the processes that were alive when they were killed.
@@ -278,6 +280,7 @@ impl<'a> Supervision<'a> {
             program,
             cause: None,
             failure: None,
+            beside: inputs.beside,
             asked_to_end: false,
             cpu_us_of_killed: None,
             teardown,
@@ -338,6 +341,9 @@ impl<'a> Supervision<'a> {
             }
             if over || self.all_have_ended() {
                 return Ok(());
+            }
+            if let Some(work) = self.beside.take_if(|_| self.state.is_released() && self.state.end().is_none()) {
+                work();
             }
             self.check_deadlines();
             if self.teardown.signals.has_kept() {

@@ -130,13 +130,14 @@ impl SessionVolumes {
         Ok(SessionVolumes { user, mounts, tmp, scratch, writable, modes, owner: outside })
     }
 
-    /// Copies of the mounts, for one run.
+    /// Copies of the mounts, for one run. `opens`: what code has closed is opened to its owner, else
+    /// it is an error.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn copies(&self) -> Result<VolumeCopies, LaunchError> {
+    pub fn copies(&self, opens: bool) -> Result<VolumeCopies, LaunchError> {
         let attempt = failed("copy the session's mounts");
-        let copier = Copier { volumes: self, made: Cell::new(None) };
+        let copier = Copier { volumes: self, opens, made: Cell::new(None) };
         let ended = run_apart(0, &VolumeTask::Copy(&copier));
         let (scratch, all) = ended.and_then(|()| copier.made.take().unwrap_or(Err(Errno::CHILD))).map_err(&attempt)?;
         let targets = self.writable.iter().map(|(target, _)| target.clone());
@@ -322,6 +323,7 @@ type CopiedMounts = (Option<OwnedFd>, [Option<OwnedFd>; MAX_PLACES]);
 /// The same for the process that copies the mounts.
 struct Copier<'s> {
     volumes: &'s SessionVolumes,
+    opens: bool,
     made: Cell<Option<Result<CopiedMounts, Errno>>>,
 }
 
@@ -335,21 +337,25 @@ impl Copier<'_> {
         let copy = |name: &CStr| open_tree(CWD, name, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
         let mut all = [const { None }; MAX_PLACES];
         for (place, name) in all.iter_mut().zip(NAMES).take(self.volumes.writable.len()) {
-            open_to_owner(name)?;
+            open_to_owner(name, self.opens)?;
             *place = Some(copy(name)?);
         }
         if self.volumes.scratch.is_none() {
             return Ok((None, all));
         }
-        open_to_owner(SCRATCH)?;
+        open_to_owner(SCRATCH, self.opens)?;
         Ok((Some(copy(SCRATCH)?), all))
     }
 }
 
 /// Gives a directory's owner back what an earlier run may have taken: no later one could
-/// start in it.
-fn open_to_owner(directory: &CStr) -> Result<(), Errno> {
+/// start in it. EACCES where it is closed and `opens` is false: the run may still go on.
+fn open_to_owner(directory: &CStr, opens: bool) -> Result<(), Errno> {
     const ALL: Mode = Mode::RWXU;
     let mode = Mode::from_raw_mode(statat(CWD, directory, AtFlags::SYMLINK_NOFOLLOW)?.st_mode);
-    if mode.contains(ALL) { Ok(()) } else { chmodat(CWD, directory, mode | ALL, AtFlags::empty()) }
+    match () {
+        () if mode.contains(ALL) => Ok(()),
+        () if !opens => Err(Errno::ACCESS),
+        () => chmodat(CWD, directory, mode | ALL, AtFlags::empty()),
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use stockade_protocol::LimitKey;
+use stockade_protocol::{LimitKey, NO_TEMPLATE};
 
 use crate::{
     diagnostic::{Diagnostic, Located, quote},
@@ -267,7 +267,7 @@ pub(crate) fn language(text: &str) -> Checked<String> {
 
 /// The name of a template.
 pub(crate) fn template(text: &str) -> Checked<String> {
-    if text == names::NO_TEMPLATE {
+    if text == NO_TEMPLATE {
         return Err(
             Diagnostic::new(format!("{} cannot name a template", quote(text)), "stands for no template").help("choose another name")
         );
@@ -281,7 +281,7 @@ pub(crate) fn template(text: &str) -> Checked<String> {
 
 /// The template of a runtime.
 pub(crate) fn template_or_none(text: &str) -> Checked<String> {
-    if text == names::NO_TEMPLATE { Ok(text.to_owned()) } else { template(text) }
+    if text == NO_TEMPLATE { Ok(text.to_owned()) } else { template(text) }
 }
 
 /// A module that a template imports.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use stockade_protocol::{
-    LimitKey,
+    LimitKey, NO_TEMPLATE,
     screen::{Action, Rule},
 };
 
@@ -97,7 +97,7 @@ fn check_templates(merged: &MergedTable, problems: &mut Diagnostics) {
     for (_, runtime) in tables("runtimes") {
         let Some(written) = runtime.values.get("template") else { continue };
         let name = written.value.as_str().unwrap_or_default();
-        if name != names::NO_TEMPLATE && !known.contains(&name) {
+        if name != NO_TEMPLATE && !known.contains(&name) {
             let diagnostic = Diagnostic::new(format!("unknown template {}", quote(name)), format!("there is no [templates.{name}]"));
             let guess = names::nearest(name, known.iter().copied()).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             let known = if known.is_empty() { "the policy has no template".to_owned() } else { format!("known: {}", known.join(", ")) };

@@ -35,9 +35,6 @@ pub const ACTIONS: &[(&str, Action)] = &[
 /// Ways to open scratch.
 pub const ACCESS: &[(&str, Access)] = &[(Access::Rw.name(), Access::Rw), (Access::Ro.name(), Access::Ro)];
 
-/// In place of a template's name: runs start from no template.
-pub(crate) const NO_TEMPLATE: &str = "none";
-
 /// Layers that a policy may let a run go without.
 pub const DEGRADABLE: &[(&str, Degradable)] = &[
     ("cgroup", Degradable::Cgroup),

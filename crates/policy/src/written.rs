@@ -5,13 +5,10 @@
 //! here but what a type cannot hold, because `merge` has checked every value.
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
-use stockade_protocol::{LimitError, LimitKey, Quantity, screen::Rule};
+use stockade_protocol::{LimitError, LimitKey, NO_TEMPLATE, Quantity, screen::Rule};
 use toml::{Table, Value};
 
-use crate::{
-    model::{Origin, Policy},
-    names::NO_TEMPLATE,
-};
+use crate::model::{Origin, Policy};
 
 /// The policy of a whole document.
 pub(crate) fn read(mut document: Table, name: &str, origin: Origin, sha256: &str) -> Result<Policy, toml::de::Error> {

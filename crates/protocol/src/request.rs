@@ -11,6 +11,10 @@ use serde::{
 };
 
 use crate::{LimitError, LimitKey};
+
+/// What a request or a runtime names in place of a template to have none.
+pub const NO_TEMPLATE: &str = "none";
+
 /// One request of `stockade exec`, as the caller wrote it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +45,9 @@ pub struct Request {
     /// Limits, up to the policy's maximum.
     #[serde(default, deserialize_with = "map_of_distinct_keys")]
     pub limits: BTreeMap<String, LimitValue>,
+    /// The runtime's template, whose copy the program's interpreter is to be, or [`NO_TEMPLATE`];
+    /// absent: a copy where the policy has a template.
+    pub template: Option<String>,
     /// How the streams come back.
     #[serde(default)]
     pub encoding: Encoding,

@@ -12,7 +12,7 @@ use stockade_policy::{
     model::Policy,
     plan::{MAIN, Plan, Program, RunRequest, find_runtime},
 };
-use stockade_protocol::{LimitError, LimitKey, LimitValue, Request, TextOrBase64, Verdict};
+use stockade_protocol::{LimitError, LimitKey, LimitValue, NO_TEMPLATE, Request, TextOrBase64, Verdict};
 
 use super::{FileBytes, Origin, RunSettings, StdinBytes};
 use crate::{Options, Refusal, RefusalCause};
@@ -70,6 +70,8 @@ pub(crate) enum RequestError {
     Path { field: String, path: String, why: String },
     #[error("filename: {0:?}: {1}")]
     Filename(String, &'static str),
+    #[error("template: {asked:?} is no template of the runtime `{runtime}`; {known}")]
+    Template { asked: String, runtime: String, known: String },
     #[error("limits: there is no limit `{0}`{1}; there are {2}")]
     UnknownLimit(String, String, String),
     #[error("limits.{name}: got {value}; {error}")]
@@ -97,6 +99,7 @@ impl RefusalCause for RequestError {
             RequestError::ArgumentsTooLarge(_) => "arguments_too_large",
             RequestError::Path { .. } => "path_malformed",
             RequestError::Filename(..) => "filename_malformed",
+            RequestError::Template { .. } => "template_unknown",
             RequestError::UnknownLimit(..) => "unknown_limit",
             RequestError::Limit { .. } => "limit_malformed",
             RequestError::Randomness(_) => return (Verdict::SandboxError, "no_randomness"),
@@ -333,7 +336,8 @@ fn check_request<'a>(
     run_request.arguments = request.args.clone();
     run_request.environment = request.env.clone();
     // Sought early, so that a misspelt language is refused before anything is opened.
-    let (_, runtime) = find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
+    let (name, runtime) = find_runtime(policy, request.language.as_deref().unwrap_or(&policy.language))?;
+    request.template.as_ref().map_or(Ok(()), |asked| check_template(asked, name, policy))?;
     let stem = stem.map_or_else(unique_stem, |stem| Ok(stem.to_owned()))?;
     let filename = match &request.filename {
         Some(name) => Some(check_filename(name, request)?),
@@ -364,6 +368,19 @@ fn check_collect(globs: &[String]) -> Result<(), Refusal> {
         check_glob("collect", glob)?;
     }
     Ok(())
+}
+
+/// A runtime has one template at most, and a request its copy or none.
+fn check_template(asked: &str, runtime: &str, policy: &Policy) -> Result<(), RequestError> {
+    let known = match policy.template_of(runtime) {
+        _ if asked == NO_TEMPLATE => return Ok(()),
+        Some((own, _)) if asked == own => return Ok(()),
+        Some((own, _)) => {
+            format!("it has `{own}` in policy `{}`: name that one, or \"{NO_TEMPLATE}\", or leave `template` out", policy.name)
+        }
+        None => format!("it has none in policy `{}`: leave `template` out, or add one to the policy", policy.name),
+    };
+    Err(RequestError::Template { asked: asked.to_owned(), runtime: runtime.to_owned(), known })
 }
 
 /// The name that a request gives its program.

@@ -32,7 +32,7 @@ use stockade_protocol::{
 
 use super::{FileStamp, Made, Stage, TemplateRun, start_sha256};
 use crate::{
-    Admission, LoadedPolicy, Options, Origin, Purpose, Refusal, RunResult, RunSpec,
+    Admission, Ahead, LoadedPolicy, Options, Origin, Purpose, Refusal, RunResult, RunSpec,
     admit::{FileBytes, unique_stem},
     attempt,
     pool::{NotPrestarted, Pool},
@@ -255,7 +255,7 @@ impl Trial {
             let run = TemplateRun { request: &request, stem, stage };
             let spec = RunSpec { origin: Origin::Template(&run), loaded, options, recorder: None, pass: None };
             let ran =
-                attempt(spec, Streams::Capture, None, Pool::default()).map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
+                attempt(spec, Streams::Capture, None, Ahead::default()).map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
             let RunResult { outcome, plan: _, teardown: _ } = ran;
             ended_well(what, outcome)
         };

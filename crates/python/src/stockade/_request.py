@@ -50,6 +50,9 @@ class RunOptions(TypedDict, total=False):
     timeout: float
     #: Limits as in a policy: {"memory": "1GiB", "cpus": 0.5}.
     limits: Mapping[str, str | int | float]
+    #: The template of the language, or "none" for an interpreter that is no copy of it; default:
+    #: a copy where the policy has a template.
+    template: str
     #: Echoed in the result.
     id: str
     #: Written to the audit log as claims of the caller.
