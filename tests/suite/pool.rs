@@ -21,7 +21,7 @@ use crate::support::{
     policy_dir::{PolicyDirectory, derived},
     runner::{directory, eventually, is_root, test},
     session::{Session, begin, begin_with, children, prepared_sandbox, stop, waiting},
-    starts::session_without_template,
+    starts::{interpreter, session_without_template},
 };
 
 /// A session in which no interpreter is started ahead, and which therefore gives its prepared sandbox
@@ -108,6 +108,7 @@ fn a_run_in_a_prepared_sandbox_is_reported_as_any_other() {
     // The second of two lines that come together finds none ready.
     session.send(&format!("{line}\n{line}"));
     let (_, own) = (session.answer(), session.answer());
+    interpreter(&session);
     let ready = prepared_sandbox(&session);
     let pause = Instant::now();
     // A wait, during which no clock of the request's may run.
