@@ -10,12 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 
 use crate::support::{
     exec::{ExecResult, OWNER, exec, exec_with, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
     policy_dir::{PolicyDirectory, derived, derived_from},
-    runner::{directory, is_root, test},
+    runner::{directory, eventually, is_root, test},
+    session::{Session, children, stop},
     timeouts::{scaled, scaled_limit},
 };
 
@@ -177,18 +182,104 @@ fn a_screener_answers_no_nonsense_and_opens_nothing() {
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
     let status = || fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let confined = || status().contains("Seccomp:\t2\n");
-    assert!(crate::support::runner::eventually(Duration::from_secs(10), confined), "{}", status());
+    assert!(eventually(Duration::from_secs(10), confined), "{}", status());
     for line in ["NoNewPrivs:\t1\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n"] {
         assert!(status().contains(line), "{line}: {}", status());
     }
     assert!(!status().contains("Uid:\t0\t"), "{}", status());
     let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    assert_limits(&limits);
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+/// The limits of a process that screens.
+#[track_caller]
+fn assert_limits(limits: &str) {
     for (limit, most) in [("Max cpu time", 2), ("Max stack size", 8 << 20), ("Max address space", 512 << 20), ("Max processes", 0)] {
         let line = limits.lines().find_map(|line| line.strip_prefix(limit)).unwrap();
         assert_eq!(line.split_whitespace().next(), Some(most.to_string().as_str()), "{limit}: {limits}");
     }
-    drop(child.stdin.take());
-    assert_eq!(child.wait().unwrap().code(), Some(4));
+}
+
+/// The processes of a session that screen: the one that stays, and its copies, with their states.
+fn screeners(session: &Session) -> Vec<(u32, String)> {
+    let all = children(session.pid().as_raw().unsigned_abs()).into_iter().map(|pid| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        (pid, line, fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
+    });
+    let screens = |line: &[u8], status: &str| line.starts_with(b"stockade-screen\0") || status.contains("State:\tZ");
+    all.filter(|(_, line, status)| screens(line, status)).map(|(pid, _, status)| (pid, status)).collect()
+}
+
+test!(Both, a_session_has_one_screener_and_a_copy_of_it_for_each_text, seconds 90);
+fn a_session_has_one_screener_and_a_copy_of_it_for_each_text() {
+    let policies = PolicyDirectory::new();
+    let policy = policies.write("denies", &derived("[screen]\ndestroy = \"deny\"\nscreener = \"deny\""));
+    let mut session = Session::open(&["--policy", &policy]);
+    let standing = |session: &Session| {
+        let mut found = None;
+        let stands = eventually(Duration::from_secs(20), || {
+            found = match screeners(session).as_slice() {
+                [(pid, status)] if !status.contains("State:\tZ") => Some(*pid),
+                _ => None,
+            };
+            found.is_some()
+        });
+        assert!(stands, "{:?}", screeners(session));
+        found.unwrap()
+    };
+    let denied = json!({"op": "run", "code": "import shutil\nshutil.rmtree('/', ignore_errors=True)"});
+    let told = json!({"op": "run", "code": "import os\nos.system('true')"});
+    // The first has a screener of its own; a session answers like `exec`.
+    assert_eq!(session.ask(denied.clone())["verdict"], "screened");
+    let alone = exec_with(&["--policy", &policy], json!({"code": told["code"]}));
+    assert_eq!(session.ask(told.clone())["findings"], alone["findings"]);
+    let first = standing(&session);
+    let status = fs::read_to_string(format!("/proc/{first}/status")).unwrap();
+    for line in ["NoNewPrivs:\t1\n", "CapPrm:\t0000000000000000\n", "CapEff:\t0000000000000000\n"] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    assert!(!status.contains("Uid:\t0\t"), "{status}");
+    for _ in 0..3 {
+        let denied = session.ask(denied.clone());
+        assert_eq!((&denied["verdict"], found(&denied["findings"])), (&json!("screened"), vec![("destroy".to_owned(), 2)]));
+        assert_eq!(session.ask(told.clone())["findings"], alone["findings"]);
+        assert_eq!(standing(&session), first);
+    }
+    // A text that uses up the time of its copy ends no other.
+    session.send(&json!({"op": "run", "code": "a.".repeat(100_000) + "b"}).to_string());
+    let mut copy = String::new();
+    let reads = eventually(Duration::from_secs(2), || {
+        let confined = |(pid, status): (u32, String)| {
+            let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default();
+            (pid != first && status.contains("Seccomp_filters:\t2\n")).then_some(limits)
+        };
+        copy = screeners(&session).into_iter().find_map(confined).unwrap_or_default();
+        !copy.is_empty()
+    });
+    // It has given up what the one that stays needs.
+    assert!(reads, "no copy has a filter of its own");
+    assert_limits(&copy);
+    let endless = session.answer();
+    assert_eq!((&endless["verdict"], endless["error"].as_str().unwrap().contains("by signal")), (&json!("screened"), true), "{endless}");
+    assert_eq!(standing(&session), first);
+    // Where it has ended another stands for the texts that follow, and none goes unscreened.
+    kill(Pid::from_raw(i32::try_from(first).unwrap()), Signal::SIGKILL).unwrap();
+    assert_eq!(session.ask(denied.clone())["verdict"], "screened");
+    assert_eq!(session.ask(told.clone())["findings"], alone["findings"]);
+    let second = standing(&session);
+    assert_ne!(second, first);
+    assert_eq!(session.ask(denied)["verdict"], "screened");
+    // One that does not answer is a finding, when its time is up.
+    stop(Pid::from_raw(i32::try_from(second).unwrap()));
+    let late = session.ask(told.clone());
+    assert_eq!((&late["verdict"], late["error"].as_str().unwrap().contains("took longer than 5 s")), (&json!("screened"), true), "{late}");
+    kill(Pid::from_raw(i32::try_from(second).unwrap()), Signal::SIGCONT).unwrap();
+    assert_eq!(session.ask(told)["findings"], alone["findings"]);
+    standing(&session);
+    session.close();
+    assert!(!fs::exists(format!("/proc/{second}")).unwrap(), "it outlives its session");
 }
 
 fn screened_files(arguments: &[&str]) -> (Option<i32>, String, String) {

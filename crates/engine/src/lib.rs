@@ -123,7 +123,8 @@ fn answer(
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let job = screen::ScreeningJob::of_request(request, policy, options.scratch.as_deref(), privileged);
+        let standing = origin.session_state().map(session::SessionState::standing_screener);
+        let job = screen::ScreeningJob::of_request(request, policy, options.scratch.as_deref(), privileged, standing);
         let screening = CodeScreening::new(job, policy);
         if let Some(refused) = screening.refusal(origin, policy, options) {
             return Ok(refused);

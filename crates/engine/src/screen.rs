@@ -8,25 +8,27 @@
 
 mod scripts;
 mod sources;
+mod standing;
 
 use std::{
     borrow::Cow,
     fs::File,
     io::{self, Read, Seek, Write},
     os::{
-        fd::{AsFd, AsRawFd},
-        unix::process::{CommandExt, ExitStatusExt},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
     },
     path::Path,
     process::{Child, Command, Stdio},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
-    io::Errno,
-    process::{Pid, PidfdFlags, pidfd_open, setpriority_process},
+    io::{Errno, retry_on_intr},
+    process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, setpriority_process, waitid},
 };
 use stockade_policy::model::{Policy, Runtime, Screen};
 use stockade_protocol::{
@@ -37,6 +39,8 @@ use stockade_protocol::{
 
 use crate::{Options, Origin, Refusal, caller, companion};
 pub(crate) use sources::runtime;
+pub(crate) use standing::SessionScreener;
+use standing::StandingScreener;
 
 /// The screener's program.
 const PROGRAM: &str = "stockade-screen";
@@ -170,17 +174,31 @@ pub struct ScreeningJob<'p> {
 
 /// The screener at work.
 struct ScreenerProcess {
-    child: Child,
+    by: Answering,
     answer: File,
     end: Instant,
 }
 
+/// Which process answers.
+enum Answering {
+    /// One that was started for it.
+    Started(OwnedFd),
+    /// The copy that a standing one makes for the question of this number.
+    Copy(Rc<StandingScreener>, u32),
+}
+
 impl<'p> ScreeningJob<'p> {
     /// Begins to screen a request's code; `scratch` is what the command line has named.
-    pub(crate) fn of_request(request: &Request, policy: &'p Policy, scratch: Option<&Path>, privileged: bool) -> Self {
+    pub(crate) fn of_request(
+        request: &Request,
+        policy: &'p Policy,
+        scratch: Option<&Path>,
+        privileged: bool,
+        standing: Option<&SessionScreener>,
+    ) -> Self {
         // Without a runtime admission refuses it, and says more than could be said here.
         let sources = if policy.screen.severest() == Action::Allow { None } else { sources::of_request(request, policy, scratch) };
-        Self::begin(sources, &policy.screen, privileged)
+        Self::begin(sources, &policy.screen, privileged, standing.and_then(SessionScreener::screener))
     }
 
     /// Begins to screen what has its streams passed through, where somebody reads what is found or
@@ -191,24 +209,24 @@ impl<'p> ScreeningJob<'p> {
     pub(crate) fn of_command(origin: Origin<'_>, policy: &'p Policy, options: &Options, read: bool) -> Result<Self, Refusal> {
         let least = if read { Action::Note } else { Action::Approve };
         if policy.screen.severest() < least {
-            return Ok(Self::begin(None, &policy.screen, false));
+            return Ok(Self::begin(None, &policy.screen, false, None));
         }
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
         let sources = match origin {
             Origin::Script { request, .. } => sources::of_request(request, policy, options.scratch.as_deref()),
             _ => Some(sources::of_command(&origin.words(), policy, options.scratch.as_deref())),
         };
-        Ok(Self::begin(sources, &policy.screen, privileged))
+        Ok(Self::begin(sources, &policy.screen, privileged, None))
     }
 
     /// Begins to screen a text.
     pub fn of_text(code: &str, grammar: Grammar, screen: &'p Screen, privileged: bool) -> Self {
         let mut sources = Sources::new("".into());
         sources.add(None, grammar, code.into());
-        Self::begin(Some(sources), screen, privileged)
+        Self::begin(Some(sources), screen, privileged, None)
     }
 
-    fn begin(sources: Option<Sources<'_>>, screen: &'p Screen, privileged: bool) -> Self {
+    fn begin(sources: Option<Sources<'_>>, screen: &'p Screen, privileged: bool, standing: Option<Rc<StandingScreener>>) -> Self {
         let mut pending = ScreeningJob { screen, files: Vec::new(), known: Vec::new(), asked: None };
         let Some(sources) = sources else { return pending };
         sources.known.into_iter().for_each(|(file, rule, what)| pending.know(file, rule, what));
@@ -223,16 +241,8 @@ impl<'p> ScreeningJob<'p> {
             scratch: &sources.scratch,
             sources: sources.texts.iter().map(|(_, grammar, code)| Source { grammar: *grammar, code }).collect(),
         };
-        match ask(&question, privileged) {
-            Ok((child, answer)) => {
-                // What is only told gives way to the sandbox that is made meanwhile.
-                if screen.severest() <= Action::Note
-                    && let Some(pid) = pid_of(&child)
-                {
-                    let _as_urgent = setpriority_process(Some(pid), LESS_URGENT);
-                }
-                pending.asked = Some(ScreenerProcess { child, answer, end: Instant::now() + SCREENER_TIMEOUT });
-            }
+        match ask(&question, screen, privileged, standing) {
+            Ok((by, answer)) => pending.asked = Some(ScreenerProcess { by, answer, end: Instant::now() + SCREENER_TIMEOUT }),
             Err(why) => pending.know(None, Rule::Screener, why),
         }
         pending.files = sources.texts.into_iter().map(|(file, ..)| file).collect();
@@ -250,13 +260,14 @@ impl<'p> ScreeningJob<'p> {
     /// Waits for it.
     pub fn finish(mut self) -> Screening {
         let mut screening = Screening::default();
-        match self.asked.take().map(|asked| hear(asked.child, asked.answer, asked.end)) {
+        match self.asked.take().map(hear) {
             Some(Ok(answer)) => screening = Screening::judge(answer, &self.files, self.screen),
             Some(Err(why)) => self.know(None, Rule::Screener, why),
             None => {}
         }
-        self.known.append(&mut screening.findings);
-        Screening { findings: self.known, ..screening }
+        let mut findings = std::mem::take(&mut self.known);
+        findings.append(&mut screening.findings);
+        Screening { findings, ..screening }
     }
 }
 
@@ -264,10 +275,14 @@ fn unnamed_file() -> io::Result<File> {
     Ok(memfd_create("screen", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into())
 }
 
-/// Starts the screener; what is wrong is said in words, for the finding.
-fn ask(question: &Question<'_>, privileged: bool) -> Result<(Child, File), String> {
-    let (_, program) = companion::find(PROGRAM, privileged).map_err(|error| error.to_string())?;
-    let start = || -> io::Result<(Child, File)> {
+/// Asks a screener; what is wrong is said in words, for the finding.
+fn ask(
+    question: &Question<'_>,
+    screen: &Screen,
+    privileged: bool,
+    standing: Option<Rc<StandingScreener>>,
+) -> Result<(Answering, File), String> {
+    let ask = || -> io::Result<(Answering, File)> {
         let (mut asked, answer) = (unnamed_file()?, unnamed_file()?);
         asked.write_all(&question.encode())?;
         asked.rewind()?;
@@ -276,30 +291,54 @@ fn ask(question: &Question<'_>, privileged: bool) -> Result<(Child, File), Strin
         fcntl_add_seals(&asked, fixed | SealFlags::WRITE)?;
         answer.set_len(MAX_ANSWER_LEN as u64)?;
         fcntl_add_seals(&answer, fixed)?;
+        if let Some(standing) = standing
+            && let Ok(number) = standing.ask(&asked, &answer)
+        {
+            return Ok((Answering::Copy(standing, number), answer));
+        }
+        let (_, program) = companion::find(PROGRAM, privileged).map_err(io::Error::other)?;
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0(PROGRAM).env_clear().stdin(asked).stdout(answer.try_clone()?).stderr(Stdio::null());
-        Ok((command.spawn()?, answer))
+        let child = command.spawn().map_err(|error| io::Error::other(format!("start {PROGRAM}: {error}")))?;
+        less_urgent(screen, pid_of(&child));
+        let process = pidfd_open(pid_of(&child).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        Ok((Answering::Started(process), answer))
     };
-    start().map_err(|error| format!("start {PROGRAM}: {error}"))
+    ask().map_err(|error| error.to_string())
 }
 
-fn hear(mut child: Child, mut answer: File, end: Instant) -> Result<Answer, String> {
-    let in_time = ended_by(&child, end);
+/// What is only told gives way to the sandbox that is made meanwhile.
+fn less_urgent(screen: &Screen, screener: Option<Pid>) {
+    if let (Some(pid), true) = (screener, screen.severest() <= Action::Note) {
+        let _as_urgent = setpriority_process(Some(pid), LESS_URGENT);
+    }
+}
+
+fn hear(ScreenerProcess { by, mut answer, end }: ScreenerProcess) -> Result<Answer, String> {
+    let failed = |errno| format!("wait for {PROGRAM}: {errno}");
+    let process = match by {
+        Answering::Started(process) => Some(process),
+        Answering::Copy(standing, number) => standing.copy_for(number, end).map_err(failed)?,
+    };
+    let too_long = || format!("{PROGRAM} took longer than {} s", SCREENER_TIMEOUT.as_secs());
+    let process = process.ok_or_else(too_long)?;
+    let in_time = readable_by(process.as_fd(), end);
     if !matches!(in_time, Ok(true)) {
         // It may have ended just now.
-        let _gone = child.kill();
+        let _gone = pidfd_send_signal(&process, Signal::KILL);
     }
-    let status = child.wait().map_err(|error| format!("wait for {PROGRAM}: {error}"))?;
+    let status = retry_on_intr(|| waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED)).map_err(failed)?;
+    let status = status.ok_or_else(|| failed(Errno::CHILD))?;
     match in_time {
-        Ok(true) if status.success() => {}
+        Ok(true) if status.exit_status() == Some(0) => {}
         Ok(true) => {
             let how = status
-                .signal()
-                .map_or_else(|| format!("with status {}", status.code().unwrap_or(-1)), |signal| format!("by signal {signal}"));
+                .terminating_signal()
+                .map_or_else(|| format!("with status {}", status.exit_status().unwrap_or(-1)), |signal| format!("by signal {signal}"));
             return Err(format!("{PROGRAM} ended {how}"));
         }
-        Ok(false) => return Err(format!("{PROGRAM} took longer than {} s", SCREENER_TIMEOUT.as_secs())),
-        Err(errno) => return Err(format!("wait for {PROGRAM}: {errno}")),
+        Ok(false) => return Err(too_long()),
+        Err(errno) => return Err(failed(errno)),
     }
     let mut bytes = Vec::new();
     // The place in the file is shared: it is where the answer ends.
@@ -316,13 +355,27 @@ fn pid_of(child: &Child) -> Option<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw)
 }
 
-/// Whether it has ended by then.
-fn ended_by(child: &Child, end: Instant) -> Result<bool, Errno> {
-    let process = pidfd_open(pid_of(child).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+/// Ends a screener that nothing waits for any more.
+fn end(process: &OwnedFd) {
+    let _gone = pidfd_send_signal(process, Signal::KILL);
+    let _reaped = retry_on_intr(|| waitid(WaitId::PidFd(process.as_fd()), WaitIdOptions::EXITED));
+}
+
+impl Drop for ScreeningJob<'_> {
+    /// One that is not waited for is ended; a standing screener's copy with the next question.
+    fn drop(&mut self) {
+        if let Some(ScreenerProcess { by: Answering::Started(process), .. }) = &self.asked {
+            end(process);
+        }
+    }
+}
+
+/// Whether a process has ended by then, or a socket has something to read.
+fn readable_by(descriptor: BorrowedFd<'_>, end: Instant) -> Result<bool, Errno> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
-        match poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&timeout)) {
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),

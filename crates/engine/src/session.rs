@@ -38,6 +38,7 @@ use crate::{
     facts, load_policy, lock_opened,
     pool::{NotPrestarted, Pool},
     report::Echo,
+    screen::SessionScreener,
     template::{Template, Templates},
     trusted::refuse_replaceable,
 };
@@ -66,6 +67,8 @@ pub struct SessionState {
     /// Of this store alone: what is approved for one session is so in no other, nor in
     /// the same one after a reset.
     store_id: String,
+    /// The screener that stays for its texts.
+    standing: SessionScreener,
 }
 
 impl SessionState {
@@ -75,6 +78,10 @@ impl SessionState {
 
     pub(crate) fn store_id(&self) -> &str {
         &self.store_id
+    }
+
+    pub(crate) fn standing_screener(&self) -> &SessionScreener {
+        &self.standing
     }
 
     /// Whether neither a request nor a `write` has left anything in it that code could read.
@@ -155,7 +162,8 @@ impl Session {
         let loaded = load_policy(&options)?;
         let identity = caller::identify(options.peer.as_ref())?;
         let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
-        let mut state = SessionState { record, store: Err(NoVolumes::NotBegun), store_id: new_store_id()? };
+        let mut state =
+            SessionState { record, store: Err(NoVolumes::NotBegun), store_id: new_store_id()?, standing: SessionScreener::default() };
         let origin = Origin::Session { request: None, state: &state };
         let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
@@ -227,7 +235,10 @@ impl Session {
             self.language.clone_from(&request.language);
             self.asked_template.clone_from(&request.template);
         }
-        // A client that leaves no pause gets an image too, unless this was all that it wanted.
+        // A client that leaves no pause gets both too, unless this was all that it wanted.
+        if self.has_run {
+            self.state.standing.start(&self.loaded.policy, self.identity.privileged);
+        }
         if self.has_run && self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
             self.begin_template();
         }
@@ -273,8 +284,12 @@ impl Session {
             let language = self.language.clone();
             self.keep_prepared(Some(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back)));
         }
-        // After what a request may be waiting for already.
+        // After what a request may be waiting for already. On cgroup v2 also after a sandbox: where the
+        // first makes the launcher leave its cgroup, a process that was there before would stay behind.
         self.begin_template();
+        if !self.pool.is_empty() || self.has_run {
+            self.state.standing.start(&self.loaded.policy, self.identity.privileged);
+        }
     }
 
     /// Begins to make the template of the language that the last request had, unless that asked for

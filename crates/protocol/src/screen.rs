@@ -294,6 +294,8 @@ pub struct Answer {
 
 /// The longest code that is screened, all sources together.
 pub const MAX_CODE_LEN: usize = 1 << 20;
+/// The screener's argument where its stdin is a socket, on which it serves many questions.
+pub const STAY: &str = "stay";
 /// The most sources.
 pub const MAX_SOURCES: usize = 64;
 /// The longest answer.

@@ -1,26 +1,26 @@
 //! What the screener keeps when it locks itself down, before it reads the first hostile byte.
 //!
-//! Afterwards it can read, write and use memory within limits, and nothing else: it opens no
+//! One that stays reads none: it gets descriptors and copies itself, and each copy gives up the
+//! rest before it reads. Afterwards a screener can read, write and use memory within limits, and nothing else: it opens no
 //! file, makes no process and no socket, and starts no program. Code that takes it over has
 //! what it was given to read, one file for its answer, and 2 s of CPU time.
 
 use rustix::process::geteuid;
-use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, Resource, any, numbers::*};
+use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*};
 
 /// The user and group of the screener where root starts it.
 const NOBODY: u32 = 65534;
 
+/// Those of every screener.
+const SHARED_LIMITS: [Limit; 3] = [Resource::Stack.at_most(8 << 20), Resource::Core.at_most(0), Resource::AddressSpace.at_most(512 << 20)];
+/// Those of one that reads hostile text.
+const READING_LIMITS: [Limit; 2] = [Resource::Cpu.at_most(2), Resource::Processes.at_most(0)];
 /// Files stay open that are, and none is opened.
-const LIMITS: [Limit; 5] = [
-    Resource::Cpu.at_most(2),
-    Resource::Stack.at_most(8 << 20),
-    Resource::Core.at_most(0),
-    Resource::AddressSpace.at_most(512 << 20),
-    Resource::Processes.at_most(0),
-];
+const LIMITS: [Limit; 5] = [SHARED_LIMITS[0], SHARED_LIMITS[1], SHARED_LIMITS[2], READING_LIMITS[0], READING_LIMITS[1]];
 
 const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
 
+/// Those of a screener that reads hostile text.
 const CALLS: [CallRule; 17] = [
     any(__NR_read),
     any(__NR_write),
@@ -41,8 +41,46 @@ const CALLS: [CallRule; 17] = [
     CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
 ];
 
-/// The screener's lockdown. It keeps stdin and stdout.
+/// What one that stays needs besides: to get a question's descriptors, to copy itself and pass the
+/// copy on; and the copy, to give these up.
+const STAYING_CALLS: [CallRule; 10] = [
+    // A build with debug assertions asks before it closes a descriptor.
+    CallRule { number: __NR_fcntl, checks: &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD] }] },
+    any(__NR_recvmsg),
+    any(__NR_sendmsg),
+    any(__NR_newfstatat),
+    any(__NR_statx),
+    any(__NR_clone3),
+    any(__NR_dup2),
+    any(__NR_prlimit64),
+    any(__NR_prctl),
+    any(__NR_seccomp),
+];
+
+/// The user and group of a screener that root has started.
+fn run_as() -> Option<(u32, u32)> {
+    geteuid().is_root().then_some((NOBODY, NOBODY))
+}
+
+/// The lockdown of a screener for one question. It keeps stdin and stdout.
 pub fn lockdown() -> Lockdown<'static> {
-    let run_as = geteuid().is_root().then_some((NOBODY, NOBODY));
-    Lockdown { standard_kept: 2, descriptors: &[], limits: &LIMITS, run_as, child_of: None, calls: &CALLS }
+    Lockdown { standard_kept: 2, descriptors: &[], limits: &LIMITS, run_as: run_as(), child_of: None, calls: &CALLS }
+}
+
+/// The lockdown of one that stays, which keeps stdin alone; `calls` holds its system calls.
+pub fn lockdown_of_staying(calls: &[CallRule]) -> Lockdown<'_> {
+    Lockdown { standard_kept: 1, descriptors: &[], limits: &SHARED_LIMITS, run_as: run_as(), child_of: None, calls }
+}
+
+/// The system calls of one that stays.
+pub fn staying_calls() -> Vec<CallRule> {
+    [&CALLS[..], &STAYING_CALLS[..]].concat()
+}
+
+/// What a copy of it gives up before it reads.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub fn narrow() -> Result<(), LockdownError> {
+    Lockdown::narrow(&READING_LIMITS, &CALLS)
 }

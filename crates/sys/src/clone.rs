@@ -32,6 +32,7 @@ pub mod flags {
     pub const FILES: u64 = 0x400;
     pub const VFORK: u64 = 0x4000;
     pub const PIDFD: u64 = 0x1000;
+    pub const PARENT: u64 = 0x8000;
     pub const NEWNS: u64 = 0x2_0000;
     pub const NEWCGROUP: u64 = 0x200_0000;
     pub const NEWUTS: u64 = 0x400_0000;
@@ -59,7 +60,8 @@ pub struct Child {
 /// Copies this process into new namespaces, as fork(2) does, and runs `child` in the
 /// copy, which has its own memory and descriptor table.
 ///
-/// What `child` returns becomes the exit status.
+/// What `child` returns becomes the exit status. With [`flags::PARENT`] the copy is a child of this
+/// process's parent, which alone can wait for it.
 ///
 /// # Errors
 /// EBUSY where this process has a second thread, whose locks would stay locked in the
@@ -71,7 +73,9 @@ pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Chi
         return Err(crate::Errno::BUSY);
     }
     let mut pidfd: i32 = -1;
-    let args = CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal: SIGCHLD, ..CloneArgs::default() };
+    // A brother ends with the signal that this process ends with: clone3(2) takes no other.
+    let exit_signal = if namespaces & flags::PARENT == 0 { SIGCHLD } else { 0 };
+    let args = CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal, ..CloneArgs::default() };
     // SAFETY: the arguments live; without CLONE_VM the child goes on in its own copy of
     // this stack frame; the process is single-threaded.
     let pid = unsafe { crate::call::syscall(435, [(&raw const args) as usize, core::mem::size_of::<CloneArgs>(), 0, 0, 0, 0]) }?;

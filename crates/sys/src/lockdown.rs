@@ -190,7 +190,7 @@ impl Lockdown<'_> {
     pub fn begin(&self) -> core::result::Result<(), LockdownError> {
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(LockdownStep::EndWithParent))?;
         self.close_descriptors().map_err(at(LockdownStep::CloseDescriptors))?;
-        self.limit_resources().map_err(at(LockdownStep::LimitResources))
+        limit_resources(self.limits).map_err(at(LockdownStep::LimitResources))
     }
 
     /// The second half, after which it reads hostile bytes.
@@ -210,6 +210,17 @@ impl Lockdown<'_> {
         Filter::new(self.calls).and_then(|filter| load_filter(filter.instructions())).map_err(at(LockdownStep::LoadFilter))
     }
 
+    /// What a copy of a process that is locked down gives up beyond that: it gets further limits and
+    /// fewer system calls. A copy does not inherit the death signal, and gets that too.
+    ///
+    /// # Errors
+    /// The kernel refuses a step.
+    pub fn narrow(limits: &[Limit], calls: &[CallRule]) -> core::result::Result<(), LockdownError> {
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(LockdownStep::EndWithParent))?;
+        limit_resources(limits).map_err(at(LockdownStep::LimitResources))?;
+        Filter::new(calls).and_then(|filter| load_filter(filter.instructions())).map_err(at(LockdownStep::LoadFilter))
+    }
+
     /// Replaces standard descriptors by /dev/null: a later socket must not get number 2, where
     /// a panic message would be written to it.
     fn close_descriptors(&self) -> Result<()> {
@@ -219,17 +230,6 @@ impl Lockdown<'_> {
         }
         drop(null);
         keep_only(3, self.descriptors)
-    }
-
-    fn limit_resources(&self) -> Result<()> {
-        for Limit { resource, max, min } in self.limits.iter().copied() {
-            let (_, hard) = rlimit(resource as u32)?;
-            if hard < min {
-                return Err(Errno::MFILE);
-            }
-            set_rlimit(resource as u32, Some(max.min(hard)))?;
-        }
-        Ok(())
     }
 
     /// Sets the death signal again, since a change of user clears it (prctl(2)).
@@ -245,6 +245,17 @@ impl Lockdown<'_> {
         }
         Ok(())
     }
+}
+
+fn limit_resources(limits: &[Limit]) -> Result<()> {
+    for Limit { resource, max, min } in limits.iter().copied() {
+        let (_, hard) = rlimit(resource as u32)?;
+        if hard < min {
+            return Err(Errno::MFILE);
+        }
+        set_rlimit(resource as u32, Some(max.min(hard)))?;
+    }
+    Ok(())
 }
 
 fn change_user(uid: u32, gid: u32) -> Result<()> {

@@ -362,6 +362,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::print_stderr, reason = "it says why it was not tried")]
     fn a_process_whose_memory_is_taken_back_has_none_of_its_own_and_tells_none() {
         let mapped = Resident { own: 1 << 30, shared: 1 << 30 };
         let of = |thread: &str| Process { thread: thread.to_owned(), mapped, page_tables: 0, in_use: 1 << 20, size: 1 << 30 };
