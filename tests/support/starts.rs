@@ -48,9 +48,11 @@ pub fn started(result: &Value, start: &str, cause: &str) {
 
 /// What a program can tell of its run, without what is random in each.
 fn told(result: &Value) -> String {
-    let denials: Vec<&Value> = result["denials"].as_array().unwrap().iter().map(|denial| &denial["rule"]).collect();
-    let shown = json!([result["verdict"], result["code"], result["signal"], result["output"], result["error"], denials]);
-    let shown = shown.to_string();
+    // Their help names the policy, and two are compared that differ in the template.
+    let of_denial = |denial: &Value| ["kind", "what", "count", "answer", "rule"].map(|field| denial[field].clone());
+    let denials: Vec<_> = result["denials"].as_array().unwrap().iter().map(of_denial).collect();
+    let fields = ["verdict", "code", "signal", "limits_hit", "findings", "output", "error"].map(|field| &result[field]);
+    let shown = json!([fields, denials]).to_string();
     let mut parts = shown.split("stockade_");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |all, part| all + "PROGRAM" + part.get(16..).unwrap_or(part))
