@@ -42,12 +42,12 @@ struct Told {
     error: &'static str,
 }
 
-struct Row {
-    cause: &'static str,
-    language: &'static str,
-    code: &'static str,
+pub(super) struct Row {
+    pub(super) cause: &'static str,
+    pub(super) language: &'static str,
+    pub(super) code: &'static str,
     /// `limits` of the request.
-    limits: &'static str,
+    pub(super) limits: &'static str,
     told: Told,
     /// Where rlimits are in the place of a cgroup, if that differs.
     without_cgroup: Option<Told>,
@@ -104,7 +104,7 @@ const NO_PATH: &[&str] = &["path /data/x.csv ENOENT (hint)"];
 const READ_ONLY: &[&str] = &["path /usr/x EROFS (hint)"];
 const NO_CALL: &[&str] = &["syscall unshare EPERM"];
 
-const TABLE: &[Row] = &[
+pub(super) const TABLE: &[Row] = &[
     row("memory", LITTLE_MEMORY, "python", "held = []\nwhile True: held.append(bytearray(1 << 20))", KILLED_FOR_MEMORY)
         .without_cgroup(told("exited", &[], &["limit memory 64MiB refused (hint)"], "MemoryError")),
     row("memory", LITTLE_MEMORY, "bash", "held=x; while :; do held=$held$held; done", KILLED_FOR_MEMORY).without_cgroup(told(

@@ -34,6 +34,7 @@ mod remedies;
 mod resources;
 mod run;
 mod runs;
+mod same_result;
 mod scratch_files;
 mod scratch_locks;
 mod scratch_places;

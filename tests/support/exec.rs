@@ -225,7 +225,26 @@ pub fn exec_with(options: &[&str], mut request: Value) -> ExecResult {
     if is_slow() && options.is_empty() && request.is_object() && names_no_clock {
         request["limits"]["wall"] = json!(scaled_limit(30_000));
     }
-    exec_bytes(options, request.to_string().as_bytes())
+    let done = exec_bytes(options, request.to_string().as_bytes());
+    if let Some(path) = std::env::var_os(RECORD) {
+        record(Path::new(&path), options, &request, &done.result);
+    }
+    done
+}
+
+/// Names a file for the requests that a test makes, and their results.
+pub const RECORD: &str = "STOCKADE_TEST_RECORD";
+
+/// Adds a line, by one write, since other tests add theirs.
+fn record(path: &Path, options: &[&str], request: &Value, result: &Value) {
+    let policy = match options {
+        [] => Some(String::new()),
+        ["--policy", path] => fs::read_to_string(path).ok(),
+        _ => None,
+    };
+    let line = json!({"policy": policy, "request": request, "result": result});
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
 /// `exec` with whatever bytes.

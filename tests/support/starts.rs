@@ -59,14 +59,14 @@ fn told(result: &Value) -> String {
 }
 
 /// A program's result in an empty session, without a pause before it.
-fn result_without_pause(session: &mut Session, line: &Value) -> Value {
+pub fn result_without_pause(session: &mut Session, line: &Value) -> Value {
     session.send(&format!("{}\n{line}", json!({"op": "reset"})));
     assert_eq!(session.answer()["ok"], true);
     session.answer()
 }
 
 /// The same in the interpreter that waits.
-fn result_after_pause(session: &mut Session, line: &Value) -> Value {
+pub fn result_after_pause(session: &mut Session, line: &Value) -> Value {
     assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
     interpreter(session);
     session.ask(line.clone())
