@@ -20,7 +20,7 @@ use crate::support::{
     exec::{ExecResult, OWNER, exec, exec_with, program_path, run_under, run_with_stdin, scratch, stockade, text, write_file},
     policy_dir::{PolicyDirectory, derived, derived_from},
     runner::{directory, eventually, is_root, test},
-    session::{Session, children, stop},
+    session::{Session, children, is_screener, stop},
     timeouts::{scaled, scaled_limit},
 };
 
@@ -204,12 +204,9 @@ fn assert_limits(limits: &str) {
 
 /// The processes of a session that screen: the one that stays, and its copies, with their states.
 fn screeners(session: &Session) -> Vec<(u32, String)> {
-    let all = children(session.pid().as_raw().unsigned_abs()).into_iter().map(|pid| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        (pid, line, fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default())
-    });
-    let screens = |line: &[u8], status: &str| line.starts_with(b"stockade-screen\0") || status.contains("State:\tZ");
-    all.filter(|(_, line, status)| screens(line, status)).map(|(pid, _, status)| (pid, status)).collect()
+    let all = children(session.pid().as_raw().unsigned_abs()).into_iter();
+    let all = all.map(|pid| (pid, fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()));
+    all.filter(|(pid, status)| is_screener(*pid) || status.contains("State:\tZ")).collect()
 }
 
 test!(Both, a_session_has_one_screener_and_a_copy_of_it_for_each_text, seconds 90);

@@ -168,6 +168,11 @@ pub fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().map(|child| child.parse().unwrap()).collect()
 }
 
+/// Whether this process is a screener.
+pub fn is_screener(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"stockade-screen\0"))
+}
+
 /// Whether a thread of an interpreter waits in open(2) for its program.
 fn waits_for_program(pid: u32) -> bool {
     const OPEN: [&str; 2] = ["2", "257"];
