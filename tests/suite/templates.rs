@@ -14,6 +14,7 @@ use nix::{
         signal::{Signal, kill},
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
+    unistd::Pid,
 };
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -412,6 +413,31 @@ fn a_template_that_is_refused_costs_a_session_nothing_else() {
     let (status, said) = listed(&policy);
     assert!(status == Some(0) && said.contains("made and tried in"), "{status:?} {said}");
     ready_session(&["--policy", &policy]).close();
+}
+
+test!(Both, a_template_whose_maker_was_killed_is_made_once_more, seconds 120);
+fn a_template_whose_maker_was_killed_is_made_once_more() {
+    for (kills, refused) in [(1, false), (3, true)] {
+        let mut session = Session::open(&[]);
+        let mut killed = BTreeSet::new();
+        let all = eventually(MADE, || {
+            // A session that is asked nothing makes none anew.
+            session.ask(line(""));
+            thread::sleep(Duration::from_millis(10));
+            let maker = makers(&session).into_iter().find(|pid| !killed.contains(pid));
+            if let Some(maker) = maker.filter(|_| killed.len() < kills) {
+                kill(Pid::from_raw(maker.cast_signed()), Signal::SIGKILL).unwrap();
+                killed.insert(maker);
+            }
+            killed.len() == kills
+        });
+        assert!(all, "only {killed:?} were made");
+        match refused {
+            false => restored(&until_started(&mut session, "restored", "")),
+            true => not_restored(&until_started(&mut session, "fresh", "the template was refused: "), "fresh", "without a word"),
+        }
+        session.close();
+    }
 }
 
 test!(Both, a_template_that_needs_more_memory_than_a_run_may_have_is_refused, needs [Cgroup], seconds 60);

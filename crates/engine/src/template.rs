@@ -67,6 +67,10 @@ impl TemplateRun<'_> {
     }
 }
 
+/// How many makers may end without an answer before the template is refused: the host may have killed
+/// one for memory.
+const MAX_BROKEN: u32 = 3;
+
 /// Modules that read a file of the working directory when they are imported.
 const READ_AT_IMPORT: [(&str, &str); 1] = [("matplotlib", "matplotlibrc")];
 
@@ -186,6 +190,8 @@ struct State {
     maker: Option<Maker>,
     /// Why it was refused. None is made again in this session then.
     refused: Option<String>,
+    /// How many makers in a row have ended without an answer.
+    broken: u32,
 }
 
 impl Templates {
@@ -243,10 +249,11 @@ impl State {
         match self.maker.take()?.poll() {
             Progress::Going(maker) => self.maker = Some(maker),
             Progress::Made(template) => {
-                self.ready = Some(Rc::new(template));
+                (self.ready, self.broken) = (Some(Rc::new(template)), 0);
                 return Some(());
             }
-            Progress::Refused(why) => self.refuse(why),
+            Progress::Broken(_) if self.broken + 1 < MAX_BROKEN => self.broken += 1,
+            Progress::Refused(why) | Progress::Broken(why) => self.refuse(why),
         }
         None
     }

@@ -59,7 +59,10 @@ pub(super) struct Maker {
 pub(super) enum Progress {
     Going(Maker),
     Made(Template),
+    /// The template is no good start: the next would be none either.
     Refused(String),
+    /// It has ended without an answer.
+    Broken(String),
 }
 
 impl Maker {
@@ -117,7 +120,7 @@ impl Maker {
             Ok(Answer::Refused(why)) => Progress::Refused(why),
             Err(_) => {
                 let said = String::from_utf8_lossy(&self.read);
-                Progress::Refused(NoTemplate::Maker(said.lines().last().unwrap_or("without a word").to_owned()).to_string())
+                Progress::Broken(NoTemplate::Maker(said.lines().last().unwrap_or("without a word").to_owned()).to_string())
             }
         }
     }
