@@ -798,6 +798,10 @@ fn memory_of_all_processes_together_is_counted_without_a_cgroup_too() {
     is_held(&format!(
         "{hold}import threading\ndef piece():\n    if os.fork(): return os.read(full, 1)\n    threading.Thread(target=hold).start(); libc.syscall(60, 0)"
     ));
+    // Each thread hands the memory on to the next and ends.
+    is_held(&format!(
+        "{hold}import threading\ndef chain():\n    time.sleep(0.004)\n    while True:\n        try: return threading.Thread(target=chain).start()\n        except RuntimeError: time.sleep(0.001)\ndef piece():\n    if os.fork(): return os.read(full, 1)\n    mine = os.urandom(16 << 20); os.write(says, b'.'); chain(); libc.syscall(60, 0)"
+    ));
     // The control: what many processes share is there once.
     let shared = "all = os.urandom(96 << 20)\npage = mmap.mmap(-1, 32 << 20); page.write(block); page.write(block)\ndef piece():\n    if os.fork(): return\n    for at in range(0, 32 << 20, 4096): page[at]\n    time.sleep(600)";
     holding(shared, 6).succeeded().expect(json!({"output": "kept\n"}));

@@ -81,7 +81,7 @@ fn without_a_pause_the_next_sandbox_is_prepared_beside_the_program() {
         assert_eq!(result["output"], format!("{} []\n", n + 1), "{result}");
     }
     // Whether the client leaves a pause is known after the first.
-    started(&results[1], "fresh", "no sandbox was prepared yet");
+    started(&results[1], "fresh", "no sandbox was prepared");
     results[2..].iter().for_each(|result| started(result, "prepared", "the client leaves no pause"));
     // A directory that code has closed stays so beside that, and is open to the next program.
     let close = line_of("python", "import os, time\nos.chmod('.', 0)\ntime.sleep(0.1)\nprint(os.access('.', os.W_OK))", 30_000);

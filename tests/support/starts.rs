@@ -75,7 +75,7 @@ pub fn result_after_pause(session: &mut Session, line: &Value) -> Value {
 /// What a program told that was started afresh. No template may be ready.
 pub fn told_afresh(session: &mut Session, line: &Value) -> String {
     let result = result_without_pause(session, line);
-    started(&result, "fresh", "no sandbox was prepared yet");
+    started(&result, "fresh", "no sandbox was prepared");
     told(&result)
 }
 

@@ -165,8 +165,8 @@ enum CodeScreening<'p> {
 }
 
 impl<'p> CodeScreening<'p> {
-    /// On cgroup v2 the run always waits: a cgroup that hands limits down may hold no process
-    /// but the launcher.
+    /// On cgroup v2 the run always waits: the launcher leaves a cgroup that is to hand limits down, and a
+    /// screener that it has started there would stay behind.
     fn new(job: screen::ScreeningJob<'p>, policy: &Policy) -> Self {
         let only_notes = matches!(policy.screen.severest(), Action::Allow | Action::Note);
         if only_notes && !facts::is_unified() { CodeScreening::Running(job) } else { CodeScreening::Judged(job.finish()) }

@@ -116,7 +116,7 @@ const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 /// Why a request of a session finds no interpreter that waits for its program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPrestarted {
-    #[error("no sandbox was prepared yet")]
+    #[error("no sandbox was prepared")]
     Nothing,
     #[error("the request asks for no copy of the template")]
     NoCopyAsked,
@@ -128,7 +128,7 @@ pub(crate) enum NotPrestarted {
     NoTemplateYet,
     #[error("the template was refused: {0}")]
     TemplateRefused(String),
-    #[error("as many runs as the policy allows have come from the template's image, which is made anew")]
+    #[error("as many copies as the policy allows have been made of the template's image, which is made anew")]
     UsedUp,
     #[error("scratch cannot be read, or holds too many files to be looked through")]
     ScratchUnknown,
@@ -146,7 +146,7 @@ pub(crate) enum NotPrestarted {
     Files,
     #[error("the prepared sandbox, or the interpreter that waited in it, had ended or did not answer")]
     Ended,
-    #[error("the runtime's command is not one of python, bash, sh and node with the program's file alone")]
+    #[error("the runtime's command is not one of python, bash, dash, sh and node with the program's file alone")]
     Command,
     #[error("the policy sets a variable that may make an interpreter execute other files at its start")]
     Variable,
@@ -213,9 +213,11 @@ impl Pool {
         self.prepared.is_none()
     }
 
-    /// Prepares a sandbox for a request in this language. Nothing is prepared where such a
-    /// request would be refused, or would not take it. `held_back`: why the session has no
-    /// interpreter started.
+    /// Prepares a sandbox for a request in this language. None where such a request would not take it.
+    /// `held_back`: why the session has no interpreter started.
+    ///
+    /// # Errors
+    /// Such a request would be refused, or the sandbox cannot be set up.
     pub(crate) fn prepare(
         language: Option<String>,
         state: &SessionState,
@@ -223,13 +225,10 @@ impl Pool {
         options: &Options,
         template: Option<Rc<Template>>,
         held_back: Option<NotPrestarted>,
-    ) -> Self {
-        let stem = template.as_ref().map_or_else(unique_stem, |template| Ok(template.stem().to_owned()));
-        let prepared = stem.and_then(|stem| {
-            let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
-            Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
-        });
-        prepared.ok().flatten().unwrap_or_default()
+    ) -> Result<Option<Self>, Refusal> {
+        let stem = template.as_ref().map_or_else(unique_stem, |template| Ok(template.stem().to_owned()))?;
+        let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
+        Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
     }
 
     /// Adds whose copy the interpreter may be, or why none.
@@ -311,6 +310,7 @@ impl Pool {
             // What an interpreter has used of the sandbox's limits, and written, would be the request's.
             None if !plan.starts_like(&own) => (None, NotPrestarted::AnotherStart),
             None if !parts.files.is_empty() => (None, NotPrestarted::Files),
+            // Told where the interpreter turns out not to have waited.
             None => (Some(ready), NotPrestarted::Ended),
         }
     }

@@ -166,6 +166,8 @@ struct Sources<'a> {
 /// A screening that goes on.
 pub struct ScreeningJob<'p> {
     screen: &'p Screen,
+    /// Root has started this process.
+    privileged: bool,
     /// The file of each source.
     files: Vec<Option<String>>,
     known: Vec<Finding>,
@@ -175,6 +177,7 @@ pub struct ScreeningJob<'p> {
 /// The screener at work.
 struct ScreenerProcess {
     by: Answering,
+    question: File,
     answer: File,
     end: Instant,
 }
@@ -227,7 +230,7 @@ impl<'p> ScreeningJob<'p> {
     }
 
     fn begin(sources: Option<Sources<'_>>, screen: &'p Screen, privileged: bool, standing: Option<Rc<StandingScreener>>) -> Self {
-        let mut pending = ScreeningJob { screen, files: Vec::new(), known: Vec::new(), asked: None };
+        let mut pending = ScreeningJob { screen, privileged, files: Vec::new(), known: Vec::new(), asked: None };
         let Some(sources) = sources else { return pending };
         sources.known.into_iter().for_each(|(file, rule, what)| pending.know(file, rule, what));
         if sources.texts.is_empty() || screen.severest() == Action::Allow {
@@ -242,7 +245,7 @@ impl<'p> ScreeningJob<'p> {
             sources: sources.texts.iter().map(|(_, grammar, code)| Source { grammar: *grammar, code }).collect(),
         };
         match ask(&question, screen, privileged, standing) {
-            Ok((by, answer)) => pending.asked = Some(ScreenerProcess { by, answer, end: Instant::now() + SCREENER_TIMEOUT }),
+            Ok(asked) => pending.asked = Some(asked),
             Err(why) => pending.know(None, Rule::Screener, why),
         }
         pending.files = sources.texts.into_iter().map(|(file, ..)| file).collect();
@@ -260,7 +263,7 @@ impl<'p> ScreeningJob<'p> {
     /// Waits for it.
     pub fn finish(mut self) -> Screening {
         let mut screening = Screening::default();
-        match self.asked.take().map(hear) {
+        match self.asked.take().map(|asked| hear(asked, self.screen, self.privileged)) {
             Some(Ok(answer)) => screening = Screening::judge(answer, &self.files, self.screen),
             Some(Err(why)) => self.know(None, Rule::Screener, why),
             None => {}
@@ -281,30 +284,39 @@ fn ask(
     screen: &Screen,
     privileged: bool,
     standing: Option<Rc<StandingScreener>>,
-) -> Result<(Answering, File), String> {
-    let ask = || -> io::Result<(Answering, File)> {
-        let (mut asked, answer) = (unnamed_file()?, unnamed_file()?);
-        asked.write_all(&question.encode())?;
-        asked.rewind()?;
+) -> Result<ScreenerProcess, String> {
+    let write = || -> io::Result<(File, File)> {
+        let (mut file, answer) = (unnamed_file()?, unnamed_file()?);
+        file.write_all(&question.encode())?;
+        file.rewind()?;
         // Neither can be made to hold more of the launcher's memory than it does now.
         let fixed = SealFlags::SEAL | SealFlags::GROW | SealFlags::SHRINK;
-        fcntl_add_seals(&asked, fixed | SealFlags::WRITE)?;
+        fcntl_add_seals(&file, fixed | SealFlags::WRITE)?;
         answer.set_len(MAX_ANSWER_LEN as u64)?;
         fcntl_add_seals(&answer, fixed)?;
-        if let Some(standing) = standing
-            && let Ok(number) = standing.ask(&asked, &answer)
-        {
-            return Ok((Answering::Copy(standing, number), answer));
-        }
-        let (_, program) = companion::find(PROGRAM, privileged).map_err(io::Error::other)?;
-        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-        command.arg0(PROGRAM).env_clear().stdin(asked).stdout(answer.try_clone()?).stderr(Stdio::null());
-        let child = command.spawn().map_err(|error| io::Error::other(format!("start {PROGRAM}: {error}")))?;
-        less_urgent(screen, pid_of(&child));
-        let process = pidfd_open(pid_of(&child).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-        Ok((Answering::Started(process), answer))
+        Ok((file, answer))
     };
-    ask().map_err(|error| error.to_string())
+    let end = Instant::now() + SCREENER_TIMEOUT;
+    let (question, answer) = write().map_err(|error| format!("hand in the question: {error}"))?;
+    let number = standing.as_ref().and_then(|standing| standing.ask(&question, &answer).ok());
+    let by = match standing.zip(number) {
+        Some((standing, number)) => Answering::Copy(standing, number),
+        None => Answering::Started(start(&question, &answer, screen, privileged)?),
+    };
+    Ok(ScreenerProcess { by, question, answer, end })
+}
+
+/// Starts a screener for one question.
+fn start(question: &File, answer: &File, screen: &Screen, privileged: bool) -> Result<OwnedFd, String> {
+    let (_, program) = companion::find(PROGRAM, privileged).map_err(|error| error.to_string())?;
+    let spawn = || -> io::Result<OwnedFd> {
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+        command.arg0(PROGRAM).env_clear().stdin(question.try_clone()?).stdout(answer.try_clone()?).stderr(Stdio::null());
+        let child = command.spawn()?;
+        less_urgent(screen, pid_of(&child));
+        Ok(pidfd_open(pid_of(&child).ok_or(Errno::SRCH)?, PidfdFlags::empty())?)
+    };
+    spawn().map_err(|error| format!("start {PROGRAM}: {error}"))
 }
 
 /// What is only told gives way to the sandbox that is made meanwhile.
@@ -314,11 +326,19 @@ fn less_urgent(screen: &Screen, screener: Option<Pid>) {
     }
 }
 
-fn hear(ScreenerProcess { by, mut answer, end }: ScreenerProcess) -> Result<Answer, String> {
+fn hear(asked: ScreenerProcess, screen: &Screen, privileged: bool) -> Result<Answer, String> {
+    let ScreenerProcess { by, mut question, mut answer, end } = asked;
     let failed = |errno| format!("wait for {PROGRAM}: {errno}");
     let process = match by {
         Answering::Started(process) => Some(process),
-        Answering::Copy(standing, number) => standing.copy_for(number, end).map_err(failed)?,
+        Answering::Copy(standing, number) => match standing.copy_for(number, end) {
+            Ok(copy) => copy,
+            // It has ended before it made a copy, which alone reads.
+            Err(_) => {
+                question.rewind().map_err(|error| format!("hand in the question: {error}"))?;
+                Some(start(&question, &answer, screen, privileged)?)
+            }
+        },
     };
     let too_long = || format!("{PROGRAM} took longer than {} s", SCREENER_TIMEOUT.as_secs());
     let process = process.ok_or_else(too_long)?;

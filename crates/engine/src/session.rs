@@ -50,8 +50,8 @@ pub const MAX_READ: u64 = 16 << 20;
 /// The most entries of a listing.
 pub const MAX_LISTED: usize = 10_000;
 
-/// After this time without a line the next request's sandbox is prepared. A client that sends
-/// lines without pause gets its sandbox while its line is read.
+/// After this time without a line the next request's sandbox is prepared. For a client that leaves no
+/// such pause it is prepared while the program before it runs.
 const PAUSE: Duration = Duration::from_millis(2);
 /// An interpreter that has waited so long for its program gives its memory back.
 const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
@@ -119,9 +119,9 @@ impl SessionState {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Preparing {
     Now,
-    /// The last one has ended by itself, and what has ended one may end them all.
+    /// The last one has ended by itself, or could not be set up, and the next may not be either.
     WhenAnswered,
-    /// It could not be set up, or no request would take it.
+    /// No request would take it.
     Never,
 }
 
@@ -137,6 +137,9 @@ pub struct Session {
     prepared: Instant,
     /// Whether there was a request.
     has_run: bool,
+    /// Whether there was a sandbox. On cgroup v2 the first may make the launcher leave its cgroup, and a
+    /// process that it has started before would stay behind there.
+    had_sandbox: bool,
     /// Whether the client has left a pause since then.
     has_paused: bool,
     templates: Templates,
@@ -172,6 +175,7 @@ impl Session {
             pool: Pool::default(),
             prepared,
             has_run: false,
+            had_sandbox: false,
             has_paused: false,
             templates,
             preparing: Preparing::Now,
@@ -199,6 +203,7 @@ impl Session {
     /// of a template have in common.
     pub fn run(&mut self, request: &Request, client: &mut dyn Client) -> Report {
         let is_open = || self.state.store.as_ref().is_ok_and(SessionVolumes::is_open);
+        // What was set up before code closed a directory could not start in it.
         if self.templates.take_made() || !is_open() {
             self.pool = Pool::default();
         }
@@ -227,31 +232,35 @@ impl Session {
         let beside = leaves_no_pause.then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
         let origin = Origin::Session { request: Some(request), state: &self.state };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), Ahead { pool, beside });
-        self.keep_prepared(next.into_inner());
+        if let Some(prepared) = next.into_inner() {
+            self.keep_prepared(prepared);
+        }
         if self.preparing == Preparing::WhenAnswered {
             self.preparing = Preparing::Now;
         }
+        self.had_sandbox |= report.started;
         if report.started {
             self.language.clone_from(&request.language);
             self.asked_template.clone_from(&request.template);
         }
-        // A client that leaves no pause gets both too, unless this was all that it wanted.
+        // A client that leaves no pause gets a template and a screener too, unless this was all that it wanted.
         if self.has_run {
-            self.state.standing.start(&self.loaded.policy, self.identity.privileged);
-        }
-        if self.has_run && self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
-            self.begin_template();
+            if self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
+                self.begin_template();
+            }
+            self.start_screener();
         }
         (self.has_run, self.has_paused) = (true, false);
         report
     }
 
-    /// Keeps what was prepared. None: nothing was tried.
-    fn keep_prepared(&mut self, prepared: Option<Pool>) {
-        let Some(pool) = prepared else { return };
-        (self.pool, self.prepared) = (pool, Instant::now());
-        if self.pool.is_empty() {
-            self.preparing = Preparing::Never;
+    /// Keeps what was prepared. None: no request would take it.
+    fn keep_prepared(&mut self, prepared: Result<Option<Pool>, Refusal>) {
+        match prepared {
+            Ok(Some(pool)) => (self.pool, self.prepared, self.had_sandbox) = (pool, Instant::now(), true),
+            Ok(None) => self.preparing = Preparing::Never,
+            // What has failed once may do the next time.
+            Err(_) => self.preparing = Preparing::WhenAnswered,
         }
     }
 
@@ -282,12 +291,15 @@ impl Session {
             self.pool = Pool::default();
             let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref()).and_then(Result::ok);
             let language = self.language.clone();
-            self.keep_prepared(Some(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back)));
+            self.keep_prepared(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back));
         }
-        // After what a request may be waiting for already. On cgroup v2 also after a sandbox: where the
-        // first makes the launcher leave its cgroup, a process that was there before would stay behind.
+        // After what a request may be waiting for already.
         self.begin_template();
-        if !self.pool.is_empty() || self.has_run {
+        self.start_screener();
+    }
+
+    fn start_screener(&self) {
+        if self.had_sandbox {
             self.state.standing.start(&self.loaded.policy, self.identity.privileged);
         }
     }
@@ -295,7 +307,8 @@ impl Session {
     /// Begins to make the template of the language that the last request had, unless that asked for
     /// none.
     fn begin_template(&mut self) {
-        if let (Some(runtime), false) = (self.runtime(self.language.as_deref()), asks_for_none(self.asked_template.as_deref())) {
+        let wants_none = asks_for_none(self.asked_template.as_deref());
+        if let (Some(runtime), true, false) = (self.runtime(self.language.as_deref()), self.had_sandbox, wants_none) {
             self.templates.begin(&runtime, &self.loaded, &self.options);
         }
     }
@@ -339,8 +352,8 @@ impl Session {
         }
     }
 
-    /// Whether a sandbox can be prepared now. None is prepared while its set-up would change
-    /// what a client may still ask about.
+    /// Whether a sandbox can be prepared now. None is while code has closed a directory: only a run
+    /// opens that again.
     fn can_prepare(&self) -> bool {
         let is_wanted = self.pool.is_empty() || self.pool.is_of_beside();
         self.preparing == Preparing::Now && is_wanted && self.state.store.as_ref().is_ok_and(SessionVolumes::is_open)

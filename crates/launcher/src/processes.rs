@@ -134,6 +134,15 @@ pub(crate) fn has_ended(pid: &str) -> bool {
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
+/// Whether no thread of a process is left but one that has ended: where the first has, others may go on.
+pub(crate) fn is_over(pid: &str) -> bool {
+    let Ok(stat) = read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return true };
+    // The 20th field: proc_pid_stat(5); the rest begins with the third.
+    let threads = rest.split(' ').nth(17).and_then(|count| count.parse::<u32>().ok());
+    rest.starts_with(['Z', 'X']) && threads.is_none_or(|count| count <= 1)
+}
+
 /// The value of a line `key: N kB` of a file in `/proc`, in bytes.
 pub(crate) fn kibibytes(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;

@@ -1,9 +1,11 @@
 //! What the screener keeps when it locks itself down, before it reads the first hostile byte.
 //!
-//! One that stays reads none: it gets descriptors and copies itself, and each copy gives up the
-//! rest before it reads. Afterwards a screener can read, write and use memory within limits, and nothing else: it opens no
+//! Afterwards it can read, write and use memory within limits, and nothing else: it opens no
 //! file, makes no process and no socket, and starts no program. Code that takes it over has
 //! what it was given to read, one file for its answer, and 2 s of CPU time.
+//!
+//! A screener that stays keeps the calls by which it gets descriptors and copies itself, and reads no
+//! text. Each copy gives these up before it reads.
 
 use rustix::process::geteuid;
 use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*};

@@ -3,7 +3,8 @@
 //! It reads no question itself, so what a text does to the copy that reads it reaches no other. A
 //! message on the socket is the question's number, with the file of the question and that for the
 //! answer. The copy is a child of the launcher's, as a screener that was started would be, and the
-//! reply is that number with the copy's pidfd. How long a copy may take is the launcher's to decide.
+//! reply is that number with the copy's pidfd. All copies have the layout of this process's memory: one
+//! that a text has taken over has its own question and answer, and nothing to use that on. How long a copy may take is the launcher's to decide.
 
 use std::{
     io::{IoSlice, IoSliceMut},

@@ -73,7 +73,7 @@ pub fn clone_process(namespaces: u64, child: impl FnOnce() -> i32) -> Result<Chi
         return Err(crate::Errno::BUSY);
     }
     let mut pidfd: i32 = -1;
-    // A brother ends with the signal that this process ends with: clone3(2) takes no other.
+    // A sibling ends with the signal that this process ends with: clone3(2) takes no other.
     let exit_signal = if namespaces & flags::PARENT == 0 { SIGCHLD } else { 0 };
     let args = CloneArgs { flags: namespaces | flags::PIDFD, pidfd: (&raw mut pidfd) as u64, exit_signal, ..CloneArgs::default() };
     // SAFETY: the arguments live; without CLONE_VM the child goes on in its own copy of

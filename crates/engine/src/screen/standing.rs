@@ -2,8 +2,8 @@
 //!
 //! To copy a confined process takes less than to start and confine one. A question goes to it as two
 //! files; the copy that answers is a child of this process, and is judged as a screener that was
-//! started for the question. This process never waits for the one that stays: where that has ended,
-//! the next question gets a screener of its own.
+//! started for the question. Where the one that stays has ended, a question gets a screener of its own;
+//! one that made no copy in time is replaced.
 
 use std::{
     cell::{Cell, RefCell},
@@ -54,6 +54,8 @@ pub(super) struct StandingScreener {
     child: RefCell<Child>,
     socket: OwnedFd,
     questions: Cell<u32>,
+    /// It has made no copy where it should.
+    has_failed: Cell<bool>,
 }
 
 impl StandingScreener {
@@ -65,11 +67,11 @@ impl StandingScreener {
         let child = command.spawn()?;
         // Its copies have its niceness.
         less_urgent(screen, pid_of(&child));
-        Ok(StandingScreener { child: RefCell::new(child), socket, questions: Cell::default() })
+        Ok(StandingScreener { child: RefCell::new(child), socket, questions: Cell::default(), has_failed: Cell::default() })
     }
 
     fn lives(&self) -> bool {
-        matches!(self.child.borrow_mut().try_wait(), Ok(None))
+        !self.has_failed.get() && matches!(self.child.borrow_mut().try_wait(), Ok(None))
     }
 
     /// Hands in a question, with the file for its answer. Returns its number.
@@ -94,8 +96,14 @@ impl StandingScreener {
     /// `end`.
     ///
     /// # Errors
-    /// EPIPE where the screener has ended.
+    /// EPIPE or ECONNRESET where the screener has ended.
     pub(super) fn copy_for(&self, number: u32, end: Instant) -> Result<Option<OwnedFd>, Errno> {
+        let copy = self.receive_copy(number, end);
+        self.has_failed.set(!matches!(copy, Ok(Some(_))));
+        copy
+    }
+
+    fn receive_copy(&self, number: u32, end: Instant) -> Result<Option<OwnedFd>, Errno> {
         loop {
             if !readable_by(self.socket.as_fd(), end)? {
                 return Ok(None);
@@ -123,7 +131,7 @@ impl StandingScreener {
 impl Drop for StandingScreener {
     fn drop(&mut self) {
         let child = self.child.get_mut();
-        // It may have ended by itself. Where it does not answer its copies end with this process.
+        // It may have ended by itself. A copy that no question waits for is reaped when this process ends.
         let _ended = child.kill();
         let _reaped = child.wait();
     }

@@ -94,6 +94,7 @@ impl Resident {
 
 /// A process, as `/proc/PID/status` shows it.
 struct Process {
+    pid: String,
     /// A thread that has its memory.
     thread: String,
     /// Each page whole.
@@ -243,7 +244,7 @@ impl Look {
         let is_whole = processes::each(pid_one, &mut |pid| {
             match status_of(pid) {
                 Some((thread, status)) => {
-                    let found = Process::of(thread, &status);
+                    let found = Process::of(pid, thread, &status);
                     if !processes.iter().any(|other| other.lends_to(&found)) {
                         processes.push(found);
                     }
@@ -275,9 +276,16 @@ impl Look {
 }
 
 impl Process {
-    fn of(thread: String, status: &str) -> Self {
+    fn of(pid: &str, thread: String, status: &str) -> Self {
         let value = |key| kibibytes(status, key).unwrap_or(0);
-        Process { thread, mapped: resident(status), page_tables: value("VmPTE"), in_use: value("VmRSS"), size: value("VmSize") }
+        Process {
+            pid: pid.to_owned(),
+            thread,
+            mapped: resident(status),
+            page_tables: value("VmPTE"),
+            in_use: value("VmRSS"),
+            size: value("VmSize"),
+        }
     }
 
     /// Whether both have the same memory: vfork(2) lends it until the child has another.
@@ -287,15 +295,16 @@ impl Process {
     }
 
     /// Each page divided by the number of processes that map it. None where more than `most` is in
-    /// use, and where the kernel is taking the memory back: that can take it longer than a look.
+    /// use, where the thread has ended and others may have the memory, and where the kernel is taking
+    /// that back: that can take it longer than a look.
     fn divided(&self, most: u64) -> Option<Resident> {
         if self.in_use > most {
             return None;
         }
         match read_to_string(format!("/proc/{}/smaps_rollup", self.thread)) {
             Ok(rollup) => proportional(&rollup).or(Some(self.mapped)),
-            Err(_) if processes::has_ended(&self.thread) => Some(Resident::default()),
-            Err(error) if errno_of(&error) == Errno::SRCH => None,
+            Err(_) if processes::is_over(&self.pid) => Some(Resident::default()),
+            Err(error) if matches!(errno_of(&error), Errno::SRCH | Errno::NOENT) => None,
             Err(_) => Some(self.mapped),
         }
     }
@@ -330,7 +339,7 @@ fn status_of(pid: &str) -> Option<(String, String)> {
     let tasks = format!("/proc/{pid}/task");
     let threads = processes::entries(&tasks).filter_map(|task| task.file_name()?.to_str().map(String::from));
     let found = threads.map(read).find(tells);
-    found.or_else(|| processes::has_ended(&processes::living_thread(pid)).then_some(first))
+    found.or_else(|| processes::is_over(pid).then_some(first))
 }
 
 fn pause_after(took: Duration) -> Duration {
@@ -365,7 +374,14 @@ mod tests {
     #[expect(clippy::print_stderr, reason = "it says why it was not tried")]
     fn a_process_whose_memory_is_taken_back_has_none_of_its_own_and_tells_none() {
         let mapped = Resident { own: 1 << 30, shared: 1 << 30 };
-        let of = |thread: &str| Process { thread: thread.to_owned(), mapped, page_tables: 0, in_use: 1 << 20, size: 1 << 30 };
+        let of = |thread: &str| Process {
+            pid: thread.to_owned(),
+            thread: thread.to_owned(),
+            mapped,
+            page_tables: 0,
+            in_use: 1 << 20,
+            size: 1 << 30,
+        };
         // A thread of the kernel lives without memory, as a process does that is ending.
         let is_kernels = |pid: &String| read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.starts_with("2 (kthreadd)"));
         match Some("2".to_owned()).filter(is_kernels) {
