@@ -229,7 +229,9 @@ impl Session {
             ));
         };
         let leaves_no_pause = self.has_run && !self.has_paused && self.preparing == Preparing::Now;
-        let beside = leaves_no_pause.then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
+        // To look through a directory of the host may take longer than the run's limits can wait.
+        let has_own_scratch = self.options.scratch.is_none();
+        let beside = (leaves_no_pause && has_own_scratch).then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
         let origin = Origin::Session { request: Some(request), state: &self.state };
         let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), Ahead { pool, beside });
         if let Some(prepared) = next.into_inner() {
