@@ -53,6 +53,9 @@ pub const MAX_LISTED: usize = 10_000;
 /// After this time without a line the next request's sandbox is prepared. For a client that leaves no
 /// such pause it is prepared while the program before it runs.
 const PAUSE: Duration = Duration::from_millis(2);
+/// Of how many requests in a row without a pause the last has the next sandbox prepared beside it. The
+/// set-up takes time from the launcher, which is lost where only two come together.
+const MIN_IN_A_ROW: u32 = 2;
 /// An interpreter that has waited so long for its program gives its memory back.
 const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
 
@@ -142,6 +145,8 @@ pub struct Session {
     had_sandbox: bool,
     /// Whether the client has left a pause since then.
     has_paused: bool,
+    /// How many requests in a row have come without a pause before them.
+    in_a_row: u32,
     templates: Templates,
     preparing: Preparing,
     /// What the last request was written in, as the next one will be.
@@ -177,6 +182,7 @@ impl Session {
             has_run: false,
             had_sandbox: false,
             has_paused: false,
+            in_a_row: 0,
             templates,
             preparing: Preparing::Now,
             language: None,
@@ -228,7 +234,8 @@ impl Session {
                 Some(NotPrestarted::Beside),
             ));
         };
-        let leaves_no_pause = self.has_run && !self.has_paused && self.preparing == Preparing::Now;
+        self.in_a_row = if self.has_run && !self.has_paused { self.in_a_row + 1 } else { 0 };
+        let leaves_no_pause = self.in_a_row >= MIN_IN_A_ROW && self.preparing == Preparing::Now;
         // To look through a directory of the host may take longer than the run's limits can wait.
         let has_own_scratch = self.options.scratch.is_none();
         let beside = (leaves_no_pause && has_own_scratch).then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
