@@ -1,15 +1,17 @@
 //! Sandboxes that are set up before the request for them comes.
 //!
-//! [`Pool::take`] is all that a run knows of them. Behind it stands a session's next sandbox:
-//! it is admitted and set up as for a request without options, while the client thinks, or beside
-//! the program before it where the client leaves no pause. A request is admitted by itself, as if there were none, and takes it only where every part of
-//! the plan is in force already, and every path of the host that the plan shows, or covers in a
-//! scratch, is still the same file or directory. Else that sandbox is ended, unused.
+//! [`Pool::take`] is all that a run knows of them. It holds the session's next sandbox, which is
+//! admitted and set up as for a request without options: while the client thinks, or, where that
+//! leaves no pause, beside the program before. A request is admitted by itself, as if there were
+//! none, and takes it only where every part of the plan is in force already, and every path of the
+//! host that the plan shows, or covers in a scratch, is still the same file or directory. Else that
+//! sandbox is ended, unused.
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
-//! has left could run at its start, or a user of the host could see the fifo at which it waits, or a
-//! program that runs could. A request for another start of the interpreter gets another sandbox. Where the session has a
-//! template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox too.
+//! has left could run at its start, or a user of the host or a program of the session could see the
+//! fifo at which it waits. A request for another start of the interpreter gets another sandbox. Where
+//! the session has a template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox
+//! too.
 
 use std::{
     collections::BTreeMap,
