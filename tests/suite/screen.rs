@@ -260,8 +260,8 @@ fn a_session_has_one_screener_and_a_copy_of_it_for_each_text() {
     assert!(reads, "no copy has a filter of its own");
     assert_limits(&copy);
     let endless = session.answer();
-    let error = endless["error"].as_str().unwrap();
-    assert!(endless["verdict"] == "screened" && ["by signal", "took longer"].iter().any(|how| error.contains(how)), "{endless}");
+    // A build for tests uses all of that up, another finds that the text is nested too deep.
+    assert_eq!((&endless["verdict"], &endless["findings"][0]["rule"]), (&json!("screened"), &json!("screener")), "{endless}");
     assert_eq!(standing(&session), first);
     // Where it has ended another stands for the texts that follow, and none goes unscreened.
     kill(Pid::from_raw(i32::try_from(first).unwrap()), Signal::SIGKILL).unwrap();
