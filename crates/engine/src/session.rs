@@ -53,7 +53,7 @@ pub const MAX_LISTED: usize = 10_000;
 /// After this time without a line the next request's sandbox is prepared. For a client that leaves no
 /// such pause it is prepared while the program before it runs.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Of how many requests in a row without a pause the last has the next sandbox prepared beside it. The
+/// After how many requests without a pause the next sandbox is prepared beside the one that runs. The
 /// set-up takes time from the launcher, which is lost where only two come together.
 const MIN_IN_A_ROW: u32 = 2;
 /// An interpreter that has waited so long for its program gives its memory back.
@@ -138,15 +138,11 @@ pub struct Session {
     pool: Pool,
     /// Since when that stands.
     prepared: Instant,
-    /// Whether there was a request.
-    has_run: bool,
     /// Whether there was a sandbox. On cgroup v2 the first may make the launcher leave its cgroup, and a
     /// process that it has started before would stay behind there.
     had_sandbox: bool,
-    /// Whether the client has left a pause since then.
-    has_paused: bool,
-    /// How many requests in a row have come without a pause before them.
-    in_a_row: u32,
+    /// How many requests there were since the last pause.
+    since_pause: u32,
     templates: Templates,
     preparing: Preparing,
     /// What the last request was written in, as the next one will be.
@@ -179,10 +175,8 @@ impl Session {
         Ok(Session {
             pool: Pool::default(),
             prepared,
-            has_run: false,
             had_sandbox: false,
-            has_paused: false,
-            in_a_row: 0,
+            since_pause: 0,
             templates,
             preparing: Preparing::Now,
             language: None,
@@ -234,8 +228,7 @@ impl Session {
                 Some(NotPrestarted::Beside),
             ));
         };
-        self.in_a_row = if self.has_run && !self.has_paused { self.in_a_row + 1 } else { 0 };
-        let leaves_no_pause = self.in_a_row >= MIN_IN_A_ROW && self.preparing == Preparing::Now;
+        let leaves_no_pause = self.since_pause >= MIN_IN_A_ROW && self.preparing == Preparing::Now;
         // To look through a directory of the host may take longer than the run's limits can wait.
         let has_own_scratch = self.options.scratch.is_none();
         let beside = (leaves_no_pause && has_own_scratch).then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
@@ -253,13 +246,13 @@ impl Session {
             self.asked_template.clone_from(&request.template);
         }
         // A client that leaves no pause gets a template and a screener too, unless this was all that it wanted.
-        if self.has_run {
+        if self.since_pause > 0 {
             if self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
                 self.begin_template();
             }
             self.start_screener();
         }
-        (self.has_run, self.has_paused) = (true, false);
+        self.since_pause = self.since_pause.saturating_add(1);
         report
     }
 
@@ -275,7 +268,7 @@ impl Session {
 
     /// How long to wait for a line before [`Session::pause`]; none: for ever.
     pub fn until_pause(&self) -> Option<Duration> {
-        if self.can_prepare() || (self.has_run && !self.has_paused) {
+        if self.can_prepare() || self.since_pause > 0 {
             return Some(PAUSE);
         }
         let waits = self.pool.waits_for_program().then(|| INTERPRETER_WAITS.saturating_sub(self.prepared.elapsed()));
@@ -287,7 +280,7 @@ impl Session {
     /// that fails, such a request gets the error when it comes. A template that is made meanwhile
     /// takes the place of the interpreter that waits.
     pub fn pause(&mut self) {
-        self.has_paused = true;
+        self.since_pause = 0;
         let made = self.templates.take_made();
         let has_waited = self.pool.waits_for_program() && self.prepared.elapsed() >= INTERPRETER_WAITS;
         if self.can_prepare() || made && !self.pool.is_empty() || has_waited {

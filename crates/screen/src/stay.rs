@@ -11,6 +11,7 @@ use std::{
     mem::MaybeUninit,
 };
 
+use crate::NOT_ASKED;
 use rustix::{
     fd::{AsFd, OwnedFd},
     io::{Errno, retry_on_intr},
@@ -31,7 +32,7 @@ pub(crate) fn serve(socket: impl AsFd, answer: impl Fn() -> u8) -> Result<(), Er
         let copy = clone_process(flags::PARENT, || {
             // The first closes the socket.
             let placed = place_descriptor(&question, 0).and_then(|()| place_descriptor(&file, 1));
-            placed.map_or(1, |()| i32::from(answer()))
+            placed.map_or(i32::from(NOT_ASKED), |()| i32::from(answer()))
         })?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
