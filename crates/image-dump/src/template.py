@@ -23,8 +23,8 @@ writes is noted in the image, and the restorer copies them at once.
 
 Not the same as in a fresh start: `hash` of strings, addresses and the like are those of the image
 in every copy; imported modules are in `sys.modules`; the collector does not look at the objects of
-the image (`gc.freeze`), and its modules are not taken apart at the end, where no finalizer is left.
-Standard library only;
+the image (`gc.freeze`), and its modules are not taken apart at the end, where nothing is left that
+would be seen outside. Standard library only;
 CPython 3.10 to 3.13 on glibc.
 
 Parameters, which are not part of the image:
@@ -34,6 +34,7 @@ STOCKADE_TEMPLATE_IMPORTS   modules to import, separated by commas
 STOCKADE_TEMPLATE_WARM      path of Python code to run after these imports, or nothing
 """
 
+import builtins
 import os
 import posix
 import sys
@@ -41,11 +42,16 @@ import time
 
 import _signal
 
+# Functions of this file run at the end of a program, which may have replaced those that it shares.
+__builtins__ = dict(vars(builtins))
+
 PRESENT = set(sys.modules)
 
 # Forgotten again below, since a fresh start has not imported them.
 import atexit  # noqa: E402
 import gc  # noqa: E402
+from _weakref import ref as weak_reference  # noqa: E402
+from gc import get_freeze_count, get_objects, get_referents, is_tracked, unfreeze  # noqa: E402
 
 REFUSED = 125
 
@@ -75,7 +81,7 @@ OUTSIDE = {
     "multiprocessing.BaseProcess", "select.epoll", "_io.FileIO",
 }  # fmt: skip
 OF_MAIN = {"threading._MainThread", "multiprocessing.process._MainProcess"}
-GENERATORS = {"random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator"}
+GENERATORS = {"random.Random", "numpy.Generator", "numpy.RandomState", "numpy.BitGenerator", "numpy.SeedSequence"}
 
 
 def refuse(*reasons):
@@ -135,7 +141,7 @@ def live_objects():
     names = getattr(sys.modules.get("tempfile"), "_name_sequence", None)
     known = {id(getattr(sys.modules.get("random"), "_inst", None)), id(getattr(names, "_rng", None))}
     if numpy:
-        known |= {id(numpy._rand), id(numpy._rand._bit_generator)}
+        known |= {id(numpy._rand), id(numpy._rand._bit_generator), id(getattr(numpy._rand._bit_generator, "_seed_seq", None))}
     for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         known.add(id(getattr(stream.buffer, "raw", stream.buffer)))
     for thing in gc.get_objects():
@@ -351,7 +357,6 @@ def start_clocks():
 def freeze(ctypes):
     """Keeps the collector off the image: it writes to each object that it looks at, and a copy
     would then have a page of its own for each."""
-    gc.collect()
     gc.freeze()
     # But for the program's module, or what belongs to it would not be collected at the end.
     main = sys.modules["__main__"]
@@ -403,13 +408,47 @@ def keep_openssl(ctypes):
         pass  # another library, or none
 
 
+# Classes of C whose objects free memory, and nothing else, when they are freed. A capsule may do more,
+# but is made by a module of C: see UNSEEN.
+FREE_MEMORY = frozenset(
+    """
+    object type super property classmethod staticmethod mappingproxy function builtin_function_or_method method code cell
+    frame traceback module ellipsis NoneType NotImplementedType int bool float complex str bytes bytearray tuple list dict set
+    frozenset range slice enumerate reversed zip map filter dict_keys dict_values dict_items list_iterator tuple_iterator
+    getset_descriptor member_descriptor wrapper_descriptor method_descriptor classmethod_descriptor method-wrapper
+    weakref weakref.ReferenceType types.SimpleNamespace types.GenericAlias types.UnionType typing.TypeVar
+    _thread.lock _thread.RLock _abc._abc_data functools.partial functools._lru_cache_wrapper functools.KeyWrapper
+    collections.deque collections.defaultdict collections.OrderedDict odict_keys odict_values odict_items
+    re.Pattern re.Match _struct.Struct _random.Random _json.Scanner _json.Encoder array.array
+    decimal.Decimal decimal.Context datetime.date datetime.datetime datetime.time datetime.timedelta datetime.timezone
+    datetime.tzinfo zoneinfo.ZoneInfo operator.itemgetter operator.attrgetter operator.methodcaller
+    itertools.count itertools.chain itertools.repeat itertools.cycle itertools.islice
+    builtin_method moduledef PyCapsule sys.version_info _collections._tuplegetter functools._lru_list_elem
+    _contextvars.ContextVar hamt hamt_bitmap_node
+    """.split()
+)
+# The same of packages that were tried in copies, by how these names begin.
+FREE_MEMORY_TOO = ("numpy.", "pandas.")
+# They have a finalizer, which does nothing in these two classes.
+BUFFERS = frozenset(("_io.StringIO", "_io.BytesIO"))
+# Modules of C whose objects do more when they are freed, and which the collector does not show.
+UNSEEN = frozenset(("_ctypes", "_dbm", "_gdbm"))
+
+
 class SpareModules:
     """At its end CPython takes each module apart, and with it most objects of the image: a copy
-    would first get a page of its own for each. They stay where no object that the program has
-    made has a finalizer, which could have been hung into one of them, as an open file into
-    `logging`. The program's own module, and all it has imported itself, are taken apart as always."""
+    would first get a page of its own for each. They stay where each object that the program has
+    made frees only memory when it is freed: any other could have been hung into one of them, as an
+    open file into `logging`. The program's own module, and all it has imported itself, are taken
+    apart as always.
 
-    MANY = 50_000  # to look at them takes longer than to take the image apart
+    No code of the program runs here: its classes are looked at past their own attributes."""
+
+    MANY = 20_000  # to look at them takes longer than to take the image apart
+
+    mro = staticmethod(type.__dict__["__mro__"].__get__)
+    attributes = staticmethod(type.__dict__["__dict__"].__get__)
+    callback = staticmethod(weak_reference.__dict__["__callback__"].__get__)
 
     def __init__(self):
         self.kept = {}
@@ -422,16 +461,72 @@ class SpareModules:
         self.kept.update((name, module) for name, module in sys.modules.items() if module not in others)
         # For ever: neither this object nor its modules are freed.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.kept))
+        self.imported = set(sys.modules)
+        self.word, self.text = ctypes.c_size_t.from_address, ctypes.string_at
+        self.dealloc = self.word(id(SpareModules) + DEALLOC).value
 
-    def has_finalizers(self):
-        """Whether any object of the program has one. The collector does not show those of the image."""
+    def frees_only_memory(self, kind):
+        """Whether an object of this class does, when it is freed."""
+        if self.name(kind) in BUFFERS:
+            return True
+        for part in self.mro(kind):
+            if "__del__" in self.attributes(part):
+                return False
+            # Those of Python free their attributes, which are looked at themselves.
+            name = self.name(part)
+            is_of_python = self.word(id(part) + DEALLOC).value == self.dealloc
+            if not (is_of_python or name in FREE_MEMORY or name.startswith(FREE_MEMORY_TOO) or self.is_exception(part)):
+                return False
+        return True
+
+    def name(self, kind):
+        """That of a class of C has its module in it; the class cannot change it."""
+        return self.text(self.word(id(kind) + NAME).value).decode(errors="replace")
+
+    def is_exception(self, kind):
+        return any(part is BaseException for part in self.mro(kind))
+
+    def leaves_nothing_undone(self):
+        """Whether all objects of the program free only memory. The collector does not show those of the
+        image, nor those that the program has hidden from it."""
+        modules = sys.modules
+        if type(modules) is not dict or get_freeze_count() > self.frozen:
+            return False
+        for name in modules.keys() - self.imported:
+            path = getattr(modules[name], "__file__", None)
+            top = name.partition(".")[0]
+            if name in UNSEEN or (type(path) is str and path.endswith(".so") and top not in sys.stdlib_module_names):
+                return False
+        made = get_objects()
+        if len(made) > self.MANY:
+            return False
         streams = {id(part) for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__) for part in parts(stream)}
-        made = gc.get_objects()
-        return len(made) > self.MANY or any(hasattr(type(thing), "__del__") and id(thing) not in streams for thing in made)
+        own = {id(thing) for thing in made}
+        kinds = {}
+        for thing in made:
+            kind = type(thing)
+            if any(part is type for part in self.mro(kind)) and "__del__" in self.attributes(thing):
+                return False  # an object of this class, which the collector may not see
+            if any(part is weak_reference for part in self.mro(kind)):
+                call = self.callback(thing)
+                if call is not None and (type(call) is not BUILTIN and id(call) in own):
+                    return False
+            if id(thing) not in streams:
+                kinds[id(kind)] = kind
+        for thing in get_referents(*made):
+            # What is tracked and not among the program's is the image's.
+            if not is_tracked(thing) and id(thing) not in streams:
+                kinds[id(type(thing))] = type(thing)
+        return all(self.frees_only_memory(kind) for kind in kinds.values())
 
     def leave(self):
-        if self.has_finalizers():
-            gc.unfreeze()
+        try:
+            is_spare = self.leaves_nothing_undone()
+        except BaseException:  # the program has changed what this looks at
+            is_spare = False
+        if not is_spare:
+            self.kept.clear()
+            unfreeze()
             return
         modules, kept = sys.modules, self.kept
         for name in kept:
@@ -439,6 +534,11 @@ class SpareModules:
                 del modules[name]
         # Streams are flushed for the last time when nothing holds them, but kept modules may.
         sys.stockade_last_flush = LastFlush()
+
+
+BUILTIN = type(len)
+# Where an object of class `type` has its name, and the function that frees its objects.
+NAME, DEALLOC = 24, 48
 
 
 # The template --------------------------------------------------------------------------------------
@@ -520,7 +620,7 @@ class Template:
         if self.warm:
             with open(self.warm, encoding="utf-8") as file:
                 code = compile(file.read(), self.warm, "exec")
-            exec(code, {"__name__": "stockade_warm"})
+            exec(code, {"__name__": "stockade_warm", "__builtins__": builtins})
         # The compiler's and the interpreter's own first steps.
         exec(compile("x = sum(i * i for i in range(1000))\n", "<warm>", "exec"), {})
 
@@ -543,6 +643,7 @@ class Template:
             sys.stdout.flush()
             sys.stderr.flush()
             spare.keep(ctypes)
+            gc.collect()
             freeze(ctypes)
             # To CPython a copy is the child of a fork.
             ctypes.pythonapi.PyOS_BeforeFork()
@@ -563,6 +664,9 @@ class Template:
                 threads.start()
             open_streams()
             start_clocks()
+            # What a copy has made until here is not its program's.
+            freeze(ctypes)
+            spare.frozen = get_freeze_count()
 
         return write
 
