@@ -389,6 +389,7 @@ fn bad_templates() -> Vec<(String, &'static str)> {
         (warm("import sys\nsys.setrecursionlimit(500)"), "a copy differs from a fresh start"),
         (warm("while True: pass") + &limit("wall", &scaled_limit(2_000)), "WallTimeout"),
         (limit("file_size", "1MiB"), "write the contents: errno 27"),
+        (limit("output_size", "1KiB") + "[limits.max]\noutput_size = \"1KiB\"\n", "printed more than the policy's output_size keeps"),
         (String::from("[templates.bare]\nimports = [\"no_such_module\"]"), "ModuleNotFoundError"),
     ]
 }
@@ -413,6 +414,23 @@ fn a_template_that_is_refused_costs_a_session_nothing_else() {
     let (status, said) = listed(&policy);
     assert!(status == Some(0) && said.contains("made and tried in"), "{status:?} {said}");
     ready_session(&["--policy", &policy]).close();
+}
+
+test!(Both, a_template_says_what_it_was_made_from_however_little_a_model_reads, seconds 90);
+fn a_template_says_what_it_was_made_from_however_little_a_model_reads() {
+    let policies = PolicyDirectory::new();
+    let names = ["json", "logging", "email", "sqlite3", "asyncio", "zipfile"];
+    let policy = policies.write("little", &with_template(&format!("imports = {names:?}\n[limits]\noutput_size = \"256B\"")));
+    let mut session = ready_session(&["--policy", &policy]);
+    for name in names {
+        let mut request = line(&format!("import {name}; print({name}.own)"));
+        request["files"] = json!({format!("{name}.py"): "own = 'own'"});
+        let result = at_once(&mut session, &request);
+        not_restored(&result, AT_REQUEST, "has the name of a module");
+        assert_eq!(result["output"], "own\n", "{name}: {result}");
+        assert_eq!(session.ask(json!({"op": "reset"}))["ok"], true);
+    }
+    session.close();
 }
 
 test!(Both, a_template_whose_maker_was_killed_is_made_once_more, seconds 120);

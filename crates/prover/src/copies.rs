@@ -21,9 +21,13 @@ fn finding(runtime: &str, name: &str, loaded: &LoadedPolicy, options: &Options) 
     let (state, seen, control) = match try_copies(runtime, loaded, options) {
         Ok(values) => judge(&values),
         // A session makes none either.
-        Err(why @ (NoTemplate::Unfit(_) | NoTemplate::Refused(_) | NoTemplate::Differs { .. } | NoTemplate::Ended { .. })) => {
-            (State::Absent, format!("no copy is made: {why}"), String::from("not tried"))
-        }
+        Err(
+            why @ (NoTemplate::Unfit(_)
+            | NoTemplate::Refused(_)
+            | NoTemplate::CutOut(_)
+            | NoTemplate::Differs { .. }
+            | NoTemplate::Ended { .. }),
+        ) => (State::Absent, format!("no copy is made: {why}"), String::from("not tried")),
         Err(why) => (State::NotProven, why.to_string(), String::from("not tried")),
     };
     Finding {

@@ -53,6 +53,8 @@ const DIRECTORY: &str = ".stockade-template";
 const REFUSED: &str = "stockade: template refused: ";
 /// How long a run that tries a template may take, in milliseconds.
 const TRIAL_MS: u64 = 60_000;
+/// How much of each stream is kept of a run of a template's making, in bytes.
+const KEPT_OUTPUT: u64 = 1 << 20;
 /// Libraries that start threads by these when they are loaded; a template may have one thread.
 const THREADS: [&str; 3] = ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"];
 
@@ -83,6 +85,9 @@ pub enum NoTemplate {
         /// The last that it said on stderr.
         said: String,
     },
+    /// Part of what a run of its making printed was not kept.
+    #[error("{0} printed more than the policy's output_size keeps")]
+    CutOut(&'static str),
     /// What it was made from is not known.
     #[error("it does not say what it was made from")]
     NoFacts,
@@ -140,12 +145,17 @@ impl TemplateRun<'_> {
         vec![(place("sitecustomize.py"), source()), (place("image.so"), LIBRARY.into()), (place("warm.py"), warm.into())]
     }
 
-    /// Its limits, where they are not those of any run. What tries a template has time on a busy host
-    /// too, as far as the policy lets a request ask for it: it ends by itself.
+    /// Its limits, where they are not those of any run, as far as the policy lets a request ask for them.
+    /// What tries a template has time on a busy host too: it ends by itself. What a run prints is read
+    /// whole, however little of it a model would read.
     pub(crate) fn limits(&self, policy: &Policy) -> BTreeMap<LimitKey, Option<u64>> {
-        let wall = policy.limits.get(LimitKey::Wall).filter(|_| !matches!(self.stage, Stage::Make(..)));
-        let most = policy.limits_max.get(LimitKey::Wall).unwrap_or(u64::MAX);
-        wall.map(|wall| (LimitKey::Wall, Some(wall.max(TRIAL_MS.min(most))))).into_iter().collect()
+        let least = [(LimitKey::Wall, TRIAL_MS), (LimitKey::OutputSize, KEPT_OUTPUT)];
+        let own = least.into_iter().filter(|(key, _)| *key != LimitKey::Wall || !matches!(self.stage, Stage::Make(..)));
+        let limit = |(key, least): (LimitKey, u64)| {
+            let most = policy.limits_max.get(key).unwrap_or(u64::MAX);
+            policy.limits.get(key).map(|value| (key, Some(value.max(least.min(most)))))
+        };
+        own.filter_map(limit).collect()
     }
 
     /// Makes a request's plan that of this run. A template finds no program, and these variables.
@@ -282,7 +292,8 @@ impl Trial {
 fn ended_well(what: &'static str, outcome: Outcome) -> Result<(Vec<u8>, Vec<u8>), NoTemplate> {
     let Outcome { verdict, code, output, error, message, .. } = outcome;
     if verdict == Verdict::Exited && code == 0 {
-        return Ok((output.bytes, error.bytes));
+        // What was cut out may be a module that it has imported, or a random value.
+        return if output.truncated || error.truncated { Err(NoTemplate::CutOut(what)) } else { Ok((output.bytes, error.bytes)) };
     }
     let stderr = String::from_utf8_lossy(&error.bytes);
     let last = stderr.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
