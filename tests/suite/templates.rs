@@ -4,7 +4,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs, thread,
+    fs,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -573,15 +575,48 @@ fn an_image_is_made_anew_after_so_many_runs_and_at_such_an_age() {
     session.close();
 }
 
+/// Puts another interpreter in the place of this one.
+fn replace(own: &Path) {
+    fs::create_dir_all(own.parent().unwrap()).unwrap();
+    fs::copy("/usr/bin/python3", own.with_extension("new")).unwrap();
+    fs::rename(own.with_extension("new"), own).unwrap();
+}
+
+test!(Both, a_template_whose_interpreter_is_replaced_meanwhile_is_made_once_more, seconds 120);
+fn a_template_whose_interpreter_is_replaced_meanwhile_is_made_once_more() {
+    let policies = PolicyDirectory::new();
+    let own = policies.0.join("env/bin/python3");
+    let policy = policies.write("slow", &with_template("warm = \"import time; time.sleep(0.5)\""));
+    for (times, refused) in [(1, false), (3, true)] {
+        replace(&own);
+        let mut session = Session::open(&["--policy", &policy, "--runtime", &format!("python={}", text(&own))]);
+        let mut seen = BTreeSet::new();
+        let all = eventually(MADE, || {
+            session.ask(line(""));
+            thread::sleep(Duration::from_millis(20));
+            for maker in makers(&session).into_iter().filter(|_| seen.len() < times).collect::<Vec<_>>() {
+                if seen.insert(maker) {
+                    replace(&own);
+                }
+            }
+            seen.len() == times
+        });
+        assert!(all, "only {seen:?} were made");
+        match refused {
+            false => restored(&until_started(&mut session, "restored", "")),
+            true => {
+                not_restored(&until_started(&mut session, "fresh", "the template was refused: "), "fresh", "was changed while it was made")
+            }
+        }
+        session.close();
+    }
+}
+
 test!(Both, an_interpreter_that_is_replaced_is_the_next_request_s, seconds 90);
 fn an_interpreter_that_is_replaced_is_the_next_request_s() {
     let policies = PolicyDirectory::new();
     let own = policies.0.join("env/bin/python3");
-    fs::create_dir_all(own.parent().unwrap()).unwrap();
-    let replace = || {
-        fs::copy("/usr/bin/python3", own.with_extension("new")).unwrap();
-        fs::rename(own.with_extension("new"), &own).unwrap();
-    };
+    let replace = || replace(&own);
     replace();
     let mut session = ready_session(&["--runtime", &format!("python={}", text(&own))]);
     let show = "import sys; print(sys.executable)";

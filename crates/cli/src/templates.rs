@@ -105,13 +105,16 @@ fn make_for_session(runtime: &str, stem: &str, session: u32, choice: &PolicyChoi
     let session = pidfd_open(parent, PidfdFlags::empty())?;
     let options = Options { ends_with: Arc::new([session]), ..Options::from(choice) };
     let image = io::stdout().as_fd().try_clone_to_owned()?;
-    let made = load_policy(&options).map_err(|refusal| refusal.to_string()).and_then(|loaded| {
-        let made = make(runtime, stem, image, &loaded, &options);
-        made.map_err(|error| error.to_string())
-    });
+    let made = match load_policy(&options) {
+        Ok(loaded) => make(runtime, stem, image, &loaded, &options).map_err(|error| match error.may_pass() {
+            true => Answer::Failed(error.to_string()),
+            false => Answer::Refused(error.to_string()),
+        }),
+        Err(refusal) => Err(Answer::Refused(refusal.to_string())),
+    };
     let (answer, status) = match made {
         Ok(made) => (Answer::Made(made), ExitCode::SUCCESS),
-        Err(why) => (Answer::Refused(why), ExitCode::from(SANDBOX_ERROR)),
+        Err(answer) => (answer, ExitCode::from(SANDBOX_ERROR)),
     };
     serde_json::to_writer(io::stderr(), &answer)?;
     io::stderr().flush()?;

@@ -67,8 +67,8 @@ impl TemplateRun<'_> {
     }
 }
 
-/// How many makers may end without an answer before the template is refused: the host may have killed
-/// one for memory.
+/// How many makers in a row may make none, where the host may be to blame, before the template is
+/// refused.
 const MAX_BROKEN: u32 = 3;
 
 /// Modules that read a file of the working directory when they are imported.
@@ -190,7 +190,7 @@ struct State {
     maker: Option<Maker>,
     /// Why it was refused. None is made again in this session then.
     refused: Option<String>,
-    /// How many makers in a row have ended without an answer.
+    /// How many makers in a row have made none where another try may succeed.
     broken: u32,
 }
 

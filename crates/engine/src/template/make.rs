@@ -124,6 +124,19 @@ pub enum NoTemplate {
     Maker(String),
 }
 
+impl NoTemplate {
+    /// Whether the next try may well succeed: a file was exchanged meanwhile, or a busy host gave a run
+    /// too little time or memory.
+    pub fn may_pass(&self) -> bool {
+        const OF_HOST: [Verdict; 3] = [Verdict::WallTimeout, Verdict::OutOfMemory, Verdict::Signaled];
+        match self {
+            NoTemplate::Changed(_) => true,
+            NoTemplate::Ended { verdict, .. } => OF_HOST.contains(verdict),
+            _ => false,
+        }
+    }
+}
+
 fn file_failed(what: &'static str) -> impl Fn(Errno) -> NoTemplate {
     move |errno| NoTemplate::File { what, errno }
 }
@@ -389,6 +402,15 @@ mod tests {
         for copy in [&b"a\nc\n"[..], b"a\n", b"a\nb\nc\n", b""] {
             assert!(matches!(compare(b"a\nb\n", copy), Err(NoTemplate::Differs { .. })), "{copy:?}");
         }
+    }
+
+    #[test]
+    fn another_try_may_succeed_where_the_host_was_to_blame() {
+        let ended = |verdict| NoTemplate::Ended { what: "a copy", verdict, code: 137, said: String::new() };
+        assert!(NoTemplate::Changed(PathBuf::from("/usr/bin/python3")).may_pass());
+        assert!([Verdict::WallTimeout, Verdict::OutOfMemory].map(ended).iter().all(NoTemplate::may_pass));
+        assert!(![Verdict::Exited, Verdict::SyscallDenied].map(ended).iter().any(NoTemplate::may_pass));
+        assert!(!NoTemplate::Refused(String::from("2 threads")).may_pass());
     }
 
     #[test]

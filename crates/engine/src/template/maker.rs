@@ -40,8 +40,10 @@ const MAX_ANSWER: usize = 1 << 20;
 pub enum Answer {
     /// The image is complete, sealed and tried.
     Made(Made),
-    /// There is none, for this reason.
+    /// There is none, for this reason, and the next try would make none either.
     Refused(String),
+    /// There is none this time, for this reason.
+    Failed(String),
 }
 
 /// The process at work. Dropping it ends it.
@@ -61,7 +63,7 @@ pub(super) enum Progress {
     Made(Template),
     /// The template is no good start: the next would be none either.
     Refused(String),
-    /// It has ended without an answer.
+    /// It has ended without an answer, or with one that another try may change.
     Broken(String),
 }
 
@@ -118,6 +120,7 @@ impl Maker {
             }),
             Ok(Answer::Made(_)) => Progress::Refused(String::from("the policy is another one than when the session began")),
             Ok(Answer::Refused(why)) => Progress::Refused(why),
+            Ok(Answer::Failed(why)) => Progress::Broken(why),
             Err(_) => {
                 let said = String::from_utf8_lossy(&self.read);
                 Progress::Broken(NoTemplate::Maker(said.lines().last().unwrap_or("without a word").to_owned()).to_string())
