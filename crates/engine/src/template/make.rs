@@ -137,7 +137,7 @@ impl NoTemplate {
     }
 }
 
-fn file_failed(what: &'static str) -> impl Fn(Errno) -> NoTemplate {
+pub(super) fn file_failed(what: &'static str) -> impl Fn(Errno) -> NoTemplate {
     move |errno| NoTemplate::File { what, errno }
 }
 
@@ -334,8 +334,8 @@ fn seal_and_check(image: &OwnedFd) -> Result<u64, NoTemplate> {
     Ok(length)
 }
 
-fn errno_of(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+pub(super) fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Compares what a copy printed with a fresh start, line by line.

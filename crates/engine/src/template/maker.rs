@@ -24,7 +24,7 @@ use stockade_policy::{model, plan::Plan};
 
 use super::{
     Made, NoTemplate, Template,
-    make::{empty_image, plan_of_copies},
+    make::{empty_image, errno_of, file_failed, plan_of_copies},
     start_sha256,
 };
 use crate::{LoadedPolicy, Options, admit::unique_stem};
@@ -73,17 +73,15 @@ impl Maker {
         let stem = unique_stem().map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
         let plan = plan_of_copies(runtime, &stem, loaded, options)?;
         let image = empty_image()?;
-        let failed = |what| move |errno| NoTemplate::File { what, errno };
-        let stdout = fcntl_dupfd_cloexec(&image, 0).map_err(failed("hand on the image"))?;
+        let stdout = fcntl_dupfd_cloexec(&image, 0).map_err(file_failed("hand on the image"))?;
         let mut command = Command::new("/proc/self/exe");
         command.args(["templates", "make", runtime, "--stem", &stem, "--session", &std::process::id().to_string()]);
         command.args(options.policy_arguments());
         let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
-        let errno = |error: &std::io::Error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-        let mut child = started.map_err(|error| failed("start the process that makes it")(errno(&error)))?;
-        let answer = child.stderr.take().ok_or_else(|| failed("hear the process that makes it")(Errno::BADF))?;
+        let mut child = started.map_err(|error| file_failed("start the process that makes it")(errno_of(&error)))?;
+        let answer = child.stderr.take().ok_or_else(|| file_failed("hear the process that makes it")(Errno::BADF))?;
         let maker = Maker { child, answer, read: Vec::new(), image: Arc::new(image), stem, plan, template: template.clone() };
-        rustix::io::ioctl_fionbio(&maker.answer, true).map_err(failed("hear the process that makes it"))?;
+        rustix::io::ioctl_fionbio(&maker.answer, true).map_err(file_failed("hear the process that makes it"))?;
         Ok(maker)
     }
 
