@@ -631,6 +631,18 @@ fn an_interpreter_that_is_replaced_is_the_next_request_s() {
     session.answer();
     not_restored(&session.answer(), AT_REQUEST, "is another one than that of the template, which is made anew");
     until_started(&mut session, "restored", "");
+    // Also for a client that leaves no pause.
+    interpreter(&session);
+    replace();
+    session.send(&line("").to_string());
+    let mut starts = BTreeSet::new();
+    let is_made = eventually(MADE, || {
+        session.send(&line("import time; time.sleep(0.05)").to_string());
+        starts.insert(session.answer()["receipt"]["start"].as_str().unwrap().to_owned());
+        starts.contains("restored")
+    });
+    assert!(is_made && starts.len() > 1, "{starts:?}");
+    session.answer();
     // Nor does one take it that waits.
     interpreter(&session);
     replace();

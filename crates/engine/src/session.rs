@@ -247,9 +247,7 @@ impl Session {
         }
         // A client that leaves no pause gets a template and a screener too, unless this was all that it wanted.
         if self.since_pause > 0 {
-            if self.runtime(request.language.as_deref()).is_some_and(|runtime| self.templates.wants_next(&runtime)) {
-                self.begin_template();
-            }
+            self.begin_template();
             self.start_screener();
         }
         self.since_pause = self.since_pause.saturating_add(1);

@@ -209,8 +209,8 @@ impl Templates {
     }
 
     /// Begins to make the template of a runtime where the policy has one and none is ready, or the
-    /// one that is has been used up. A process beside this one makes it. One that is too old serves
-    /// until then.
+    /// one that is has been used up or is outdated. A process beside this one makes it. One that is too
+    /// old serves until then.
     pub(crate) fn begin(&mut self, runtime: &str, loaded: &LoadedPolicy, options: &Options) {
         if loaded.policy.template_of(runtime).is_none() {
             return;
@@ -224,12 +224,6 @@ impl Templates {
             Ok(maker) => state.maker = Some(maker),
             Err(refused) => state.refuse(refused.to_string()),
         }
-    }
-
-    /// Whether none has been made for a runtime, or the last has been used up, and none is being made.
-    pub(crate) fn wants_next(&self, runtime: &str) -> bool {
-        let has_none = |state: &State| state.ready.as_ref().map_or(state.refused.is_none(), |ready| ready.is_used_up());
-        self.all.get(runtime).is_none_or(|state| state.maker.is_none() && has_none(state))
     }
 
     /// Whether any is being made.
