@@ -137,6 +137,7 @@ fn a_request_for_another_start_of_the_interpreter_gets_one() {
     ask(&mut session, json!({}));
     interpreter(&session);
     let result = ask(&mut session, json!({"package.json": "{\"type\": \"module\"}"}));
+    started(&result, "fresh", "the request brings files");
     assert_eq!(result["output"], "undefined true\n");
     started(&result, "fresh", "the request brings files");
     // Here another thread of it waits.

@@ -137,7 +137,7 @@ fn requests_start_from_copies_once_the_template_is_made() {
     for (field, value) in [("env", json!({"TZ": "Asia/Tokyo"})), ("limits", json!({"open_files": 64})), ("filename", json!("named.py"))] {
         let mut request = line("");
         request[field] = value;
-        not_restored(&at_once(&mut session, &request), AT_REQUEST, "other arguments, variables or limits");
+        not_restored(&at_once(&mut session, &request), AT_REQUEST, "the request has other variables or limits, or another file name");
     }
     let bash = at_once(&mut session, &json!({"op": "run", "code": "echo $0", "language": "bash"}));
     not_restored(&bash, AT_REQUEST, "");

@@ -142,8 +142,10 @@ pub(crate) enum NotPrestarted {
     NameTaken,
     #[error("the prepared sandbox did not fit the request")]
     Misfit,
-    #[error("the interpreter that waited had other arguments, variables or limits")]
+    #[error("the sandbox was prepared for other arguments, variables or limits")]
     AnotherStart,
+    #[error("the request has other variables or limits, or another file name, than copies of the template")]
+    AnotherThanCopies,
     #[error("the request brings files, and an interpreter may look for some before it opens its program")]
     Files,
     #[error("the prepared sandbox, or the interpreter that waited in it, had ended or did not answer")]
@@ -301,17 +303,18 @@ impl Pool {
         // Its stdin is /dev/null.
         let reads_stdin = !matches!(parts.stdin, StdinBytes::Null);
         let fits = !reads_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own);
+        let is_for_start = not_prestarted.is_none() || ready.is_restored();
         match not_prestarted {
             _ if !ready.is_sound() => (None, NotPrestarted::Ended),
             _ if !fits => (None, NotPrestarted::Misfit),
             _ if template.as_ref().is_some_and(|template| !template.is_current()) => (None, NotPrestarted::Outdated),
             // It was a good start when it was prepared.
             _ if ready.is_restored() && not_copied.is_some() => (None, NotPrestarted::Misfit),
-            Some(_) if ready.is_restored() && !(plan.starts_like(&own) && parts.files.is_empty()) => (None, NotPrestarted::AnotherStart),
+            // Its interpreter is to be a copy, or waits: what that has used of the sandbox's limits, and
+            // written, would be the request's.
+            _ if is_for_start && !plan.starts_like(&own) => (None, NotPrestarted::AnotherStart),
+            _ if is_for_start && !parts.files.is_empty() => (None, NotPrestarted::Files),
             Some(cause) => (Some(ready), cause),
-            // What an interpreter has used of the sandbox's limits, and written, would be the request's.
-            None if !plan.starts_like(&own) => (None, NotPrestarted::AnotherStart),
-            None if !parts.files.is_empty() => (None, NotPrestarted::Files),
             // Told where the interpreter turns out not to have waited.
             None => (Some(ready), NotPrestarted::Ended),
         }

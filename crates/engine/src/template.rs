@@ -144,7 +144,7 @@ impl Template {
     /// A copy would not be what a fresh start is.
     pub(crate) fn copy(&self, plan: &Plan, parts: &Parts<'_>) -> Result<Memory, NotPrestarted> {
         if !plan.starts_like_before_arguments(&self.plan) {
-            return Err(NotPrestarted::AnotherStart);
+            return Err(NotPrestarted::AnotherThanCopies);
         }
         if parts.files.iter().any(|(path, _)| self.is_shadowed_by(Path::new(path))) {
             return Err(NotPrestarted::Shadowed);
