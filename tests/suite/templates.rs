@@ -646,7 +646,9 @@ fn an_interpreter_that_is_replaced_is_the_next_request_s() {
     // Nor does one take it that waits.
     interpreter(&session);
     replace();
-    not_restored(&session.ask(line(show)), "fresh", "");
+    let result = session.ask(line(show));
+    not_restored(&result, "fresh", "");
+    assert_eq!(result["receipt"]["start_cause"].as_str().unwrap().matches("another one than").count(), 1, "{}", result["receipt"]);
     until_started(&mut session, "restored", "");
     session.close();
 }

@@ -275,7 +275,8 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
                 receipt.start_cause = not_copied.map(|cause| cause.to_string());
             } else if origin.session_state().is_some() {
                 receipt.start = if was_prepared { StartKind::Prepared } else { StartKind::Fresh };
-                let causes = std::iter::once(not_prestarted).chain(not_copied);
+                let of_copy = not_copied.filter(|cause| *cause != not_prestarted);
+                let causes = std::iter::once(not_prestarted).chain(of_copy);
                 receipt.start_cause = Some(causes.map(|cause| cause.to_string()).collect::<Vec<_>>().join("; "));
             } else if let Origin::Request(Request { template: Some(asked), .. }) = origin
                 && asked != NO_TEMPLATE
