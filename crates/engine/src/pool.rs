@@ -126,6 +126,8 @@ pub(crate) enum NotPrestarted {
     StartedForNoCopy,
     #[error("only requests of a session get copies of a template")]
     OneRequest,
+    #[error("the template is not being made yet")]
+    TemplateNotBegun,
     #[error("the template is still being made")]
     NoTemplateYet,
     #[error("the template was refused: {0}")]

@@ -198,13 +198,15 @@ impl Templates {
     /// The template of a runtime, or why there is none yet.
     ///
     /// # Errors
-    /// It is still being made, or was refused.
+    /// It is not made yet, or was refused.
     pub(crate) fn ready(&self, runtime: &str) -> Result<Rc<Template>, NotPrestarted> {
-        let state = self.all.get(runtime).ok_or(NotPrestarted::NoTemplateYet)?;
+        let state = self.all.get(runtime).ok_or(NotPrestarted::TemplateNotBegun)?;
         match (&state.ready, &state.refused) {
             (Some(ready), _) => Ok(Rc::clone(ready)),
             (None, Some(why)) => Err(NotPrestarted::TemplateRefused(why.clone())),
-            (None, None) => Err(NotPrestarted::NoTemplateYet),
+            (None, None) if state.maker.is_some() => Err(NotPrestarted::NoTemplateYet),
+            // Or the last try has made none.
+            (None, None) => Err(NotPrestarted::TemplateNotBegun),
         }
     }
 
