@@ -320,7 +320,7 @@ fn a_request_says_whether_it_wants_a_copy() {
     not_restored(&asked(&mut session, &naming("none"), false), AT_REQUEST, "the request asks for no copy");
     session.ask(naming("none"));
     not_restored(&asked(&mut session, &naming("none"), true), "prestarted", "the request asks for no copy");
-    not_restored(&asked(&mut session, &line(""), true), "prestarted", "started for requests that ask for no copy");
+    not_restored(&asked(&mut session, &line(""), true), "prestarted", "prepared for requests that get no copy");
     restored(&asked(&mut session, &line(""), true));
     // A name that would mean nothing is refused, here and without a session.
     for (language, template, says) in
@@ -519,13 +519,14 @@ test!(Both, what_is_left_under_the_name_of_the_templates_programs_holds_copies_b
 fn what_is_left_under_the_name_of_the_templates_programs_holds_copies_back() {
     let mut session = ready_session(&[]);
     let names = "import os\nprint([name for name in os.listdir('.') if name != os.path.basename(__file__)])";
+    let taken = "has the name that the template's programs have";
     for leave in ["os.remove(__file__); os.mkdir(__file__)", "os.rename(__file__, __file__ + '~')", "open(__file__ + 'x', 'w')"] {
         restored(&at_once(&mut session, &line(&format!("import os\n{leave}"))));
         for _ in 0..2 {
             let result = at_once(&mut session, &line(names));
-            not_restored(&result, AT_REQUEST, "has the name that the template's programs have");
+            not_restored(&result, AT_REQUEST, taken);
             assert!(result["output"].as_str().unwrap().starts_with("['stockade_"), "{result}");
-            not_restored(&asked(&mut session, &line(""), true), "prestarted", "");
+            not_restored(&asked(&mut session, &line(""), true), "prestarted", taken);
         }
         let remove = "import os\nfor name in os.listdir('.'):\n    if name != os.path.basename(__file__):\n        os.rmdir(name) if os.path.isdir(name) else os.remove(name)";
         assert_eq!(session.output(remove), "");

@@ -122,8 +122,8 @@ pub(crate) enum NotPrestarted {
     Nothing,
     #[error("the request asks for no copy of the template")]
     NoCopyAsked,
-    #[error("the interpreter that waited had been started for requests that ask for no copy")]
-    StartedForNoCopy,
+    #[error("the sandbox was prepared for requests that get no copy of a template")]
+    PreparedForNoCopy,
     #[error("only requests of a session get copies of a template")]
     OneRequest,
     #[error("the template is not being made yet")]
@@ -220,7 +220,8 @@ impl Pool {
     }
 
     /// Prepares a sandbox for a request in this language. None where such a request would not take it.
-    /// `held_back`: why the session has no interpreter started.
+    /// `template`: whose copy its interpreter may be, or why none. `held_back`: why the session has no
+    /// interpreter started.
     ///
     /// # Errors
     /// Such a request would be refused, or the sandbox cannot be set up.
@@ -229,10 +230,15 @@ impl Pool {
         state: &SessionState,
         loaded: &LoadedPolicy,
         options: &Options,
-        template: Option<Rc<Template>>,
+        template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
     ) -> Result<Option<Self>, Refusal> {
-        let stem = template.as_ref().map_or_else(unique_stem, |template| Ok(template.stem().to_owned()))?;
+        // That one request asks for no copy keeps the next from none.
+        let template = template.filter(|template| !matches!(template, Err(NotPrestarted::NoCopyAsked)));
+        let stem = match &template {
+            Some(Ok(template)) => template.stem().to_owned(),
+            _ => unique_stem()?,
+        };
         let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
         Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
     }
@@ -280,7 +286,7 @@ impl Pool {
         let (sandbox, not_prestarted) = self.take_prepared(plan, seen, scratch, parts, not_copied.as_ref());
         if let Some(sandbox) = sandbox {
             let is_copy = sandbox.is_restored() || template.is_none();
-            let not_copied = not_copied.or((!is_copy).then_some(NotPrestarted::StartedForNoCopy));
+            let not_copied = not_copied.or((!is_copy).then_some(NotPrestarted::PreparedForNoCopy));
             return Taken { sandbox: Some(sandbox), memory: None, not_prestarted, not_copied };
         }
         let copied = template.map(|template| template.and_then(|template| template.copy(plan, parts))).transpose();
@@ -330,7 +336,7 @@ impl PreparedSandbox {
         loaded: &LoadedPolicy,
         options: &Options,
         stem: &str,
-        template: Option<Rc<Template>>,
+        template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
     ) -> Result<Option<Self>, Refusal> {
         // The gate is of one run, and begins with it.
@@ -354,6 +360,7 @@ impl PreparedSandbox {
         // Where none may wait now, a copy is made when the request comes.
         let is_good = matches!(not_prestarted, None | Some(NotPrestarted::Waited | NotPrestarted::Beside));
         let template = template.filter(|_| is_good).map(|template| {
+            let template = template?;
             inputs.memory = Some(template.copy(&plan, &Parts::default())?);
             Ok(template)
         });

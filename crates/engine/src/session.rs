@@ -212,7 +212,7 @@ impl Session {
             // Its program would have the name of the template's programs, which may be taken.
             self.pool = Pool::default();
         }
-        let of_next = template.as_ref().and_then(|template| template.as_ref().ok().cloned());
+        let of_next = template.clone();
         let pool = std::mem::take(&mut self.pool).with(template);
         let next = RefCell::new(None);
         let prepare = || {
@@ -289,7 +289,7 @@ impl Session {
             };
             // Ended first: there are never two.
             self.pool = Pool::default();
-            let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref()).and_then(Result::ok);
+            let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref());
             let language = self.language.clone();
             self.keep_prepared(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back));
         }
@@ -344,9 +344,10 @@ impl Session {
         };
         // One that cannot be read, or not whole, may hold anything.
         let Ok((entries, false)) = listed() else { return Err(NotPrestarted::ScratchUnknown) };
-        let is_program = |entry: &Listed| entry.path.to_string_lossy().starts_with(template.stem());
+        let has_stem = |entry: &Listed| entry.path.to_string_lossy().starts_with(template.stem());
+        let is_program = |entry: &Listed| has_stem(entry) && !self.is_fifo_of_pool(entry);
         match () {
-            () if !self.pool.waits_for_program() && entries.iter().any(is_program) => Err(NotPrestarted::NameTaken),
+            () if entries.iter().any(is_program) => Err(NotPrestarted::NameTaken),
             () if entries.iter().any(|entry| template.is_shadowed_by(&entry.path)) => Err(NotPrestarted::Shadowed),
             () => Ok(()),
         }
