@@ -280,6 +280,21 @@ fn where_no_interpreter_may_wait_the_receipt_says_why() {
         started(&session.run("1"), "prepared", cause);
         session.close();
     }
+    // Nor is a sandbox prepared.
+    let peers = policies.write("peers", &derived("[egress]\nwhitelist = { add = [\"192.0.2.1:443\"] }"));
+    (0..=1024).for_each(|n| fs::write(place.join(n.to_string()), "").unwrap());
+    for (options, cause) in
+        [(vec!["--policy", &peers], "the policy lets code reach peers"), (vec!["--scratch", text(&place)], "scratch holds too many files")]
+    {
+        let mut session = Session::open(&options);
+        let is_told = || {
+            thread::sleep(Duration::from_millis(20));
+            session.run("1")["receipt"]["start_cause"].as_str().unwrap().starts_with(cause)
+        };
+        assert!(eventually(Duration::from_secs(10), is_told), "{cause}");
+        started(&session.run("1"), "fresh", cause);
+        session.close();
+    }
 }
 
 test!(Both, under_strict_an_interpreter_waits_too, seconds 60);

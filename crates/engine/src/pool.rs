@@ -46,6 +46,8 @@ const MAX_ENTRIES: u64 = 1024;
 #[derive(Default)]
 pub(crate) struct Pool {
     prepared: Option<PreparedSandbox>,
+    /// Why none is, where no request of the session would take one.
+    why_none: Option<NotPrestarted>,
     /// What the file name of the next request's program begins with: its interpreter may wait for
     /// a file of this name.
     stem: Option<String>,
@@ -170,6 +172,12 @@ pub(crate) enum NotPrestarted {
     Home,
     #[error("home is in scratch, where a request's files may be some that an interpreter executes at its start")]
     HomeInScratch,
+    #[error("scratch holds too many files to be looked through once more for every request")]
+    LargeScratch,
+    #[error("a path that is covered in scratch is a mount of its own")]
+    CoveredMount,
+    #[error("the run has no user namespace")]
+    NoUserNamespace,
     #[error("the policy lets code reach peers, which a run does through a gate of its own")]
     Egress,
     #[error("the policy watches modules, from the interpreter's start on")]
@@ -214,12 +222,17 @@ struct PreparedSandbox {
 }
 
 impl Pool {
+    /// Nothing: no request of the session would take it, for this reason.
+    pub(crate) fn never(why: NotPrestarted) -> Self {
+        Pool { why_none: Some(why), ..Pool::default() }
+    }
+
     /// Whether nothing is prepared.
     pub(crate) fn is_empty(&self) -> bool {
         self.prepared.is_none()
     }
 
-    /// Prepares a sandbox for a request in this language. None where such a request would not take it.
+    /// Prepares a sandbox for a request in this language; or why such a request would not take it.
     /// `template`: whose copy its interpreter may be, or why none. `held_back`: why the session has no
     /// interpreter started.
     ///
@@ -232,7 +245,7 @@ impl Pool {
         options: &Options,
         template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
-    ) -> Result<Option<Self>, Refusal> {
+    ) -> Result<Result<Self, NotPrestarted>, Refusal> {
         // That one request asks for no copy keeps the next from none.
         let template = template.filter(|template| !matches!(template, Err(NotPrestarted::NoCopyAsked)));
         let stem = match &template {
@@ -240,7 +253,7 @@ impl Pool {
             _ => unique_stem()?,
         };
         let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
-        Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), template: None }))
+        Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), ..Pool::default() }))
     }
 
     /// Adds whose copy the interpreter may be, or why none.
@@ -303,7 +316,7 @@ impl Pool {
         parts: &Parts<'_>,
         not_copied: Option<&NotPrestarted>,
     ) -> (Option<WaitingSandbox>, NotPrestarted) {
-        let Some(prepared) = self.prepared.take() else { return (None, NotPrestarted::Nothing) };
+        let Some(prepared) = self.prepared.take() else { return (None, self.why_none.take().unwrap_or(NotPrestarted::Nothing)) };
         let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, template, ready } = prepared;
         let template = template.and_then(Result::ok);
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
@@ -338,10 +351,10 @@ impl PreparedSandbox {
         stem: &str,
         template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
-    ) -> Result<Option<Self>, Refusal> {
+    ) -> Result<Result<Self, NotPrestarted>, Refusal> {
         // The gate is of one run, and begins with it.
         if !loaded.policy.egress.whitelist.is_empty() {
-            return Ok(None);
+            return Ok(Err(NotPrestarted::Egress));
         }
         let request = Request { language, ..Request::default() };
         let origin = Origin::Session { request: Some(&request), state };
@@ -349,13 +362,18 @@ impl PreparedSandbox {
         let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, named)?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MAX_ENTRIES);
         let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.file_ids().to_vec());
-        if large || covered.contains(&None) || admission.plan.identity.user_namespaces != UserNamespaces::Nested {
-            return Ok(None);
+        let causes = [
+            (large, NotPrestarted::LargeScratch),
+            (covered.contains(&None), NotPrestarted::CoveredMount),
+            (admission.plan.identity.user_namespaces != UserNamespaces::Nested, NotPrestarted::NoUserNamespace),
+        ];
+        if let Some((_, cause)) = causes.into_iter().find(|(applies, _)| *applies) {
+            return Ok(Err(cause));
         }
         let seen = std::mem::take(&mut admission.seen);
         let scratch = admission.scratch().map(scratch_id).transpose()?;
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
-        let RunSandbox::Init(init) = sandbox else { return Ok(None) };
+        let RunSandbox::Init(init) = sandbox else { return Ok(Err(NotPrestarted::Nothing)) };
         let not_prestarted = NotPrestarted::of(&plan, &loaded.policy, held_back);
         // Where none may wait now, a copy is made when the request comes.
         let is_good = matches!(not_prestarted, None | Some(NotPrestarted::Waited | NotPrestarted::Beside));
@@ -368,7 +386,7 @@ impl PreparedSandbox {
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;
         ready.keep_prepared();
-        Ok(Some(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, ready }))
+        Ok(Ok(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, ready }))
     }
 }
 

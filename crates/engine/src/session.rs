@@ -119,13 +119,13 @@ impl SessionState {
 }
 
 /// Whether the next request's sandbox may be set up before it comes.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(PartialEq, Eq)]
 enum Preparing {
     Now,
     /// The last one has ended by itself, or could not be set up, and the next may not be either.
     WhenAnswered,
-    /// No request would take it.
-    Never,
+    /// No request would take it, for this reason.
+    Never(NotPrestarted),
 }
 
 fn asks_for_none(template: Option<&str>) -> bool {
@@ -213,7 +213,11 @@ impl Session {
             self.pool = Pool::default();
         }
         let of_next = template.clone();
-        let pool = std::mem::take(&mut self.pool).with(template);
+        let pool = match &self.preparing {
+            Preparing::Never(why) => Pool::never(why.clone()),
+            Preparing::Now | Preparing::WhenAnswered => std::mem::take(&mut self.pool),
+        };
+        let pool = pool.with(template);
         let next = RefCell::new(None);
         let prepare = || {
             if !is_open() {
@@ -254,11 +258,11 @@ impl Session {
         report
     }
 
-    /// Keeps what was prepared. None: no request would take it.
-    fn keep_prepared(&mut self, prepared: Result<Option<Pool>, Refusal>) {
+    /// Keeps what was prepared; or why no request would take it.
+    fn keep_prepared(&mut self, prepared: Result<Result<Pool, NotPrestarted>, Refusal>) {
         match prepared {
-            Ok(Some(pool)) => (self.pool, self.prepared, self.had_sandbox) = (pool, Instant::now(), true),
-            Ok(None) => self.preparing = Preparing::Never,
+            Ok(Ok(pool)) => (self.pool, self.prepared, self.had_sandbox) = (pool, Instant::now(), true),
+            Ok(Err(why)) => self.preparing = Preparing::Never(why),
             // What has failed once may do the next time.
             Err(_) => self.preparing = Preparing::WhenAnswered,
         }
