@@ -45,8 +45,9 @@ impl SessionScreener {
         }
     }
 
+    /// Not one that has made no copy: the next text would wait for it as long.
     pub(super) fn screener(&self) -> Option<Rc<StandingScreener>> {
-        self.0.borrow().clone()
+        self.0.borrow().clone().filter(|screener| !screener.has_failed.get())
     }
 }
 
