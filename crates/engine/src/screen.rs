@@ -16,7 +16,7 @@ use std::{
     io::{self, Read, Seek, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::process::CommandExt,
+        unix::{fs::FileExt, process::CommandExt},
     },
     path::Path,
     process::{Child, Command, Stdio},
@@ -278,16 +278,11 @@ fn unnamed_file() -> io::Result<File> {
     Ok(memfd_create("screen", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?.into())
 }
 
-/// Asks a screener; what is wrong is said in words, for the finding.
-fn ask(
-    question: &Question<'_>,
-    screen: &Screen,
-    privileged: bool,
-    standing: Option<Rc<StandingScreener>>,
-) -> Result<ScreenerProcess, String> {
+/// A question, and the file for its answer.
+fn hand_in(question: &[u8]) -> Result<(File, File), String> {
     let write = || -> io::Result<(File, File)> {
         let (mut file, answer) = (unnamed_file()?, unnamed_file()?);
-        file.write_all(&question.encode())?;
+        file.write_all(question)?;
         file.rewind()?;
         // Neither can be made to hold more of the launcher's memory than it does now.
         let fixed = SealFlags::SEAL | SealFlags::GROW | SealFlags::SHRINK;
@@ -296,8 +291,29 @@ fn ask(
         fcntl_add_seals(&answer, fixed)?;
         Ok((file, answer))
     };
+    write().map_err(|error| format!("hand in the question: {error}"))
+}
+
+/// The same question once more, in files that no process has yet: one that still reads the first ones
+/// moves the place in them.
+fn hand_in_again(question: &File) -> Result<(File, File), String> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(question.metadata()?.len()).unwrap_or(0)];
+        question.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    };
+    hand_in(&read().map_err(|error| format!("read the question: {error}"))?)
+}
+
+/// Asks a screener; what is wrong is said in words, for the finding.
+fn ask(
+    question: &Question<'_>,
+    screen: &Screen,
+    privileged: bool,
+    standing: Option<Rc<StandingScreener>>,
+) -> Result<ScreenerProcess, String> {
     let end = Instant::now() + SCREENER_TIMEOUT;
-    let (question, answer) = write().map_err(|error| format!("hand in the question: {error}"))?;
+    let (question, answer) = hand_in(&question.encode())?;
     let number = standing.as_ref().and_then(|standing| standing.ask(&question, &answer).ok());
     let by = match standing.zip(number) {
         Some((standing, number)) => Answering::Copy(standing, number),
@@ -327,15 +343,16 @@ fn less_urgent(screen: &Screen, screener: Option<Pid>) {
 }
 
 fn hear(asked: ScreenerProcess, screen: &Screen, privileged: bool) -> Result<Answer, String> {
-    let ScreenerProcess { by, mut question, mut answer, end } = asked;
+    let ScreenerProcess { by, question, mut answer, end } = asked;
     let failed = |errno| format!("wait for {PROGRAM}: {errno}");
     let process = match by {
         Answering::Started(process) => Some(process),
         Answering::Copy(standing, number) => match standing.copy_for(number, end) {
             Ok(copy) => copy,
-            // It has ended before it made a copy, which alone reads.
+            // It has ended, or its copy was lost on the way, and may be reading.
             Err(_) => {
-                question.rewind().map_err(|error| format!("hand in the question: {error}"))?;
+                let (question, own_answer) = hand_in_again(&question)?;
+                answer = own_answer;
                 Some(start(&question, &answer, screen, privileged)?)
             }
         },
@@ -400,5 +417,26 @@ fn readable_by(descriptor: BorrowedFd<'_>, end: Instant) -> Result<bool, Errno> 
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_is_handed_in_again_shares_no_place_with_the_first() -> Result<(), Box<dyn std::error::Error>> {
+        let (question, answer) = hand_in(b"asked")?;
+        let (mut again, own_answer) = hand_in_again(&question)?;
+        // A copy of the screener that is still at work.
+        (&question).read_to_end(&mut Vec::new())?;
+        (&answer).write_all(b"lost")?;
+        let mut read = Vec::new();
+        again.read_to_end(&mut read)?;
+        assert_eq!((read.as_slice(), (&own_answer).stream_position()?), (&b"asked"[..], 0));
+        let mut first = [0; 4];
+        own_answer.read_exact_at(&mut first, 0)?;
+        assert_eq!(first, [0; 4]);
+        Ok(())
     }
 }
