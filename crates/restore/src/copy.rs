@@ -14,7 +14,8 @@ use stockade_protocol::image::{DESCRIPTOR, HEADER_LENGTH, HIGHEST, Header, Image
 use stockade_sys::{
     memory::{AddressRange, map_file_at, map_stack_at, map_zeros_at, move_to, populate, populate_to_read, read_into, unmap},
     thread_state::{
-        ThreadAddresses, block_signals, has_seccomp_filter, set_memory_bounds, set_name, set_signal_action, set_thread_addresses, set_umask,
+        ThreadAddresses, has_seccomp_filter, set_memory_bounds, set_name, set_signal_action, set_signal_mask, set_thread_addresses,
+        set_umask,
     },
 };
 
@@ -36,7 +37,7 @@ const SIGSTOP: usize = 19;
 /// As of [`crate::run`]; `arguments` were found in this process.
 pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infallible, Failure> {
     // Until the last step: a handler of the image may run only on the image's memory.
-    block_signals(u64::MAX).map_err(to("block signals"))?;
+    set_signal_mask(u64::MAX).map_err(to("block signals"))?;
     // SAFETY: the program was started with it and nothing else owns it; where it is not open, the
     // next step fails, and closing it does too.
     let file = unsafe { OwnedFd::from_raw_fd(DESCRIPTOR) };
@@ -58,7 +59,7 @@ pub(crate) unsafe fn become_copy(arguments: &InitialArguments) -> Result<Infalli
     let Header { pc, sp, signal_mask, .. } = image.header;
     // SAFETY: `image` is not used any more.
     unsafe { unmap(HEADER) }.map_err(to("unmap the header"))?;
-    block_signals(signal_mask).map_err(to("unblock signals"))?;
+    set_signal_mask(signal_mask).map_err(to("unblock signals"))?;
     // SAFETY: the code at `pc` expects `sp` and nothing else (`stockade-image-dump`).
     unsafe { core::arch::asm!("mov rsp, {sp}", "xor ebp, ebp", "jmp {pc}", sp = in(reg) sp, pc = in(reg) pc, options(noreturn)) }
 }

@@ -111,7 +111,7 @@ pub fn blocked_signals() -> Result<u64> {
 ///
 /// # Errors
 /// Those of rt_sigprocmask(2).
-pub fn block_signals(mask: u64) -> Result<()> {
+pub fn set_signal_mask(mask: u64) -> Result<()> {
     // SAFETY: the kernel reads one word.
     unsafe { syscall(RT_SIGPROCMASK, [SIG_SETMASK, (&raw const mask) as usize, 0, SIGNAL_SET, 0, 0]) }.map(drop)
 }
