@@ -1,11 +1,11 @@
 //! Sandboxes that are set up before the request for them comes.
 //!
-//! [`Pool::take`] is all that a run knows of them. It holds the session's next sandbox, which is
-//! admitted and set up as for a request without options: while the client thinks, or, where that
-//! leaves no pause, beside the program before. A request is admitted by itself, as if there were
-//! none, and takes it only where every part of the plan is in force already, and every path of the
-//! host that the plan shows, or covers in a scratch, is still the same file or directory. Else that
-//! sandbox is ended, unused.
+//! A [`Pool`] holds the session's next sandbox, which is admitted and set up as for a request without
+//! options: while the client thinks, or, where that leaves no pause, beside the program before. A run
+//! asks it what its program's file is to be called, and takes the sandbox ([`Pool::take`]). A request
+//! is admitted by itself, as if there were none, and takes it only where every part of the plan is in
+//! force already, and every path of the host that the plan shows, or covers in a scratch, is still the
+//! same file or directory. Else that sandbox is ended, unused.
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
 //! has left could run at its start, or a user of the host or a program of the session could see the
