@@ -5,7 +5,12 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use crate::trust::{self, ReadError};
+use crate::{
+    check::Checked,
+    diagnostic::{Diagnostic, quote},
+    names,
+    trust::{self, ReadError},
+};
 
 /// Why the account files could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +19,7 @@ pub enum AccountsError {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// A file is missing.
-    #[error("{0} is missing, so names in grants mean nothing; grant by number")]
+    #[error("{0} is missing, so names of users and groups mean nothing; write their numbers")]
     Missing(&'static str),
 }
 
@@ -34,6 +39,25 @@ impl Accounts {
 
     pub(crate) fn parse(passwd: &str, group: &str) -> Self {
         Accounts { users: ids(passwd), groups: ids(group) }
+    }
+}
+
+/// The id of a name, or what to write in its place: `number` is the key of an id.
+pub(crate) fn known(ids: &BTreeMap<String, u32>, what: &str, number: &str, name: &str) -> Checked<u32> {
+    ids.get(name).copied().ok_or_else(|| {
+        let diagnostic = Diagnostic::new(format!("this host has no {what} {}", quote(name)), "not in the account files");
+        diagnostic.help(match names::nearest(name, ids.keys().map(String::as_str)) {
+            Some(likely) => format!("did you mean `{likely}`?"),
+            None => format!("a {what} of a directory service is named by `{number}`"),
+        })
+    })
+}
+
+/// A number as the id of a user or group of the host.
+pub(crate) fn id(number: i64) -> Checked<u32> {
+    match u32::try_from(number) {
+        Ok(id) if id < u32::MAX => Ok(id),
+        _ => Err(Diagnostic::new(format!("{number} is not a user or group id"), "0 to 4294967294")),
     }
 }
 

@@ -349,6 +349,11 @@ pub fn is_policy_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-'))
 }
 
+/// The name of a policy, or the absolute path of its file.
+pub(crate) fn policy_reference(text: &str) -> Checked<String> {
+    if text.contains('/') { absolute(text) } else { policy_name(text) }
+}
+
 /// A line for a person.
 pub(crate) fn line(text: &str) -> Checked<String> {
     if text.trim().is_empty() || text.len() > 200 || text.chars().any(char::is_control) {

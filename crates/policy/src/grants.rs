@@ -13,11 +13,10 @@ use std::{
 use toml::de::DeTable;
 
 use crate::{
-    accounts::{Accounts, AccountsError},
+    accounts::{Accounts, AccountsError, id, known},
     check::{self, Checked},
     diagnostic::{Diagnostic, DiagnosticReport, Diagnostics, Located, Source, SourceSpan, quote},
     document::{self, DocumentReader},
-    names,
     trust::{self, ReadError},
 };
 
@@ -268,7 +267,7 @@ fn grant(table: &DeTable<'_>, span: &SourceSpan, reader: &mut DocumentReader<'_>
         Some(node) => reader.strings(node, key, check).into_iter().map(|at| at.value).collect(),
         None => Vec::new(),
     };
-    let policies: Vec<String> = list("policies", policy);
+    let policies: Vec<String> = list("policies", check::policy_reference);
     let scratch: Vec<String> = list("scratch", root);
     let interpreters: Vec<String> = list("interpreters", check::absolute);
     if policies.is_empty() {
@@ -282,27 +281,6 @@ fn grant(table: &DeTable<'_>, span: &SourceSpan, reader: &mut DocumentReader<'_>
         interpreters: interpreters.into_iter().map(PathBuf::from).collect(),
         line: 0,
     })
-}
-
-fn known(ids: &std::collections::BTreeMap<String, u32>, what: &str, number: &str, name: &str) -> Checked<u32> {
-    ids.get(name).copied().ok_or_else(|| {
-        let diagnostic = Diagnostic::new(format!("this host has no {what} {}", quote(name)), "not in the account files");
-        diagnostic.help(match names::nearest(name, ids.keys().map(String::as_str)) {
-            Some(likely) => format!("did you mean `{likely}`?"),
-            None => format!("a {what} of a directory service is granted by `{number}`"),
-        })
-    })
-}
-
-fn id(number: i64) -> Checked<u32> {
-    match u32::try_from(number) {
-        Ok(id) if id < u32::MAX => Ok(id),
-        _ => Err(Diagnostic::new(format!("{number} is not a user or group id"), "0 to 4294967294")),
-    }
-}
-
-fn policy(text: &str) -> Checked<String> {
-    if text.contains('/') { check::absolute(text) } else { check::policy_name(text) }
 }
 
 fn root(text: &str) -> Checked<String> {

@@ -1,5 +1,5 @@
 //! Reads a small text file, trusted or not, and opens a trusted program: one that only root can
-//! have written.
+//! have written, or root and the user who reads it.
 //!
 //! A trusted read walks from the root directory by descriptor, one component at a time, follows
 //! no symlink, and checks each opened descriptor, never a path, so that no file can be swapped
@@ -33,25 +33,47 @@ pub enum Distrust {
     #[error("{} is a symlink; name the file itself", .0.display())]
     Link(PathBuf),
     /// Another user owns it, or a directory above it.
-    #[error("{} belongs to uid {owner}, not to root; run `chown root {}`", path.display(), path.display())]
+    #[error(
+        "{} belongs to uid {owner}, {}",
+        path.display(),
+        match user {
+            0 => format!("not to root; run `chown root {}`", path.display()),
+            user => format!("neither to root nor to uid {user}; put the file into a directory of yours"),
+        }
+    )]
     Owner {
         /// The file or directory.
         path: PathBuf,
         /// Its owner.
         owner: u32,
+        /// Who may own it beside root; 0: root alone.
+        user: u32,
     },
     /// Other users may write it, or a directory above it.
     #[error(
-        "{} may be written by others than its owner (mode {mode:04o}); {}put the file into /etc/stockade",
+        "{} may be written by others than its owner (mode {mode:04o}); {}put the file into {}",
         path.display(),
         // Of a directory such as /tmp everybody needs that permission.
-        if mode & 0o1000 == 0 { format!("chmod go-w {}, or ", path.display()) } else { String::new() }
+        if mode & 0o1000 == 0 { format!("chmod go-w {}, or ", path.display()) } else { String::new() },
+        if *user == 0 { "/etc/stockade" } else { "a directory of yours" }
     )]
     Writable {
         /// The file or directory.
         path: PathBuf,
         /// Its mode.
         mode: u32,
+        /// Who may own it beside root; 0: root alone.
+        user: u32,
+    },
+    /// Its mode allows more than such a file may.
+    #[error("{} has mode {mode:04o}, and may have at most {max_mode:04o}; run `chmod {max_mode:04o} {}`", path.display(), path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// All bits that it may have.
+        max_mode: u32,
     },
 }
 
@@ -81,10 +103,12 @@ pub enum ReadError {
         at: usize,
     },
     /// Another user can have written it.
-    #[error("{}not trusted while running as root: {why}", subject(path, why))]
+    #[error("{}not trusted{}: {why}", subject(path, why), if *user == 0 { " while running as root" } else { "" })]
     Untrusted {
         /// The file.
         path: PathBuf,
+        /// Who may have written it beside root; 0: root alone.
+        user: u32,
         /// What is wrong with it or with a directory above it.
         why: Distrust,
     },
@@ -93,7 +117,12 @@ pub enum ReadError {
 /// The file, where the reason is about a directory above it.
 fn subject(path: &Path, why: &Distrust) -> String {
     match why {
-        Distrust::Link(named) | Distrust::Owner { path: named, .. } | Distrust::Writable { path: named, .. } if named == path => {
+        Distrust::Link(named)
+        | Distrust::Owner { path: named, .. }
+        | Distrust::Writable { path: named, .. }
+        | Distrust::Mode { path: named, .. }
+            if named == path =>
+        {
             String::new()
         }
         _ => format!("{} is ", path.display()),
@@ -118,7 +147,17 @@ pub(crate) fn read_any(path: &Path) -> Result<Option<String>, ReadError> {
 
 /// Reads a file that only root can have written. `None`: there is none.
 pub(crate) fn read_trusted(path: &Path) -> Result<Option<String>, ReadError> {
-    walk(top(path)?, path, 0)
+    walk(top(path)?, path, &Guard::ROOT)
+}
+
+/// Reads a file that only root, or this user, can have written, with at most this mode. `None`:
+/// there is none.
+///
+/// Of a user's file a directory above may be sticky, such as `/tmp`: another user's file there is
+/// refused by its owner.
+pub(crate) fn read_trusted_of(path: &Path, user: u32, max_mode: u32) -> Result<Option<String>, ReadError> {
+    let sticky = if user == 0 { StickyDirectory::Distrusted } else { StickyDirectory::Trusted };
+    walk(top(path)?, path, &Guard { owners: [0, user], sticky, max_mode })
 }
 
 /// Opens a program that only root can have written. `None`: there is none.
@@ -126,7 +165,7 @@ pub(crate) fn read_trusted(path: &Path) -> Result<Option<String>, ReadError> {
 /// # Errors
 /// Another user can have written it, or the kernel refuses.
 pub fn open_trusted_program(path: &Path) -> Result<Option<OwnedFd>, ReadError> {
-    let found = find(top(path)?, path, 0, StickyDirectory::Trusted)?;
+    let found = find(top(path)?, path, &Guard { sticky: StickyDirectory::Trusted, ..Guard::ROOT })?;
     found.map(|program| regular(&program, path).map(|()| program)).transpose()
 }
 
@@ -135,8 +174,23 @@ fn top(path: &Path) -> Result<OwnedFd, ReadError> {
 }
 
 /// The walk, from any directory and for any owner, so that a test needs no root.
-fn walk(root: OwnedFd, path: &Path, owner: u32) -> Result<Option<String>, ReadError> {
-    find(root, path, owner, StickyDirectory::Distrusted)?.map(|file| read(&file, path)).transpose()
+fn walk(root: OwnedFd, path: &Path, guard: &Guard) -> Result<Option<String>, ReadError> {
+    find(root, path, guard)?.map(|file| read(&file, path)).transpose()
+}
+
+/// What is asked of a trusted file and of the directories above it.
+#[derive(Clone, Copy)]
+struct Guard {
+    /// One of these users must own each; the second is named in an error.
+    owners: [u32; 2],
+    sticky: StickyDirectory,
+    /// All bits that the mode of the file may have, but not of a directory.
+    max_mode: u32,
+}
+
+impl Guard {
+    /// Only root can have written it, and anybody may read it.
+    const ROOT: Guard = Guard { owners: [0, 0], sticky: StickyDirectory::Distrusted, max_mode: 0o7777 };
 }
 
 /// Whether a sticky directory such as `/tmp` is trusted: all users may make files in it, and
@@ -149,8 +203,8 @@ enum StickyDirectory {
     Trusted,
 }
 
-fn find(root: OwnedFd, path: &Path, owner: u32, sticky: StickyDirectory) -> Result<Option<OwnedFd>, ReadError> {
-    let distrust = |why| ReadError::Untrusted { path: path.to_owned(), why };
+fn find(root: OwnedFd, path: &Path, guard: &Guard) -> Result<Option<OwnedFd>, ReadError> {
+    let distrust = |why| ReadError::Untrusted { path: path.to_owned(), user: guard.owners[1], why };
     let mut parts: Vec<&OsStr> = Vec::new();
     for (index, part) in path.components().enumerate() {
         match part {
@@ -162,7 +216,7 @@ fn find(root: OwnedFd, path: &Path, owner: u32, sticky: StickyDirectory) -> Resu
     let Some((name, above)) = parts.split_last() else { return Err(ReadError::NotRegular(path.to_owned())) };
     let mut here = PathBuf::from("/");
     let mut directory = root;
-    judge(&stat(&directory, path)?, &here, owner, sticky).map_err(distrust)?;
+    judge(&stat(&directory, path)?, &here, guard).map_err(distrust)?;
     for part in above {
         here.push(part);
         directory = match openat(&directory, part.as_bytes(), DIRECTORY, Mode::empty()) {
@@ -170,12 +224,12 @@ fn find(root: OwnedFd, path: &Path, owner: u32, sticky: StickyDirectory) -> Resu
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
             Err(error) => return Err(refused(path, error)),
         };
-        judge(&stat(&directory, path)?, &here, owner, sticky).map_err(distrust)?;
+        judge(&stat(&directory, path)?, &here, guard).map_err(distrust)?;
     }
     here.push(name);
     match openat(&directory, name.as_bytes(), FILE | OFlags::NOFOLLOW, Mode::empty()) {
         Ok(file) => {
-            judge(&stat(&file, path)?, &here, owner, sticky).map_err(distrust)?;
+            judge(&stat(&file, path)?, &here, guard).map_err(distrust)?;
             Ok(Some(file))
         }
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
@@ -187,18 +241,22 @@ fn find(root: OwnedFd, path: &Path, owner: u32, sticky: StickyDirectory) -> Resu
 
 /// Checks one opened file or directory. The group bits are also the mask of an ACL, so an ACL
 /// that lets another user write is seen.
-fn judge(stat: &Stat, path: &Path, owner: u32, sticky: StickyDirectory) -> Result<(), Distrust> {
-    let path = path.to_owned();
+fn judge(stat: &Stat, path: &Path, guard: &Guard) -> Result<(), Distrust> {
+    let (path, user, mode) = (path.to_owned(), guard.owners[1], stat.st_mode & 0o7777);
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::Symlink {
         return Err(Distrust::Link(path));
     }
-    if stat.st_uid != owner {
-        return Err(Distrust::Owner { path, owner: stat.st_uid });
+    if !guard.owners.contains(&stat.st_uid) {
+        return Err(Distrust::Owner { path, owner: stat.st_uid, user });
     }
-    let guarded = sticky == StickyDirectory::Trusted && kind == FileType::Directory && stat.st_mode & 0o1000 != 0;
-    if stat.st_mode & 0o022 != 0 && !guarded {
-        return Err(Distrust::Writable { path, mode: stat.st_mode & 0o7777 });
+    let is_directory = kind == FileType::Directory;
+    let guarded = guard.sticky == StickyDirectory::Trusted && is_directory && mode & 0o1000 != 0;
+    if mode & 0o022 != 0 && !guarded {
+        return Err(Distrust::Writable { path, mode, user });
+    }
+    if mode & !guard.max_mode != 0 && !is_directory {
+        return Err(Distrust::Mode { path, mode, max_mode: guard.max_mode });
     }
     Ok(())
 }
@@ -271,7 +329,7 @@ pub(crate) mod tests {
 
         fn walk(&self, path: &str) -> Result<Option<String>, ReadError> {
             let root = open(self.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
-            walk(root, Path::new(path), rustix::process::geteuid().as_raw())
+            walk(root, Path::new(path), &own())
         }
 
         fn distrust(&self, path: &str) -> Distrust {
@@ -280,6 +338,11 @@ pub(crate) mod tests {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    /// Files of this user alone, so that a test needs no root.
+    fn own() -> Guard {
+        Guard { owners: [rustix::process::geteuid().as_raw(); 2], ..Guard::ROOT }
     }
 
     impl Drop for Scene {
@@ -311,7 +374,7 @@ pub(crate) mod tests {
     fn a_program_may_lie_below_a_sticky_directory_and_nowhere_else_where_others_write() {
         let found = |scene: &Scene| {
             let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
-            find(root, Path::new("/a/f"), rustix::process::geteuid().as_raw(), StickyDirectory::Trusted)
+            find(root, Path::new("/a/f"), &Guard { sticky: StickyDirectory::Trusted, ..own() })
         };
         for (path, mode, trusted) in [("a", 0o1777, true), ("", 0o1777, true), ("a", 0o777, false), ("a/f", 0o1757, false)] {
             let scene = Scene::new();
@@ -345,10 +408,34 @@ pub(crate) mod tests {
         let scene = Scene::new();
         scene.write("f", "text");
         let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
-        let stranger = rustix::process::geteuid().as_raw().wrapping_add(1);
-        let Err(ReadError::Untrusted { why: Distrust::Owner { .. }, .. }) = walk(root, Path::new("/f"), stranger) else {
+        let user = rustix::process::geteuid().as_raw();
+        let stranger = user.wrapping_add(1);
+        let guard = Guard { owners: [stranger; 2], ..Guard::ROOT };
+        let Err(ReadError::Untrusted { why: Distrust::Owner { .. }, .. }) = walk(root, Path::new("/f"), &guard) else {
             panic!("another user's file was read")
         };
+        // The control: one of two owners is enough.
+        let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
+        assert!(walk(root, Path::new("/f"), &Guard { owners: [stranger, user], ..Guard::ROOT }).is_ok());
+    }
+
+    #[test]
+    fn a_file_of_secrets_has_at_most_its_mode_whatever_the_directories_have() {
+        let scene = Scene::new();
+        let path = scene.write("a/f", "text");
+        let found = |mode: u32| {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let root = open(scene.0.as_os_str().as_bytes(), DIRECTORY, Mode::empty()).unwrap();
+            walk(root, Path::new("/a/f"), &Guard { max_mode: 0o640, ..own() })
+        };
+        for mode in [0o640, 0o600, 0o400] {
+            assert!(found(mode).is_ok(), "{mode:o}");
+        }
+        for mode in [0o644, 0o641, 0o740, 0o4640] {
+            let said = found(mode).unwrap_err().to_string();
+            assert!(said.ends_with("and may have at most 0640; run `chmod 0640 /a/f`"), "{said}");
+        }
+        assert!(matches!(found(0o660), Err(ReadError::Untrusted { why: Distrust::Writable { .. }, .. })));
     }
 
     #[test]
