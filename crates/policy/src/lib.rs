@@ -1,6 +1,6 @@
 //! Policies: from TOML to checked values, and from those to the plan of one run.
 //!
-//! Everything here is pure, save for reading the policies' own files and, for grants, the
+//! Everything here is pure, save for reading the policies' own files and, for grants and keys, the
 //! host's account files: it asks no clock, starts nothing and changes nothing. What it
 //! refuses, it refuses with the place and the remedy.
 #![forbid(unsafe_code)]
@@ -25,6 +25,7 @@ mod modules;
 pub mod names;
 pub mod plan;
 mod schema;
+pub mod service;
 mod shipped;
 mod show;
 #[cfg(test)]
