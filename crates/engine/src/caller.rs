@@ -325,6 +325,12 @@ pub fn user_name(uid: u32) -> Option<String> {
     passwd.into_iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid)))?.into_iter().next()
 }
 
+/// The id of a group.
+pub fn group_id(name: &str) -> Option<u32> {
+    let groups = account_lines("/etc/group");
+    groups.into_iter().find(|fields| fields.first().is_some_and(|field| field == name))?.get(2)?.parse().ok()
+}
+
 fn supplementary_groups(uid: u32, gid: u32) -> Vec<u32> {
     let passwd = account_lines("/etc/passwd");
     let name = passwd.iter().find(|fields| fields.get(2).is_some_and(|field| field.parse() == Ok(uid))).and_then(|fields| fields.first());

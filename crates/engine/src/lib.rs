@@ -20,6 +20,7 @@ mod refusal;
 mod report;
 pub mod runs;
 pub mod screen;
+pub mod service_key;
 pub mod session;
 pub mod tempdir;
 pub mod template;
