@@ -130,6 +130,9 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("policy list", "", "| grep shipped"),
     ("policy schema", "> stockade-policy.schema.json", "| jq .properties"),
     ("grants check", "", "./grants.toml"),
+    ("key new", "grader --policy default --policy strict", "grader --add > grader.token"),
+    ("key ls", "", "--file ./keys.toml --json"),
+    ("key check", "", "--file ./keys.toml"),
     ("doctor", "", "--policy strict --strict --json"),
     ("prove", "--html proof.html", "--policy ./api.toml --json"),
     ("audit verify", "", "--log /var/log/stockade --anchors journal.txt --require-anchor"),
@@ -194,6 +197,12 @@ pub(crate) enum Command {
     /// Check what users may do through root
     #[command(subcommand)]
     Grants(Grants),
+    /// Make, list and check the keys of a service
+    ///
+    /// A client proves by a token, or as a user of this host, which key it has. The key says which
+    /// policies it may use, and how much.
+    #[command(subcommand)]
+    Key(Key),
     /// Try every feature that a policy needs on this host, as this user
     ///
     /// Exits with 1 when the policy could not be enforced here. With --strict also with 3 when
@@ -738,6 +747,53 @@ pub(crate) enum Grants {
         #[arg(value_name = "FILE", value_parser = path_from_here())]
         file: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Key {
+    /// Make a key: print its token once, and the table for the file of the keys
+    ///
+    /// The token goes to stdout, the table to stderr. The table has the hash of the token, which
+    /// cannot be turned back. Exit status: 0 when it was made, 1 when the file has a mistake or a
+    /// key of this id, 125 when the file cannot be written.
+    New(NewKey),
+    /// List the keys: id, hash or uid, policies, scopes and the time at which they expire
+    Ls {
+        /// Another file than /etc/stockade/keys.toml, or ~/.config/stockade/keys.toml of a user
+        #[arg(long, value_name = "FILE", value_parser = path_from_here())]
+        file: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check the file of the keys; errors come with line, column and a suggestion
+    ///
+    /// Its owner and mode, the names of users, and whether each policy that is named exists. Exits
+    /// with 1 when something is wrong.
+    Check {
+        /// Another file than /etc/stockade/keys.toml, or ~/.config/stockade/keys.toml of a user
+        #[arg(long, value_name = "FILE", value_parser = path_from_here())]
+        file: Option<PathBuf>,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct NewKey {
+    /// Its name, in the audit log too: small letters, digits, `.`, `_` and `-`
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// A policy that it may use: a name, or the absolute path of a file; may be repeated
+    #[arg(long = "policy", value_name = "NAME|FILE", default_value = "default")]
+    pub(crate) policies: Vec<String>,
+    /// Another file than /etc/stockade/keys.toml, or ~/.config/stockade/keys.toml of a user
+    #[arg(long, value_name = "FILE", value_parser = path_from_here())]
+    pub(crate) file: Option<PathBuf>,
+    /// Add the table to the file, which is made where there is none
+    ///
+    /// Only the owner can read a new file; of root's also the group stockade-serve, where the host
+    /// has it.
+    #[arg(long)]
+    pub(crate) add: bool,
 }
 
 #[derive(Args, Debug)]

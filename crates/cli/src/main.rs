@@ -15,6 +15,7 @@ mod doctor;
 mod dry_run;
 mod grants;
 mod help;
+mod key;
 mod manual;
 mod output;
 mod page;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         Command::Mcp(session) => serve_mcp(&session),
         Command::Policy(command) => policy::run(command),
         Command::Grants(args::Grants::Check { file }) => grants::check(file.as_deref()),
+        Command::Key(command) => key::run(&command),
         Command::Shim(command) => shim::run(&command),
         Command::ShimExec(shim) => shim::exec(&shim),
         Command::Runtimes(choice) => runtimes::run(&choice),
@@ -379,6 +381,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "runtimes",
             "policy",
             "grants",
+            "key",
             "doctor",
             "prove",
             "audit",

@@ -20,7 +20,7 @@ use stockade_engine::{
     nonblocking::NonblockingStdio,
     signals::Signals,
 };
-use stockade_policy::{ReadError, grants::GrantsError};
+use stockade_policy::{ReadError, grants::GrantsError, service::ServiceError};
 use stockade_protocol::text::{escape, escape_json, is_hidden};
 
 /// Prints an answer for a person, with a final line break; hidden characters are escaped.
@@ -182,6 +182,7 @@ pub(crate) fn words_of(error: &anyhow::Error) -> String {
         cause.downcast_ref::<io::Error>().is_some_and(is_refused)
             || matches!(cause.downcast_ref(), Some(AuditError::Io { error, .. }) if is_refused(error))
             || matches!(cause.downcast_ref(), Some(GrantsError::Read(ReadError::Io { error, .. })) if is_refused(error))
+            || matches!(cause.downcast_ref(), Some(ServiceError::Read(ReadError::Io { error, .. })) if is_refused(error))
     });
     let remedy = refused.then(sudo_remedy).flatten().map(|remedy| format!("\n{remedy}")).unwrap_or_default();
     format!("{error:#}{remedy}")
