@@ -19,6 +19,7 @@ mod first_hour;
 mod host_ids;
 mod import_hooks;
 mod kernel;
+mod keys;
 mod known_cves;
 mod limit_bypasses;
 mod load;
