@@ -25,6 +25,8 @@ mod report;
 #[cfg(feature = "json")]
 mod request;
 pub mod screen;
+#[cfg(feature = "service")]
+pub mod service;
 #[cfg(feature = "json")]
 pub mod session;
 pub mod step;
