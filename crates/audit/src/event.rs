@@ -53,6 +53,9 @@ pub struct Actor {
     /// The systemd unit that the launcher ran in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
+    /// The service's key that asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
 }
 
 /// Which policy decided.

@@ -126,6 +126,7 @@ impl<'a> Origin<'a> {
             return via;
         }
         match self {
+            Origin::Request(_) if options.key.is_some() => EntryPoint::Serve,
             Origin::Request(_) if options.peer.is_some() => EntryPoint::Socket,
             Origin::Request(_) => EntryPoint::Exec,
             Origin::Command { .. } | Origin::Script { .. } | Origin::Image(_) | Origin::Template(_) => EntryPoint::Run,

@@ -65,7 +65,7 @@ pub fn rotate(keep: Option<Duration>) -> Result<RotatedLog, Refusal> {
     }
     let rotated = open_at(&path, identity.privileged).and_then(|log| Ok(log.rotate(keep)?)).map_err(RecordRefusal::Rotate)?;
     if let Some(appended) = &rotated.appended {
-        let event = Event { run: String::from("-"), who: who(&identity), verdict: Some(String::from("rotated")), ..Event::default() };
+        let event = Event { run: String::from("-"), who: who(&identity, None), verdict: Some(String::from("rotated")), ..Event::default() };
         let _no_sink_took_it = AnchorSinks::default().head(appended, &event);
     }
     Ok(rotated)
@@ -142,6 +142,8 @@ pub(crate) struct AuditRecorder<'a> {
     requested: String,
     /// The command that examines the host by it, if one does.
     via: Option<EntryPoint>,
+    /// The service's key that asks.
+    key: Option<String>,
     /// Peers that the caller has allowed, and how many of them are left out.
     allowed: (Vec<String>, u64),
     /// Where root acts for another: until the record is written.
@@ -180,6 +182,7 @@ impl<'a> AuditRecorder<'a> {
             policy,
             requested: text::clip(policies::name(options), MAX_TEXT_LEN),
             via: options.via,
+            key: options.key.clone(),
             allowed: listed(options.allow.iter().map(ToString::to_string)),
             approver: Cell::new(None),
             _uninterrupted: is_for_another.then(Uninterrupted::begin),
@@ -208,7 +211,7 @@ impl<'a> AuditRecorder<'a> {
     }
 
     fn who(&self) -> Actor {
-        self.who.get_or_init(|| self.identity.as_ref().map(who).unwrap_or_default()).clone()
+        self.who.get_or_init(|| self.identity.as_ref().map(|identity| who(identity, self.key.as_deref())).unwrap_or_default()).clone()
     }
 
     /// Notes the run in its place in the registry: what is written down of it should its launcher

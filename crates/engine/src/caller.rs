@@ -319,6 +319,14 @@ fn account_lines(path: &str) -> Vec<Vec<String>> {
     String::from_utf8_lossy(&bytes).lines().map(|line| line.split(':').map(String::from).collect()).collect()
 }
 
+/// Whose ids an account of this name has, as the caller of runs; none: there is no such account.
+pub fn account(name: &str) -> Option<Caller> {
+    let fields = account_lines("/etc/passwd").into_iter().find(|fields| fields.first().is_some_and(|field| field == name))?;
+    let number = |place: usize| fields.get(place)?.parse().ok();
+    let (uid, gid) = (number(2)?, number(3)?);
+    Some(Caller { uid, gid, groups: vec![gid] })
+}
+
 /// The name of an account.
 pub fn user_name(uid: u32) -> Option<String> {
     let passwd = account_lines("/etc/passwd");

@@ -68,6 +68,9 @@ pub struct Options {
     pub trusted: Vec<PathBuf>,
     /// Who asks, where the kernel has named somebody else than who started this process.
     pub peer: Option<Caller>,
+    /// The service's key that asks, whose policies stand in its file: it is granted what its caller would
+    /// need grants for, and no scratch.
+    pub key: Option<String>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
     /// The command that examines the host by these runs; none: a user's.

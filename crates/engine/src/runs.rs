@@ -69,6 +69,8 @@ pub enum EntryPoint {
     Session,
     /// A socket.
     Socket,
+    /// `stockade serve`.
+    Serve,
     /// `stockade doctor`.
     Doctor,
     /// `stockade prove`.
@@ -86,6 +88,7 @@ impl EntryPoint {
             EntryPoint::Shim => "shim",
             EntryPoint::Session => "session",
             EntryPoint::Socket => "socket",
+            EntryPoint::Serve => "serve",
             EntryPoint::Doctor => "doctor",
             EntryPoint::Prove => "prove",
             EntryPoint::Runtimes => "runtimes",

@@ -40,6 +40,8 @@ enum RightsError {
     NoGrants { uid: u32 },
     #[error(transparent)]
     NotGranted(#[from] GrantRefusal),
+    #[error("scratch {scratch}: key {key} gets none of the host's directories; send `files` and ask for them back by `collect`")]
+    ScratchOfKey { key: String, scratch: String },
 }
 
 impl RefusalCause for RightsError {
@@ -48,6 +50,7 @@ impl RefusalCause for RightsError {
             RightsError::OutsideCeiling { .. } => (BadRequest, "scratch_outside_ceiling"),
             RightsError::GrantsUnreadable(_) => (SandboxError, "grants_unreadable"),
             RightsError::NoGrants { .. } | RightsError::NotGranted(_) => (SandboxError, "not_granted"),
+            RightsError::ScratchOfKey { .. } => (BadRequest, "scratch_of_key"),
         }
     }
 }
@@ -59,6 +62,9 @@ pub(crate) fn scratch_of(origin: Origin<'_>, options: &Options) -> Result<Option
         Origin::Request(request) | Origin::Script { request, .. } => request.scratch.clone(),
         Origin::Command { .. } | Origin::Interpreter { .. } | Origin::Image(_) | Origin::Template(_) | Origin::Session { .. } => None,
     };
+    if let (Some(key), Some(scratch)) = (&options.key, &wanted) {
+        return Err(RightsError::ScratchOfKey { key: key.clone(), scratch: scratch.clone() }.into());
+    }
     match (wanted, ceiling) {
         (Some(wanted), Some(ceiling)) => {
             let inside =
@@ -94,7 +100,7 @@ pub(crate) fn open_scratch(
 /// # Errors
 /// Not granted; the message says which line of the grants would do it.
 pub fn check_grants(identity: &Identity, policy: &str, scratch: Option<&Path>, options: &Options) -> Result<(), Refusal> {
-    if !identity.on_behalf {
+    if !identity.on_behalf || options.key.is_some() {
         return Ok(());
     }
     let through_sudo = options.peer.is_none().then(caller::sudo_remedy).flatten();

@@ -110,7 +110,7 @@ pub(super) fn claims(subject: AuditSubject<'_>) -> Event {
     Event { id: request.id.as_ref().map(|id| text::clip(id, MAX_TEXT_LEN)), labels, ..Event::default() }
 }
 
-pub(super) fn who(identity: &Identity) -> Actor {
+pub(super) fn who(identity: &Identity, key: Option<&str>) -> Actor {
     Actor {
         uid: identity.caller.uid,
         gid: identity.caller.gid,
@@ -118,6 +118,7 @@ pub(super) fn who(identity: &Identity) -> Actor {
         launcher_uid: rustix::process::geteuid().as_raw(),
         pid: std::process::id(),
         unit: crate::facts::small_file("/proc/self/cgroup").ok().as_deref().and_then(unit),
+        key: key.map(|key| text::clip(key, MAX_TEXT_LEN)),
     }
 }
 
