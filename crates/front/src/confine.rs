@@ -1,0 +1,84 @@
+//! What the front gives up before it reads the first byte of a client.
+//!
+//! Afterwards it can accept connections at the sockets that it is given, read and write what is
+//! open, and use memory: it opens no file, connects nowhere, and starts and
+//! signals no process. Code that takes it over has what all keys together may have.
+
+use stockade_sys::lockdown::{ArgumentCheck, CallRule, Limit, Lockdown, LockdownError, Resource, any, numbers::*};
+
+/// Connections, workers and some.
+const DESCRIPTORS: u64 = 8192;
+
+const LIMITS: [Limit; 4] = [
+    Resource::Stack.at_most(8 << 20),
+    Resource::Core.at_most(0),
+    Resource::Descriptors.at_most(DESCRIPTORS),
+    Resource::Processes.at_most(0),
+];
+
+const NOT_EXECUTABLE: &[ArgumentCheck] = &[ArgumentCheck::Without { argument: 2, bits: PROT_EXEC }];
+const DESCRIPTOR_FLAGS: &[ArgumentCheck] =
+    &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC] }];
+const NON_BLOCKING: &[ArgumentCheck] = &[ArgumentCheck::OneOf { argument: 1, ignored: 0, values: &[FIONBIO] }];
+/// `ioctl_list(2)`.
+const FIONBIO: u32 = 0x5421;
+
+const CALLS: [CallRule; 46] = [
+    any(__NR_read),
+    any(__NR_write),
+    any(__NR_readv),
+    any(__NR_writev),
+    any(__NR_recvfrom),
+    any(__NR_recvmsg),
+    any(__NR_sendto),
+    any(__NR_sendmsg),
+    any(__NR_accept4),
+    // The runtime's own, between two of its parts: it leads nowhere.
+    any(__NR_socketpair),
+    any(__NR_shutdown),
+    any(__NR_getsockopt),
+    any(__NR_setsockopt),
+    any(__NR_getsockname),
+    any(__NR_getpeername),
+    any(__NR_close),
+    any(__NR_epoll_create1),
+    any(__NR_epoll_ctl),
+    any(__NR_epoll_wait),
+    any(__NR_epoll_pwait),
+    any(__NR_epoll_pwait2),
+    any(__NR_eventfd2),
+    any(__NR_poll),
+    any(__NR_futex),
+    any(__NR_clock_gettime),
+    any(__NR_clock_nanosleep),
+    any(__NR_gettimeofday),
+    any(__NR_getrandom),
+    any(__NR_getpid),
+    any(__NR_gettid),
+    any(__NR_sched_yield),
+    any(__NR_sched_getaffinity),
+    any(__NR_munmap),
+    any(__NR_brk),
+    any(__NR_mremap),
+    any(__NR_madvise),
+    any(__NR_rt_sigaction),
+    any(__NR_rt_sigprocmask),
+    any(__NR_rt_sigreturn),
+    any(__NR_sigaltstack),
+    any(__NR_exit),
+    any(__NR_exit_group),
+    CallRule { number: __NR_fcntl, checks: DESCRIPTOR_FLAGS },
+    CallRule { number: __NR_ioctl, checks: NON_BLOCKING },
+    CallRule { number: __NR_mmap, checks: NOT_EXECUTABLE },
+    CallRule { number: __NR_mprotect, checks: NOT_EXECUTABLE },
+];
+
+/// Gives all else up. The socket of the supervisor is stdin, and stderr stays.
+///
+/// # Errors
+/// The kernel refuses a step.
+pub fn confine(run_as: Option<(u32, u32)>) -> Result<(), LockdownError> {
+    let lockdown = Lockdown { standard_kept: 3, descriptors: &[], limits: &LIMITS, run_as, child_of: None, calls: &CALLS };
+    lockdown.begin()?;
+    lockdown.finish()
+}

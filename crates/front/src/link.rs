@@ -1,0 +1,173 @@
+//! The front's ends of its sockets to the supervisor and to the workers.
+//!
+//! What comes from either is trusted as far as its form goes: a message that is none ends the
+//! link. The supervisor sends descriptors along with some of its messages.
+
+use std::{
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+};
+
+use rustix::{
+    io::Errno,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+};
+use stockade_protocol::service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, Interest},
+    net::UnixStream,
+};
+
+/// Bytes of one read.
+const PIECE: usize = 64 << 10;
+
+/// Why a link is of no use any more.
+#[derive(Debug)]
+pub enum LinkError {
+    /// The other process has closed it.
+    Closed,
+    /// The kernel refuses to read or write.
+    System(io::Error),
+    /// It sent what is no message.
+    Malformed(Malformed),
+}
+
+impl std::fmt::Display for LinkError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LinkError::Closed => out.write_str("the other process has closed its end"),
+            LinkError::System(error) => error.fmt(out),
+            LinkError::Malformed(why) => why.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for LinkError {}
+
+impl From<io::Error> for LinkError {
+    fn from(error: io::Error) -> Self {
+        LinkError::System(error)
+    }
+}
+
+impl From<Malformed> for LinkError {
+    fn from(why: Malformed) -> Self {
+        LinkError::Malformed(why)
+    }
+}
+
+/// A worker.
+#[derive(Debug)]
+pub struct WorkerLink {
+    stream: UnixStream,
+    decoder: FrameDecoder,
+}
+
+impl WorkerLink {
+    /// Of a socket that has come from the supervisor.
+    ///
+    /// # Errors
+    /// It cannot be watched.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let stream = std::os::unix::net::UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(WorkerLink { stream: UnixStream::from_std(stream)?, decoder: FrameDecoder::default() })
+    }
+
+    /// Tells it of a run, request included.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn begin(&mut self, begin: Begin, request: &[u8]) -> Result<(), LinkError> {
+        self.send(&ToWorker::Begin(begin)).await?;
+        for part in request.chunks(MAX_PAYLOAD) {
+            self.send(&ToWorker::Request(part.to_vec())).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells it something.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn send(&mut self, message: &ToWorker) -> Result<(), LinkError> {
+        Ok(self.stream.write_all(&message.to_frame()).await?)
+    }
+
+    /// What it says next. Nothing is lost where this is dropped before it is ready.
+    ///
+    /// # Errors
+    /// The worker has ended.
+    pub async fn next(&mut self) -> Result<FromWorker, LinkError> {
+        let mut piece = vec![0; PIECE];
+        loop {
+            if let Some(message) = self.decoder.take()? {
+                return Ok(message);
+            }
+            let length = self.stream.read(&mut piece).await?;
+            if length == 0 {
+                return Err(LinkError::Closed);
+            }
+            self.decoder.push(piece.get(..length).unwrap_or_default());
+        }
+    }
+}
+
+/// The supervisor.
+#[derive(Debug)]
+pub struct SupervisorLink {
+    stream: UnixStream,
+    decoder: FrameDecoder,
+    /// Descriptors whose messages are not read yet.
+    descriptors: std::collections::VecDeque<OwnedFd>,
+}
+
+impl SupervisorLink {
+    /// Of the socket that this process was started with.
+    ///
+    /// # Errors
+    /// It cannot be watched.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let stream = std::os::unix::net::UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        let stream = UnixStream::from_std(stream)?;
+        Ok(SupervisorLink { stream, decoder: FrameDecoder::default(), descriptors: std::collections::VecDeque::new() })
+    }
+
+    /// What it says next, with the descriptor that belongs to it.
+    ///
+    /// # Errors
+    /// The supervisor has ended.
+    pub async fn next(&mut self) -> Result<(FromSupervisor, Option<OwnedFd>), LinkError> {
+        loop {
+            if let Some(message) = self.decoder.take()? {
+                let with_descriptor = matches!(message, FromSupervisor::Listener(_) | FromSupervisor::Worker);
+                let descriptor = if with_descriptor { Some(self.descriptors.pop_front().ok_or(Malformed::Payload)?) } else { None };
+                return Ok((message, descriptor));
+            }
+            self.stream.readable().await?;
+            let mut piece = vec![0; PIECE];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let received = self.stream.try_io(Interest::READABLE, || {
+                recvmsg(&self.stream, &mut [IoSliceMut::new(&mut piece)], &mut ancillary, RecvFlags::CMSG_CLOEXEC).map_err(Into::into)
+            });
+            let length = match received {
+                Ok(received) => received.bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(files) = message {
+                    self.descriptors.extend(files);
+                }
+            }
+            if length == 0 {
+                return Err(LinkError::Closed);
+            }
+            self.decoder.push(piece.get(..length).unwrap_or_default());
+        }
+    }
+}

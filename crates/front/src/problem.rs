@@ -1,0 +1,62 @@
+//! Answers to what could not be run: problems as RFC 9457 has them.
+//!
+//! Each has a reason that programs may look at, and a detail for people that says what to do.
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, Response, StatusCode, header},
+    response::IntoResponse,
+};
+use serde_json::json;
+
+/// Why a request was not run.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The status.
+    pub status: StatusCode,
+    /// For programs.
+    pub reason: &'static str,
+    /// For people.
+    pub detail: String,
+    /// Seconds after which it may be tried again.
+    pub retry_after: Option<u64>,
+    /// Whether code may have run.
+    pub started: bool,
+}
+
+impl Problem {
+    /// One before anything was begun.
+    pub fn new(status: StatusCode, reason: &'static str, detail: impl Into<String>) -> Self {
+        Problem { status, reason, detail: detail.into(), retry_after: None, started: false }
+    }
+
+    /// The same, to be tried again after so many seconds.
+    pub fn after(self, seconds: u64) -> Self {
+        Problem { retry_after: Some(seconds.max(1)), ..self }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response<Body> {
+        let Problem { status, reason, detail, retry_after, started } = self;
+        let body = json!({
+            "type": format!("urn:stockade:{reason}"),
+            "title": status.canonical_reason(),
+            "status": status.as_u16(),
+            "detail": detail,
+            "reason": reason,
+            "started": started,
+        });
+        let mut response = Response::new(Body::from(body.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Some(seconds) = retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer, Basic realm=\"stockade\""));
+        }
+        response
+    }
+}
