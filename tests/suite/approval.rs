@@ -322,7 +322,7 @@ fn a_token_of_a_session_is_for_that_session_until_its_reset() {
 test!(Both, a_token_comes_and_goes_through_a_socket, seconds 60);
 fn a_token_comes_and_goes_through_a_socket() {
     own_registry();
-    let socket = SocketServer::open("review.sock", || stockade(["serve"]));
+    let socket = SocketServer::open("review.sock", || stockade(["serve-one"]));
     let request = json!({"code": STARTS});
     let token = token_of(&socket.ask(&[], &request));
     socket.ask(&[], &with_token(&request, &token)).succeeded().expect(json!({"output": "ran\n"}));
@@ -482,7 +482,7 @@ fn what_others_approve_is_all_that_runs() {
         request["scratch"] = json!(text(&place));
         request
     };
-    let socket = SocketServer::open("four-eyes.sock", || behind_sudo(0, &["serve"]));
+    let socket = SocketServer::open("four-eyes.sock", || behind_sudo(0, &["serve-one"]));
     let ids = [format!("--reuid={OWNER}"), format!("--regid={OWNER}")];
     let peer = ["setpriv", &ids[0], &ids[1], "--clear-groups"];
     for request in [&request, &granted] {

@@ -951,7 +951,7 @@ fn the_journal_is_told_what_is_not_in_the_log_from_every_door() {
             let (mut client, server) = UnixStream::pair().unwrap();
             client.write_all(request.as_bytes()).unwrap();
             client.shutdown(Shutdown::Write).unwrap();
-            let mut serve = stockade(["serve", "--policy", "default"]);
+            let mut serve = stockade(["serve-one", "--policy", "default"]);
             assert!(serve.stdin(OwnedFd::from(server)).status().unwrap().success());
         }),
     ];

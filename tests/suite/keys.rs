@@ -80,7 +80,7 @@ fn a_key_is_made_listed_and_checked() {
     let (_place, file) = place();
     key(&["new", "grader", "--add"], &file).succeeded();
     key(&["new", "rl-1.b_c", "--policy", "default", "--policy", "strict", "--add"], &file).succeeded();
-    let uid = "\n[[key]]\nuid = 1000\nid = \"local\"\npolicies = [\"strict\"]\nscopes = [\"approve\", \"watch\"]\nexpires = 2020-02-29\n\
+    let uid = "\n[[key]]\nuid = 1000\nid = \"local\"\npolicies = [\"strict\"]\nscopes = [\"watch\", \"run\"]\nexpires = 2020-02-29\n\
         cpu_per_hour = \"1h\"\nweight = 3\n";
     fs::write(&file, fs::read_to_string(&file).unwrap() + uid).unwrap();
     let checked = key(&["check"], &file).succeeded();
@@ -91,12 +91,12 @@ fn a_key_is_made_listed_and_checked() {
     assert_eq!(head.join(" "), "ID HASH OR UID POLICIES SCOPES EXPIRES");
     assert!(grader[0] == "grader" && grader[1].len() == 19 && grader[2..] == ["default", "run", "never"], "{listed}");
     assert!(rl[0] == "rl-1.b_c" && rl[2..] == ["default,strict", "run", "never"], "{listed}");
-    assert_eq!(local.join(" "), "local uid 1000 strict watch,approve 2020-02-29T00:00:00Z (expired)");
+    assert_eq!(local.join(" "), "local uid 1000 strict run,watch 2020-02-29T00:00:00Z (expired)");
     let listed: Value = serde_json::from_str(&key(&["ls", "--json"], &file).succeeded().stdout).unwrap();
     assert_eq!((listed["schema"].clone(), listed["keys"].as_array().unwrap().len()), (json!(1), 3));
     assert!(fs::read_to_string(&file).unwrap().contains(listed["keys"][0]["hash"].as_str().unwrap()));
     let expected = json!({
-        "id": "local", "hash": null, "uid": 1000, "policies": ["strict"], "scopes": ["watch", "approve"], "running": 64, "waiting": 1000,
+        "id": "local", "hash": null, "uid": 1000, "policies": ["strict"], "scopes": ["run", "watch"], "running": 64, "waiting": 1000,
         "runs_per_minute": null, "cpu_per_hour_ms": 3_600_000, "weight": 3, "expires": "2020-02-29T00:00:00Z", "expired": true, "line": 13,
     });
     assert_eq!(listed["keys"][2], expected);
@@ -155,7 +155,7 @@ fn what_is_refused_leaves_the_file_as_it_was() {
         (&wrong_weight, &["ls"], 1, &["keys.toml:6:10"]),
         (&wrong_weight, &["check"], 1, &["keys.toml:6:10", "1 to 1000"]),
         (&good.replace("id =", "di ="), &["check"], 1, &["keys.toml:2:1", "did you mean `id`?"]),
-        (&good.replace("\"run\"", "\"keep\""), &["check"], 1, &["keys.toml:5:11", "known: run, watch, approve"]),
+        (&good.replace("\"run\"", "\"keep\""), &["check"], 1, &["keys.toml:5:11", "known: run, watch"]),
         (&good.replace("\"default\"", "\"defualt\""), &["check"], 1, &["keys.toml:1: ", "did you mean `default`?"]),
         (&good.replace(']', ""), &["check"], 1, &["not TOML"]),
         (&"key = []\n".to_owned(), &["new", "other", "--add"], 1, &["not TOML"]),

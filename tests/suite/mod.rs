@@ -42,6 +42,7 @@ mod scratch_places;
 mod scratch_protection;
 mod scratch_size;
 mod screen;
+mod serve;
 mod session_life;
 mod sessions;
 mod shims;

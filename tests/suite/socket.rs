@@ -1,6 +1,6 @@
 //! The socket for local users: requests over a UNIX socket, served as systemd would have it.
 //!
-//! A listener of the test's own takes systemd's place: it starts `stockade serve` for each
+//! A listener of the test's own takes systemd's place: it starts `stockade serve-one` for each
 //! connection, with the connection on stdin. What systemd itself does is tested in the guest.
 
 use std::{
@@ -60,13 +60,13 @@ impl SocketServer {
 
     /// Of the policy `default`, with nothing special.
     fn plain() -> Self {
-        SocketServer::open("default.sock", || stockade(["serve"]))
+        SocketServer::open("default.sock", || stockade(["serve-one"]))
     }
 
     /// Where these grants are the host's.
     fn granting(grants: &str) -> Self {
         let grants = grants.to_owned();
-        SocketServer::open("default.sock", move || command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve"]))
+        SocketServer::open("default.sock", move || command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve-one"]))
     }
 
     /// A client of the program's own, by these words before it.
@@ -153,19 +153,19 @@ fn a_request_through_a_socket_has_the_result_and_the_status_that_it_has_without(
 
 test!(Both, the_name_of_the_socket_is_the_policy);
 fn the_name_of_the_socket_is_the_policy() {
-    let socket = SocketServer::open("blueprint.sock", || stockade(["serve"]));
+    let socket = SocketServer::open("blueprint.sock", || stockade(["serve-one"]));
     let done = socket.ask(&[], &json!({"code": "print(6 * 7)"}));
     assert_eq!(done.succeeded()["policy"]["name"], "blueprint");
     // What a request says does not matter, and what a client says of options is refused.
     socket.ask(&[], &json!({"code": "", "policy": "shell"})).refused("request_malformed", &["policy"]);
     let mut command = socket.client(&[]);
     ExecResult::of(run_with_stdin(command.args(["--policy", "shell"]), b"{}")).refused("usage", &["--policy", "--socket"]);
-    let named = SocketServer::open("other.sock", || stockade(["serve", "--policy", "shell"]));
+    let named = SocketServer::open("other.sock", || stockade(["serve-one", "--policy", "shell"]));
     assert_eq!(named.ask(&[], &json!({"code": ""})).succeeded()["policy"]["name"], "shell");
-    let unknown = SocketServer::open("unheard-of.sock", || stockade(["serve"]));
+    let unknown = SocketServer::open("unheard-of.sock", || stockade(["serve-one"]));
     unknown.ask(&[], &json!({"code": ""})).broke("policy_not_found", &["unheard-of"]);
     // A name that says nothing: the server goes without having looked at the request.
-    let nameless = SocketServer::open("nameless", || stockade(["serve"]));
+    let nameless = SocketServer::open("nameless", || stockade(["serve-one"]));
     nameless.ask(&[], &json!({"code": ""})).broke("server_lost", &["the code has not run"]);
 }
 
@@ -333,7 +333,7 @@ fn fifty_at_once_are_all_served() {
 test!(RootlessOnly, a_run_that_is_not_written_down_says_so_to_the_client);
 fn a_run_that_is_not_written_down_says_so_to_the_client() {
     let socket = SocketServer::open("default.sock", || {
-        let mut command = stockade(["serve"]);
+        let mut command = stockade(["serve-one"]);
         // No directory is made there.
         command.env("HOME", "/proc");
         command
@@ -341,7 +341,7 @@ fn a_run_that_is_not_written_down_says_so_to_the_client() {
     let done = socket.ask(&[], &json!({"code": "print(1)"}));
     assert!(done.succeeded().stderr.contains("not in the audit log: cannot make the audit log /proc/"), "{}", done.stderr);
     // The control.
-    let done = SocketServer::open("written.sock", || stockade(["serve", "--policy", "default"])).ask(&[], &json!({"code": "print(1)"}));
+    let done = SocketServer::open("written.sock", || stockade(["serve-one", "--policy", "default"])).ask(&[], &json!({"code": "print(1)"}));
     assert!(!done.succeeded().stderr.contains("audit"), "{}", done.stderr);
 }
 
@@ -375,7 +375,7 @@ test!(Both, without_a_connection_there_is_nothing_to_serve);
 fn without_a_connection_there_is_nothing_to_serve() {
     let (read, _write) = std::io::pipe().unwrap();
     for stdin in [Stdio::null(), Stdio::from(OwnedFd::from(read))] {
-        let output = stockade(["serve", "--policy", "default"]).stdin(stdin).output().unwrap();
+        let output = stockade(["serve-one", "--policy", "default"]).stdin(stdin).output().unwrap();
         assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(125), &b""[..]));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("not a connected UNIX socket") && said.contains("stockade-exec@.socket"), "{said}");
@@ -416,7 +416,7 @@ fn who_asks_is_what_the_kernel_says_and_no_variable() {
         let name = format!("default-{uid}.sock");
         let serve = move || {
             let variables = [("SUDO_UID", uid.as_str()), ("SUDO_GID", uid.as_str())];
-            command_with_etc(&[("stockade/grants.toml", &grants)], &variables, &["serve", "--policy", "default"])
+            command_with_etc(&[("stockade/grants.toml", &grants)], &variables, &["serve-one", "--policy", "default"])
         };
         let socket = SocketServer::open(&name, serve);
         ask_as(&socket, OWNER + 1, &request).broke("not_granted", &[&format!("uid {}", OWNER + 1)]);
@@ -475,7 +475,7 @@ test!(RootOnly, one_user_cannot_take_every_connection, seconds 60);
 fn one_user_cannot_take_every_connection() {
     let grants = format!("[[grant]]\nuid = {OWNER}\npolicies = [\"default\"]\n[[grant]]\nuid = {}\npolicies = [\"default\"]\n", OWNER + 1);
     let socket = SocketServer::open("default.sock", move || {
-        command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve", "--per-user", "2"])
+        command_with_etc(&[("stockade/grants.toml", &grants)], &[], &["serve-one", "--per-user", "2"])
     });
     let request = json!({"code": "print(6 * 7)"});
     let stay = || {
@@ -614,7 +614,7 @@ fn a_server_without_roots_rights_serves_its_own_user_only() {
     let socket = SocketServer::open("default.sock", move || {
         let program = program_path().unwrap();
         let words = as_uid(OWNER);
-        let words: Vec<&str> = words.iter().map(String::as_str).chain([program.to_str().unwrap(), "serve"]).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).chain([program.to_str().unwrap(), "serve-one"]).collect();
         let mut command = run_under(&words);
         command.env("XDG_RUNTIME_DIR", &runtime).env("HOME", &runtime);
         command

@@ -238,9 +238,19 @@ pub(crate) enum Command {
     /// Exit status: 0 when nothing was found for which the policy would stop the code, 1 when
     /// something was, 2 when a file could not be read or screened.
     Screen(Screen),
+    /// Serve many requests at a time over HTTP
+    ///
+    /// On a UNIX socket and, for keys with tokens, on 127.0.0.1:8722: `stockade key new` makes a key,
+    /// and POST /v1/run takes the JSON of `exec`. SIGHUP reads configuration and keys again; SIGTERM
+    /// lets runs end. Needs the companion program stockade-serve in this program's directory or in
+    /// ../lib/stockade from there. Exit status: 0 when a signal ended it, 125 when it cannot serve.
+    Serve(Serve),
+    /// Run what the service's front sends on stdin, as the table on stdout permits
+    #[command(hide = true)]
+    ServeWorker,
     /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
-    Serve(Serve),
+    ServeOne(ServeOne),
     /// Show a page of the documentation, or the help of a command
     Help {
         /// A topic or a command; without one, the list of both
@@ -459,6 +469,16 @@ impl From<ApprovedBy> for stockade_engine::approval::ApprovedBy {
 
 #[derive(Args, Debug)]
 pub(crate) struct Serve {
+    /// The configuration; default: /etc/stockade/serve.toml, of a user stockade/serve.toml in ~/.config
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Read configuration, keys and policies, say what is wrong, and serve nothing
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ServeOne {
     /// Connections that one user may have at a time, through all sockets of the host
     #[arg(long, value_name = "NUMBER", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=i64::from(stockade_server::socket::MAX_CONNECTIONS)))]
     pub(crate) per_user: u32,

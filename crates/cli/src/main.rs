@@ -28,6 +28,7 @@ mod run;
 mod runs;
 mod runtimes;
 mod screen;
+mod serve;
 mod shim;
 mod templates;
 
@@ -93,7 +94,9 @@ fn main() -> ExitCode {
         Command::Kill(asked) => runs::kill(&asked.id),
         Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
-        Command::Serve(serve) => serve_connection(&serve),
+        Command::Serve(serve) => serve::run(&serve),
+        Command::ServeWorker => serve::work(),
+        Command::ServeOne(serve) => serve_connection(&serve),
         Command::Help { words } => help::show(&words),
         Command::Man { words, into } => manual::run(&words, into.as_deref()),
         Command::Completions { shell } => completions::print(shell),
@@ -249,7 +252,7 @@ fn ask(socket: &Path, request: &[u8], form: ResultForm, mut stdout: AnswerStdout
 }
 
 /// Exits with 0 for every connection that was answered; stderr is the journal.
-fn serve_connection(serve: &args::Serve) -> anyhow::Result<ExitCode> {
+fn serve_connection(serve: &args::ServeOne) -> anyhow::Result<ExitCode> {
     let options = Options { policy: serve.policy.clone(), scratch: serve.scratch.clone(), ..Options::default() };
     let served = stockade_server::socket::serve(io::stdin().as_fd().try_clone_to_owned()?, options, serve.per_user)?;
     let verdict = serde_json::to_value(served.verdict)?;
@@ -377,6 +380,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "run",
             "session",
             "mcp",
+            "serve",
             "shim",
             "runtimes",
             "policy",

@@ -16,6 +16,7 @@ pub(crate) const PAGES: &[(&str, &str, &str)] = &[
     ("security", "what is guaranteed, on which conditions, and what is not", include_str!("../help/security.md")),
     ("install", "build, package, containers, what is installed where", include_str!("../help/install.md")),
     ("users", "several users: own rights, sudo or a socket", include_str!("../help/users.md")),
+    ("serve", "the HTTP service: keys, endpoints, queue, problems", include_str!("../help/serve.md")),
     ("operate", "audit log, monitoring, update, rollback, removal", include_str!("../help/operate.md")),
     ("audit-log", "what is recorded of every run", include_str!("../help/audit-log.md")),
     ("troubleshooting", "symptoms, causes and remedies", include_str!("../help/troubleshooting.md")),

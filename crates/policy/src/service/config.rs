@@ -42,7 +42,7 @@ pub struct ServeConfig {
 /// `[listen]`: where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// `unix`: the path of a UNIX socket. `None` is the default: `/run/stockade/serve.sock` of a
+    /// `unix`: the path of a UNIX socket. `None` is the default: `/run/stockade-serve/serve.sock` of a
     /// service of root's, `stockade/serve.sock` in `$XDG_RUNTIME_DIR` of a user's.
     pub unix: Option<PathBuf>,
     /// `tcp`: an address with its port; default: `127.0.0.1:8722`. `None` is written `"none"`.
@@ -194,7 +194,7 @@ impl Capacity {
         self.oversubscribe = often.unwrap_or(self.oversubscribe);
         let memory = |text: &str| size("memory", 1 << 20, "a size such as \"16GiB\"; at least \"1MiB\"", text);
         self.memory = reader.text(table, "memory", memory).map(|at| at.value);
-        let waiting = reader.integer(table, "waiting", |number| check::count("waiting", 0, 1_000_000, number));
+        let waiting = reader.integer(table, "waiting", |number| check::count("waiting", 1, 1_000_000, number));
         self.waiting = waiting.and_then(|at| u32::try_from(at.value).ok()).unwrap_or(self.waiting);
         let queue = |text: &str| duration("queue", 100, 3_600_000, "a duration such as \"60s\"; \"100ms\" to \"1h\"", text);
         self.queue = reader.text(table, "queue", queue).map_or(self.queue, |at| at.value);
@@ -356,7 +356,7 @@ behind_proxy = true
 cpus = 1.5
 oversubscribe = 2
 memory = "16GiB"
-waiting = 0
+waiting = 1
 queue = "5min"
 [limits]
 body = "1MiB"
@@ -372,7 +372,7 @@ drain = "2s"
                 tcp: Some("0.0.0.0:8000".parse().unwrap()),
                 behind_proxy: true,
             },
-            capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 0, queue: 300_000 },
+            capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000 },
             limits: ServiceLimits { body: 1 << 20, buffers: 1 << 30, drain: 2000 },
         };
         assert_eq!(parse(text), Ok(expected));
@@ -430,7 +430,7 @@ drain = "2s"
             (capacity("oversubscribe = 17"), "0.1 to 16"),
             (capacity("memory = \"none\""), "at least \"1MiB\""),
             (capacity("memory = 1"), "`memory` must be a string"),
-            (capacity("waiting = -1"), "0 to 1000000"),
+            (capacity("waiting = -1"), "1 to 1000000"),
             (capacity("queue = \"61min\""), "\"100ms\" to \"1h\""),
             (capacity("queue = \"0s\""), "\"100ms\" to \"1h\""),
             (capacity("sessions = 1"), "not a key of [capacity]"),

@@ -62,20 +62,17 @@ pub enum Scope {
     Run,
     /// Seeing the runs and the figures of all keys.
     Watch,
-    /// Approving what a policy holds back.
-    Approve,
 }
 
 impl Scope {
     /// All of them, in the order of the documents.
-    pub const ALL: [Scope; 3] = [Scope::Run, Scope::Watch, Scope::Approve];
+    pub const ALL: [Scope; 2] = [Scope::Run, Scope::Watch];
 
     /// As the file writes it.
     pub fn name(self) -> &'static str {
         match self {
             Scope::Run => "run",
             Scope::Watch => "watch",
-            Scope::Approve => "approve",
         }
     }
 
@@ -352,7 +349,7 @@ hash = "sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 policies = ["default", "/etc/own.toml"]
 scopes = ["watch", "run", "watch"]
 running = 8
-waiting = 0
+waiting = 2
 runs_per_minute = 600
 cpu_per_hour = "2h"
 weight = 10
@@ -381,7 +378,7 @@ policies = ["strict"]
             policies: vec!["default".to_owned(), "/etc/own.toml".to_owned()],
             scopes: vec![Scope::Run, Scope::Watch],
             running: 8,
-            waiting: 0,
+            waiting: 2,
             runs_per_minute: Some(600),
             cpu_per_hour: Some(7_200_000),
             weight: 10,
@@ -432,10 +429,10 @@ policies = ["strict"]
             (key(&format!("hash = \"{}F\"", &HASH[..70])), "64 of 0-9 and a-f"),
             (key(&format!("hash = \"{}\"", &HASH[7..])), "`sha256:`"),
             (other("scopes = []"), "good for nothing"),
-            (other("scopes = [\"keep\"]"), "known: run, watch, approve"),
+            (other("scopes = [\"keep\"]"), "known: run, watch"),
             (other("scopes = \"run\""), "a list of strings"),
             (other("running = 0"), "1 to 100000"),
-            (other("waiting = -1"), "0 to 1000000"),
+            (other("waiting = -1"), "1 to 1000000"),
             (other("runs_per_minute = 0"), "1 to 1000000"),
             (other("weight = 1001"), "1 to 1000"),
             (other("weight = 0"), "1 to 1000"),

@@ -33,7 +33,7 @@ const MAX_GROUPS: usize = 65536;
 pub enum ServeError {
     /// Standard input is no connected UNIX stream socket.
     #[error(
-        "stdin is not a connected UNIX socket ({0}); stockade serve is started by systemd for each connection, see stockade-exec@.socket"
+        "stdin is not a connected UNIX socket ({0}); stockade serve-one is started by systemd for each connection, see stockade-exec@.socket"
     )]
     NotConnected(io::Error),
     /// No policy is named, and the socket's own name is none.

@@ -1,0 +1,244 @@
+//! `stockade serve`: configuration, keys and policies of the service, and where it listens.
+//!
+//! Nothing is served before all three are read and good. When they are read again, the service keeps
+//! those that it has unless all are good. The processes of the service are `server`'s.
+
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            fs::{DirBuilderExt, FileTypeExt, PermissionsExt, chown},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use anyhow::{Context, bail};
+use stockade_engine::{
+    Options,
+    caller::{self, Caller},
+    load_policy,
+};
+use stockade_policy::service::{Credential, Scope, ServeConfig, ServiceKey, ServiceKeys};
+use stockade_protocol::{
+    LimitKey,
+    service::{self, Capacity, Key, ListenerKind, RunSize, Settings},
+};
+use stockade_server::service::{Service, ServiceEnd, serve, work as work_for};
+
+use crate::{ExitCode, args, key::service_file, output::warn};
+
+/// The account that has the front, and the runs of keys, where root serves.
+const ACCOUNT: &str = "stockade-serve";
+/// Its members may connect to the UNIX socket.
+const GROUP: &str = "stockade";
+/// More workers would spend their memory on waiting.
+const MAX_WORKERS: u64 = 256;
+
+type Listeners = Vec<(ListenerKind, OwnedFd)>;
+
+/// Everything that the service has read.
+struct Configured {
+    config: ServeConfig,
+    settings: Settings,
+    /// Any key has a token, which only TCP needs.
+    has_tokens: bool,
+}
+
+pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
+    let account = account()?;
+    let read = || configure(serve_args.config.as_deref(), account.as_ref());
+    let first = read()?;
+    if serve_args.check {
+        let names = |names: Vec<&str>| names.join(", ");
+        let keys = names(first.settings.keys.iter().map(|key| key.id.as_str()).collect());
+        let policies = names(first.settings.policies.keys().map(String::as_str).collect());
+        warn(&format!("stockade: the service can be started; keys: {keys}; policies: {policies}"));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (listeners, unix) = listen(&first, account.is_some())?;
+    let ended = serve(&Service {
+        listeners,
+        workers: workers(&first.settings),
+        drain: Duration::from_millis(first.config.limits.drain),
+        account: account.as_ref().map(|account| (account.uid, account.gid)),
+        settings: Box::new(|| {
+            let next = read().map_err(|error| format!("{error:#}"))?;
+            let (before, after) = (&first.config, &next.config);
+            if (&before.listen, before.limits.drain) != (&after.listen, after.limits.drain)
+                || workers(&first.settings) != workers(&next.settings)
+            {
+                warn("stockade: another address, `drain` or number of runs at a time takes effect when the service is started anew");
+            }
+            Ok(next.settings)
+        }),
+        tell: Box::new(warn),
+        ready: Box::new(|| warn(&format!("stockade: serving at {}", places(&first, unix.as_deref())))),
+    });
+    // Clients see at once that the service is gone.
+    unix.map(fs::remove_file);
+    match ended? {
+        ServiceEnd::Signal(_) => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A worker of the service; stdin leads to the front, stdout to the supervisor.
+pub(crate) fn work() -> anyhow::Result<ExitCode> {
+    let own = |stream: rustix::fd::BorrowedFd<'_>| stream.try_clone_to_owned().context("a worker's sockets");
+    work_for(own(io::stdin().as_fd())?, own(io::stdout().as_fd())?, account()?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where root serves: whose the runs are.
+fn account() -> anyhow::Result<Option<Caller>> {
+    if !caller::identify(None)?.privileged {
+        return Ok(None);
+    }
+    let account = caller::account(ACCOUNT).filter(|account| account.uid != 0);
+    let remedy = format!("adduser --system --group --no-create-home {ACCOUNT}");
+    account.map(Some).with_context(|| {
+        format!("root serves with runs of the user {ACCOUNT}, which this host has not; the package makes it, or: {remedy}")
+    })
+}
+
+fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Configured> {
+    let path = file.map_or_else(|| service_file("serve.toml"), |file| Ok(file.to_owned()))?;
+    let user = rustix::process::geteuid().as_raw();
+    let config = match (ServeConfig::load(&path, user)?, file) {
+        (Some(config), _) => config,
+        (None, Some(file)) => bail!("{} does not exist", file.display()),
+        (None, None) => ServeConfig::of_no_file(&path),
+    };
+    let keys = ServiceKeys::load(&config.keys, user)?;
+    let keys = keys.filter(|keys| !keys.keys.is_empty()).with_context(|| {
+        let keys = config.keys.display();
+        format!("{keys} has no key, so no request could be served; make one: stockade key new NAME --policy default --add --file {keys}")
+    })?;
+    let mut settings = Settings {
+        keys: keys.keys.iter().map(key_of).collect(),
+        hosts: config.hosts.clone(),
+        capacity: capacity(&config)?,
+        max_body: config.limits.body,
+        max_buffers: config.limits.buffers,
+        policies: std::collections::BTreeMap::new(),
+    };
+    for key in &keys.keys {
+        for policy in &key.policies {
+            let options = Options { policy: Some(policy.clone()), peer: account.cloned(), key: Some(key.id.clone()), ..Options::default() };
+            let loaded = load_policy(&options).with_context(|| format!("{}:{}: key {}", keys.path.display(), key.line, key.id))?;
+            let whole = settings.capacity.size;
+            let limit = |limit: LimitKey, whole: u64| loaded.policy.limits.get(limit).unwrap_or(whole);
+            let size = RunSize { cpus: limit(LimitKey::Cpus, whole.cpus), memory: limit(LimitKey::Memory, whole.memory) };
+            settings.policies.insert(policy.clone(), size);
+        }
+    }
+    let has_tokens = keys.keys.iter().any(|key| matches!(key.credential, Credential::Hash(_)));
+    Ok(Configured { config, settings, has_tokens })
+}
+
+fn key_of(key: &ServiceKey) -> Key {
+    Key {
+        id: key.id.clone(),
+        credential: match &key.credential {
+            Credential::Hash(hash) => service::Credential::Sha256(stockade_protocol::text::hex(hash)),
+            Credential::Uid(uid) => service::Credential::Uid(*uid),
+        },
+        policies: key.policies.clone(),
+        scopes: key.scopes.iter().map(|scope| scope_of(*scope)).collect(),
+        running: key.running,
+        waiting: key.waiting,
+        runs_per_minute: key.runs_per_minute,
+        cpu_per_hour: key.cpu_per_hour,
+        weight: key.weight,
+        expires: key.expires.map(|end| end.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())),
+    }
+}
+
+fn scope_of(scope: Scope) -> service::Scope {
+    match scope {
+        Scope::Run => service::Scope::Run,
+        Scope::Watch => service::Scope::Watch,
+    }
+}
+
+/// What runs together may use: by the configuration, or of the host.
+fn capacity(config: &ServeConfig) -> anyhow::Result<Capacity> {
+    let own = || std::thread::available_parallelism().map(|cpus| cpus.get() as u64 * 1000).context("count the CPUs");
+    let cpus = config.capacity.cpus.map_or_else(own, Ok)?;
+    let memory = config.capacity.memory.map_or_else(most_of_memory, Ok)?;
+    let size = RunSize { cpus: cpus * config.capacity.oversubscribe / 1000, memory };
+    Ok(Capacity { size, waiting: config.capacity.waiting, queue_ms: config.capacity.queue })
+}
+
+/// 80 % of the host's memory, in bytes.
+fn most_of_memory() -> anyhow::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(line.context("/proc/meminfo does not say how much memory there is")? * 1024 / 5 * 4)
+}
+
+/// As many as there can be runs at a time.
+fn workers(settings: &Settings) -> usize {
+    let whole = settings.capacity.size;
+    let fit = |size: &RunSize| (whole.cpus / size.cpus.max(1)).min(whole.memory / size.memory.max(1));
+    let most = settings.policies.values().map(fit).max().unwrap_or(1);
+    most.clamp(1, MAX_WORKERS) as usize
+}
+
+/// The sockets, and the path of the UNIX socket.
+fn listen(configured: &Configured, privileged: bool) -> anyhow::Result<(Listeners, Option<PathBuf>)> {
+    let Configured { config, has_tokens, .. } = configured;
+    let mut listeners = Vec::new();
+    let own = || {
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !privileged).map(|directory| PathBuf::from(directory).join("stockade/serve.sock"))
+    };
+    let of_root = || privileged.then(|| PathBuf::from("/run/stockade-serve/serve.sock"));
+    let unix = config.listen.unix.clone().or_else(of_root).or_else(own);
+    if let Some(path) = &unix {
+        listeners.push((ListenerKind::Unix, listen_at(path, privileged).with_context(|| format!("listen at {}", path.display()))?));
+    }
+    if let Some(address) = config.listen.tcp.filter(|_| *has_tokens) {
+        let listener = std::net::TcpListener::bind(address).with_context(|| {
+            format!("listen at {address}; another service has the port, or `[listen] tcp` names an address of another host")
+        })?;
+        listeners.push((ListenerKind::Tcp, listener.into()));
+    }
+    if listeners.is_empty() {
+        bail!(
+            "no client could connect: XDG_RUNTIME_DIR is not set, `[listen] unix` names no socket, and no key has a token, which TCP needs"
+        );
+    }
+    Ok((listeners, unix))
+}
+
+fn listen_at(path: &Path, privileged: bool) -> anyhow::Result<OwnedFd> {
+    if let Some(directory) = path.parent() {
+        let made = DirBuilder::new().recursive(true).mode(if privileged { 0o755 } else { 0o700 }).create(directory);
+        made.with_context(|| format!("make {}", directory.display()))?;
+    }
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => bail!("another file is there; remove it, or name another path in `[listen] unix`"),
+        Ok(_) if UnixStream::connect(path).is_ok() => bail!("another service listens there already"),
+        // That of a service that was killed.
+        Ok(_) => fs::remove_file(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(if privileged { 0o660 } else { 0o600 }))?;
+    if let Some(group) = caller::group_id(GROUP).filter(|_| privileged) {
+        chown(path, None, Some(group))?;
+    }
+    Ok(listener.into())
+}
+
+/// Where it listens, for people.
+fn places(configured: &Configured, unix: Option<&Path>) -> String {
+    let unix = unix.map(|path| format!("unix:{}", path.display()));
+    let tcp = configured.config.listen.tcp.filter(|_| configured.has_tokens).map(|address| format!("http://{address}"));
+    unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" and ")
+}

@@ -1,0 +1,346 @@
+//! The supervisor: starts front and workers, and replaces those that end.
+//!
+//! It reads nothing that a client has sent. A worker that ends is replaced alone. A front that ends is
+//! replaced with all workers: each of them ends with its front, and records what it had. A process
+//! that ends again and again within a second ends the service.
+
+use std::{
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
+    time::Timespec,
+};
+use stockade_engine::{companion, signals::Signals};
+use stockade_protocol::service::{FromSupervisor, ListenerKind, MAX_PAYLOAD, Message, Settings, WorkerTable};
+
+use super::{UNREAD, send};
+
+const FRONT: &str = "stockade-serve";
+/// A process that has not lived so long has failed.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// So many that fail one after the other end the service.
+const MAX_FAILED: u32 = 5;
+/// How long those that are told to end have for it, beyond the time to drain.
+const LAST: Duration = Duration::from_secs(5);
+
+/// What is served, and how.
+pub struct Service<'a> {
+    /// The sockets that listen.
+    pub listeners: Vec<(ListenerKind, OwnedFd)>,
+    /// How many runs there may be at a time.
+    pub workers: usize,
+    /// How long runs have to end when the service does.
+    pub drain: Duration,
+    /// The user and group of the front, and of runs, where root serves.
+    pub account: Option<(u32, u32)>,
+    /// Reads the settings. An error keeps those before.
+    pub settings: Box<dyn Fn() -> Result<Settings, String> + 'a>,
+    /// Tells the administrator.
+    pub tell: Box<dyn Fn(&str) + 'a>,
+    /// Called once, when connections are accepted.
+    pub ready: Box<dyn Fn() + 'a>,
+}
+
+/// Why it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceEnd {
+    /// It was told to by this signal.
+    Signal(i32),
+}
+
+/// Why it cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The configuration.
+    #[error("{0}")]
+    Settings(String),
+    /// A process cannot be started.
+    #[error("start {what}: {error}")]
+    Start {
+        /// Which.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// A process ends whenever it is started.
+    #[error("{what} has ended {MAX_FAILED} times within a second of its start; what it said stands above")]
+    Fails {
+        /// Which.
+        what: &'static str,
+    },
+    /// Signals cannot be read.
+    #[error("hold back signals: {0}")]
+    Signals(String),
+    /// The kernel refuses to wait.
+    #[error("wait: {0}")]
+    Wait(Errno),
+}
+
+/// A process of the service, with the socket to it.
+struct Process {
+    child: Child,
+    pidfd: OwnedFd,
+    socket: UnixStream,
+    began: Instant,
+}
+
+impl Process {
+    fn spawn(mut command: Command, socket: UnixStream) -> io::Result<Self> {
+        socket.set_write_timeout(Some(UNREAD))?;
+        // A signal from a terminal is meant for the supervisor, which lets runs end.
+        let child = command.process_group(0).spawn()?;
+        let pid = Pid::from_child(&child);
+        Ok(Process { child, pidfd: pidfd_open(pid, PidfdFlags::empty())?, socket, began: Instant::now() })
+    }
+
+    fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    fn end(mut self) {
+        // It may have ended by itself.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+
+    /// Sends settings, in as many parts as they need.
+    fn send_settings(&self, settings: &impl serde::Serialize) -> io::Result<()> {
+        let text = serde_json::to_vec(settings).map_err(io::Error::other)?;
+        for part in text.chunks(MAX_PAYLOAD) {
+            send(&self.socket, &FromSupervisor::SettingsPart(part.to_vec()))?;
+        }
+        send(&self.socket, &FromSupervisor::SettingsEnd)
+    }
+
+    /// Sends a message with a descriptor.
+    fn send_with(&self, message: &FromSupervisor, descriptor: impl AsFd) -> io::Result<()> {
+        let files = [descriptor.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(Errno::NOBUFS.into());
+        }
+        let bytes = message.to_frame();
+        let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        // The descriptor went with the first byte.
+        io::Write::write_all(&mut &self.socket, bytes.get(sent..).unwrap_or_default())
+    }
+}
+
+fn table(settings: &Settings) -> WorkerTable {
+    WorkerTable { policies: settings.keys.iter().map(|key| (key.id.clone(), key.policies.clone())).collect() }
+}
+
+/// Serves until a signal ends it.
+///
+/// # Errors
+/// It cannot begin, or not go on.
+pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
+    let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
+    let settings = (service.settings)().map_err(ServiceError::Settings)?;
+    let mut group = Group { service, settings, front: None, workers: Vec::new(), failed: 0 };
+    group.start()?;
+    (service.ready)();
+    loop {
+        let end = group.wait(&signals)?;
+        while let Some(signal) = signals.take() {
+            match Signal::from_named_raw(signal) {
+                Some(Signal::HUP) => group.reload(),
+                Some(Signal::TERM | Signal::INT | Signal::QUIT) => {
+                    group.drain()?;
+                    // A second signal is not to end this process otherwise than the first.
+                    std::mem::forget(signals);
+                    return Ok(ServiceEnd::Signal(signal));
+                }
+                _ => {}
+            }
+        }
+        if end {
+            group.replace_ended()?;
+        }
+    }
+}
+
+/// All processes of a service.
+struct Group<'s, 'a> {
+    service: &'s Service<'a>,
+    settings: Settings,
+    front: Option<Process>,
+    workers: Vec<Process>,
+    /// Processes that failed, one after the other.
+    failed: u32,
+}
+
+impl Group<'_, '_> {
+    fn start(&mut self) -> Result<(), ServiceError> {
+        let front = self.start_front().map_err(|error| ServiceError::Start { what: "the front, stockade-serve", error })?;
+        self.front = Some(front);
+        while self.workers.len() < self.service.workers {
+            self.start_worker()?;
+        }
+        Ok(())
+    }
+
+    fn start_front(&self) -> io::Result<Process> {
+        let privileged = self.service.account.is_some();
+        let (_, program) = companion::find(FRONT, privileged).map_err(io::Error::other)?;
+        let (ours, its) = UnixStream::pair()?;
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+        command.arg0(FRONT).arg(env!("CARGO_PKG_VERSION")).env_clear().stdin(OwnedFd::from(its)).stdout(Stdio::null());
+        if let Some((uid, gid)) = self.service.account {
+            command.arg(format!("{uid}:{gid}"));
+        }
+        let front = Process::spawn(command, ours)?;
+        front.send_settings(&self.settings)?;
+        for (kind, socket) in &self.service.listeners {
+            front.send_with(&FromSupervisor::Listener(*kind), socket)?;
+        }
+        Ok(front)
+    }
+
+    fn start_worker(&mut self) -> Result<(), ServiceError> {
+        let failed = |error| ServiceError::Start { what: "a worker", error };
+        let start = || -> io::Result<(Process, UnixStream)> {
+            let (of_front, its_front) = UnixStream::pair()?;
+            let (ours, its) = UnixStream::pair()?;
+            let mut command = Command::new("/proc/self/exe");
+            command.arg0("stockade").arg("serve-worker").env_remove("SUDO_UID").env_remove("SUDO_GID");
+            command.stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
+            let worker = Process::spawn(command, ours)?;
+            worker.send_settings(&table(&self.settings))?;
+            Ok((worker, of_front))
+        };
+        let (worker, of_front) = start().map_err(failed)?;
+        self.workers.push(worker);
+        // A front that has just ended is replaced, and all workers with it.
+        let _unsent = self.front.as_ref().map(|front| front.send_with(&FromSupervisor::Worker, of_front));
+        Ok(())
+    }
+
+    /// Waits for a signal or the end of a process. Whether a process has ended.
+    fn wait(&self, signals: &Signals) -> Result<bool, ServiceError> {
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
+        let processes = self.front.iter().chain(&self.workers);
+        fds.extend(processes.map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(ServiceError::Wait(errno)),
+        }
+        Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty()))
+    }
+
+    fn replace_ended(&mut self) -> Result<(), ServiceError> {
+        if self.front.as_mut().is_some_and(Process::has_ended) {
+            let front = self.front.take();
+            self.note(front.as_ref(), "the front")?;
+            (self.service.tell)("stockade: the front has ended, and is started again with its workers");
+            // Each ends by itself, with what it had recorded.
+            end_all(std::mem::take(&mut self.workers), LAST);
+            return self.start();
+        }
+        let mut index = 0;
+        while let Some(worker) = self.workers.get_mut(index) {
+            if !worker.has_ended() {
+                index += 1;
+                continue;
+            }
+            let worker = self.workers.swap_remove(index);
+            self.note(Some(&worker), "a worker")?;
+            (self.service.tell)("stockade: a worker has ended, and is replaced");
+            self.start_worker()?;
+        }
+        Ok(())
+    }
+
+    /// Notes that a process has ended by itself.
+    fn note(&mut self, process: Option<&Process>, what: &'static str) -> Result<(), ServiceError> {
+        let short = process.is_some_and(|process| process.began.elapsed() < SHORT_LIFE);
+        self.failed = if short { self.failed + 1 } else { 0 };
+        if self.failed >= MAX_FAILED { Err(ServiceError::Fails { what }) } else { Ok(()) }
+    }
+
+    fn reload(&mut self) {
+        match (self.service.settings)() {
+            Ok(settings) => {
+                self.settings = settings;
+                // One that does not take them has ended, and gets them when it is replaced.
+                let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings));
+                for worker in &self.workers {
+                    let _ended = worker.send_settings(&table(&self.settings));
+                }
+                (self.service.tell)("stockade: the configuration was read again");
+            }
+            Err(why) => (self.service.tell)(&format!("stockade: the configuration stays as it was: {why}")),
+        }
+    }
+
+    /// Lets runs end, up to a time, cancels the others, and ends all processes.
+    fn drain(&mut self) -> Result<(), ServiceError> {
+        let Some(front) = &self.front else { return Ok(()) };
+        let _ended = send(&front.socket, &FromSupervisor::Drain);
+        self.wait_for_front(self.service.drain)?;
+        if self.front.as_mut().is_some_and(|front| !front.has_ended()) {
+            for worker in &self.workers {
+                // The signal cancels its run, whose result the front still delivers.
+                let _ended_meanwhile = kill_process(Pid::from_child(&worker.child), Signal::TERM);
+            }
+            self.wait_for_front(LAST)?;
+        }
+        self.front.take().into_iter().for_each(Process::end);
+        end_all(std::mem::take(&mut self.workers), LAST);
+        Ok(())
+    }
+
+    /// Waits for the end of the front, at most so long.
+    fn wait_for_front(&mut self, most: Duration) -> Result<(), ServiceError> {
+        let end = Instant::now() + most;
+        while let Some(front) = self.front.as_mut().filter(|_| Instant::now() < end) {
+            if front.has_ended() {
+                break;
+            }
+            wait_until(&front.pidfd, end)?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for the end of a process, at most until then.
+fn wait_until(pidfd: &OwnedFd, end: Instant) -> Result<(), ServiceError> {
+    let left = end.saturating_duration_since(Instant::now());
+    let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: i64::from(left.subsec_nanos()) };
+    match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(ServiceError::Wait(errno)),
+    }
+}
+
+/// Ends workers: each has lost its socket to the supervisor, and gets this time to end by itself.
+fn end_all(workers: Vec<Process>, most: Duration) {
+    let end = Instant::now() + most;
+    let mut left: Vec<(Child, OwnedFd)> = workers
+        .into_iter()
+        .map(|worker| {
+            let Process { child, pidfd, socket, began: _ } = worker;
+            drop(socket);
+            (child, pidfd)
+        })
+        .collect();
+    for (child, pidfd) in &mut left {
+        // Whatever comes of it: it is killed if it still lives.
+        let _waited = wait_until(pidfd, end);
+        let _ended = child.kill();
+        let _reaped = child.wait();
+    }
+}
