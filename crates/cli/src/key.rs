@@ -37,19 +37,19 @@ pub(crate) fn run(command: &Key) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A file of this name that belongs to the service: root's, or this user's.
-pub(crate) fn service_file(name: &str) -> anyhow::Result<PathBuf> {
+/// A file of this name that belongs to the service: root's, or this user's. `option` names another.
+pub(crate) fn service_file(name: &str, option: &str) -> anyhow::Result<PathBuf> {
     let context = lookup_context();
     let directory = if context.privileged { Some(context.system_dir) } else { context.user_dir };
     // Both are a directory of policies, beside which the keys are.
     let Some(beside) = directory.as_deref().and_then(Path::parent) else {
-        bail!("neither XDG_CONFIG_HOME nor HOME says where this user's {name} is; set one of them, or name a file");
+        bail!("neither XDG_CONFIG_HOME nor HOME says where this user's {name} is; set one of them, or name a file with {option}");
     };
     Ok(beside.join(name))
 }
 
 fn path_of(file: Option<&Path>) -> anyhow::Result<PathBuf> {
-    file.map_or_else(|| service_file("keys.toml"), |file| Ok(file.to_owned()))
+    file.map_or_else(|| service_file("keys.toml", "--file"), |file| Ok(file.to_owned()))
 }
 
 /// Who can have written the keys beside root.

@@ -106,7 +106,7 @@ fn account() -> anyhow::Result<Option<Caller>> {
 }
 
 fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Configured> {
-    let path = file.map_or_else(|| service_file("serve.toml"), |file| Ok(file.to_owned()))?;
+    let path = file.map_or_else(|| service_file("serve.toml", "--config"), |file| Ok(file.to_owned()))?;
     let user = rustix::process::geteuid().as_raw();
     let config = match (ServeConfig::load(&path, user)?, file) {
         (Some(config), _) => config,
