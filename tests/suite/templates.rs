@@ -588,7 +588,7 @@ test!(Both, a_template_whose_interpreter_is_replaced_meanwhile_is_made_once_more
 fn a_template_whose_interpreter_is_replaced_meanwhile_is_made_once_more() {
     let policies = PolicyDirectory::new();
     let own = policies.0.join("env/bin/python3");
-    let policy = policies.write("slow", &with_template("warm = \"import time; time.sleep(0.5)\""));
+    let policy = policies.write("slow", &with_template("warm = \"import time; time.sleep(1)\""));
     for (times, refused) in [(1, false), (3, true)] {
         replace(&own);
         let mut session = Session::open(&["--policy", &policy, "--runtime", &format!("python={}", text(&own))]);
@@ -598,6 +598,8 @@ fn a_template_whose_interpreter_is_replaced_meanwhile_is_made_once_more() {
             thread::sleep(Duration::from_millis(20));
             for maker in makers(&session).into_iter().filter(|_| seen.len() < times).collect::<Vec<_>>() {
                 if seen.insert(maker) {
+                    // It has begun by then, and is not done: one that is replaced before is the template's.
+                    thread::sleep(Duration::from_millis(400));
                     replace(&own);
                 }
             }

@@ -133,6 +133,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("key new", "grader --policy default --policy strict", "grader --add > grader.token"),
     ("key ls", "", "--file ./keys.toml --json"),
     ("key check", "", "--file ./keys.toml"),
+    ("serve", "--check", "--config ./serve.toml"),
     ("doctor", "", "--policy strict --strict --json"),
     ("prove", "--html proof.html", "--policy ./api.toml --json"),
     ("audit verify", "", "--log /var/log/stockade --anchors journal.txt --require-anchor"),

@@ -150,7 +150,7 @@ fn table(settings: &Settings) -> WorkerTable {
 pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
     let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
     let settings = (service.settings)().map_err(ServiceError::Settings)?;
-    let mut group = Group { service, settings, front: None, workers: Vec::new(), failed: 0 };
+    let mut group = Group { service, settings, front: None, workers: Vec::new(), leaving: Vec::new(), failed: 0 };
     group.start()?;
     (service.ready)();
     loop {
@@ -179,6 +179,8 @@ struct Group<'s, 'a> {
     settings: Settings,
     front: Option<Process>,
     workers: Vec<Process>,
+    /// Workers of a front that has ended: each cancels its run and records it, and ends.
+    leaving: Vec<Process>,
     /// Processes that failed, one after the other.
     failed: u32,
 }
@@ -232,7 +234,7 @@ impl Group<'_, '_> {
     /// Waits for a signal or the end of a process. Whether a process has ended.
     fn wait(&self, signals: &Signals) -> Result<bool, ServiceError> {
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
-        let processes = self.front.iter().chain(&self.workers);
+        let processes = self.front.iter().chain(&self.workers).chain(&self.leaving);
         fds.extend(processes.map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -242,12 +244,12 @@ impl Group<'_, '_> {
     }
 
     fn replace_ended(&mut self) -> Result<(), ServiceError> {
+        self.leaving.retain_mut(|worker| !worker.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
             let front = self.front.take();
             self.note(front.as_ref(), "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
-            // Each ends by itself, with what it had recorded.
-            end_all(std::mem::take(&mut self.workers), LAST);
+            self.leaving.append(&mut self.workers);
             return self.start();
         }
         let mut index = 0;
@@ -299,7 +301,7 @@ impl Group<'_, '_> {
             self.wait_for_front(LAST)?;
         }
         self.front.take().into_iter().for_each(Process::end);
-        end_all(std::mem::take(&mut self.workers), LAST);
+        end_all(self.workers.drain(..).chain(self.leaving.drain(..)), LAST);
         Ok(())
     }
 
@@ -327,10 +329,9 @@ fn wait_until(pidfd: &OwnedFd, end: Instant) -> Result<(), ServiceError> {
 }
 
 /// Ends workers: each has lost its socket to the supervisor, and gets this time to end by itself.
-fn end_all(workers: Vec<Process>, most: Duration) {
+fn end_all(workers: impl Iterator<Item = Process>, most: Duration) {
     let end = Instant::now() + most;
     let mut left: Vec<(Child, OwnedFd)> = workers
-        .into_iter()
         .map(|worker| {
             let Process { child, pidfd, socket, began: _ } = worker;
             drop(socket);

@@ -31,10 +31,10 @@ use super::{UNREAD, send};
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// The kernel refuses to read or write.
-    #[error("talk to the front: {0}")]
+    #[error("talk to the front")]
     Front(#[from] io::Error),
     /// The front says what no front says.
-    #[error("the front sends {0}")]
+    #[error("what the front sends")]
     Malformed(#[from] Malformed),
     /// The same, in the wrong place.
     #[error("the front sends {0}")]
