@@ -322,7 +322,7 @@ impl Drop for RunHandle {
 }
 
 fn lost(why: &str) -> Problem {
-    let detail = format!("the worker has gone, and what came of the run with it: {why}; the code may have run");
+    let detail = format!("the worker has gone, and what came of the run with it: {why}; `started` says whether code may have run");
     Problem { started: true, ..Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "worker_lost", detail) }
 }
 
@@ -352,7 +352,9 @@ async fn serve(
     if let Some(run) = place.front.state().runs.get_mut(&place.number) {
         run.began = Some(began);
     }
-    let result = exchange(&mut worker, begin, &request, &mut cancelled).await.map_err(|error| lost(&error.to_string()))?;
+    // A worker runs nothing before it has the whole request.
+    worker.begin(begin, &request).await.map_err(|error| Problem { started: false, ..lost(&error.to_string()) })?;
+    let result = exchange(&mut worker, &mut cancelled).await.map_err(|error| lost(&error.to_string()))?;
     place.front.state().admission.spend(&key, cpu_of(&result), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
@@ -381,13 +383,7 @@ fn cpu_of(result: &[u8]) -> u64 {
     usage.cpu_user_ms.unwrap_or(0) + usage.cpu_system_ms.unwrap_or(0)
 }
 
-async fn exchange(
-    worker: &mut WorkerLink,
-    begin: Begin,
-    request: &[u8],
-    cancelled: &mut oneshot::Receiver<()>,
-) -> Result<Vec<u8>, LinkError> {
-    worker.begin(begin, request).await?;
+async fn exchange(worker: &mut WorkerLink, cancelled: &mut oneshot::Receiver<()>) -> Result<Vec<u8>, LinkError> {
     let (mut result, mut may_cancel) = (Vec::new(), true);
     loop {
         tokio::select! {

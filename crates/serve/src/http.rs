@@ -220,7 +220,7 @@ fn new_number() -> Result<String, Problem> {
     let failed =
         |error: rustix::io::Errno| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "sandbox_error", format!("no random number: {error}"));
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).map_err(failed)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(stockade_protocol::text::hex(&bytes))
 }
 
 fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {

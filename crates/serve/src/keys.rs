@@ -8,7 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
-use stockade_protocol::service::{Credential, Key, Scope};
+use stockade_protocol::{
+    service::{Credential, Key, Scope},
+    text::hex,
+};
 use subtle::ConstantTimeEq;
 
 use crate::problem::Problem;
@@ -42,7 +45,7 @@ pub fn find<'k>(keys: &'k [Key], headers: &HeaderMap, uri: &Uri, uid: Option<u32
         (Some(value), None) => {
             let token = token(value.as_bytes()).ok_or_else(|| missing("`Authorization` is neither Bearer nor Basic"))?;
             let digest: [u8; 32] = Sha256::digest(token).into();
-            let hex = digest.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+            let hex = hex(&digest);
             // All are looked at, whichever it is.
             let is_it = |key: &&Key| match &key.credential {
                 Credential::Sha256(hash) => bool::from(hash.as_bytes().ct_eq(hex.as_bytes())),

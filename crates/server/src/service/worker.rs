@@ -18,6 +18,7 @@ use rustix::{
     io::Errno,
     net::{RecvFlags, recv},
     process::{PidfdFlags, Signal, getppid, pidfd_open},
+    time::Timespec,
 };
 use stockade_engine::{Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options, approval::ApprovedBy, caller::Caller, exec_for, refuse};
 use stockade_protocol::{
@@ -105,7 +106,7 @@ impl Worker {
                 Some(ToWorker::Cancel) => {}
                 Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                 None => {
-                    let (from_front, from_supervisor) = self.wait()?;
+                    let (from_front, from_supervisor) = self.wait(None)?;
                     if from_supervisor && !self.read_table(false)? {
                         return Ok(None);
                     }
@@ -117,10 +118,10 @@ impl Worker {
         }
     }
 
-    /// Waits for either of the two.
-    fn wait(&self) -> Result<(bool, bool), WorkerError> {
+    /// Waits for either of the two, at most so long.
+    fn wait(&self, most: Option<&Timespec>) -> Result<(bool, bool), WorkerError> {
         let mut fds = [PollFd::new(&self.front, PollFlags::IN), PollFd::new(&self.supervisor, PollFlags::IN)];
-        match poll(&mut fds, None) {
+        match poll(&mut fds, most) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
@@ -177,7 +178,7 @@ impl Worker {
             }
         }
         // A key may have gone, or a policy of it, since the front has let the request in.
-        let (_, from_supervisor) = self.wait_not()?;
+        let (_, from_supervisor) = self.wait(Some(&Timespec::default()))?;
         if from_supervisor && !self.read_table(false)? {
             return Ok(None);
         }
@@ -200,15 +201,6 @@ impl Worker {
         let mut client = FrontClient { front: self.front.as_fd(), said: &mut self.said, is_wild: false };
         let report = exec_for(&request, &options, Some(&mut client));
         if client.is_wild { Err(WorkerError::Unexpected("what is not said during a run")) } else { Ok(Some(report)) }
-    }
-
-    /// Looks whether something has come, and waits for nothing.
-    fn wait_not(&self) -> Result<(bool, bool), WorkerError> {
-        let mut fds = [PollFd::new(&self.front, PollFlags::IN), PollFd::new(&self.supervisor, PollFlags::IN)];
-        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut fds, Some(&at_once)).map_err(io::Error::from)?;
-        let [front, supervisor] = fds.map(|fd| !fd.revents().is_empty());
-        Ok((front, supervisor))
     }
 }
 
