@@ -25,41 +25,41 @@ use crate::support::{
 const ACCOUNT: u32 = 54322;
 
 /// A service of one test, at a UNIX socket and a TCP port of its own.
-struct Service {
+pub(super) struct Service {
     child: Child,
     place: PolicyDirectory,
-    token: String,
+    pub(super) token: String,
     port: u16,
 }
 
 /// An answer: status, head and body.
-struct Answer {
-    status: u16,
-    head: String,
-    body: Value,
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) head: String,
+    pub(super) body: Value,
 }
 
 impl Answer {
     #[track_caller]
-    fn is(&self, status: u16, reason: &str) -> &Self {
+    pub(super) fn is(&self, status: u16, reason: &str) -> &Self {
         assert_eq!((self.status, &self.body["reason"]), (status, &json!(reason)), "{}{}", self.head, self.body);
         self
     }
 
     #[track_caller]
-    fn ran(&self, output: &str) -> &Self {
+    pub(super) fn ran(&self, output: &str) -> &Self {
         assert_eq!((self.status, &self.body["verdict"], &self.body["output"]), (200, &json!("exited"), &json!(output)), "{}", self.body);
         self
     }
 }
 
 impl Service {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Service::with("", "")
     }
 
     /// With these lines more in `serve.toml`, and these in `keys.toml` before the key `test`.
-    fn with(config: &str, keys: &str) -> Self {
+    pub(super) fn with(config: &str, keys: &str) -> Self {
         let place = PolicyDirectory::new();
         // Free a moment ago, which is as good as it gets: the service takes no port that it is not told.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -78,25 +78,25 @@ impl Service {
         service
     }
 
-    fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         fs::read_to_string(self.place.0.join("log")).unwrap()
     }
 
-    fn keys(&self) -> PathBuf {
+    pub(super) fn keys(&self) -> PathBuf {
         self.place.0.join("keys.toml")
     }
 
-    fn connect(&self) -> UnixStream {
+    pub(super) fn connect(&self) -> UnixStream {
         UnixStream::connect(self.place.0.join("s")).unwrap()
     }
 
     /// None: it does not listen.
-    fn get(&mut self, path: &str) -> Option<Answer> {
+    pub(super) fn get(&mut self, path: &str) -> Option<Answer> {
         let stream = UnixStream::connect(self.place.0.join("s")).ok()?;
         Some(answer_of(stream, &head("GET", path, &[], 0), b""))
     }
 
-    fn ask(&self, method: &str, path: &str, token: &str, body: &Value) -> Answer {
+    pub(super) fn ask(&self, method: &str, path: &str, token: &str, body: &Value) -> Answer {
         self.ask_with(
             method,
             path,
@@ -105,16 +105,16 @@ impl Service {
         )
     }
 
-    fn ask_with(&self, method: &str, path: &str, fields: &[&str], body: &[u8]) -> Answer {
+    pub(super) fn ask_with(&self, method: &str, path: &str, fields: &[&str], body: &[u8]) -> Answer {
         answer_of(self.connect(), &head(method, path, fields, body.len()), body)
     }
 
-    fn run(&self, code: &str) -> Answer {
+    pub(super) fn run(&self, code: &str) -> Answer {
         self.ask("POST", "/v1/run", &self.token, &json!({ "code": code }))
     }
 
     /// Sends a run whose answer nothing reads yet.
-    fn begin(&self, code: &str) -> UnixStream {
+    pub(super) fn begin(&self, code: &str) -> UnixStream {
         let (mut stream, body) = (self.connect(), json!({ "code": code }).to_string());
         let fields = [&*format!("Authorization: Bearer {}", self.token), "Content-Type: application/json"];
         stream.write_all(head("POST", "/v1/run", &fields, body.len()).as_bytes()).unwrap();
@@ -123,16 +123,16 @@ impl Service {
     }
 
     /// The runs that this key sees.
-    fn runs(&self) -> Vec<Value> {
+    pub(super) fn runs(&self) -> Vec<Value> {
         self.ask("GET", "/v1/runs", &self.token, &Value::Null).body["runs"].as_array().unwrap().clone()
     }
 
-    fn has_runs(&self, state: &str, count: usize) -> bool {
+    pub(super) fn has_runs(&self, state: &str, count: usize) -> bool {
         eventually(scaled(Duration::from_secs(10)), || self.runs().iter().filter(|run| run["state"] == state).count() == count)
     }
 
     /// Pids below the supervisor whose first word is this.
-    fn processes(&self, name: &str) -> Vec<i32> {
+    pub(super) fn processes(&self, name: &str) -> Vec<i32> {
         let of = format!("/proc/{0}/task/{0}/children", self.child.id());
         let below = fs::read_to_string(of).unwrap();
         let is_it =
@@ -140,12 +140,12 @@ impl Service {
         below.split_whitespace().filter(is_it).map(|pid| pid.parse().unwrap()).collect()
     }
 
-    fn signal(&self, signal: &str) {
+    pub(super) fn signal(&self, signal: &str) {
         kill(i32::try_from(self.child.id()).unwrap(), signal);
     }
 
     /// Ends it, and looks whether it has left anything.
-    fn end(mut self) -> String {
+    pub(super) fn end(mut self) -> String {
         self.signal("TERM");
         let ended = wait_within(&mut self.child, scaled(Duration::from_secs(20))).expect("it ends when it is told to");
         assert!(ended.success(), "{ended}: {}", self.log());
@@ -177,11 +177,11 @@ fn start(place: &PolicyDirectory) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
-fn kill(pid: i32, signal: &str) {
+pub(super) fn kill(pid: i32, signal: &str) {
     assert!(Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status().unwrap().success());
 }
 
-fn head(method: &str, path: &str, fields: &[&str], length: usize) -> String {
+pub(super) fn head(method: &str, path: &str, fields: &[&str], length: usize) -> String {
     let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
     format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}Content-Length: {length}\r\n\r\n")
 }
@@ -193,7 +193,7 @@ fn answer_of(mut stream: impl Read + Write, head: &str, body: &[u8]) -> Answer {
     read_answer(stream)
 }
 
-fn read_answer(mut stream: impl Read) -> Answer {
+pub(super) fn read_answer(mut stream: impl Read) -> Answer {
     let mut bytes = Vec::new();
     let _reset = stream.read_to_end(&mut bytes);
     let said = String::from_utf8(bytes).unwrap();
@@ -465,10 +465,11 @@ impl Worker {
 
     fn run(&mut self, key: &str, policy: &str, request: &Value) -> Value {
         let request = request.to_string();
-        self.say(1, json!({"run": "0", "key": key, "policy": policy, "length": request.len()}).to_string().as_bytes());
+        self.say(1, json!({"run": "0", "key": key, "policy": policy, "length": request.len(), "output": false}).to_string().as_bytes());
         self.say(2, request.as_bytes());
         let mut result = Vec::new();
-        while let Some((129, part)) = self.next() {
+        while let Some((kind @ (129 | 131), part)) = self.next() {
+            assert!(kind == 129 || result.is_empty(), "it starts after its result");
             result.extend(part);
         }
         assert_eq!(self.next().map(|(kind, _)| kind), Some(128));
@@ -515,7 +516,8 @@ fn a_front_that_was_taken_over_gets_what_its_keys_have() {
 
 test!(Both, what_no_front_says_ends_a_worker);
 fn what_no_front_says_ends_a_worker() {
-    let begin = |length: u64| json!({"run": "0", "key": "k", "policy": "default", "length": length}).to_string().into_bytes();
+    let begin =
+        |length: u64| json!({"run": "0", "key": "k", "policy": "default", "length": length, "output": true}).to_string().into_bytes();
     let cases: [(&str, Vec<Vec<u8>>); 7] = [
         ("unexpected kind 77", vec![frame(77, b"")]),
         ("payload does not fit", vec![frame(1, b"{}")]),

@@ -124,6 +124,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         capacity: capacity(&config)?,
         max_body: config.limits.body,
         max_buffers: config.limits.buffers,
+        stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
     };
     for key in &keys.keys {

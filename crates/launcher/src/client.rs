@@ -7,6 +7,7 @@ use rustix::{
     fd::BorrowedFd,
     net::{RecvFlags, recv},
 };
+use stockade_protocol::OutputStream;
 
 /// What a look at a client's requests has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub enum Asked {
     Cancel(i32),
 }
 
-/// The client of a run: what it asks for while the run goes on.
+/// The client of a run: what it asks for while the run goes on, and what it hears of it.
 pub trait Client {
     /// What becomes readable when the client asks for something.
     fn requests(&self) -> Option<BorrowedFd<'_>>;
@@ -30,6 +31,14 @@ pub trait Client {
     /// This signal has come for the launcher and was taken for the run, which may have been
     /// ending for another cause, or have failed. The run ends by itself.
     fn signalled(&mut self, signal: i32);
+    /// The program may run from now on.
+    fn begins(&mut self) {}
+    /// The program has printed this, which the result has as well. Must not wait.
+    fn printed(&mut self, _: OutputStream, _: &[u8]) {}
+    /// Whether [`Client::look`] is to be called as soon as [`Client::requests`] can be written to.
+    fn wants_room(&self) -> bool {
+        false
+    }
 }
 
 /// A client at the other end of a stream socket, who cancels by closing it.

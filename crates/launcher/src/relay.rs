@@ -70,11 +70,16 @@ impl OutputSink {
         }
     }
 
-    /// Moves what is there, once.
+    /// Moves what is there, once. `heard` gets what is captured.
     ///
     /// # Errors
     /// It cannot be read. EIO from a terminal means that its other side has closed.
-    pub(crate) fn transfer(&mut self, from: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<Transfer, Errno> {
+    pub(crate) fn transfer(
+        &mut self,
+        from: &OwnedFd,
+        buffer: &mut [MaybeUninit<u8>],
+        heard: &mut dyn FnMut(&[u8]),
+    ) -> Result<Transfer, Errno> {
         let room = match self {
             OutputSink::Capture(_) => buffer.len(),
             OutputSink::Relay(forwarder) => match forwarder.pass_on()? {
@@ -97,6 +102,7 @@ impl OutputSink {
         match self {
             OutputSink::Capture(capture) => {
                 capture.push(bytes);
+                heard(bytes);
                 Ok(Transfer::More)
             }
             OutputSink::Relay(forwarder) => {

@@ -34,7 +34,7 @@ use rustix::{
 };
 use stockade_egress::gate::{Gate, GateError};
 use stockade_policy::plan::Plan;
-use stockade_protocol::LimitKey;
+use stockade_protocol::{LimitKey, OutputStream};
 
 use crate::{
     Client, ErrorKind, Inputs, LaunchError, Outcome,
@@ -138,6 +138,8 @@ struct Supervision<'a> {
     outer: OuterNamespaces,
     gate: Option<Gate>,
     client: Option<&'a mut dyn Client>,
+    /// The client waits until it can be written to.
+    client_wants_room: bool,
     callers: &'a [OwnedFd],
     /// None before the filter is loaded, and where another supervisor holds its listener.
     listener: Option<Listener>,
@@ -274,6 +276,7 @@ impl<'a> Supervision<'a> {
             outer,
             gate,
             client: inputs.client.map(|client| client as _),
+            client_wants_room: false,
             callers: inputs.callers,
             listener: None,
             hooks: None,
@@ -362,12 +365,17 @@ impl<'a> Supervision<'a> {
 
     fn serve(&mut self, token: Token) -> Result<(), LaunchError> {
         match token {
-            Token::Stdout | Token::StdoutTarget => self.streams.forward_output(&self.epoll).map_err(unwritten)?,
-            Token::Stderr | Token::StderrTarget => self.streams.forward_error(&self.epoll).map_err(unwritten)?,
+            Token::Stdout | Token::StdoutTarget => self.read_output(OutputStream::Stdout)?,
+            Token::Stderr | Token::StderrTarget => self.read_output(OutputStream::Stderr)?,
             other => return self.serve_other(other).map_err(failed("serve the sandbox")),
         }
         self.check_output();
         Ok(())
+    }
+
+    fn read_output(&mut self, stream: OutputStream) -> Result<(), LaunchError> {
+        self.streams.forward(stream, &self.epoll, &mut self.client).map_err(unwritten)?;
+        self.watch_for_room().map_err(failed("serve the sandbox"))
     }
 
     /// Serves what is no output of the program.

@@ -58,6 +58,34 @@ pub struct PerStream<T> {
     pub error: T,
 }
 
+/// One of the program's two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutputStream {
+    /// Its stdout.
+    Stdout,
+    /// Its stderr.
+    Stderr,
+}
+
+impl<T> PerStream<T> {
+    /// The value for one of them.
+    pub fn of(&self, stream: OutputStream) -> &T {
+        match stream {
+            OutputStream::Stdout => &self.output,
+            OutputStream::Stderr => &self.error,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn of_mut(&mut self, stream: OutputStream) -> &mut T {
+        match stream {
+            OutputStream::Stdout => &mut self.output,
+            OutputStream::Stderr => &mut self.error,
+        }
+    }
+}
+
 /// What the run used at its peak; null where the kernel keeps no such count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {

@@ -10,6 +10,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use crate::OutputStream;
+
 /// The most bytes of a payload.
 pub const MAX_PAYLOAD: usize = 64 << 10;
 /// Length and kind.
@@ -105,6 +107,10 @@ fn empty<T>(payload: &[u8], message: T) -> Result<T, Malformed> {
     if payload.is_empty() { Ok(message) } else { Err(Malformed::Payload) }
 }
 
+fn number(payload: &[u8]) -> Result<u64, Malformed> {
+    payload.try_into().map(u64::from_le_bytes).map_err(|_| Malformed::Payload)
+}
+
 /// What the front tells a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToWorker {
@@ -128,6 +134,8 @@ pub struct Begin {
     pub policy: String,
     /// Bytes of the request.
     pub length: u64,
+    /// What the program prints is to be told as it comes.
+    pub output: bool,
 }
 
 impl Message for ToWorker {
@@ -154,6 +162,12 @@ impl Message for ToWorker {
 pub enum FromWorker {
     /// It takes a run.
     Idle,
+    /// The program may run from now on.
+    Started,
+    /// What the program has printed.
+    Output(OutputStream, Vec<u8>),
+    /// So many bytes of a stream are missing here, as the front did not take them in time.
+    LeftOut(OutputStream, u64),
     /// Bytes of the result.
     Result(Vec<u8>),
     /// The result is whole.
@@ -166,6 +180,11 @@ impl Message for FromWorker {
             FromWorker::Idle => frame(128, &[]),
             FromWorker::Result(bytes) => frame(129, bytes),
             FromWorker::End => frame(130, &[]),
+            FromWorker::Started => frame(131, &[]),
+            FromWorker::Output(OutputStream::Stdout, bytes) => frame(132, bytes),
+            FromWorker::Output(OutputStream::Stderr, bytes) => frame(133, bytes),
+            FromWorker::LeftOut(OutputStream::Stdout, bytes) => frame(134, &bytes.to_le_bytes()),
+            FromWorker::LeftOut(OutputStream::Stderr, bytes) => frame(135, &bytes.to_le_bytes()),
         }
     }
 
@@ -174,6 +193,11 @@ impl Message for FromWorker {
             128 => empty(payload, FromWorker::Idle),
             129 => Ok(FromWorker::Result(payload.to_vec())),
             130 => empty(payload, FromWorker::End),
+            131 => empty(payload, FromWorker::Started),
+            132 => Ok(FromWorker::Output(OutputStream::Stdout, payload.to_vec())),
+            133 => Ok(FromWorker::Output(OutputStream::Stderr, payload.to_vec())),
+            134 => number(payload).map(|bytes| FromWorker::LeftOut(OutputStream::Stdout, bytes)),
+            135 => number(payload).map(|bytes| FromWorker::LeftOut(OutputStream::Stderr, bytes)),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -249,6 +273,8 @@ pub struct Settings {
     pub max_body: u64,
     /// The most bytes of all requests and answers in memory.
     pub max_buffers: u64,
+    /// The most bytes of output that the events of a run have.
+    pub stream_size: u64,
     /// What a run of each policy takes where its request does not say.
     pub policies: BTreeMap<String, RunSize>,
 }
@@ -324,7 +350,7 @@ mod tests {
     use alloc::{string::ToString, vec};
 
     fn begin() -> Begin {
-        Begin { run: "7".to_string(), key: "rl".to_string(), policy: "default".to_string(), length: 3 }
+        Begin { run: "7".to_string(), key: "rl".to_string(), policy: "default".to_string(), length: 3, output: false }
     }
 
     #[test]
@@ -368,7 +394,7 @@ mod tests {
     #[test]
     fn a_field_that_no_run_has_is_refused() {
         let mut decoder = FrameDecoder::default();
-        decoder.push(&frame(1, br#"{"run":"1","key":"a","policy":"p","length":1,"root":true}"#));
+        decoder.push(&frame(1, br#"{"run":"1","key":"a","policy":"p","length":1,"output":true,"root":true}"#));
         assert_eq!(decoder.take::<ToWorker>(), Err(Malformed::Payload));
     }
 }

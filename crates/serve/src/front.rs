@@ -1,39 +1,45 @@
 //! What the front knows: settings, requests that wait or run, and the workers that are idle.
 //!
-//! A run is owned by a task of its own, so that a client who hangs up cancels it and loses nothing
-//! else. Each run ends in exactly one of three ways: with a result, with a problem, or cancelled.
+//! A run is owned by a task of its own and has a log, in which all that its client gets stands: what
+//! is told while it runs, and at last exactly one result or problem. A run whose client goes is
+//! cancelled, unless the client may come back for the log.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
-use axum::http::StatusCode;
-use stockade_protocol::service::{Begin, FromWorker, Key, RunSize, Settings, ToWorker};
-use tokio::sync::{Notify, oneshot};
+use axum::{body::Bytes, http::StatusCode};
+use serde_json::json;
+use stockade_protocol::service::{Begin, FromWorker, Key, Malformed, RunSize, Settings, ToWorker};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot},
+};
 
 use crate::{
     admission::{Admission, NotAdmitted, Ticket},
     link::{LinkError, WorkerLink},
+    log::{Ending, Format, Reader, RunLog},
     problem::Problem,
 };
 
 /// A run's number at the front.
 pub type RunNumber = String;
 
-/// What came of a run: the worker's result, and how long the request had waited for it.
-#[derive(Debug)]
-pub struct Answer {
-    /// `exec`'s JSON.
-    pub result: Vec<u8>,
-    /// From the request's end to its beginning at a worker.
-    pub queued: Duration,
-}
+/// A run whose stream nobody reads is cancelled after this time: its client may come back.
+const UNREAD: Duration = Duration::from_secs(10);
+/// The most bytes of results that are kept after their runs.
+const MAX_KEPT: usize = 64 << 20;
 
 /// Shared by all requests.
 pub struct Front {
     state: Mutex<State>,
+    buffers: Arc<Buffers>,
     /// Something has ended, while it drains.
     ended: Notify,
 }
@@ -44,40 +50,100 @@ struct State {
     /// Who waits for a worker.
     waiters: BTreeMap<Ticket, oneshot::Sender<Result<WorkerLink, Problem>>>,
     idle: Vec<WorkerLink>,
+    /// Those that wait or run.
     runs: BTreeMap<RunNumber, Run>,
-    /// Bytes of requests and results in memory.
-    buffered: u64,
+    /// Those that have ended and whose clients may ask again.
+    kept: BTreeMap<RunNumber, EndedRun>,
+    /// By key and `Idempotency-Key`.
+    named: BTreeMap<(String, String), Named>,
     draining: bool,
 }
 
 /// A request that was let in.
-#[derive(Debug)]
 pub struct Run {
     /// Whose it is.
     pub key: String,
     /// Its policy.
     pub policy: String,
+    /// What it says of itself.
+    pub about: About,
     /// When it came.
     pub came: Instant,
     /// When it began, if it has.
     pub began: Option<Instant>,
+    log: Arc<RunLog>,
     cancel: Option<oneshot::Sender<()>>,
+}
+
+/// What a request says of itself, for those who look at runs.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// `language`.
+    pub language: Option<String>,
+    /// `id`.
+    pub id: Option<String>,
+    /// `labels`.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// A run that has ended.
+struct EndedRun {
+    key: String,
+    log: Arc<RunLog>,
+    until: Instant,
+}
+
+/// The run of a request with an `Idempotency-Key`.
+struct Named {
+    request: RequestHash,
+    log: Weak<RunLog>,
+}
+
+/// SHA-256 of what a request asks for.
+pub type RequestHash = [u8; 32];
+
+/// A request, and how it is to be answered.
+pub struct Order {
+    /// Its number.
+    pub number: RunNumber,
+    /// Who asks.
+    pub key: Key,
+    /// Under which policy.
+    pub policy: String,
+    /// What it takes.
+    pub size: RunSize,
+    /// What it says of itself.
+    pub about: About,
+    /// `exec`'s JSON.
+    pub request: Vec<u8>,
+    /// Has the request.
+    pub buffer: Buffer,
+    /// How long it may wait.
+    pub wait: Duration,
+    /// Its output is told as it comes.
+    pub output: bool,
+    /// How long its log is kept after the run.
+    pub keep: Duration,
+    /// Its `Idempotency-Key`, and what it asks for.
+    pub name: Option<(String, RequestHash)>,
 }
 
 impl Front {
     /// One that has no worker yet.
     pub fn new(settings: Settings) -> Self {
         let admission = Admission::new(settings.capacity, &settings.keys);
+        let buffers = Arc::new(Buffers { used: AtomicU64::new(0), most: AtomicU64::new(settings.max_buffers) });
         let state = State {
             settings: Arc::new(settings),
             admission,
             waiters: BTreeMap::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
-            buffered: 0,
+            kept: BTreeMap::new(),
+            named: BTreeMap::new(),
             draining: false,
         };
-        Front { state: Mutex::new(state), ended: Notify::new() }
+        Front { state: Mutex::new(state), buffers, ended: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -94,6 +160,7 @@ impl Front {
     pub fn change(&self, settings: Settings) {
         let mut state = self.state();
         state.admission.change(settings.capacity, &settings.keys);
+        self.buffers.most.store(settings.max_buffers, Relaxed);
         state.settings = Arc::new(settings);
         for ticket in state.admission.without_key() {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
@@ -104,8 +171,8 @@ impl Front {
     }
 
     /// Room for what one request brings and gets.
-    pub fn buffer(self: &Arc<Self>) -> Buffer {
-        Buffer { front: Arc::clone(self), bytes: 0 }
+    pub fn buffer(&self) -> Buffer {
+        Buffer { buffers: Arc::clone(&self.buffers), bytes: 0 }
     }
 
     /// Takes no more requests. Those that wait get a problem.
@@ -145,6 +212,40 @@ impl Front {
         state.runs.iter().filter(|(_, run)| shows(run)).map(|(number, run)| show(number, run)).collect()
     }
 
+    /// What is told of a run of this key, which may have ended.
+    pub fn log(&self, number: &str, key: &str) -> Option<Arc<RunLog>> {
+        let state = self.state();
+        let running = state.runs.get(number).filter(|run| run.key == key).map(|run| &run.log);
+        let kept = || state.kept.get(number).filter(|kept| kept.key == key).map(|kept| &kept.log);
+        running.or_else(kept).map(Arc::clone)
+    }
+
+    /// What came of the request of this key that had this `Idempotency-Key`, where it is known.
+    ///
+    /// # Errors
+    /// It is not answered yet, or was another request.
+    pub fn repeated(&self, key: &str, name: &str, request: &RequestHash) -> Result<Option<Ending>, Problem> {
+        let (same, log) = {
+            let state = self.state();
+            let Some(named) = state.named.get(&(key.to_owned(), name.to_owned())) else { return Ok(None) };
+            let Some(log) = named.log.upgrade() else { return Ok(None) };
+            (named.request == *request, log)
+        };
+        match log.ending() {
+            // Nothing came of it, and it may be tried again.
+            Some(Err(Problem { started: false, .. })) => Ok(None),
+            _ if !same => {
+                let detail = "another request had this `Idempotency-Key`; make a new one for each request";
+                Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_reused", detail))
+            }
+            None => {
+                let detail = "the request with this `Idempotency-Key` is not answered yet; ask again later";
+                Err(Problem { started: log.has_started(), ..Problem::new(StatusCode::CONFLICT, "idempotency_in_flight", detail) })
+            }
+            ending => Ok(ending),
+        }
+    }
+
     /// Cancels a run that `may` be cancelled. Whether there is one.
     pub fn cancel(&self, number: &str, may: impl Fn(&Run) -> bool) -> bool {
         let mut state = self.state();
@@ -161,43 +262,68 @@ impl Front {
         state.begin_all();
     }
 
-    /// Runs a request, once it is its turn. Dropping what is returned cancels it.
+    /// Runs a request, once it is its turn.
     ///
     /// # Errors
-    /// It may not even wait.
-    pub fn run(
-        self: &Arc<Self>,
-        number: RunNumber,
-        key: &Key,
-        policy: &str,
-        size: RunSize,
-        request: Vec<u8>,
-    ) -> Result<RunHandle, Problem> {
+    /// It may not even wait; and the order, for another try.
+    pub fn run(self: &Arc<Self>, order: Order) -> Result<RunHandle, (Problem, Box<Order>)> {
         let (cancel, cancelled) = oneshot::channel();
-        let (done, answer) = oneshot::channel();
         let (hand_over, worker) = oneshot::channel();
         let came = Instant::now();
-        let (ticket, wait) = {
-            let mut state = self.state();
-            if state.draining {
-                return Err(draining());
-            }
-            let ticket = state.admission.ask(&key.id, size, came).map_err(|why| state.not_admitted(why, key))?;
-            state.waiters.insert(ticket, hand_over);
-            let run = Run { key: key.id.clone(), policy: policy.to_owned(), came, began: None, cancel: Some(cancel) };
-            state.runs.insert(number.clone(), run);
-            state.begin_all();
-            (ticket, Duration::from_millis(state.settings.capacity.queue_ms))
+        let log = Arc::new(RunLog::new(self.buffer(), self.settings().stream_size));
+        let mut state = self.state();
+        let position = state.admission.waiting();
+        let asked = if state.draining {
+            Err(draining())
+        } else {
+            state.admission.ask(&order.key.id, order.size, came).map_err(|why| state.not_admitted(why, &order.key))
         };
-        let begin = Begin { run: number.clone(), key: key.id.clone(), policy: policy.to_owned(), length: request.len() as u64 };
-        let place = Place { front: Arc::clone(self), ticket, number: number.clone() };
+        let ticket = match asked {
+            Ok(ticket) => ticket,
+            Err(problem) => return Err((problem, Box::new(order))),
+        };
+        let Order { number, key, policy, size: _, about, request, buffer, wait, output, keep, name } = order;
+        state.waiters.insert(ticket, hand_over);
+        let run =
+            Run { key: key.id.clone(), policy: policy.clone(), about, came, began: None, log: Arc::clone(&log), cancel: Some(cancel) };
+        if let Some((name, request)) = name {
+            state.named.retain(|_, named| named.log.strong_count() > 0);
+            state.named.insert((run.key.clone(), name), Named { request, log: Arc::downgrade(&run.log) });
+        }
+        state.runs.insert(number.clone(), run);
+        state.begin_all();
+        drop(state);
+        log.accept(&number, position);
+        let length = request.len() as u64;
+        let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
+        let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep };
+        let turn = Queued { begin, request, buffer, worker, cancelled, wait, came };
+        let own_log = Arc::clone(&log);
         tokio::spawn(async move {
-            let came_of_it = serve(&place, begin, request, worker, cancelled, wait, came).await;
+            let ending = serve(&place, turn, &own_log).await;
+            own_log.end(ending);
             drop(place);
-            // The client may have gone.
-            let _untaken = done.send(came_of_it);
         });
-        Ok(RunHandle { front: Arc::clone(self), number, answer })
+        Ok(RunHandle { front: Arc::clone(self), number, log, cancels: true })
+    }
+
+    /// Keeps the log of a run that has ended.
+    fn keep(self: &Arc<Self>, number: RunNumber, kept: EndedRun) {
+        let until = kept.until;
+        let dropped = {
+            let mut state = self.state();
+            state.kept.insert(number.clone(), kept);
+            state.forget_most()
+        };
+        drop(dropped);
+        // None when the process ends.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let front = Arc::clone(self);
+        runtime.spawn(async move {
+            tokio::time::sleep_until(until.into()).await;
+            let gone = front.state().kept.remove(&number);
+            drop(gone);
+        });
     }
 }
 
@@ -212,6 +338,21 @@ impl State {
                 self.idle.push(worker);
             }
         }
+    }
+
+    /// Drops what was to be kept for the shortest time, until the rest is not too large.
+    fn forget_most(&mut self) -> Vec<EndedRun> {
+        let size = |kept: &EndedRun| kept.log.ending().and_then(Result::ok).map_or(0, |result| result.len());
+        let mut all: usize = self.kept.values().map(size).sum();
+        let mut dropped = Vec::new();
+        while all > MAX_KEPT
+            && let Some(number) = self.kept.iter().min_by_key(|(_, kept)| kept.until).map(|(number, _)| number.clone())
+        {
+            let kept = self.kept.remove(&number);
+            all -= kept.as_ref().map_or(0, size);
+            dropped.extend(kept);
+        }
+        dropped
     }
 
     fn not_admitted(&self, why: NotAdmitted, key: &Key) -> Problem {
@@ -253,23 +394,34 @@ struct Place {
     front: Arc<Front>,
     ticket: Ticket,
     number: RunNumber,
+    keep: Duration,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.front.state();
         state.waiters.remove(&self.ticket);
-        state.runs.remove(&self.number);
+        let run = state.runs.remove(&self.number);
         state.admission.end(self.ticket);
         state.begin_all();
         drop(state);
+        if let Some(run) = run.filter(|_| !self.keep.is_zero()) {
+            let kept = EndedRun { key: run.key, log: run.log, until: Instant::now() + self.keep };
+            self.front.keep(self.number.clone(), kept);
+        }
         self.front.ended.notify_waiters();
     }
 }
 
+/// Bytes of requests and results in memory.
+struct Buffers {
+    used: AtomicU64,
+    most: AtomicU64,
+}
+
 /// Bytes that a request, or its result, has in memory; given back when dropped.
 pub struct Buffer {
-    front: Arc<Front>,
+    buffers: Arc<Buffers>,
     bytes: u64,
 }
 
@@ -279,30 +431,38 @@ impl Buffer {
     /// # Errors
     /// All requests together have as much as they may.
     pub fn grow(&mut self, bytes: usize) -> Result<(), Problem> {
-        let mut state = self.front.state();
-        let most = state.settings.max_buffers;
-        if state.buffered + bytes as u64 > most {
+        let most = self.buffers.most.load(Relaxed);
+        // One thread alone does all this.
+        if self.buffers.used.load(Relaxed) + bytes as u64 > most {
             let detail =
                 format!("requests and results in memory have {most} bytes together (`[limits] buffers`); try again when some have ended");
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "buffers_full", detail).after(1));
         }
-        state.buffered += bytes as u64;
+        self.buffers.used.fetch_add(bytes as u64, Relaxed);
         self.bytes += bytes as u64;
         Ok(())
+    }
+
+    /// Gives some back.
+    pub fn shrink(&mut self, bytes: usize) {
+        let bytes = self.bytes.min(bytes as u64);
+        self.buffers.used.fetch_sub(bytes, Relaxed);
+        self.bytes -= bytes;
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.front.state().buffered -= self.bytes;
+        self.buffers.used.fetch_sub(self.bytes, Relaxed);
     }
 }
 
-/// A run that was let in. Dropping it cancels the run.
+/// A run that was let in. Dropping it cancels the run, unless it was detached.
 pub struct RunHandle {
     front: Arc<Front>,
     number: RunNumber,
-    answer: oneshot::Receiver<Result<Answer, Problem>>,
+    log: Arc<RunLog>,
+    cancels: bool,
 }
 
 impl RunHandle {
@@ -310,51 +470,115 @@ impl RunHandle {
     ///
     /// # Errors
     /// It was not run, or its result is lost.
-    pub async fn answer(mut self) -> Result<Answer, Problem> {
-        (&mut self.answer).await.unwrap_or_else(|_| Err(lost("its task has ended")))
+    pub async fn answer(&self) -> Ending {
+        self.log.ended().await
+    }
+
+    /// Lets it go on by itself.
+    pub fn detach(mut self) -> Arc<RunLog> {
+        self.cancels = false;
+        Arc::clone(&self.log)
+    }
+
+    /// Its events. It is cancelled when nothing has read them for some time.
+    pub fn into_events(self, format: Format) -> Option<EventStream> {
+        let (front, number) = (Arc::clone(&self.front), self.number.clone());
+        let log = self.detach();
+        EventStream::new(front, number, log, 0, format, true)
     }
 }
 
 impl Drop for RunHandle {
     fn drop(&mut self) {
-        self.front.cancel(&self.number, |_| true);
+        if self.cancels {
+            self.front.cancel(&self.number, |_| true);
+        }
+    }
+}
+
+/// The events of a run, for one client.
+pub struct EventStream {
+    front: Arc<Front>,
+    number: RunNumber,
+    log: Arc<RunLog>,
+    /// None at its end.
+    reader: Option<Reader>,
+    format: Format,
+    cancels: bool,
+}
+
+impl EventStream {
+    /// Those that come `after` one; none: the log does not reach so far back. `cancels`: a run whose events
+    /// nothing reads for some time is cancelled.
+    pub fn new(front: Arc<Front>, number: RunNumber, log: Arc<RunLog>, after: u64, format: Format, cancels: bool) -> Option<Self> {
+        let reader = log.read(after)?;
+        Some(EventStream { front, number, log, reader: Some(reader), format, cancels })
+    }
+
+    /// The next bytes; none at the end.
+    pub async fn next(&mut self) -> Option<Vec<u8>> {
+        self.reader.as_mut()?.next(self.format).await
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.reader = None;
+        if !self.cancels || self.log.is_read() || self.log.ending().is_some() {
+            return;
+        }
+        // None when the process ends, and all runs with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (front, number, log) = (Arc::clone(&self.front), self.number.clone(), Arc::clone(&self.log));
+        runtime.spawn(async move {
+            tokio::time::sleep(UNREAD).await;
+            if !log.is_read() {
+                front.cancel(&number, |_| true);
+            }
+        });
     }
 }
 
 fn lost(why: &str) -> Problem {
     let detail = format!("the worker has gone, and what came of the run with it: {why}; `started` says whether code may have run");
-    Problem { started: true, ..Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "worker_lost", detail) }
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "worker_lost", detail)
 }
 
 fn cancelled_in_queue() -> Problem {
     Problem::new(StatusCode::CONFLICT, "cancelled", "the run was cancelled before it began")
 }
 
-/// Waits for a worker, and for what comes of the run there.
-async fn serve(
-    place: &Place,
+/// A request until it has its worker.
+struct Queued {
     begin: Begin,
     request: Vec<u8>,
+    buffer: Buffer,
     worker: oneshot::Receiver<Result<WorkerLink, Problem>>,
-    mut cancelled: oneshot::Receiver<()>,
+    cancelled: oneshot::Receiver<()>,
     wait: Duration,
     came: Instant,
-) -> Result<Answer, Problem> {
+}
+
+/// Waits for a worker, and for what comes of the run there.
+async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
+    let Queued { begin, request, buffer, worker, mut cancelled, wait, came } = turn;
     let mut worker = tokio::select! {
         worker = worker => worker.unwrap_or_else(|_| Err(draining()))?,
         _ = &mut cancelled => return Err(cancelled_in_queue()),
         () = tokio::time::sleep(wait) => {
-            let detail = format!("no worker was free within {} s", wait.as_secs());
+            let detail = format!("no worker was free within {} s", wait.as_secs_f64());
             return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2)));
         }
     };
-    let (began, key) = (Instant::now(), begin.key.clone());
+    let (began, key, number) = (Instant::now(), begin.key.clone(), begin.run.clone());
+    let queued = began.duration_since(came);
     if let Some(run) = place.front.state().runs.get_mut(&place.number) {
         run.began = Some(began);
     }
-    // A worker runs nothing before it has the whole request.
-    worker.begin(begin, &request).await.map_err(|error| Problem { started: false, ..lost(&error.to_string()) })?;
-    let result = exchange(&mut worker, &mut cancelled).await.map_err(|error| lost(&error.to_string()))?;
+    let lost = |error: LinkError| Problem { started: log.has_started(), ..lost(&error.to_string()) };
+    worker.begin(begin, &request).await.map_err(lost)?;
+    drop((request, buffer));
+    let result = exchange(&mut worker, &mut cancelled, log, queued).await.map_err(lost)?;
     place.front.state().admission.spend(&key, cpu_of(&result), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
@@ -363,7 +587,33 @@ async fn serve(
             front.add_idle(worker);
         }
     });
-    Ok(Answer { result, queued: began.duration_since(came) })
+    let result = with_place(result, &number, &key, queued);
+    let mut buffer = place.front.buffer();
+    buffer.grow(result.len()).map_err(|problem| Problem { started: true, ..problem })?;
+    Ok(Bytes::from_owner(BufferedResult { result, _buffer: buffer }))
+}
+
+/// A result that counts as buffered until its last byte was written.
+struct BufferedResult {
+    result: Vec<u8>,
+    _buffer: Buffer,
+}
+
+impl AsRef<[u8]> for BufferedResult {
+    fn as_ref(&self) -> &[u8] {
+        &self.result
+    }
+}
+
+/// A worker's result, with what the front knows of the run.
+fn with_place(mut result: Vec<u8>, number: &str, key: &str, queued: Duration) -> Vec<u8> {
+    // It is an object, which ends with its brace.
+    while result.pop().is_some_and(|byte| byte != b'}') {}
+    let more = json!({ "run": number, "key": key, "queued_ms": queued.as_millis() as u64 }).to_string();
+    result.push(b',');
+    result.extend(more.as_bytes().get(1..).unwrap_or_default());
+    result.push(b'\n');
+    result
 }
 
 /// The CPU time of a run, in milliseconds, as its result says.
@@ -383,14 +633,23 @@ fn cpu_of(result: &[u8]) -> u64 {
     usage.cpu_user_ms.unwrap_or(0) + usage.cpu_system_ms.unwrap_or(0)
 }
 
-async fn exchange(worker: &mut WorkerLink, cancelled: &mut oneshot::Receiver<()>) -> Result<Vec<u8>, LinkError> {
+/// Hears what the worker says of a run, until its result is whole.
+async fn exchange(
+    worker: &mut WorkerLink,
+    cancelled: &mut oneshot::Receiver<()>,
+    log: &RunLog,
+    queued: Duration,
+) -> Result<Vec<u8>, LinkError> {
     let (mut result, mut may_cancel) = (Vec::new(), true);
     loop {
         tokio::select! {
             message = worker.next() => match message? {
+                FromWorker::Started => log.start(queued),
+                FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
+                FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
                 FromWorker::Result(part) => result.extend(part),
                 FromWorker::End => return Ok(result),
-                FromWorker::Idle => return Err(LinkError::Malformed(stockade_protocol::service::Malformed::Kind(128))),
+                FromWorker::Idle => return Err(LinkError::Malformed(Malformed::Kind(128))),
             },
             _ = &mut *cancelled, if may_cancel => {
                 may_cancel = false;

@@ -4,7 +4,7 @@
 //! host that it names must be listed, an origin must be one of these, and bodies are JSON alone. No
 //! cookie is set and none is read, and no answer permits another site to read it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -18,19 +18,28 @@ use axum::{
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use stockade_protocol::{
     LimitKey, LimitValue,
     service::{Key, ListenerKind, RunSize, Scope, Settings},
 };
 
 use crate::{
-    front::{Buffer, Front},
+    batch::batch,
+    front::{About, Buffer, EventStream, Front, Order, RequestHash},
     keys,
+    log::Format,
     problem::Problem,
 };
 
 /// How long a part of a body may take.
 const PART: Duration = Duration::from_secs(20);
+/// How long a stream can be gone on with after its run.
+const KEEP_STREAM: Duration = Duration::from_secs(60);
+/// How long a result waits for a client that asks later.
+const KEEP_LATER: Duration = Duration::from_secs(300);
+/// How long the same request gets the same answer.
+const KEEP_NAMED: Duration = Duration::from_secs(600);
 /// Bytes of a run's number.
 const NUMBER: usize = 8;
 
@@ -49,8 +58,10 @@ type Shared = State<Arc<Front>>;
 pub fn router(front: Arc<Front>) -> Router {
     Router::new()
         .route("/v1/run", post(run))
+        .route("/v1/batch", post(batch))
         .route("/v1/runs", get(list_runs))
         .route("/v1/runs/{run}", get(one_run).delete(cancel_run))
+        .route("/v1/runs/{run}/events", get(run_events))
         .route("/v1/policies", get(policies))
         .route("/v1/limits", get(limits))
         .route("/live", get(live))
@@ -110,7 +121,7 @@ async fn no_such_method(method: Method) -> Problem {
 }
 
 /// The key of a request, with a scope.
-fn key_of(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri, scope: Scope) -> Result<Key, Problem> {
+pub fn key_of(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri, scope: Scope) -> Result<Key, Problem> {
     let settings = front.settings();
     let key = keys::find(&settings.keys, headers, uri, peer.uid)?;
     keys::check_scope(key, scope)?;
@@ -121,6 +132,7 @@ fn key_of(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri, scope: Scop
 #[serde(deny_unknown_fields)]
 struct RunQuery {
     policy: Option<String>,
+    queue: Option<String>,
 }
 
 async fn run(
@@ -132,33 +144,168 @@ async fn run(
     let (parts, body) = request.into_parts();
     let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Run)?;
     let settings = front.settings();
-    let unknown =
-        |error: QueryRejection| Problem::new(StatusCode::BAD_REQUEST, "bad_http", format!("the query may have `policy` alone: {error}"));
-    let policy = policy_of(&key, query.map_err(unknown)?.0.policy)?;
-    check_type(&parts.headers)?;
+    let unknown = |error: QueryRejection| bad_query(format!("the query may have `policy` and `queue`: {error}"));
+    let RunQuery { policy, queue } = query.map_err(unknown)?.0;
+    let (policy, wait) = (policy_of(&key, policy)?, wait_of(&settings, queue.as_deref())?);
+    let answer = Answer::of(&parts.headers)?;
+    check_type(&parts.headers, "application/json")?;
+    let name = idempotency_key(&parts.headers)?;
     let mut buffer = front.buffer();
-    let body = read(body, settings.max_body, &mut buffer).await?;
-    let size = size_of(&body, settings.policies.get(&policy).copied().unwrap_or_default())?;
-    let number = new_number()?;
-    let handle = front.run(number.clone(), &key, &policy, size, body)?;
-    let answer = handle.answer().await?;
-    let queued_ms = answer.queued.as_millis() as u64;
-    let mut result = answer.result;
-    buffer.grow(result.len()).map_err(|problem| Problem { started: true, ..problem })?;
-    // It is an object, which ends with its brace.
-    while result.last().is_some_and(|byte| *byte != b'}') {
-        result.pop();
+    let request = read(body, settings.max_body, &mut buffer).await?;
+    let name = name.map(|name| (name, hash_of(&policy, &request)));
+    if let Some((name, hash)) = &name
+        && let Some(ending) = front.repeated(&key.id, name, hash)?
+    {
+        return ending.map(result_response);
     }
-    result.pop();
-    let more = json!({ "run": number, "key": key.id, "queued_ms": queued_ms }).to_string();
-    result.push(b',');
-    result.extend(more.as_bytes().get(1..).unwrap_or_default());
-    result.push(b'\n');
-    Ok(([(header::CONTENT_TYPE, "application/json")], result).into_response())
+    let (size, about) = read_request(&request, settings.policies.get(&policy).copied().unwrap_or_default())?;
+    let number = new_number()?;
+    let keep = answer.keep().max(if name.is_some() { KEEP_NAMED } else { Duration::ZERO });
+    let (output, may_return) = (matches!(answer, Answer::Stream(_)), name.is_some());
+    let order = Order { number: number.clone(), key, policy, size, about, request, buffer, wait, output, keep, name };
+    let handle = front.run(order).map_err(|(problem, _)| problem)?;
+    match answer {
+        Answer::Later => {
+            handle.detach();
+            let mut response = json_response(&json!({ "run": number }));
+            *response.status_mut() = StatusCode::ACCEPTED;
+            let place = HeaderValue::from_str(&format!("/v1/runs/{number}"));
+            response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
+            Ok(response)
+        }
+        Answer::Stream(format) => handle.into_events(format).map(|events| event_response(events, format)).ok_or_else(events_gone),
+        // Its client may ask again.
+        Answer::Whole if may_return => handle.detach().ended().await.map(result_response),
+        Answer::Whole => handle.answer().await.map(result_response),
+    }
+}
+
+fn result_response(result: Bytes) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], result).into_response()
+}
+
+fn event_response(events: EventStream, format: Format) -> Response {
+    let kind = match format {
+        Format::Lines => "application/x-ndjson",
+        Format::EventStream => "text/event-stream",
+    };
+    let parts = futures_util::stream::unfold(events, |mut events| async move {
+        let part = events.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(part), events))
+    });
+    // A proxy before this that keeps parts back would make a stream useless.
+    ([(header::CONTENT_TYPE, kind), (header::HeaderName::from_static("x-accel-buffering"), "no")], Body::from_stream(parts)).into_response()
+}
+
+/// How a client wants its answer.
+#[derive(Clone, Copy)]
+enum Answer {
+    /// The result.
+    Whole,
+    /// Events as they come.
+    Stream(Format),
+    /// A place to ask later.
+    Later,
+}
+
+impl Answer {
+    fn of(headers: &HeaderMap) -> Result<Self, Problem> {
+        let later = headers
+            .get_all("prefer")
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .any(|value| value.split(',').any(|wish| wish.trim().eq_ignore_ascii_case("respond-async")));
+        match (format_of(headers), later) {
+            (Some(_), true) => {
+                let detail = "`Prefer: respond-async` gives no stream; leave it out, or read the run's events from its place";
+                Err(Problem::new(StatusCode::BAD_REQUEST, "bad_http", detail))
+            }
+            (Some(format), false) => Ok(Answer::Stream(format)),
+            (None, true) => Ok(Answer::Later),
+            (None, false) => Ok(Answer::Whole),
+        }
+    }
+
+    /// How long the log is kept after the run.
+    fn keep(self) -> Duration {
+        match self {
+            Answer::Whole => Duration::ZERO,
+            Answer::Stream(_) => KEEP_STREAM,
+            Answer::Later => KEEP_LATER,
+        }
+    }
+}
+
+/// The kind of stream that `Accept` names, if it names one.
+fn format_of(headers: &HeaderMap) -> Option<Format> {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).find_map(|kind| match kind.split(';').next().unwrap_or_default().trim() {
+        "application/x-ndjson" => Some(Format::Lines),
+        "text/event-stream" => Some(Format::EventStream),
+        _ => None,
+    })
+}
+
+/// The `Idempotency-Key` of a request, with or without the quotes of a structured field.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let text = value.to_str().ok().map(|text| text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text));
+    match text {
+        Some(text) if (1..=255).contains(&text.len()) => Ok(Some(text.to_owned())),
+        _ => Err(Problem::new(StatusCode::BAD_REQUEST, "bad_http", "`Idempotency-Key` has 1 to 255 printable ASCII characters")),
+    }
+}
+
+fn hash_of(policy: &str, request: &[u8]) -> RequestHash {
+    Sha256::new().chain_update(policy).chain_update([0]).chain_update(request).finalize().into()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    after: Option<u64>,
+}
+
+async fn run_events(
+    State(front): Shared,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    query: Result<Query<EventsQuery>, QueryRejection>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let key = key_of(&front, peer, &headers, &uri, Scope::Run)?;
+    let query = query.map_err(|error| bad_query(format!("the query may have `after`, the `seq` of an event: {error}")))?;
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()).map(str::parse).transpose();
+    let last = last.map_err(|_| bad_query("`Last-Event-ID` is no `seq` of an event".to_owned()))?;
+    let after = query.0.after.or(last).unwrap_or(0);
+    let format = format_of(&headers).unwrap_or(Format::Lines);
+    let log = front.log(&number, &key.id).ok_or_else(no_such_run)?;
+    let events = EventStream::new(Arc::clone(&front), number, log, after, format, false);
+    events.map(|events| event_response(events, format)).ok_or_else(events_gone)
+}
+
+fn events_gone() -> Problem {
+    let detail = "the events after this one are gone; ask for the run without `after`";
+    Problem::new(StatusCode::GONE, "events_gone", detail)
+}
+
+pub fn bad_query(detail: String) -> Problem {
+    Problem::new(StatusCode::BAD_REQUEST, "bad_http", detail)
+}
+
+/// How long a request may wait: as long as all may, or less.
+fn wait_of(settings: &Settings, asked: Option<&str>) -> Result<Duration, Problem> {
+    let most = settings.capacity.queue_ms;
+    let Some(asked) = asked else { return Ok(Duration::from_millis(most)) };
+    match LimitKey::Wall.parse_text(asked) {
+        Ok(Some(wait)) if wait <= most => Ok(Duration::from_millis(wait)),
+        _ => Err(bad_query(format!("`queue` is a duration such as `10s`, and at most {most}ms here (`[capacity] queue`)"))),
+    }
 }
 
 /// The policy that a request asks for.
-fn policy_of(key: &Key, asked: Option<String>) -> Result<String, Problem> {
+pub fn policy_of(key: &Key, asked: Option<String>) -> Result<String, Problem> {
     let Some(asked) = asked else { return Ok(key.policies.first().cloned().unwrap_or_default()) };
     if key.policies.contains(&asked) {
         return Ok(asked);
@@ -168,54 +315,84 @@ fn policy_of(key: &Key, asked: Option<String>) -> Result<String, Problem> {
 }
 
 /// A form in a page of another site can send some types without being asked (CSRF).
-fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+pub fn check_type(headers: &HeaderMap, wanted: &str) -> Result<(), Problem> {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = value.split(';').next().unwrap_or_default().trim();
-    if kind.eq_ignore_ascii_case("application/json") {
+    if kind.eq_ignore_ascii_case(wanted) {
         return Ok(());
     }
-    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bad_type", "send the request as `Content-Type: application/json`"))
+    Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "bad_type", format!("send the request as `Content-Type: {wanted}`")))
 }
 
-/// Reads a body that comes in its time and is not too long.
-async fn read(mut body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>, Problem> {
-    let too_large = || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", format!("the request has more than {most} bytes"));
-    let mut bytes = Vec::new();
-    loop {
-        let frame = tokio::time::timeout(PART, body.frame()).await;
+/// The parts of a body that comes in its time and is not too long.
+pub struct BodyReader {
+    body: Body,
+    /// Bytes that may still come.
+    left: u64,
+    most: u64,
+}
+
+impl BodyReader {
+    /// Of a body that may have so many bytes.
+    pub fn new(body: Body, most: u64) -> Self {
+        BodyReader { body, left: most, most }
+    }
+
+    /// The same body, however long.
+    pub fn without_limit(self) -> Self {
+        BodyReader { left: u64::MAX, ..self }
+    }
+
+    /// The next part; none at the end. Nothing is lost where this is dropped before it is ready.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        let frame = tokio::time::timeout(PART, self.body.frame()).await;
         let late = |_| Problem::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", "the request's body does not go on; send it at once");
-        let Some(frame) = frame.map_err(late)? else { return Ok(bytes) };
+        let Some(frame) = frame.map_err(late)? else { return Ok(None) };
         let frame =
             frame.map_err(|error| Problem::new(StatusCode::BAD_REQUEST, "bad_http", format!("the request's body broke off: {error}")))?;
         let part: Bytes = frame.into_data().unwrap_or_default();
-        if bytes.len() as u64 + part.len() as u64 > most {
-            return Err(too_large());
-        }
-        buffer.grow(part.len())?;
-        bytes.extend_from_slice(&part);
+        let too_large =
+            || Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", format!("the request has more than {} bytes", self.most));
+        self.left = self.left.checked_sub(part.len() as u64).ok_or_else(too_large)?;
+        Ok(Some(part))
     }
 }
 
-#[derive(Default, Deserialize)]
-struct Asked {
-    #[serde(default)]
-    limits: std::collections::BTreeMap<String, LimitValue>,
+/// Reads a whole body.
+async fn read(body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>, Problem> {
+    let (mut body, mut bytes) = (BodyReader::new(body, most), Vec::new());
+    while let Some(part) = body.next().await? {
+        buffer.grow(part.len())?;
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes)
 }
 
-/// What a run takes: by its request, or else by its policy. The worker judges the request.
-fn size_of(body: &[u8], usual: RunSize) -> Result<RunSize, Problem> {
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    limits: BTreeMap<String, LimitValue>,
+    language: Option<String>,
+    id: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+/// What a run takes, by its request or else by its policy, and what the request says of itself. The
+/// worker judges the request.
+pub fn read_request(body: &[u8], usual: RunSize) -> Result<(RunSize, About), Problem> {
     let bad = |error: serde_json::Error| {
         Problem::new(StatusCode::BAD_REQUEST, "bad_json", format!("the request is no JSON object with `code`: {error}"))
     };
-    let asked: Asked = serde_json::from_slice(body).map_err(bad)?;
+    let Asked { limits, language, id, labels } = serde_json::from_slice(body).map_err(bad)?;
     let value = |key: LimitKey, usual: u64| {
-        let asked = asked.limits.get(key.name()).and_then(|value| key.parse(value).ok());
+        let asked = limits.get(key.name()).and_then(|value| key.parse(value).ok());
         asked.map_or(usual, |value| value.unwrap_or(usual))
     };
-    Ok(RunSize { cpus: value(LimitKey::Cpus, usual.cpus), memory: value(LimitKey::Memory, usual.memory) })
+    let size = RunSize { cpus: value(LimitKey::Cpus, usual.cpus), memory: value(LimitKey::Memory, usual.memory) };
+    Ok((size, About { language, id, labels }))
 }
 
-fn new_number() -> Result<String, Problem> {
+pub fn new_number() -> Result<String, Problem> {
     let mut bytes = [0; NUMBER];
     let failed =
         |error: rustix::io::Errno| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "sandbox_error", format!("no random number: {error}"));
@@ -232,6 +409,9 @@ fn show(number: &String, run: &crate::front::Run) -> serde_json::Value {
         "state": state,
         "key": run.key,
         "policy": run.policy,
+        "language": run.about.language,
+        "id": run.about.id,
+        "labels": run.about.labels,
         "queued_ms": queued,
         "running_ms": run.began.map(ms),
     })
@@ -261,7 +441,20 @@ async fn one_run(
 ) -> Result<Response, Problem> {
     let key = any_key(&front, peer, &headers, &uri)?;
     let found = front.runs(visible(&key), |found, run| (*found == number).then(|| show(found, run)));
-    found.into_iter().flatten().next().map(|run| json_response(&run)).ok_or_else(no_such_run)
+    if let Some(run) = found.into_iter().flatten().next() {
+        return Ok(json_response(&run));
+    }
+    // One that has ended is kept for its own key alone.
+    let log = front.log(&number, &key.id).ok_or_else(no_such_run)?;
+    match log.ending().ok_or_else(no_such_run)? {
+        Ok(result) => {
+            let mut whole = format!("{{\"run\":\"{number}\",\"state\":\"ended\",\"result\":").into_bytes();
+            whole.extend_from_slice(result.trim_ascii_end());
+            whole.extend_from_slice(b"}\n");
+            Ok(result_response(Bytes::from(whole)))
+        }
+        Err(problem) => Ok(json_response(&json!({ "run": number, "state": "ended", "problem": problem.to_json() }))),
+    }
 }
 
 async fn cancel_run(

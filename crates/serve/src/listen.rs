@@ -1,6 +1,7 @@
 //! Connections: how many there are, and how long their parts may take.
 //!
-//! HTTP/1.1 by hyper. A head may have 32 KiB, 64 fields and 10 s. A connection that cannot be
+//! HTTP/1.1 by hyper. A head may have 32 KiB, 64 fields and 10 s. A client that takes nothing of its
+//! answer for 20 s is gone. A connection that cannot be
 //! accepted for want of descriptors waits; it takes nothing from those that are there.
 
 use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
@@ -18,6 +19,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::JoinHandle,
 };
+use tokio_io_timeout::TimeoutStream;
 
 use crate::{
     front::Front,
@@ -29,6 +31,8 @@ const CONNECTIONS: usize = 1024;
 const HEAD_BYTES: usize = 32 << 10;
 const HEAD_FIELDS: usize = 64;
 const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a client may take nothing of its answer.
+const UNREAD: Duration = Duration::from_secs(20);
 /// After a connection was refused for want of something.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long answers may take that are being written when the service ends.
@@ -80,13 +84,15 @@ pub fn listen(kind: ListenerKind, socket: OwnedFd, front: Arc<Front>) -> io::Res
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, app: Router, permit: OwnedSemaphorePermit) {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Send + 'static, app: Router, permit: OwnedSemaphorePermit) {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(UNREAD));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD_BYTES)
         .max_headers(HEAD_FIELDS)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+        .serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(app));
     // What the client did wrong, it was told, or has gone.
     let _closed = connection.await;
     drop(permit);

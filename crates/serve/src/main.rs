@@ -6,12 +6,14 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod batch;
 mod confine;
 mod front;
 mod http;
 mod keys;
 mod link;
 mod listen;
+mod log;
 mod problem;
 
 use std::{

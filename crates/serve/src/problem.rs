@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, Response, StatusCode, header},
     response::IntoResponse,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Why a request was not run.
 #[derive(Clone, Debug)]
@@ -36,25 +36,30 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// The object of RFC 9457.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "type": format!("urn:stockade:{}", self.reason),
+            "title": self.status.canonical_reason(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+            "reason": self.reason,
+            "started": self.started,
+        })
+    }
+}
+
 impl IntoResponse for Problem {
     fn into_response(self) -> Response<Body> {
-        let Problem { status, reason, detail, retry_after, started } = self;
-        let body = json!({
-            "type": format!("urn:stockade:{reason}"),
-            "title": status.canonical_reason(),
-            "status": status.as_u16(),
-            "detail": detail,
-            "reason": reason,
-            "started": started,
-        });
-        let mut response = Response::new(Body::from(body.to_string()));
-        *response.status_mut() = status;
+        let mut response = Response::new(Body::from(self.to_json().to_string()));
+        *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Some(seconds) = retry_after {
+        if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if status == StatusCode::UNAUTHORIZED {
+        if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer, Basic realm=\"stockade\""));
         }
         response

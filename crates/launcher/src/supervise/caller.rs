@@ -11,7 +11,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
 };
 
-use super::{PUMP, Supervision};
+use super::{PUMP, Supervision, Token};
 use crate::{
     Asked, Streams,
     signals::{CANCEL, GRACE},
@@ -89,8 +89,25 @@ impl Supervision<'_> {
         }
         if let Asked::Cancel(signal) = asked {
             self.end(Cause::Cancelled(signal));
+            return Ok(());
         }
-        Ok(())
+        self.watch_for_room()
+    }
+
+    /// Watches for room to write to the client as long as it wants some.
+    pub(super) fn watch_for_room(&mut self) -> Result<(), Errno> {
+        let Some(client) = &self.client else { return Ok(()) };
+        let wants = client.wants_room();
+        if std::mem::replace(&mut self.client_wants_room, wants) == wants {
+            return Ok(());
+        }
+        let Some(fd) = client.requests() else { return Ok(()) };
+        let events = epoll::EventFlags::IN | if wants { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        match epoll::modify(&self.epoll, fd, Token::Client.data(), events) {
+            // It is watched no more, as the run is ending.
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Passes a signal on to the program, the oldest child of pid 1.

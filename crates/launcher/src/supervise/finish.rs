@@ -89,7 +89,7 @@ impl Supervision<'_> {
     /// Takes what is left in the pipes.
     fn drain(&mut self) {
         let must_end = self.asked_to_end || self.cause.is_some();
-        for drained in self.streams.drain(&self.teardown.signals, must_end) {
+        for drained in self.streams.drain(&self.teardown.signals, must_end, &mut self.client) {
             if let Err(errno) = drained {
                 self.failure.get_or_insert(unwritten(errno));
             }

@@ -260,6 +260,9 @@ impl Supervision<'_> {
             self.pin(&usable)?;
         }
         let ignored_signals = evidence.ignored_signals();
+        if let Some(client) = &mut self.client {
+            client.begins();
+        }
         let told_at = Instant::now();
         let told = tell(&self.handshake.lifeline, ExecutorCommand::Go { ignored_signals })?;
         self.state = State::Verified(Verified { since, timeout, evidence, told_at, told });

@@ -13,11 +13,11 @@ use rustix::{
     io::Errno,
 };
 use stockade_policy::plan::Plan;
-use stockade_protocol::{LimitKey, PerStream};
+use stockade_protocol::{LimitKey, OutputStream, PerStream};
 
 use super::{PUMP, Token};
 use crate::{
-    Stdin, Streams,
+    Client, Stdin, Streams,
     capture::Capture,
     child_data::LauncherPipes,
     nonblocking::NonblockingStdio,
@@ -34,11 +34,20 @@ const OUTPUT_FACTOR: u64 = 64;
 /// How long a slow reader may take for the rest, where the run was to end.
 const SLOW_READER: Duration = Duration::from_secs(2);
 
+/// The client, if there is one, that hears what is printed.
+pub(super) type Listening<'l, 'c> = &'l mut Option<&'c mut dyn Client>;
+
+fn tell(client: Listening<'_, '_>, stream: OutputStream, bytes: &[u8]) {
+    if let Some(client) = client {
+        client.printed(stream, bytes);
+    }
+}
+
 /// The payload's stdin, stdout and stderr.
 pub(super) struct PayloadStreams<'a> {
     pub(super) mode: Streams,
-    pub(super) output: OutputStream,
-    pub(super) error: OutputStream,
+    pub(super) output: OutputPipe,
+    pub(super) error: OutputPipe,
     pub(super) stdin: Option<StdinPump<'a>>,
     /// The inner terminal, where the payload has one.
     pub(super) terminal: Option<InnerTerminal>,
@@ -71,8 +80,8 @@ impl<'a> PayloadStreams<'a> {
         let (output, error) = (sink(NonblockingStdio::stdout(), plan.terminal), sink(NonblockingStdio::stderr(), !plan.terminal));
         Ok(PayloadStreams {
             mode,
-            output: OutputStream { pipe: Some(pipes.stdout), sink: output, tokens: [Token::Stdout, Token::StdoutTarget] },
-            error: OutputStream { pipe: Some(pipes.stderr), sink: error, tokens: [Token::Stderr, Token::StderrTarget] },
+            output: OutputPipe { pipe: Some(pipes.stdout), sink: output, tokens: [Token::Stdout, Token::StdoutTarget] },
+            error: OutputPipe { pipe: Some(pipes.stderr), sink: error, tokens: [Token::Stderr, Token::StderrTarget] },
             stdin: pump.transpose()?,
             terminal: None,
             buffer: Box::new_uninit_slice(1 << 16),
@@ -104,12 +113,13 @@ impl<'a> PayloadStreams<'a> {
         self.stdin.as_mut().map_or(Ok(()), |stdin| stdin.start(epoll, &PUMP))
     }
 
-    pub(super) fn forward_output(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
-        self.output.forward(epoll, &mut self.buffer)
-    }
-
-    pub(super) fn forward_error(&mut self, epoll: &OwnedFd) -> Result<(), Errno> {
-        self.error.forward(epoll, &mut self.buffer)
+    /// Moves what there is of one stream, once; the client hears of it.
+    pub(super) fn forward(&mut self, stream: OutputStream, epoll: &OwnedFd, client: Listening<'_, '_>) -> Result<(), Errno> {
+        let pipe = match stream {
+            OutputStream::Stdout => &mut self.output,
+            OutputStream::Stderr => &mut self.error,
+        };
+        pipe.forward(epoll, &mut self.buffer, &mut |bytes| tell(client, stream, bytes))
     }
 
     /// Whether so much was captured of a stream that the program is to be ended.
@@ -120,9 +130,10 @@ impl<'a> PayloadStreams<'a> {
 
     /// Takes what the program had written when it ended; of a slow reader's as much as it
     /// reads in time, where the run `must_end`, and until a signal comes that can end this process.
-    pub(super) fn drain(&mut self, signals: &Signals, must_end: bool) -> [Result<(), Errno>; 2] {
+    pub(super) fn drain(&mut self, signals: &Signals, must_end: bool, client: Listening<'_, '_>) -> [Result<(), Errno>; 2] {
         let timeout = must_end.then_some(SLOW_READER);
-        [&mut self.output, &mut self.error].map(|stream| stream.drain(signals, timeout, &mut self.buffer))
+        [(OutputStream::Stdout, &mut self.output), (OutputStream::Stderr, &mut self.error)]
+            .map(|(stream, pipe)| pipe.drain(signals, timeout, &mut self.buffer, &mut |bytes| tell(client, stream, bytes)))
     }
 
     /// Bytes that each stream carried.
@@ -132,7 +143,7 @@ impl<'a> PayloadStreams<'a> {
 }
 
 /// One of the payload's output streams.
-pub(super) struct OutputStream {
+pub(super) struct OutputPipe {
     /// None when it has ended.
     pipe: Option<OwnedFd>,
     pub(super) sink: OutputSink,
@@ -140,16 +151,16 @@ pub(super) struct OutputStream {
     tokens: [Token; 2],
 }
 
-impl OutputStream {
+impl OutputPipe {
     fn register(&self, epoll: &OwnedFd) -> Result<(), Errno> {
         let [source, _] = self.tokens;
         self.pipe.as_ref().map_or(Ok(()), |pipe| epoll::add(epoll, pipe, source.data(), epoll::EventFlags::IN))
     }
 
-    fn forward(&mut self, epoll: &OwnedFd, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+    fn forward(&mut self, epoll: &OwnedFd, buffer: &mut [MaybeUninit<u8>], heard: &mut dyn FnMut(&[u8])) -> Result<(), Errno> {
         let Some(pipe) = &self.pipe else { return Ok(()) };
         let [source, target] = self.tokens;
-        match self.sink.transfer(pipe, buffer)? {
+        match self.sink.transfer(pipe, buffer, heard)? {
             Transfer::More => {
                 if let Some(to) = self.sink.target() {
                     // It may have been waiting for its receiver.
@@ -178,12 +189,18 @@ impl OutputStream {
         Ok(())
     }
 
-    fn drain(&mut self, signals: &Signals, timeout: Option<Duration>, buffer: &mut [MaybeUninit<u8>]) -> Result<(), Errno> {
+    fn drain(
+        &mut self,
+        signals: &Signals,
+        timeout: Option<Duration>,
+        buffer: &mut [MaybeUninit<u8>],
+        heard: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Errno> {
         let Some(pipe) = self.pipe.take() else { return Ok(()) };
         // Every writer is dead, so what the pipe holds is finite. A writer that is alive against
         // all reason is not waited for.
         while self.sink.holds() || is_readable(&pipe)? {
-            match self.sink.transfer(&pipe, buffer)? {
+            match self.sink.transfer(&pipe, buffer, heard)? {
                 Transfer::Ended => break,
                 Transfer::More => {}
                 Transfer::Blocked => {

@@ -74,6 +74,8 @@ pub struct ServiceLimits {
     pub body: u64,
     /// `buffers`: bytes of all bodies and answers in memory; default: `"512MiB"`.
     pub buffers: u64,
+    /// `stream_size`: bytes of output that the events of a run have; default: `"8MiB"`.
+    pub stream_size: u64,
     /// `drain`: how long runs go on once the service was told to end, in milliseconds; default:
     /// `"30s"`.
     pub drain: u64,
@@ -82,6 +84,7 @@ pub struct ServiceLimits {
 const PORT: u16 = 8722;
 const BODY: u64 = 64 << 20;
 const BUFFERS: u64 = 512 << 20;
+const STREAM_SIZE: u64 = 8 << 20;
 
 /// The longest path of a socket (`sun_path` of unix(7), without its last NUL).
 const MAX_SOCKET_LEN: usize = 107;
@@ -105,7 +108,7 @@ impl ServeConfig {
             hosts: hosts_of(tcp),
             listen: Listen { unix: None, tcp: Some(tcp), behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000 },
-            limits: ServiceLimits { body: BODY, buffers: BUFFERS, drain: 30_000 },
+            limits: ServiceLimits { body: BODY, buffers: BUFFERS, stream_size: STREAM_SIZE, drain: 30_000 },
         }
     }
 
@@ -203,9 +206,11 @@ impl Capacity {
 
 impl ServiceLimits {
     fn read(&mut self, table: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
-        reader.known_names(table, ["body", "buffers", "drain"].into_iter(), "[limits]");
+        reader.known_names(table, ["body", "buffers", "stream_size", "drain"].into_iter(), "[limits]");
         let body = reader.text(table, "body", |text| size("body", 1 << 10, "a size such as \"64MiB\"; at least \"1KiB\"", text));
         let buffers = reader.text(table, "buffers", |text| size("buffers", 1 << 20, "a size such as \"512MiB\"; at least \"1MiB\"", text));
+        let stream_size = |text: &str| size("stream_size", 1 << 10, "a size such as \"8MiB\"; at least \"1KiB\"", text);
+        self.stream_size = reader.text(table, "stream_size", stream_size).map_or(self.stream_size, |at| at.value);
         self.body = body.as_ref().map_or(self.body, |at| at.value);
         self.buffers = buffers.as_ref().map_or(self.buffers, |at| at.value);
         if let Some(written) = body.or(buffers).filter(|_| self.body > self.buffers) {
@@ -335,7 +340,7 @@ mod tests {
             hosts: vec!["127.0.0.1:8722".to_owned(), "localhost:8722".to_owned()],
             listen: Listen { unix: None, tcp: Some("127.0.0.1:8722".parse().unwrap()), behind_proxy: false },
             capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000 },
-            limits: ServiceLimits { body: 64 << 20, buffers: 512 << 20, drain: 30_000 },
+            limits: ServiceLimits { body: 64 << 20, buffers: 512 << 20, stream_size: 8 << 20, drain: 30_000 },
         };
         assert_eq!(config, expected);
         assert_eq!(parse("schema = 1\n[listen]\n[capacity]\n[limits]"), Ok(expected.clone()));
@@ -361,6 +366,7 @@ queue = "5min"
 [limits]
 body = "1MiB"
 buffers = "1GiB"
+stream_size = "2KiB"
 drain = "2s"
 "#;
         let expected = ServeConfig {
@@ -373,7 +379,7 @@ drain = "2s"
                 behind_proxy: true,
             },
             capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000 },
-            limits: ServiceLimits { body: 1 << 20, buffers: 1 << 30, drain: 2000 },
+            limits: ServiceLimits { body: 1 << 20, buffers: 1 << 30, stream_size: 2 << 10, drain: 2000 },
         };
         assert_eq!(parse(text), Ok(expected));
     }
@@ -439,7 +445,7 @@ drain = "2s"
             (limits("body = \"1GiB\""), "does not fit into buffers of 512MiB"),
             (limits("buffers = \"32MiB\""), "a body of 64MiB does not fit"),
             (limits("drain = \"2h\""), "\"100ms\" to \"1h\""),
-            (limits("stream_size = \"8MiB\""), "not a key of [limits]"),
+            (limits("stream_size = \"8B\""), "at least \"1KiB\""),
         ] {
             let error = parse(&text).unwrap_err();
             assert!(error.contains(said) && error.contains("/etc/stockade/serve.toml:"), "{text}: {error}");

@@ -5,7 +5,7 @@
 //! with the supervisor, which cancels the run.
 
 use std::{
-    io::{self, Read},
+    io::{self, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -16,17 +16,20 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, recv},
+    net::{RecvFlags, SendFlags, recv, send as send_now},
     process::{PidfdFlags, Signal, getppid, pidfd_open},
     time::Timespec,
 };
 use stockade_engine::{Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options, approval::ApprovedBy, caller::Caller, exec_for, refuse};
 use stockade_protocol::{
-    Report, Verdict,
-    service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, ToWorker, WorkerTable},
+    OutputStream, PerStream, Report, Verdict,
+    service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker, WorkerTable},
 };
 
 use super::{UNREAD, send};
+
+/// The most bytes of frames that wait for the front during a run.
+const MAX_UNSENT: usize = 256 << 10;
 
 /// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
@@ -161,7 +164,7 @@ impl Worker {
 
     /// What comes of a run; none: the front has ended before its request was whole.
     fn answer(&mut self, begin: Begin) -> Result<Option<Report>, WorkerError> {
-        let Begin { run: _, key, policy, length } = begin;
+        let Begin { run: _, key, policy, length, output } = begin;
         if length > MAX_REQUEST as u64 {
             return Err(WorkerError::Unexpected("a request that is too long"));
         }
@@ -198,9 +201,21 @@ impl Worker {
         if cancelled {
             return Ok(Some(refuse(&CancelledBeforeStart.into(), &options)));
         }
-        let mut client = FrontClient { front: self.front.as_fd(), said: &mut self.said, is_wild: false };
+        let mut client = FrontClient {
+            front: self.front.as_fd(),
+            said: &mut self.said,
+            is_wild: false,
+            wants_output: output,
+            unsent: Vec::new(),
+            left_out: PerStream::default(),
+        };
         let report = exec_for(&request, &options, Some(&mut client));
-        if client.is_wild { Err(WorkerError::Unexpected("what is not said during a run")) } else { Ok(Some(report)) }
+        if client.is_wild {
+            return Err(WorkerError::Unexpected("what is not said during a run"));
+        }
+        let unsent = client.take_unsent();
+        self.front.write_all(&unsent)?;
+        Ok(Some(report))
     }
 }
 
@@ -226,6 +241,55 @@ struct FrontClient<'a> {
     said: &'a mut FrameDecoder,
     /// It has said what no front says during a run.
     is_wild: bool,
+    /// It wants to hear what the program prints.
+    wants_output: bool,
+    /// Frames that it has not taken yet. A run never waits for it.
+    unsent: Vec<u8>,
+    /// Bytes that found no room there.
+    left_out: PerStream<u64>,
+}
+
+impl FrontClient<'_> {
+    /// Adds a message; false: there is no room for it.
+    fn add(&mut self, message: &FromWorker) -> bool {
+        let frame = message.to_frame();
+        let has_room = self.unsent.len() + frame.len() <= MAX_UNSENT;
+        if has_room {
+            self.unsent.extend(frame);
+        }
+        has_room
+    }
+
+    /// Says what was left out of a stream, if there is room for that.
+    fn tell_left_out(&mut self, stream: OutputStream) -> bool {
+        match std::mem::take(self.left_out.of_mut(stream)) {
+            0 => true,
+            bytes => {
+                let told = self.add(&FromWorker::LeftOut(stream, bytes));
+                if !told {
+                    *self.left_out.of_mut(stream) = bytes;
+                }
+                told
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        // A front that is gone is seen when it is looked for.
+        if let Ok(sent) = send_now(self.front, &self.unsent, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            self.unsent.drain(..sent.min(self.unsent.len()));
+        }
+    }
+
+    /// All that is left to be sent, with no limit: the run has ended.
+    fn take_unsent(mut self) -> Vec<u8> {
+        for (stream, bytes) in [(OutputStream::Stdout, self.left_out.output), (OutputStream::Stderr, self.left_out.error)] {
+            if bytes > 0 {
+                self.unsent.extend(FromWorker::LeftOut(stream, bytes).to_frame());
+            }
+        }
+        self.unsent
+    }
 }
 
 impl Client for FrontClient<'_> {
@@ -245,6 +309,7 @@ impl Client for FrontClient<'_> {
             // It is gone, and with it the client.
             _ => return Asked::Cancel(Signal::HUP.as_raw()),
         }
+        self.flush();
         match self.said.take() {
             Ok(None) => Asked::Nothing,
             Ok(Some(ToWorker::Cancel)) => Asked::Cancel(Signal::TERM.as_raw()),
@@ -256,4 +321,26 @@ impl Client for FrontClient<'_> {
     }
 
     fn signalled(&mut self, _: i32) {}
+
+    fn begins(&mut self) {
+        // Nothing is unsent before.
+        let _fits = self.add(&FromWorker::Started);
+        self.flush();
+    }
+
+    fn printed(&mut self, stream: OutputStream, bytes: &[u8]) {
+        if !self.wants_output {
+            return;
+        }
+        for part in bytes.chunks(MAX_PAYLOAD) {
+            if !self.tell_left_out(stream) || !self.add(&FromWorker::Output(stream, part.to_vec())) {
+                *self.left_out.of_mut(stream) += part.len() as u64;
+            }
+        }
+        self.flush();
+    }
+
+    fn wants_room(&self) -> bool {
+        !self.unsent.is_empty()
+    }
 }
