@@ -43,6 +43,7 @@ mod scratch_protection;
 mod scratch_size;
 mod screen;
 mod serve;
+mod serve_same_result;
 mod serve_streams;
 mod session_life;
 mod sessions;

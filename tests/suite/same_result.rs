@@ -70,7 +70,7 @@ struct Case {
 }
 
 /// What a program decides of its result.
-fn decided(result: &Value) -> Map<String, Value> {
+pub(super) fn decided(result: &Value) -> Map<String, Value> {
     const FIELDS: [&str; 17] = [
         "verdict",
         "code",
@@ -115,7 +115,7 @@ fn with_one_name(text: &str) -> String {
 }
 
 /// The fields that differ, with what they hold.
-fn differences(cold: &Value, other: &Value, varies: bool) -> Vec<String> {
+pub(super) fn differences(cold: &Value, other: &Value, varies: bool) -> Vec<String> {
     const OF_VERDICT: [&str; 6] = ["verdict", "code", "signal", "success", "limits_hit", "limits"];
     let (cold, other) = (decided(cold), decided(other));
     let rules = |result: &Map<String, Value>| {
@@ -136,7 +136,7 @@ fn differences(cold: &Value, other: &Value, varies: bool) -> Vec<String> {
 
 /// The program in a process that was started for it, under the name that a session would give it.
 #[track_caller]
-fn cold(policy: &str, request: &Value) -> Value {
+pub(super) fn cold(policy: &str, request: &Value) -> Value {
     let mut request = request.clone();
     let extension = match request["language"].as_str().unwrap_or("python") {
         "bash" | "sh" => "sh",
@@ -273,7 +273,7 @@ fn compare_all(groups: Vec<Group>) -> ([usize; 3], BTreeSet<String>) {
 }
 
 /// Limits as lines of a policy: for a request with others another sandbox would be made.
-fn lines_of_limits(limits: &Value) -> String {
+pub(super) fn lines_of_limits(limits: &Value) -> String {
     let lines = limits.as_object().into_iter().flatten().map(|(key, value)| format!("{key} = {value}\n"));
     format!("[limits]\n{}", lines.collect::<String>())
 }
@@ -320,7 +320,7 @@ fn each_cause_of_an_end_is_told_alike_after_each_start() {
 
 /// Runs these tests as their own process, and returns what they asked `exec` for, with its results.
 #[track_caller]
-fn recorded(words: &[&str]) -> Vec<Value> {
+pub(super) fn recorded(words: &[&str]) -> Vec<Value> {
     let path = directory().join("recorded");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(words).env(RECORD, &path).stdin(Stdio::null());

@@ -60,7 +60,11 @@ impl Service {
 
     /// With these lines more in `serve.toml`, and these in `keys.toml` before the key `test`.
     pub(super) fn with(config: &str, keys: &str) -> Self {
-        let place = PolicyDirectory::new();
+        Service::at(PolicyDirectory::new(), config, keys)
+    }
+
+    /// The same, in a directory that has policies.
+    pub(super) fn at(place: PolicyDirectory, config: &str, keys: &str) -> Self {
         // Free a moment ago, which is as good as it gets: the service takes no port that it is not told.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let at = |name: &str| place.0.join(name);
