@@ -73,7 +73,7 @@ const INTERPRETERS: [&str; 5] = ["python", "bash", "dash", "sh", "node"];
 
 /// Variables that make none of them execute or read a file of the code's at its start. A trailing
 /// `*` matches any ending.
-const HARMLESS: [&str; 23] = [
+const HARMLESS: [&str; 24] = [
     "HOME",
     "HOSTNAME",
     "LANG",
@@ -97,6 +97,7 @@ const HARMLESS: [&str; 23] = [
     "TMPDIR",
     "TZ",
     "USER",
+    "UV_USE_IO_URING",
 ];
 
 /// Whether the plan's command is one of [`INTERPRETERS`] with the program's path and nothing else.
