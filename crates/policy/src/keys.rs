@@ -194,6 +194,13 @@ pub(crate) const TEMPLATE: &[Key] = &[
     may("warm", Kind::Text(check::warm), "Python code that the interpreter runs after its imports; empty: none"),
     may("max_runs", Kind::Count(1, 1_000_000), "runs from one image, then it is made anew; 1000 if absent"),
     may("max_age", Kind::Text(check::max_age), "age at which an image is made anew, such as \"10min\", the default"),
+    may("images", Kind::Count(1, 16), "images that a service keeps, each with a layout of its own; 1 if absent"),
+    may(
+        "shared_by",
+        Kind::Choice("shared_by", &["caller", "policy"]),
+        "whose runs start from one image of a service: those of one key, the default, or of all keys of the policy",
+    ),
+    may("ready", Kind::Count(0, 256), "workers of a service that keep a copy waiting from the start of the service on; 0 if absent"),
 ];
 
 pub(crate) const SECCOMP: &[Key] = &[

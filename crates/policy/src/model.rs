@@ -180,12 +180,31 @@ pub struct Template {
     /// Age at which an image is made anew, in whole milliseconds: 1 second to 24 hours.
     #[serde(with = "written::age")]
     pub max_age: Duration,
+    /// Images that a service has of it at a time, each with its own layout and hash seed: 1 to 16. A
+    /// session has one.
+    pub images: u32,
+    /// Whose runs may start from one image of a service. A session has one caller.
+    pub shared_by: SharedBy,
+    /// Workers of a service that keep a copy waiting from the start of the service on: 0 to 256. Where
+    /// images are those of one key, so many for each key.
+    pub ready: u32,
 }
 
 impl Default for Template {
     fn default() -> Self {
-        Template { imports: Vec::new(), warm: None, max_runs: 1000, max_age: Duration::from_secs(10 * 60) }
+        let max_age = Duration::from_secs(10 * 60);
+        Template { imports: Vec::new(), warm: None, max_runs: 1000, max_age, images: 1, shared_by: SharedBy::Caller, ready: 0 }
     }
+}
+
+/// Whose runs may start from one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SharedBy {
+    /// Those of one key of the service.
+    Caller,
+    /// Those of all keys that use the policy.
+    Policy,
 }
 
 /// What is done about modules that code imports, and about events of its interpreter.

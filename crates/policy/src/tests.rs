@@ -17,7 +17,7 @@ use stockade_protocol::{
 use crate::{
     EXAMPLES, LookupContext, PolicyError, SHIPPED, load, load_shipped,
     lookup::load_text,
-    model::{Degradable, Origin, Policy, SocketFamily, Template},
+    model::{Degradable, Origin, Policy, SharedBy, SocketFamily, Template},
     names, show,
     trust::tests::Scene,
 };
@@ -271,6 +271,13 @@ fn values_of_templates_are_checked_where_they_stand() {
         ("max_age = \"1441min\"".to_owned(), "\"1s\" to \"24h\""),
         ("max_age = \"none\"".to_owned(), "`none` is not an age of an image"),
         ("max_age = 600".to_owned(), "`max_age` must be a string"),
+        ("images = 0".to_owned(), "1 to 16"),
+        ("images = 17".to_owned(), "1 to 16"),
+        ("images = \"2\"".to_owned(), "`images` must be a whole number"),
+        ("shared_by = \"key\"".to_owned(), "`key`"),
+        ("shared_by = true".to_owned(), "`shared_by` must be"),
+        ("ready = -1".to_owned(), "0 to 256"),
+        ("ready = 257".to_owned(), "0 to 256"),
     ] {
         let report = refusal(&child(&format!("[templates.t]\n{line}\n")));
         assert!(report.contains(said) && report.contains("--> test.toml:4:"), "{line}: {report}");
@@ -281,7 +288,21 @@ fn values_of_templates_are_checked_where_they_stand() {
     for line in ["max_runs = 1", "max_runs = 1_000_000", "max_age = \"1s\"", "max_age = \"24h\"", "imports = []", "warm = \"\""] {
         good(line);
     }
-    assert_eq!(good("").templates["t"], Template { imports: vec![], warm: None, max_runs: 1000, max_age: Duration::from_secs(600) });
+    for line in ["images = 16", "ready = 0", "ready = 256", "shared_by = \"caller\""] {
+        good(line);
+    }
+    let shared = good("images = 2\nshared_by = \"policy\"\nready = 3");
+    assert_eq!(shared.templates["t"], Template { images: 2, shared_by: SharedBy::Policy, ready: 3, ..Template::default() });
+    let usual = Template {
+        imports: vec![],
+        warm: None,
+        max_runs: 1000,
+        max_age: Duration::from_secs(600),
+        images: 1,
+        shared_by: SharedBy::Caller,
+        ready: 0,
+    };
+    assert_eq!(good("").templates["t"], usual);
     // The names of templates, where they are made and where they are used.
     for (lines, said) in [
         ("[templates.none]", "stands for no template"),
@@ -301,7 +322,7 @@ fn templates_are_inherited_key_by_key_and_shown() {
     let scene = Scene::new();
     scene.write(
         "system/first.toml",
-        &child("[templates.data]\nimports = [\"json\", \"re\"]\nwarm = \"x = 1\\ny = 2\"\nmax_runs = 7\n[runtimes.python]\ntemplate = \"data\"\n"),
+        &child("[templates.data]\nimports = [\"json\", \"re\"]\nwarm = \"x = 1\\ny = 2\"\nmax_runs = 7\nimages = 3\n[runtimes.python]\ntemplate = \"data\"\n"),
     );
     let second = |lines: &str| {
         scene.write("system/second.toml", &format!("schema = 1\nextends = \"first\"\n{lines}"));
@@ -310,7 +331,7 @@ fn templates_are_inherited_key_by_key_and_shown() {
     let whole = |policy: &Policy| policy.template_of("python").map(|(name, template)| (name.to_owned(), template.clone()));
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let of_first =
-        Template { imports: names(&["json", "re"]), warm: Some("x = 1\ny = 2".to_owned()), max_runs: 7, max_age: Duration::from_secs(600) };
+        Template { imports: names(&["json", "re"]), warm: Some("x = 1\ny = 2".to_owned()), max_runs: 7, images: 3, ..Template::default() };
     let data = |template: Template| Some(("data".to_owned(), template));
     assert_eq!(whole(&second("")), data(of_first.clone()));
     // A list of modules is written whole, other keys stay.
@@ -515,7 +536,7 @@ fn a_policy_that_extends_nothing_states_everything() {
     // Screening is advice and may be turned off.
     let stated = base.split("[screen]").next().unwrap_or_default();
     for line in stated.lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
-        let optional = ["aliases", "template", "imports", "max_runs", "max_age", "UV_USE_IO_URING", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
+        let optional = ["aliases", "template", "imports", "max_runs", "max_age", "images", "shared_by", "ready", "UV_USE_IO_URING", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
         let several = line.ends_with('[');
         if !several && !optional.iter().any(|key| line.starts_with(key)) {
             let report = refusal(&base.replacen(&format!("{line}\n"), "", 1));

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use stockade_policy::model::{Audit, AuditMode, Degradable, Modules, Policy, Runtime, Screen, Template};
+use stockade_policy::model::{Audit, AuditMode, Degradable, Modules, Policy, Runtime, Screen, SharedBy, Template};
 use stockade_protocol::{
     LimitKey, Limits,
     screen::{Action, Rule},
@@ -232,14 +232,18 @@ fn templates(ceiling: &Policy, policy: &Policy, out: &mut Vec<Difference>) {
             let text = format!("age of an image of `{name}`: {}", changed(&max_age(here), &max_age(other)));
             add(format!("[templates.{template}] max_age"), text);
         }
+        if (here.shared_by, other.shared_by) == (SharedBy::Policy, SharedBy::Caller) {
+            add(format!("[templates.{template}] shared_by"), changed("policy", "caller"));
+        }
     }
 }
 
 /// What the copies of one image have in common, and for how long.
 pub(crate) fn shared(name: &str, template: &Template) -> String {
     let plural = if template.max_runs == 1 { "" } else { "s" };
+    let keys = if template.shared_by == SharedBy::Policy { "; in a service all keys of the policy share it" } else { "" };
     format!(
-        "copies of one image of `{name}` share memory layout, hash seed and stack canary; the image is made anew after {} run{plural} or {}",
+        "copies of one image of `{name}` share memory layout, hash seed and stack canary; the image is made anew after {} run{plural} or {}{keys}",
         template.max_runs,
         max_age(template)
     )
@@ -369,6 +373,11 @@ fn other_templates(first: &Policy, second: &Policy, out: &mut Vec<Difference>) {
         if other.warm != here.warm {
             let code = |template: &Template| template.warm.as_deref().map_or_else(|| String::from("none"), excerpt);
             add(format!("[templates.{after}] warm"), changed(&code(here), &code(other)));
+        }
+        for (key, here, other) in [("images", here.images, other.images), ("ready", here.ready, other.ready)] {
+            if here != other {
+                add(format!("[templates.{after}] {key}"), changed(&here.to_string(), &other.to_string()));
+            }
         }
     }
 }

@@ -201,6 +201,8 @@ fn a_template_counts_as_more_and_so_does_a_longer_life_of_its_images() {
     let longer = "[templates.bare]\nmax_runs = 1001\nmax_age = \"11min\"";
     assert_eq!(keys("", longer), ["[templates.bare] max_runs", "[templates.bare] max_age"]);
     assert_eq!(keys(longer, ""), [""; 0]);
+    let shared = "[templates.bare]\nshared_by = \"policy\"\nimages = 2\nready = 1";
+    assert_eq!((keys("", shared), keys(shared, "")), (vec!["[templates.bare] shared_by".to_owned()], vec![]));
     // Other modules, other code and another name are neither more nor less.
     let other = "[templates.data]\nimports = [\"json\", \"re\"]\nwarm = \"x = 1\"\n[runtimes.python]\ntemplate = \"data\"";
     let Comparison { more, less, other } = compare(&policy(""), &policy(other));

@@ -3,7 +3,7 @@
 //! It adds a sentence only where the consequence of a value is not obvious.
 
 use stockade_policy::{
-    model::{Access, AuditMode, Policy, SocketFamily},
+    model::{Access, AuditMode, Policy, SharedBy, SocketFamily},
     names::ioctl_text,
     plan::{HOME, PRIVATE_SCRATCH, PROC_MASKS, WRITABLE},
 };
@@ -129,7 +129,7 @@ fn run(policy: &Policy) -> Statements {
 
 fn template(policy: &Policy, runtime: &str, out: &mut Statements) {
     let Some((name, template)) = policy.template_of(runtime) else { return };
-    let start = format!("runs of `{runtime}` in a session start from a copy of an interpreter (template `{name}`) that has");
+    let start = format!("runs of `{runtime}` in a session or service start from a copy of an interpreter (template `{name}`) that has");
     match template.imports.is_empty() {
         true => out.text(format!("{start} started and made no imports")),
         false => out.list(format!("{start} imported"), template.imports.clone()),
@@ -138,6 +138,14 @@ fn template(policy: &Policy, runtime: &str, out: &mut Statements) {
         out.text(format!("after its imports that interpreter has run {}", excerpt(code)));
     }
     out.text(shared(name, template));
+    if template.images > 1 {
+        out.text(format!("a service keeps {} images of `{name}`, each with its own memory layout and hash seed", template.images));
+    }
+    if template.ready > 0 {
+        let each = if template.shared_by == SharedBy::Caller { " of each key" } else { "" };
+        let workers = if template.ready == 1 { "1 worker of a service keeps".to_owned() } else { format!("{} workers of a service keep", template.ready) };
+        out.text(format!("{workers} a copy of `{name}` waiting for a request{each}, from the start of the service on"));
+    }
 }
 
 fn reach(policy: &Policy) -> Statements {

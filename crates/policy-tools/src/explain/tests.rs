@@ -42,6 +42,9 @@ fn changes() -> Vec<(String, String, String)> {
         ("templates.*.warm", "[templates.bare]\nwarm = \"x = 1\""),
         ("templates.*.max_runs", "[templates.bare]\nmax_runs = 7"),
         ("templates.*.max_age", "[templates.bare]\nmax_age = \"1h\""),
+        ("templates.*.images", "[templates.bare]\nimages = 2"),
+        ("templates.*.shared_by", "[templates.bare]\nshared_by = \"policy\""),
+        ("templates.*.ready", "[templates.bare]\nready = 2"),
         ("runtimes.*.environment", "[runtimes.python.environment]\nEXTRA = \"1\""),
         ("runtimes.*.modules", "[runtimes.python.modules]\n\"os.*\" = \"note\""),
         ("seccomp.allow", "[seccomp]\nallow = { add = [\"ptrace\"] }"),
@@ -156,10 +159,10 @@ fn statements(lines: &str) -> Vec<String> {
 #[test]
 fn what_runs_of_a_session_start_from_is_said() {
     let said = |lines: &str| {
-        let about = |text: &String| ["template `", "that interpreter has run", "one image"].iter().any(|part| text.contains(part));
+        let about = |text: &String| ["template `", "that interpreter has run", "one image", "of a service", "a service keeps"].iter().any(|part| text.contains(part));
         statements(lines).into_iter().filter(about).collect::<Vec<_>>()
     };
-    let start = "runs of `python` in a session start from a copy of an interpreter";
+    let start = "runs of `python` in a session or service start from a copy of an interpreter";
     let shared = "share memory layout, hash seed and stack canary; the image is made anew after";
     assert_eq!(
         said(""),
@@ -175,6 +178,15 @@ fn what_runs_of_a_session_start_from_is_said() {
             format!("{start} (template `data`) that has imported"),
             String::from("after its imports that interpreter has run \"x = 1\" (5 bytes)"),
             format!("copies of one image of `data` {shared} 1 run or 90s"),
+        ]
+    );
+    let served = said("[templates.bare]\nimages = 2\nshared_by = \"policy\"\nready = 3\n");
+    assert_eq!(
+        served[1..],
+        [
+            format!("copies of one image of `bare` {shared} 1000 runs or 10min; in a service all keys of the policy share it"),
+            String::from("a service keeps 2 images of `bare`, each with its own memory layout and hash seed"),
+            String::from("3 workers of a service keep a copy of `bare` waiting for a request, from the start of the service on"),
         ]
     );
     assert_eq!(said("[runtimes.python]\ntemplate = \"none\"\n"), [""; 0]);
