@@ -1,6 +1,8 @@
 //! The service: what a key may do over HTTP and what it may not, what becomes of a run whose client,
 //! front, worker or supervisor goes, and what a front that was taken over gets.
 
+mod warm;
+
 use std::{
     fs::{self, File},
     io::{Read, Write},

@@ -338,7 +338,7 @@ fn a_request_says_whether_it_wants_a_copy() {
     // Where there are no copies the receipt says so.
     let alone = exec(json!({"code": "print(1)", "template": "bare"}));
     assert_eq!((alone.output(), &alone["receipt"]["start"]), ("1\n", &json!("fresh")));
-    assert_eq!(alone["receipt"]["start_cause"], "only requests of a session get copies of a template");
+    assert_eq!(alone["receipt"]["start_cause"], "only requests of a session or a service get copies of a template");
     let alone = exec(json!({"code": "print(1)", "template": "none"}));
     assert_eq!((alone.output(), &alone["receipt"]["start_cause"]), ("1\n", &Value::Null));
 }

@@ -47,7 +47,7 @@ pub fn started(result: &Value, start: &str, cause: &str) {
 }
 
 /// What a program can tell of its run, without what is random in each.
-fn told(result: &Value) -> String {
+pub fn told(result: &Value) -> String {
     // Their help names the policy, and two are compared that differ in the template.
     let of_denial = |denial: &Value| ["kind", "what", "count", "answer", "rule"].map(|field| denial[field].clone());
     let denials: Vec<_> = result["denials"].as_array().unwrap().iter().map(of_denial).collect();

@@ -658,7 +658,7 @@ pub(crate) enum Templates {
         #[arg(long)]
         json: bool,
     },
-    /// Make one for the session that starts this
+    /// Make one for the session or service that starts this
     #[command(hide = true)]
     Make {
         /// Its runtime
@@ -666,9 +666,12 @@ pub(crate) enum Templates {
         /// What the names of its programs begin with
         #[arg(long)]
         stem: String,
-        /// The session's process
+        /// The process of the session or service
         #[arg(long)]
         session: u32,
+        /// The service's key whose request would have used it
+        #[arg(long)]
+        key: Option<String>,
         #[command(flatten)]
         policy: PolicyChoice,
     },

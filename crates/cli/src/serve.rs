@@ -23,12 +23,15 @@ use stockade_engine::{
     caller::{self, Caller},
     load_policy,
 };
-use stockade_policy::service::{Credential, Scope, ServeConfig, ServiceKey, ServiceKeys};
+use stockade_policy::{
+    model::{Policy, SharedBy},
+    service::{Credential, Scope, ServeConfig, ServiceKey, ServiceKeys},
+};
 use stockade_protocol::{
     LimitKey,
     service::{self, Capacity, Key, ListenerKind, RunSize, Settings},
 };
-use stockade_server::service::{Service, ServiceEnd, serve, work as work_for};
+use stockade_server::service::{ServedTemplate, Service, ServiceEnd, ServiceSettings, ready_workers, serve, work as work_for};
 
 use crate::{ExitCode, args, key::service_file, output::warn};
 
@@ -45,6 +48,7 @@ type Listeners = Vec<(ListenerKind, OwnedFd)>;
 struct Configured {
     config: ServeConfig,
     settings: Settings,
+    templates: Vec<ServedTemplate>,
     /// Any key has a token, which only TCP needs.
     has_tokens: bool,
 }
@@ -65,7 +69,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
         listeners,
         workers: workers(&first.settings),
         drain: Duration::from_millis(first.config.limits.drain),
-        account: account.as_ref().map(|account| (account.uid, account.gid)),
+        account: account.clone(),
         settings: Box::new(|| {
             let next = read().map_err(|error| format!("{error:#}"))?;
             let (before, after) = (&first.config, &next.config);
@@ -74,7 +78,7 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
             {
                 warn("stockade: another address, `drain` or number of runs at a time takes effect when the service is started anew");
             }
-            Ok(next.settings)
+            Ok(ServiceSettings { front: next.settings, templates: next.templates })
         }),
         tell: Box::new(warn),
         ready: Box::new(|| warn(&format!("stockade: serving at {}", places(&first, unix.as_deref())))),
@@ -89,8 +93,17 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
 /// A worker of the service; stdin leads to the front, stdout to the supervisor.
 pub(crate) fn work() -> anyhow::Result<ExitCode> {
     let own = |stream: rustix::fd::BorrowedFd<'_>| stream.try_clone_to_owned().context("a worker's sockets");
-    work_for(own(io::stdin().as_fd())?, own(io::stdout().as_fd())?, account()?)?;
+    work_for(own(io::stdin().as_fd())?, own(io::stdout().as_fd())?, account_of_runs()?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whose runs of a key are, for a process that a service has started. Its word for a key takes the place of
+/// grants, so no user gets it through sudo.
+pub(crate) fn account_of_runs() -> anyhow::Result<Option<Caller>> {
+    if let Some(remedy) = caller::sudo_remedy() {
+        bail!("a service alone starts this, and {remedy}");
+    }
+    account()
 }
 
 /// Where root serves: whose the runs are.
@@ -127,6 +140,7 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
         stream_size: config.limits.stream_size,
         policies: std::collections::BTreeMap::new(),
     };
+    let mut templates = Vec::new();
     for key in &keys.keys {
         for policy in &key.policies {
             let options = Options { policy: Some(policy.clone()), peer: account.cloned(), key: Some(key.id.clone()), ..Options::default() };
@@ -134,11 +148,49 @@ fn configure(file: Option<&Path>, account: Option<&Caller>) -> anyhow::Result<Co
             let whole = settings.capacity.size;
             let limit = |limit: LimitKey, whole: u64| loaded.policy.limits.get(limit).unwrap_or(whole);
             let size = RunSize { cpus: limit(LimitKey::Cpus, whole.cpus), memory: limit(LimitKey::Memory, whole.memory) };
-            settings.policies.insert(policy.clone(), size);
+            if settings.policies.insert(policy.clone(), size).is_none() {
+                templates.extend(templates_of(policy, &loaded.policy));
+            }
         }
     }
+    refuse_too_many_ready(&settings, &templates)?;
     let has_tokens = keys.keys.iter().any(|key| matches!(key.credential, Credential::Hash(_)));
-    Ok(Configured { config, settings, has_tokens })
+    Ok(Configured { config, settings, templates, has_tokens })
+}
+
+/// The templates of a policy that keys name so.
+fn templates_of(name: &str, policy: &Policy) -> Vec<ServedTemplate> {
+    let of_runtime = |runtime: &String| {
+        let (template, settings) = policy.template_of(runtime)?;
+        Some(ServedTemplate {
+            policy: name.to_owned(),
+            runtime: runtime.clone(),
+            name: template.to_owned(),
+            max_runs: settings.max_runs,
+            max_age: settings.max_age,
+            images: settings.images,
+            is_shared: settings.shared_by == SharedBy::Policy,
+            ready: settings.ready,
+        })
+    };
+    policy.runtimes.keys().filter_map(of_runtime).collect()
+}
+
+/// Each of them is a worker's, all the time.
+fn refuse_too_many_ready(settings: &Settings, templates: &[ServedTemplate]) -> anyhow::Result<()> {
+    let (wanted, workers) = (ready_workers(&settings.keys, templates).len(), workers(settings));
+    if wanted <= workers {
+        return Ok(());
+    }
+    let one = |served: &ServedTemplate| {
+        let each = if served.is_shared { "" } else { " for each of its keys" };
+        format!("ready = {}{each} in [templates.{}] of policy {}", served.ready, served.name, served.policy)
+    };
+    let all: Vec<String> = templates.iter().filter(|served| served.ready > 0).map(one).collect();
+    bail!(
+        "{wanted} workers would have to be ready, and there are {workers}: {}; lower `ready`, or give the service more [capacity]",
+        all.join(", ")
+    )
 }
 
 fn key_of(key: &ServiceKey) -> Key {

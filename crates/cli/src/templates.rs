@@ -1,4 +1,4 @@
-//! `stockade templates`: the interpreters whose copies run the programs of sessions.
+//! `stockade templates`: the interpreters whose copies run the programs of sessions and services.
 //!
 //! Making and trying one is the engine's; this prints what came of it.
 
@@ -21,6 +21,7 @@ use crate::{
     ExitCode, SANDBOX_ERROR, USAGE_ERROR,
     args::{PolicyChoice, Templates},
     output::{print_json, print_text, warn},
+    serve::account_of_runs,
 };
 
 /// How far the process that makes a template stands back, see nice(2).
@@ -29,7 +30,10 @@ const LESS_URGENT: i32 = 10;
 pub(crate) fn run(command: &Templates) -> anyhow::Result<ExitCode> {
     match command {
         Templates::Ls { policy, json } => list(policy, *json),
-        Templates::Make { runtime, stem, session, policy } => make_for_session(runtime, stem, *session, policy),
+        Templates::Make { runtime, stem, session, key, policy } => {
+            let (key, peer) = (key.clone(), if key.is_some() { account_of_runs()? } else { None });
+            make_for(*session, runtime, stem, Options { key, peer, ..Options::from(policy) })
+        }
     }
 }
 
@@ -91,9 +95,9 @@ impl Row {
     }
 }
 
-/// Makes a template for the session that has started this process: into stdout, an empty file. Says
-/// what came of it in one line on stderr.
-fn make_for_session(runtime: &str, stem: &str, session: u32, choice: &PolicyChoice) -> anyhow::Result<ExitCode> {
+/// Makes a template for the session or service that has started this process: into stdout, an empty
+/// file. Says what came of it in one line on stderr.
+fn make_for(session: u32, runtime: &str, stem: &str, options: Options) -> anyhow::Result<ExitCode> {
     // The session ends this process, unless it was killed.
     set_parent_process_death_signal(Some(Signal::TERM))?;
     // Of one that was killed before there is no signal.
@@ -103,7 +107,7 @@ fn make_for_session(runtime: &str, stem: &str, session: u32, choice: &PolicyChoi
     setpriority_process(None, LESS_URGENT)?;
     // The signal is lost where the launcher takes on a caller's ids meanwhile (prctl(2)).
     let session = pidfd_open(parent, PidfdFlags::empty())?;
-    let options = Options { ends_with: Arc::new([session]), ..Options::from(choice) };
+    let options = Options { ends_with: Arc::new([session]), ..options };
     let image = io::stdout().as_fd().try_clone_to_owned()?;
     let made = match load_policy(&options) {
         Ok(loaded) => make(runtime, stem, image, &loaded, &options).map_err(|error| match error.may_pass() {

@@ -266,7 +266,7 @@ impl<'a> Admission<'a> {
         let must_be_noted = policy.audit.mode == AuditMode::Required;
         let mut builder = SandboxBuilder::new(&identity, purpose, scratch.is_some() || must_be_noted, !pool.is_empty())?;
         let state = origin.session_state();
-        let mut host = builder.read_host(state)?;
+        let mut host = builder.read_host(options.uid_of.as_deref())?;
         let query = HostQuery { identity: &identity, policy, options, scratch: scratch.as_deref(), is_compared };
         let HostView { scratch, interpreters, trees, seen } = HostView::open(&query, &run_request, &mut host)?;
         run_request.scratch = scratch.as_ref().map(|opened| opened.facts.clone());

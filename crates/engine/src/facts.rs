@@ -9,7 +9,7 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
 };
 
 use rlimit::Resource;
@@ -46,6 +46,15 @@ pub fn unique_id(identity: &Identity, record: Option<&Record>) -> Result<UniqueI
     let id = FIRST_UNIQUE_ID + record.slot();
     let refusal = why_not_unique(id)?;
     Ok(UniqueId { id: refusal.is_none().then_some(id), refusal })
+}
+
+/// The place in the registry that makes the uid of several runs, one after the other, one; none where an
+/// ordinary user launches.
+///
+/// # Errors
+/// The registry cannot be had.
+pub(crate) fn uid_for_all(identity: &Identity) -> Result<Option<Arc<Record>>, Refusal> {
+    identity.privileged.then(|| Ok(Arc::new(registry(identity)?.claim()?))).transpose()
 }
 
 /// See [`unique_id`].

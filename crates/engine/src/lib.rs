@@ -18,6 +18,7 @@ mod policies;
 mod pool;
 mod refusal;
 mod report;
+pub mod runner;
 pub mod runs;
 pub mod screen;
 pub mod service_key;
@@ -31,6 +32,7 @@ use std::{cell::Cell, ffi::OsString, path::PathBuf, sync::Arc};
 use rustix::fd::OwnedFd;
 use stockade_launcher::{
     Memory, OpenedScratch, Outcome, Relay, Streams, Teardown,
+    registry::Record,
     scratch::{LockMode, ScratchLock},
 };
 use stockade_policy::{facts::Caller, model::Policy, plan::Plan, whitelist::Rule};
@@ -71,6 +73,9 @@ pub struct Options {
     /// The service's key that asks, whose policies stand in its file: it is granted what its caller would
     /// need grants for, and no scratch.
     pub key: Option<String>,
+    /// The place in the registry whose uid all runs have, which then follow one another; none: each has
+    /// the uid of its own.
+    pub uid_of: Option<Arc<Record>>,
     /// Who may approve what waits.
     pub approved_by: ApprovedBy,
     /// The command that examines the host by these runs; none: a user's.
@@ -103,10 +108,7 @@ pub fn exec_for(request: &[u8], options: &Options, client: Option<&mut dyn Clien
     let loaded = load_policy(options);
     match &request {
         Ok(request) => answer(request, Origin::Request(request), loaded.as_ref(), options, client, Ahead::default()),
-        Err(refusal) => {
-            let policy = loaded.as_ref().ok().map(|loaded| &loaded.policy);
-            AuditRecorder::new(AuditSubject::Nothing, policy, options).end(refusal.report())
-        }
+        Err(refusal) => refuse_known(refusal, loaded.as_ref().ok(), options),
     }
 }
 
@@ -127,8 +129,7 @@ fn answer(
         let loaded = loaded.map_err(Refusal::clone)?;
         let policy = &loaded.policy;
         let privileged = caller::identify(options.peer.as_ref())?.privileged;
-        let standing = origin.session_state().map(session::SessionState::standing_screener);
-        let job = screen::ScreeningJob::of_request(request, policy, options.scratch.as_deref(), privileged, standing);
+        let job = screen::ScreeningJob::of_request(request, policy, options.scratch.as_deref(), privileged, ahead.standing);
         let screening = CodeScreening::new(job, policy);
         if let Some(refused) = screening.refusal(origin, policy, options) {
             return Ok(refused);
@@ -194,8 +195,12 @@ impl<'p> CodeScreening<'p> {
 
 /// A request that could not even be read is written down too.
 pub fn refuse(refusal: &Refusal, options: &Options) -> Report {
-    let loaded = load_policy(options).ok();
-    AuditRecorder::new(AuditSubject::Nothing, loaded.as_ref().map(|loaded| &loaded.policy), options).end(refusal.report())
+    refuse_known(refusal, load_policy(options).ok().as_ref(), options)
+}
+
+/// The same, where the policy was loaded already.
+fn refuse_known(refusal: &Refusal, loaded: Option<&LoadedPolicy>, options: &Options) -> Report {
+    AuditRecorder::new(AuditSubject::Nothing, loaded.map(|loaded| &loaded.policy), options).end(refusal.report())
 }
 
 /// What is to be run, and what goes with it.
@@ -217,10 +222,14 @@ struct RunResult {
     teardown: Teardown,
 }
 
-/// What a session has ready for a run, and makes ready while that runs.
+/// What a session or a worker has ready for a run, and makes ready while that runs.
 #[derive(Default)]
 struct Ahead<'a> {
+    /// It prepares sandboxes, so the receipt says what the run has found.
+    prepares: bool,
     pool: Pool,
+    /// The screener that stays.
+    standing: Option<&'a screen::SessionScreener>,
     /// Prepares the next request's sandbox.
     beside: Option<Box<dyn FnOnce() + 'a>>,
 }
@@ -228,7 +237,7 @@ struct Ahead<'a> {
 /// Admits and launches. Where a prepared sandbox turns out not to be fit, the run gets another
 /// one.
 fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Client>, ahead: Ahead<'_>) -> Result<RunResult, Refusal> {
-    let Ahead { pool, mut beside } = ahead;
+    let Ahead { prepares, pool, mut beside, standing: _ } = ahead;
     let RunSpec { origin, loaded, options, recorder, pass } = spec;
     // The receipt of a command without `--report` is not printed.
     let wants_hash = !matches!(streams, Streams::Relay(Relay { keep_errors: false, .. }));
@@ -277,7 +286,7 @@ fn attempt(spec: RunSpec<'_>, streams: Streams, mut client: Option<&mut dyn Clie
                 receipt.layout = Some("shared");
             } else if receipt.start == StartKind::Prestarted {
                 receipt.start_cause = not_copied.map(|cause| cause.to_string());
-            } else if origin.session_state().is_some() {
+            } else if prepares {
                 receipt.start = if was_prepared { StartKind::Prepared } else { StartKind::Fresh };
                 let of_copy = not_copied.filter(|cause| *cause != not_prestarted);
                 let causes = std::iter::once(not_prestarted).chain(of_copy);

@@ -1,22 +1,22 @@
 //! Sandboxes that are set up before the request for them comes.
 //!
-//! A [`Pool`] holds the session's next sandbox, which is admitted and set up as for a request without
-//! options: while the client thinks, or, where that leaves no pause, beside the program before. A run
-//! asks it what its program's file is to be called, and takes the sandbox ([`Pool::take`]). A request
-//! is admitted by itself, as if there were none, and takes it only where every part of the plan is in
-//! force already, and every path of the host that the plan shows, or covers in a scratch, is still the
-//! same file or directory. Else that sandbox is ended, unused.
+//! A [`Pool`] holds the next sandbox of a session, or of a service's worker, which is admitted and set
+//! up as for a request without options: while the client thinks, or, where that leaves no pause, beside
+//! the program before. A run asks it what its program's file is to be called, and takes the sandbox
+//! ([`Pool::take`]). A request is admitted by itself, as if there were none, and takes it only where
+//! every part of the plan is in force already, and every path of the host that the plan shows, or covers
+//! in a scratch, is still the same file or directory. Else that sandbox is ended, unused.
 //!
 //! Its interpreter is started too and waits for its program, unless something that code or client
 //! has left could run at its start, or a user of the host or a program of the session could see the
 //! fifo at which it waits. A request for another start of the interpreter gets another sandbox. Where
-//! the session has a template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox
-//! too.
+//! there is a template (`template.rs`), the interpreter is a copy of it, in a fresh sandbox too.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     rc::Rc,
+    time::{Duration, Instant},
 };
 
 use rustix::fd::BorrowedFd;
@@ -42,11 +42,14 @@ pub(crate) type PathIds = BTreeMap<PathBuf, Option<FileId>>;
 /// would soon cost more than a sandbox.
 const MAX_ENTRIES: u64 = 1024;
 
-/// At most one prepared sandbox, which the next request of a session may take.
+/// An interpreter that has waited so long for its program gives its memory back.
+const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
+
+/// At most one prepared sandbox, which the next request of a session or a worker may take.
 #[derive(Default)]
 pub(crate) struct Pool {
     prepared: Option<PreparedSandbox>,
-    /// Why none is, where no request of the session would take one.
+    /// Why none is, where no request would take one.
     why_none: Option<NotPrestarted>,
     /// What the file name of the next request's program begins with: its interpreter may wait for
     /// a file of this name.
@@ -118,7 +121,7 @@ fn is_harmless(variable: &str) -> bool {
 /// What pid 1 calls to give a waiting interpreter its program.
 const HAND_OVER_CALLS: [&str; 3] = ["kill", "unlinkat", "waitid"];
 
-/// Why a request of a session finds no interpreter that waits for its program.
+/// Why a request finds no interpreter that waits for its program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotPrestarted {
     #[error("no sandbox was prepared")]
@@ -127,8 +130,10 @@ pub(crate) enum NotPrestarted {
     NoCopyAsked,
     #[error("the sandbox was prepared for requests that get no copy of a template")]
     PreparedForNoCopy,
-    #[error("only requests of a session get copies of a template")]
+    #[error("only requests of a session or a service get copies of a template")]
     OneRequest,
+    #[error("what was prepared is a copy of another key's template")]
+    AnotherKey,
     #[error("the template is not being made yet")]
     TemplateNotBegun,
     #[error("the template is still being made")]
@@ -143,6 +148,8 @@ pub(crate) enum NotPrestarted {
     Shadowed,
     #[error("the interpreter, or a library, is another one than that of the template, which is made anew")]
     Outdated,
+    #[error("the policy is another one than that of the template, which is made anew")]
+    OtherPolicy,
     #[error("a file in scratch has the name that the template's programs have")]
     NameTaken,
     #[error("the prepared sandbox did not fit the request")]
@@ -219,11 +226,12 @@ struct PreparedSandbox {
     not_prestarted: Option<NotPrestarted>,
     /// Whose copy the interpreter is, or why none.
     template: Option<Result<Rc<Template>, NotPrestarted>>,
+    since: Instant,
     ready: WaitingSandbox,
 }
 
 impl Pool {
-    /// Nothing: no request of the session would take it, for this reason.
+    /// Nothing: no request would take it, for this reason.
     pub(crate) fn never(why: NotPrestarted) -> Self {
         Pool { why_none: Some(why), ..Pool::default() }
     }
@@ -234,14 +242,14 @@ impl Pool {
     }
 
     /// Prepares a sandbox for a request in this language; or why such a request would not take it.
-    /// `template`: whose copy its interpreter may be, or why none. `held_back`: why the session has no
-    /// interpreter started.
+    /// `state`: what the session keeps whose request it is, if any. `template`: whose copy its interpreter
+    /// may be, or why none. `held_back`: why no interpreter is to be started.
     ///
     /// # Errors
     /// Such a request would be refused, or the sandbox cannot be set up.
     pub(crate) fn prepare(
         language: Option<String>,
-        state: &SessionState,
+        state: Option<&SessionState>,
         loaded: &LoadedPolicy,
         options: &Options,
         template: Option<Result<Rc<Template>, NotPrestarted>>,
@@ -249,18 +257,21 @@ impl Pool {
     ) -> Result<Result<Self, NotPrestarted>, Refusal> {
         // That one request asks for no copy keeps the next from none.
         let template = template.filter(|template| !matches!(template, Err(NotPrestarted::NoCopyAsked)));
-        let stem = match &template {
-            Some(Ok(template)) => template.stem().to_owned(),
-            _ => unique_stem()?,
+        let of_template = template.as_ref().and_then(|template| template.as_ref().ok()?.stem());
+        let stem = match (of_template, state) {
+            (Some(stem), _) => Some(stem.to_owned()),
+            // The plan names the program where nothing else can be in its scratch.
+            (None, None) => None,
+            (None, Some(_)) => Some(unique_stem()?),
         };
-        let prepared = PreparedSandbox::new(language, state, loaded, options, &stem, template, held_back)?;
-        Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem: Some(stem), ..Pool::default() }))
+        let prepared = PreparedSandbox::new(language, state, loaded, options, stem.clone(), template, held_back)?;
+        Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem, ..Pool::default() }))
     }
 
     /// Adds whose copy the interpreter may be, or why none.
     pub(crate) fn with(mut self, template: Option<Result<Rc<Template>, NotPrestarted>>) -> Self {
         if let (None, Some(Ok(template))) = (&self.prepared, &template) {
-            self.stem = Some(template.stem().to_owned());
+            self.stem = template.stem().map(str::to_owned);
         }
         self.template = template;
         self
@@ -274,6 +285,29 @@ impl Pool {
     /// Whether an interpreter waits for its program.
     pub(crate) fn waits_for_program(&self) -> bool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.not_prestarted.is_none())
+    }
+
+    /// How long an interpreter that waits may still do so; none: no interpreter waits.
+    pub(crate) fn may_wait(&self) -> Option<Duration> {
+        self.prepared
+            .as_ref()
+            .filter(|_| self.waits_for_program())
+            .map(|prepared| INTERPRETER_WAITS.saturating_sub(prepared.since.elapsed()))
+    }
+
+    /// Whether an interpreter has waited for too long.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.may_wait().is_some_and(|left| left.is_zero())
+    }
+
+    /// Since when a sandbox is prepared.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.prepared.as_ref().map(|prepared| prepared.since)
+    }
+
+    /// Whether its interpreter is a copy, or is to be one.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.ready.is_restored())
     }
 
     /// Whether no interpreter was started in it for the only reason that code ran then.
@@ -318,7 +352,8 @@ impl Pool {
         not_copied: Option<&NotPrestarted>,
     ) -> (Option<WaitingSandbox>, NotPrestarted) {
         let Some(prepared) = self.prepared.take() else { return (None, self.why_none.take().unwrap_or(NotPrestarted::Nothing)) };
-        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, template, ready } = prepared;
+        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, template, since: _, ready } =
+            prepared;
         let template = template.and_then(Result::ok);
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);
@@ -346,10 +381,10 @@ impl Pool {
 impl PreparedSandbox {
     fn new(
         language: Option<String>,
-        state: &SessionState,
+        state: Option<&SessionState>,
         loaded: &LoadedPolicy,
         options: &Options,
-        stem: &str,
+        stem: Option<String>,
         template: Option<Result<Rc<Template>, NotPrestarted>>,
         held_back: Option<NotPrestarted>,
     ) -> Result<Result<Self, NotPrestarted>, Refusal> {
@@ -358,8 +393,11 @@ impl PreparedSandbox {
             return Ok(Err(NotPrestarted::Egress));
         }
         let request = Request { language, ..Request::default() };
-        let origin = Origin::Session { request: Some(&request), state };
-        let named = Pool { stem: Some(stem.to_owned()), ..Pool::default() };
+        let origin = match state {
+            Some(state) => Origin::Session { request: Some(&request), state },
+            None => Origin::Request(&request),
+        };
+        let named = Pool { stem, ..Pool::default() };
         let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, named)?;
         let large = admission.scratch().is_some_and(|scratch| scratch.entries() > MAX_ENTRIES);
         let covered = admission.scratch().map_or(Vec::new(), |scratch| scratch.file_ids().to_vec());
@@ -387,7 +425,7 @@ impl PreparedSandbox {
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;
         ready.keep_prepared();
-        Ok(Ok(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, ready }))
+        Ok(Ok(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, since: Instant::now(), ready }))
     }
 }
 

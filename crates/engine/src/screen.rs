@@ -201,7 +201,7 @@ impl<'p> ScreeningJob<'p> {
     ) -> Self {
         // Without a runtime admission refuses it, and says more than could be said here.
         let sources = if policy.screen.severest() == Action::Allow { None } else { sources::of_request(request, policy, scratch) };
-        Self::begin(sources, &policy.screen, privileged, standing.and_then(SessionScreener::screener))
+        Self::begin(sources, &policy.screen, privileged, standing.and_then(|standing| standing.screener(&policy.screen)))
     }
 
     /// Begins to screen what has its streams passed through, where somebody reads what is found or
@@ -336,8 +336,12 @@ fn start(question: &File, answer: &File, screen: &Screen, privileged: bool) -> R
 }
 
 /// What is only told gives way to the sandbox that is made meanwhile.
+fn gives_way(screen: &Screen) -> bool {
+    screen.severest() <= Action::Note
+}
+
 fn less_urgent(screen: &Screen, screener: Option<Pid>) {
-    if let (Some(pid), true) = (screener, screen.severest() <= Action::Note) {
+    if let (Some(pid), true) = (screener, gives_way(screen)) {
         let _as_urgent = setpriority_process(Some(pid), LESS_URGENT);
     }
 }

@@ -11,7 +11,7 @@ use std::{
     cell::RefCell,
     path::{Path, PathBuf},
     rc::Rc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::fd::BorrowedFd;
@@ -19,7 +19,6 @@ use stockade_audit::FileAct;
 use stockade_launcher::{
     Client, OpenedScratch,
     files::{FileError, Tree},
-    registry::Record,
     scratch::{LockMode, Opener, ShownFiles},
     volumes::{SessionVolumes, VolumeCopies},
 };
@@ -56,35 +55,20 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// After how many requests without a pause the next sandbox is prepared beside the one that runs. The
 /// set-up takes time from the launcher, which is lost where only two come together.
 const MIN_IN_A_ROW: u32 = 2;
-/// An interpreter that has waited so long for its program gives its memory back.
-const INTERPRETER_WAITS: Duration = Duration::from_secs(30);
-
 /// How often a session looks whether its template is made.
 const LOOK_AT_TEMPLATE: Duration = Duration::from_millis(50);
 
 /// What a session keeps.
 pub struct SessionState {
-    /// The place in the registry that makes the runs' uid the session's own.
-    record: Option<Record>,
     store: Result<SessionVolumes, NoVolumes>,
     /// Of this store alone: what is approved for one session is so in no other, nor in
     /// the same one after a reset.
     store_id: String,
-    /// The screener that stays for its texts.
-    standing: SessionScreener,
 }
 
 impl SessionState {
-    pub(crate) fn record(&self) -> Option<&Record> {
-        self.record.as_ref()
-    }
-
     pub(crate) fn store_id(&self) -> &str {
         &self.store_id
-    }
-
-    pub(crate) fn standing_screener(&self) -> &SessionScreener {
-        &self.standing
     }
 
     /// Whether neither a request nor a `write` has left anything in it that code could read.
@@ -136,8 +120,8 @@ fn asks_for_none(template: Option<&str>) -> bool {
 pub struct Session {
     /// The next request's sandbox. First, so that it goes before what it has mounted.
     pool: Pool,
-    /// Since when that stands.
-    prepared: Instant,
+    /// The screener that stays for its texts.
+    standing: SessionScreener,
     /// Whether there was a sandbox. On cgroup v2 the first may make the launcher leave its cgroup, and a
     /// process that it has started before would stay behind there.
     had_sandbox: bool,
@@ -162,22 +146,20 @@ impl Session {
     ///
     /// # Errors
     /// It is not granted, its policy or scratch is refused, or the host lacks a layer.
-    pub fn open(options: Options) -> Result<Self, Refusal> {
+    pub fn open(mut options: Options) -> Result<Self, Refusal> {
         let loaded = load_policy(&options)?;
         let identity = caller::identify(options.peer.as_ref())?;
-        let record = identity.privileged.then(|| Ok::<_, Refusal>(facts::registry(&identity)?.claim()?)).transpose()?;
-        let mut state =
-            SessionState { record, store: Err(NoVolumes::NotBegun), store_id: new_store_id()?, standing: SessionScreener::default() };
+        options.uid_of = facts::uid_for_all(&identity)?;
+        let mut state = SessionState { store: Err(NoVolumes::NotBegun), store_id: new_store_id()? };
         let origin = Origin::Session { request: None, state: &state };
         let plan = Admission::admit(origin, &loaded, &options, Purpose::Plan, Pool::default())?.plan;
         state.store = Ok(SessionVolumes::make(&plan)?);
-        let (prepared, templates) = (Instant::now(), Templates::default());
         Ok(Session {
             pool: Pool::default(),
-            prepared,
+            standing: SessionScreener::default(),
             had_sandbox: false,
             since_pause: 0,
-            templates,
+            templates: Templates::default(),
             preparing: Preparing::Now,
             language: None,
             asked_template: None,
@@ -225,7 +207,7 @@ impl Session {
             }
             *next.borrow_mut() = Some(Pool::prepare(
                 request.language.clone(),
-                &self.state,
+                Some(&self.state),
                 &self.loaded,
                 &self.options,
                 of_next,
@@ -237,7 +219,8 @@ impl Session {
         let has_own_scratch = self.options.scratch.is_none();
         let beside = (leaves_no_pause && has_own_scratch).then(|| Box::new(prepare) as Box<dyn FnOnce() + '_>);
         let origin = Origin::Session { request: Some(request), state: &self.state };
-        let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), Ahead { pool, beside });
+        let ahead = Ahead { prepares: true, pool, beside, standing: Some(&self.standing) };
+        let report = answer(request, origin, Ok(&self.loaded), &self.options, Some(client), ahead);
         if let Some(prepared) = next.into_inner() {
             self.keep_prepared(prepared);
         }
@@ -261,7 +244,7 @@ impl Session {
     /// Keeps what was prepared; or why no request would take it.
     fn keep_prepared(&mut self, prepared: Result<Result<Pool, NotPrestarted>, Refusal>) {
         match prepared {
-            Ok(Ok(pool)) => (self.pool, self.prepared, self.had_sandbox) = (pool, Instant::now(), true),
+            Ok(Ok(pool)) => (self.pool, self.had_sandbox) = (pool, true),
             Ok(Err(why)) => self.preparing = Preparing::Never(why),
             // What has failed once may do the next time.
             Err(_) => self.preparing = Preparing::WhenAnswered,
@@ -273,8 +256,7 @@ impl Session {
         if self.can_prepare() || self.since_pause > 0 {
             return Some(PAUSE);
         }
-        let waits = self.pool.waits_for_program().then(|| INTERPRETER_WAITS.saturating_sub(self.prepared.elapsed()));
-        self.templates.is_making().then_some(LOOK_AT_TEMPLATE).into_iter().chain(waits).min()
+        self.templates.is_making().then_some(LOOK_AT_TEMPLATE).into_iter().chain(self.pool.may_wait()).min()
     }
 
     /// No line has come for that long: sets up the sandbox of a request without options, with its
@@ -284,7 +266,7 @@ impl Session {
     pub fn pause(&mut self) {
         self.since_pause = 0;
         let made = self.templates.take_made();
-        let has_waited = self.pool.waits_for_program() && self.prepared.elapsed() >= INTERPRETER_WAITS;
+        let has_waited = self.pool.has_waited();
         if self.can_prepare() || made && !self.pool.is_empty() || has_waited {
             let held_back = match () {
                 () if has_waited => Some(NotPrestarted::Waited),
@@ -295,7 +277,7 @@ impl Session {
             self.pool = Pool::default();
             let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref());
             let language = self.language.clone();
-            self.keep_prepared(Pool::prepare(language, &self.state, &self.loaded, &self.options, template, held_back));
+            self.keep_prepared(Pool::prepare(language, Some(&self.state), &self.loaded, &self.options, template, held_back));
         }
         // After what a request may be waiting for already.
         self.begin_template();
@@ -304,7 +286,7 @@ impl Session {
 
     fn start_screener(&self) {
         if self.had_sandbox {
-            self.state.standing.start(&self.loaded.policy, self.identity.privileged);
+            self.standing.start(&self.loaded.policy, self.identity.privileged);
         }
     }
 
@@ -348,7 +330,7 @@ impl Session {
         };
         // One that cannot be read, or not whole, may hold anything.
         let Ok((entries, false)) = listed() else { return Err(NotPrestarted::ScratchUnknown) };
-        let has_stem = |entry: &Listed| entry.path.to_string_lossy().starts_with(template.stem());
+        let has_stem = |entry: &Listed| template.stem().is_some_and(|stem| entry.path.to_string_lossy().starts_with(stem));
         let is_program = |entry: &Listed| has_stem(entry) && !self.is_fifo_of_pool(entry);
         match () {
             () if entries.iter().any(is_program) => Err(NotPrestarted::NameTaken),

@@ -3,12 +3,14 @@
 //! A template is an ordinary run of the policy with a program of Stockade's own
 //! (`image-dump/src/template.py`): it imports what the policy names, and writes its memory to a
 //! file. In another run the restorer turns the payload's process into a copy of that interpreter. That
-//! run has a sandbox of its own, as every run has. [`make()`] makes and tries a template, `Templates`
-//! keeps those of a session. No code of a request runs in a template, and no copy runs two programs.
+//! run has a sandbox of its own, as every run has. [`make()`] makes and tries a template, [`Maker`] is
+//! another process that does so, `Templates` keeps those of a session, and `LeasedTemplates` those that
+//! a service's worker was given. No code of a request runs in a template, and no copy runs two programs.
 //!
 //! All copies of one image have its memory layout, seed of `hash` and stack canary. What else must
 //! differ between two runs is compared before the first (`make.rs`).
 
+mod leased;
 mod make;
 mod maker;
 
@@ -23,7 +25,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use rustix::fd::OwnedFd;
+use rustix::{
+    fd::OwnedFd,
+    fs::{SealFlags, fcntl_get_seals},
+};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use stockade_launcher::Memory;
@@ -32,9 +37,11 @@ use stockade_protocol::Request;
 
 pub use crate::admit::unique_stem;
 use crate::{LoadedPolicy, Options, admit::Parts, pool::NotPrestarted};
+pub use leased::Lease;
+pub(crate) use leased::LeasedTemplates;
+use make::plan_of_copies;
 pub use make::{NoTemplate, RandomValues, Trial, empty_image, make, make_once};
-pub use maker::Answer;
-use maker::{Maker, Progress};
+pub use maker::{Answer, Maker, Progress};
 
 /// One run of a template's life: the one that makes it, or one that tries it.
 pub struct TemplateRun<'a> {
@@ -111,6 +118,27 @@ pub struct Made {
     start_sha256: String,
 }
 
+/// An image that is complete, with what is known of it.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Its file, sealed.
+    pub file: Arc<OwnedFd>,
+    /// What is known of it.
+    pub made: Made,
+}
+
+impl Image {
+    /// Whether nothing can change it any more.
+    fn is_sealed(&self) -> bool {
+        fcntl_get_seals(&self.file).is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK))
+    }
+
+    /// Whether copies of it may be started by this plan.
+    fn is_for(&self, plan: &Plan) -> bool {
+        self.made.start_sha256 == start_sha256(plan) && self.is_sealed()
+    }
+}
+
 /// SHA-256 over the policy and what a process of this plan starts with.
 fn start_sha256(plan: &Plan) -> String {
     let limits: Vec<(u32, Option<u64>)> = plan.rlimits.iter().map(|limit| (limit.resource, limit.value)).collect();
@@ -121,11 +149,10 @@ fn start_sha256(plan: &Plan) -> String {
 
 /// A template whose copies may run programs.
 pub(crate) struct Template {
-    image: Arc<OwnedFd>,
-    stem: String,
+    image: Image,
+    stem: Option<String>,
     /// How a copy is started.
-    plan: Plan,
-    made: Made,
+    plan: Rc<Plan>,
     since: Instant,
     max_age: Duration,
     /// Copies that may still be made.
@@ -133,9 +160,10 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// What the file name of a copy's program begins with.
-    pub(crate) fn stem(&self) -> &str {
-        &self.stem
+    /// What the file name of a copy's program begins with; none: as any program's in a scratch of its
+    /// own.
+    pub(crate) fn stem(&self) -> Option<&str> {
+        self.stem.as_deref()
     }
 
     /// The image, for a run of this plan, which is then one of its runs.
@@ -146,6 +174,9 @@ impl Template {
         if !plan.starts_like_before_arguments(&self.plan) {
             return Err(NotPrestarted::AnotherThanCopies);
         }
+        if plan.policy_sha256 != self.plan.policy_sha256 {
+            return Err(NotPrestarted::OtherPolicy);
+        }
         if parts.files.iter().any(|(path, _)| self.is_shadowed_by(Path::new(path))) {
             return Err(NotPrestarted::Shadowed);
         }
@@ -154,7 +185,7 @@ impl Template {
         }
         let left = self.runs_left.get().checked_sub(1).ok_or(NotPrestarted::UsedUp)?;
         self.runs_left.set(left);
-        Ok(Memory::ToRestore(Arc::clone(&self.image)))
+        Ok(Memory::ToRestore(Arc::clone(&self.image.file)))
     }
 
     /// Whether a program would import what lies at this place of scratch, and not the module of that
@@ -163,16 +194,20 @@ impl Template {
         let Some(first) = path.components().next() else { return false };
         let name = first.as_os_str().to_string_lossy();
         let read = READ_AT_IMPORT.iter().find(|(_, file)| *file == name).map(|(module, _)| *module);
-        self.made.modules.contains(read.unwrap_or(name.split('.').next().unwrap_or_default()))
+        self.image.made.modules.contains(read.unwrap_or(name.split('.').next().unwrap_or_default()))
     }
 
     /// Whether the interpreter, its libraries and the first file of each module are as they were.
     pub(crate) fn is_current(&self) -> bool {
-        self.made.files.iter().all(|(path, stamp)| FileStamp::of(path).as_ref() == Some(stamp))
+        self.image.made.files.iter().all(|(path, stamp)| FileStamp::of(path).as_ref() == Some(stamp))
     }
 
     fn is_used_up(&self) -> bool {
-        self.runs_left.get() == 0 || self.since.elapsed() >= self.max_age
+        self.runs_left.get() == 0 || self.is_too_old()
+    }
+
+    fn is_too_old(&self) -> bool {
+        self.since.elapsed() >= self.max_age
     }
 }
 
@@ -186,12 +221,30 @@ pub(crate) struct Templates {
 #[derive(Default)]
 struct State {
     ready: Option<Rc<Template>>,
-    /// The process that makes the first or the next.
-    maker: Option<Maker>,
+    /// The process that makes the first or the next, and what its copies will be.
+    maker: Option<(Maker, CopiesOf)>,
     /// Why it was refused. None is made again in this session then.
     refused: Option<String>,
     /// How many makers in a row have made none where another try may succeed.
     broken: u32,
+}
+
+/// What is settled of the copies of a template before it is made.
+struct CopiesOf {
+    stem: String,
+    plan: Plan,
+    template: model::Template,
+}
+
+impl CopiesOf {
+    fn of(self, image: Image) -> Result<Template, String> {
+        let CopiesOf { stem, plan, template } = self;
+        if !image.is_for(&plan) {
+            return Err(String::from("the policy is another one than when the session began"));
+        }
+        let (max_age, runs_left) = (template.max_age, Cell::new(template.max_runs));
+        Ok(Template { image, stem: Some(stem), plan: Rc::new(plan), since: Instant::now(), max_age, runs_left })
+    }
 }
 
 impl Templates {
@@ -214,15 +267,18 @@ impl Templates {
     /// one that is has been used up or is outdated. A process beside this one makes it. One that is too
     /// old serves until then.
     pub(crate) fn begin(&mut self, runtime: &str, loaded: &LoadedPolicy, options: &Options) {
-        if loaded.policy.template_of(runtime).is_none() {
-            return;
-        }
+        let Some((_, template)) = loaded.policy.template_of(runtime) else { return };
         let state = self.all.entry(runtime.to_owned()).or_default();
         let is_good = |ready: &Rc<Template>| !ready.is_used_up() && ready.is_current();
         if state.refused.is_some() || state.maker.is_some() || state.ready.as_ref().is_some_and(is_good) {
             return;
         }
-        match Maker::start(runtime, loaded, options) {
+        let start = || -> Result<_, NoTemplate> {
+            let stem = unique_stem().map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
+            let plan = plan_of_copies(runtime, &stem, loaded, options)?;
+            Ok((Maker::start(runtime, &stem, options)?, CopiesOf { stem, plan, template: template.clone() }))
+        };
+        match start() {
             Ok(maker) => state.maker = Some(maker),
             Err(refused) => state.refuse(refused.to_string()),
         }
@@ -242,12 +298,16 @@ impl Templates {
 impl State {
     /// Takes what the maker has made. None where that is not ready, or was refused.
     fn take_made(&mut self) -> Option<()> {
-        match self.maker.take()?.poll() {
-            Progress::Going(maker) => self.maker = Some(maker),
-            Progress::Made(template) => {
-                (self.ready, self.broken) = (Some(Rc::new(template)), 0);
-                return Some(());
-            }
+        let (maker, copies) = self.maker.take()?;
+        match maker.poll() {
+            Progress::Going(maker) => self.maker = Some((maker, copies)),
+            Progress::Made(image) => match copies.of(image) {
+                Ok(template) => {
+                    (self.ready, self.broken) = (Some(Rc::new(template)), 0);
+                    return Some(());
+                }
+                Err(why) => self.refuse(why),
+            },
             Progress::Broken(_) if self.broken + 1 < MAX_BROKEN => self.broken += 1,
             Progress::Refused(why) | Progress::Broken(why) => self.refuse(why),
         }

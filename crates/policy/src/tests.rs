@@ -536,7 +536,22 @@ fn a_policy_that_extends_nothing_states_everything() {
     // Screening is advice and may be turned off.
     let stated = base.split("[screen]").next().unwrap_or_default();
     for line in stated.lines().filter(|line| line.contains(" = ") && !line.starts_with(' ')) {
-        let optional = ["aliases", "template", "imports", "max_runs", "max_age", "images", "shared_by", "ready", "UV_USE_IO_URING", "PATH", "TMPDIR", "LANG", "TZ", "PYTHON"];
+        let optional = [
+            "aliases",
+            "template",
+            "imports",
+            "max_runs",
+            "max_age",
+            "images",
+            "shared_by",
+            "ready",
+            "UV_USE_IO_URING",
+            "PATH",
+            "TMPDIR",
+            "LANG",
+            "TZ",
+            "PYTHON",
+        ];
         let several = line.ends_with('[');
         if !several && !optional.iter().any(|key| line.starts_with(key)) {
             let report = refusal(&base.replacen(&format!("{line}\n"), "", 1));

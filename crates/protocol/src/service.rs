@@ -5,10 +5,14 @@
 //! worker and to the supervisor, what comes from the front is hostile: nothing here panics on any
 //! input, and no more is kept than one frame. What a message permits is not decided here.
 
+mod template;
+
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+pub use template::{ReadyFor, TemplateLent, TemplateOf, TemplateRefused, TemplateWanted, ToSupervisor};
 
 use crate::OutputStream;
 
@@ -160,8 +164,8 @@ impl Message for ToWorker {
 /// What a worker tells the front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromWorker {
-    /// It takes a run.
-    Idle,
+    /// It takes a run, and has this prepared for it.
+    Idle(Option<Prepared>),
     /// The program may run from now on.
     Started,
     /// What the program has printed.
@@ -177,7 +181,8 @@ pub enum FromWorker {
 impl Message for FromWorker {
     fn to_frame(&self) -> Vec<u8> {
         match self {
-            FromWorker::Idle => frame(128, &[]),
+            FromWorker::Idle(None) => frame(128, &[]),
+            FromWorker::Idle(Some(prepared)) => json_frame(128, prepared),
             FromWorker::Result(bytes) => frame(129, bytes),
             FromWorker::End => frame(130, &[]),
             FromWorker::Started => frame(131, &[]),
@@ -190,7 +195,8 @@ impl Message for FromWorker {
 
     fn parse(kind: u8, payload: &[u8]) -> Result<Self, Malformed> {
         match kind {
-            128 => empty(payload, FromWorker::Idle),
+            128 if payload.is_empty() => Ok(FromWorker::Idle(None)),
+            128 => from_json(payload).map(|prepared| FromWorker::Idle(Some(prepared))),
             129 => Ok(FromWorker::Result(payload.to_vec())),
             130 => empty(payload, FromWorker::End),
             131 => empty(payload, FromWorker::Started),
@@ -203,12 +209,28 @@ impl Message for FromWorker {
     }
 }
 
+/// Whose requests would take what a worker has prepared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prepared {
+    /// Those of this key; none: of every key.
+    pub key: Option<String>,
+    /// Under this policy.
+    pub policy: String,
+    /// In a language that has one of these names, in small letters. The empty one: of a request that names
+    /// none.
+    pub languages: Vec<String>,
+}
+
 /// All that a run that comes from the front may be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerTable {
     /// The policies that each key may use.
     pub policies: BTreeMap<String, Vec<String>>,
+    /// What this worker has always prepared; none: what its last request was like.
+    #[serde(default)]
+    pub ready_for: Option<ReadyFor>,
 }
 
 /// What the supervisor tells the front, and of this the settings to each worker too: a worker's are a
@@ -225,6 +247,10 @@ pub enum FromSupervisor {
     SettingsEnd,
     /// It is to take no more requests, and to end when those that it has are answered.
     Drain,
+    /// An image for a worker; its descriptor comes along, and that of a file with what is known of it.
+    Template(TemplateLent),
+    /// There is no image for a worker.
+    NoTemplate(TemplateRefused),
 }
 
 /// What a socket listens at.
@@ -245,6 +271,8 @@ impl Message for FromSupervisor {
             FromSupervisor::SettingsPart(bytes) => frame(18, bytes),
             FromSupervisor::SettingsEnd => frame(19, &[]),
             FromSupervisor::Drain => frame(20, &[]),
+            FromSupervisor::Template(lent) => json_frame(21, lent),
+            FromSupervisor::NoTemplate(refused) => json_frame(22, refused),
         }
     }
 
@@ -255,6 +283,8 @@ impl Message for FromSupervisor {
             18 => Ok(FromSupervisor::SettingsPart(payload.to_vec())),
             19 => empty(payload, FromSupervisor::SettingsEnd),
             20 => empty(payload, FromSupervisor::Drain),
+            21 => from_json(payload).map(FromSupervisor::Template),
+            22 => from_json(payload).map(FromSupervisor::NoTemplate),
             _ => Err(Malformed::Kind(kind)),
         }
     }

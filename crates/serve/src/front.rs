@@ -5,7 +5,7 @@
 //! cancelled, unless the client may come back for the log.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,7 +15,7 @@ use std::{
 
 use axum::{body::Bytes, http::StatusCode};
 use serde_json::json;
-use stockade_protocol::service::{Begin, FromWorker, Key, Malformed, RunSize, Settings, ToWorker};
+use stockade_protocol::service::{Begin, FromWorker, Key, Malformed, Prepared, RunSize, Settings, ToWorker};
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
@@ -48,8 +48,10 @@ struct State {
     settings: Arc<Settings>,
     admission: Admission,
     /// Who waits for a worker.
-    waiters: BTreeMap<Ticket, oneshot::Sender<Result<WorkerLink, Problem>>>,
-    idle: Vec<WorkerLink>,
+    waiters: BTreeMap<Ticket, Waiter>,
+    /// Who waits for another, because the worker that it was given had ended.
+    again: VecDeque<Waiter>,
+    idle: Vec<(WorkerLink, Option<Prepared>)>,
     /// Those that wait or run.
     runs: BTreeMap<RunNumber, Run>,
     /// Those that have ended and whose clients may ask again.
@@ -58,6 +60,34 @@ struct State {
     named: BTreeMap<(String, String), Named>,
     draining: bool,
 }
+
+/// A request that waits for a worker.
+struct Waiter {
+    asks: Asks,
+    hand_over: oneshot::Sender<Result<WorkerLink, Problem>>,
+}
+
+/// What a worker may have prepared for a request.
+#[derive(Clone, Debug)]
+struct Asks {
+    key: String,
+    policy: String,
+    /// As the request has it, in small letters; empty: it names none.
+    language: String,
+}
+
+impl Asks {
+    /// How good a worker is that has this prepared: for this request before for none, and that before for
+    /// another.
+    fn rank(&self, prepared: Option<&Prepared>) -> u8 {
+        let Some(Prepared { key, policy, languages }) = prepared else { return 1 };
+        let is_for_key = key.as_ref().is_none_or(|key| *key == self.key);
+        if is_for_key && *policy == self.policy && languages.contains(&self.language) { 2 } else { 0 }
+    }
+}
+
+/// So many workers in turn get a request whole, or the run is lost.
+const MAX_WORKERS_OF_RUN: u32 = 3;
 
 /// A request that was let in.
 pub struct Run {
@@ -137,6 +167,7 @@ impl Front {
             settings: Arc::new(settings),
             admission,
             waiters: BTreeMap::new(),
+            again: VecDeque::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -166,7 +197,7 @@ impl Front {
             let Some(waiter) = state.waiters.remove(&ticket) else { continue };
             let gone =
                 Problem::new(StatusCode::UNAUTHORIZED, "key_revoked", "the key was taken away while the request waited; ask for another");
-            let _gone = waiter.send(Err(gone));
+            let _gone = waiter.hand_over.send(Err(gone));
         }
     }
 
@@ -179,9 +210,10 @@ impl Front {
     pub fn drain(&self) {
         let mut state = self.state();
         state.draining = true;
-        for waiter in std::mem::take(&mut state.waiters).into_values() {
+        let again = std::mem::take(&mut state.again);
+        for waiter in std::mem::take(&mut state.waiters).into_values().chain(again) {
             // One that was cancelled just now does not wait any more.
-            let _gone = waiter.send(Err(draining()));
+            let _gone = waiter.hand_over.send(Err(draining()));
         }
     }
 
@@ -255,11 +287,22 @@ impl Front {
         true
     }
 
-    /// A worker that takes a run.
-    pub fn add_idle(&self, worker: WorkerLink) {
+    /// A worker that takes a run, and has this prepared.
+    pub fn add_idle(&self, worker: WorkerLink, prepared: Option<Prepared>) {
         let mut state = self.state();
-        state.idle.push(worker);
+        state.idle.push((worker, prepared));
         state.begin_all();
+    }
+
+    /// Another worker for a request whose worker had ended.
+    fn another_worker(&self, asks: Asks) -> oneshot::Receiver<Result<WorkerLink, Problem>> {
+        let (hand_over, worker) = oneshot::channel();
+        let mut state = self.state();
+        if !state.draining {
+            state.again.push_back(Waiter { asks, hand_over });
+            state.begin_all();
+        }
+        worker
     }
 
     /// Runs a request, once it is its turn.
@@ -283,7 +326,9 @@ impl Front {
             Err(problem) => return Err((problem, Box::new(order))),
         };
         let Order { number, key, policy, size: _, about, request, buffer, wait, output, keep, name } = order;
-        state.waiters.insert(ticket, hand_over);
+        let language = about.language.as_deref().unwrap_or_default().to_ascii_lowercase();
+        let asks = Asks { key: key.id.clone(), policy: policy.clone(), language };
+        state.waiters.insert(ticket, Waiter { asks: asks.clone(), hand_over });
         let run =
             Run { key: key.id.clone(), policy: policy.clone(), about, came, began: None, log: Arc::clone(&log), cancel: Some(cancel) };
         if let Some((name, request)) = name {
@@ -297,7 +342,7 @@ impl Front {
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
         let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep };
-        let turn = Queued { begin, request, buffer, worker, cancelled, wait, came };
+        let turn = Queued { begin, request, buffer, asks, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
             let ending = serve(&place, turn, &own_log).await;
@@ -331,11 +376,30 @@ impl State {
     /// Gives idle workers to the requests whose turn it is.
     fn begin_all(&mut self) {
         while !self.idle.is_empty() && !self.draining {
-            let Some(ticket) = self.admission.begin_next() else { return };
-            let (Some(waiter), Some(worker)) = (self.waiters.remove(&ticket), self.idle.pop()) else { continue };
-            if let Err(Ok(worker)) = waiter.send(Ok(worker)) {
+            let waiter = match self.again.pop_front() {
+                Some(waiter) => waiter,
+                None => {
+                    let Some(ticket) = self.admission.begin_next() else { return };
+                    let Some(waiter) = self.waiters.remove(&ticket) else { continue };
+                    waiter
+                }
+            };
+            let Some((worker, prepared)) = self.take_idle(&waiter.asks) else { return self.again.push_front(waiter) };
+            if let Err(Ok(worker)) = waiter.hand_over.send(Ok(worker)) {
                 // It was cancelled just now, and ends by itself.
-                self.idle.push(worker);
+                self.idle.push((worker, prepared));
+            }
+        }
+    }
+
+    /// The best idle worker for a request. Those that have ended are dropped.
+    fn take_idle(&mut self, asks: &Asks) -> Option<(WorkerLink, Option<Prepared>)> {
+        loop {
+            let ranked = self.idle.iter().enumerate().max_by_key(|(_, (_, prepared))| asks.rank(prepared.as_ref()));
+            let best = ranked.map(|(index, _)| index)?;
+            let (worker, prepared) = self.idle.remove(best);
+            if worker.is_there() {
+                return Some((worker, prepared));
             }
         }
     }
@@ -553,6 +617,7 @@ struct Queued {
     begin: Begin,
     request: Vec<u8>,
     buffer: Buffer,
+    asks: Asks,
     worker: oneshot::Receiver<Result<WorkerLink, Problem>>,
     cancelled: oneshot::Receiver<()>,
     wait: Duration,
@@ -561,30 +626,39 @@ struct Queued {
 
 /// Waits for a worker, and for what comes of the run there.
 async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, worker, mut cancelled, wait, came } = turn;
-    let mut worker = tokio::select! {
-        worker = worker => worker.unwrap_or_else(|_| Err(draining()))?,
-        _ = &mut cancelled => return Err(cancelled_in_queue()),
-        () = tokio::time::sleep(wait) => {
-            let detail = format!("no worker was free within {} s", wait.as_secs_f64());
-            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2)));
+    let Queued { begin, request, buffer, asks, mut worker, mut cancelled, wait, came } = turn;
+    let lost = |error: LinkError| Problem { started: log.has_started(), ..lost(&error.to_string()) };
+    let (key, number) = (begin.key.clone(), begin.run.clone());
+    let mut tries = 0;
+    let (mut worker, began) = loop {
+        let mut next = tokio::select! {
+            worker = worker => worker.unwrap_or_else(|_| Err(draining()))?,
+            _ = &mut cancelled => return Err(cancelled_in_queue()),
+            () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => {
+                let detail = format!("no worker was free within {} s", wait.as_secs_f64());
+                return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2)));
+            }
+        };
+        let began = Instant::now();
+        if let Some(run) = place.front.state().runs.get_mut(&place.number) {
+            run.began = Some(began);
+        }
+        // A worker runs nothing before it has the whole request, so another may get it.
+        match next.begin(begin.clone(), &request).await {
+            Ok(()) => break (next, began),
+            Err(_) if tries + 1 < MAX_WORKERS_OF_RUN => (tries, worker) = (tries + 1, place.front.another_worker(asks.clone())),
+            Err(error) => return Err(lost(error)),
         }
     };
-    let (began, key, number) = (Instant::now(), begin.key.clone(), begin.run.clone());
     let queued = began.duration_since(came);
-    if let Some(run) = place.front.state().runs.get_mut(&place.number) {
-        run.began = Some(began);
-    }
-    let lost = |error: LinkError| Problem { started: log.has_started(), ..lost(&error.to_string()) };
-    worker.begin(begin, &request).await.map_err(lost)?;
     drop((request, buffer));
     let result = exchange(&mut worker, &mut cancelled, log, queued).await.map_err(lost)?;
     place.front.state().admission.spend(&key, cpu_of(&result), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
     tokio::spawn(async move {
-        if let Ok(FromWorker::Idle) = worker.next().await {
-            front.add_idle(worker);
+        if let Ok(FromWorker::Idle(prepared)) = worker.next().await {
+            front.add_idle(worker, prepared);
         }
     });
     let result = with_place(result, &number, &key, queued);
@@ -649,7 +723,7 @@ async fn exchange(
                 FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
                 FromWorker::Result(part) => result.extend(part),
                 FromWorker::End => return Ok(result),
-                FromWorker::Idle => return Err(LinkError::Malformed(Malformed::Kind(128))),
+                FromWorker::Idle(_) => return Err(LinkError::Malformed(Malformed::Kind(128))),
             },
             _ = &mut *cancelled, if may_cancel => {
                 may_cancel = false;

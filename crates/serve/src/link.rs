@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
 use stockade_protocol::service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
 use tokio::{
@@ -73,6 +73,12 @@ impl WorkerLink {
         let stream = std::os::unix::net::UnixStream::from(socket);
         stream.set_nonblocking(true)?;
         Ok(WorkerLink { stream: UnixStream::from_std(stream)?, decoder: FrameDecoder::default() })
+    }
+
+    /// Whether it has not ended, as far as is known while it says nothing.
+    pub fn is_there(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&self.stream, &mut [0; 1], flags), Err(Errno::AGAIN | Errno::INTR) | Ok((1.., _)))
     }
 
     /// Tells it of a run, request included.

@@ -84,8 +84,8 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
             (FromSupervisor::Worker, Some(socket), Some(front)) => {
                 let (mut worker, front) = (WorkerLink::new(socket)?, Arc::clone(front));
                 tokio::spawn(async move {
-                    if let Ok(FromWorker::Idle) = worker.next().await {
-                        front.add_idle(worker);
+                    if let Ok(FromWorker::Idle(prepared)) = worker.next().await {
+                        front.add_idle(worker, prepared);
                     }
                 });
             }

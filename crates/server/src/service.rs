@@ -6,11 +6,13 @@
 //! All of them end with the supervisor.
 
 mod supervisor;
+mod templates;
 mod worker;
 
 use std::{io, os::unix::net::UnixStream, time::Duration};
 
-pub use supervisor::{Service, ServiceEnd, ServiceError, serve};
+pub use supervisor::{Service, ServiceEnd, ServiceError, ServiceSettings, serve};
+pub use templates::{ServedTemplate, ready_workers};
 pub use worker::{WorkerError, work};
 
 use stockade_protocol::service::Message;

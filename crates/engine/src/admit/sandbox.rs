@@ -14,7 +14,7 @@ use stockade_policy::{
 };
 
 use super::{Purpose, rights::claim_record};
-use crate::{Refusal, caller::Identity, facts, session::SessionState};
+use crate::{Refusal, caller::Identity, facts};
 
 /// How far the sandbox of a run is.
 pub enum RunSandbox {
@@ -88,13 +88,13 @@ impl<'a> SandboxBuilder<'a> {
         Ok(())
     }
 
-    /// Reads what the host offers, while the init process makes its namespaces. `kept`: of the
-    /// session, whose id its runs have.
+    /// Reads what the host offers, while the init process makes its namespaces. `uid_of`: whose uid
+    /// the run has, if not its own.
     ///
     /// # Errors
     /// The host does not say what it offers.
-    pub(super) fn read_host(&self, kept: Option<&SessionState>) -> Result<HostFacts, Refusal> {
-        let unique = facts::unique_id(self.identity, kept.and_then(SessionState::record).or(self.record.as_ref()))?;
+    pub(super) fn read_host(&self, uid_of: Option<&Record>) -> Result<HostFacts, Refusal> {
+        let unique = facts::unique_id(self.identity, uid_of.or(self.record.as_ref()))?;
         let mut host = facts::read(self.identity, unique, self.cgroup.clone())?;
         host.user_namespace_refusal = match &self.init {
             Some(Ok(init)) => init.user_namespace_refusal().map(String::from),

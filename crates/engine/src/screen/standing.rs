@@ -1,4 +1,4 @@
-//! A screener that stays for a session, and copies itself for each of its texts.
+//! A screener that stays for a session or a worker, and copies itself for each of its texts.
 //!
 //! To copy a confined process takes less than to start and confine one. A question goes to it as two
 //! files; the copy that answers is a child of this process, and is judged as a screener that was
@@ -29,25 +29,27 @@ use rustix::{
 use stockade_policy::model::{Policy, Screen};
 use stockade_protocol::screen::{Action, STAY};
 
-use super::{PROGRAM, less_urgent, pid_of, readable_by};
+use super::{PROGRAM, gives_way, less_urgent, pid_of, readable_by};
 use crate::companion;
 
-/// The screener that stays for a session, if any does.
+/// The screener that stays for a session or a worker, if any does.
 #[derive(Default)]
 pub(crate) struct SessionScreener(RefCell<Option<Rc<StandingScreener>>>);
 
 impl SessionScreener {
-    /// Starts one where the policy screens and none lives. Without one, each text gets its own.
+    /// Starts one where the policy screens and none lives that is as urgent. Without one, each text gets
+    /// its own.
     pub(crate) fn start(&self, policy: &Policy, privileged: bool) {
-        let lives = |screener: &Rc<StandingScreener>| screener.lives();
+        let lives = |screener: &Rc<StandingScreener>| screener.lives() && screener.gives_way == gives_way(&policy.screen);
         if policy.screen.severest() > Action::Allow && !self.0.borrow().as_ref().is_some_and(lives) {
             *self.0.borrow_mut() = StandingScreener::start(&policy.screen, privileged).ok().map(Rc::new);
         }
     }
 
-    /// Not one that has made no copy: the next text would wait for it as long.
-    pub(super) fn screener(&self) -> Option<Rc<StandingScreener>> {
-        self.0.borrow().clone().filter(|screener| !screener.has_failed.get())
+    /// Not one that has made no copy: the next text would wait for it as long. Nor one that is more or
+    /// less urgent than this policy's.
+    pub(super) fn screener(&self, screen: &Screen) -> Option<Rc<StandingScreener>> {
+        self.0.borrow().clone().filter(|screener| !screener.has_failed.get() && screener.gives_way == gives_way(screen))
     }
 }
 
@@ -55,6 +57,7 @@ pub(super) struct StandingScreener {
     child: RefCell<Child>,
     socket: OwnedFd,
     questions: Cell<u32>,
+    gives_way: bool,
     /// It has made no copy where it should.
     has_failed: Cell<bool>,
 }
@@ -68,7 +71,8 @@ impl StandingScreener {
         let child = command.spawn()?;
         // Its copies have its niceness.
         less_urgent(screen, pid_of(&child));
-        Ok(StandingScreener { child: RefCell::new(child), socket, questions: Cell::default(), has_failed: Cell::default() })
+        let (questions, has_failed) = (Cell::default(), Cell::default());
+        Ok(StandingScreener { child: RefCell::new(child), socket, questions, gives_way: gives_way(screen), has_failed })
     }
 
     fn lives(&self) -> bool {

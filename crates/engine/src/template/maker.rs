@@ -1,11 +1,10 @@
-//! A process beside a session that makes a template.
+//! A process that makes a template beside a session or a service.
 //!
-//! It is this program once more, with the subcommand `templates make`: a session answers meanwhile,
-//! and what becomes of the other process never becomes its own. The image is its stdout, and what it
-//! has to say comes in one line on stderr. It ends with the session.
+//! It is this program once more, with the subcommand `templates make`: who has started it answers
+//! meanwhile, and what becomes of the other process never becomes its own. The image is its stdout, and
+//! what it has to say comes in one line on stderr. It ends with the one that has started it.
 
 use std::{
-    cell::Cell,
     io::Read,
     process::{Child, ChildStderr, Command, Stdio},
     sync::Arc,
@@ -14,20 +13,18 @@ use std::{
 };
 
 use rustix::{
-    fd::OwnedFd,
-    fs::{SealFlags, fcntl_get_seals},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     io::{Errno, fcntl_dupfd_cloexec},
     process::{Pid, Signal, kill_process},
 };
 use serde::{Deserialize, Serialize};
-use stockade_policy::{model, plan::Plan};
+use stockade_policy::plan::MAIN;
 
 use super::{
-    Made, NoTemplate, Template,
-    make::{empty_image, errno_of, file_failed, plan_of_copies},
-    start_sha256,
+    Image, Made, NoTemplate,
+    make::{empty_image, errno_of, file_failed},
 };
-use crate::{LoadedPolicy, Options, admit::unique_stem};
+use crate::Options;
 
 /// How long it has to end its run.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -47,20 +44,19 @@ pub enum Answer {
 }
 
 /// The process at work. Dropping it ends it.
-pub(super) struct Maker {
+pub struct Maker {
     child: Child,
     answer: ChildStderr,
     read: Vec<u8>,
     image: Arc<OwnedFd>,
-    stem: String,
-    plan: Plan,
-    template: model::Template,
 }
 
 /// How far it is.
-pub(super) enum Progress {
+pub enum Progress {
+    /// It is at work.
     Going(Maker),
-    Made(Template),
+    /// It has made this.
+    Made(Image),
     /// The template is no good start: the next would be none either.
     Refused(String),
     /// It has ended without an answer, or with one that another try may change.
@@ -68,25 +64,39 @@ pub(super) enum Progress {
 }
 
 impl Maker {
-    pub(super) fn start(runtime: &str, loaded: &LoadedPolicy, options: &Options) -> Result<Self, NoTemplate> {
-        let (_, template) = loaded.policy.template_of(runtime).ok_or_else(|| NoTemplate::Unnamed(runtime.to_owned()))?;
-        let stem = unique_stem().map_err(|refusal| NoTemplate::NotStarted(Box::new(refusal)))?;
-        let plan = plan_of_copies(runtime, &stem, loaded, options)?;
+    /// Starts it. Its policy, interpreters and key are those of the options. `stem`: what the names of
+    /// its copies' programs begin with.
+    ///
+    /// # Errors
+    /// There is no memory, or no process.
+    pub fn start(runtime: &str, stem: &str, options: &Options) -> Result<Self, NoTemplate> {
         let image = empty_image()?;
         let stdout = fcntl_dupfd_cloexec(&image, 0).map_err(file_failed("hand on the image"))?;
         let mut command = Command::new("/proc/self/exe");
-        command.args(["templates", "make", runtime, "--stem", &stem, "--session", &std::process::id().to_string()]);
+        command.args(["templates", "make", runtime, "--stem", stem, "--session", &std::process::id().to_string()]);
         command.args(options.policy_arguments());
+        if let Some(key) = &options.key {
+            command.arg("--key").arg(key).env_remove("SUDO_UID").env_remove("SUDO_GID");
+        }
         let started = command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn();
         let mut child = started.map_err(|error| file_failed("start the process that makes it")(errno_of(&error)))?;
         let answer = child.stderr.take().ok_or_else(|| file_failed("hear the process that makes it")(Errno::BADF))?;
-        let maker = Maker { child, answer, read: Vec::new(), image: Arc::new(image), stem, plan, template: template.clone() };
+        let maker = Maker { child, answer, read: Vec::new(), image: Arc::new(image) };
         rustix::io::ioctl_fionbio(&maker.answer, true).map_err(file_failed("hear the process that makes it"))?;
         Ok(maker)
     }
 
+    /// The same for copies whose programs are called as any in a scratch of its own, which those of a
+    /// service's worker are.
+    ///
+    /// # Errors
+    /// There is no memory, or no process.
+    pub fn start_for_worker(runtime: &str, options: &Options) -> Result<Self, NoTemplate> {
+        Self::start(runtime, MAIN, options)
+    }
+
     /// Whether it has ended, and with what. Waits for nothing but the end of a process that has said so.
-    pub(super) fn poll(mut self) -> Progress {
+    pub fn poll(mut self) -> Progress {
         loop {
             let mut part = [0; 4096];
             match self.answer.read(&mut part) {
@@ -100,23 +110,17 @@ impl Maker {
         }
     }
 
-    /// Whether nothing can change the image any more.
-    fn is_sealed(&self) -> bool {
-        fcntl_get_seals(&self.image).is_ok_and(|seals| seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK))
+    /// What becomes readable when it has something to say.
+    pub fn answer(&self) -> BorrowedFd<'_> {
+        self.answer.as_fd()
     }
 
     fn end(self) -> Progress {
         match serde_json::from_slice(&self.read) {
-            Ok(Answer::Made(made)) if made.start_sha256 == start_sha256(&self.plan) && self.is_sealed() => Progress::Made(Template {
-                image: Arc::clone(&self.image),
-                stem: self.stem.clone(),
-                plan: self.plan.clone(),
-                made,
-                since: Instant::now(),
-                max_age: self.template.max_age,
-                runs_left: Cell::new(self.template.max_runs),
-            }),
-            Ok(Answer::Made(_)) => Progress::Refused(String::from("the policy is another one than when the session began")),
+            Ok(Answer::Made(made)) => {
+                let image = Image { file: Arc::clone(&self.image), made };
+                if image.is_sealed() { Progress::Made(image) } else { Progress::Refused(String::from("its image is not sealed")) }
+            }
             Ok(Answer::Refused(why)) => Progress::Refused(why),
             Ok(Answer::Failed(why)) => Progress::Broken(why),
             Err(_) => {

@@ -143,7 +143,11 @@ fn template(policy: &Policy, runtime: &str, out: &mut Statements) {
     }
     if template.ready > 0 {
         let each = if template.shared_by == SharedBy::Caller { " of each key" } else { "" };
-        let workers = if template.ready == 1 { "1 worker of a service keeps".to_owned() } else { format!("{} workers of a service keep", template.ready) };
+        let workers = if template.ready == 1 {
+            "1 worker of a service keeps".to_owned()
+        } else {
+            format!("{} workers of a service keep", template.ready)
+        };
         out.text(format!("{workers} a copy of `{name}` waiting for a request{each}, from the start of the service on"));
     }
 }

@@ -159,7 +159,11 @@ fn statements(lines: &str) -> Vec<String> {
 #[test]
 fn what_runs_of_a_session_start_from_is_said() {
     let said = |lines: &str| {
-        let about = |text: &String| ["template `", "that interpreter has run", "one image", "of a service", "a service keeps"].iter().any(|part| text.contains(part));
+        let about = |text: &String| {
+            ["template `", "that interpreter has run", "one image", "of a service", "a service keeps"]
+                .iter()
+                .any(|part| text.contains(part))
+        };
         statements(lines).into_iter().filter(about).collect::<Vec<_>>()
     };
     let start = "runs of `python` in a session or service start from a copy of an interpreter";

@@ -1,6 +1,7 @@
 //! The supervisor: starts front and workers, and replaces those that end.
 //!
-//! It reads nothing that a client has sent. A worker that ends is replaced alone. A front that ends is
+//! It reads nothing that a client or the front has sent, and of workers only which template they want:
+//! one that says anything else is ended. A worker that ends is replaced alone. A front that ends is
 //! replaced with all workers: each of them ends with its front, and records what it had. A process
 //! that ends again and again within a second ends the service.
 
@@ -8,7 +9,7 @@ use std::{
     io::{self, IoSlice},
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
     process::{Child, Command, Stdio},
@@ -18,14 +19,17 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg},
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
     time::Timespec,
 };
-use stockade_engine::{companion, signals::Signals};
-use stockade_protocol::service::{FromSupervisor, ListenerKind, MAX_PAYLOAD, Message, Settings, WorkerTable};
+use stockade_engine::{caller::Caller, companion, signals::Signals};
+use stockade_protocol::service::{FrameDecoder, FromSupervisor, ListenerKind, MAX_PAYLOAD, Message, Settings, ToSupervisor, WorkerTable};
 
-use super::{UNREAD, send};
+use super::{
+    UNREAD, send,
+    templates::{Reply, ServedTemplate, TemplateStore, Terms, ready_workers},
+};
 
 const FRONT: &str = "stockade-serve";
 /// A process that has not lived so long has failed.
@@ -43,14 +47,23 @@ pub struct Service<'a> {
     pub workers: usize,
     /// How long runs have to end when the service does.
     pub drain: Duration,
-    /// The user and group of the front, and of runs, where root serves.
-    pub account: Option<(u32, u32)>,
+    /// Whose the front is, and whose the runs are, where root serves.
+    pub account: Option<Caller>,
     /// Reads the settings. An error keeps those before.
-    pub settings: Box<dyn Fn() -> Result<Settings, String> + 'a>,
+    pub settings: Box<dyn Fn() -> Result<ServiceSettings, String> + 'a>,
     /// Tells the administrator.
     pub tell: Box<dyn Fn(&str) + 'a>,
     /// Called once, when connections are accepted.
     pub ready: Box<dyn Fn() + 'a>,
+}
+
+/// What may change while it serves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceSettings {
+    /// What the front may know.
+    pub front: Settings,
+    /// The templates of all policies that keys name.
+    pub templates: Vec<ServedTemplate>,
 }
 
 /// Why it ended.
@@ -93,6 +106,10 @@ struct Process {
     child: Child,
     pidfd: OwnedFd,
     socket: UnixStream,
+    /// What it has said.
+    said: FrameDecoder,
+    /// It says nothing more.
+    is_silent: bool,
     began: Instant,
 }
 
@@ -102,7 +119,8 @@ impl Process {
         // A signal from a terminal is meant for the supervisor, which lets runs end.
         let child = command.process_group(0).spawn()?;
         let pid = Pid::from_child(&child);
-        Ok(Process { child, pidfd: pidfd_open(pid, PidfdFlags::empty())?, socket, began: Instant::now() })
+        let (pidfd, said) = (pidfd_open(pid, PidfdFlags::empty())?, FrameDecoder::default());
+        Ok(Process { child, pidfd, socket, said, is_silent: false, began: Instant::now() })
     }
 
     fn has_ended(&mut self) -> bool {
@@ -124,23 +142,52 @@ impl Process {
         send(&self.socket, &FromSupervisor::SettingsEnd)
     }
 
-    /// Sends a message with a descriptor.
-    fn send_with(&self, message: &FromSupervisor, descriptor: impl AsFd) -> io::Result<()> {
-        let files = [descriptor.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Sends a message with at most two descriptors.
+    fn send_with(&self, message: &FromSupervisor, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&files)) {
+        if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(Errno::NOBUFS.into());
         }
         let bytes = message.to_frame();
         let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-        // The descriptor went with the first byte.
+        // The descriptors went with the first byte.
         io::Write::write_all(&mut &self.socket, bytes.get(sent..).unwrap_or_default())
     }
 }
 
-fn table(settings: &Settings) -> WorkerTable {
-    WorkerTable { policies: settings.keys.iter().map(|key| (key.id.clone(), key.policies.clone())).collect() }
+/// A worker, at its place among them.
+struct Worker {
+    place: usize,
+    process: Process,
+}
+
+impl Worker {
+    fn send_table(&self, ServiceSettings { front, templates }: &ServiceSettings) -> io::Result<()> {
+        let policies = front.keys.iter().map(|key| (key.id.clone(), key.policies.clone())).collect();
+        let ready_for = ready_workers(&front.keys, templates).into_iter().nth(self.place);
+        self.process.send_settings(&WorkerTable { policies, ready_for })
+    }
+
+    /// What it says; none: nothing more has come.
+    fn hear(&mut self) -> Option<ToSupervisor> {
+        let Process { socket, said, is_silent, child, .. } = &mut self.process;
+        if let Ok(Some(message)) = said.take() {
+            return Some(message);
+        }
+        let mut piece = [0; 4096];
+        match recv(&*socket, &mut piece, RecvFlags::DONTWAIT) {
+            Ok((length, _)) if length > 0 => said.push(piece.get(..length).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => return None,
+            // It ends.
+            _ => *is_silent = true,
+        }
+        said.take().unwrap_or_else(|_malformed| {
+            let _ended = child.kill();
+            *is_silent = true;
+            None
+        })
+    }
 }
 
 /// Serves until a signal ends it.
@@ -150,11 +197,12 @@ fn table(settings: &Settings) -> WorkerTable {
 pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
     let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
     let settings = (service.settings)().map_err(ServiceError::Settings)?;
-    let mut group = Group { service, settings, front: None, workers: Vec::new(), leaving: Vec::new(), failed: 0 };
+    let mut group =
+        Group { service, settings, front: None, workers: Vec::new(), leaving: Vec::new(), failed: 0, templates: TemplateStore::default() };
     group.start()?;
     (service.ready)();
     loop {
-        let end = group.wait(&signals)?;
+        let woken = group.wait(&signals)?;
         while let Some(signal) = signals.take() {
             match Signal::from_named_raw(signal) {
                 Some(Signal::HUP) => group.reload(),
@@ -167,18 +215,41 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
                 _ => {}
             }
         }
-        if end {
+        if woken.has_ended {
             group.replace_ended()?;
         }
+        if woken.has_said {
+            group.serve_templates();
+        }
+    }
+}
+
+/// What has happened while it waited.
+struct Woken {
+    /// A process has ended.
+    has_ended: bool,
+    /// A worker, or the process that makes an image, has said something.
+    has_said: bool,
+}
+
+fn terms<'t>(service: &'t Service<'_>, settings: &'t ServiceSettings, workers: &'t [u32]) -> Terms<'t> {
+    Terms {
+        templates: &settings.templates,
+        keys: &settings.front.keys,
+        workers,
+        memory: settings.front.capacity.size.memory,
+        account: service.account.as_ref(),
+        tell: &service.tell,
     }
 }
 
 /// All processes of a service.
 struct Group<'s, 'a> {
     service: &'s Service<'a>,
-    settings: Settings,
+    settings: ServiceSettings,
     front: Option<Process>,
-    workers: Vec<Process>,
+    workers: Vec<Worker>,
+    templates: TemplateStore,
     /// Workers of a front that has ended: each cancels its run and records it, and ends.
     leaving: Vec<Process>,
     /// Processes that failed, one after the other.
@@ -201,46 +272,84 @@ impl Group<'_, '_> {
         let (ours, its) = UnixStream::pair()?;
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.arg0(FRONT).arg(env!("CARGO_PKG_VERSION")).env_clear().stdin(OwnedFd::from(its)).stdout(Stdio::null());
-        if let Some((uid, gid)) = self.service.account {
+        if let Some(Caller { uid, gid, .. }) = &self.service.account {
             command.arg(format!("{uid}:{gid}"));
         }
         let front = Process::spawn(command, ours)?;
-        front.send_settings(&self.settings)?;
+        front.send_settings(&self.settings.front)?;
         for (kind, socket) in &self.service.listeners {
-            front.send_with(&FromSupervisor::Listener(*kind), socket)?;
+            front.send_with(&FromSupervisor::Listener(*kind), &[socket.as_fd()])?;
         }
         Ok(front)
     }
 
     fn start_worker(&mut self) -> Result<(), ServiceError> {
         let failed = |error| ServiceError::Start { what: "a worker", error };
-        let start = || -> io::Result<(Process, UnixStream)> {
+        let is_free = |place: &usize| self.workers.iter().all(|worker| worker.place != *place);
+        let place = (0..).find(is_free).unwrap_or_default();
+        let start = || -> io::Result<(Worker, UnixStream)> {
             let (of_front, its_front) = UnixStream::pair()?;
             let (ours, its) = UnixStream::pair()?;
             let mut command = Command::new("/proc/self/exe");
             command.arg0("stockade").arg("serve-worker").env_remove("SUDO_UID").env_remove("SUDO_GID");
             command.stdin(OwnedFd::from(its_front)).stdout(OwnedFd::from(its));
-            let worker = Process::spawn(command, ours)?;
-            worker.send_settings(&table(&self.settings))?;
+            let worker = Worker { place, process: Process::spawn(command, ours)? };
+            worker.send_table(&self.settings)?;
             Ok((worker, of_front))
         };
         let (worker, of_front) = start().map_err(failed)?;
+        let id = worker.process.child.id();
         self.workers.push(worker);
+        let replies = self.templates.begin(id, &terms(self.service, &self.settings, &self.worker_ids()));
+        self.send_all(&replies);
         // A front that has just ended is replaced, and all workers with it.
-        let _unsent = self.front.as_ref().map(|front| front.send_with(&FromSupervisor::Worker, of_front));
+        let _unsent = self.front.as_ref().map(|front| front.send_with(&FromSupervisor::Worker, &[of_front.as_fd()]));
         Ok(())
     }
 
-    /// Waits for a signal or the end of a process. Whether a process has ended.
-    fn wait(&self, signals: &Signals) -> Result<bool, ServiceError> {
+    /// Waits for a signal, the end of a process, or a word from one.
+    fn wait(&self, signals: &Signals) -> Result<Woken, ServiceError> {
+        let workers = self.workers.iter().map(|worker| &worker.process);
+        let processes: Vec<&Process> = self.front.iter().chain(workers.clone()).chain(&self.leaving).collect();
+        let speakers = workers.filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
-        let processes = self.front.iter().chain(&self.workers).chain(&self.leaving);
-        fds.extend(processes.map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
+        fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
+        fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(ServiceError::Wait(errno)),
         }
-        Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty()))
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let mut fds = fds.iter().skip(1);
+        let has_ended = fds.by_ref().take(processes.len()).filter(|fd| is_ready(fd)).count() > 0;
+        Ok(Woken { has_ended, has_said: fds.any(is_ready) })
+    }
+
+    /// Answers what workers ask for, and hands on what was made.
+    fn serve_templates(&mut self) {
+        let mut asked = Vec::new();
+        for worker in &mut self.workers {
+            while let Some(ToSupervisor::Wants(wanted)) = worker.hear() {
+                asked.push((worker.process.child.id(), wanted));
+            }
+        }
+        let workers = self.worker_ids();
+        let terms = terms(self.service, &self.settings, &workers);
+        let mut replies: Vec<Reply> = asked.into_iter().flat_map(|(worker, wanted)| self.templates.ask(worker, wanted, &terms)).collect();
+        replies.extend(self.templates.take_made(&terms));
+        self.send_all(&replies);
+    }
+
+    fn send_all(&self, replies: &[Reply]) {
+        for reply in replies {
+            // One that has ended meanwhile is replaced, and its successor asks by itself.
+            let worker = self.workers.iter().find(|worker| worker.process.child.id() == reply.worker);
+            let _ended = worker.map(|worker| worker.process.send_with(&reply.message, &reply.files()));
+        }
+    }
+
+    fn worker_ids(&self) -> Vec<u32> {
+        self.workers.iter().map(|worker| worker.process.child.id()).collect()
     }
 
     fn replace_ended(&mut self) -> Result<(), ServiceError> {
@@ -249,17 +358,17 @@ impl Group<'_, '_> {
             let front = self.front.take();
             self.note(front.as_ref(), "the front")?;
             (self.service.tell)("stockade: the front has ended, and is started again with its workers");
-            self.leaving.append(&mut self.workers);
+            self.leaving.extend(self.workers.drain(..).map(|worker| worker.process));
             return self.start();
         }
         let mut index = 0;
         while let Some(worker) = self.workers.get_mut(index) {
-            if !worker.has_ended() {
+            if !worker.process.has_ended() {
                 index += 1;
                 continue;
             }
             let worker = self.workers.swap_remove(index);
-            self.note(Some(&worker), "a worker")?;
+            self.note(Some(&worker.process), "a worker")?;
             (self.service.tell)("stockade: a worker has ended, and is replaced");
             self.start_worker()?;
         }
@@ -278,9 +387,10 @@ impl Group<'_, '_> {
             Ok(settings) => {
                 self.settings = settings;
                 // One that does not take them has ended, and gets them when it is replaced.
-                let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings));
+                let _ended = self.front.as_ref().map(|front| front.send_settings(&self.settings.front));
+                self.templates.reload(&terms(self.service, &self.settings, &self.worker_ids()));
                 for worker in &self.workers {
-                    let _ended = worker.send_settings(&table(&self.settings));
+                    let _ended = worker.send_table(&self.settings);
                 }
                 (self.service.tell)("stockade: the configuration was read again");
             }
@@ -296,12 +406,12 @@ impl Group<'_, '_> {
         if self.front.as_mut().is_some_and(|front| !front.has_ended()) {
             for worker in &self.workers {
                 // The signal cancels its run, whose result the front still delivers.
-                let _ended_meanwhile = kill_process(Pid::from_child(&worker.child), Signal::TERM);
+                let _ended_meanwhile = kill_process(Pid::from_child(&worker.process.child), Signal::TERM);
             }
             self.wait_for_front(LAST)?;
         }
         self.front.take().into_iter().for_each(Process::end);
-        end_all(self.workers.drain(..).chain(self.leaving.drain(..)), LAST);
+        end_all(self.workers.drain(..).map(|worker| worker.process).chain(self.leaving.drain(..)), LAST);
         Ok(())
     }
 
@@ -333,7 +443,7 @@ fn end_all(workers: impl Iterator<Item = Process>, most: Duration) {
     let end = Instant::now() + most;
     let mut left: Vec<(Child, OwnedFd)> = workers
         .map(|worker| {
-            let Process { child, pidfd, socket, began: _ } = worker;
+            let Process { child, pidfd, socket, .. } = worker;
             drop(socket);
             (child, pidfd)
         })

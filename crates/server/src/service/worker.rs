@@ -2,28 +2,44 @@
 //!
 //! It parses each request itself, and looks its key up in the supervisor's table. Where the front
 //! says what no front says, the worker ends, after the run that it has. It ends with the front, and
-//! with the supervisor, which cancels the run.
+//! with the supervisor, which cancels the run. Before it says that it is idle it has prepared the next
+//! sandbox; templates for that come from the supervisor, when they are made.
 
 use std::{
-    io::{self, Read, Write},
+    collections::VecDeque,
+    fs::File,
+    io::{self, IoSliceMut, Read, Write},
+    mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::{fs::FileExt, net::UnixStream},
     },
     sync::Arc,
+    time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, recv, send as send_now},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send as send_now},
     process::{PidfdFlags, Signal, getppid, pidfd_open},
     time::Timespec,
 };
-use stockade_engine::{Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options, approval::ApprovedBy, caller::Caller, exec_for, refuse};
+use stockade_engine::{
+    Asked, CancelledBeforeStart, Client, MAX_REQUEST, Options,
+    answer::ending,
+    approval::ApprovedBy,
+    caller::Caller,
+    refuse,
+    runner::Runner,
+    signals::Signals,
+    template::{Image, Lease},
+};
 use stockade_protocol::{
     OutputStream, PerStream, Report, Verdict,
-    service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker, WorkerTable},
+    service::{
+        Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, TemplateLent, ToSupervisor, ToWorker, WorkerTable,
+    },
 };
 
 use super::{UNREAD, send};
@@ -47,8 +63,11 @@ pub enum WorkerError {
     #[error("a worker is started by `stockade serve`, with sockets as stdin and stdout: {0}")]
     NoSupervisor(Errno),
     /// What the supervisor says has no meaning.
-    #[error("the supervisor's table of keys: {0}")]
-    Table(String),
+    #[error("what the supervisor sends: {0}")]
+    Supervisor(String),
+    /// Signals cannot be read.
+    #[error("hold back signals: {0}")]
+    Signals(String),
 }
 
 /// Runs what the front sends, until either of the others ends. `account`: whose the runs are, where root
@@ -61,20 +80,30 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
     let pidfd = pidfd_open(parent, PidfdFlags::empty()).map_err(WorkerError::NoSupervisor)?;
     let (front, supervisor) = (UnixStream::from(front), UnixStream::from(supervisor));
     front.set_write_timeout(Some(UNREAD))?;
+    supervisor.set_write_timeout(Some(UNREAD))?;
+    let base = Options {
+        peer: account,
+        // The answer is read by a program, and no person gets its token.
+        approved_by: ApprovedBy::NoOne,
+        ends_with: Arc::from([pidfd]),
+        ..Options::default()
+    };
     let mut worker = Worker {
+        // First: what is prepared ends before a signal that was held back ends this process.
+        runner: Runner::new(base),
         front,
         said: FrameDecoder::default(),
-        supervisor,
-        settings: FrameDecoder::default(),
+        supervisor: FromAbove { socket: supervisor, said: FrameDecoder::default(), files: VecDeque::new() },
         table: WorkerTable::default(),
         part: Vec::new(),
-        account,
-        ends_with: Arc::from([pidfd]),
+        signals: Signals::block().map_err(|error| WorkerError::Signals(error.to_string()))?,
     };
     // No run is told of before the table is there.
-    worker.read_table(true)?;
-    send(&worker.front, &FromWorker::Idle)?;
-    while let Some(begin) = worker.next_run()? {
+    worker.read_supervisor(true)?;
+    loop {
+        worker.prepare()?;
+        send(&worker.front, &FromWorker::Idle(worker.runner.prepared()))?;
+        let Some(begin) = worker.next_run()? else { return Ok(()) };
         let Some(report) = worker.answer(begin)? else { return Ok(()) };
         // A result always has a JSON form: it is made of text and numbers.
         let line = serde_json::to_vec(&report).map_err(io::Error::other)?;
@@ -82,25 +111,42 @@ pub fn work(front: OwnedFd, supervisor: OwnedFd, account: Option<Caller>) -> Res
             send(&worker.front, &FromWorker::Result(part.to_vec()))?;
         }
         send(&worker.front, &FromWorker::End)?;
-        send(&worker.front, &FromWorker::Idle)?;
     }
-    Ok(())
 }
 
 struct Worker {
+    runner: Runner,
     front: UnixStream,
     said: FrameDecoder,
-    supervisor: UnixStream,
-    settings: FrameDecoder,
+    supervisor: FromAbove,
     table: WorkerTable,
     /// Of a table that is not whole yet.
     part: Vec<u8>,
-    account: Option<Caller>,
-    ends_with: Arc<[OwnedFd]>,
+    signals: Signals,
+}
+
+/// What has happened while the worker waited.
+#[derive(Default)]
+struct Woken {
+    front: bool,
+    supervisor: bool,
+    signal: bool,
+    end_of_prepared: bool,
+    /// The time is over.
+    late: bool,
 }
 
 impl Worker {
-    /// The next run; none: the front or the supervisor has ended.
+    /// Prepares what the next request can be expected to ask for.
+    fn prepare(&mut self) -> Result<(), WorkerError> {
+        self.runner.pause();
+        if let Some(wanted) = self.runner.wanted_template() {
+            send(&self.supervisor.socket, &ToSupervisor::Wants(wanted))?;
+        }
+        Ok(())
+    }
+
+    /// The next run; none: the front or the supervisor has ended, or this process is to.
     fn next_run(&mut self) -> Result<Option<Begin>, WorkerError> {
         loop {
             match self.said.take()? {
@@ -109,27 +155,37 @@ impl Worker {
                 Some(ToWorker::Cancel) => {}
                 Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                 None => {
-                    let (from_front, from_supervisor) = self.wait(None)?;
-                    if from_supervisor && !self.read_table(false)? {
+                    let woken = self.wait(self.runner.until_pause())?;
+                    if woken.signal && self.signals.take().is_some_and(ending) {
                         return Ok(None);
                     }
-                    if from_front && !self.read_front()? {
+                    if woken.supervisor && !self.read_supervisor(false)? || woken.front && !self.read_front()? {
                         return Ok(None);
+                    }
+                    if woken.end_of_prepared {
+                        self.runner.replace_prepared();
+                    } else if woken.late || woken.supervisor {
+                        self.prepare()?;
                     }
                 }
             }
         }
     }
 
-    /// Waits for either of the two, at most so long.
-    fn wait(&self, most: Option<&Timespec>) -> Result<(bool, bool), WorkerError> {
-        let mut fds = [PollFd::new(&self.front, PollFlags::IN), PollFd::new(&self.supervisor, PollFlags::IN)];
-        match poll(&mut fds, most) {
-            Ok(_) | Err(Errno::INTR) => {}
+    /// Waits for any of them, at most so long.
+    fn wait(&self, most: Option<Duration>) -> Result<Woken, WorkerError> {
+        let most = most.map(|most| Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: i64::from(most.subsec_nanos()) });
+        let fds =
+            [Some(self.front.as_fd()), Some(self.supervisor.socket.as_fd()), Some(self.signals.as_fd()), self.runner.end_of_prepared()];
+        let mut fds: Vec<PollFd<'_>> = fds.iter().flatten().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let late = match poll(&mut fds, most.as_ref()) {
+            Ok(ready) => ready == 0,
+            Err(Errno::INTR) => false,
             Err(errno) => return Err(io::Error::from(errno).into()),
-        }
-        let [front, supervisor] = fds.map(|fd| !fd.revents().is_empty());
-        Ok((front, supervisor))
+        };
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty()).chain([false; 4]);
+        let mut next = || ready.next().unwrap_or_default();
+        Ok(Woken { front: next(), supervisor: next(), signal: next(), end_of_prepared: next(), late })
     }
 
     /// Whether the front is there.
@@ -138,25 +194,31 @@ impl Worker {
     }
 
     /// Reads what the supervisor sends; `whole`: until a table is whole. Whether the supervisor is there.
-    fn read_table(&mut self, whole: bool) -> Result<bool, WorkerError> {
+    fn read_supervisor(&mut self, whole: bool) -> Result<bool, WorkerError> {
         loop {
-            if !read_into(&mut self.supervisor, &mut self.settings)? {
+            if !self.supervisor.read()? {
                 return Ok(false);
             }
-            while let Some(message) = self.settings.take().map_err(|why| WorkerError::Table(why.to_string()))? {
+            let mut has_table = false;
+            while let Some(message) = self.supervisor.said.take().map_err(|why| WorkerError::Supervisor(why.to_string()))? {
                 match message {
                     FromSupervisor::SettingsPart(part) => self.part.extend(part),
                     FromSupervisor::SettingsEnd => {
                         let part = std::mem::take(&mut self.part);
-                        self.table = serde_json::from_slice(&part).map_err(|error| WorkerError::Table(error.to_string()))?;
-                        if whole {
-                            return Ok(true);
-                        }
+                        self.table = serde_json::from_slice(&part).map_err(|error| WorkerError::Supervisor(error.to_string()))?;
+                        self.runner.be_ready_for(self.table.ready_for.clone());
+                        self.runner.forget_templates();
+                        has_table = true;
                     }
-                    other => return Err(WorkerError::Table(format!("an unexpected {other:?}"))),
+                    FromSupervisor::Template(lent) => {
+                        let lease = self.supervisor.lease(&lent)?;
+                        self.runner.give_template(&lent.of, lease);
+                    }
+                    FromSupervisor::NoTemplate(refused) => self.runner.refuse_template(&refused.of, refused.why),
+                    other => return Err(WorkerError::Supervisor(format!("an unexpected {other:?}"))),
                 }
             }
-            if !whole {
+            if has_table || !whole {
                 return Ok(true);
             }
         }
@@ -181,25 +243,15 @@ impl Worker {
             }
         }
         // A key may have gone, or a policy of it, since the front has let the request in.
-        let (_, from_supervisor) = self.wait(Some(&Timespec::default()))?;
-        if from_supervisor && !self.read_table(false)? {
+        if self.wait(Some(Duration::ZERO))?.supervisor && !self.read_supervisor(false)? {
             return Ok(None);
         }
-        let options = Options {
-            policy: Some(policy.clone()),
-            peer: self.account.clone(),
-            key: Some(key.clone()),
-            // The answer is read by a program, and no person gets its token.
-            approved_by: ApprovedBy::NoOne,
-            ends_with: Arc::clone(&self.ends_with),
-            ..Options::default()
-        };
         if !self.table.policies.get(&key).is_some_and(|policies| policies.contains(&policy)) {
             let message = format!("key {key} may not use policy {policy}");
             return Ok(Some(Report::refused(Verdict::SandboxError, "not_granted", message)));
         }
         if cancelled {
-            return Ok(Some(refuse(&CancelledBeforeStart.into(), &options)));
+            return Ok(Some(refuse(&CancelledBeforeStart.into(), &self.runner.options(&key, &policy))));
         }
         let mut client = FrontClient {
             front: self.front.as_fd(),
@@ -209,13 +261,61 @@ impl Worker {
             unsent: Vec::new(),
             left_out: PerStream::default(),
         };
-        let report = exec_for(&request, &options, Some(&mut client));
+        let report = self.runner.run(&key, &policy, &request, &mut client);
         if client.is_wild {
             return Err(WorkerError::Unexpected("what is not said during a run"));
         }
         let unsent = client.take_unsent();
         self.front.write_all(&unsent)?;
         Ok(Some(report))
+    }
+}
+
+/// The socket from the supervisor, and what has come by it.
+struct FromAbove {
+    socket: UnixStream,
+    said: FrameDecoder,
+    /// Descriptors whose messages are not read yet.
+    files: VecDeque<OwnedFd>,
+}
+
+impl FromAbove {
+    /// Whether the supervisor is there.
+    fn read(&mut self) -> io::Result<bool> {
+        let mut piece = vec![0; MAX_PAYLOAD];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let length = loop {
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(&mut piece)], &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+                Ok(received) => break received.bytes,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.files.extend(files);
+            }
+        }
+        self.said.push(piece.get(..length).unwrap_or_default());
+        Ok(length > 0)
+    }
+
+    /// What came along with a template: its image, and what is known of it.
+    fn lease(&mut self, lent: &TemplateLent) -> Result<Lease, WorkerError> {
+        let (Some(image), Some(known)) = (self.files.pop_front(), self.files.pop_front()) else {
+            return Err(WorkerError::Supervisor(String::from("a template without its files")));
+        };
+        let known = File::from(known);
+        let mut text = vec![0; usize::try_from(known.metadata()?.len()).map_err(io::Error::other)?];
+        known.read_exact_at(&mut text, 0)?;
+        let made = serde_json::from_slice(&text).map_err(|error| WorkerError::Supervisor(error.to_string()))?;
+        Ok(Lease {
+            number: lent.number,
+            image: Image { file: Arc::new(image), made },
+            runs: lent.runs,
+            age: Duration::from_millis(lent.age_ms),
+        })
     }
 }
 

@@ -1,0 +1,185 @@
+//! The templates that a worker of a service was given.
+//!
+//! The service makes their images and counts their runs: it lends an image for some runs at a time, so
+//! that all workers together start no more than the policy allows. Whether an image is for the policy as
+//! it is now is judged here, by the plan of a run. Nothing is made here, and no process is asked.
+
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, VecDeque},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use stockade_policy::plan::{MAIN, Plan};
+use stockade_protocol::service::{TemplateOf, TemplateWanted};
+
+use super::{Image, Template, make::plan_of_copies};
+use crate::{LoadedPolicy, Options, pool::NotPrestarted};
+
+/// So many are kept; the one that was used least recently goes for another.
+const MAX_KEPT: usize = 16;
+/// So many images in a row that are not for the plan, and the template is refused.
+const MAX_UNFIT: u32 = 2;
+
+/// An image, and how much of it may be used.
+#[derive(Debug)]
+pub struct Lease {
+    /// Its number at the service.
+    pub number: u64,
+    /// The image.
+    pub image: Image,
+    /// Copies that may be made.
+    pub runs: u64,
+    /// How long ago it was made.
+    pub age: Duration,
+}
+
+/// All that a worker has, and may have for the asking.
+#[derive(Default)]
+pub(crate) struct LeasedTemplates {
+    all: BTreeMap<TemplateOf, Leased>,
+    /// Counts the uses.
+    clock: u64,
+}
+
+#[derive(Default)]
+struct Leased {
+    /// The policy that all the rest is for.
+    policy_sha256: String,
+    /// How a copy is started, or why none may be.
+    plan: Option<Result<Rc<Plan>, String>>,
+    /// What copies are made of.
+    current: Option<Current>,
+    /// What comes then.
+    next: VecDeque<Lease>,
+    /// Why there is none, and since when that is known.
+    refused: Option<(String, Instant)>,
+    /// The age at which an image is made anew, and after which what was refused is tried again.
+    max_age: Duration,
+    /// An image that is of no use any more, which the service is to be told.
+    unfit: Option<u64>,
+    unfit_in_a_row: u32,
+    /// The service was asked, and has not answered.
+    is_asked: bool,
+    used: u64,
+}
+
+struct Current {
+    number: u64,
+    runs: u64,
+    template: Rc<Template>,
+}
+
+impl LeasedTemplates {
+    /// The template for a run, or why there is none.
+    ///
+    /// # Errors
+    /// None was given yet, or it is refused.
+    pub(crate) fn ready(&mut self, of: &TemplateOf, loaded: &LoadedPolicy, options: &Options) -> Result<Rc<Template>, NotPrestarted> {
+        self.leased(of).ready(&of.runtime, loaded, options)
+    }
+
+    /// What is had of a template, which now is the one that was used last.
+    fn leased(&mut self, of: &TemplateOf) -> &mut Leased {
+        self.clock += 1;
+        if !self.all.contains_key(of) && self.all.len() >= MAX_KEPT {
+            let oldest = self.all.iter().min_by_key(|(_, leased)| leased.used).map(|(of, _)| of.clone());
+            oldest.map(|oldest| self.all.remove(&oldest));
+        }
+        let leased = self.all.entry(of.clone()).or_default();
+        leased.used = self.clock;
+        leased
+    }
+
+    /// What the service is to be asked for, for the runs to come; none: nothing, or it was asked already.
+    pub(crate) fn wanted(&mut self, of: &TemplateOf, key: &str) -> Option<TemplateWanted> {
+        let leased = self.all.get_mut(of)?;
+        leased.drop_outdated();
+        leased.wants_more().then(|| {
+            leased.is_asked = true;
+            TemplateWanted { of: of.clone(), key: key.to_owned(), unfit: leased.unfit.take() }
+        })
+    }
+
+    /// What the service has lent, asked for it or not.
+    pub(crate) fn give(&mut self, of: &TemplateOf, lease: Lease) {
+        let leased = self.leased(of);
+        (leased.is_asked, leased.refused) = (false, None);
+        leased.next.push_back(lease);
+    }
+
+    /// The service has none, for this reason, and will have none.
+    pub(crate) fn refuse(&mut self, of: &TemplateOf, why: String) {
+        if let Some(leased) = self.all.get_mut(of) {
+            (leased.is_asked, leased.current, leased.next, leased.refused) = (false, None, VecDeque::new(), Some((why, Instant::now())));
+        }
+    }
+
+    /// Asks anew for all of them: the settings of the service are others.
+    pub(crate) fn forget(&mut self) {
+        self.all.clear();
+    }
+}
+
+impl Leased {
+    fn ready(&mut self, runtime: &str, loaded: &LoadedPolicy, options: &Options) -> Result<Rc<Template>, NotPrestarted> {
+        if self.policy_sha256 != loaded.policy.sha256 {
+            let policy_sha256 = loaded.policy.sha256.clone();
+            let max_age = loaded.policy.template_of(runtime).map_or(Duration::ZERO, |(_, template)| template.max_age);
+            // What was given by itself may be for this one.
+            let (next, is_asked, used) = (std::mem::take(&mut self.next), self.is_asked, self.used);
+            let unfit = self.current.as_ref().map(|current| current.number).or(self.unfit);
+            *self = Leased { policy_sha256, max_age, next, unfit, is_asked, used, ..Leased::default() };
+        }
+        if let Some(current) = self.current.as_ref().filter(|current| current.template.runs_left.get() > 0) {
+            return Ok(Rc::clone(&current.template));
+        }
+        let plan = self.plan.get_or_insert_with(|| {
+            let plan = plan_of_copies(runtime, MAIN, loaded, options);
+            plan.map(Rc::new).map_err(|why| why.to_string())
+        });
+        let plan = Rc::clone(plan.as_ref().map_err(|why| NotPrestarted::TemplateRefused(why.clone()))?);
+        if let Some((why, _)) = &self.refused {
+            return Err(NotPrestarted::TemplateRefused(why.clone()));
+        }
+        let Some(Lease { number, image, runs, age }) = self.next.pop_front() else {
+            return Err(match () {
+                () if self.current.take().is_some() => NotPrestarted::UsedUp,
+                () if self.is_asked => NotPrestarted::NoTemplateYet,
+                () => NotPrestarted::TemplateNotBegun,
+            });
+        };
+        if !image.is_for(&plan) {
+            (self.unfit, self.unfit_in_a_row) = (Some(number), self.unfit_in_a_row + 1);
+            if self.unfit_in_a_row >= MAX_UNFIT {
+                let why = "the process that makes it finds another policy, or another host, than this one";
+                self.refused = Some((why.to_owned(), Instant::now()));
+            }
+            return Err(NotPrestarted::OtherPolicy);
+        }
+        self.unfit_in_a_row = 0;
+        let max_age = self.max_age;
+        let since = Instant::now().checked_sub(age).unwrap_or_else(Instant::now);
+        let template = Rc::new(Template { image, stem: None, plan, since, max_age, runs_left: Cell::new(runs) });
+        self.current = Some(Current { number, runs, template: Rc::clone(&template) });
+        Ok(template)
+    }
+
+    /// An image of files that are others by now is of no use.
+    fn drop_outdated(&mut self) {
+        if let Some(current) = self.current.take_if(|current| !current.template.is_current()) {
+            // What comes next may be of the same files.
+            self.next.clear();
+            self.unfit = Some(current.number);
+        }
+    }
+
+    fn wants_more(&self) -> bool {
+        let is_low =
+            |Current { template, runs, .. }: &Current| template.is_too_old() || template.runs_left.get().saturating_mul(2) <= *runs;
+        let has_plan = !matches!(self.plan, Some(Err(_)));
+        let is_refused = self.refused.as_ref().is_some_and(|(_, since)| since.elapsed() < self.max_age);
+        has_plan && !is_refused && !self.is_asked && self.next.is_empty() && self.current.as_ref().is_none_or(is_low)
+    }
+}

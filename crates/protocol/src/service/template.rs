@@ -1,0 +1,92 @@
+//! What workers and the supervisor of a service say to each other about templates.
+//!
+//! A worker asks for a template by what its request was, and the supervisor answers in its own time, with
+//! an image or a reason. Values only: what may be asked for is the supervisor's to know.
+
+use alloc::{string::String, vec::Vec};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Malformed, Message, from_json, json_frame};
+
+/// What a worker has prepared from the beginning on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadyFor {
+    /// For this key.
+    pub key: String,
+    /// Under this policy.
+    pub policy: String,
+    /// For programs of this runtime.
+    pub runtime: String,
+}
+
+/// A template of a service, and whose runs its images are for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateOf {
+    /// Its policy, as keys name it.
+    pub policy: String,
+    /// Its runtime.
+    pub runtime: String,
+    /// For the runs of this key; none: of all keys that use the policy.
+    pub key: Option<String>,
+}
+
+/// What a worker tells the supervisor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToSupervisor {
+    /// It has too little of a template.
+    Wants(TemplateWanted),
+}
+
+/// What a worker asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateWanted {
+    /// The template.
+    pub of: TemplateOf,
+    /// The key whose request would have used it.
+    pub key: String,
+    /// The image of this number, and those before it, are not what a fresh start is now.
+    pub unfit: Option<u64>,
+}
+
+impl Message for ToSupervisor {
+    fn to_frame(&self) -> Vec<u8> {
+        match self {
+            ToSupervisor::Wants(wanted) => json_frame(64, wanted),
+        }
+    }
+
+    fn parse(kind: u8, payload: &[u8]) -> Result<Self, Malformed> {
+        match kind {
+            64 => from_json(payload).map(ToSupervisor::Wants),
+            _ => Err(Malformed::Kind(kind)),
+        }
+    }
+}
+
+/// An image of a template for some runs of a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateLent {
+    /// The template.
+    pub of: TemplateOf,
+    /// The image's number, of all that the service has made.
+    pub number: u64,
+    /// Copies that the worker may make of it.
+    pub runs: u64,
+    /// How long ago it was made, in milliseconds.
+    pub age_ms: u64,
+}
+
+/// Why there is no image of a template.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemplateRefused {
+    /// The template.
+    pub of: TemplateOf,
+    /// Why not.
+    pub why: String,
+}

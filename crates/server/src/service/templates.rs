@@ -1,0 +1,336 @@
+//! The images of a service's templates: made one at a time when a worker asks, and lent for some runs.
+//!
+//! An image is of one key, or of all keys of its policy where the policy says so, and no worker gets it
+//! for another. All workers together get no more runs of it than the policy allows: those that a worker
+//! was lent and has not used when it ends are lost. What is asked for is compared with the settings. An
+//! image is made by another process, and whether it is what a fresh start is now is the workers' to see.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::File,
+    io::{self, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use stockade_engine::{
+    Options,
+    caller::Caller,
+    template::{Image, Maker, Progress},
+};
+use stockade_protocol::service::{FromSupervisor, Key, ReadyFor, TemplateLent, TemplateOf, TemplateRefused, TemplateWanted};
+
+/// The most runs that a worker is lent at a time: then it may get another image of the rotation.
+const MAX_LENT: u64 = 32;
+/// So many makers in a row that make none where the host may be to blame, and the template is refused.
+const MAX_BROKEN: u32 = 3;
+/// All images together have at most this part of the memory that runs share.
+const PART_OF_MEMORY: u64 = 8;
+
+/// A template that a policy of the service has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedTemplate {
+    /// Its policy, as keys name it.
+    pub policy: String,
+    /// Its runtime.
+    pub runtime: String,
+    /// Its name.
+    pub name: String,
+    /// Runs from one image, of all workers together.
+    pub max_runs: u64,
+    /// The age at which another image is made.
+    pub max_age: Duration,
+    /// Images at a time.
+    pub images: u32,
+    /// All keys of the policy have its images in common.
+    pub is_shared: bool,
+    /// Workers that keep a copy waiting; of each key, unless it is shared.
+    pub ready: u32,
+}
+
+/// What the workers that are to be ready from the beginning are ready for, each.
+pub fn ready_workers(keys: &[Key], templates: &[ServedTemplate]) -> Vec<ReadyFor> {
+    let of_template = |served: &ServedTemplate| {
+        let users = keys.iter().filter(|key| key.policies.contains(&served.policy));
+        let users: Vec<&Key> = users.take(if served.is_shared { 1 } else { usize::MAX }).collect();
+        let one = |key: &&Key| ReadyFor { key: key.id.clone(), policy: served.policy.clone(), runtime: served.runtime.clone() };
+        let all: Vec<ReadyFor> = (0..served.ready).flat_map(|_| users.iter().map(one)).collect();
+        all
+    };
+    templates.iter().flat_map(of_template).collect()
+}
+
+/// A message for a worker, with the descriptors that come along.
+pub(super) struct Reply {
+    pub(super) worker: u32,
+    pub(super) message: FromSupervisor,
+    files: Option<(Arc<OwnedFd>, Arc<OwnedFd>)>,
+}
+
+impl Reply {
+    /// The descriptors.
+    pub(super) fn files(&self) -> Vec<BorrowedFd<'_>> {
+        self.files.iter().flat_map(|(image, known)| [image.as_fd(), known.as_fd()]).collect()
+    }
+}
+
+/// All images, and what is still to be made.
+#[derive(Default)]
+pub(super) struct TemplateStore {
+    all: BTreeMap<TemplateOf, State>,
+    queue: VecDeque<TemplateOf>,
+    making: Option<(TemplateOf, Maker, Instant)>,
+    /// The number of the last image.
+    last: u64,
+    /// Counts the uses.
+    clock: u64,
+}
+
+#[derive(Default)]
+struct State {
+    /// The key that has asked.
+    key: String,
+    images: Vec<StoredImage>,
+    /// Why there is none, and since when that is known. As long as an image would serve, none is made.
+    refused: Option<(String, Instant)>,
+    /// How many makers in a row have made none where another try may succeed.
+    broken: u32,
+    /// Workers that wait for the next.
+    waiting: Vec<u32>,
+    used: u64,
+}
+
+/// An image that is lent.
+struct StoredImage {
+    number: u64,
+    image: Image,
+    /// What is known of it, as JSON.
+    known: Arc<OwnedFd>,
+    since: Instant,
+    runs_left: u64,
+}
+
+/// What the service has settled.
+pub(super) struct Terms<'a> {
+    pub(super) templates: &'a [ServedTemplate],
+    pub(super) keys: &'a [Key],
+    pub(super) workers: &'a [u32],
+    /// Bytes that runs share.
+    pub(super) memory: u64,
+    /// Whose the runs are, where root serves.
+    pub(super) account: Option<&'a Caller>,
+    pub(super) tell: &'a dyn Fn(&str),
+}
+
+impl Terms<'_> {
+    fn served(&self, of: &TemplateOf) -> Option<&ServedTemplate> {
+        self.templates.iter().find(|served| (&served.policy, &served.runtime) == (&of.policy, &of.runtime))
+    }
+
+    /// The template that a worker may ask for on behalf of this key.
+    fn granted(&self, of: &TemplateOf, key: &str) -> Option<&ServedTemplate> {
+        let served = self.served(of)?;
+        let has_policy = self.keys.iter().any(|known| known.id == key && known.policies.contains(&of.policy));
+        let is_its = of.key.as_deref() == (!served.is_shared).then_some(key);
+        (has_policy && is_its).then_some(served)
+    }
+}
+
+impl TemplateStore {
+    /// What a worker has asked for, which it is lent now or later.
+    pub(super) fn ask(&mut self, worker: u32, wanted: TemplateWanted, terms: &Terms<'_>) -> Vec<Reply> {
+        let TemplateWanted { of, key, unfit } = wanted;
+        let Some(served) = terms.granted(&of, &key) else {
+            return vec![refusal(worker, &of, String::from("the service has no such template for this key"))];
+        };
+        self.clock += 1;
+        let state = self.all.entry(of.clone()).or_default();
+        (state.key, state.used) = (key, self.clock);
+        state.images.retain(|kept| kept.runs_left > 0 && unfit.is_none_or(|unfit| kept.number > unfit));
+        if state.refused.as_ref().is_some_and(|(_, since)| since.elapsed() >= served.max_age) {
+            (state.refused, state.broken) = (None, 0);
+        }
+        if let Some((why, _)) = &state.refused {
+            return vec![refusal(worker, &of, why.clone())];
+        }
+        let reply = state.lend(worker, &of, served, terms);
+        if reply.is_none() && !state.waiting.contains(&worker) {
+            state.waiting.push(worker);
+        }
+        self.make_more(&of, served);
+        let mut replies = self.make_next(terms);
+        replies.extend(reply);
+        replies
+    }
+
+    /// What becomes readable when the process that makes an image has something to say.
+    pub(super) fn maker(&self) -> Option<BorrowedFd<'_>> {
+        self.making.as_ref().map(|(_, maker, _)| maker.answer())
+    }
+
+    /// Takes what that has made.
+    pub(super) fn take_made(&mut self, terms: &Terms<'_>) -> Vec<Reply> {
+        let Some((of, maker, begun)) = self.making.take() else { return Vec::new() };
+        let came = match maker.poll() {
+            Progress::Going(maker) => {
+                self.making = Some((of, maker, begun));
+                return Vec::new();
+            }
+            Progress::Made(image) => self.keep(&of, image, begun, terms),
+            Progress::Broken(why) => {
+                let state = self.all.entry(of.clone()).or_default();
+                state.broken += 1;
+                if state.broken < MAX_BROKEN {
+                    self.queue.push_back(of.clone());
+                    Ok(Vec::new())
+                } else {
+                    Err(why)
+                }
+            }
+            Progress::Refused(why) => Err(why),
+        };
+        let mut replies = came.unwrap_or_else(|why| self.refuse(&of, why, terms));
+        replies.extend(self.make_next(terms));
+        replies
+    }
+
+    /// Other settings hold. What was refused is tried again, and what no key may use goes.
+    pub(super) fn reload(&mut self, terms: &Terms<'_>) {
+        self.all.retain(|of, state| terms.granted(of, of.key.as_ref().unwrap_or(&state.key)).is_some());
+        for state in self.all.values_mut() {
+            (state.refused, state.broken) = (None, 0);
+        }
+    }
+
+    /// Has another image made where there are fewer good ones than the policy wants.
+    fn make_more(&mut self, of: &TemplateOf, served: &ServedTemplate) {
+        let is_good = |kept: &&StoredImage| kept.runs_left > 0 && kept.since.elapsed() < served.max_age;
+        let good = self.all.get(of).map_or(0, |state| state.images.iter().filter(is_good).count());
+        let is_underway = self.queue.contains(of) || self.making.as_ref().is_some_and(|(making, ..)| making == of);
+        if good < served.images as usize && !is_underway {
+            self.queue.push_back(of.clone());
+        }
+    }
+
+    /// Starts the next maker, if none is at work.
+    fn make_next(&mut self, terms: &Terms<'_>) -> Vec<Reply> {
+        let mut replies = Vec::new();
+        while self.making.is_none() {
+            let Some(of) = self.queue.pop_front() else { break };
+            let Some(state) = self.all.get(&of) else { continue };
+            let (policy, key) = (Some(of.policy.clone()), Some(state.key.clone()));
+            let options = Options { policy, key, peer: terms.account.cloned(), ..Options::default() };
+            match Maker::start_for_worker(&of.runtime, &options) {
+                Ok(maker) => self.making = Some((of, maker, Instant::now())),
+                Err(why) => replies.extend(self.refuse(&of, why.to_string(), terms)),
+            }
+        }
+        replies
+    }
+
+    /// Keeps an image, lends it to those who wait, and has the next made.
+    fn keep(&mut self, of: &TemplateOf, image: Image, begun: Instant, terms: &Terms<'_>) -> Result<Vec<Reply>, String> {
+        // Its key has gone meanwhile.
+        let (Some(served), Some(_)) = (terms.served(of), self.all.get(of)) else { return Ok(Vec::new()) };
+        let (size, most) = (image.made.size, terms.memory / PART_OF_MEMORY);
+        if size > most {
+            let [size, most] = [size, most].map(|bytes| bytes.div_ceil(1 << 20));
+            return Err(format!("its image has {size} MiB, and all images together may have {most} MiB, an eighth of [capacity] memory"));
+        }
+        let known = text_file(&serde_json::to_vec(&image.made).map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        let (ms, mib) = (begun.elapsed().as_millis(), size.div_ceil(1 << 20));
+        (terms.tell)(&format!("stockade: {}: an image of {mib} MiB, made and tried in {ms} ms", named(of, served)));
+        self.last += 1;
+        let kept = StoredImage { number: self.last, image, known: Arc::new(known), since: Instant::now(), runs_left: served.max_runs };
+        while self.size() + size > most && self.drop_oldest(of) {}
+        let state = self.all.entry(of.clone()).or_default();
+        state.broken = 0;
+        // One that is too old served until now.
+        state.images.retain(|kept| kept.since.elapsed() < served.max_age);
+        state.images.push(kept);
+        let mut replies = Vec::new();
+        for worker in std::mem::take(&mut state.waiting) {
+            match state.lend(worker, of, served, terms) {
+                Some(reply) => replies.push(reply),
+                None => state.waiting.push(worker),
+            }
+        }
+        // The first request of the others is to find it too. Half of it stays for those that ask.
+        let others = terms.workers.iter().filter(|worker| replies.iter().all(|reply| reply.worker != **worker)).copied();
+        let others: Vec<u32> = others.collect();
+        for worker in others {
+            if state.images.iter().any(|kept| kept.runs_left > served.max_runs / 2) {
+                replies.extend(state.lend(worker, of, served, terms));
+            }
+        }
+        self.make_more(of, served);
+        Ok(replies)
+    }
+
+    /// What a worker gets that begins.
+    pub(super) fn begin(&mut self, worker: u32, terms: &Terms<'_>) -> Vec<Reply> {
+        let lend = |(of, state): (&TemplateOf, &mut State)| {
+            let served = terms.served(of)?;
+            let is_plenty = state.images.iter().any(|kept| kept.runs_left > served.max_runs / 2);
+            if is_plenty { state.lend(worker, of, served, terms) } else { None }
+        };
+        self.all.iter_mut().filter_map(lend).collect()
+    }
+
+    fn size(&self) -> u64 {
+        self.all.values().flat_map(|state| &state.images).map(|kept| kept.image.made.size).sum()
+    }
+
+    /// Drops an image of the template that was asked for least recently. Whether there was any.
+    fn drop_oldest(&mut self, but: &TemplateOf) -> bool {
+        let with_images = self.all.iter().filter(|(_, state)| !state.images.is_empty());
+        let oldest = with_images.min_by_key(|(of, state)| (*of == but, state.used)).map(|(of, _)| of.clone());
+        let state = oldest.and_then(|oldest| self.all.get_mut(&oldest));
+        state.map(|state| state.images.remove(0)).is_some()
+    }
+
+    /// None is made again for some time, unless the settings are read anew.
+    fn refuse(&mut self, of: &TemplateOf, why: String, terms: &Terms<'_>) -> Vec<Reply> {
+        if let Some(served) = terms.served(of) {
+            (terms.tell)(&format!("stockade: {}: refused: {why}", named(of, served)));
+        }
+        let state = self.all.entry(of.clone()).or_default();
+        state.images.clear();
+        let waiting = std::mem::take(&mut state.waiting);
+        state.refused = Some((why.clone(), Instant::now()));
+        waiting.into_iter().map(|worker| refusal(worker, of, why.clone())).collect()
+    }
+}
+
+impl State {
+    /// Lends the image of which most is left to a worker.
+    fn lend(&mut self, worker: u32, of: &TemplateOf, served: &ServedTemplate, terms: &Terms<'_>) -> Option<Reply> {
+        let is_old = |kept: &StoredImage| kept.since.elapsed() >= served.max_age;
+        let kept = self.images.iter_mut().filter(|kept| kept.runs_left > 0).max_by_key(|kept| (!is_old(kept), kept.runs_left))?;
+        let runs = (served.max_runs / (2 * terms.workers.len().max(1) as u64)).clamp(1, MAX_LENT).min(kept.runs_left);
+        kept.runs_left -= runs;
+        let age_ms = u64::try_from(kept.since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let message = FromSupervisor::Template(TemplateLent { of: of.clone(), number: kept.number, runs, age_ms });
+        Some(Reply { worker, message, files: Some((Arc::clone(&kept.image.file), Arc::clone(&kept.known))) })
+    }
+}
+
+fn refusal(worker: u32, of: &TemplateOf, why: String) -> Reply {
+    Reply { worker, message: FromSupervisor::NoTemplate(TemplateRefused { of: of.clone(), why }), files: None }
+}
+
+/// A template, for people.
+fn named(of: &TemplateOf, served: &ServedTemplate) -> String {
+    let key = of.key.as_ref().map_or_else(|| String::from("all keys"), |key| format!("key {key}"));
+    format!("template {} of policy {} for {key}", served.name, of.policy)
+}
+
+/// A file in memory that nothing can change.
+fn text_file(text: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(memfd_create(c"stockade-template", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    file.write_all(text)?;
+    fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
+    Ok(file.into())
+}
