@@ -44,6 +44,7 @@ mod scratch_size;
 mod screen;
 mod serve;
 mod serve_same_result;
+mod serve_sessions;
 mod serve_streams;
 mod session_life;
 mod sessions;

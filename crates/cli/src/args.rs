@@ -249,6 +249,9 @@ pub(crate) enum Command {
     /// Run what the service's front sends on stdin, as the table on stdout permits
     #[command(hide = true)]
     ServeWorker,
+    /// Keep one session for the service's front, whose socket comes by stdin
+    #[command(hide = true)]
+    ServeKeeper(ServeKeeper),
     /// Serve one request from the connection that systemd passes on stdin
     #[command(hide = true)]
     ServeOne(ServeOne),
@@ -476,6 +479,17 @@ pub(crate) struct Serve {
     /// Read configuration, keys and policies, say what is wrong, and serve nothing
     #[arg(long)]
     pub(crate) check: bool,
+}
+
+/// `serve-keeper`.
+#[derive(Args, Debug)]
+pub(crate) struct ServeKeeper {
+    /// The key that has the session
+    #[arg(long)]
+    pub(crate) key: String,
+    /// The policy of its runs
+    #[arg(long)]
+    pub(crate) policy: String,
 }
 
 #[derive(Args, Debug)]

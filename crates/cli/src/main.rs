@@ -96,6 +96,7 @@ fn main() -> ExitCode {
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve::run(&serve),
         Command::ServeWorker => serve::work(),
+        Command::ServeKeeper(keeper) => serve::keep(&keeper),
         Command::ServeOne(serve) => serve_connection(&serve),
         Command::Help { words } => help::show(&words),
         Command::Man { words, into } => manual::run(&words, into.as_deref()),

@@ -31,7 +31,9 @@ use stockade_protocol::{
     LimitKey,
     service::{self, Capacity, Key, ListenerKind, RunSize, Settings},
 };
-use stockade_server::service::{ServedTemplate, Service, ServiceEnd, ServiceSettings, ready_workers, serve, work as work_for};
+use stockade_server::service::{
+    ServedTemplate, Service, ServiceEnd, ServiceSettings, keep as keep_for, ready_workers, serve, work as work_for,
+};
 
 use crate::{ExitCode, args, key::service_file, output::warn};
 
@@ -94,6 +96,13 @@ pub(crate) fn run(serve_args: &args::Serve) -> anyhow::Result<ExitCode> {
 pub(crate) fn work() -> anyhow::Result<ExitCode> {
     let own = |stream: rustix::fd::BorrowedFd<'_>| stream.try_clone_to_owned().context("a worker's sockets");
     work_for(own(io::stdin().as_fd())?, own(io::stdout().as_fd())?, account_of_runs()?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The keeper of a session of the service; stdin leads to the supervisor.
+pub(crate) fn keep(keeper: &args::ServeKeeper) -> anyhow::Result<ExitCode> {
+    let supervisor = io::stdin().as_fd().try_clone_to_owned().context("a keeper's socket")?;
+    keep_for(supervisor, &keeper.key, &keeper.policy, account_of_runs()?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -207,6 +216,7 @@ fn key_of(key: &ServiceKey) -> Key {
         runs_per_minute: key.runs_per_minute,
         cpu_per_hour: key.cpu_per_hour,
         weight: key.weight,
+        sessions: key.sessions,
         expires: key.expires.map(|end| end.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs().cast_signed())),
     }
 }
@@ -214,6 +224,7 @@ fn key_of(key: &ServiceKey) -> Key {
 fn scope_of(scope: Scope) -> service::Scope {
     match scope {
         Scope::Run => service::Scope::Run,
+        Scope::Keep => service::Scope::Keep,
         Scope::Watch => service::Scope::Watch,
     }
 }
@@ -224,7 +235,7 @@ fn capacity(config: &ServeConfig) -> anyhow::Result<Capacity> {
     let cpus = config.capacity.cpus.map_or_else(own, Ok)?;
     let memory = config.capacity.memory.map_or_else(most_of_memory, Ok)?;
     let size = RunSize { cpus: cpus * config.capacity.oversubscribe / 1000, memory };
-    Ok(Capacity { size, waiting: config.capacity.waiting, queue_ms: config.capacity.queue })
+    Ok(Capacity { size, waiting: config.capacity.waiting, queue_ms: config.capacity.queue, sessions: config.capacity.sessions })
 }
 
 /// 80 % of the host's memory, in bytes.

@@ -25,12 +25,12 @@ use stockade_launcher::{
 use stockade_policy::plan::{HOME, Plan, Protection, RunRequest, find_runtime};
 use stockade_protocol::{
     LimitKey, NO_TEMPLATE, Report, Request,
-    session::{List, Only, Read, Write},
+    session::{List, Only, Read, Remove, Write},
 };
 
 use crate::{
     Admission, Ahead, CancelledBeforeStart, LoadedPolicy, Options, Origin, Purpose, Refusal,
-    admit::{check_grants, check_relative, decode, open_scratch, random_bytes},
+    admit::{check_grants, check_relative, decode, open_scratch, random_bytes, unique_stem},
     answer,
     audit::{AuditRecorder, AuditSubject},
     caller::{self, Identity},
@@ -434,8 +434,38 @@ impl Session {
         self.noted(op, &asked.path, asked.id.as_ref(), |size| Some(*size), self.try_write(asked))
     }
 
-    fn try_write(&self, Write { path, contents, append, .. }: &Write) -> Result<u64, Refusal> {
+    fn try_write(&self, Write { path, contents, append, whole, .. }: &Write) -> Result<u64, Refusal> {
         let bytes = decode(contents, "contents")?;
+        if *append && *whole {
+            return Err(SessionError::AppendWhole.into());
+        }
+        let place = self.place_to_change(path)?;
+        let _locked = place.host.as_ref().map(|opened| lock_opened(opened, LockMode::Shared, &self.identity)).transpose()?;
+        let tree = place.tree(self)?;
+        let written = if *whole { tree.replace(&place.below, &bytes, &unique_stem()?) } else { tree.write(&place.below, &bytes, *append) };
+        Ok(written.map_err(|error| wrong(path, error))?)
+    }
+
+    /// Removes a file, a link or an empty directory.
+    ///
+    /// # Errors
+    /// There is none, a directory holds something, or the code could not remove it either.
+    pub fn remove(&mut self, asked: &Remove) -> Result<(), Refusal> {
+        if self.pool.waits_for_program() {
+            // What its interpreter has read may be what is removed.
+            self.pool = Pool::default();
+        }
+        self.noted("remove", &asked.path, asked.id.as_ref(), |()| None, self.try_remove(&asked.path))
+    }
+
+    fn try_remove(&self, path: &str) -> Result<(), Refusal> {
+        let place = self.place_to_change(path)?;
+        let _locked = place.host.as_ref().map(|opened| lock_opened(opened, LockMode::Shared, &self.identity)).transpose()?;
+        Ok(place.tree(self)?.remove(&place.below).map_err(|error| wrong(path, error))?)
+    }
+
+    /// The place of a path at which something may be changed.
+    fn place_to_change(&self, path: &str) -> Result<Place, Refusal> {
         let place = self.place(path, false)?;
         if let Some(opened) = &place.host {
             if self.plan.scratch.read_only || opened.protection(&place.below, &self.loaded.policy) == Some(Protection::ReadOnly) {
@@ -444,8 +474,7 @@ impl Session {
         } else if self.plan.scratch.read_only && place.root == self.plan.scratch.path {
             return Err(wrong(path, PathProblem::ReadOnlyScratch(self.loaded.policy.name.clone())).into());
         }
-        let _locked = place.host.as_ref().map(|opened| lock_opened(opened, LockMode::Shared, &self.identity)).transpose()?;
-        Ok(place.tree(self)?.write(&place.below, &bytes, *append).map_err(|error| wrong(path, error))?)
+        Ok(place)
     }
 
     /// Lists a directory, and whether there is more in it than is listed.

@@ -1,4 +1,4 @@
-//! Files that a session's client reads, writes and lists between two runs.
+//! Files that a session's client reads, writes, lists and removes between two runs.
 //!
 //! The trees were written by hostile code. So everything happens beneath a directory, through no
 //! link, on no other file system and on regular files only, with the ids of the tree's owner and
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     fd::{AsFd, OwnedFd},
-    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, ftruncate, mkdirat, openat2},
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, fstat, ftruncate, mkdirat, openat2, renameat, statat, unlinkat},
     io::Errno,
 };
 use stockade_policy::facts::Caller;
@@ -31,7 +31,7 @@ pub struct Tree<'a> {
     privileged: bool,
 }
 
-/// Why a file could not be read, written or listed.
+/// Why a file could not be read, written, listed or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     /// No link is followed.
@@ -49,6 +49,9 @@ pub enum FileError {
     /// It is a directory and no file.
     #[error("it is a directory")]
     Directory,
+    /// It is a directory that holds something.
+    #[error("it is a directory that is not empty; remove what lies in it first")]
+    NotEmpty,
     /// It is a fifo, a socket or a device.
     #[error("it is not a regular file")]
     NotFile,
@@ -83,6 +86,7 @@ impl FileError {
             FileError::Missing => "file_missing",
             FileError::NotDirectory => "not_a_directory",
             FileError::Directory => "is_a_directory",
+            FileError::NotEmpty => "directory_not_empty",
             FileError::NotFile => "not_a_file",
             FileError::Denied(_) => "permission_denied",
             FileError::NoSpace(_) => "no_space",
@@ -100,6 +104,7 @@ impl From<Errno> for FileError {
             Errno::NOENT => FileError::Missing,
             Errno::NOTDIR => FileError::NotDirectory,
             Errno::ISDIR => FileError::Directory,
+            Errno::NOTEMPTY => FileError::NotEmpty,
             Errno::NXIO => FileError::NotFile,
             Errno::ACCESS | Errno::PERM => FileError::Denied(errno),
             Errno::NOSPC | Errno::DQUOT => FileError::NoSpace(errno),
@@ -193,6 +198,60 @@ impl<'a> Tree<'a> {
             file.write_all(bytes)?;
             Ok(start + bytes.len() as u64)
         })
+    }
+
+    /// Writes a file whole, or leaves what stands there as it was. `aside` is a name that nothing else has.
+    /// Returns its size.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; or what stands there is a directory.
+    pub fn replace(&self, path: &Path, bytes: &[u8], aside: &str) -> Result<u64, FileError> {
+        self.act(|| {
+            if let Some(above) = path.parent() {
+                self.make_directories(above)?;
+            }
+            let (directory, name) = self.open_above(path)?;
+            let mode = match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Mode::from_raw_mode(stat.st_mode),
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => return Err(FileError::Directory),
+                Ok(_) => return Err(FileError::NotFile),
+                Err(Errno::NOENT) => Mode::from_raw_mode(0o644),
+                Err(errno) => return Err(errno.into()),
+            };
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&directory, aside, flags, mode)?;
+            let written = File::from(file).write_all(bytes).map_err(FileError::from);
+            let written = written.and_then(|()| Ok(renameat(&directory, aside, &directory, name)?));
+            if written.is_err() {
+                // What is left of it takes room; there is nothing else to be done.
+                let _left = unlinkat(&directory, aside, AtFlags::empty());
+            }
+            written.map(|()| bytes.len() as u64)
+        })
+    }
+
+    /// Removes a file, a link or an empty directory.
+    ///
+    /// # Errors
+    /// It is missing, a directory that holds something, or its owner may not remove it.
+    pub fn remove(&self, path: &Path) -> Result<(), FileError> {
+        self.act(|| {
+            let (directory, name) = self.open_above(path)?;
+            match unlinkat(&directory, name, AtFlags::empty()) {
+                Err(Errno::ISDIR) => Ok(unlinkat(&directory, name, AtFlags::REMOVEDIR)?),
+                removed => Ok(removed?),
+            }
+        })
+    }
+
+    /// The directory in which a path lies, and its name there.
+    fn open_above<'p>(&self, path: &'p Path) -> Result<(OwnedFd, &'p std::ffi::OsStr), FileError> {
+        let name = path.file_name().ok_or(FileError::Directory)?;
+        let directory = match path.parent().filter(|above| !above.as_os_str().is_empty()) {
+            Some(above) => open_beneath(self.directory, above, OFlags::PATH | OFlags::DIRECTORY)?,
+            None => self.directory.try_clone()?,
+        };
+        Ok((directory, name))
     }
 
     fn make_directories(&self, path: &Path) -> Result<(), FileError> {

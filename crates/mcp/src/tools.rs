@@ -208,7 +208,7 @@ impl Server {
         let mut kept = Vec::new();
         for (stream, text) in answer.as_ref().map(results::long_streams).unwrap_or_default() {
             let place = if stream == "output" { ALL_OUTPUT } else { ALL_ERROR };
-            let whole = Write { path: place.to_owned(), contents: TextOrBase64::Text(text), append: false, id: None };
+            let whole = Write { path: place.to_owned(), contents: TextOrBase64::Text(text), append: false, whole: false, id: None };
             // Where there is no room for it, the model is told to print less.
             if self.session.ask(Line::Write(whole), None).await.is_ok_and(|answer| answer.get("ok") == Some(&Value::Bool(true))) {
                 kept.push((stream, place));
@@ -229,7 +229,7 @@ impl Server {
             (None, Some(base64)) => TextOrBase64::Base64(Base64 { base64 }),
             _ => return Ok(results::error("write_file takes either `text` or `base64`")),
         };
-        let line = Line::Write(Write { path: asked.path, contents, append: asked.append, id: None });
+        let line = Line::Write(Write { path: asked.path, contents, append: asked.append, whole: false, id: None });
         finish(self.session.ask(line, None).await, results::written)
     }
 

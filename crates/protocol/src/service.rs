@@ -5,6 +5,7 @@
 //! worker and to the supervisor, what comes from the front is hostile: nothing here panics on any
 //! input, and no more is kept than one frame. What a message permits is not decided here.
 
+mod keeper;
 mod template;
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
@@ -12,6 +13,7 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+pub use keeper::{FromFront, KeeperOf, NoKeeper};
 pub use template::{ReadyFor, TemplateLent, TemplateOf, TemplateRefused, TemplateWanted, ToSupervisor};
 
 use crate::OutputStream;
@@ -124,6 +126,9 @@ pub enum ToWorker {
     Request(Vec<u8>),
     /// The run is to end, begun or not.
     Cancel,
+    /// To a keeper: an operation of its session. As many bytes of its line follow, as [`Self::Request`], and
+    /// the answer comes as a result.
+    Line(u64),
 }
 
 /// A run, as the front names it.
@@ -148,6 +153,7 @@ impl Message for ToWorker {
             ToWorker::Begin(begin) => json_frame(1, begin),
             ToWorker::Request(bytes) => frame(2, bytes),
             ToWorker::Cancel => frame(3, &[]),
+            ToWorker::Line(length) => frame(4, &length.to_le_bytes()),
         }
     }
 
@@ -156,6 +162,7 @@ impl Message for ToWorker {
             1 => from_json(payload).map(ToWorker::Begin),
             2 => Ok(ToWorker::Request(payload.to_vec())),
             3 => empty(payload, ToWorker::Cancel),
+            4 => number(payload).map(ToWorker::Line),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -251,6 +258,12 @@ pub enum FromSupervisor {
     Template(TemplateLent),
     /// There is no image for a worker.
     NoTemplate(TemplateRefused),
+    /// The socket of a keeper, for the front; its descriptor comes along.
+    Keeper(KeeperOf),
+    /// There is no keeper, for the front.
+    NoKeeper(NoKeeper),
+    /// The socket of a front, for a keeper; its descriptor comes along.
+    Front,
 }
 
 /// What a socket listens at.
@@ -273,6 +286,9 @@ impl Message for FromSupervisor {
             FromSupervisor::Drain => frame(20, &[]),
             FromSupervisor::Template(lent) => json_frame(21, lent),
             FromSupervisor::NoTemplate(refused) => json_frame(22, refused),
+            FromSupervisor::Keeper(of) => json_frame(23, of),
+            FromSupervisor::NoKeeper(none) => json_frame(24, none),
+            FromSupervisor::Front => frame(25, &[]),
         }
     }
 
@@ -285,6 +301,9 @@ impl Message for FromSupervisor {
             20 => empty(payload, FromSupervisor::Drain),
             21 => from_json(payload).map(FromSupervisor::Template),
             22 => from_json(payload).map(FromSupervisor::NoTemplate),
+            23 => from_json(payload).map(FromSupervisor::Keeper),
+            24 => from_json(payload).map(FromSupervisor::NoKeeper),
+            25 => empty(payload, FromSupervisor::Front),
             _ => Err(Malformed::Kind(kind)),
         }
     }
@@ -332,6 +351,8 @@ pub struct Key {
     pub weight: u32,
     /// When it ends, in seconds since 1970.
     pub expires: Option<i64>,
+    /// Sessions at a time.
+    pub sessions: u32,
 }
 
 /// Who has a key.
@@ -350,6 +371,8 @@ pub enum Credential {
 pub enum Scope {
     /// Run programs.
     Run,
+    /// Keep sessions.
+    Keep,
     /// See the runs of all keys.
     Watch,
 }
@@ -363,6 +386,8 @@ pub struct Capacity {
     pub waiting: u32,
     /// How long one waits, in milliseconds.
     pub queue_ms: u64,
+    /// Sessions at a time.
+    pub sessions: u32,
 }
 
 /// What a run takes.

@@ -20,6 +20,8 @@ pub enum Line {
     Read(Read),
     /// To list a directory.
     List(List),
+    /// To remove a file, a link or an empty directory.
+    Remove(Remove),
     /// To cancel what runs.
     Cancel(Cancel),
     /// To empty everything that the session keeps.
@@ -39,6 +41,9 @@ pub struct Write {
     /// They are added to what is there.
     #[serde(default)]
     pub append: bool,
+    /// Where not all can be written, what stands there stays as it was. That takes room for both.
+    #[serde(default)]
+    pub whole: bool,
     /// Echoed.
     pub id: Option<String>,
 }
@@ -71,6 +76,16 @@ pub struct List {
     /// Everything below it too.
     #[serde(default)]
     pub recursive: bool,
+    /// Echoed.
+    pub id: Option<String>,
+}
+
+/// See [`Line::Remove`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Remove {
+    /// As in [`Write`].
+    pub path: String,
     /// Echoed.
     pub id: Option<String>,
 }

@@ -279,6 +279,7 @@ impl Batch {
             wait,
             output: false,
             keep: Duration::ZERO,
+            session: None,
             name: None,
         };
         match self.front.run(order) {

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::{Deref, DerefMut},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,10 +16,10 @@ use std::{
 
 use axum::{body::Bytes, http::StatusCode};
 use serde_json::json;
-use stockade_protocol::service::{Begin, FromWorker, Key, Malformed, Prepared, RunSize, Settings, ToWorker};
+use stockade_protocol::service::{Begin, FromFront, FromWorker, Key, Malformed, Prepared, RunSize, Settings, ToWorker};
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot},
+    sync::{Notify, mpsc, oneshot},
 };
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     link::{LinkError, WorkerLink},
     log::{Ending, Format, Reader, RunLog},
     problem::Problem,
+    sessions::{KeeperGuard, Session, Sessions, session_ended},
 };
 
 /// A run's number at the front.
@@ -40,6 +42,8 @@ const MAX_KEPT: usize = 64 << 20;
 pub struct Front {
     state: Mutex<State>,
     buffers: Arc<Buffers>,
+    /// The sessions of all keys.
+    pub sessions: Sessions,
     /// Something has ended, while it drains.
     ended: Notify,
 }
@@ -49,8 +53,8 @@ struct State {
     admission: Admission,
     /// Who waits for a worker.
     waiters: BTreeMap<Ticket, Waiter>,
-    /// Who waits for another, because the worker that it was given had ended.
-    again: VecDeque<Waiter>,
+    /// Who is to begin, and waits for an idle worker.
+    wanting: VecDeque<Waiter>,
     idle: Vec<(WorkerLink, Option<Prepared>)>,
     /// Those that wait or run.
     runs: BTreeMap<RunNumber, Run>,
@@ -64,7 +68,9 @@ struct State {
 /// A request that waits for a worker.
 struct Waiter {
     asks: Asks,
-    hand_over: oneshot::Sender<Result<WorkerLink, Problem>>,
+    /// None where it has a keeper.
+    hand_over: oneshot::Sender<Result<Option<WorkerLink>, Problem>>,
+    has_keeper: bool,
 }
 
 /// What a worker may have prepared for a request.
@@ -154,27 +160,29 @@ pub struct Order {
     pub output: bool,
     /// How long its log is kept after the run.
     pub keep: Duration,
+    /// The session that it is of.
+    pub session: Option<Arc<Session>>,
     /// Its `Idempotency-Key`, and what it asks for.
     pub name: Option<(String, RequestHash)>,
 }
 
 impl Front {
     /// One that has no worker yet.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, wishes: mpsc::UnboundedSender<FromFront>) -> Self {
         let admission = Admission::new(settings.capacity, &settings.keys);
         let buffers = Arc::new(Buffers { used: AtomicU64::new(0), most: AtomicU64::new(settings.max_buffers) });
         let state = State {
             settings: Arc::new(settings),
             admission,
             waiters: BTreeMap::new(),
-            again: VecDeque::new(),
+            wanting: VecDeque::new(),
             idle: Vec::new(),
             runs: BTreeMap::new(),
             kept: BTreeMap::new(),
             named: BTreeMap::new(),
             draining: false,
         };
-        Front { state: Mutex::new(state), buffers, ended: Notify::new() }
+        Front { state: Mutex::new(state), buffers, sessions: Sessions::new(wishes), ended: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -210,8 +218,8 @@ impl Front {
     pub fn drain(&self) {
         let mut state = self.state();
         state.draining = true;
-        let again = std::mem::take(&mut state.again);
-        for waiter in std::mem::take(&mut state.waiters).into_values().chain(again) {
+        let wanting = std::mem::take(&mut state.wanting);
+        for waiter in std::mem::take(&mut state.waiters).into_values().chain(wanting) {
             // One that was cancelled just now does not wait any more.
             let _gone = waiter.hand_over.send(Err(draining()));
         }
@@ -295,11 +303,11 @@ impl Front {
     }
 
     /// Another worker for a request whose worker had ended.
-    fn another_worker(&self, asks: Asks) -> oneshot::Receiver<Result<WorkerLink, Problem>> {
+    fn another_worker(&self, asks: Asks) -> oneshot::Receiver<Result<Option<WorkerLink>, Problem>> {
         let (hand_over, worker) = oneshot::channel();
         let mut state = self.state();
         if !state.draining {
-            state.again.push_back(Waiter { asks, hand_over });
+            state.wanting.push_back(Waiter { asks, hand_over, has_keeper: false });
             state.begin_all();
         }
         worker
@@ -325,10 +333,10 @@ impl Front {
             Ok(ticket) => ticket,
             Err(problem) => return Err((problem, Box::new(order))),
         };
-        let Order { number, key, policy, size: _, about, request, buffer, wait, output, keep, name } = order;
+        let Order { number, key, policy, size: _, about, request, buffer, wait, output, keep, session, name } = order;
         let language = about.language.as_deref().unwrap_or_default().to_ascii_lowercase();
         let asks = Asks { key: key.id.clone(), policy: policy.clone(), language };
-        state.waiters.insert(ticket, Waiter { asks: asks.clone(), hand_over });
+        state.waiters.insert(ticket, Waiter { asks: asks.clone(), hand_over, has_keeper: session.is_some() });
         let run =
             Run { key: key.id.clone(), policy: policy.clone(), about, came, began: None, log: Arc::clone(&log), cancel: Some(cancel) };
         if let Some((name, request)) = name {
@@ -342,7 +350,7 @@ impl Front {
         let length = request.len() as u64;
         let begin = Begin { run: number.clone(), key: key.id.clone(), policy, length, output };
         let place = Place { front: Arc::clone(self), ticket, number: number.clone(), keep };
-        let turn = Queued { begin, request, buffer, asks, worker, cancelled, wait, came };
+        let turn = Queued { begin, request, buffer, asks, session, worker, cancelled, wait, came };
         let own_log = Arc::clone(&log);
         tokio::spawn(async move {
             let ending = serve(&place, turn, &own_log).await;
@@ -373,19 +381,22 @@ impl Front {
 }
 
 impl State {
-    /// Gives idle workers to the requests whose turn it is.
+    /// Lets those begin whose turn it is and that fit, and gives them idle workers.
     fn begin_all(&mut self) {
-        while !self.idle.is_empty() && !self.draining {
-            let waiter = match self.again.pop_front() {
-                Some(waiter) => waiter,
-                None => {
-                    let Some(ticket) = self.admission.begin_next() else { return };
-                    let Some(waiter) = self.waiters.remove(&ticket) else { continue };
-                    waiter
-                }
-            };
-            let Some((worker, prepared)) = self.take_idle(&waiter.asks) else { return self.again.push_front(waiter) };
-            if let Err(Ok(worker)) = waiter.hand_over.send(Ok(worker)) {
+        while !self.draining
+            && let Some(ticket) = self.admission.begin_next()
+        {
+            let Some(waiter) = self.waiters.remove(&ticket) else { continue };
+            if waiter.has_keeper {
+                // One that was cancelled just now ends by itself.
+                let _gone = waiter.hand_over.send(Ok(None));
+            } else {
+                self.wanting.push_back(waiter);
+            }
+        }
+        while let Some(waiter) = self.wanting.pop_front() {
+            let Some((worker, prepared)) = self.take_idle(&waiter.asks) else { return self.wanting.push_front(waiter) };
+            if let Err(Ok(Some(worker))) = waiter.hand_over.send(Ok(Some(worker))) {
                 // It was cancelled just now, and ends by itself.
                 self.idle.push((worker, prepared));
             }
@@ -618,7 +629,8 @@ struct Queued {
     request: Vec<u8>,
     buffer: Buffer,
     asks: Asks,
-    worker: oneshot::Receiver<Result<WorkerLink, Problem>>,
+    session: Option<Arc<Session>>,
+    worker: oneshot::Receiver<Result<Option<WorkerLink>, Problem>>,
     cancelled: oneshot::Receiver<()>,
     wait: Duration,
     came: Instant,
@@ -626,18 +638,28 @@ struct Queued {
 
 /// Waits for a worker, and for what comes of the run there.
 async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, asks, mut worker, mut cancelled, wait, came } = turn;
-    let lost = |error: LinkError| Problem { started: log.has_started(), ..lost(&error.to_string()) };
+    let Queued { begin, request, buffer, asks, session, mut worker, mut cancelled, wait, came } = turn;
+    let is_of_session = session.is_some();
+    let lost = |error: LinkError| {
+        let problem = if is_of_session { session_ended() } else { lost(&error.to_string()) };
+        Problem { started: log.has_started(), ..problem }
+    };
     let (key, number) = (begin.key.clone(), begin.run.clone());
     let mut tries = 0;
     let (mut worker, began) = loop {
-        let mut next = tokio::select! {
+        let next = tokio::select! {
             worker = worker => worker.unwrap_or_else(|_| Err(draining()))?,
             _ = &mut cancelled => return Err(cancelled_in_queue()),
-            () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => {
-                let detail = format!("no worker was free within {} s", wait.as_secs_f64());
-                return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2)));
-            }
+            () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
+        };
+        let mut next = match (next, &session) {
+            (Some(worker), _) => Link::Worker(worker),
+            (None, Some(session)) => tokio::select! {
+                keeper = Arc::clone(session).keeper() => Link::Keeper(keeper?),
+                _ = &mut cancelled => return Err(cancelled_in_queue()),
+                () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
+            },
+            (None, None) => return Err(draining()),
         };
         let began = Instant::now();
         if let Some(run) = place.front.state().runs.get_mut(&place.number) {
@@ -646,7 +668,9 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
         // A worker runs nothing before it has the whole request, so another may get it.
         match next.begin(begin.clone(), &request).await {
             Ok(()) => break (next, began),
-            Err(_) if tries + 1 < MAX_WORKERS_OF_RUN => (tries, worker) = (tries + 1, place.front.another_worker(asks.clone())),
+            Err(_) if session.is_none() && tries + 1 < MAX_WORKERS_OF_RUN => {
+                (tries, worker) = (tries + 1, place.front.another_worker(asks.clone()));
+            }
             Err(error) => return Err(lost(error)),
         }
     };
@@ -657,14 +681,49 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
     tokio::spawn(async move {
-        if let Ok(FromWorker::Idle(prepared)) = worker.next().await {
-            front.add_idle(worker, prepared);
+        let idle = worker.next().await;
+        match (idle, worker) {
+            (Ok(FromWorker::Idle(prepared)), Link::Worker(worker)) => front.add_idle(worker, prepared),
+            // It is free from here on.
+            (Ok(FromWorker::Idle(_)), Link::Keeper(keeper)) => keeper.give_back(),
+            _ => {}
         }
     });
     let result = with_place(result, &number, &key, queued);
     let mut buffer = place.front.buffer();
     buffer.grow(result.len()).map_err(|problem| Problem { started: true, ..problem })?;
     Ok(Bytes::from_owner(BufferedResult { result, _buffer: buffer }))
+}
+
+fn queue_timeout(wait: Duration) -> Problem {
+    let detail = format!("the run did not begin within {} s", wait.as_secs_f64());
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "queue_timeout", detail).after(wait.as_secs().div_ceil(2))
+}
+
+/// Who runs it: a worker of its own, or the keeper of its session, which others may wait for.
+enum Link {
+    Worker(WorkerLink),
+    Keeper(KeeperGuard),
+}
+
+impl Deref for Link {
+    type Target = WorkerLink;
+
+    fn deref(&self) -> &WorkerLink {
+        match self {
+            Link::Worker(worker) => worker,
+            Link::Keeper(keeper) => keeper,
+        }
+    }
+}
+
+impl DerefMut for Link {
+    fn deref_mut(&mut self) -> &mut WorkerLink {
+        match self {
+            Link::Worker(worker) => worker,
+            Link::Keeper(keeper) => keeper,
+        }
+    }
 }
 
 /// A result that counts as buffered until its last byte was written.

@@ -30,6 +30,7 @@ use crate::{
     keys,
     log::Format,
     problem::Problem,
+    sessions::{self, Session},
 };
 
 /// How long a part of a body may take.
@@ -62,6 +63,12 @@ pub fn router(front: Arc<Front>) -> Router {
         .route("/v1/runs", get(list_runs))
         .route("/v1/runs/{run}", get(one_run).delete(cancel_run))
         .route("/v1/runs/{run}/events", get(run_events))
+        .route("/v1/sessions", get(sessions::list).post(sessions::open))
+        .route("/v1/sessions/{session}", get(sessions::show).delete(sessions::close))
+        .route("/v1/sessions/{session}/run", post(sessions::run))
+        .route("/v1/sessions/{session}/reset", post(sessions::reset))
+        .route("/v1/sessions/{session}/files/", get(sessions::list_files))
+        .route("/v1/sessions/{session}/files/{*path}", get(sessions::read_file).put(sessions::write_file).delete(sessions::remove_file))
         .route("/v1/policies", get(policies))
         .route("/v1/limits", get(limits))
         .route("/live", get(live))
@@ -143,16 +150,31 @@ async fn run(
 ) -> Result<Response, Problem> {
     let (parts, body) = request.into_parts();
     let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Run)?;
-    let settings = front.settings();
     let unknown = |error: QueryRejection| bad_query(format!("the query may have `policy` and `queue`: {error}"));
     let RunQuery { policy, queue } = query.map_err(unknown)?.0;
-    let (policy, wait) = (policy_of(&key, policy)?, wait_of(&settings, queue.as_deref())?);
-    let answer = Answer::of(&parts.headers)?;
-    check_type(&parts.headers, "application/json")?;
-    let name = idempotency_key(&parts.headers)?;
+    let policy = policy_of(&key, policy)?;
+    run_for(front, key, policy, queue, None, &parts.headers, body).await
+}
+
+/// Runs a request, in a session or by itself.
+pub async fn run_for(
+    front: Arc<Front>,
+    key: Key,
+    policy: String,
+    queue: Option<String>,
+    session: Option<Arc<Session>>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, Problem> {
+    let settings = front.settings();
+    let wait = wait_of(&settings, queue.as_deref())?;
+    let answer = Answer::of(headers)?;
+    check_type(headers, "application/json")?;
+    let name = idempotency_key(headers)?;
     let mut buffer = front.buffer();
     let request = read(body, settings.max_body, &mut buffer).await?;
-    let name = name.map(|name| (name, hash_of(&policy, &request)));
+    let place = session.as_ref().map_or(&policy, |session| session.number());
+    let name = name.map(|name| (name, hash_of(place, &request)));
     if let Some((name, hash)) = &name
         && let Some(ending) = front.repeated(&key.id, name, hash)?
     {
@@ -162,7 +184,7 @@ async fn run(
     let number = new_number()?;
     let keep = answer.keep().max(if name.is_some() { KEEP_NAMED } else { Duration::ZERO });
     let (output, may_return) = (matches!(answer, Answer::Stream(_)), name.is_some());
-    let order = Order { number: number.clone(), key, policy, size, about, request, buffer, wait, output, keep, name };
+    let order = Order { number: number.clone(), key, policy, size, about, request, buffer, wait, output, keep, session, name };
     let handle = front.run(order).map_err(|(problem, _)| problem)?;
     match answer {
         Answer::Later => {
@@ -359,7 +381,7 @@ impl BodyReader {
 }
 
 /// Reads a whole body.
-async fn read(body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>, Problem> {
+pub async fn read(body: Body, most: u64, buffer: &mut Buffer) -> Result<Vec<u8>, Problem> {
     let (mut body, mut bytes) = (BodyReader::new(body, most), Vec::new());
     while let Some(part) = body.next().await? {
         buffer.grow(part.len())?;
@@ -496,11 +518,12 @@ async fn limits(State(front): Shared, Extension(peer): Extension<Peer>, headers:
         "waiting": { "now": waiting, "most": key.waiting },
         "runs_per_minute": key.runs_per_minute,
         "cpu_per_hour_ms": key.cpu_per_hour,
+        "sessions": { "now": front.sessions.count(&key.id).0, "most": key.sessions },
         "scopes": key.scopes,
     })))
 }
 
-fn json_response(value: &serde_json::Value) -> Response {
+pub fn json_response(value: &serde_json::Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string() + "\n").into_response()
 }
 

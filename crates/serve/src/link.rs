@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
-use stockade_protocol::service::{Begin, FrameDecoder, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
+use stockade_protocol::service::{Begin, FrameDecoder, FromFront, FromSupervisor, FromWorker, MAX_PAYLOAD, Malformed, Message, ToWorker};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, Interest},
     net::UnixStream,
@@ -93,6 +93,33 @@ impl WorkerLink {
         Ok(())
     }
 
+    /// Tells a keeper of an operation of its session.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub async fn ask(&mut self, line: &[u8]) -> Result<Vec<u8>, LinkError> {
+        self.send(&ToWorker::Line(line.len() as u64)).await?;
+        for part in line.chunks(MAX_PAYLOAD) {
+            self.send(&ToWorker::Request(part.to_vec())).await?;
+        }
+        self.answer().await
+    }
+
+    /// The answer to an operation, or why a session could not be begun.
+    ///
+    /// # Errors
+    /// The keeper has ended.
+    pub async fn answer(&mut self) -> Result<Vec<u8>, LinkError> {
+        let mut answer = Vec::new();
+        loop {
+            match self.next().await? {
+                FromWorker::Result(part) => answer.extend(part),
+                FromWorker::End => return Ok(answer),
+                _ => return Err(LinkError::Malformed(Malformed::Payload)),
+            }
+        }
+    }
+
     /// Tells it something.
     ///
     /// # Errors
@@ -141,14 +168,23 @@ impl SupervisorLink {
         Ok(SupervisorLink { stream, decoder: FrameDecoder::default(), descriptors: std::collections::VecDeque::new() })
     }
 
-    /// What it says next, with the descriptor that belongs to it.
+    /// Tells it something.
+    ///
+    /// # Errors
+    /// The supervisor has ended.
+    pub async fn send(&mut self, message: &FromFront) -> Result<(), LinkError> {
+        Ok(self.stream.write_all(&message.to_frame()).await?)
+    }
+
+    /// What it says next, with the descriptor that belongs to it. Nothing is lost where this is dropped
+    /// before it is ready.
     ///
     /// # Errors
     /// The supervisor has ended.
     pub async fn next(&mut self) -> Result<(FromSupervisor, Option<OwnedFd>), LinkError> {
         loop {
             if let Some(message) = self.decoder.take()? {
-                let with_descriptor = matches!(message, FromSupervisor::Listener(_) | FromSupervisor::Worker);
+                let with_descriptor = matches!(message, FromSupervisor::Listener(_) | FromSupervisor::Worker | FromSupervisor::Keeper(_));
                 let descriptor = if with_descriptor { Some(self.descriptors.pop_front().ok_or(Malformed::Payload)?) } else { None };
                 return Ok((message, descriptor));
             }

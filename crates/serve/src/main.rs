@@ -15,6 +15,7 @@ mod link;
 mod listen;
 mod log;
 mod problem;
+mod sessions;
 
 use std::{
     io::Write,
@@ -63,8 +64,16 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
     let mut supervisor = SupervisorLink::new(socket)?;
     let mut front: Option<Arc<Front>> = None;
     let (mut settings, mut listeners) = (Vec::new(), Vec::new());
+    let (wish, mut wishes) = tokio::sync::mpsc::unbounded_channel();
     loop {
-        let (message, descriptor) = match supervisor.next().await {
+        let next = tokio::select! {
+            next = supervisor.next() => next,
+            Some(wish) = wishes.recv() => {
+                supervisor.send(&wish).await?;
+                continue;
+            }
+        };
+        let (message, descriptor) = match next {
             Ok(next) => next,
             Err(link::LinkError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
@@ -75,7 +84,7 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                 let new: Settings = serde_json::from_slice(&std::mem::take(&mut settings)).context("the supervisor's settings")?;
                 match known {
                     Some(front) => front.change(new),
-                    None => front = Some(Arc::new(Front::new(new))),
+                    None => front = Some(Arc::new(Front::new(new, wish.clone()))),
                 }
             }
             (FromSupervisor::Listener(kind), Some(socket), Some(front)) => {
@@ -89,6 +98,8 @@ async fn serve(socket: OwnedFd) -> anyhow::Result<()> {
                     }
                 });
             }
+            (FromSupervisor::Keeper(of), Some(socket), Some(front)) => front.sessions.add(front, of, WorkerLink::new(socket)?),
+            (FromSupervisor::NoKeeper(none), _, Some(front)) => front.sessions.refuse(none),
             (FromSupervisor::Drain, _, Some(front)) => {
                 front.drain();
                 // Their sockets close with them.

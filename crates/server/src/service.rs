@@ -5,12 +5,14 @@
 //! takes what the front says for hostile: it runs what the table of keys permits, and nothing else.
 //! All of them end with the supervisor.
 
+mod keeper;
 mod supervisor;
 mod templates;
 mod worker;
 
 use std::{io, os::unix::net::UnixStream, time::Duration};
 
+pub use keeper::keep;
 pub use supervisor::{Service, ServiceEnd, ServiceError, ServiceSettings, serve};
 pub use templates::{ServedTemplate, ready_workers};
 pub use worker::{WorkerError, work};

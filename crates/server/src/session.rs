@@ -5,10 +5,10 @@
 //! sandbox is never parsed here: it comes back inside JSON strings. `engine` decides what is
 //! permitted, as for every client.
 
-mod answer;
-mod line;
+pub(crate) mod answer;
+pub(crate) mod line;
 mod queue;
-mod serve;
+pub(crate) mod serve;
 mod writer;
 
 pub use serve::{SessionEnd, serve};

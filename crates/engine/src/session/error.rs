@@ -21,6 +21,8 @@ pub(crate) enum SessionError {
     OwnerChanged,
     #[error("the session has nothing any more: {0}; `reset` begins it anew")]
     NoVolumes(NoVolumes),
+    #[error("append, whole: a file is either added to or replaced; leave one of the two out")]
+    AppendWhole,
     #[error("{path:?}: {problem}")]
     Path { path: String, problem: PathProblem },
 }
@@ -57,6 +59,7 @@ impl RefusalCause for SessionError {
     fn verdict_and_reason(&self) -> (Verdict, &'static str) {
         match self {
             SessionError::Scratch => (BadRequest, "scratch_of_session"),
+            SessionError::AppendWhole => (BadRequest, "append_whole"),
             SessionError::Limit(_) => (BadRequest, "limit_of_session"),
             SessionError::OwnerChanged => (SandboxError, "session_owner_changed"),
             SessionError::NoVolumes(_) => (SandboxError, "session_ended"),

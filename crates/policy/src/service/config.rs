@@ -65,6 +65,8 @@ pub struct Capacity {
     pub waiting: u32,
     /// `queue`: how long a request waits, in milliseconds; default: `"60s"`.
     pub queue: u64,
+    /// `sessions`: sessions at a time; default: 64.
+    pub sessions: u32,
 }
 
 /// `[limits]`: what the service takes from a client and keeps for it.
@@ -107,7 +109,7 @@ impl ServeConfig {
             keys: path.with_file_name("keys.toml"),
             hosts: hosts_of(tcp),
             listen: Listen { unix: None, tcp: Some(tcp), behind_proxy: false },
-            capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000 },
+            capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: BODY, buffers: BUFFERS, stream_size: STREAM_SIZE, drain: 30_000 },
         }
     }
@@ -191,7 +193,7 @@ impl Listen {
 
 impl Capacity {
     fn read(&mut self, table: &DeTable<'_>, reader: &mut DocumentReader<'_>) {
-        reader.known_names(table, ["cpus", "oversubscribe", "memory", "waiting", "queue"].into_iter(), "[capacity]");
+        reader.known_names(table, ["cpus", "oversubscribe", "memory", "waiting", "queue", "sessions"].into_iter(), "[capacity]");
         self.cpus = decimal(table, "cpus", 100..=65_536_000, "a number of CPUs, such as 8 or 1.5; 0.1 to 65536", reader);
         let often = decimal(table, "oversubscribe", 100..=16_000, "a factor, such as 1.5; 0.1 to 16", reader);
         self.oversubscribe = often.unwrap_or(self.oversubscribe);
@@ -199,6 +201,8 @@ impl Capacity {
         self.memory = reader.text(table, "memory", memory).map(|at| at.value);
         let waiting = reader.integer(table, "waiting", |number| check::count("waiting", 1, 1_000_000, number));
         self.waiting = waiting.and_then(|at| u32::try_from(at.value).ok()).unwrap_or(self.waiting);
+        let sessions = reader.integer(table, "sessions", |number| check::count("sessions", 1, 10_000, number));
+        self.sessions = sessions.and_then(|at| u32::try_from(at.value).ok()).unwrap_or(self.sessions);
         let queue = |text: &str| duration("queue", 100, 3_600_000, "a duration such as \"60s\"; \"100ms\" to \"1h\"", text);
         self.queue = reader.text(table, "queue", queue).map_or(self.queue, |at| at.value);
     }
@@ -339,7 +343,7 @@ mod tests {
             keys: PathBuf::from("/etc/stockade/keys.toml"),
             hosts: vec!["127.0.0.1:8722".to_owned(), "localhost:8722".to_owned()],
             listen: Listen { unix: None, tcp: Some("127.0.0.1:8722".parse().unwrap()), behind_proxy: false },
-            capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000 },
+            capacity: Capacity { cpus: None, oversubscribe: 1000, memory: None, waiting: 1000, queue: 60_000, sessions: 64 },
             limits: ServiceLimits { body: 64 << 20, buffers: 512 << 20, stream_size: 8 << 20, drain: 30_000 },
         };
         assert_eq!(config, expected);
@@ -363,6 +367,7 @@ oversubscribe = 2
 memory = "16GiB"
 waiting = 1
 queue = "5min"
+sessions = 7
 [limits]
 body = "1MiB"
 buffers = "1GiB"
@@ -378,7 +383,7 @@ drain = "2s"
                 tcp: Some("0.0.0.0:8000".parse().unwrap()),
                 behind_proxy: true,
             },
-            capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000 },
+            capacity: Capacity { cpus: Some(1500), oversubscribe: 2000, memory: Some(16 << 30), waiting: 1, queue: 300_000, sessions: 7 },
             limits: ServiceLimits { body: 1 << 20, buffers: 1 << 30, stream_size: 2 << 10, drain: 2000 },
         };
         assert_eq!(parse(text), Ok(expected));
@@ -439,7 +444,7 @@ drain = "2s"
             (capacity("waiting = -1"), "1 to 1000000"),
             (capacity("queue = \"61min\""), "\"100ms\" to \"1h\""),
             (capacity("queue = \"0s\""), "\"100ms\" to \"1h\""),
-            (capacity("sessions = 1"), "not a key of [capacity]"),
+            (capacity("sessions = 0"), "1 to 10000"),
             (limits("body = \"1023B\""), "at least \"1KiB\""),
             (limits("body = \"64MB\""), "such as \"64MiB\""),
             (limits("body = \"1GiB\""), "does not fit into buffers of 512MiB"),

@@ -22,8 +22,21 @@ use crate::{
     trust,
 };
 
-const KEYS: &[&str] =
-    &["id", "hash", "uid", "user", "policies", "scopes", "running", "waiting", "runs_per_minute", "cpu_per_hour", "weight", "expires"];
+const KEYS: &[&str] = &[
+    "id",
+    "hash",
+    "uid",
+    "user",
+    "policies",
+    "scopes",
+    "running",
+    "waiting",
+    "runs_per_minute",
+    "cpu_per_hour",
+    "weight",
+    "expires",
+    "sessions",
+];
 
 /// The most that the mode of the file may allow: its hashes are for one group.
 const MAX_MODE: u32 = 0o640;
@@ -34,6 +47,7 @@ pub const HASH_PREFIX: &str = "sha256:";
 const MAX_ID_LEN: usize = 64;
 
 const RUNNING: u32 = 64;
+const SESSIONS: u32 = 16;
 const WAITING: u32 = 1000;
 
 /// What makes a client the holder of a key.
@@ -60,18 +74,21 @@ impl fmt::Display for Credential {
 pub enum Scope {
     /// Running code, and seeing and cancelling the runs of the key.
     Run,
+    /// Keeping sessions, and running code and reading and writing files in them.
+    Keep,
     /// Seeing the runs and the figures of all keys.
     Watch,
 }
 
 impl Scope {
     /// All of them, in the order of the documents.
-    pub const ALL: [Scope; 2] = [Scope::Run, Scope::Watch];
+    pub const ALL: [Scope; 3] = [Scope::Run, Scope::Keep, Scope::Watch];
 
     /// As the file writes it.
     pub fn name(self) -> &'static str {
         match self {
             Scope::Run => "run",
+            Scope::Keep => "keep",
             Scope::Watch => "watch",
         }
     }
@@ -103,6 +120,8 @@ pub struct ServiceKey {
     pub cpu_per_hour: Option<u64>,
     /// Its share of the queue beside other keys, 1 to 1000; default: 1.
     pub weight: u32,
+    /// Sessions at a time; default: 16.
+    pub sessions: u32,
     /// The moment from which on it is refused; default: none.
     pub expires: Option<SystemTime>,
     /// Its line in the file.
@@ -243,13 +262,27 @@ impl KeyReader<'_> {
         };
         let running = count("running", 1, 100_000).unwrap_or(RUNNING);
         let waiting = count("waiting", 0, 1_000_000).unwrap_or(WAITING);
+        let sessions = count("sessions", 1, 10_000).unwrap_or(SESSIONS);
         let runs_per_minute = count("runs_per_minute", 1, 1_000_000);
         let weight = count("weight", 1, 1000).unwrap_or(1);
         let time = |text: &str| duration("cpu_per_hour", 1000, u64::MAX, "CPU time, such as \"30min\"; at least \"1s\"", text);
         let cpu_per_hour = reader.text(table, "cpu_per_hour", time).map(|at| at.value);
         let expires = self.expires(table);
         let (id, credential) = (id?, credential?);
-        Some(ServiceKey { id, credential, policies, scopes, running, waiting, runs_per_minute, cpu_per_hour, weight, expires, line: 0 })
+        Some(ServiceKey {
+            id,
+            credential,
+            policies,
+            scopes,
+            running,
+            waiting,
+            runs_per_minute,
+            cpu_per_hour,
+            weight,
+            expires,
+            sessions,
+            line: 0,
+        })
     }
 
     fn id(&mut self, table: &DeTable<'_>, span: &SourceSpan) -> Option<String> {
@@ -353,6 +386,7 @@ waiting = 2
 runs_per_minute = 600
 cpu_per_hour = "2h"
 weight = 10
+sessions = 3
 expires = 2027-01-31
 
 [[key]]
@@ -382,6 +416,7 @@ policies = ["strict"]
             runs_per_minute: Some(600),
             cpu_per_hour: Some(7_200_000),
             weight: 10,
+            sessions: 3,
             expires: Some(UNIX_EPOCH + Duration::from_secs(1_801_353_600)),
             line: 2,
         };
@@ -396,8 +431,9 @@ policies = ["strict"]
             runs_per_minute: None,
             cpu_per_hour: None,
             weight: 1,
+            sessions: 16,
             expires: None,
-            line: 14,
+            line: 15,
         };
         assert_eq!(second, expected);
         assert!(parse("").unwrap().keys.is_empty());
@@ -429,7 +465,7 @@ policies = ["strict"]
             (key(&format!("hash = \"{}F\"", &HASH[..70])), "64 of 0-9 and a-f"),
             (key(&format!("hash = \"{}\"", &HASH[7..])), "`sha256:`"),
             (other("scopes = []"), "good for nothing"),
-            (other("scopes = [\"keep\"]"), "known: run, watch"),
+            (other("scopes = [\"kep\"]"), "known: run, keep, watch"),
             (other("scopes = \"run\""), "a list of strings"),
             (other("running = 0"), "1 to 100000"),
             (other("waiting = -1"), "0 to 1000000"),
@@ -443,7 +479,7 @@ policies = ["strict"]
             (other("expires = 2027-01-31T00:00:00"), "without its offset"),
             (other("expires = \"soon\""), "not a date"),
             (other("expires = 1_801_353_600"), "a date or a time"),
-            (other("sessions = 1"), "unknown key `sessions`"),
+            (other("sessions = 0"), "1 to 10000"),
             (other("runing = 1"), "did you mean `running`?"),
             ("schema = 1".to_owned(), "not a key of the keys of a service"),
         ] {
@@ -459,9 +495,9 @@ policies = ["strict"]
         let token = format!("[[key]]\nid = \"c\"\nhash = \"{HASH}\"\npolicies = [\"default\"]\n");
         let same_id = local.replace("\"b\"", "\"local\"").replace("1001", "7");
         for (more, at, said) in [
-            (&same_id, "/k.toml:20:6", "the key in line 15 has the id `local` already"),
-            (&local.to_owned(), "/k.toml:21:7", "the key in line 16 has the uid 1001 already"),
-            (&token, "/k.toml:21:8", "the key in line 4 has this hash already"),
+            (&same_id, "/k.toml:21:6", "the key in line 16 has the id `local` already"),
+            (&local.to_owned(), "/k.toml:22:7", "the key in line 17 has the uid 1001 already"),
+            (&token, "/k.toml:22:8", "the key in line 4 has this hash already"),
         ] {
             let error = parse(&format!("{TEXT}\n{more}")).unwrap_err();
             assert!(error.contains(at) && error.contains(said) && error.contains("first here"), "{error}");

@@ -24,7 +24,10 @@ use rustix::{
     time::Timespec,
 };
 use stockade_engine::{caller::Caller, companion, signals::Signals};
-use stockade_protocol::service::{FrameDecoder, FromSupervisor, ListenerKind, MAX_PAYLOAD, Message, Settings, ToSupervisor, WorkerTable};
+use stockade_protocol::service::{
+    FrameDecoder, FromFront, FromSupervisor, KeeperOf, ListenerKind, MAX_PAYLOAD, Message, NoKeeper, Scope, Settings, ToSupervisor,
+    WorkerTable,
+};
 
 use super::{
     UNREAD, send,
@@ -168,10 +171,27 @@ impl Worker {
         let ready_for = ready_workers(&front.keys, templates).into_iter().nth(self.place);
         self.process.send_settings(&WorkerTable { policies, ready_for })
     }
+}
 
+/// A session of the service.
+struct Keeping {
+    of: KeeperOf,
+    process: Process,
+}
+
+impl Keeping {
+    /// Connects it with a front. Both find out by themselves where the other has ended.
+    fn connect(&self, front: &Process) -> io::Result<()> {
+        let (of_front, its_front) = UnixStream::pair()?;
+        self.process.send_with(&FromSupervisor::Front, &[its_front.as_fd()])?;
+        front.send_with(&FromSupervisor::Keeper(self.of.clone()), &[of_front.as_fd()])
+    }
+}
+
+impl Process {
     /// What it says; none: nothing more has come.
-    fn hear(&mut self) -> Option<ToSupervisor> {
-        let Process { socket, said, is_silent, child, .. } = &mut self.process;
+    fn hear<M: Message>(&mut self) -> Option<M> {
+        let Process { socket, said, is_silent, child, .. } = self;
         if let Ok(Some(message)) = said.take() {
             return Some(message);
         }
@@ -197,8 +217,16 @@ impl Worker {
 pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
     let mut signals = Signals::block().map_err(|error| ServiceError::Signals(error.to_string()))?;
     let settings = (service.settings)().map_err(ServiceError::Settings)?;
-    let mut group =
-        Group { service, settings, front: None, workers: Vec::new(), leaving: Vec::new(), failed: 0, templates: TemplateStore::default() };
+    let mut group = Group {
+        service,
+        settings,
+        front: None,
+        workers: Vec::new(),
+        keepers: Vec::new(),
+        leaving: Vec::new(),
+        failed: 0,
+        templates: TemplateStore::default(),
+    };
     group.start()?;
     (service.ready)();
     loop {
@@ -219,6 +247,7 @@ pub fn serve(service: &Service<'_>) -> Result<ServiceEnd, ServiceError> {
             group.replace_ended()?;
         }
         if woken.has_said {
+            group.serve_front();
             group.serve_templates();
         }
     }
@@ -249,6 +278,7 @@ struct Group<'s, 'a> {
     settings: ServiceSettings,
     front: Option<Process>,
     workers: Vec<Worker>,
+    keepers: Vec<Keeping>,
     templates: TemplateStore,
     /// Workers of a front that has ended: each cancels its run and records it, and ends.
     leaving: Vec<Process>,
@@ -259,6 +289,10 @@ struct Group<'s, 'a> {
 impl Group<'_, '_> {
     fn start(&mut self) -> Result<(), ServiceError> {
         let front = self.start_front().map_err(|error| ServiceError::Start { what: "the front, stockade-serve", error })?;
+        for keeper in &self.keepers {
+            // One that has ended is not there any more.
+            let _ended = keeper.connect(&front);
+        }
         self.front = Some(front);
         while self.workers.len() < self.service.workers {
             self.start_worker()?;
@@ -310,8 +344,9 @@ impl Group<'_, '_> {
     /// Waits for a signal, the end of a process, or a word from one.
     fn wait(&self, signals: &Signals) -> Result<Woken, ServiceError> {
         let workers = self.workers.iter().map(|worker| &worker.process);
-        let processes: Vec<&Process> = self.front.iter().chain(workers.clone()).chain(&self.leaving).collect();
-        let speakers = workers.filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
+        let keepers = self.keepers.iter().map(|keeper| &keeper.process);
+        let processes: Vec<&Process> = self.front.iter().chain(workers.clone()).chain(keepers).chain(&self.leaving).collect();
+        let speakers = self.front.iter().chain(workers).filter(|worker| !worker.is_silent).map(|worker| worker.socket.as_fd());
         let mut fds = vec![PollFd::new(signals, PollFlags::IN)];
         fds.extend(processes.iter().map(|process| PollFd::new(&process.pidfd, PollFlags::IN)));
         fds.extend(speakers.chain(self.templates.maker()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -325,11 +360,50 @@ impl Group<'_, '_> {
         Ok(Woken { has_ended, has_said: fds.any(is_ready) })
     }
 
+    /// Starts the keepers that the front asks for.
+    fn serve_front(&mut self) {
+        while let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) {
+            let session = of.session.clone();
+            let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
+            if let (Err(why), Some(front)) = (started, &self.front) {
+                let _ended = front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why }), &[]);
+            }
+        }
+    }
+
+    /// Whether the front may have this keeper: its word alone is not enough.
+    fn check_keeper(&self, of: &KeeperOf) -> Result<(), String> {
+        let Settings { keys, capacity, .. } = &self.settings.front;
+        let key = keys.iter().find(|key| key.id == of.key && key.scopes.contains(&Scope::Keep) && key.policies.contains(&of.policy));
+        let key = key.ok_or_else(|| format!("key {} may have no session under policy {}", of.key, of.policy))?;
+        let of_key = self.keepers.iter().filter(|keeper| keeper.of.key == of.key).count();
+        if self.keepers.iter().any(|keeper| keeper.of.session == of.session) {
+            return Err(String::from("there is such a session"));
+        }
+        if self.keepers.len() >= capacity.sessions as usize || of_key >= key.sessions as usize {
+            return Err(String::from("there are as many sessions as may be"));
+        }
+        Ok(())
+    }
+
+    fn start_keeper(&mut self, of: KeeperOf) -> io::Result<()> {
+        let (ours, its) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("stockade").args(["serve-keeper", "--key", &of.key, "--policy", &of.policy]);
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID").stdin(OwnedFd::from(its)).stdout(Stdio::null());
+        let keeper = Keeping { of, process: Process::spawn(command, ours)? };
+        if let Some(front) = &self.front {
+            keeper.connect(front)?;
+        }
+        self.keepers.push(keeper);
+        Ok(())
+    }
+
     /// Answers what workers ask for, and hands on what was made.
     fn serve_templates(&mut self) {
         let mut asked = Vec::new();
         for worker in &mut self.workers {
-            while let Some(ToSupervisor::Wants(wanted)) = worker.hear() {
+            while let Some(ToSupervisor::Wants(wanted)) = worker.process.hear() {
                 asked.push((worker.process.child.id(), wanted));
             }
         }
@@ -354,6 +428,7 @@ impl Group<'_, '_> {
 
     fn replace_ended(&mut self) -> Result<(), ServiceError> {
         self.leaving.retain_mut(|worker| !worker.has_ended());
+        self.keepers.retain_mut(|keeper| !keeper.process.has_ended());
         if self.front.as_mut().is_some_and(Process::has_ended) {
             let front = self.front.take();
             self.note(front.as_ref(), "the front")?;
@@ -392,6 +467,11 @@ impl Group<'_, '_> {
                 for worker in &self.workers {
                     let _ended = worker.send_table(&self.settings);
                 }
+                let keys = &self.settings.front.keys;
+                let may_stay = |of: &KeeperOf| keys.iter().any(|key| key.id == of.key && key.policies.contains(&of.policy));
+                for keeper in self.keepers.iter().filter(|keeper| !may_stay(&keeper.of)) {
+                    let _ended = kill_process(Pid::from_child(&keeper.process.child), Signal::TERM);
+                }
                 (self.service.tell)("stockade: the configuration was read again");
             }
             Err(why) => (self.service.tell)(&format!("stockade: the configuration stays as it was: {why}")),
@@ -404,14 +484,15 @@ impl Group<'_, '_> {
         let _ended = send(&front.socket, &FromSupervisor::Drain);
         self.wait_for_front(self.service.drain)?;
         if self.front.as_mut().is_some_and(|front| !front.has_ended()) {
-            for worker in &self.workers {
+            for process in self.workers.iter().map(|worker| &worker.process).chain(self.keepers.iter().map(|keeper| &keeper.process)) {
                 // The signal cancels its run, whose result the front still delivers.
-                let _ended_meanwhile = kill_process(Pid::from_child(&worker.process.child), Signal::TERM);
+                let _ended_meanwhile = kill_process(Pid::from_child(&process.child), Signal::TERM);
             }
             self.wait_for_front(LAST)?;
         }
         self.front.take().into_iter().for_each(Process::end);
-        end_all(self.workers.drain(..).map(|worker| worker.process).chain(self.leaving.drain(..)), LAST);
+        let workers = self.workers.drain(..).map(|worker| worker.process);
+        end_all(workers.chain(self.keepers.drain(..).map(|keeper| keeper.process)).chain(self.leaving.drain(..)), LAST);
         Ok(())
     }
 

@@ -153,7 +153,7 @@ impl Worker {
                 Some(ToWorker::Begin(begin)) => return Ok(Some(begin)),
                 // That of a run whose end crossed it.
                 Some(ToWorker::Cancel) => {}
-                Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("a request without its run")),
+                Some(ToWorker::Request(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a request without its run")),
                 None => {
                     let woken = self.wait(self.runner.until_pause())?;
                     if woken.signal && self.signals.take().is_some_and(ending) {
@@ -236,7 +236,7 @@ impl Worker {
             match self.said.take()? {
                 Some(ToWorker::Request(part)) if (request.len() + part.len()) as u64 <= length => request.extend(part),
                 Some(ToWorker::Request(_)) => return Err(WorkerError::Unexpected("more than it had announced")),
-                Some(ToWorker::Begin(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
+                Some(ToWorker::Begin(_) | ToWorker::Line(_)) => return Err(WorkerError::Unexpected("a run before the end of another")),
                 Some(ToWorker::Cancel) => cancelled = true,
                 None if self.read_front()? => {}
                 None => return Ok(None),
@@ -272,16 +272,16 @@ impl Worker {
 }
 
 /// The socket from the supervisor, and what has come by it.
-struct FromAbove {
-    socket: UnixStream,
-    said: FrameDecoder,
+pub(super) struct FromAbove {
+    pub(super) socket: UnixStream,
+    pub(super) said: FrameDecoder,
     /// Descriptors whose messages are not read yet.
-    files: VecDeque<OwnedFd>,
+    pub(super) files: VecDeque<OwnedFd>,
 }
 
 impl FromAbove {
     /// Whether the supervisor is there.
-    fn read(&mut self) -> io::Result<bool> {
+    pub(super) fn read(&mut self) -> io::Result<bool> {
         let mut piece = vec![0; MAX_PAYLOAD];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -320,7 +320,7 @@ impl FromAbove {
 }
 
 /// Whether the other process is there.
-fn read_into(socket: &mut UnixStream, decoder: &mut FrameDecoder) -> io::Result<bool> {
+pub(super) fn read_into(socket: &mut UnixStream, decoder: &mut FrameDecoder) -> io::Result<bool> {
     let mut piece = vec![0; MAX_PAYLOAD];
     loop {
         match socket.read(&mut piece) {
@@ -336,17 +336,17 @@ fn read_into(socket: &mut UnixStream, decoder: &mut FrameDecoder) -> io::Result<
 }
 
 /// The front, while a run of it goes on.
-struct FrontClient<'a> {
-    front: BorrowedFd<'a>,
-    said: &'a mut FrameDecoder,
+pub(super) struct FrontClient<'a> {
+    pub(super) front: BorrowedFd<'a>,
+    pub(super) said: &'a mut FrameDecoder,
     /// It has said what no front says during a run.
-    is_wild: bool,
+    pub(super) is_wild: bool,
     /// It wants to hear what the program prints.
-    wants_output: bool,
+    pub(super) wants_output: bool,
     /// Frames that it has not taken yet. A run never waits for it.
-    unsent: Vec<u8>,
+    pub(super) unsent: Vec<u8>,
     /// Bytes that found no room there.
-    left_out: PerStream<u64>,
+    pub(super) left_out: PerStream<u64>,
 }
 
 impl FrontClient<'_> {
@@ -382,7 +382,7 @@ impl FrontClient<'_> {
     }
 
     /// All that is left to be sent, with no limit: the run has ended.
-    fn take_unsent(mut self) -> Vec<u8> {
+    pub(super) fn take_unsent(mut self) -> Vec<u8> {
         for (stream, bytes) in [(OutputStream::Stdout, self.left_out.output), (OutputStream::Stderr, self.left_out.error)] {
             if bytes > 0 {
                 self.unsent.extend(FromWorker::LeftOut(stream, bytes).to_frame());

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use stockade_engine::RefusalCause;
 use stockade_protocol::{Verdict, session::Line};
 
-const OPS: [&str; 7] = ["run", "write", "read", "list", "cancel", "reset", "close"];
+const OPS: [&str; 8] = ["run", "write", "read", "list", "remove", "cancel", "reset", "close"];
 
 /// A line that cannot be executed.
 #[derive(Debug)]
@@ -107,6 +107,7 @@ mod tests {
             (r#"{"op":"write","path":"a","contents":{"base64":"AA=="},"append":true}"#, "Write"),
             (r#"{"op":"read","path":"a","offset":1,"length":2,"encoding":"base64"}"#, "Read"),
             (r#"{"op":"list"}"#, "List"),
+            (r#"{"op":"remove","path":"a"}"#, "Remove"),
             (r#"{"op":"cancel","run":"x"}"#, "Cancel"),
             (r#" {"op":"reset"} "#, "Reset"),
             (r#"{"op":"close","id":"y"}"#, "Close"),

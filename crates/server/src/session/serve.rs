@@ -101,46 +101,35 @@ pub fn serve(options: Options, remark: impl Fn(&Report)) -> Result<SessionEnd, s
                 let _ends_anyway = writer.write(queue.signals(), &OkAnswer::new("close", only.id.as_ref(), NoFields {}))?;
                 return Ok(SessionEnd::Closed);
             }
-            Command::Line(line) => answer(&mut session, &line, &mut writer, queue.signals())?,
+            Command::Line(line) => match answer(&mut session, &line)? {
+                Some(answer) => writer.write_line(queue.signals(), answer)?,
+                None => None,
+            },
         };
     }
 }
 
-/// Executes what is neither `run`, `cancel` nor `close`. Returns why the session ends, if it
-/// does.
-fn answer(
-    session: &mut Session,
-    line: &Line,
-    writer: &mut ResponseWriter,
-    signals: &mut Signals,
-) -> Result<Option<SessionEnd>, std::io::Error> {
-    match line {
+/// The answer to what is neither `run`, `cancel` nor `close`; none: it is.
+///
+/// # Errors
+/// None: an answer always has a JSON form.
+pub(crate) fn answer(session: &mut Session, line: &Line) -> Result<Option<Vec<u8>>, serde_json::Error> {
+    Ok(Some(match line {
         Line::Write(asked) => {
             let written = session.write(asked).map(|size| WrittenFile { path: asked.path.clone(), size });
-            write_result(writer, signals, "write", asked.id.as_ref(), written)
+            answer_of("write", asked.id.as_ref(), written)
         }
-        Line::Read(asked) => {
-            let part = session.read(asked).map(|part| file_part(asked, part));
-            write_result(writer, signals, "read", asked.id.as_ref(), part)
-        }
-        Line::List(asked) => {
-            let listed = session.list(asked).map(|listed| directory_listing(asked, listed));
-            write_result(writer, signals, "list", asked.id.as_ref(), listed)
-        }
-        Line::Reset(asked) => write_result(writer, signals, "reset", asked.id.as_ref(), session.reset(asked).map(|()| NoFields {})),
-        Line::Run(_) | Line::Cancel(_) | Line::Close(_) => Ok(None),
-    }
+        Line::Read(asked) => answer_of("read", asked.id.as_ref(), session.read(asked).map(|part| file_part(asked, part))),
+        Line::List(asked) => answer_of("list", asked.id.as_ref(), session.list(asked).map(|listed| directory_listing(asked, listed))),
+        Line::Remove(asked) => answer_of("remove", asked.id.as_ref(), session.remove(asked).map(|()| NoFields {})),
+        Line::Reset(asked) => answer_of("reset", asked.id.as_ref(), session.reset(asked).map(|()| NoFields {})),
+        Line::Run(_) | Line::Cancel(_) | Line::Close(_) => return Ok(None),
+    }?))
 }
 
-fn write_result<A: Serialize>(
-    writer: &mut ResponseWriter,
-    signals: &mut Signals,
-    op: &'static str,
-    id: Option<&String>,
-    result: Result<A, Refusal>,
-) -> Result<Option<SessionEnd>, std::io::Error> {
+fn answer_of<A: Serialize>(op: &'static str, id: Option<&String>, result: Result<A, Refusal>) -> Result<Vec<u8>, serde_json::Error> {
     match result {
-        Ok(fields) => writer.write(signals, &OkAnswer::new(op, id, fields)),
-        Err(refusal) => writer.write(signals, &ErrorAnswer::new(op, id, &refusal)),
+        Ok(fields) => serde_json::to_vec(&OkAnswer::new(op, id, fields)),
+        Err(refusal) => serde_json::to_vec(&ErrorAnswer::new(op, id, &refusal)),
     }
 }

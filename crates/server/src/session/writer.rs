@@ -32,7 +32,14 @@ impl ResponseWriter {
     /// # Errors
     /// The write fails for another reason than a closed reader.
     pub(crate) fn write(&mut self, signals: &mut Signals, answer: &impl Serialize) -> Result<Option<SessionEnd>, io::Error> {
-        let mut line = serde_json::to_vec(answer)?;
+        self.write_line(signals, serde_json::to_vec(answer)?)
+    }
+
+    /// Writes a line that lacks its end.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) fn write_line(&mut self, signals: &mut Signals, mut line: Vec<u8>) -> Result<Option<SessionEnd>, io::Error> {
         line.push(b'\n');
         match self.0.write_all(&line, signals) {
             Ok(()) => Ok(self.0.told().map(SessionEnd::Signal)),

@@ -1,0 +1,651 @@
+//! Sessions over HTTP: each has a keeper, a process with the launcher's rights, and its files stay
+//! between its runs.
+//!
+//! What is asked of one session happens one after the other, in the order in which it came. A session
+//! that nothing is asked of for its time ends. One whose keeper ends is gone, with all its files.
+
+use std::{
+    collections::BTreeMap,
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Extension,
+    body::Bytes,
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use stockade_protocol::{
+    Base64, Encoding, LimitKey, TextOrBase64,
+    service::{FromFront, FromWorker, KeeperOf, Key, NoKeeper, Scope},
+    session::{Line, List, Only, Read, Remove, Write},
+};
+use tokio::{
+    sync::{OwnedMutexGuard, mpsc, oneshot},
+    time::Instant,
+};
+
+use crate::{
+    front::{Buffer, Front},
+    http::{Peer, bad_query, check_type, json_response, key_of, new_number, policy_of, read, run_for},
+    link::{LinkError, WorkerLink},
+    problem::Problem,
+};
+
+/// How long a session is kept that does not say.
+const IDLE: Duration = Duration::from_secs(600);
+const MAX_IDLE: Duration = Duration::from_secs(86_400);
+/// How long a keeper may take to begin.
+const BEGIN: Duration = Duration::from_secs(30);
+/// The most bytes of a body that opens a session.
+const MAX_OPENING: u64 = 64 << 10;
+/// The most bytes of a file that is written: in base64 it fits into a line of a session.
+const MAX_WRITTEN: u64 = 45 << 20;
+/// Bytes of a file that are read at once.
+const PART: u64 = 8 << 20;
+const MAX_LABELS: usize = 64;
+
+/// A session.
+pub struct Session {
+    of: KeeperOf,
+    /// None: it is over.
+    keeper: Arc<tokio::sync::Mutex<Option<WorkerLink>>>,
+    used: Mutex<Instant>,
+}
+
+/// All sessions.
+pub struct Sessions {
+    open: Mutex<BTreeMap<String, Arc<Session>>>,
+    /// Those that the supervisor was asked for.
+    wanted: Mutex<BTreeMap<String, oneshot::Sender<Result<WorkerLink, String>>>>,
+    wishes: mpsc::UnboundedSender<FromFront>,
+}
+
+/// The keeper of a session, for one operation. Where that is not given back, the session is over: the
+/// operation has not come to its end.
+pub struct KeeperGuard {
+    guard: OwnedMutexGuard<Option<WorkerLink>>,
+    session: Arc<Session>,
+    is_whole: bool,
+}
+
+impl KeeperGuard {
+    /// The operation is over.
+    pub fn give_back(mut self) {
+        self.is_whole = true;
+    }
+}
+
+impl Drop for KeeperGuard {
+    fn drop(&mut self) {
+        self.session.touch();
+        if !self.is_whole {
+            *self.guard = None;
+        }
+    }
+}
+
+impl Deref for KeeperGuard {
+    type Target = WorkerLink;
+
+    #[allow(clippy::expect_used, reason = "a guard is made of a keeper that is there, and takes it away when it is dropped")]
+    fn deref(&self) -> &WorkerLink {
+        self.guard.as_ref().expect("a keeper")
+    }
+}
+
+impl DerefMut for KeeperGuard {
+    #[allow(clippy::expect_used, reason = "as above")]
+    fn deref_mut(&mut self) -> &mut WorkerLink {
+        self.guard.as_mut().expect("a keeper")
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that holds one panics half-way.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Session {
+    /// Its number.
+    pub fn number(&self) -> &String {
+        &self.of.session
+    }
+
+    /// Its keeper, when all that was asked of it before is done.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub async fn keeper(self: Arc<Self>) -> Result<KeeperGuard, Problem> {
+        let guard = Arc::clone(&self.keeper).lock_owned().await;
+        if guard.as_ref().is_none_or(|keeper| !keeper.is_there()) {
+            return Err(session_ended());
+        }
+        self.touch();
+        Ok(KeeperGuard { guard, session: self, is_whole: false })
+    }
+
+    fn touch(&self) {
+        *lock(&self.used) = Instant::now();
+    }
+
+    fn ends_at(&self) -> Instant {
+        *lock(&self.used) + Duration::from_millis(self.of.idle_ms)
+    }
+
+    /// Has its keeper do something that is no run.
+    async fn ask(self: &Arc<Self>, line: &Line) -> Result<Value, Problem> {
+        let mut keeper = Arc::clone(self).keeper().await?;
+        self.ask_with(&mut keeper, line).await.inspect(|_| keeper.give_back())
+    }
+
+    /// The same, of a keeper that there is more to be asked of.
+    async fn ask_with(&self, keeper: &mut KeeperGuard, line: &Line) -> Result<Value, Problem> {
+        let text = serde_json::to_vec(line).map_err(|error| failed(&error.to_string()))?;
+        let lost = |error: LinkError| Problem { started: false, ..failed(&error.to_string()) };
+        let answer = keeper.ask(&text).await.map_err(lost)?;
+        if !matches!(keeper.next().await, Ok(FromWorker::Idle(_))) {
+            return Err(failed("its keeper did not come back"));
+        }
+        serde_json::from_slice(&answer).map_err(|error| failed(&error.to_string()))
+    }
+
+    fn show(&self) -> Value {
+        let left = self.ends_at().saturating_duration_since(Instant::now());
+        let expires = (SystemTime::now() + left).duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        json!({
+            "session": self.of.session,
+            "key": self.of.key,
+            "policy": self.of.policy,
+            "labels": self.of.labels,
+            "idle_ms": self.of.idle_ms,
+            "expires_at": expires,
+        })
+    }
+}
+
+impl Sessions {
+    /// None yet. `wishes` go to the supervisor.
+    pub fn new(wishes: mpsc::UnboundedSender<FromFront>) -> Self {
+        Sessions { open: Mutex::default(), wanted: Mutex::default(), wishes }
+    }
+
+    /// How many there are of a key, and how many of all.
+    pub fn count(&self, key: &str) -> (usize, usize) {
+        let open = lock(&self.open);
+        let wanted = lock(&self.wanted).len();
+        (open.values().filter(|session| session.of.key == key).count(), open.len() + wanted)
+    }
+
+    /// The supervisor has a keeper: one that was asked for, or one of a front that has ended.
+    pub fn add(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) {
+        let link = match lock(&self.wanted).remove(&of.session) {
+            // Who asked for it may have gone, and then it ends.
+            Some(asks) => return drop(asks.send(Ok(link))),
+            None => link,
+        };
+        let front = Arc::clone(front);
+        tokio::spawn(async move {
+            let mut link = link;
+            if let Ok(Ok(FromWorker::Idle(_))) = tokio::time::timeout(BEGIN, link.next()).await {
+                front.sessions.begin(&front, of, link);
+            }
+        });
+    }
+
+    /// The supervisor starts none.
+    pub fn refuse(&self, none: NoKeeper) {
+        let asks = lock(&self.wanted).remove(&none.session);
+        let _gone = asks.map(|asks| asks.send(Err(none.why)));
+    }
+
+    fn begin(&self, front: &Arc<Front>, of: KeeperOf, link: WorkerLink) -> Arc<Session> {
+        let keeper = Arc::new(tokio::sync::Mutex::new(Some(link)));
+        let session = Arc::new(Session { of, keeper, used: Mutex::new(Instant::now()) });
+        lock(&self.open).insert(session.of.session.clone(), Arc::clone(&session));
+        tokio::spawn(end_when_idle(Arc::clone(front), Arc::clone(&session)));
+        session
+    }
+
+    fn find(&self, number: &str, key: &str) -> Result<Arc<Session>, Problem> {
+        let found = lock(&self.open).get(number).filter(|session| session.of.key == key).map(Arc::clone);
+        found.ok_or_else(|| {
+            Problem::new(StatusCode::NOT_FOUND, "no_such_session", "this key has no session of this number, or it has ended")
+        })
+    }
+
+    /// Opens a session of a key.
+    async fn open(&self, front: &Arc<Front>, key: &Key, of: KeeperOf) -> Result<Arc<Session>, Problem> {
+        let (own, all) = self.count(&key.id);
+        if own >= key.sessions as usize || all >= front.settings().capacity.sessions as usize {
+            let detail = format!(
+                "as many sessions are open as may be: {} of this key, {} of all; close some",
+                key.sessions,
+                front.settings().capacity.sessions
+            );
+            return Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "key_sessions", detail).after(10));
+        }
+        let (ask, answer) = oneshot::channel();
+        lock(&self.wanted).insert(of.session.clone(), ask);
+        let wanted = AskedFor { sessions: self, session: of.session.clone() };
+        // It ends with this process.
+        let _sent = self.wishes.send(FromFront::Keep(of.clone()));
+        let begun = async {
+            let mut link = answer.await.map_err(|_| failed("the supervisor has not answered"))?.map_err(|why| failed(&why))?;
+            match link.next().await {
+                Ok(FromWorker::Idle(_)) => Ok(link),
+                Ok(FromWorker::Result(mut answer)) => {
+                    answer.extend(link.answer().await.map_err(|error| failed(&error.to_string()))?);
+                    let said: Value = serde_json::from_slice(&answer).unwrap_or_default();
+                    Err(failed(said["error"].as_str().unwrap_or("without a word")))
+                }
+                _ => Err(failed("its keeper has ended")),
+            }
+        };
+        let link = tokio::time::timeout(BEGIN, begun).await.map_err(|_| failed("its keeper takes too long"))??;
+        drop(wanted);
+        Ok(self.begin(front, of, link))
+    }
+}
+
+/// A session that was asked for. Forgotten when dropped.
+struct AskedFor<'a> {
+    sessions: &'a Sessions,
+    session: String,
+}
+
+impl Drop for AskedFor<'_> {
+    fn drop(&mut self) {
+        lock(&self.sessions.wanted).remove(&self.session);
+    }
+}
+
+/// Ends a session of which nothing was asked for its time, or whose keeper has ended.
+async fn end_when_idle(front: Arc<Front>, session: Arc<Session>) {
+    loop {
+        tokio::time::sleep_until(session.ends_at().min(Instant::now() + Duration::from_secs(1))).await;
+        // One that something is asked of is in use.
+        let Ok(mut keeper) = session.keeper.try_lock() else {
+            session.touch();
+            continue;
+        };
+        let is_there = keeper.as_ref().is_some_and(WorkerLink::is_there);
+        if is_there && Instant::now() < session.ends_at() {
+            continue;
+        }
+        if let Some(mut keeper) = keeper.take() {
+            close_keeper(&mut keeper).await;
+        }
+        break;
+    }
+    lock(&front.sessions.open).remove(&session.of.session);
+}
+
+/// Tells a keeper that its session is over. One that does not hear it ends without its front.
+async fn close_keeper(keeper: &mut WorkerLink) {
+    let text = serde_json::to_vec(&Line::Close(Only { id: None })).unwrap_or_default();
+    let _closed = tokio::time::timeout(Duration::from_secs(2), keeper.ask(&text)).await;
+}
+
+/// The keeper is gone, and all files of its session.
+pub fn session_ended() -> Problem {
+    let detail = "the session has ended, and its files with it; open another with POST /v1/sessions";
+    Problem::new(StatusCode::GONE, "session_ended", detail)
+}
+
+fn failed(why: &str) -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "session_failed", format!("the session: {why}"))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Opening {
+    policy: Option<String>,
+    idle: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+/// `POST /v1/sessions`.
+pub async fn open(State(front): State<Arc<Front>>, Extension(peer): Extension<Peer>, request: Request) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let key = key_of(&front, peer, &parts.headers, &parts.uri, Scope::Keep)?;
+    check_type(&parts.headers, "application/json")?;
+    let body = read(body, MAX_OPENING, &mut front.buffer()).await?;
+    let bad = |detail: String| Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "bad_request", detail);
+    let Opening { policy, idle, labels } = serde_json::from_slice(&body).map_err(|error| {
+        bad(format!("a session is opened by an object with `policy`, `idle` and `labels`, each of which may be missing: {error}"))
+    })?;
+    let policy = policy_of(&key, policy)?;
+    let idle = match idle.map(|idle| LimitKey::Wall.parse_text(&idle)) {
+        None => IDLE,
+        Some(Ok(Some(ms))) if (1000..=MAX_IDLE.as_millis() as u64).contains(&ms) => Duration::from_millis(ms),
+        Some(_) => return Err(bad("`idle` is a duration such as \"10min\"; \"1s\" to \"24h\"".to_owned())),
+    };
+    if labels.len() > MAX_LABELS {
+        return Err(bad(format!("`labels` has at most {MAX_LABELS}")));
+    }
+    let of = KeeperOf { session: new_number()?, key: key.id.clone(), policy, idle_ms: idle.as_millis() as u64, labels };
+    let session = front.sessions.open(&front, &key, of).await?;
+    let mut response = json_response(&session.show());
+    *response.status_mut() = StatusCode::CREATED;
+    let place = HeaderValue::from_str(&format!("/v1/sessions/{}", session.of.session));
+    response.headers_mut().extend(place.ok().map(|place| (header::LOCATION, place)));
+    Ok(response)
+}
+
+/// `GET /v1/sessions`.
+pub async fn list(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let key = key_of(&front, peer, &headers, &uri, Scope::Keep)?;
+    let all: Vec<Value> =
+        lock(&front.sessions.open).values().filter(|session| session.of.key == key.id).map(|session| session.show()).collect();
+    Ok(json_response(&json!({ "sessions": all })))
+}
+
+/// What a request names: a session of its key.
+fn session_of(front: &Front, peer: Peer, number: &str, headers: &HeaderMap, uri: &Uri) -> Result<(Key, Arc<Session>), Problem> {
+    let key = key_of(front, peer, headers, uri, Scope::Keep)?;
+    let session = front.sessions.find(number, &key.id)?;
+    if !key.policies.contains(&session.of.policy) {
+        let detail = format!("key {} may use policy {} no more", key.id, session.of.policy);
+        return Err(Problem::new(StatusCode::FORBIDDEN, "policy_not_granted", detail));
+    }
+    Ok((key, session))
+}
+
+/// `GET /v1/sessions/{session}`.
+pub async fn show(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    Ok(json_response(&session.show()))
+}
+
+/// `DELETE /v1/sessions/{session}`.
+pub async fn close(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<StatusCode, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    // A run of it goes on to its end, unless it is cancelled.
+    let mut keeper = session.keeper.lock().await;
+    if let Some(mut keeper) = keeper.take() {
+        close_keeper(&mut keeper).await;
+    }
+    lock(&front.sessions.open).remove(&number);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `POST /v1/sessions/{session}/run`.
+pub async fn run(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    query: Result<Query<BTreeMap<String, String>>, QueryRejection>,
+    request: Request,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    let (key, session) = session_of(&front, peer, &number, &parts.headers, &parts.uri)?;
+    let mut query = query.map_err(|error| bad_query(format!("the query may have `queue`: {error}")))?.0;
+    let queue = query.remove("queue");
+    if let Some(name) = query.keys().next() {
+        return Err(bad_query(format!("the query may have `queue`, and not `{name}`; the policy is the session's")));
+    }
+    let policy = session.of.policy.clone();
+    run_for(front, key, policy, queue, Some(session), &parts.headers, body).await
+}
+
+/// `POST /v1/sessions/{session}/reset`.
+pub async fn reset(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<StatusCode, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    done(&session.ask(&Line::Reset(Only { id: None })).await?)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Whether an operation was done, or the problem that its answer says.
+fn done(answer: &Value) -> Result<(), Problem> {
+    if answer["ok"] == true {
+        return Ok(());
+    }
+    let detail = answer["error"].as_str().unwrap_or("the session did not say why");
+    let (status, reason) = match answer["reason"].as_str().unwrap_or_default() {
+        "file_missing" => (StatusCode::NOT_FOUND, "file_missing"),
+        "is_a_directory" => (StatusCode::CONFLICT, "is_a_directory"),
+        "not_a_directory" => (StatusCode::CONFLICT, "not_a_directory"),
+        "directory_not_empty" => (StatusCode::CONFLICT, "directory_not_empty"),
+        "not_a_file" => (StatusCode::CONFLICT, "not_a_file"),
+        "no_space" => (StatusCode::INSUFFICIENT_STORAGE, "no_space"),
+        "permission_denied" | "path_read_only" | "path_hidden" | "path_is_link" | "path_outside" => (StatusCode::FORBIDDEN, "path_refused"),
+        _ if answer["verdict"] == "bad_request" => (StatusCode::UNPROCESSABLE_ENTITY, "bad_request"),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "session_failed"),
+    };
+    Err(Problem::new(status, reason, detail))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListQuery {
+    #[serde(default)]
+    recursive: bool,
+}
+
+/// `GET /v1/sessions/{session}/files/`.
+pub async fn list_files(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path(number): Path<String>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    list_directory(&session, String::new(), query).await
+}
+
+async fn list_directory(
+    session: &Arc<Session>,
+    path: String,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let query = query.map_err(|error| bad_query(format!("the query may have `recursive`, which is true or false: {error}")))?;
+    let answer = session.ask(&Line::List(List { path, recursive: query.0.recursive, id: None })).await?;
+    done(&answer)?;
+    Ok(json_response(&json!({ "entries": answer["entries"], "truncated": answer["truncated"] })))
+}
+
+/// `GET /v1/sessions/{session}/files/{path}`: a file, or with a slash at its end a directory.
+pub async fn read_file(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path((number, path)): Path<(String, String)>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    if path.ends_with('/') {
+        return list_directory(&session, path.trim_end_matches('/').to_owned(), query).await;
+    }
+    let range = headers.get(header::RANGE).and_then(|range| range.to_str().ok()).and_then(parse_range);
+    let (first, last) = match range {
+        None => (0, None),
+        Some(Range::From(first, last)) => (first, last),
+        Some(Range::Last(count)) => (size_of(&session, &path).await?.saturating_sub(count), None),
+    };
+    let FileBytes { bytes, size, buffer } = read_all(&front, &session, &path, first, last).await?;
+    if range.is_some() && bytes.is_empty() && first >= size {
+        let detail = format!("the file has {size} bytes");
+        let mut response = Problem::new(StatusCode::RANGE_NOT_SATISFIABLE, "bad_range", detail).into_response();
+        response.headers_mut().extend(HeaderValue::from_str(&format!("bytes */{size}")).ok().map(|value| (header::CONTENT_RANGE, value)));
+        return Ok(response);
+    }
+    let end = first.saturating_add(bytes.len() as u64);
+    let mut response =
+        ([(header::CONTENT_TYPE, "application/octet-stream")], Bytes::from_owner(Counted { bytes, _buffer: buffer })).into_response();
+    response.headers_mut().insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    if range.is_some() {
+        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        let place = format!("bytes {first}-{}/{size}", end.saturating_sub(1));
+        response.headers_mut().extend(HeaderValue::from_str(&place).ok().map(|value| (header::CONTENT_RANGE, value)));
+    }
+    Ok(response)
+}
+
+/// Bytes that count as buffered until the last was written.
+struct Counted {
+    bytes: Vec<u8>,
+    _buffer: Buffer,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Range {
+    /// From this byte on, up to and with another.
+    From(u64, Option<u64>),
+    /// So many at the end.
+    Last(u64),
+}
+
+/// One range of bytes. Several, or what is none, are answered by the whole file (RFC 9110, 14.2).
+fn parse_range(text: &str) -> Option<Range> {
+    let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
+    match (first.trim(), last.trim()) {
+        ("", count) => count.parse().ok().map(Range::Last),
+        (first, "") => first.parse().ok().map(|first| Range::From(first, None)),
+        (first, last) => {
+            let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+            (first <= last).then_some(Range::From(first, Some(last)))
+        }
+    }
+}
+
+async fn read_part(session: &Session, keeper: &mut KeeperGuard, path: &str, offset: u64, length: u64) -> Result<(Vec<u8>, u64), Problem> {
+    let line = Line::Read(Read { path: path.to_owned(), offset, length: Some(length), encoding: Encoding::Base64, id: None });
+    let answer = session.ask_with(keeper, &line).await?;
+    done(&answer)?;
+    let bytes = STANDARD.decode(answer["base64"].as_str().unwrap_or_default()).map_err(|error| failed(&error.to_string()))?;
+    Ok((bytes, answer["size"].as_u64().unwrap_or(0)))
+}
+
+async fn size_of(session: &Arc<Session>, path: &str) -> Result<u64, Problem> {
+    let mut keeper = Arc::clone(session).keeper().await?;
+    let read = read_part(session, &mut keeper, path, 0, 0).await;
+    keeper.give_back();
+    Ok(read?.1)
+}
+
+struct FileBytes {
+    bytes: Vec<u8>,
+    /// Of the whole file.
+    size: u64,
+    buffer: Buffer,
+}
+
+/// Reads a file in parts, between which nothing else happens in the session.
+async fn read_all(front: &Front, session: &Arc<Session>, path: &str, first: u64, last: Option<u64>) -> Result<FileBytes, Problem> {
+    let (mut bytes, mut size, mut buffer) = (Vec::new(), 0, front.buffer());
+    let mut keeper = Arc::clone(session).keeper().await?;
+    let mut read = async || -> Result<(), Problem> {
+        loop {
+            let offset = first.saturating_add(bytes.len() as u64);
+            let most = last.map_or(PART, |last| last.saturating_add(1).saturating_sub(offset).min(PART));
+            let (part, whole) = read_part(session, &mut keeper, path, offset, most).await?;
+            size = whole;
+            buffer.grow(part.len())?;
+            let part_length = part.len() as u64;
+            let is_last = part_length < PART;
+            bytes.extend(part);
+            if is_last || offset.saturating_add(part_length) >= size {
+                return Ok(());
+            }
+        }
+    };
+    let came = read().await;
+    // A refusal of the keeper's is no end of it.
+    if came.as_ref().err().is_none_or(|problem| problem.reason != "session_failed") {
+        keeper.give_back();
+    }
+    came?;
+    Ok(FileBytes { bytes, size, buffer })
+}
+
+/// `PUT /v1/sessions/{session}/files/{path}`.
+pub async fn write_file(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path((number, path)): Path<(String, String)>,
+    request: Request,
+) -> Result<StatusCode, Problem> {
+    let (parts, body) = request.into_parts();
+    let (_, session) = session_of(&front, peer, &number, &parts.headers, &parts.uri)?;
+    check_type(&parts.headers, "application/octet-stream")?;
+    let mut buffer = front.buffer();
+    let bytes = read(body, front.settings().max_body.min(MAX_WRITTEN), &mut buffer).await?;
+    buffer.grow(bytes.len() / 3 * 4)?;
+    let contents = TextOrBase64::Base64(Base64 { base64: STANDARD.encode(bytes) });
+    let line = Line::Write(Write { path, contents, append: false, whole: true, id: None });
+    done(&session.ask(&line).await?)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `DELETE /v1/sessions/{session}/files/{path}`.
+pub async fn remove_file(
+    State(front): State<Arc<Front>>,
+    Extension(peer): Extension<Peer>,
+    Path((number, path)): Path<(String, String)>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<StatusCode, Problem> {
+    let (_, session) = session_of(&front, peer, &number, &headers, &uri)?;
+    done(&session.ask(&Line::Remove(Remove { path, id: None })).await?)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_range_is_understood_and_others_are_the_whole_file() {
+        for (text, range) in [
+            ("bytes=0-4", Some(Range::From(0, Some(4)))),
+            ("bytes=7-", Some(Range::From(7, None))),
+            ("bytes=-3", Some(Range::Last(3))),
+            ("bytes=4-0", None),
+            ("bytes=0-1,4-5", None),
+            ("bytes=-", None),
+            ("lines=0-4", None),
+            ("bytes=18446744073709551616-", None),
+        ] {
+            assert_eq!(parse_range(text), range, "{text}");
+        }
+    }
+}

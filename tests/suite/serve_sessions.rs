@@ -1,0 +1,180 @@
+//! Sessions of the service: files that stay between runs, whose they are, how they end, and what
+//! outlives a front.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::serve::{Answer, Service, kill};
+use crate::support::{
+    exec::{stockade, text, token},
+    leftovers::host_process_with,
+    runner::{eventually, test},
+    timeouts::scaled,
+};
+
+/// A service whose key may keep sessions.
+fn service(config: &str, keys: &str) -> Service {
+    let service = Service::with(config, keys);
+    let keys = fs::read_to_string(service.keys()).unwrap();
+    fs::write(service.keys(), keys.replace("scopes = [\"run\"]", "scopes = [\"run\", \"keep\"]\nsessions = 2")).unwrap();
+    // The control: without the scope there is none.
+    service.ask("POST", "/v1/sessions", &service.token, &json!({})).is(403, "scope_missing");
+    service.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.ask("GET", "/v1/sessions", &service.token, &Value::Null).status == 200));
+    service
+}
+
+fn open(service: &Service, asked: &Value) -> String {
+    let opened = service.ask("POST", "/v1/sessions", &service.token, asked);
+    assert_eq!(opened.status, 201, "{} {}", opened.body, service.log());
+    format!("/v1/sessions/{}", opened.body["session"].as_str().unwrap())
+}
+
+fn run(service: &Service, session: &str, code: &str) -> Answer {
+    service.ask("POST", &format!("{session}/run"), &service.token, &json!({ "code": code }))
+}
+
+fn file(service: &Service, method: &str, place: &str, fields: &[&str], body: &[u8]) -> Answer {
+    let token = format!("Authorization: Bearer {}", service.token);
+    let fields: Vec<&str> = [&*token, "Content-Type: application/octet-stream"].into_iter().chain(fields.iter().copied()).collect();
+    service.ask_with(method, place, &fields, body)
+}
+
+test!(Both, files_of_a_session_stay_between_its_runs_and_end_with_it);
+fn files_of_a_session_stay_between_its_runs_and_end_with_it() {
+    let service = service("", "");
+    let session = open(&service, &json!({"labels": {"who": "test"}}));
+    run(&service, &session, "open('kept', 'w').write('12345'); print(1)").ran("1\n");
+    run(&service, &session, "print(open('kept').read())").ran("12345\n");
+    // Each is a run of its own in all else.
+    run(&service, &session, "import os; os.environ['A'] = 'x'; global_name = 1").ran("");
+    run(&service, &session, "import os; print(os.environ.get('A'), 'global_name' in globals())").ran("None False\n");
+    let place = |name: &str| format!("{session}/files/{name}");
+    let read = |name: &str, fields: &[&str]| file(&service, "GET", &place(name), fields, b"");
+    assert_eq!((read("kept", &[]).status, read("kept", &[]).body), (200, json!(12345)));
+    let part = read("kept", &["Range: bytes=1-2"]);
+    assert_eq!((part.status, &part.body), (206, &json!(23)));
+    assert!(part.head.contains("content-range: bytes 1-2/5"), "{}", part.head);
+    assert_eq!(read("kept", &["Range: bytes=-1"]).body, json!(5));
+    read("kept", &["Range: bytes=9-"]).is(416, "bad_range");
+    assert_eq!(file(&service, "PUT", &place("a/b"), &[], b"77").status, 204);
+    run(&service, &session, "print(open('a/b').read())").ran("77\n");
+    let listed = service.ask("GET", &place("?recursive=true"), &service.token, &Value::Null).body;
+    let paths: Vec<&Value> = listed["entries"].as_array().unwrap().iter().map(|entry| &entry["path"]).collect();
+    assert_eq!(paths, ["a", "a/b", "kept"]);
+    file(&service, "DELETE", &place("a"), &[], b"").is(409, "directory_not_empty");
+    assert_eq!(file(&service, "DELETE", &place("a/b"), &[], b"").status, 204);
+    file(&service, "GET", &place("a/b"), &[], b"").is(404, "file_missing");
+    // No link leads out, and no path.
+    run(&service, &session, "import os; os.symlink('/etc/passwd', 'link'); os.symlink('/etc', 'etc')").ran("");
+    for name in ["link", "etc/passwd"] {
+        file(&service, "GET", &place(name), &[], b"").is(403, "path_refused");
+        file(&service, "PUT", &place(name), &[], b"x");
+    }
+    file(&service, "GET", &place("a/../../etc/passwd"), &[], b"").is(400, "bad_http");
+    assert!(!fs::read_to_string("/etc/passwd").unwrap().starts_with('x'));
+    // A file that finds no room leaves the one before.
+    file(&service, "PUT", &place("kept"), &[], &vec![b'x'; 40 << 20]);
+    assert_eq!(service.ask("POST", &format!("{session}/reset"), &service.token, &Value::Null).status, 204);
+    run(&service, &session, "import os; print(os.path.exists('kept'))").ran("False\n");
+    assert_eq!(service.ask("DELETE", &session, &service.token, &Value::Null).status, 204);
+    run(&service, &session, "1").is(404, "no_such_session");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    service.end();
+}
+
+test!(Both, a_session_is_of_one_key_one_policy_and_has_its_quotas);
+fn a_session_is_of_one_key_one_policy_and_has_its_quotas() {
+    let service = service("", "");
+    let session = open(&service, &json!({}));
+    let other = stockade(["key", "new", "other", "--policy", "default", "--add", "--file", text(&service.keys())]).output().unwrap();
+    let other = String::from_utf8(other.stdout).unwrap().trim().to_owned();
+    let keys = fs::read_to_string(service.keys()).unwrap();
+    fs::write(service.keys(), keys.replace("scopes = [\"run\"]", "scopes = [\"run\", \"keep\"]")).unwrap();
+    service.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.ask("GET", "/v1/sessions", &other, &Value::Null).status == 200));
+    for (method, path) in
+        [("GET", ""), ("POST", "/run"), ("POST", "/reset"), ("GET", "/files/"), ("GET", "/files/x"), ("DELETE", "/files/x"), ("DELETE", "")]
+    {
+        service.ask(method, &format!("{session}{path}"), &other, &json!({"code": "1"})).is(404, "no_such_session");
+    }
+    assert_eq!(service.ask("GET", "/v1/sessions", &other, &Value::Null).body, json!({"sessions": []}));
+    let ask = |asked: Value| service.ask("POST", "/v1/sessions", &service.token, &asked);
+    ask(json!({"policy": "strict"})).is(403, "policy_not_granted");
+    ask(json!({"idle": "1ms"})).is(422, "bad_request");
+    ask(json!({"colour": 1})).is(422, "bad_request");
+    service.ask("POST", &format!("{session}/run?policy=strict"), &service.token, &json!({"code": "1"})).is(400, "bad_http");
+    let _second = open(&service, &json!({}));
+    ask(json!({})).is(429, "key_sessions");
+    // The key goes: its keepers end.
+    let own = fs::read_to_string(service.keys()).unwrap();
+    let of_other = own.rfind("[[key]]").unwrap();
+    fs::write(service.keys(), &own[of_other..]).unwrap();
+    service.signal("HUP");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    service.end();
+}
+
+test!(Both, a_session_outlives_its_front_and_ends_when_nothing_is_asked_of_it);
+fn a_session_outlives_its_front_and_ends_when_nothing_is_asked_of_it() {
+    let mut service = service("", "");
+    let (session, mark) = (open(&service, &json!({"idle": "3s"})), token("keeper"));
+    run(&service, &session, "open('kept', 'w').write('1')").ran("");
+    let _client = {
+        let code = format!("import subprocess; subprocess.run(['sh', '-c', 'sleep 60; : {mark}'])");
+        let body = json!({ "code": code }).to_string();
+        let mut stream = service.connect();
+        let fields = [&*format!("Authorization: Bearer {}", service.token), "Content-Type: application/json"];
+        let head = super::serve::head("POST", &format!("{session}/run"), &fields, body.len());
+        std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+        stream
+    };
+    assert!(eventually(scaled(Duration::from_secs(10)), || host_process_with(&mark)));
+    let front = service.processes("stockade-serve")[0];
+    kill(front, "KILL");
+    // Its run ends with the front, its files do not.
+    assert!(eventually(scaled(Duration::from_secs(10)), || !host_process_with(&mark)));
+    assert!(eventually(scaled(Duration::from_secs(10)), || service.get("/live").is_some_and(|live| live.status == 200)));
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.ask("GET", &session, &service.token, &Value::Null).status == 200));
+    run(&service, &session, "print(open('kept').read())").ran("1\n");
+    // What is in use does not end: a run that takes longer than `idle`.
+    run(&service, &session, "import time; time.sleep(4); print(2)").ran("2\n");
+    let since = Instant::now();
+    let gone = || service.ask("GET", &session, &service.token, &Value::Null).status == 404;
+    assert!(!gone());
+    assert!(eventually(scaled(Duration::from_secs(15)), gone), "it does not end");
+    assert!(since.elapsed() > Duration::from_secs(2));
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    service.end();
+}
+
+test!(Both, what_is_asked_of_a_session_happens_in_order_and_a_dead_keeper_is_told);
+fn what_is_asked_of_a_session_happens_in_order_and_a_dead_keeper_is_told() {
+    let service = service("", "");
+    let session = open(&service, &json!({}));
+    let add = |text: &str| format!("import time; time.sleep(.3); open('order', 'a').write({text:?})");
+    thread::scope(|scope| {
+        for (number, letter) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            let (service, session) = (&service, &session);
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(100 * number as u64));
+                run(service, session, &add(letter)).ran("");
+            });
+        }
+    });
+    run(&service, &session, "print(open('order').read())").ran("abcd\n");
+    kill(service.processes("stockade serve-keeper")[0], "KILL");
+    assert!(eventually(scaled(Duration::from_secs(5)), || service.processes("stockade serve-keeper").is_empty()));
+    let told = run(&service, &session, "print(1)");
+    assert!([404, 410].contains(&told.status), "{}", told.body);
+    assert!(eventually(scaled(Duration::from_secs(5)), || {
+        service.ask("GET", "/v1/sessions", &service.token, &Value::Null).body == json!({"sessions": []})
+    }));
+    // The others go on.
+    run(&service, &open(&service, &json!({})), "print(1)").ran("1\n");
+    service.end();
+}
