@@ -233,6 +233,7 @@ mod tests {
             cpu_per_hour: None,
             weight,
             expires: None,
+            sessions: 1,
         }
     }
 
@@ -241,7 +242,7 @@ mod tests {
     }
 
     fn admission(cpus: u64, keys: &[Key]) -> Admission {
-        Admission::new(Capacity { size: size(cpus), waiting: 200, queue_ms: 1000 }, keys)
+        Admission::new(Capacity { size: size(cpus), waiting: 200, queue_ms: 1000, sessions: 1 }, keys)
     }
 
     #[test]
@@ -336,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_full_queue_takes_no_more() {
-        let mut admission = Admission::new(Capacity { size: size(1), waiting: 2, queue_ms: 1 }, &[key("a", 1, 1)]);
+        let mut admission = Admission::new(Capacity { size: size(1), waiting: 2, queue_ms: 1, sessions: 1 }, &[key("a", 1, 1)]);
         let now = Instant::now();
         assert!(admission.ask("a", size(1), now).is_ok());
         let second = admission.ask("a", size(1), now).unwrap();

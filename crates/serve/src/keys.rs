@@ -107,6 +107,7 @@ mod tests {
             cpu_per_hour: None,
             weight: 1,
             expires,
+            sessions: 1,
         };
         let hash = |token: &str| Credential::Sha256(Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect());
         vec![key("a", hash("sd_a_1"), None), key("old", hash("sd_old_1"), Some(1)), key("uid", Credential::Uid(1000), None)]
