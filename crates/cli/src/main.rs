@@ -51,12 +51,11 @@ use stockade_engine::{
     answer::AnswerStdout,
     caller::{AwaitedStdin, waiting},
 };
-use stockade_protocol::{Report, Verdict};
+use stockade_protocol::{Report, Verdict, form::ResultForm};
 use stockade_server::session::SessionEnd;
 
 use args::{Cli, Command, PolicyChoice, Sandbox};
 use output::{print_text, tell, warn, warn_of_error};
-use result::ResultForm;
 
 const SANDBOX_ERROR: u8 = 125;
 const USAGE_ERROR: u8 = 2;
@@ -206,7 +205,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     });
     let bytes = match read {
         Ok(bytes) => bytes,
-        Err(refusal) => return form.print(&stockade_engine::refuse(&refusal, &options), &mut stdout),
+        Err(refusal) => return result::print(form, &stockade_engine::refuse(&refusal, &options), &mut stdout),
     };
     if exec.plan.dry_run {
         let planned = admit::parse_request(&bytes).and_then(|request| stockade_engine::plan(Origin::Request(&request), &options));
@@ -223,7 +222,7 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
         warn_of_degraded(&report);
     }
     warn_of_audit(&report);
-    form.print(&report, &mut stdout)
+    result::print(form, &report, &mut stdout)
 }
 
 /// A model's reply in place of a request: a companion reads it, and has this program run
@@ -245,11 +244,11 @@ fn exec_markdown(exec: &args::Exec) -> anyhow::Result<ExitCode> {
 fn ask(socket: &Path, request: &[u8], form: ResultForm, mut stdout: AnswerStdout) -> anyhow::Result<ExitCode> {
     let answer = match stockade_server::socket::ask(socket, request, &mut stdout) {
         Ok(answer) => answer,
-        Err(report) => return form.print(&report, &mut stdout),
+        Err(report) => return result::print(form, &report, &mut stdout),
     };
     answer.degraded.iter().for_each(|(layer, detail)| warn_of(layer, detail, &answer.unenforced));
     answer.unrecorded.iter().for_each(|failure| warn_of_record(failure));
-    form.print_line(&answer.line, answer.started, &answer.verdict, &mut stdout)
+    result::print_line(form, &answer.line, answer.started, &answer.verdict, &mut stdout)
 }
 
 /// Exits with 0 for every connection that was answered; stderr is the journal.
@@ -362,7 +361,7 @@ fn warn_of(layer: &str, detail: &str, unenforced: &[impl AsRef<str>]) {
 }
 
 fn print_report(report: &Report) -> anyhow::Result<ExitCode> {
-    ResultForm::Line.print(report, &mut AnswerStdout::new(Arc::default()))
+    result::print(ResultForm::Line, report, &mut AnswerStdout::new(Arc::default()))
 }
 
 /// Says that the code ran, though what came of it is lost. The status of this program.

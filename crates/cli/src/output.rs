@@ -21,7 +21,7 @@ use stockade_engine::{
     signals::Signals,
 };
 use stockade_policy::{ReadError, grants::GrantsError, service::ServiceError};
-use stockade_protocol::text::{escape, escape_json, is_hidden};
+use stockade_protocol::text::{escape_json, is_hidden, visible};
 
 /// Prints an answer for a person, with a final line break; hidden characters are escaped.
 ///
@@ -153,11 +153,6 @@ pub(crate) fn write_answer(bytes: &[u8], stdout: &mut AnswerStdout) -> anyhow::R
         Err(AnswerError::Write(error)) => Err(error).context(WRITE_ANSWER),
         written => written.context(WRITE_ANSWER),
     }
-}
-
-/// Escapes the hidden characters of a text, except line breaks and tabs.
-pub(crate) fn visible(text: &str) -> String {
-    escape(text, |letter| !matches!(letter, '\n' | '\t') && is_hidden(letter))
 }
 
 /// Prints an error to stderr.

@@ -8,8 +8,9 @@ use stockade_policy_tools::{
     Changes, Explanation,
     compare::{Comparison, Difference},
 };
+use stockade_protocol::text::visible;
 
-use crate::output::{Colour, Painted, visible};
+use crate::output::{Colour, Painted};
 
 /// Columns of a line.
 const WIDTH: usize = 100;

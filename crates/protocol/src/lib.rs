@@ -12,6 +12,8 @@ extern crate alloc;
 mod egress;
 #[cfg(feature = "json")]
 pub mod ending;
+#[cfg(feature = "form")]
+pub mod form;
 pub mod frame;
 pub mod image;
 pub mod landlock;

@@ -4,7 +4,7 @@
 //! that a terminal acts on, that turns the direction of writing, or that is drawn as nothing.
 //! Does not: tell letters apart that only look alike, or bound the length of a text.
 
-use alloc::{format, string::String};
+use alloc::{format, string::String, vec::Vec};
 use core::fmt::Write;
 
 /// Whether a character is not drawn as itself: control characters, separators, blanks other
@@ -44,7 +44,12 @@ pub fn escape(text: &str, wanted: impl Fn(char) -> bool) -> String {
     out
 }
 
-/// The same, with backslashes escaped too: no text is shown as another.
+/// Lines whose hidden characters are escaped, except tabs.
+pub fn visible(text: &str) -> String {
+    escape(text, |letter| !matches!(letter, '\n' | '\t') && is_hidden(letter))
+}
+
+/// The same as [`escape`], with backslashes escaped too: no text is shown as another.
 pub fn escape_line(text: &str, wanted: impl Fn(char) -> bool) -> String {
     escape(text, |letter| letter == '\\' || wanted(letter))
 }
@@ -92,6 +97,24 @@ pub fn unambiguous(line: &str) -> String {
     out
 }
 
+/// Rows as lines whose cells stand in columns. No line ends in blanks.
+pub fn columns<const N: usize>(rows: &[[String; N]]) -> String {
+    let mut widths = [0; N];
+    for row in rows {
+        widths.iter_mut().zip(row).for_each(|(width, cell)| *width = cell.chars().count().max(*width));
+    }
+    let line = |row: &[String; N]| {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            // Writing to a string cannot fail.
+            let _written = write!(line, "{cell:width$}  ");
+        }
+        line.truncate(line.trim_end().len());
+        line
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Bytes as two lower-case hexadecimal digits each.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]).filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
@@ -108,6 +131,14 @@ mod tests {
     /// Blanks that are no space, and what is drawn by no rule.
     const BLANK: &str = "\t\u{a0}\u{1680}\u{2000}\u{200a}\u{202f}\u{205f}\u{2800}\u{3000}\u{13441}\u{16fe4}\u{1d159}\u{e000}\u{f0000}\u{378}\u{fdd0}\u{ffff}\u{600}\u{6dd}\u{70f}\u{110bd}";
     const SHOWN: &str = "aé\u{5d0}\u{1f600} ~";
+
+    #[test]
+    fn cells_stand_below_each_other_and_no_line_ends_in_blanks() {
+        let rows = [["ID", "WHAT"], ["ä1234", ""], ["7", "x y"]].map(|row| row.map(String::from));
+        assert_eq!(columns(&rows), "ID     WHAT\nä1234\n7      x y");
+        assert_eq!(columns::<2>(&[]), "");
+        assert_eq!(visible("a\u{202e}\tb\n"), "a\\u{202e}\tb\n");
+    }
 
     #[test]
     fn what_is_not_drawn_is_escaped_and_letters_are_not() {
