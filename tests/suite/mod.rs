@@ -32,6 +32,7 @@ mod prestarted;
 mod proof_files;
 mod prove;
 mod remedies;
+mod remote;
 mod resources;
 mod run;
 mod runs;

@@ -29,9 +29,9 @@ const ACCOUNT: u32 = 54322;
 /// A service of one test, at a UNIX socket and a TCP port of its own.
 pub(super) struct Service {
     child: Child,
-    place: PolicyDirectory,
+    pub(super) place: PolicyDirectory,
     pub(super) token: String,
-    port: u16,
+    pub(super) port: u16,
 }
 
 /// An answer: status, head and body.

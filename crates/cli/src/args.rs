@@ -141,7 +141,7 @@ const EXAMPLES: &[(&str, &str, &str)] = &[
     ("audit tail", "--follow", "-n 100 --json"),
     ("audit show", "4f1c2a9be07d3365", "my-request-17"),
     ("audit query", "--since 1h --verdict out_of_memory", "--since today --event refused --json"),
-    ("ps", "", "--json"),
+    ("ps", "", "--watch --server https://runs.example.com"),
     ("kill", "4f1c2a9be07d3365", "\"$(stockade ps --json | jq -r .runs[0].run)\""),
     ("approve", "TOKEN", "TOKEN --yes"),
     ("screen", "script.py", "--policy strict --json src/"),
@@ -218,10 +218,11 @@ pub(crate) enum Command {
     /// Verify and read the audit log
     #[command(subcommand)]
     Audit(Audit),
-    /// List the runs that are alive on this host
+    /// List the runs that are alive on this host, or at a service
     ///
     /// Root sees all but those of users who keep their registry in an unusual place; a caller of
-    /// sudo sees its own runs through root, an ordinary user its own.
+    /// sudo sees its own runs through root, an ordinary user its own. Of a service, a key sees its own
+    /// runs, waiting ones too, and with the scope `watch` those of all keys.
     Ps(Ps),
     /// End a run as `cancelled`, and wait until nothing of it is left
     ///
@@ -389,6 +390,17 @@ pub(crate) struct Exec {
     /// Send the request to the server on this socket; the socket's name selects the policy
     #[arg(long, value_name = "PATH", conflicts_with_all = ["policy", "scratch", "runtimes", "allow", "outlive_caller", "dry_run"])]
     pub(crate) socket: Option<PathBuf>,
+    /// Send the request to a service: `unix:PATH`, `http://HOST:PORT` or `https://HOST`
+    ///
+    /// The policy is one of its key's. The variable STOCKADE_KEY_FILE names the file that has the key's
+    /// token, and that others cannot read. Needs the companion program stockade-remote.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["scratch", "runtimes", "allow", "dry_run", "socket", "approve", "markdown"])]
+    pub(crate) server: Option<String>,
+    /// With --server: print events while the code runs, one JSON object a line; the last has the result
+    ///
+    /// With --text: what the code prints, as it comes, on stdout and stderr; then the status on stderr.
+    #[arg(long, requires = "server", conflicts_with_all = ["pretty", "brief"])]
+    pub(crate) stream: bool,
     /// Approve what an earlier result of this request held back: its `approval.token`
     ///
     /// The same as `approve` in the request, which other processes cannot read.
@@ -898,6 +910,14 @@ pub(crate) struct Ps {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    /// Look again every second, and print the list when it has changed, until a signal ends this
+    ///
+    /// On a terminal the new list takes the place of the old one. With --json each list is a line.
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// List the runs at this service, as `exec --server` has it
+    #[arg(long, value_name = "URL")]
+    pub(crate) server: Option<String>,
 }
 
 #[derive(Args, Debug)]
@@ -905,6 +925,9 @@ pub(crate) struct Kill {
     /// The run's number, as `stockade ps` prints it
     #[arg(value_name = "ID")]
     pub(crate) id: String,
+    /// End a run at this service, as `exec --server` has it
+    #[arg(long, value_name = "URL")]
+    pub(crate) server: Option<String>,
 }
 
 #[derive(Args, Debug)]

@@ -23,6 +23,7 @@ mod pages;
 mod policy;
 mod policy_text;
 mod prove;
+mod remote;
 mod result;
 mod run;
 mod runs;
@@ -89,8 +90,8 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Prove(asked) => prove::run(&asked),
         Command::Audit(command) => audit::run(&command),
-        Command::Ps(asked) => runs::list(asked.json),
-        Command::Kill(asked) => runs::kill(&asked.id),
+        Command::Ps(asked) => runs::list(&asked),
+        Command::Kill(asked) => runs::kill(&asked),
         Command::Approve(asked) => approve::run(&asked),
         Command::Screen(asked) => screen::run(&asked),
         Command::Serve(serve) => serve::run(&serve),
@@ -193,12 +194,13 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     if exec.markdown {
         return exec_markdown(exec);
     }
+    if let Some(server) = &exec.server {
+        return remote::exec(server, exec);
+    }
     let (options, form) = (Options::from(&exec.sandbox), ResultForm::from(exec));
     let mut stdout = AnswerStdout::new(Arc::clone(&options.ends_with));
     warn_of_keys(&exec.sandbox);
-    if io::stdin().is_terminal() {
-        warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
-    }
+    warn_of_terminal();
     let read = admit::read_request(AwaitedStdin { callers: &options.ends_with }).and_then(|bytes| match &exec.approve {
         Some(token) => approve::into_request(bytes, token),
         None => Ok(bytes),
@@ -223,6 +225,13 @@ fn exec_command(exec: &args::Exec) -> anyhow::Result<ExitCode> {
     }
     warn_of_audit(&report);
     result::print(form, &report, &mut stdout)
+}
+
+/// Says what `exec` waits for, where a person may have meant another command.
+fn warn_of_terminal() {
+    if io::stdin().is_terminal() {
+        warn("stockade: exec reads a JSON request from this terminal, up to Ctrl-D; to run a script: stockade run script.py");
+    }
 }
 
 /// A model's reply in place of a request: a companion reads it, and has this program run
@@ -377,6 +386,7 @@ fn show_version(json: bool) -> anyhow::Result<ExitCode> {
             "exec",
             "exec-socket",
             "exec-markdown",
+            "exec-server",
             "run",
             "session",
             "mcp",
