@@ -5,7 +5,7 @@
     '42\\n'
 
 A program that fails is a `Result`; an error is raised only where no sandbox could be set
-up. Adapters for agent frameworks are modules of this package, which import their
+up. `Client` runs code at a service (`stockade serve`). Adapters for agent frameworks are modules of this package, which import their
 framework when they are imported: `stockade.autogen`, `stockade.ag2`, `stockade.langchain`,
 `stockade.deepagents`, `stockade.inspect_ai`.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from . import _request
+from ._client import AsyncClient, Client
 from ._errors import BadRequest, NotInstalled, SandboxError, SessionEnded, StockadeError
 from ._exec import AsyncStockade, Stockade
 from ._operations import FileEntry
@@ -45,9 +46,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Approval",
+    "AsyncClient",
     "AsyncSession",
     "AsyncStockade",
     "BadRequest",
+    "Client",
     "CollectedFile",
     "Denial",
     "FileEntry",
