@@ -319,6 +319,9 @@ fn requests_wait_for_their_turn_and_not_for_ever() {
     assert!(service.has_runs("running", 1));
     let second = service.begin("print('second')");
     assert!(service.has_runs("waiting", 1));
+    let of = |state: &str| service.ask("GET", &format!("/v1/runs?state={state}"), &service.token, &Value::Null);
+    assert!(["waiting", "running"].iter().all(|state| of(state).body["runs"].as_array().is_some_and(|runs| runs.len() == 1)));
+    of("ended").is(400, "bad_http");
     let third = service.run("print('third')");
     assert!(third.is(503, "queue_full").head.to_ascii_lowercase().contains("retry-after: 1"), "{}", third.head);
     read_answer(first).ran("first\n");

@@ -449,9 +449,32 @@ fn any_key(front: &Front, peer: Peer, headers: &HeaderMap, uri: &Uri) -> Result<
     keys::find(&front.settings().keys, headers, uri, peer.uid).cloned()
 }
 
-async fn list_runs(State(front): Shared, Extension(peer): Extension<Peer>, headers: HeaderMap, uri: Uri) -> Result<Response, Problem> {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunsQuery {
+    state: Option<RunState>,
+}
+
+/// How far a run is that has not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RunState {
+    Waiting,
+    Running,
+}
+
+async fn list_runs(
+    State(front): Shared,
+    Extension(peer): Extension<Peer>,
+    query: Result<Query<RunsQuery>, QueryRejection>,
+    headers: HeaderMap,
+    uri: Uri,
+) -> Result<Response, Problem> {
     let key = any_key(&front, peer, &headers, &uri)?;
-    Ok(json_response(&json!({ "runs": front.runs(visible(&key), show) })))
+    let query = query.map_err(|error| bad_query(format!("the query may have `state`, which is `waiting` or `running`: {error}")))?;
+    let (visible, wanted) = (visible(&key), query.0.state);
+    let is_wanted = |run: &crate::front::Run| wanted.is_none_or(|state| (state == RunState::Running) == run.began.is_some());
+    Ok(json_response(&json!({ "runs": front.runs(|run| visible(run) && is_wanted(run), show) })))
 }
 
 async fn one_run(

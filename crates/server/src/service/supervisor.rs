@@ -365,8 +365,11 @@ impl Group<'_, '_> {
         while let Some(FromFront::Keep(of)) = self.front.as_mut().and_then(Process::hear) {
             let session = of.session.clone();
             let started = self.check_keeper(&of).and_then(|()| self.start_keeper(of).map_err(|error| format!("start a keeper: {error}")));
-            if let (Err(why), Some(front)) = (started, &self.front) {
-                let _ended = front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why }), &[]);
+            if let (Err(why), Some(front)) = (started, &mut self.front)
+                && front.send_with(&FromSupervisor::NoKeeper(NoKeeper { session, why }), &[]).is_err()
+            {
+                // One that asks and does not listen would hold up all else. Another takes its place.
+                let _ended = front.child.kill();
             }
         }
     }
