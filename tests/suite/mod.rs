@@ -47,6 +47,7 @@ mod serve;
 mod serve_same_result;
 mod serve_sessions;
 mod serve_streams;
+mod serve_warm;
 mod session_life;
 mod sessions;
 mod shims;

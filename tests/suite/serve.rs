@@ -1,8 +1,6 @@
 //! The service: what a key may do over HTTP and what it may not, what becomes of a run whose client,
 //! front, worker or supervisor goes, and what a front that was taken over gets.
 
-mod warm;
-
 use std::{
     fs::{self, File},
     io::{Read, Write},
@@ -28,7 +26,7 @@ const ACCOUNT: u32 = 54322;
 
 /// A service of one test, at a UNIX socket and a TCP port of its own.
 pub(super) struct Service {
-    child: Child,
+    pub(super) child: Child,
     pub(super) place: PolicyDirectory,
     pub(super) token: String,
     pub(super) port: u16,
@@ -169,7 +167,7 @@ impl Drop for Service {
     }
 }
 
-fn start(place: &PolicyDirectory) -> Child {
+pub(super) fn start(place: &PolicyDirectory) -> Child {
     let config = place.0.join("serve.toml");
     let words = ["serve", "--config", text(&config)];
     let mut command = if is_root() {

@@ -628,6 +628,7 @@ struct Queued {
     begin: Begin,
     request: Vec<u8>,
     buffer: Buffer,
+    /// Which worker is good for it, and the one that it gets.
     asks: Asks,
     session: Option<Arc<Session>>,
     worker: oneshot::Receiver<Result<Option<WorkerLink>, Problem>>,
@@ -638,21 +639,17 @@ struct Queued {
 
 /// Waits for a worker, and for what comes of the run there.
 async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
-    let Queued { begin, request, buffer, asks, session, mut worker, mut cancelled, wait, came } = turn;
-    let is_of_session = session.is_some();
-    let lost = |error: LinkError| {
-        let problem = if is_of_session { session_ended() } else { lost(&error.to_string()) };
-        Problem { started: log.has_started(), ..problem }
-    };
+    let Queued { begin, request, buffer, asks, session, worker: mut given, mut cancelled, wait, came } = turn;
     let (key, number) = (begin.key.clone(), begin.run.clone());
+    let mut held = Some((request, buffer));
     let mut tries = 0;
-    let (mut worker, began) = loop {
+    let (mut worker, result, queued) = loop {
         let next = tokio::select! {
-            worker = worker => worker.unwrap_or_else(|_| Err(draining()))?,
+            worker = given => worker.unwrap_or_else(|_| Err(draining()))?,
             _ = &mut cancelled => return Err(cancelled_in_queue()),
             () = tokio::time::sleep(wait.saturating_sub(came.elapsed())) => return Err(queue_timeout(wait)),
         };
-        let mut next = match (next, &session) {
+        let mut worker = match (next, &session) {
             (Some(worker), _) => Link::Worker(worker),
             (None, Some(session)) => tokio::select! {
                 keeper = Arc::clone(session).keeper() => Link::Keeper(keeper?),
@@ -662,21 +659,25 @@ async fn serve(place: &Place, turn: Queued, log: &RunLog) -> Ending {
             (None, None) => return Err(draining()),
         };
         let began = Instant::now();
+        let queued = began.duration_since(came);
         if let Some(run) = place.front.state().runs.get_mut(&place.number) {
             run.began = Some(began);
         }
-        // A worker runs nothing before it has the whole request, so another may get it.
-        match next.begin(begin.clone(), &request).await {
-            Ok(()) => break (next, began),
-            Err(_) if session.is_none() && tries + 1 < MAX_WORKERS_OF_RUN => {
-                (tries, worker) = (tries + 1, place.front.another_worker(asks.clone()));
-            }
-            Err(error) => return Err(lost(error)),
+        let error = match worker.begin(begin.clone(), held.as_ref().map_or(&[], |(request, _)| request)).await {
+            Ok(()) => match exchange(&mut worker, &mut cancelled, log, queued, &mut held).await {
+                Ok(result) => break (worker, result, queued),
+                Err(error) => error,
+            },
+            Err(error) => error,
+        };
+        tries += 1;
+        // Its code has not begun, so another worker may have it. A session has one keeper.
+        if held.is_none() || session.is_some() || tries >= MAX_WORKERS_OF_RUN {
+            let problem = if session.is_some() { session_ended() } else { lost(&error.to_string()) };
+            return Err(Problem { started: log.has_started(), ..problem });
         }
+        given = place.front.another_worker(asks.clone());
     };
-    let queued = began.duration_since(came);
-    drop((request, buffer));
-    let result = exchange(&mut worker, &mut cancelled, log, queued).await.map_err(lost)?;
     place.front.state().admission.spend(&key, cpu_of(&result), Instant::now());
     // It is idle when it has cleared up, which the answer does not wait for.
     let front = Arc::clone(&place.front);
@@ -766,18 +767,23 @@ fn cpu_of(result: &[u8]) -> u64 {
     usage.cpu_user_ms.unwrap_or(0) + usage.cpu_system_ms.unwrap_or(0)
 }
 
-/// Hears what the worker says of a run, until its result is whole.
+/// Hears what the worker says of a run, until its result is whole. `held`: the request, as long as another
+/// worker may have it.
 async fn exchange(
     worker: &mut WorkerLink,
     cancelled: &mut oneshot::Receiver<()>,
     log: &RunLog,
     queued: Duration,
+    held: &mut Option<(Vec<u8>, Buffer)>,
 ) -> Result<Vec<u8>, LinkError> {
     let (mut result, mut may_cancel) = (Vec::new(), true);
     loop {
         tokio::select! {
             message = worker.next() => match message? {
-                FromWorker::Started => log.start(queued),
+                FromWorker::Started => {
+                    *held = None;
+                    log.start(queued);
+                }
                 FromWorker::Output(stream, bytes) => log.print(stream, &bytes),
                 FromWorker::LeftOut(stream, bytes) => log.leave_out(stream, bytes),
                 FromWorker::Result(part) => result.extend(part),
@@ -785,7 +791,7 @@ async fn exchange(
                 FromWorker::Idle(_) => return Err(LinkError::Malformed(Malformed::Kind(128))),
             },
             _ = &mut *cancelled, if may_cancel => {
-                may_cancel = false;
+                (may_cancel, *held) = (false, None);
                 worker.send(&ToWorker::Cancel).await?;
             }
         }
