@@ -90,3 +90,29 @@ pub struct TemplateRefused {
     /// Why not.
     pub why: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::{string::ToString, vec};
+
+    use super::{super::FrameDecoder, *};
+
+    #[test]
+    fn what_is_said_of_templates_comes_out_as_it_went_in() {
+        let of = TemplateOf { policy: "p".to_string(), runtime: "python".to_string(), key: Some("k".to_string()) };
+        let wanted = |unfit| ToSupervisor::Wants(TemplateWanted { of: of.clone(), key: "k".to_string(), unfit });
+        for message in [wanted(None), wanted(Some(7))] {
+            let mut decoder = FrameDecoder::default();
+            decoder.push(&message.to_frame());
+            assert_eq!(decoder.take(), Ok(Some(message)));
+        }
+        // A worker says nothing else, and the front's messages are none of its.
+        for (kind, payload) in [(64, &b"{}"[..]), (64, b""), (1, b""), (128, b""), (65, b"{}")] {
+            let mut bytes = vec![u8::try_from(payload.len()).unwrap_or_default(), 0, 0, 0, kind];
+            bytes.extend_from_slice(payload);
+            let mut decoder = FrameDecoder::default();
+            decoder.push(&bytes);
+            assert!(decoder.take::<ToSupervisor>().is_err(), "{kind}");
+        }
+    }
+}

@@ -334,3 +334,107 @@ fn text_file(text: &[u8]) -> io::Result<OwnedFd> {
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     Ok(file.into())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use super::*;
+    use stockade_protocol::service::{Credential, Scope};
+
+    fn key(id: &str, policies: &[&str]) -> Key {
+        Key {
+            id: id.to_owned(),
+            credential: Credential::Uid(1),
+            policies: policies.iter().map(|policy| (*policy).to_owned()).collect(),
+            scopes: vec![Scope::Run],
+            running: 1,
+            waiting: 1,
+            runs_per_minute: None,
+            cpu_per_hour: None,
+            weight: 1,
+            expires: None,
+        }
+    }
+
+    fn served(policy: &str, is_shared: bool, ready: u32) -> ServedTemplate {
+        ServedTemplate {
+            policy: policy.to_owned(),
+            runtime: "python".to_owned(),
+            name: "bare".to_owned(),
+            max_runs: 100,
+            max_age: Duration::from_secs(600),
+            images: 1,
+            is_shared,
+            ready,
+        }
+    }
+
+    fn of(policy: &str, key: Option<&str>) -> TemplateOf {
+        TemplateOf { policy: policy.to_owned(), runtime: "python".to_owned(), key: key.map(str::to_owned) }
+    }
+
+    fn stored(number: u64, since: Instant) -> StoredImage {
+        let made = serde_json::from_str(r#"{"modules": [], "files": {}, "size": 1, "start_sha256": ""}"#).unwrap();
+        let file = Arc::new(text_file(b"x").unwrap());
+        StoredImage { number, image: Image { file: Arc::clone(&file), made }, known: file, since, runs_left: 100 }
+    }
+
+    #[test]
+    fn each_key_has_workers_that_are_ready_for_it_unless_it_shares_them() {
+        let keys = [key("a", &["one", "two"]), key("b", &["two"]), key("c", &[])];
+        let ready = |templates: &[ServedTemplate]| {
+            ready_workers(&keys, templates).into_iter().map(|ready| format!("{} {}", ready.key, ready.policy)).collect::<Vec<_>>()
+        };
+        assert_eq!(ready(&[served("two", false, 2)]), ["a two", "b two", "a two", "b two"]);
+        assert_eq!(ready(&[served("two", true, 2), served("one", false, 1)]), ["a two", "a two", "a one"]);
+        assert_eq!(ready(&[served("two", false, 0), served("unused", true, 3)]), [""; 0]);
+    }
+
+    #[test]
+    fn a_worker_may_ask_for_what_its_key_has() {
+        let (keys, templates) = ([key("a", &["one"]), key("b", &["one", "two"])], [served("one", false, 0), served("two", true, 0)]);
+        let terms = Terms { templates: &templates, keys: &keys, workers: &[7], memory: 1 << 30, account: None, tell: &|_| () };
+        for (template, key, is_granted) in [
+            (of("one", Some("a")), "a", true),
+            (of("two", None), "b", true),
+            // Another key's, and one that is not shared.
+            (of("one", Some("a")), "b", false),
+            (of("one", None), "a", false),
+            (of("two", Some("b")), "b", false),
+            // Without the policy, without the template, and no key.
+            (of("two", None), "a", false),
+            (of("three", Some("b")), "b", false),
+            (of("one", Some("c")), "c", false),
+        ] {
+            assert_eq!(terms.granted(&template, key).is_some(), is_granted, "{template:?} {key}");
+            if !is_granted {
+                let wanted = TemplateWanted { of: template, key: key.to_owned(), unfit: None };
+                let replies = TemplateStore::default().ask(7, wanted, &terms);
+                assert!(matches!(&replies[..], [Reply { worker: 7, message: FromSupervisor::NoTemplate(_), .. }]));
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_is_lent_than_there_is_and_the_images_take_turns() {
+        let (keys, templates) = ([key("a", &["one"])], [served("one", false, 0)]);
+        let terms = Terms { templates: &templates, keys: &keys, workers: &[7, 8], memory: 1 << 30, account: None, tell: &|_| () };
+        let now = Instant::now();
+        let old = now.checked_sub(Duration::from_secs(601)).unwrap();
+        let mut state = State { images: vec![stored(1, now), stored(2, now), stored(3, old)], ..State::default() };
+        let mut lent = BTreeMap::<u64, Vec<u64>>::new();
+        while let Some(reply) = state.lend(7, &of("one", Some("a")), &templates[0], &terms) {
+            let FromSupervisor::Template(TemplateLent { number, runs, .. }) = reply.message else { panic!("{:?}", reply.message) };
+            if number == 3 {
+                assert!(state.images.iter().all(|kept| kept.number == 3 || kept.runs_left == 0), "an old one is the last");
+            }
+            lent.entry(number).or_default().push(runs);
+            assert_eq!((reply.files().len(), reply.worker), (2, 7));
+        }
+        for runs in lent.values() {
+            assert_eq!((runs.iter().sum::<u64>(), runs.len()), (100, 4), "{lent:?}");
+        }
+        assert_eq!(lent.len(), 3);
+    }
+}
