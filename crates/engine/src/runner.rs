@@ -98,9 +98,9 @@ impl Runner {
             language: request.language.clone(),
             template: request.template.clone(),
         };
-        let (of, template) = self.template_for(&asks, loaded.ok(), &options);
+        let (_, template) = self.template_for(&asks, loaded.ok(), &options);
         let pool = match (&self.never, self.prepared.take()) {
-            (_, Some((_, Some(copied)))) if self.pool.is_copy() && of.as_ref() != Some(&copied) && copied.key.is_some() => {
+            (_, Some((_, Some(TemplateOf { key: Some(other), .. })))) if other != key => {
                 self.pool = Pool::default();
                 Pool::never(NotPrestarted::AnotherKey)
             }
