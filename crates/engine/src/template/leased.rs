@@ -19,6 +19,8 @@ use crate::{LoadedPolicy, Options, pool::NotPrestarted};
 
 /// So many are kept; the one that was used least recently goes for another.
 const MAX_KEPT: usize = 16;
+/// After this time the service is asked again: an answer may have found no room in the socket.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
 /// So many images in a row that are not for the plan, and the template is refused.
 const MAX_UNFIT: u32 = 2;
 
@@ -60,8 +62,8 @@ struct Leased {
     /// An image that is of no use any more, which the service is to be told.
     unfit: Option<u64>,
     unfit_in_a_row: u32,
-    /// The service was asked, and has not answered.
-    is_asked: bool,
+    /// When the service was asked, as long as it has not answered.
+    asked: Option<Instant>,
     used: u64,
 }
 
@@ -97,7 +99,7 @@ impl LeasedTemplates {
         let leased = self.all.get_mut(of)?;
         leased.drop_outdated();
         leased.wants_more().then(|| {
-            leased.is_asked = true;
+            leased.asked = Some(Instant::now());
             TemplateWanted { of: of.clone(), key: key.to_owned(), unfit: leased.unfit.take() }
         })
     }
@@ -105,14 +107,15 @@ impl LeasedTemplates {
     /// What the service has lent, asked for it or not.
     pub(crate) fn give(&mut self, of: &TemplateOf, lease: Lease) {
         let leased = self.leased(of);
-        (leased.is_asked, leased.refused) = (false, None);
+        (leased.asked, leased.refused) = (None, None);
         leased.next.push_back(lease);
     }
 
     /// The service has none, for this reason, and will have none.
     pub(crate) fn refuse(&mut self, of: &TemplateOf, why: String) {
         if let Some(leased) = self.all.get_mut(of) {
-            (leased.is_asked, leased.current, leased.next, leased.refused) = (false, None, VecDeque::new(), Some((why, Instant::now())));
+            (leased.asked, leased.current, leased.next) = (None, None, VecDeque::new());
+            leased.refused = Some((why, Instant::now()));
         }
     }
 
@@ -128,9 +131,9 @@ impl Leased {
             let policy_sha256 = loaded.policy.sha256.clone();
             let max_age = loaded.policy.template_of(runtime).map_or(Duration::ZERO, |(_, template)| template.max_age);
             // What was given by itself may be for this one.
-            let (next, is_asked, used) = (std::mem::take(&mut self.next), self.is_asked, self.used);
+            let (next, asked, used) = (std::mem::take(&mut self.next), self.asked, self.used);
             let unfit = self.current.as_ref().map(|current| current.number).or(self.unfit);
-            *self = Leased { policy_sha256, max_age, next, unfit, is_asked, used, ..Leased::default() };
+            *self = Leased { policy_sha256, max_age, next, unfit, asked, used, ..Leased::default() };
         }
         if let Some(current) = self.current.as_ref().filter(|current| current.template.runs_left.get() > 0) {
             return Ok(Rc::clone(&current.template));
@@ -146,7 +149,7 @@ impl Leased {
         let Some(Lease { number, image, runs, age }) = self.next.pop_front() else {
             return Err(match () {
                 () if self.current.take().is_some() => NotPrestarted::UsedUp,
-                () if self.is_asked => NotPrestarted::NoTemplateYet,
+                () if self.asked.is_some() => NotPrestarted::NoTemplateYet,
                 () => NotPrestarted::TemplateNotBegun,
             });
         };
@@ -180,6 +183,7 @@ impl Leased {
             |Current { template, runs, .. }: &Current| template.is_too_old() || template.runs_left.get().saturating_mul(2) <= *runs;
         let has_plan = !matches!(self.plan, Some(Err(_)));
         let is_refused = self.refused.as_ref().is_some_and(|(_, since)| since.elapsed() < self.max_age);
-        has_plan && !is_refused && !self.is_asked && self.next.is_empty() && self.current.as_ref().is_none_or(is_low)
+        let is_asked = self.asked.is_some_and(|asked| asked.elapsed() < ASK_AGAIN);
+        has_plan && !is_refused && !is_asked && self.next.is_empty() && self.current.as_ref().is_none_or(is_low)
     }
 }

@@ -1,7 +1,7 @@
 //! The supervisor: starts front and workers, and replaces those that end.
 //!
-//! It reads nothing that a client or the front has sent, and of workers only which template they want:
-//! one that says anything else is ended. A worker that ends is replaced alone. A front that ends is
+//! It reads nothing that a client has sent, of the front only for which session it wants a keeper, and of
+//! workers only which template they want: one that says anything else is ended. A worker that ends is replaced alone. A front that ends is
 //! replaced with all workers: each of them ends with its front, and records what it had. A process
 //! that ends again and again within a second ends the service.
 
@@ -147,13 +147,22 @@ impl Process {
 
     /// Sends a message with at most two descriptors.
     fn send_with(&self, message: &FromSupervisor, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_flagged(message, files, SendFlags::NOSIGNAL)
+    }
+
+    /// The same, but not where no part of it finds room.
+    fn send_now(&self, message: &FromSupervisor, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_flagged(message, files, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_flagged(&self, message: &FromSupervisor, files: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
             return Err(Errno::NOBUFS.into());
         }
         let bytes = message.to_frame();
-        let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+        let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, flags)?;
         // The descriptors went with the first byte.
         io::Write::write_all(&mut &self.socket, bytes.get(sent..).unwrap_or_default())
     }
@@ -419,9 +428,10 @@ impl Group<'_, '_> {
 
     fn send_all(&self, replies: &[Reply]) {
         for reply in replies {
-            // One that has ended meanwhile is replaced, and its successor asks by itself.
+            // One that has ended meanwhile is replaced, and its successor asks by itself. One that has read
+            // nothing for long has a run, and asks again after that: it is not waited for.
             let worker = self.workers.iter().find(|worker| worker.process.child.id() == reply.worker);
-            let _ended = worker.map(|worker| worker.process.send_with(&reply.message, &reply.files()));
+            let _unsent = worker.map(|worker| worker.process.send_now(&reply.message, &reply.files()));
         }
     }
 

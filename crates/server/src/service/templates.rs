@@ -251,7 +251,7 @@ impl TemplateStore {
         state.images.retain(|kept| kept.since.elapsed() < served.max_age);
         state.images.push(kept);
         let mut replies = Vec::new();
-        for worker in std::mem::take(&mut state.waiting) {
+        for worker in std::mem::take(&mut state.waiting).into_iter().filter(|worker| terms.workers.contains(worker)) {
             match state.lend(worker, of, served, terms) {
                 Some(reply) => replies.push(reply),
                 None => state.waiting.push(worker),
@@ -350,6 +350,7 @@ mod tests {
             scopes: vec![Scope::Run],
             running: 1,
             waiting: 1,
+            sessions: 1,
             runs_per_minute: None,
             cpu_per_hour: None,
             weight: 1,
