@@ -357,6 +357,36 @@ fn a_request_gets_the_worker_that_is_prepared_for_it() {
     warm.service.end();
 }
 
+test!(Both, an_interpreter_that_waits_gets_the_stdin_of_its_request, seconds 90);
+fn an_interpreter_that_waits_gets_the_stdin_of_its_request() {
+    let warm = Warm::new("", 1, &["a"]);
+    let large = "line\n".repeat(1 << 18);
+    for (language, code, start) in [
+        ("bash", "cat", "prestarted"),
+        ("sh", "cat", "prestarted"),
+        ("node", "process.stdin.pipe(process.stdout)", "prestarted"),
+        ("python", "import shutil, sys; shutil.copyfileobj(sys.stdin, sys.stdout)", "restored"),
+    ] {
+        let request = |stdin: &str| json!({"language": language, "code": code, "stdin": stdin});
+        warm.until_started(&request("first"), start, "");
+        for stdin in ["", "given", &large] {
+            let result = warm.ask(&request(stdin));
+            started(&result, start, "");
+            let length = usize::try_from(result["bytes"]["output"].as_u64().unwrap()).unwrap();
+            assert_eq!((length, &result["success"]), (stdin.len(), &json!(true)), "{language}: {}", result["error"]);
+        }
+        // Without stdin it is another start, and the next is prepared so.
+        let without = json!({"language": language, "code": code});
+        let result = warm.ask(&without);
+        assert_eq!((&result["output"], &result["success"]), (&json!(""), &json!(true)), "{language}: {}", result["error"]);
+        if language != "python" {
+            started(&result, "fresh", "did not fit");
+        }
+        started(&warm.until_started(&without, start, ""), start, "");
+    }
+    warm.service.end();
+}
+
 test!(Both, an_idle_worker_that_has_ended_gets_no_request, seconds 90);
 fn an_idle_worker_that_has_ended_gets_no_request() {
     let warm = Warm::new("", 2, &["a"]);

@@ -215,6 +215,8 @@ impl NotPrestarted {
 
 struct PreparedSandbox {
     plan: Plan,
+    /// Its stdin is a pipe, and no `/dev/null`.
+    reads_stdin: bool,
     seen: PathIds,
     /// The host scratch that is mounted in it.
     scratch: Option<FileId>,
@@ -241,14 +243,15 @@ impl Pool {
         self.prepared.is_none()
     }
 
-    /// Prepares a sandbox for a request in this language; or why such a request would not take it.
-    /// `state`: what the session keeps whose request it is, if any. `template`: whose copy its interpreter
+    /// Prepares a sandbox for a request like this one, of which language and whether it has stdin count; or
+    /// why such a request would not take it. `state`: what the session keeps whose request it is, if any.
+    /// `template`: whose copy its interpreter
     /// may be, or why none. `held_back`: why no interpreter is to be started.
     ///
     /// # Errors
     /// Such a request would be refused, or the sandbox cannot be set up.
     pub(crate) fn prepare(
-        language: Option<String>,
+        request: &Request,
         state: Option<&SessionState>,
         loaded: &LoadedPolicy,
         options: &Options,
@@ -264,7 +267,7 @@ impl Pool {
             (None, None) => None,
             (None, Some(_)) => Some(unique_stem()?),
         };
-        let prepared = PreparedSandbox::new(language, state, loaded, options, stem.clone(), template, held_back)?;
+        let prepared = PreparedSandbox::new(request, state, loaded, options, stem.clone(), template, held_back)?;
         Ok(prepared.map(|prepared| Pool { prepared: Some(prepared), stem, ..Pool::default() }))
     }
 
@@ -352,14 +355,22 @@ impl Pool {
         not_copied: Option<&NotPrestarted>,
     ) -> (Option<WaitingSandbox>, NotPrestarted) {
         let Some(prepared) = self.prepared.take() else { return (None, self.why_none.take().unwrap_or(NotPrestarted::Nothing)) };
-        let PreparedSandbox { plan: own, seen: own_seen, scratch: own_scratch, covered, not_prestarted, template, since: _, ready } =
-            prepared;
+        let PreparedSandbox {
+            plan: own,
+            reads_stdin,
+            seen: own_seen,
+            scratch: own_scratch,
+            covered,
+            not_prestarted,
+            template,
+            since: _,
+            ready,
+        } = prepared;
         let template = template.and_then(Result::ok);
         let same_scratch = scratch.map(OpenedScratch::file_id).transpose().is_ok_and(|id| id == own_scratch);
         let same_covered = covered == scratch.map_or(&[][..], OpenedScratch::file_ids);
-        // Its stdin is /dev/null.
-        let reads_stdin = !matches!(parts.stdin, StdinBytes::Null);
-        let fits = !reads_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own);
+        let same_stdin = reads_stdin != matches!(parts.stdin, StdinBytes::Null);
+        let fits = same_stdin && same_scratch && same_covered && own_seen == *seen && plan.is_set_up_like(&own);
         let is_for_start = not_prestarted.is_none() || ready.is_restored();
         match not_prestarted {
             _ if !ready.is_sound() => (None, NotPrestarted::Ended),
@@ -380,7 +391,7 @@ impl Pool {
 
 impl PreparedSandbox {
     fn new(
-        language: Option<String>,
+        request: &Request,
         state: Option<&SessionState>,
         loaded: &LoadedPolicy,
         options: &Options,
@@ -392,10 +403,9 @@ impl PreparedSandbox {
         if !loaded.policy.egress.whitelist.is_empty() {
             return Ok(Err(NotPrestarted::Egress));
         }
-        let request = Request { language, ..Request::default() };
         let origin = match state {
-            Some(state) => Origin::Session { request: Some(&request), state },
-            None => Origin::Request(&request),
+            Some(state) => Origin::Session { request: Some(request), state },
+            None => Origin::Request(request),
         };
         let named = Pool { stem, ..Pool::default() };
         let mut admission = Admission::admit(origin, loaded, options, Purpose::Prepare, named)?;
@@ -409,7 +419,7 @@ impl PreparedSandbox {
         if let Some((_, cause)) = causes.into_iter().find(|(applies, _)| *applies) {
             return Ok(Err(cause));
         }
-        let seen = std::mem::take(&mut admission.seen);
+        let (reads_stdin, seen) = (request.stdin.is_some(), std::mem::take(&mut admission.seen));
         let scratch = admission.scratch().map(scratch_id).transpose()?;
         let (plan, mut inputs, sandbox) = admission.into_parts(Streams::Capture)?;
         let RunSandbox::Init(init) = sandbox else { return Ok(Err(NotPrestarted::Nothing)) };
@@ -425,7 +435,7 @@ impl PreparedSandbox {
         inputs.meanwhile.take().into_iter().for_each(|sweep| sweep());
         let mut ready = init.setup(&plan, &mut inputs)?;
         ready.keep_prepared();
-        Ok(Ok(PreparedSandbox { plan, seen, scratch, covered, not_prestarted, template, since: Instant::now(), ready }))
+        Ok(Ok(PreparedSandbox { plan, reads_stdin, seen, scratch, covered, not_prestarted, template, since: Instant::now(), ready }))
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::fd::BorrowedFd;
 use stockade_launcher::Client;
 use stockade_policy::{model::SharedBy, plan::find_runtime};
 use stockade_protocol::{
-    NO_TEMPLATE, Report,
+    NO_TEMPLATE, Report, Request, Stdin,
     service::{Prepared, ReadyFor, TemplateOf, TemplateWanted},
 };
 
@@ -35,6 +35,15 @@ struct Expected {
     language: Option<String>,
     /// What it says of templates.
     template: Option<String>,
+    has_stdin: bool,
+}
+
+impl Expected {
+    /// A request like that, without a program.
+    fn request(&self) -> Request {
+        let stdin = self.has_stdin.then(|| Stdin::Text(String::new()));
+        Request { language: self.language.clone(), stdin, ..Request::default() }
+    }
 }
 
 /// Runs requests one after the other.
@@ -97,6 +106,7 @@ impl Runner {
             policy: policy.to_owned(),
             language: request.language.clone(),
             template: request.template.clone(),
+            has_stdin: request.stdin.is_some(),
         };
         let (_, template) = self.template_for(&asks, loaded.ok(), &options);
         let pool = match (&self.never, self.prepared.take()) {
@@ -134,7 +144,7 @@ impl Runner {
         // Ended first: there are never two.
         (self.pool, self.prepared, self.never) = (Pool::default(), None, None);
         let held_back = has_waited.then_some(NotPrestarted::Waited);
-        match Pool::prepare(expected.language.clone(), None, &loaded, &options, template, held_back) {
+        match Pool::prepare(&expected.request(), None, &loaded, &options, template, held_back) {
             Ok(Ok(pool)) => {
                 self.prepared = Some((described(&expected, &loaded, of.as_ref()), of.filter(|_| pool.is_copy())));
                 self.pool = pool;
@@ -172,7 +182,8 @@ impl Runner {
 
     /// What is always to be prepared; none: for a request like the last.
     pub fn be_ready_for(&mut self, what: Option<ReadyFor>) {
-        let expected = |ReadyFor { key, policy, runtime }| Expected { key, policy, language: Some(runtime), template: None };
+        let expected =
+            |ReadyFor { key, policy, runtime }| Expected { key, policy, language: Some(runtime), template: None, has_stdin: false };
         self.ready_for = what.map(expected);
     }
 

@@ -206,7 +206,7 @@ impl Session {
                 return;
             }
             *next.borrow_mut() = Some(Pool::prepare(
-                request.language.clone(),
+                &Request { language: request.language.clone(), ..Request::default() },
                 Some(&self.state),
                 &self.loaded,
                 &self.options,
@@ -276,8 +276,8 @@ impl Session {
             // Ended first: there are never two.
             self.pool = Pool::default();
             let template = self.template_for(self.language.as_deref(), self.asked_template.as_deref());
-            let language = self.language.clone();
-            self.keep_prepared(Pool::prepare(language, Some(&self.state), &self.loaded, &self.options, template, held_back));
+            let request = Request { language: self.language.clone(), ..Request::default() };
+            self.keep_prepared(Pool::prepare(&request, Some(&self.state), &self.loaded, &self.options, template, held_back));
         }
         // After what a request may be waiting for already.
         self.begin_template();
