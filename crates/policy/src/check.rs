@@ -237,11 +237,16 @@ pub(crate) fn hostname(text: &str) -> Checked<String> {
     complain(format!("{} cannot be a host name", quote(text)), "letters, digits and inner -, at most 64")
 }
 
+/// No preview at all.
+pub(crate) const NO_BYTES: &str = "0B";
+
 /// How much of something is written down.
 pub(crate) fn preview(text: &str) -> Checked<String> {
     const MAX: u64 = 4096;
     match LimitKey::OutputSize.parse_text(text) {
         Ok(Some(bytes)) if bytes <= MAX => Ok(text.to_owned()),
+        // No limit is 0, but a preview may be.
+        Err(_) if text == NO_BYTES => Ok(text.to_owned()),
         _ => complain(format!("{} is not a size of a preview", quote(text)), "such as \"256B\"; \"0B\" for none, at most \"4KiB\""),
     }
 }

@@ -142,7 +142,7 @@ pub(crate) mod limits {
     }
 }
 
-/// A size, in bytes.
+/// A size, in bytes, which may be none.
 pub(crate) mod size {
     use serde::{Deserializer, Serializer};
     use stockade_protocol::LimitKey::OutputSize;
@@ -203,7 +203,11 @@ fn read_quantity<'de, D: Deserializer<'de>>(like: LimitKey, from: D) -> Result<u
     if !from.is_human_readable() {
         return u64::deserialize(from);
     }
-    let value = like.parse_text(&String::deserialize(from)?).map_err(D::Error::custom)?;
+    let text = String::deserialize(from)?;
+    if like == LimitKey::OutputSize && text == crate::check::NO_BYTES {
+        return Ok(0);
+    }
+    let value = like.parse_text(&text).map_err(D::Error::custom)?;
     value.ok_or_else(|| D::Error::custom("`none` is no quantity"))
 }
 
@@ -211,6 +215,15 @@ fn read_quantity<'de, D: Deserializer<'de>>(like: LimitKey, from: D) -> Result<u
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
     use crate::{SHIPPED, load_shipped, load_text, model::Policy};
+
+    #[test]
+    fn a_preview_may_be_empty_and_is_shown_so() {
+        let policy = |preview: &str| load_text(&format!("schema = 1\nextends = \"default\"\n[audit]\npreview = {preview:?}\n"));
+        assert_eq!(policy("0B").unwrap().audit.preview, 0);
+        let shown = toml::to_string(&policy("0B").unwrap().audit).unwrap();
+        assert!(shown.contains("preview = \"0B\""), "{shown}");
+        assert!(policy("0").is_err() && policy("5KiB").is_err() && policy("4KiB").is_ok());
+    }
 
     #[test]
     fn the_compact_form_of_a_policy_reads_back_to_the_same() {

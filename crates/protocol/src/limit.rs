@@ -222,7 +222,9 @@ impl LimitKey {
                 String::from(text.trim_end_matches('0'))
             }
             quantity => {
-                let whole: Vec<_> = units(quantity).iter().filter(|(_, factor)| value % factor == 0).collect();
+                // Of nothing, the smallest unit.
+                let fits = |factor: u64| value % factor == 0 && value >= factor || factor == 1;
+                let whole: Vec<_> = units(quantity).iter().filter(|(_, factor)| fits(*factor)).collect();
                 whole.last().map_or_else(|| format!("{value}"), |(unit, factor)| format!("{}{unit}", value / factor))
             }
         }
